@@ -1,0 +1,56 @@
+# The whole set-up: `make train` or `make test` on a fresh machine makes .venv itself and reuses it while it is current.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.current
+SUITABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
+
+# python3 first, because that is what a person means by "Python"; then the newest one that is there.
+PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.11; do \
+	if $$name -c '$(SUITABLE)' >/dev/null 2>&1; then echo $$name; break; fi; done)
+
+.PHONY: help .venv train test test-slow check format clean
+
+help:  ## show this list
+	@grep -E '^[.a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([.a-z-]+):[^#]*## /\1\t/' | expand -t 14
+
+.venv: $(STAMP)  ## create the environment from constraints.txt, or do nothing when it is current
+
+# Built from nothing each time it is stale, and stamped last: an interrupted or outdated environment is never reused.
+$(STAMP): pyproject.toml constraints.txt
+	@if [ -z "$(PYTHON)" ] || ! "$(PYTHON)" -c '$(SUITABLE)' 2>/dev/null; then \
+		echo "cairn needs Python 3.11 or newer with the venv module; '$(or $(PYTHON),python3)' is" \
+			"$$("$(or $(PYTHON),python3)" --version 2>&1 | head -1 || true)." \
+			"Install one and name it: make PYTHON=/path/to/python3.12 .venv" >&2; exit 1; fi
+	@echo "making $(VENV) with $$("$(PYTHON)" --version) and the versions in constraints.txt (a minute or two, once)"
+	@"$(PYTHON)" -m venv --clear $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input \
+		--constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+train: $(STAMP)  ## train the quickstart on text every CPython carries; ARGS= adds options
+	@$(BIN)/cairn train deployments/quickstart.toml $(ARGS)
+
+test: $(STAMP)  ## the default test suite: offline, CPU
+	@$(BIN)/python -m pytest -n 2 $(ARGS)
+
+test-slow: $(STAMP)  ## the crash and chaos suites as well
+	@$(BIN)/python -m pytest -n 2 -m "not s3 and not gpu" $(ARGS)
+
+check: $(STAMP)  ## ruff, mypy --strict, import linter
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: $(STAMP)  ## let ruff put the code in shape
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+clean:  ## remove the environment and every cache; never a store
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find flows tasks model storage tests -name __pycache__ -type d -prune -exec rm -rf {} +

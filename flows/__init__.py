@@ -1,0 +1,1 @@
+"""What happens, in what order: thin Prefect flows, the `cairn` command, run configuration."""
