@@ -1,1 +1,1 @@
-"""What is durable: object store, run log, fold, checkpoints, snapshots. Knows no torch and no Prefect."""
+"""What is durable: object store, run log, fold, checkpoints, registry, data snapshots. Knows neither torch nor Prefect."""

@@ -1,0 +1,151 @@
+"""A store in a folder of this machine, with a create that excludes and survives power loss.
+
+create-if-absent is: temporary file in the same folder, fsync, hard link (EEXIST: somebody was first),
+unlink, fsync of the folder. fsspec's local `mode='create'` is exists-then-open and does not exclude.
+Temporary names start with a dot, which no key may, so readers never see them.
+"""
+
+import errno
+import hashlib
+import os
+import uuid
+from collections.abc import Iterable
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from storage.errors import ObjectMissing, StorageError, StoreUnavailable
+from storage.object_store import WrittenObject, checked_key
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class LocalStore:
+    """An `ObjectStore` over files below one root folder."""
+
+    def __init__(self, root: Path) -> None:
+        """Use `root`; it is made at the first write, not here."""
+        self._root = root.absolute()
+
+    @property
+    def url(self) -> str:
+        """The root folder as a URL."""
+        return f"file://{self._root}"
+
+    def read(self, key: str) -> bytes:
+        """Return the object's bytes; raise `ObjectMissing` where there is none."""
+        try:
+            return self._path(key).read_bytes()
+        except (FileNotFoundError, NotADirectoryError) as missing:
+            raise ObjectMissing(f"{self.url}/{key}: no such object") from missing
+        except OSError as error:
+            raise StoreUnavailable(f"{self.url}/{key}: cannot read: {error}") from error
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Create the object only if absent: True when this call made it."""
+        path = self._path(key)
+        with self._temporary(path) as (file, temporary):
+            file.write(data)
+            _flush(file)
+            try:
+                os.link(temporary, path)
+            except FileExistsError:
+                return False
+            _fsync_folder(path.parent)
+            return True
+
+    def write(self, key: str, data: bytes) -> None:
+        """Create or overwrite, atomically."""
+        self.write_stream(key, [data])
+
+    def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> WrittenObject:
+        """Write chunks as one object, hashing on the way; visible only when whole and on disk."""
+        path, digest, size = self._path(key), hashlib.sha256(), 0
+        with self._temporary(path) as (file, temporary):
+            for chunk in chunks:
+                digest.update(chunk)
+                size += file.write(chunk)
+            _flush(file)
+            os.replace(temporary, path)
+            _fsync_folder(path.parent)
+        return WrittenObject(bytes=size, sha256=digest.hexdigest())
+
+    def list(self, prefix: str) -> list[str]:
+        """Return all keys under the folder `prefix`, sorted."""
+        found = []
+        for folder, folders, names in os.walk(self._path(prefix)):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            relative = Path(folder).relative_to(self._root).as_posix()
+            found += [f"{relative}/{name}" for name in names if not name.startswith(".")]
+        return sorted(found)
+
+    def first(self, prefix: str) -> str | None:
+        """Return the smallest key directly under the folder `prefix`."""
+        try:
+            with os.scandir(self._path(prefix)) as entries:
+                names = [entry.name for entry in entries if entry.is_file() and not entry.name.startswith(".")]
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise StoreUnavailable(f"{self.url}/{prefix}: cannot list: {error}") from error
+        return f"{prefix}/{min(names)}" if names else None
+
+    def size(self, key: str) -> int | None:
+        """Return the object's size in bytes, or None where there is no object."""
+        try:
+            return self._path(key).stat().st_size
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def delete(self, key: str) -> None:
+        """Delete the object if it is there, and its folder when that is left empty."""
+        path = self._path(key)
+        path.unlink(missing_ok=True)
+        with suppress(OSError):
+            path.parent.rmdir()
+
+    def local_path(self, key: str) -> Path | None:
+        """Return the file behind the key."""
+        return self._path(key)
+
+    def _path(self, key: str) -> Path:
+        return self._root / checked_key(key)
+
+    @contextmanager
+    def _temporary(self, path: Path) -> "Iterator[tuple[BinaryIO, Path]]":
+        temporary = path.parent / f".{path.name}.{uuid.uuid4().hex}"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with temporary.open("xb") as file:
+                yield file, temporary
+        except OSError as error:
+            raise _explained(error, f"{self.url}: cannot write {path.name}") from error
+        finally:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+
+def _flush(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _fsync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _explained(error: OSError, doing: str) -> StorageError:
+    hint = {
+        errno.EACCES: "make it writable or choose another --store",
+        errno.EROFS: "the file system is read-only; choose another --store",
+        errno.ENOSPC: "the disk is full; free space and run the same command again",
+        errno.ENOTDIR: "a file stands where the store's folder should be; choose another --store",
+        errno.EEXIST: "a file stands where the store's folder should be; choose another --store",
+        errno.EPERM: "this file system may not support hard links, which the log needs; choose another --store",
+    }.get(error.errno or 0, "see the cause")
+    return StoreUnavailable(f"{doing}: {error} ({hint})")

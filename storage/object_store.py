@@ -1,0 +1,78 @@
+"""The object store as the run log needs it: whole small objects, create-if-absent, ordered names.
+
+Owns the interface and the rule for keys. Refuses to know where bytes live: `local_store`,
+`memory_store` and `remote_store` do. Keys are relative, `/`-separated and never leave the root.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from storage.errors import StorageError
+
+_SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@=+-]*\Z")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WrittenObject:
+    """What was streamed under a key: its size and the digest of exactly those bytes."""
+
+    bytes: int
+    sha256: str
+
+
+class ObjectStore(Protocol):
+    """A folder of immutable objects with a create that excludes.
+
+    Every method raises `StoreUnavailable` when the store did not answer cleanly.
+    """
+
+    @property
+    def url(self) -> str:
+        """Where this store is, without credentials."""
+        ...
+
+    def read(self, key: str) -> bytes:
+        """Return the object's bytes; raise `ObjectMissing` where there is none."""
+        ...
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Create the object only if absent: True when this call made it, False when one was there."""
+        ...
+
+    def write(self, key: str, data: bytes) -> None:
+        """Create or overwrite; for objects that are no record, such as heartbeats and caches."""
+        ...
+
+    def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> WrittenObject:
+        """Upload chunks as one object, hashing on the way; nothing is visible before the last one."""
+        ...
+
+    def list(self, prefix: str) -> list[str]:
+        """Return all keys under the folder `prefix`, sorted."""
+        ...
+
+    def first(self, prefix: str) -> str | None:
+        """Return the smallest key directly under the folder `prefix`, in one request where the store can."""
+        ...
+
+    def size(self, key: str) -> int | None:
+        """Return the object's size in bytes, or None where there is no object."""
+        ...
+
+    def delete(self, key: str) -> None:
+        """Delete the object; deleting what is not there is no error."""
+        ...
+
+    def local_path(self, key: str) -> Path | None:
+        """Return the file behind the key where the store is this machine's disk, else None."""
+        ...
+
+
+def checked_key(key: str) -> str:
+    """Return the key unchanged, or raise `StorageError` where it could leave the store's root."""
+    if not all(_SEGMENT.match(segment) for segment in key.split("/")):
+        raise StorageError(f"key {key!r}: each segment must match {_SEGMENT.pattern} (no '..', no absolute path)")
+    return key
