@@ -13,7 +13,7 @@ SUITABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.11; do \
 	if $$name -c '$(SUITABLE)' >/dev/null 2>&1; then echo $$name; break; fi; done)
 
-.PHONY: help .venv train test test-slow check format clean
+.PHONY: help .venv train test test-slow check format up clean
 
 help:  ## show this list
 	@grep -E '^[.a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([.a-z-]+):[^#]*## /\1\t/' | expand -t 14
@@ -28,7 +28,7 @@ $(STAMP): pyproject.toml constraints.txt
 			"Install one and name it: make PYTHON=/path/to/python3.12 .venv" >&2; exit 1; fi
 	@echo "making $(VENV) with $$("$(PYTHON)" --version) and the versions in constraints.txt (a minute or two, once)"
 	@"$(PYTHON)" -m venv --clear $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input \
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-input \
 		--constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
@@ -50,6 +50,9 @@ check: $(STAMP)  ## ruff, mypy --strict, import linter
 format: $(STAMP)  ## let ruff put the code in shape
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+
+up: $(STAMP)  ## Prefect server with UI on 127.0.0.1:4200, work pool, worker, deployments; Ctrl-C stops all of it
+	@BIN=$(BIN) PORT=$(or $(PORT),4200) exec deployments/up.sh
 
 clean:  ## remove the environment and every cache; never a store
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# Everything `make up` starts: Prefect server with UI, work pool, deployments, one worker. Ctrl-C stops all of it.
+# Each child leads its own process group, so that stopping reaches the flow runs the worker has started:
+# SIGTERM is their preemption notice, and they are given GRACE_SECONDS to commit before SIGKILL.
+set -euo pipefail -o monitor
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+readonly HOST=127.0.0.1 PORT="${PORT:-4200}" POOL=cairn GRACE_SECONDS="${GRACE_SECONDS:-60}"
+readonly BIN="${BIN:-.venv/bin}" START_SECONDS=120
+export PREFECT_API_URL="http://$HOST:$PORT/api" CAIRN_ROOT="$PWD"
+export PREFECT_SERVER_ANALYTICS_ENABLED=false DO_NOT_TRACK=1 PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT=false
+# Leases kept in memory would be lost when the server restarts.
+export PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE=prefect.server.concurrency.lease_storage.filesystem
+
+groups=()
+
+stop_groups() { # newest first: the worker and its flow runs leave while the server can still hear them
+    trap '' INT TERM
+    local index group deadline
+    for ((index = ${#groups[@]} - 1; index >= 0; index--)); do
+        group="${groups[index]}"
+        kill -TERM -- "-$group" 2>/dev/null || continue
+        deadline=$((SECONDS + GRACE_SECONDS))
+        while kill -0 -- "-$group" 2>/dev/null && ((SECONDS < deadline)); do sleep 0.2; done
+        kill -KILL -- "-$group" 2>/dev/null || true
+    done
+    echo "stopped"
+}
+
+server_answers() {
+    "$BIN/python" - "$PREFECT_API_URL/health" 2>/dev/null <<'PYTHON'
+import sys
+import urllib.request
+
+direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+direct.open(sys.argv[1], timeout=2).read()
+PYTHON
+}
+
+if server_answers; then
+    echo "a Prefect server already answers on $PREFECT_API_URL; stop it, or choose another port: make up PORT=4300" >&2
+    exit 1
+fi
+trap stop_groups EXIT
+trap 'exit 0' INT TERM
+
+echo "starting the Prefect server on http://$HOST:$PORT"
+"$BIN/prefect" server start --host "$HOST" --port "$PORT" >/dev/null &
+groups+=("$!")
+deadline=$((SECONDS + START_SECONDS))
+until server_answers; do
+    kill -0 "${groups[0]}" 2>/dev/null || { echo "the server has ended; its words are above" >&2; exit 1; }
+    ((SECONDS < deadline)) || { echo "the server did not answer within $START_SECONDS s" >&2; exit 1; }
+    sleep 0.5
+done
+
+"$BIN/prefect" work-pool inspect "$POOL" >/dev/null 2>&1 ||
+    "$BIN/prefect" work-pool create "$POOL" --type process >/dev/null
+"$BIN/prefect" --no-prompt deploy --all --prefect-file deployments/prefect.yaml >/dev/null
+
+"$BIN/prefect" worker start --pool "$POOL" --name "cairn-$(hostname)" &
+groups+=("$!")
+cat <<EOF
+
+  the UI          http://$HOST:$PORT
+  start a run     PREFECT_API_URL=$PREFECT_API_URL $BIN/prefect deployment run train-gpt/train-gpt
+  stop it all     Ctrl-C (runs commit first, and continue when they are started again)
+
+EOF
+wait -n || true # either child ending ends the other
+echo "a child has ended" >&2
+exit 1
