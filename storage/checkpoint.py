@@ -1,0 +1,234 @@
+"""A checkpoint: stage payload and manifest, commit by one log entry, load only what verifies.
+
+Owns ARCHITECTURE section 3. A staged checkpoint is nothing until its commit entry is in the log; a committed one
+is used only after manifest and every object hashed to what the log says. Refuses to know what the tensors mean.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from storage.document import sha256
+from storage.errors import IntegrityError, ObjectMissing
+from storage.log_entry import Writer
+from storage.manifest import MANIFEST_VERSION, Manifest, ManifestObject, decode_manifest, encode_manifest
+from storage.object_store import ObjectStore
+from storage.run_entries import CheckpointCommitted, CheckpointQuarantined, CheckpointReference
+from storage.run_log import RunLog
+from storage.run_state import RunState
+from storage.state_digest import state_sha256
+from storage.tensor_record import TensorRecord
+from storage.tensor_shard import parse_shard, shard_chunks
+from storage.trainer_document import TrainerDocument, decode_trainer_document, encode_trainer_document
+
+DEFAULT_SHARD_BYTES = 512 * 1024 * 1024
+_CHUNK_BYTES = 8 * 1024 * 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorGroup:
+    """Tensors that share one shard name, such as `weights` or `optimizer`."""
+
+    name: str
+    records: tuple[TensorRecord, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StagedCheckpoint:
+    """Payload and manifest are uploaded; readers ignore it until it is committed."""
+
+    step: int
+    attempt: int
+    prefix: str
+    manifest_sha256: str
+    state_sha256: str
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadedCheckpoint:
+    """A verified checkpoint: every byte hashed to what the log says."""
+
+    reference: CheckpointReference
+    state_sha256: str
+    trainer: TrainerDocument
+    tensors: tuple[TensorRecord, ...]
+
+
+def checkpoint_prefix(run_prefix: str, *, step: int, attempt: int) -> str:
+    """Return the folder of a checkpoint; the attempt in it keeps every writer in a folder of its own."""
+    return f"{run_prefix}/checkpoints/step-{step:08d}-attempt-{attempt:04d}"
+
+
+def stage_checkpoint(
+    store: ObjectStore,
+    *,
+    run_id: str,
+    attempt: int,
+    prefix: str,
+    groups: Sequence[TensorGroup],
+    trainer: TrainerDocument,
+    shard_bytes: int = DEFAULT_SHARD_BYTES,
+) -> StagedCheckpoint:
+    """Upload shards, trainer document and, last, the manifest; returns what a commit needs to name it."""
+    objects = []
+    for group in groups:
+        shards = _partition(group.records, shard_bytes)
+        for number, shard in enumerate(shards, start=1):
+            name = f"{group.name}-{number:05d}-of-{len(shards):05d}.safetensors"
+            objects.append(_upload(store, prefix, name, shard_chunks(shard)))
+    objects.append(_upload(store, prefix, "trainer.json", iter([memoryview(encode_trainer_document(trainer))])))
+    digest = state_sha256([*(record for group in groups for record in group.records), *trainer.records()])
+    manifest = Manifest(
+        version=MANIFEST_VERSION,
+        run_id=run_id,
+        attempt=attempt,
+        step=trainer.step,
+        state_sha256=digest,
+        objects=tuple(objects),
+    )
+    data = encode_manifest(manifest)
+    store.write(f"{prefix}/manifest.json", data)
+    return StagedCheckpoint(
+        step=trainer.step,
+        attempt=attempt,
+        prefix=prefix,
+        manifest_sha256=sha256(data),
+        state_sha256=digest,
+        bytes=sum(item.bytes for item in objects) + len(data),
+    )
+
+
+def commit_checkpoint(
+    log: RunLog, staged: StagedCheckpoint, *, writer: Writer, tokens: int, gpu_seconds: float
+) -> RunState:
+    """Check the staged objects against their manifest, then append the commit entry: the atomic marker.
+
+    Raises `IntegrityError` when the staged objects are not whole, `Fenced` when a newer attempt owns the run.
+    """
+    manifest = read_manifest(log.store, staged.prefix, staged.manifest_sha256)
+    for item in manifest.objects:
+        size = log.store.size(f"{staged.prefix}/{item.name}")
+        if size != item.bytes:
+            raise IntegrityError(f"{staged.prefix}/{item.name}: {size} bytes in the store, manifest says {item.bytes}")
+    body = CheckpointCommitted(
+        step=staged.step,
+        attempt=staged.attempt,
+        prefix=staged.prefix,
+        manifest_sha256=staged.manifest_sha256,
+        state_sha256=staged.state_sha256,
+        bytes=staged.bytes,
+        tokens=tokens,
+        gpu_seconds=gpu_seconds,
+    )
+    return log.append(lambda state: body, writer=writer)
+
+
+def read_manifest(store: ObjectStore, prefix: str, manifest_sha256: str) -> Manifest:
+    """Return the manifest under `prefix` if it is the very one the log names, else raise `IntegrityError`."""
+    key = f"{prefix}/manifest.json"
+    try:
+        data = store.read(key)
+    except ObjectMissing as missing:
+        raise IntegrityError(f"{key}: missing") from missing
+    if sha256(data) != manifest_sha256:
+        raise IntegrityError(f"{key}: sha256 is {sha256(data)}, the log says {manifest_sha256}")
+    return decode_manifest(data, where=key)
+
+
+def verify_checkpoint(store: ObjectStore, reference: CheckpointReference) -> tuple[str, ...]:
+    """Return one line for each object of the checkpoint that is not what it must be; empty means all is well."""
+    try:
+        manifest = read_manifest(store, reference.prefix, reference.manifest_sha256)
+    except IntegrityError as error:
+        return (str(error),)
+    problems = []
+    for item in manifest.objects:
+        try:
+            _read_verified(store, reference.prefix, item)
+        except IntegrityError as error:
+            problems.append(str(error))
+    return tuple(problems)
+
+
+def load_checkpoint(store: ObjectStore, reference: CheckpointReference, *, group: str = "") -> LoadedCheckpoint:
+    """Read a committed checkpoint (or only the shards whose name begins with `group`), verifying before use.
+
+    Raises `IntegrityError` naming the object that is missing or changed.
+    """
+    manifest = read_manifest(store, reference.prefix, reference.manifest_sha256)
+    if manifest.step != reference.step:
+        raise IntegrityError(f"{reference.prefix}: manifest is of step {manifest.step}, the log says {reference.step}")
+    trainer: TrainerDocument | None = None
+    tensors: list[TensorRecord] = []
+    for item in manifest.objects:
+        where = f"{reference.prefix}/{item.name}"
+        if item.name == "trainer.json":
+            trainer = decode_trainer_document(_read_verified(store, reference.prefix, item), where=where)
+        elif item.name.startswith(group):
+            tensors += parse_shard(_read_verified(store, reference.prefix, item), where=where)
+    if trainer is None:
+        raise IntegrityError(f"{reference.prefix}: manifest names no trainer.json")
+    if not group and state_sha256([*tensors, *trainer.records()]) != manifest.state_sha256:
+        raise IntegrityError(f"{reference.prefix}: tensors do not digest to the manifest's state_sha256")
+    return LoadedCheckpoint(
+        reference=reference, state_sha256=manifest.state_sha256, trainer=trainer, tensors=tuple(tensors)
+    )
+
+
+def newest_verified(log: RunLog, *, writer: Writer) -> CheckpointReference | None:
+    """Return the newest committed checkpoint that verifies, quarantining (an entry each) those that do not."""
+    while True:
+        newest = log.refresh().newest_committed
+        if newest is None:
+            return None
+        problems = verify_checkpoint(log.store, newest.committed.reference)
+        if not problems:
+            return newest.committed.reference
+        body = CheckpointQuarantined(
+            step=newest.committed.step,
+            attempt=newest.committed.attempt,
+            prefix=newest.committed.prefix,
+            manifest_sha256=newest.committed.manifest_sha256,
+            detail="; ".join(problems),
+        )
+        log.append(partial(_unless_quarantined, body), writer=writer)
+
+
+def _unless_quarantined(body: CheckpointQuarantined, state: RunState) -> CheckpointQuarantined | None:
+    return body if any(record.committed.prefix == body.prefix for record in state.readable) else None
+
+
+def _upload(store: ObjectStore, prefix: str, name: str, chunks: Iterator[memoryview]) -> ManifestObject:
+    written = store.write_stream(f"{prefix}/{name}", _pieces(chunks))
+    return ManifestObject(name=name, bytes=written.bytes, sha256=written.sha256)
+
+
+def _pieces(chunks: Iterator[memoryview]) -> Iterator[memoryview]:
+    for chunk in chunks:
+        for start in range(0, chunk.nbytes, _CHUNK_BYTES):
+            yield chunk[start : start + _CHUNK_BYTES]
+
+
+def _read_verified(store: ObjectStore, prefix: str, item: ManifestObject) -> bytes:
+    key = f"{prefix}/{item.name}"
+    try:
+        data = store.read(key)
+    except ObjectMissing as missing:
+        raise IntegrityError(f"{key}: missing") from missing
+    if len(data) != item.bytes or hashlib.sha256(data).hexdigest() != item.sha256:
+        raise IntegrityError(f"{key}: {len(data)} bytes with another sha256 than the manifest's {item.sha256[:12]}…")
+    return data
+
+
+def _partition(records: Sequence[TensorRecord], shard_bytes: int) -> list[list[TensorRecord]]:
+    shards: list[list[TensorRecord]] = [[]]
+    filled = 0
+    for record in sorted(records, key=lambda record: record.name):
+        if filled and filled + record.data.nbytes > shard_bytes:
+            shards.append([])
+            filled = 0
+        shards[-1].append(record)
+        filled += record.data.nbytes
+    return shards

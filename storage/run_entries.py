@@ -1,0 +1,187 @@
+"""What a run log entry can say: one record per kind, and the names they have on disk.
+
+Owns the vocabulary of ARCHITECTURE sections 1 and 2. Refuses to know what follows from an entry: `run_state` does.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from storage.errors import StorageError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointReference:
+    """Names one committed checkpoint by its weights: enough to resume from it."""
+
+    step: int
+    attempt: int
+    prefix: str
+    manifest_sha256: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placement:
+    """Where an attempt ran; `process_started` tells a re-used pid from the owner's."""
+
+    host: str
+    boot_id: str
+    pid: int
+    process_started: float
+    device: str
+    world_size: int
+    threads: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decision:
+    """What was decided when an attempt ended: the action, what paid for it and what is left."""
+
+    action: str
+    reason: str
+    charged: str | None = None
+    left: Mapping[str, int | None] = field(default_factory=dict)
+    delay_seconds: float = 0.0
+    micro_batch: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunOpened:
+    """A run exists: its frozen configuration and its data."""
+
+    run_id: str
+    model_family: str
+    config: Mapping[str, Any]
+    config_sha256: str
+    data_snapshot: str
+    total_steps: int
+    code_version: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptStarted:
+    """An attempt claims the run; its number is the fencing epoch."""
+
+    attempt: int
+    placement: Placement
+    config: Mapping[str, Any]
+    config_sha256: str
+    code_version: str
+    flow_run_id: str | None
+    micro_batch: int
+    resumed_from: CheckpointReference | None
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that cannot be."""
+        if self.attempt < 1:
+            raise StorageError(f"attempt-started: attempt {self.attempt}: must be at least 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointCommitted:
+    """The atomic marker: this manifest, and no other bytes, is the run at this step."""
+
+    step: int
+    attempt: int
+    prefix: str
+    manifest_sha256: str
+    state_sha256: str
+    bytes: int
+    tokens: int
+    gpu_seconds: float
+
+    @property
+    def reference(self) -> CheckpointReference:
+        """What a resume needs of it."""
+        return CheckpointReference(
+            step=self.step, attempt=self.attempt, prefix=self.prefix, manifest_sha256=self.manifest_sha256
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptEnded:
+    """Why an attempt ended, what it cost, and what was decided next."""
+
+    attempt: int
+    reason: str
+    detail: str
+    fingerprint: str
+    last_step: int
+    tokens: int
+    gpu_seconds: float
+    useful_gpu_seconds: float
+    wasted_gpu_seconds: float
+    stderr_tail: tuple[str, ...]
+    decision: Decision
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationRecorded:
+    """Metrics of exact weights under an exact suite."""
+
+    step: int
+    manifest_sha256: str
+    suite: str
+    suite_sha256: str
+    data_snapshot: str
+    metrics: Mapping[str, float]
+    samples: tuple[str, ...]
+    evaluator_version: str
+    started_at: datetime
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationFailed:
+    """An evaluator that exited, timed out or printed nonsense; training is not concerned."""
+
+    step: int
+    manifest_sha256: str
+    suite: str
+    suite_sha256: str
+    data_snapshot: str
+    detail: str
+    started_at: datetime
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointQuarantined:
+    """A committed checkpoint found unreadable, and why; resumes skip it from here on."""
+
+    step: int
+    attempt: int
+    prefix: str
+    manifest_sha256: str
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunFinished:
+    """The last step is committed; the run needs no further attempt."""
+
+    attempt: int
+    step: int
+    manifest_sha256: str
+    state_sha256: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnknownBody:
+    """An entry of a newer kind than this reader knows: kept, shown, not interpreted."""
+
+    kind: str
+    content: Mapping[str, Any]
+
+
+RUN_KINDS: Mapping[str, type] = {
+    "run-opened": RunOpened,
+    "attempt-started": AttemptStarted,
+    "checkpoint-committed": CheckpointCommitted,
+    "attempt-ended": AttemptEnded,
+    "evaluation-recorded": EvaluationRecorded,
+    "evaluation-failed": EvaluationFailed,
+    "checkpoint-quarantined": CheckpointQuarantined,
+    "run-finished": RunFinished,
+}
