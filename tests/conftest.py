@@ -1,0 +1,73 @@
+"""What every test stands on: no network, no settings from outside, one thread per worker, a Prefect server on demand.
+
+Owns the seams all suites share; refuses to know any package: each suite's own fixtures live beside it.
+"""
+
+import os
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+ROOT = Path(__file__).resolve().parent.parent
+TINY_SHAKESPEARE = ROOT.parent / "shared" / "data" / "tinyshakespeare.txt"
+LOCAL_HOSTS = frozenset({"127.0.0.1", "::1", "localhost", "0.0.0.0", ""})
+
+settings.register_profile("cairn", deadline=None, derandomize=True, database=None, max_examples=50)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Fix the environment before any package is imported; child processes inherit it."""
+    settings.load_profile("cairn")
+    for name in [name for name in os.environ if name.startswith(("CAIRN_", "PREFECT_"))]:
+        if not name.startswith("CAIRN_TEST_"):
+            del os.environ[name]
+    os.environ.update(
+        DO_NOT_TRACK="1",
+        OMP_NUM_THREADS="1",
+        PREFECT_HOME=tempfile.mkdtemp(prefix="cairn-prefect-"),
+        PREFECT_SERVER_ANALYTICS_ENABLED="false",
+    )
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove this worker's Prefect home."""
+    import shutil
+
+    shutil.rmtree(os.environ["PREFECT_HOME"], ignore_errors=True)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def offline() -> Iterator[None]:
+    """Refuse every connection that would leave this machine, naming where it wanted to go."""
+    connect: Callable[[socket.socket, Any], None] = socket.socket.connect
+
+    def connect_locally(self: socket.socket, address: Any) -> None:
+        if self.family in (socket.AF_INET, socket.AF_INET6) and address[0] not in LOCAL_HOSTS:
+            raise AssertionError(f"a test wanted to connect to {address}; tests run offline")
+        connect(self, address)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "connect", connect_locally)
+        yield
+
+
+@pytest.fixture(scope="session")
+def prefect_server() -> Iterator[None]:
+    """A Prefect server of this worker's own, with a fresh database; takes about ten seconds, once."""
+    from prefect.testing.utilities import prefect_test_harness
+
+    with prefect_test_harness(server_startup_timeout=120):
+        yield
+
+
+@pytest.fixture(scope="session")
+def tiny_shakespeare() -> Path:
+    """The Tiny Shakespeare text, or a skip that says where it was looked for."""
+    if not TINY_SHAKESPEARE.is_file():
+        pytest.skip("Tiny Shakespeare is absent: expected ../shared/data/tinyshakespeare.txt beside the checkout")
+    return TINY_SHAKESPEARE

@@ -1,0 +1,35 @@
+"""The source tree as the house tests see it: packages as pyproject.toml lists them, and their parsed modules."""
+
+import ast
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The repository root."""
+    return Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def project(root: Path) -> dict[str, Any]:
+    """pyproject.toml, parsed."""
+    return tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="session")
+def packages(project: dict[str, Any]) -> tuple[str, ...]:
+    """Every package that is shipped."""
+    return tuple(project["tool"]["setuptools"]["packages"])
+
+
+@pytest.fixture(scope="session")
+def modules(root: Path, packages: tuple[str, ...]) -> Mapping[str, ast.Module]:
+    """Path from the root → syntax tree, for every shipped module."""
+    top_level = sorted({package.split(".")[0] for package in packages})
+    paths = [path for package in top_level for path in sorted((root / package).rglob("*.py"))]
+    return {str(path.relative_to(root)): ast.parse(path.read_text(encoding="utf-8")) for path in paths}

@@ -1,0 +1,45 @@
+import os
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+# Spelled so that this file does not find itself.
+MACHINE_PATH = re.compile(r"(?<![\w.:/~$}-])/(?:home|root|Users|work|tmp|opt/(?:pypi|wheels))" + r"/\w")
+INDEX_ADDRESS = re.compile(r"(?:index-url|find-links|trusted-host|registry)\s*[=:]?\s*\S*://")
+TEXT = {".py", ".toml", ".txt", ".md", ".yaml", ".yml", ".sh", ".html", ".json", ""}
+
+
+@pytest.fixture(scope="module")
+def tracked(root: Path) -> dict[str, str]:
+    """Path → text of everything git tracks here."""
+    if shutil.which("git") is None or not (root / ".git").exists():
+        pytest.skip("not a git checkout, so there is no list of tracked files")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=True).stdout
+    paths = [root / name for name in listed.split("\0") if name and Path(name).suffix in TEXT]
+    return {str(path.relative_to(root)): path.read_text(encoding="utf-8") for path in paths if path.is_file()}
+
+
+def test_no_tracked_file_names_a_path_of_somebodys_machine(tracked: dict[str, str]) -> None:
+    assert {path: found[0] for path, text in tracked.items() if (found := MACHINE_PATH.search(text))} == {}
+
+
+def test_no_tracked_file_names_a_package_index(tracked: dict[str, str]) -> None:
+    assert {path: found[0] for path, text in tracked.items() if (found := INDEX_ADDRESS.search(text))} == {}
+
+
+def test_scripts_can_be_run(root: Path) -> None:
+    assert all(os.access(root / script, os.X_OK) for script in (".ci/run", "deployments/up.sh"))
+
+
+def test_every_run_configuration_is_valid_toml(root: Path) -> None:
+    names = {path.name for path in (root / "deployments").glob("*.toml") if tomllib.loads(path.read_text())}
+    assert {"quickstart.toml", "tiny-shakespeare.toml"} <= names
+
+
+def test_the_deployment_names_its_flow_by_dotted_path(root: Path) -> None:
+    text = (root / "deployments" / "prefect.yaml").read_text(encoding="utf-8")
+    assert re.findall(r"entrypoint: (\S+)", text) == ["flows.train_gpt.train_gpt"]

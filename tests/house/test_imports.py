@@ -1,0 +1,51 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+package = importlib.import_module({package!r})
+for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+    importlib.import_module(module.name)
+print(*sorted(set({unwanted!r}) & set(sys.modules)))
+"""
+
+
+def printed_by(code: str, root: Path) -> str:
+    finished = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("package", "unwanted"),
+    [
+        pytest.param("storage", ("torch", "prefect", "model", "tasks", "flows"), id="storage"),
+        pytest.param("model", ("prefect", "fsspec", "s3fs", "storage", "tasks", "flows"), id="model"),
+    ],
+)
+def test_the_lower_packages_import_nothing_above_or_beside_them(
+    package: str, unwanted: tuple[str, ...], root: Path
+) -> None:
+    code = IMPORT_ALL.format(package=package, unwanted=unwanted)
+    # torch imports fsspec by itself where it is installed; what model does is the import linter's to hold.
+    found = set(printed_by(code, root).split())
+    assert found - ({"fsspec"} if package == "model" else set()) == set()
+
+
+@pytest.mark.parametrize("module", ["storage.run_log", "model.configuration", "flows.command"])
+def test_reading_needs_neither_torch_nor_prefect(module: str, root: Path) -> None:
+    if not (root / module.replace(".", "/")).with_suffix(".py").is_file():
+        pytest.skip(f"{module} does not exist yet")
+    code = f"import sys, {module}; print(*sorted({{'torch', 'prefect'}} & set(sys.modules)))"
+    assert printed_by(code, root) == ""
+
+
+@pytest.mark.parametrize("package", ["storage", "model"])
+def test_importing_a_package_prints_nothing_and_starts_no_thread(package: str, root: Path) -> None:
+    code = IMPORT_ALL.format(package=package, unwanted=()) + "import threading; print(threading.active_count())"
+    assert printed_by(code, root) == "1"
