@@ -1,0 +1,127 @@
+"""GPT-2: the network and nothing else.
+
+Owns architecture and initialisation. Refuses to know loss, optimizer, device placement and data.
+Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners" (pre-LayerNorm, tanh GELU, learned
+positions, tied head, residual projections scaled by 1/sqrt(2 n_layer) at initialisation).
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from model.configuration import ModelConfig
+from model.errors import InvalidInput
+
+INITIAL_STD = 0.02
+
+
+class Attention(nn.Module):
+    """Causal multi-head self-attention."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        """Make the fused query-key-value projection and the output projection."""
+        super().__init__()
+        self.n_head = config.n_head
+        self.dropout = config.dropout
+        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
+        self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Mix positions: (B, T, C) -> (B, T, C)."""
+        batch, time, width = x.shape
+        query, key, value = (
+            part.view(batch, time, self.n_head, width // self.n_head).transpose(1, 2)  # (B, T, C) -> (B, H, T, C/H)
+            for part in self.c_attn(x).split(width, dim=2)  # (B, T, 3C) -> 3 x (B, T, C)
+        )
+        dropout = self.dropout if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+        joined = mixed.transpose(1, 2).reshape(batch, time, width)  # (B, H, T, C/H) -> (B, T, C)
+        return F.dropout(self.c_proj(joined), self.dropout, self.training)
+
+
+class FeedForward(nn.Module):
+    """Two linear layers with a tanh GELU between them."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        """Make the widening and the narrowing projection."""
+        super().__init__()
+        self.dropout = config.dropout
+        self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=config.bias)
+        self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd, bias=config.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Transform each position: (B, T, C) -> (B, T, C)."""
+        hidden = F.gelu(self.c_fc(x), approximate="tanh")  # (B, T, C) -> (B, T, 4C)
+        return F.dropout(self.c_proj(hidden), self.dropout, self.training)
+
+
+class Block(nn.Module):
+    """One pre-LayerNorm transformer layer."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        """Make the layer's two norms, its attention and its feed-forward part."""
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(config.n_embd, bias=config.bias)
+        self.attn = Attention(config)
+        self.ln_2 = nn.LayerNorm(config.n_embd, bias=config.bias)
+        self.mlp = FeedForward(config)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add what attention and feed-forward find: (B, T, C) -> (B, T, C)."""
+        attended: Tensor = x + self.attn(self.ln_1(x))
+        result: Tensor = attended + self.mlp(self.ln_2(attended))
+        return result
+
+
+class GPT(nn.Module):
+    """A GPT-2 whose head is its token embedding, held and stored once."""
+
+    def __init__(self, config: ModelConfig, vocab_size: int, activation_checkpointing: bool = False) -> None:
+        """Make and initialise the network from the process's current CPU generator; `vocab_size` in tokens."""
+        super().__init__()
+        if vocab_size < 1:
+            raise InvalidInput(f"vocab_size={vocab_size} must be at least 1")
+        self.config = config
+        self.vocab_size = vocab_size
+        self.activation_checkpointing = activation_checkpointing
+        self.wte = nn.Embedding(vocab_size, config.n_embd)
+        self.wpe = nn.Embedding(config.block_size, config.n_embd)
+        self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.ln_f = nn.LayerNorm(config.n_embd, bias=config.bias)
+        self._initialise()
+
+    @property
+    def parameter_count(self) -> int:
+        """Number of parameters without the position table, which does no matrix work."""
+        return sum(parameter.numel() for parameter in self.parameters()) - self.wpe.weight.numel()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights live."""
+        return self.wte.weight.device
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Predict every next token: ids (B, T) -> logits (B, T, V). T above block_size is an InvalidInput."""
+        time = tokens.shape[1]
+        if time > self.config.block_size:
+            raise InvalidInput(f"sequence of {time} tokens must be at most block_size={self.config.block_size}")
+        x = self.wte(tokens) + self.wpe.weight[:time]  # (B, T, C) + (T, C)
+        x = F.dropout(x, self.config.dropout, self.training)
+        recompute = self.activation_checkpointing and self.training and torch.is_grad_enabled()
+        for block in self.h:
+            x = checkpoint(block, x, use_reentrant=False) if recompute else block(x)
+        return F.linear(self.ln_f(x), self.wte.weight)  # (B, T, C) -> (B, T, V)
+
+    @torch.no_grad()
+    def _initialise(self) -> None:
+        residual_std = INITIAL_STD / math.sqrt(2 * self.config.n_layer)
+        for name, parameter in self.named_parameters():
+            if name.endswith("c_proj.weight"):
+                nn.init.normal_(parameter, std=residual_std)
+            elif parameter.ndim >= 2:
+                nn.init.normal_(parameter, std=INITIAL_STD)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)

@@ -1,0 +1,102 @@
+"""One step: accumulate gradients over micro-batches, check, clip, update.
+
+Owns loss scaling, precision and the order of checks. Refuses to know how many steps there are to take and who watches.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from model.configuration import Precision, TrainingConfig
+from model.errors import InvalidInput, NonFiniteLoss
+from model.loss import token_loss
+from model.optimizer import set_learning_rate
+from model.sample_order import SampleOrder
+from model.schedule import learning_rate
+from model.token_windows import TokenWindows
+from model.train_state import TrainState
+
+AUTOCAST_DTYPES: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepResult:
+    """What one step measured: mean loss in nats per token, the rate used, the gradient norm before clipping."""
+
+    loss: float
+    lr: float
+    grad_norm: float
+
+
+def take_step(
+    state: TrainState, windows: TokenWindows, order: SampleOrder, *, training: TrainingConfig, micro_batch: int
+) -> StepResult:
+    """Advance `state` by one step over the batch of `order`, `micro_batch` samples at a time.
+
+    Raises NonFiniteLoss before any weight changes. In fp16 a non-finite gradient is the scaler's business instead: it
+    skips the update and lowers its scale.
+    """
+    if not 1 <= micro_batch <= order.global_batch:
+        raise InvalidInput(f"micro_batch={micro_batch} must be from 1 to global_batch={order.global_batch}")
+    number = state.step + 1
+    rate = learning_rate(
+        number, steps=training.steps, warmup_steps=training.warmup_steps, lr=training.lr, min_lr=training.min_lr
+    )
+    set_learning_rate(state.optimizer, rate)
+    drawn = order.windows_of(state.step)
+    state.optimizer.zero_grad(set_to_none=True)
+    with state.generators.active(state.device):
+        loss = _accumulate(state, windows, drawn, micro_batch=micro_batch, precision=training.precision)
+        grad_norm = _clip(state, drawn, limit=training.grad_clip)
+    _update(state)
+    state.optimizer.zero_grad(set_to_none=True)
+    state.step = number
+    return StepResult(loss=loss, lr=rate, grad_norm=grad_norm)
+
+
+def _accumulate(
+    state: TrainState, windows: TokenWindows, drawn: NDArray[np.int64], *, micro_batch: int, precision: Precision
+) -> float:
+    losses: list[Tensor] = []
+    parts = [drawn[start : start + micro_batch] for start in range(0, len(drawn), micro_batch)]
+    for part in parts:
+        tokens = torch.from_numpy(windows.gather(part)).to(state.device)  # (b, T+1)
+        with torch.autocast(state.device.type, dtype=AUTOCAST_DTYPES.get(precision), enabled=precision != "fp32"):
+            logits = state.network(tokens[:, :-1])
+        # The last part may be smaller: weighting by samples makes the sum the mean over the whole batch.
+        loss = token_loss(logits, tokens[:, 1:]) * (len(part) / len(drawn))
+        scaled: Tensor = loss if state.scaler is None else state.scaler.scale(loss)
+        scaled.backward()
+        losses.append(loss.detach())
+    values: list[float] = torch.stack(losses).tolist()
+    for part, value in zip(parts, values, strict=True):
+        if not math.isfinite(value):
+            state.optimizer.zero_grad(set_to_none=True)
+            raise NonFiniteLoss(step=state.step + 1, quantity="loss", value=value, windows=part.tolist())
+    return math.fsum(values)
+
+
+def _clip(state: TrainState, drawn: NDArray[np.int64], *, limit: float) -> float:
+    if state.scaler is not None:
+        state.scaler.unscale_(state.optimizer)
+    parameters = list(state.model.parameters())
+    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    value = float(norm)
+    if state.scaler is None and not math.isfinite(value):
+        state.optimizer.zero_grad(set_to_none=True)
+        raise NonFiniteLoss(step=state.step + 1, quantity="grad_norm", value=value, windows=drawn.tolist())
+    if limit > 0:
+        torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+    return value
+
+
+def _update(state: TrainState) -> None:
+    if state.scaler is None:
+        state.optimizer.step()
+    else:
+        state.scaler.step(state.optimizer)
+        state.scaler.update()

@@ -1,0 +1,52 @@
+"""How well the machine is used: FLOPs, measured peak, MFU, memory.
+
+Owns the arithmetic of utilization. Refuses to know vendor data sheets: the peak is measured where it is used.
+Source: Chowdhery et al. 2022, "PaLM", appendix B (6N + 12 L d T FLOPs per token, forward and backward).
+"""
+
+import functools
+import time
+
+import psutil
+import torch
+
+from model.configuration import ModelConfig, Precision
+
+_PEAK_DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def flops_per_token(config: ModelConfig, parameter_count: int) -> int:
+    """FLOPs to train on one token; `parameter_count` without the position table."""
+    return 6 * parameter_count + 12 * config.n_layer * config.n_embd * config.block_size
+
+
+@functools.cache
+def measured_peak_flops(device: torch.device, precision: Precision) -> float:
+    """Best matmul rate seen on `device`, in FLOP/s; measured once per process, draws no random number."""
+    size, repeats = (4096, 10) if device.type == "cuda" else (512, 3)
+    matrix = torch.full((size, size), 1.0 / size, dtype=_PEAK_DTYPES[precision], device=device)
+    best = float("inf")
+    for _ in range(repeats):
+        _wait(device)
+        started = time.perf_counter()
+        torch.mm(matrix, matrix)
+        _wait(device)
+        best = min(best, time.perf_counter() - started)
+    return 2.0 * float(size) ** 3 / max(best, 1e-9)
+
+
+def model_flops_utilization(*, flops_each_token: int, tokens_per_second: float, peak_flops: float) -> float:
+    """Share of the measured peak that goes into the model: 0 to about 1."""
+    return flops_each_token * tokens_per_second / peak_flops
+
+
+def memory_bytes(device: torch.device) -> int:
+    """Peak bytes allocated on a CUDA device, or the process's resident bytes on the CPU."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    return int(psutil.Process().memory_info().rss)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

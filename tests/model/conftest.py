@@ -1,0 +1,68 @@
+"""A tiny training set-up for the model tests."""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from model.configuration import ModelConfig, TrainingConfig
+from model.sample_order import SampleOrder
+from model.token_windows import TokenWindows
+from model.train_state import TrainState
+from model.training_loop import StepRecord, train_until
+
+VOCAB = 61
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class TinyRun:
+    """A run of a two-layer model on random tokens that can be trained, captured and continued."""
+
+    def __init__(self, *, model: dict | None = None, **training: object) -> None:
+        self.model_config = ModelConfig(**{"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": 8, **(model or {})})
+        self.training = TrainingConfig(**{"steps": 12, "global_batch": 6, "warmup_steps": 2, **training})
+        tokens = np.random.default_rng(5).integers(0, VOCAB, 401).astype(np.uint16)
+        self.windows = TokenWindows([tokens[:150], tokens[150:]], self.model_config.block_size, VOCAB)
+        self.order = SampleOrder(
+            window_count=self.windows.window_count, seed=3, global_batch=self.training.global_batch
+        )
+        self.state = TrainState.fresh(self.model_config, self.training, VOCAB, CPU)
+
+    def train(self, until_step: int, *, probe=None, stop: Callable[[], bool] = lambda: False, **changes):
+        """Train on and return the records."""
+        records: list[StepRecord] = []
+        self.outcome = train_until(
+            self.state,
+            changes.get("windows", self.windows),
+            self.order,
+            until_step=until_step,
+            training=self.training,
+            micro_batch=changes.get("micro_batch", self.training.micro_batch),
+            on_step=records.append,
+            stop_requested=stop,
+            probe=probe,
+        )
+        return records
+
+    def bits(self) -> dict[str, bytes]:
+        """Return every tensor of the state as bytes."""
+        return {named.name: named.tensor.numpy().tobytes() for named in self.state.named_tensors()}
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return the captured state."""
+        return {named.name: named.tensor for named in self.state.named_tensors()}
+
+
+@pytest.fixture
+def tiny_run() -> type[TinyRun]:
+    """Give the class, so that a test names its own settings."""
+    return TinyRun

@@ -1,0 +1,77 @@
+"""What configuration accepts and refuses."""
+
+import subprocess
+import sys
+
+import pytest
+from pydantic import ValidationError
+
+from model.configuration import UNFROZEN_TRAINING, DataConfig, ModelConfig, TrainingConfig
+
+
+def test_reading_the_configuration_module_does_not_import_torch():
+    code = "import sys, model.configuration; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"n_embd": 130, "n_head": 4}, ["n_embd=130", "divisible", "n_head=4"]),
+        ({"n_layer": 0}, ["n_layer", "greater than 0", "0"]),
+        ({"dropout": 1.0}, ["dropout", "less than 1", "1.0"]),
+        ({"layers": 3}, ["layers", "not permitted"]),
+    ],
+)
+def test_an_impossible_model_is_refused_with_field_value_and_rule(fields, words):
+    with pytest.raises(ValidationError) as caught:
+        ModelConfig(**fields)
+    assert all(word in str(caught.value) for word in words)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"warmup_steps": 11}, ["warmup_steps=11", "at most", "steps=10"]),
+        ({"global_batch": 4, "micro_batch": 5}, ["micro_batch=5", "at most", "global_batch=4"]),
+        ({"min_lr": 0.1}, ["min_lr=0.1", "at most", "lr=0.001"]),
+        ({"precision": "fp8"}, ["precision", "fp8"]),
+        ({"device": "tpu"}, ["device", "tpu"]),
+        ({"betas": (0.9, 1.0)}, ["betas", "less than 1"]),
+    ],
+)
+def test_impossible_training_is_refused_with_field_value_and_rule(fields, words):
+    with pytest.raises(ValidationError) as caught:
+        TrainingConfig(**{"steps": 10, **fields})
+    assert all(word in str(caught.value) for word in words)
+
+
+@pytest.mark.parametrize("given", [{}, {"micro_batch": None}])
+def test_the_micro_batch_is_the_global_batch_unless_said(given):
+    assert TrainingConfig(steps=10, global_batch=12, **given).micro_batch == 12
+
+
+def test_unfrozen_fields_are_fields():
+    assert set(TrainingConfig.model_fields) >= UNFROZEN_TRAINING
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe:257", "somewhere/tokenizer.json"])
+def test_known_tokenizers_are_accepted(tokenizer):
+    assert DataConfig(sources=("a.txt",), tokenizer=tokenizer).tokenizer == tokenizer
+
+
+@pytest.mark.parametrize("tokenizer", ["byte", "bpe:", "bpe:256", "bpe:-1", "bpe:1e3", "words:300"])
+def test_unknown_tokenizers_are_refused_by_name(tokenizer):
+    with pytest.raises(ValidationError, match=tokenizer):
+        DataConfig(sources=("a.txt",), tokenizer=tokenizer)
+
+
+@pytest.mark.parametrize("fields", [{"sources": ()}, {"sources": ("",)}, {"sources": ("a",), "val_fraction": 0.0}])
+def test_data_that_yields_nothing_is_refused(fields):
+    with pytest.raises(ValidationError):
+        DataConfig(**fields)
+
+
+def test_a_configuration_survives_its_own_json():
+    config = TrainingConfig(steps=10, betas=(0.8, 0.9), micro_batch=7)
+    assert TrainingConfig.model_validate_json(config.model_dump_json()) == config

@@ -1,0 +1,35 @@
+"""Process-wide settings, in a process of their own."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from model.determinism import resolve_device
+from model.errors import InvalidInput
+
+SETTINGS = """
+import random, numpy, torch
+from model.determinism import make_deterministic
+make_deterministic(seed=5, threads=1)
+assert torch.are_deterministic_algorithms_enabled() and torch.get_num_threads() == 1
+first = random.random(), numpy.random.random(), torch.rand(1).item()
+make_deterministic(seed=5, threads=None)
+assert (random.random(), numpy.random.random(), torch.rand(1).item()) == first
+assert torch.get_num_threads() == 1
+"""
+
+
+def test_seeding_and_settings_hold_for_the_whole_process():
+    done = subprocess.run([sys.executable, "-c", SETTINGS], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_auto_is_a_device_that_exists():
+    assert resolve_device("auto").type in {"cpu", "cuda"}
+
+
+def test_a_cuda_device_that_is_not_there_is_refused():
+    with pytest.raises(InvalidInput, match=f"cuda:{torch.cuda.device_count()}"):
+        resolve_device(f"cuda:{torch.cuda.device_count()}")

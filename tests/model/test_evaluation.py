@@ -1,0 +1,54 @@
+"""Held-out metrics."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from model.errors import InvalidInput
+from model.evaluation import evaluate, evaluation_slice
+
+
+def measure(run, **changes):
+    return evaluate(run.state.model, run.windows, **{"batches": 3, "batch_size": 4, "bytes_per_token": 2.0, **changes})
+
+
+def test_the_same_model_has_the_same_metrics(tiny_run):
+    run = tiny_run(model={"dropout": 0.5})
+    assert measure(run) == measure(run)
+
+
+def test_metrics_are_one_loss_in_three_units(tiny_run):
+    metrics = measure(tiny_run())
+    assert metrics.perplexity == pytest.approx(math.exp(metrics.val_loss))
+    assert metrics.bits_per_byte == pytest.approx(metrics.val_loss / math.log(2) / 2.0)
+
+
+def test_the_batch_size_does_not_change_the_loss_of_the_slice(tiny_run):
+    run = tiny_run()
+    assert measure(run, batches=4, batch_size=3).val_loss == pytest.approx(measure(run).val_loss, rel=1e-6)
+
+
+def test_samples_counts_the_windows_that_were_there(tiny_run):
+    run = tiny_run()
+    assert measure(run).samples == 12
+    assert measure(run, batches=1000).samples == run.windows.window_count
+
+
+def test_the_slice_is_spread_over_all_windows():
+    assert evaluation_slice(100, 4).tolist() == [0, 25, 50, 75]
+    assert np.array_equal(evaluation_slice(3, 10), np.arange(3))
+
+
+def test_evaluating_draws_no_random_number(tiny_run):
+    run = tiny_run(model={"dropout": 0.5})
+    before = torch.get_rng_state()
+    measure(run)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("changes", [{"batches": 0}, {"batch_size": 0}, {"bytes_per_token": 0.0}])
+def test_an_evaluation_of_nothing_is_refused(tiny_run, changes):
+    with pytest.raises(InvalidInput, match=f"{next(iter(changes))}="):
+        measure(tiny_run(), **changes)

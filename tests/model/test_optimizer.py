@@ -1,0 +1,54 @@
+"""AdamW's decay split and its state."""
+
+import torch
+
+from model.configuration import ModelConfig, TrainingConfig
+from model.gpt import GPT
+from model.optimizer import make_optimizer, set_learning_rate
+
+
+def make():
+    model = GPT(ModelConfig(n_layer=1, n_head=1, n_embd=8, block_size=4), 11)
+    return model, make_optimizer(model, TrainingConfig(steps=1, weight_decay=0.3))
+
+
+def decay_of(model, optimizer):
+    decays = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    return {name: decays[id(p)] for name, p in model.named_parameters()}
+
+
+def test_matrices_and_embeddings_decay():
+    model, optimizer = make()
+    assert {decay_of(model, optimizer)[name] for name, p in model.named_parameters() if p.ndim == 2} == {0.3}
+
+
+def test_norms_and_biases_do_not_decay():
+    model, optimizer = make()
+    decays = decay_of(model, optimizer)
+    assert {decays[name] for name in decays if "ln_" in name or name.endswith("bias")} == {0.0}
+
+
+def test_every_parameter_has_its_moments_before_the_first_step():
+    model, optimizer = make()
+    assert all(set(optimizer.state[p]) == {"step", "exp_avg", "exp_avg_sq"} for p in model.parameters())
+
+
+def test_moments_made_beforehand_give_the_update_torch_would_give():
+    model, optimizer = make()
+    reference = GPT(model.config, 11)
+    reference.load_state_dict(model.state_dict())
+    groups = [
+        {"params": [p for p in reference.parameters() if p.ndim >= 2], "weight_decay": 0.3},
+        {"params": [p for p in reference.parameters() if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    plain = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95), fused=True)
+    for network, used in ((model, optimizer), (reference, plain)):
+        network(torch.arange(4)[None]).square().sum().backward()
+        used.step()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), reference.parameters(), strict=True))
+
+
+def test_the_learning_rate_reaches_every_group():
+    _, optimizer = make()
+    set_learning_rate(optimizer, 0.25)
+    assert {group["lr"] for group in optimizer.param_groups} == {0.25}

@@ -1,0 +1,57 @@
+"""The probe leaves no trace in training."""
+
+import pytest
+
+from model.errors import InvalidInput
+from model.probe import Probe
+
+
+def make(run, **changes):
+    given = {
+        "windows": run.windows,
+        "every_steps": 2,
+        "batches": 2,
+        "batch_size": 3,
+        "sample_tokens": 5,
+        "prompt_ids": (0,),
+        "decode": lambda ids: " ".join(map(str, ids)),
+    }
+    return Probe(**{**given, **changes})
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_training_with_a_probe_gives_the_bits_of_training_without(tiny_run, precision):
+    probed, plain = (tiny_run(precision=precision, model={"dropout": 0.2}) for _ in range(2))
+    probed.train(7, probe=make(probed))
+    plain.train(7)
+    assert probed.bits() == plain.bits()
+
+
+def test_the_probe_is_due_every_so_many_steps(tiny_run):
+    run = tiny_run()
+    records = run.train(5, probe=make(run))
+    assert [record.step for record in records if record.probe_loss is not None] == [2, 4]
+
+
+def test_a_probe_that_is_due_brings_loss_and_sample(tiny_run):
+    run = tiny_run()
+    record = run.train(2, probe=make(run))[-1]
+    assert 3 < record.probe_loss < 5 and len(record.sample.split()) == 5
+
+
+def test_without_sample_tokens_there_is_no_sample(tiny_run):
+    run = tiny_run()
+    assert make(run, sample_tokens=0).measure(run.state.model).sample is None
+
+
+def test_the_model_is_back_in_its_mode_after_a_probe(tiny_run):
+    run = tiny_run()
+    for mode in (True, False):
+        run.state.model.train(mode)
+        make(run).measure(run.state.model)
+        assert run.state.model.training is mode
+
+
+def test_a_probe_that_is_never_due_is_refused(tiny_run):
+    with pytest.raises(InvalidInput, match="every_steps=0"):
+        make(tiny_run(), every_steps=0)

@@ -1,0 +1,101 @@
+"""Text to ids and back."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model.errors import InvalidInput
+from model.tokenizer import END_OF_TEXT, Tokenizer
+
+TEXTS = [f"The {a} {b} sat on the {c}mat, didn't it?\n\n" for a in "abcdef" for b in ("cat", "dög") for c in "xyz"]
+BPE = Tokenizer.train_bpe(TEXTS, 280)
+BYTES = Tokenizer.bytes()
+both = pytest.mark.parametrize("tokenizer", [BPE, BYTES], ids=["bpe", "bytes"])
+
+
+@both
+@settings(max_examples=150, deadline=None)
+@given(text=st.text())
+def test_every_text_comes_back_unchanged(tokenizer, text):
+    assert tokenizer.decode(tokenizer.encode_batch([text])[0]) == text
+
+
+@both
+@pytest.mark.parametrize(
+    "text", ["", " x", "x ", "\r\n\t", "e\u0301 é", "\x00", "👩‍🚀", END_OF_TEXT, f"a{END_OF_TEXT}b"]
+)
+def test_awkward_texts_come_back_unchanged(tokenizer, text):
+    assert tokenizer.decode(tokenizer.encode_batch([text])[0]) == text
+
+
+@both
+def test_text_that_spells_the_marker_does_not_end_a_document(tokenizer):
+    assert tokenizer.end_of_text_id not in tokenizer.encode_batch([f"a {END_OF_TEXT} b"])[0]
+
+
+@both
+def test_a_tokenizer_survives_its_own_json(tokenizer):
+    again = Tokenizer.from_json(tokenizer.to_json())
+    assert again.sha256 == tokenizer.sha256
+    assert again.encode_batch(TEXTS) == tokenizer.encode_batch(TEXTS)
+    assert again.encode_batch([END_OF_TEXT]) == tokenizer.encode_batch([END_OF_TEXT])
+
+
+def test_equal_texts_give_equal_tokenizers():
+    assert len({Tokenizer.train_bpe(iter(TEXTS), 280).sha256 for _ in range(4)}) == 1
+
+
+def test_the_vocabulary_has_the_size_asked_for():
+    assert (BPE.vocab_size, BYTES.vocab_size) == (280, 257)
+
+
+def test_byte_ids_are_bytes():
+    text = "héllo\n"
+    assert BYTES.encode_batch([text])[0] == list(text.encode()) and BYTES.end_of_text_id == 256
+
+
+def test_a_learned_tokenizer_needs_fewer_tokens_than_bytes():
+    assert len(BPE.encode_batch(TEXTS[:1])[0]) < len(TEXTS[0].encode()) / 2
+
+
+def test_a_batch_keeps_its_order():
+    assert BYTES.encode_batch(["a", "", "bc"]) == [[97], [], [98, 99]]
+
+
+def test_ids_that_are_no_text_still_decode():
+    assert BYTES.decode([0xFF, 97]) == "\N{REPLACEMENT CHARACTER}a"
+
+
+def test_a_vocabulary_too_big_for_the_text_is_refused():
+    with pytest.raises(InvalidInput, match="vocab_size=5000 is too big"):
+        Tokenizer.train_bpe(TEXTS, 5000)
+
+
+def test_a_vocabulary_too_small_for_bytes_is_refused():
+    with pytest.raises(InvalidInput, match="vocab_size=256 must be at least 257"):
+        Tokenizer.train_bpe(TEXTS, 256)
+
+
+def test_a_file_that_is_no_tokenizer_is_refused_by_name(tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(InvalidInput, match=r"tokenizer\.json"):
+        Tokenizer.from_file(tmp_path / "tokenizer.json")
+
+
+def test_a_file_that_is_not_there_is_refused_by_name(tmp_path):
+    with pytest.raises(InvalidInput, match=r"absent\.json"):
+        Tokenizer.from_file(tmp_path / "absent.json")
+
+
+def test_a_tokenizer_without_an_end_of_text_is_refused():
+    content = json.loads(BYTES.to_json())
+    content["added_tokens"] = []
+    with pytest.raises(InvalidInput, match="no end-of-text token"):
+        Tokenizer.from_json(json.dumps(content))
+
+
+def test_a_stored_file_is_the_tokenizer_it_was(tmp_path):
+    (tmp_path / "t.json").write_text(BPE.to_json(), encoding="utf-8")
+    assert Tokenizer.from_file(tmp_path / "t.json").sha256 == BPE.sha256

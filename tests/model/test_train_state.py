@@ -1,0 +1,149 @@
+"""Capture and restoration of the train state."""
+
+import pytest
+import torch
+
+from model.errors import StateMismatch
+from model.gpt import GPT
+from model.weights import load_weights
+
+MODES = {
+    "fp32": {},
+    "dropout": {"model": {"dropout": 0.3}},
+    "bf16": {"precision": "bf16", "model": {"dropout": 0.1}},
+    "fp16": {"precision": "fp16"},
+    "accumulation": {"micro_batch": 4, "model": {"dropout": 0.1}},
+    "checkpointing": {"activation_checkpointing": True, "model": {"dropout": 0.1}},
+    "no clip, no bias": {"grad_clip": 0.0, "model": {"bias": False}},
+}
+every_mode = pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+
+
+@every_mode
+def test_two_runs_of_one_configuration_end_in_the_same_bits(tiny_run, mode):
+    first, second = tiny_run(**mode), tiny_run(**mode)
+    first.train(12)
+    torch.rand(17)  # what else the process draws must not matter
+    second.train(12)
+    assert first.bits() == second.bits()
+
+
+@every_mode
+def test_a_run_continued_from_its_capture_ends_in_the_bits_of_an_undisturbed_one(tiny_run, mode):
+    undisturbed, killed, continued = tiny_run(**mode), tiny_run(**mode), tiny_run(**mode)
+    undisturbed.train(12)
+    killed.train(5)
+    continued.state.load(killed.tensors())
+    torch.manual_seed(99)
+    continued.train(8)
+    again = tiny_run(**mode)
+    again.state.load(continued.tensors())
+    again.train(12)
+    assert again.bits() == undisturbed.bits()
+
+
+def test_continued_losses_are_those_of_the_undisturbed_run(tiny_run):
+    undisturbed, killed, continued = (tiny_run(model={"dropout": 0.1}) for _ in range(3))
+    expected = [(r.step, r.train_loss, r.lr, r.grad_norm) for r in undisturbed.train(12)][5:]
+    killed.train(5)
+    continued.state.load(killed.tensors())
+    assert [(r.step, r.train_loss, r.lr, r.grad_norm) for r in continued.train(12)] == expected
+
+
+def test_activation_checkpointing_does_not_change_which_run_it_is(tiny_run):
+    plain, recomputing = (tiny_run(model={"dropout": 0.2}, activation_checkpointing=flag) for flag in (False, True))
+    plain.train(6)
+    recomputing.train(6)
+    assert plain.bits() == recomputing.bits()
+
+
+def test_loading_returns_to_the_captured_bits_exactly(tiny_run):
+    run = tiny_run(precision="fp16")
+    run.train(3)
+    captured, bits = run.tensors(), run.bits()
+    run.train(6)
+    run.state.load(captured)
+    assert run.bits() == bits
+
+
+def test_names_are_the_same_at_every_step_and_sorted(tiny_run):
+    run = tiny_run()
+    before = [named.name for named in run.state.named_tensors()]
+    run.train(2)
+    after = [named.name for named in run.state.named_tensors()]
+    assert before == after == sorted(after)
+
+
+def test_a_capture_is_not_changed_by_later_training(tiny_run):
+    run = tiny_run()
+    run.train(2)
+    captured = run.tensors()
+    copies = {name: tensor.clone() for name, tensor in captured.items()}
+    run.train(6)
+    assert all(torch.equal(captured[name], copies[name]) for name in captured)
+
+
+def test_loading_does_not_tie_the_state_to_the_tensors_it_was_given(tiny_run):
+    source, target = tiny_run(), tiny_run()
+    source.train(2)
+    given = source.tensors()
+    target.state.load(given)
+    expected = target.bits()
+    for tensor in given.values():
+        tensor.zero_()
+    assert target.bits() == expected
+
+
+def test_the_trainer_group_holds_step_cursor_and_generator(tiny_run):
+    run = tiny_run()
+    run.train(4)
+    trainer = {named.name: named.tensor for named in run.state.named_tensors() if named.group == "trainer"}
+    assert set(trainer) == {"step", "cursor", "rng.cpu"}
+    assert (int(trainer["step"]), int(trainer["cursor"])) == (4, run.order.cursor_of(4))
+
+
+def test_an_fp16_state_holds_its_scaler(tiny_run):
+    assert {"scaler.scale", "scaler.growth_tracker"} <= tiny_run(precision="fp16").tensors().keys()
+
+
+def test_a_fresh_state_is_a_function_of_its_seed(tiny_run):
+    assert tiny_run(seed=1).bits() == tiny_run(seed=1).bits()
+    assert tiny_run(seed=1).bits() != tiny_run(seed=2).bits()
+
+
+def test_making_a_state_and_training_leave_the_process_generator_alone(tiny_run):
+    before = torch.get_rng_state()
+    tiny_run(model={"dropout": 0.5}).train(2)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda t: t.pop("model.wpe.weight"), "missing: model.wpe.weight"),
+        (lambda t: t.update(extra=torch.zeros(1)), "unexpected: extra"),
+        (lambda t: t.update({"model.wpe.weight": torch.zeros(3)}), r"different: model.wpe.weight is \(3,\)"),
+        (lambda t: t.update({"model.wpe.weight": t["model.wpe.weight"].double()}), "float64"),
+        (lambda t: t.update(cursor=torch.tensor(5)), "cursor=5 must be step=0"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused_by_name_and_change_nothing(tiny_run, change, words):
+    run, tensors = tiny_run(), tiny_run(seed=4).tensors()
+    before = run.bits()
+    change(tensors)
+    with pytest.raises(StateMismatch, match=words):
+        run.state.load(tensors)
+    assert run.bits() == before
+
+
+def test_weights_alone_can_be_loaded_into_a_network(tiny_run):
+    run = tiny_run()
+    run.train(2)
+    network = GPT(run.model_config, 61)
+    load_weights(network, run.tensors())
+    assert all(torch.equal(a, b) for a, b in zip(network.parameters(), run.state.model.parameters(), strict=True))
+
+
+def test_weights_of_another_model_are_refused(tiny_run):
+    with pytest.raises(StateMismatch, match=r"model\.wte\.weight"):
+        load_weights(GPT(tiny_run().model_config, 62), tiny_run().tensors())

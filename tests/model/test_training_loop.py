@@ -1,0 +1,100 @@
+"""The loop: where it stops, what it records, what it learns."""
+
+import math
+
+import numpy as np
+import pytest
+
+from model.errors import InvalidInput
+from model.sample_order import SampleOrder
+from model.schedule import learning_rate
+from model.token_windows import TokenWindows
+from model.training_loop import LoopOutcome, train_until
+
+
+def test_one_batch_is_learned_by_heart(tiny_run):
+    run = tiny_run(steps=150, lr=1e-2, min_lr=1e-2, warmup_steps=5, weight_decay=0.0, model={"n_embd": 32})
+    run.windows = TokenWindows([np.random.default_rng(1).integers(0, 61, 49).astype(np.uint16)], 8, 61)
+    run.order = SampleOrder(window_count=6, seed=0, global_batch=6)
+    losses = [record.train_loss for record in run.train(150)]
+    assert abs(losses[0] - math.log(61)) < 0.2
+    assert losses[-1] < 0.3
+
+
+def test_records_number_every_step_once_from_one(tiny_run):
+    assert [record.step for record in tiny_run().train(5)] == [1, 2, 3, 4, 5]
+
+
+def test_records_carry_the_rate_of_their_step(tiny_run):
+    run = tiny_run()
+    expected = [learning_rate(n, steps=12, warmup_steps=2, lr=1e-3, min_lr=1e-4) for n in range(1, 13)]
+    assert [record.lr for record in run.train(12)] == expected
+
+
+def test_records_measure_the_machine(tiny_run):
+    record = tiny_run().train(1)[0]
+    assert min(record.tokens_per_second, record.mfu, record.memory_bytes, record.seconds, record.grad_norm) > 0
+
+
+def test_speed_is_tokens_by_the_given_clock(tiny_run):
+    run, ticks, records = tiny_run(), iter(range(0, 100, 2)), []
+    train_until(
+        run.state,
+        run.windows,
+        run.order,
+        until_step=2,
+        training=run.training,
+        micro_batch=6,
+        on_step=records.append,
+        stop_requested=lambda: False,
+        probe=None,
+        clock=lambda: float(next(ticks)),
+    )
+    assert [(r.seconds, r.tokens_per_second) for r in records] == [(2.0, 6 * 8 / 2.0)] * 2
+
+
+def test_a_stop_is_obeyed_after_the_step_that_was_running(tiny_run):
+    run, answers = tiny_run(), iter([False, False, True])
+    assert len(run.train(12, stop=lambda: next(answers))) == 3
+    assert run.outcome == LoopOutcome(step=3, stopped=True)
+
+
+def test_training_in_segments_equals_training_at_once(tiny_run):
+    whole, parts = tiny_run(model={"dropout": 0.1}), tiny_run(model={"dropout": 0.1})
+    whole.train(9)
+    for until_step in (1, 4, 4, 9):
+        parts.train(until_step)
+    assert parts.bits() == whole.bits()
+
+
+def test_a_continued_run_draws_the_windows_the_undisturbed_one_would(tiny_run):
+    class Watched(TokenWindows):
+        seen: list[int]
+
+        def gather(self, indexes):
+            self.seen.extend(indexes.tolist())
+            return super().gather(indexes)
+
+    def watched(run, until_step):
+        windows = Watched(run.windows._shards, 8, 61)
+        windows.seen = []
+        run.train(until_step, windows=windows)
+        return windows.seen
+
+    undisturbed, killed, continued = tiny_run(), tiny_run(), tiny_run()
+    expected = watched(undisturbed, 12)
+    before = watched(killed, 5)
+    continued.state.load(killed.tensors())
+    assert before + watched(continued, 12) == expected
+
+
+def test_training_beyond_the_run_is_refused(tiny_run):
+    with pytest.raises(InvalidInput, match=r"until_step=13.*12"):
+        tiny_run().train(13)
+
+
+def test_an_order_of_other_data_is_refused(tiny_run):
+    run = tiny_run()
+    run.order = SampleOrder(window_count=7, seed=0, global_batch=6)
+    with pytest.raises(InvalidInput, match="order covers 7 windows"):
+        run.train(1)

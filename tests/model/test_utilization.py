@@ -1,0 +1,26 @@
+"""FLOPs, peak and memory."""
+
+import torch
+
+from model.configuration import ModelConfig
+from model.utilization import flops_per_token, measured_peak_flops, memory_bytes, model_flops_utilization
+
+CPU = torch.device("cpu")
+
+
+def test_flops_are_six_per_parameter_and_the_attention():
+    assert flops_per_token(ModelConfig(n_layer=2, n_embd=128, block_size=64), 1000) == 6000 + 12 * 2 * 128 * 64
+
+
+def test_utilization_is_the_share_of_the_peak():
+    assert model_flops_utilization(flops_each_token=10, tokens_per_second=5.0, peak_flops=200.0) == 0.25
+
+
+def test_the_peak_is_measured_once_and_draws_no_random_number():
+    before = torch.get_rng_state()
+    assert measured_peak_flops(CPU, "fp32") == measured_peak_flops(CPU, "fp32") > 1e6
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_memory_of_this_process_is_more_than_a_megabyte():
+    assert memory_bytes(CPU) > 2**20
