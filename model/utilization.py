@@ -23,7 +23,8 @@ def flops_per_token(config: ModelConfig, parameter_count: int) -> int:
 @functools.cache
 def measured_peak_flops(device: torch.device, precision: Precision) -> float:
     """Best matmul rate seen on `device`, in FLOP/s; measured once per process, draws no random number."""
-    size, repeats = (4096, 10) if device.type == "cuda" else (512, 3)
+    # The first products wake threads and caches, so several are timed and the best one counts.
+    size, repeats = (4096, 20) if device.type == "cuda" else (1024, 8)
     matrix = torch.full((size, size), 1.0 / size, dtype=_PEAK_DTYPES[precision], device=device)
     best = float("inf")
     for _ in range(repeats):

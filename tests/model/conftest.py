@@ -27,7 +27,7 @@ def _one_thread() -> Iterator[None]:
 class TinyRun:
     """A run of a two-layer model on random tokens that can be trained, captured and continued."""
 
-    def __init__(self, *, model: dict | None = None, **training: object) -> None:
+    def __init__(self, *, model: dict | None = None, device: torch.device = CPU, **training: object) -> None:
         self.model_config = ModelConfig(**{"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": 8, **(model or {})})
         self.training = TrainingConfig(**{"steps": 12, "global_batch": 6, "warmup_steps": 2, **training})
         tokens = np.random.default_rng(5).integers(0, VOCAB, 401).astype(np.uint16)
@@ -35,7 +35,7 @@ class TinyRun:
         self.order = SampleOrder(
             window_count=self.windows.window_count, seed=3, global_batch=self.training.global_batch
         )
-        self.state = TrainState.fresh(self.model_config, self.training, VOCAB, CPU)
+        self.state = TrainState.fresh(self.model_config, self.training, VOCAB, device)
 
     def train(self, until_step: int, *, probe=None, stop: Callable[[], bool] = lambda: False, **changes):
         """Train on and return the records."""

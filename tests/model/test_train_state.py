@@ -147,3 +147,23 @@ def test_weights_alone_can_be_loaded_into_a_network(tiny_run):
 def test_weights_of_another_model_are_refused(tiny_run):
     with pytest.raises(StateMismatch, match=r"model\.wte\.weight"):
         load_weights(GPT(tiny_run().model_config, 62), tiny_run().tensors())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@every_mode
+def test_a_continued_run_ends_in_the_undisturbed_bits_on_cuda(tiny_run, mode):
+    cuda = torch.device("cuda")
+    undisturbed, killed, continued = (tiny_run(**mode, device=cuda) for _ in range(3))
+    undisturbed.train(12)
+    killed.train(5)
+    continued.state.load(killed.tensors())
+    continued.train(12)
+    assert continued.bits() == undisturbed.bits()
+
+
+def test_a_generator_of_another_device_is_carried_not_refused(tiny_run):
+    source, target = tiny_run(), tiny_run()
+    target.state.load({**source.tensors(), "rng.cuda": torch.arange(16, dtype=torch.uint8)})
+    target.train(2)
+    assert target.tensors()["rng.cuda"].tolist() == list(range(16))
