@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from storage.errors import IntegrityError
+from storage.errors import IntegrityError, StorageError
 
 T = TypeVar("T")
 MAX_DOCUMENT_BYTES = 16 * 1024 * 1024
@@ -25,7 +25,7 @@ def decode(data: bytes, record_type: type[T], *, where: str) -> T:
         raise IntegrityError(f"{where}: {len(data)} bytes, at most {MAX_DOCUMENT_BYTES} are read")
     try:
         return msgspec.json.decode(data, type=record_type)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, ValueError) as error:
+    except (msgspec.DecodeError, RecursionError, ValueError, StorageError) as error:
         raise IntegrityError(f"{where}: not a valid {record_type.__name__}: {error}") from error
 
 

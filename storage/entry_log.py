@@ -87,7 +87,7 @@ class EntryLog:
             expected = last.sha256 if last else None
             if following.entry.prev != expected:
                 raise IntegrityError(
-                    f"{self.prefix}/{entry_name(following.entry.seq)}: prev is {following.entry.prev}, must be {expected}: "
+                    f"{self.prefix}/{entry_name(following.entry.seq)}: prev is {following.entry.prev}, must be {expected}; "
                     "an entry before it was changed"
                 )
             found.append(following)
@@ -98,7 +98,9 @@ class EntryLog:
     ) -> ReadEntry | None:
         """Try to append `body` right after `after`: the new entry when committed, None when the race was lost.
 
-        Raises `AppendUnknown` when neither could be established: acknowledge nothing and read again later.
+        Raises `AppendUnknown` when neither could be established: acknowledge nothing and read again later;
+        `IntegrityError`, before anything is written, for a body that could not be read back (JSON has no NaN):
+        it would make the log unreadable for ever.
         """
         entry = Entry(
             seq=0 if after is None else after.entry.seq + 1,
@@ -110,9 +112,10 @@ class EntryLog:
             resume=resume,
             body=body,
         )
-        data = encode_entry(entry)
-        if self._put(f"{self.prefix}/{entry_name(entry.seq)}", data, entry.write_id):
-            return ReadEntry(entry=entry, sha256=sha256(data))
+        data, key = encode_entry(entry), f"{self.prefix}/{entry_name(entry.seq)}"
+        readable = decode_entry(data, self.kinds, where=f"{key}, not written")
+        if self._put(key, data, entry.write_id):
+            return ReadEntry(entry=readable, sha256=sha256(data))
         return None
 
     def _put(self, key: str, data: bytes, write_id: str) -> bool:
@@ -131,4 +134,6 @@ class EntryLog:
                 continue
             except StoreUnavailable as error:
                 problem = error
-        raise AppendUnknown(f"{key}: could not be settled after {_TRIES} tries; nothing is acknowledged") from problem
+        raise AppendUnknown(
+            f"{key}: not settled after {_TRIES} tries, nothing is acknowledged; run the same command again: {problem}"
+        ) from problem

@@ -8,6 +8,7 @@ Temporary names start with a dot, which no key may, so readers never see them.
 import errno
 import hashlib
 import os
+import stat
 import uuid
 from collections.abc import Iterable
 from contextlib import contextmanager, suppress
@@ -19,6 +20,8 @@ from storage.object_store import WrittenObject, checked_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+_OPEN_TRIES = 8
 
 
 class LocalStore:
@@ -37,7 +40,7 @@ class LocalStore:
         """Return the object's bytes; raise `ObjectMissing` where there is none."""
         try:
             return self._path(key).read_bytes()
-        except (FileNotFoundError, NotADirectoryError) as missing:
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as missing:
             raise ObjectMissing(f"{self.url}/{key}: no such object") from missing
         except OSError as error:
             raise StoreUnavailable(f"{self.url}/{key}: cannot read: {error}") from error
@@ -74,7 +77,7 @@ class LocalStore:
     def list(self, prefix: str) -> list[str]:
         """Return all keys under the folder `prefix`, sorted."""
         found = []
-        for folder, folders, names in os.walk(self._path(prefix)):
+        for folder, folders, names in os.walk(self._path(prefix), onerror=self._unlistable):
             folders[:] = [name for name in folders if not name.startswith(".")]
             relative = Path(folder).relative_to(self._root).as_posix()
             found += [f"{relative}/{name}" for name in names if not name.startswith(".")]
@@ -94,14 +97,22 @@ class LocalStore:
     def size(self, key: str) -> int | None:
         """Return the object's size in bytes, or None where there is no object."""
         try:
-            return self._path(key).stat().st_size
+            found = self._path(key).stat()
         except (FileNotFoundError, NotADirectoryError):
             return None
+        except OSError as error:
+            raise _explained(error, f"{self.url}/{key}: cannot stat") from error
+        return found.st_size if stat.S_ISREG(found.st_mode) else None
 
     def delete(self, key: str) -> None:
         """Delete the object if it is there, and its folder when that is left empty."""
         path = self._path(key)
-        path.unlink(missing_ok=True)
+        try:
+            path.unlink(missing_ok=True)
+        except NotADirectoryError:
+            return
+        except OSError as error:
+            raise _explained(error, f"{self.url}/{key}: cannot delete") from error
         with suppress(OSError):
             path.parent.rmdir()
 
@@ -112,18 +123,47 @@ class LocalStore:
     def _path(self, key: str) -> Path:
         return self._root / checked_key(key)
 
+    def _unlistable(self, error: OSError) -> None:
+        # A folder that is absent or vanished meanwhile holds nothing; one that may not be read could hold anything.
+        if not isinstance(error, FileNotFoundError | NotADirectoryError):
+            raise _explained(error, f"{self.url}: cannot list {error.filename}") from error
+
     @contextmanager
     def _temporary(self, path: Path) -> "Iterator[tuple[BinaryIO, Path]]":
         temporary = path.parent / f".{path.name}.{uuid.uuid4().hex}"
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("xb") as file:
+            with _opened(temporary) as file:
                 yield file, temporary
         except OSError as error:
             raise _explained(error, f"{self.url}: cannot write {path.name}") from error
         finally:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
+
+
+def _opened(temporary: Path) -> BinaryIO:
+    """Open the temporary file; `delete` of a last object may take the folder away in between, so more than once."""
+    for _ in range(_OPEN_TRIES):
+        _make_folder(temporary.parent)
+        with suppress(FileNotFoundError):
+            return temporary.open("xb")
+    return temporary.open("xb")
+
+
+def _make_folder(folder: Path) -> None:
+    """Make the folder and those above it, each on disk before anything is promised to be in it."""
+    if folder.is_dir():
+        return
+    _make_folder(folder.parent)
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
+    except FileNotFoundError:
+        return
+    with suppress(FileNotFoundError, PermissionError):
+        _fsync_folder(folder.parent)
 
 
 def _flush(file: BinaryIO) -> None:

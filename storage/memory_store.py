@@ -30,7 +30,7 @@ class MemoryStore:
     def read(self, key: str) -> bytes:
         """Return the object's bytes; raise `ObjectMissing` where there is none."""
         with self._lock:
-            if key not in self._objects:
+            if checked_key(key) not in self._objects:
                 raise ObjectMissing(f"{self.url}/{key}: no such object")
             return self._objects[key]
 
@@ -56,7 +56,8 @@ class MemoryStore:
     def list(self, prefix: str) -> list[str]:
         """Return all keys under the folder `prefix`, sorted."""
         with self._lock:
-            return sorted(key for key in self._objects if key.startswith(prefix + "/"))
+            folder = checked_key(prefix) + "/"
+            return sorted(key for key in self._objects if key.startswith(folder))
 
     def first(self, prefix: str) -> str | None:
         """Return the smallest key directly under the folder `prefix`."""
@@ -65,13 +66,14 @@ class MemoryStore:
     def size(self, key: str) -> int | None:
         """Return the object's size in bytes, or None where there is no object."""
         with self._lock:
-            return len(self._objects[key]) if key in self._objects else None
+            return len(self._objects[key]) if checked_key(key) in self._objects else None
 
     def delete(self, key: str) -> None:
         """Delete the object if it is there."""
         with self._lock:
-            self._objects.pop(key, None)
+            self._objects.pop(checked_key(key), None)
 
     def local_path(self, key: str) -> Path | None:
         """Return None: memory has no files."""
+        checked_key(key)
         return None

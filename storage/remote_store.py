@@ -109,12 +109,12 @@ class RemoteStore:
     def size(self, key: str) -> int | None:
         """Return the object's size in bytes, or None where there is no object."""
         try:
-            size = self._fs.size(self._path(key))
+            found = self._fs.info(self._path(key))
         except FileNotFoundError:
             return None
         except Exception as error:
             raise self._unavailable("stat", key, error) from error
-        return int(size)
+        return int(found["size"]) if found["type"] == "file" else None
 
     def delete(self, key: str) -> None:
         """Delete the object if it is there."""
@@ -127,6 +127,7 @@ class RemoteStore:
 
     def local_path(self, key: str) -> Path | None:
         """Return None: the bytes are elsewhere."""
+        checked_key(key)
         return None
 
     def _path(self, key: str) -> str:

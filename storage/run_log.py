@@ -53,7 +53,7 @@ class RunLog:
         """Append what `decide` returns for the newest state; decide again whenever somebody was faster.
 
         `decide` returns a body, or None to append nothing, and may raise. Raises `Fenced` when the writer's attempt no
-        longer owns the run, `AppendUnknown` when the outcome could not be established.
+        longer owns the run or the fold would refuse the body, `AppendUnknown` when the outcome could not be established.
         """
         while True:
             state = self.refresh()
@@ -62,8 +62,12 @@ class RunLog:
             body = decide(state)
             if body is None:
                 return state
-            resume = fold([_preview(body, writer)], state).resume
-            read = self._log.append(body, after=self._head, writer=writer, resume=resume)
+            after = fold([_preview(body, writer)], state)
+            if len(after.refused) > len(state.refused):
+                raise Fenced(
+                    f"run {self.run_id}: every reader would refuse this entry now, so it is not written: {body}"
+                )
+            read = self._log.append(body, after=self._head, writer=writer, resume=after.resume)
             if read is not None:
                 self._accept(read)
                 return self.state
