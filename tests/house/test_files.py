@@ -9,7 +9,7 @@ import pytest
 
 # Spelled so that this file does not find itself.
 MACHINE_PATH = re.compile(r"(?<![\w.:/~$}-])/(?:home|root|Users|work|tmp|opt/(?:pypi|wheels))" + r"/\w")
-INDEX_ADDRESS = re.compile(r"(?:index-url|find-links|trusted-host|registry)\s*[=:]?\s*\S*://")
+INDEX_ADDRESS = re.compile(r"(?:index-url|find-links|trusted-host)[\s=:]+\S*:" + r"//")
 TEXT = {".py", ".toml", ".txt", ".md", ".yaml", ".yml", ".sh", ".html", ".json", ""}
 
 
