@@ -1,0 +1,158 @@
+"""Token shards: one column of token ids in an Arrow IPC file, read where it lies.
+
+Owns the shard's schema, its file and the cutting of a token stream into shards. Refuses to know documents, splits and
+stores. Source: Apache Arrow columnar format, IPC file format. One record batch a file, so a shard is one array.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from storage.errors import IntegrityError, StorageError
+
+SHARD_VERSION = 1
+DEFAULT_SHARD_TOKENS = 8 * 1024 * 1024
+MAX_VOCAB_SIZE = 2**32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardSchema:
+    """What a shard's reader must expect: the vocabulary decides the width, the tokenizer the meaning of an id."""
+
+    tokenizer_sha256: str
+    vocab_size: int
+
+    def __post_init__(self) -> None:
+        """Refuse a vocabulary that no shard width holds."""
+        if not 1 <= self.vocab_size <= MAX_VOCAB_SIZE:
+            raise ValueError(f"vocab_size = {self.vocab_size}: must lie in 1 to {MAX_VOCAB_SIZE}")
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Token width: uint16 while every id fits, uint32 beyond."""
+        return np.dtype(np.uint16 if self.vocab_size <= 2**16 else np.uint32)
+
+    def labels(self) -> dict[str, str]:
+        """Return the metadata every shard carries, in key order."""
+        return {
+            "cairn.shard_version": str(SHARD_VERSION),
+            "cairn.tokenizer_sha256": self.tokenizer_sha256,
+            "cairn.vocab_size": str(self.vocab_size),
+        }
+
+    def arrow(self) -> pa.Schema:
+        """Return the Arrow schema of a shard file."""
+        column = pa.field("token", pa.from_numpy_dtype(self.dtype), nullable=False)
+        return pa.schema([column], metadata=self.labels())
+
+
+class ShardWriter:
+    """Cuts a stream of tokens into files ``<prefix>-00000.arrow``, … of exactly ``shard_tokens`` but for the last.
+
+    Holds one shard in memory. Use as a context manager; the last shard is written when it closes without an error.
+    """
+
+    def __init__(
+        self, folder: Path, prefix: str, schema: ShardSchema, *, shard_tokens: int = DEFAULT_SHARD_TOKENS
+    ) -> None:
+        """Write into ``folder``, which exists; raises StorageError for a ``shard_tokens`` below one."""
+        if shard_tokens < 1:
+            raise StorageError(f"shard_tokens = {shard_tokens}: must be at least 1")
+        self._folder, self._prefix, self._schema = folder, prefix, schema
+        self._buffer: NDArray[Any] = np.empty(shard_tokens, dtype=schema.dtype)
+        self._filled = 0
+        self._written = 0
+        self.tokens = 0
+
+    def __enter__(self) -> "ShardWriter":
+        """Return the writer itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Write the last shard, unless an error is on its way."""
+        if kind is None and self._filled:
+            self._flush()
+
+    def append(self, tokens: NDArray[Any]) -> None:
+        """Add token ids (N,); raises StorageError for an id outside the vocabulary, which the width would wrap."""
+        if tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < self._schema.vocab_size:
+            bad = tokens[(tokens < 0) | (tokens >= self._schema.vocab_size)][0]
+            raise StorageError(f"token id {bad}: must lie in 0 to {self._schema.vocab_size - 1} (vocab_size - 1)")
+        self.tokens += len(tokens)
+        while len(tokens):
+            piece = tokens[: len(self._buffer) - self._filled]
+            self._buffer[self._filled : self._filled + len(piece)] = piece
+            self._filled += len(piece)
+            tokens = tokens[len(piece) :]
+            if self._filled == len(self._buffer):
+                self._flush()
+
+    def _flush(self) -> None:
+        path = self._folder / f"{self._prefix}-{self._written:05d}.arrow"
+        write_shard(path, self._buffer[: self._filled], self._schema)
+        self._filled = 0
+        self._written += 1
+
+
+def write_shard(path: Path, tokens: NDArray[Any], schema: ShardSchema) -> None:
+    """Write tokens (N,) of the schema's width as one shard file, without copying them first."""
+    if tokens.ndim != 1 or tokens.dtype != schema.dtype:
+        raise StorageError(f"{path}: tokens are {tokens.shape} {tokens.dtype}; must be one row of {schema.dtype}")
+    arrow = schema.arrow()
+    column = pa.Array.from_buffers(arrow.field("token").type, len(tokens), [None, pa.py_buffer(tokens)])
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, arrow) as writer:
+        writer.write_batch(pa.record_batch([column], schema=arrow))
+
+
+def map_shard(path: Path, schema: ShardSchema, *, where: str) -> NDArray[Any]:
+    """Return the tokens (N,) of a shard file as a read-only view of its memory map."""
+    try:
+        with pa.memory_map(str(path), "r") as mapped:
+            buffer = mapped.read_buffer()
+    except (OSError, pa.ArrowException) as error:
+        raise IntegrityError(f"{where}: cannot be mapped: {error}") from error
+    return shard_tokens(buffer, schema, where=where)
+
+
+def shard_tokens(data: "pa.Buffer | bytes | memoryview", schema: ShardSchema, *, where: str) -> NDArray[Any]:
+    """Return the tokens (N,) of a shard's bytes as a read-only view into them.
+
+    Raises IntegrityError naming ``where`` and what differs: no shard, other columns, another tokenizer or version.
+    """
+    buffer = data if isinstance(data, pa.Buffer) else pa.py_buffer(data)
+    try:
+        with pa.ipc.open_file(buffer) as reader:
+            _require_schema(reader.schema, schema, where)
+            if reader.num_record_batches != 1:
+                raise IntegrityError(f"{where}: {reader.num_record_batches} record batches; a shard has exactly one")
+            batch = reader.get_batch(0)
+            batch.validate(full=True)
+            tokens: NDArray[Any] = batch.column(0).to_numpy(zero_copy_only=True)
+    except (pa.ArrowException, OSError) as error:
+        raise IntegrityError(f"{where}: not a readable Arrow shard: {error}") from error
+    return tokens
+
+
+def _require_schema(found: pa.Schema, schema: ShardSchema, where: str) -> None:
+    expected = schema.arrow()
+    if not found.equals(expected):
+        raise IntegrityError(f"{where}: columns are [{_columns(found)}], expected [{_columns(expected)}]")
+    labels = _text(found.metadata or {})
+    for name, value in schema.labels().items():
+        if labels.get(name) != value:
+            raise IntegrityError(
+                f"{where}: {name} is {labels.get(name)!r}, expected {value!r}: the shard was made for something else"
+            )
+
+
+def _columns(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}{'' if field.nullable else ' not null'}" for field in schema)
+
+
+def _text(metadata: Mapping[bytes, bytes]) -> dict[str, str]:
+    return {key.decode("utf-8", "replace"): value.decode("utf-8", "replace") for key, value in metadata.items()}

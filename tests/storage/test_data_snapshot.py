@@ -1,0 +1,184 @@
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as parquet
+import pytest
+
+from storage.data_snapshot import (
+    DOCUMENTS,
+    SNAPSHOT_VERSION,
+    TOKENIZER,
+    DocumentRow,
+    SnapshotManifest,
+    SnapshotObject,
+    SnapshotSource,
+    SnapshotSplits,
+    SplitSize,
+    open_snapshot,
+    publish_snapshot,
+    read_manifest,
+    write_document_index,
+)
+from storage.document import encode, sha256
+from storage.errors import IntegrityError, ObjectMissing
+from storage.local_store import LocalStore
+from storage.memory_store import MemoryStore
+from storage.object_store import ObjectStore
+from storage.token_shard import ShardWriter
+
+ROW = DocumentRow(source="a.txt", offset_bytes=3, bytes=400, tokens=100, split="train", sha256="ab" * 32)
+MANIFEST = SnapshotManifest(
+    version=SNAPSHOT_VERSION,
+    tokenizer_sha256=sha256(b"{}"),
+    vocab_size=300,
+    end_of_text_id=256,
+    val_fraction=0.1,
+    splits=SnapshotSplits(
+        train=SplitSize(documents=1, tokens=100, bytes=400), val=SplitSize(documents=1, tokens=10, bytes=25)
+    ),
+    sources=(SnapshotSource(name="a.txt", bytes=425, sha256="cd" * 32, unit="whole file", documents=2),),
+)
+
+
+@pytest.fixture
+def staged(tmp_path: Path) -> Path:
+    folder = tmp_path / "staged"
+    folder.mkdir()
+    (folder / TOKENIZER).write_bytes(b"{}")
+    for split, tokens in (("train", 100), ("val", 10)):
+        with ShardWriter(folder, split, MANIFEST.shard_schema, shard_tokens=64) as writer:
+            writer.append(np.arange(tokens))
+    write_document_index(folder / DOCUMENTS, [ROW])
+    return folder
+
+
+@pytest.fixture(params=["memory", "local"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
+    return MemoryStore() if request.param == "memory" else LocalStore(tmp_path / "store")
+
+
+def names_of(store: ObjectStore, snapshot_id: str) -> list[str]:
+    return [key.rpartition("/")[2] for key in store.list(f"data/{snapshot_id}")]
+
+
+def flip(store: ObjectStore, key: str) -> None:
+    data = bytearray(store.read(key))
+    data[len(data) // 2] ^= 1
+    store.write(key, bytes(data))
+
+
+def test_a_published_snapshot_opens_with_the_tokens_it_was_given(
+    store: ObjectStore, staged: Path, tmp_path: Path
+) -> None:
+    snapshot_id, _ = publish_snapshot(store, staged, MANIFEST)
+    opened = open_snapshot(store, snapshot_id, tmp_path / "cache")
+    assert np.concatenate(opened.train).tolist() == list(range(100))
+    assert np.concatenate(opened.val).tolist() == list(range(10))
+    assert opened.tokenizer_json == "{}"
+
+
+def test_the_layout_is_the_promised_one(store: ObjectStore, staged: Path) -> None:
+    snapshot_id, _ = publish_snapshot(store, staged, MANIFEST)
+    shards = ["train-00000.arrow", "train-00001.arrow", "val-00000.arrow"]
+    assert names_of(store, snapshot_id) == ["documents.parquet", "snapshot.json", "tokenizer.json", *shards]
+
+
+def test_the_id_is_the_hash_of_the_manifest(store: ObjectStore, staged: Path) -> None:
+    snapshot_id, manifest = publish_snapshot(store, staged, MANIFEST)
+    assert sha256(store.read(f"data/{snapshot_id}/snapshot.json")) == snapshot_id
+    assert read_manifest(store, snapshot_id) == manifest
+
+
+def test_publishing_twice_changes_nothing(store: ObjectStore, staged: Path) -> None:
+    first = publish_snapshot(store, staged, MANIFEST)
+    before = {key: store.read(key) for key in store.list("data")}
+    assert publish_snapshot(store, staged, MANIFEST) == first
+    assert {key: store.read(key) for key in store.list("data")} == before
+
+
+def test_a_snapshot_without_its_marker_is_invisible(store: ObjectStore, staged: Path, tmp_path: Path) -> None:
+    snapshot_id, _ = publish_snapshot(store, staged, MANIFEST)
+    store.delete(f"data/{snapshot_id}/snapshot.json")
+    with pytest.raises(ObjectMissing, match="no such data snapshot"):
+        open_snapshot(store, snapshot_id, tmp_path / "cache")
+
+
+@pytest.mark.parametrize("name", ["snapshot.json", "tokenizer.json", "train-00001.arrow", "val-00000.arrow", DOCUMENTS])
+def test_a_flipped_bit_is_refused_by_name(store: ObjectStore, staged: Path, tmp_path: Path, name: str) -> None:
+    snapshot_id, _ = publish_snapshot(store, staged, MANIFEST)
+    flip(store, f"data/{snapshot_id}/{name}")
+    with pytest.raises(IntegrityError, match=f"data/{snapshot_id}/{name}: sha256 is .*, expected .*; delete"):
+        open_snapshot(store, snapshot_id, tmp_path / "cache")
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "train-00000.arrow"])
+def test_a_missing_object_is_refused_by_name(store: ObjectStore, staged: Path, tmp_path: Path, name: str) -> None:
+    snapshot_id, _ = publish_snapshot(store, staged, MANIFEST)
+    store.delete(f"data/{snapshot_id}/{name}")
+    with pytest.raises(IntegrityError, match=f"data/{snapshot_id}/{name}: "):
+        open_snapshot(store, snapshot_id, tmp_path / "cache")
+
+
+def test_a_damaged_marker_is_not_mistaken_for_a_published_snapshot(store: ObjectStore, staged: Path) -> None:
+    snapshot_id, _ = publish_snapshot(store, staged, MANIFEST)
+    flip(store, f"data/{snapshot_id}/snapshot.json")
+    with pytest.raises(IntegrityError, match=f"delete data/{snapshot_id} and run again"):
+        publish_snapshot(store, staged, MANIFEST)
+
+
+def test_a_remote_snapshot_is_read_once_and_then_from_the_cache(staged: Path, tmp_path: Path) -> None:
+    store = MemoryStore()
+    snapshot_id, manifest = publish_snapshot(store, staged, MANIFEST)
+    open_snapshot(store, snapshot_id, tmp_path / "cache")
+    for item in manifest.objects:
+        store.delete(f"data/{snapshot_id}/{item.key}")
+    assert open_snapshot(store, snapshot_id, tmp_path / "cache").train
+
+
+def test_a_damaged_cache_is_replaced_from_the_store(staged: Path, tmp_path: Path) -> None:
+    store = MemoryStore()
+    snapshot_id, _ = publish_snapshot(store, staged, MANIFEST)
+    open_snapshot(store, snapshot_id, tmp_path / "cache")
+    for path in (tmp_path / "cache").iterdir():
+        path.write_bytes(b"damaged")
+    opened = open_snapshot(store, snapshot_id, tmp_path / "cache")
+    assert np.concatenate(opened.train).tolist() == list(range(100))
+
+
+def test_a_local_snapshot_is_mapped_where_it_lies(staged: Path, tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    snapshot_id, _ = publish_snapshot(store, staged, MANIFEST)
+    open_snapshot(store, snapshot_id, tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_shards_that_hold_fewer_tokens_than_promised_are_refused(
+    store: ObjectStore, staged: Path, tmp_path: Path
+) -> None:
+    (staged / "train-00001.arrow").unlink()
+    snapshot_id, _ = publish_snapshot(store, staged, MANIFEST)
+    with pytest.raises(IntegrityError, match="train shards hold 64 tokens, the manifest says 100"):
+        open_snapshot(store, snapshot_id, tmp_path / "cache")
+
+
+def test_a_manifest_of_a_later_version_is_refused() -> None:
+    store = MemoryStore()
+    data = encode(MANIFEST).replace(b'"version": 1', b'"version": 2')
+    store.write(f"data/{sha256(data)}/snapshot.json", data)
+    with pytest.raises(IntegrityError, match="version = 2: only 1 is read; update cairn"):
+        read_manifest(store, sha256(data))
+
+
+@pytest.mark.parametrize("key", ["../escape", "", ".hidden", "a/b"])
+def test_an_object_outside_the_snapshots_folder_is_refused(key: str) -> None:
+    with pytest.raises(ValueError, match="must be a plain file name"):
+        SnapshotObject(key=key, bytes=1, sha256="ab" * 32)
+
+
+def test_bytes_per_token_counts_the_text_of_its_own_split() -> None:
+    assert (MANIFEST.bytes_per_token("train"), MANIFEST.bytes_per_token("val")) == (4.0, 2.5)
+
+
+def test_the_document_index_keeps_every_field(staged: Path) -> None:
+    (row,) = parquet.read_table(staged / DOCUMENTS).to_pylist()
+    assert DocumentRow(**row) == ROW

@@ -1,0 +1,45 @@
+import hashlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.document import InvalidCorpus
+from tasks.document_split import Split, require_both_splits, split_of
+
+fractions = st.floats(min_value=0.001, max_value=0.999)
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+@given(texts=st.lists(st.text(), unique=True), added=st.lists(st.text()), fraction=fractions)
+def test_adding_documents_never_moves_a_document(texts: list[str], added: list[str], fraction: float) -> None:
+    before = {text: split_of(digest(text), fraction) for text in texts}
+    after = {text: split_of(digest(text), fraction) for text in [*added, *texts]}
+    assert all(after[text] is before[text] for text in texts)
+
+
+@given(text=st.text(), fractions=st.tuples(fractions, fractions))
+def test_a_greater_fraction_never_moves_a_document_from_val_to_train(text: str, fractions: tuple[float, float]) -> None:
+    small, great = sorted(fractions)
+    assert split_of(digest(text), small) is Split.TRAIN or split_of(digest(text), great) is Split.VAL
+
+
+def test_the_held_out_share_is_close_to_the_fraction() -> None:
+    held = sum(split_of(digest(str(number)), 0.1) is Split.VAL for number in range(10_000))
+    assert 900 < held < 1100
+
+
+def test_the_split_of_known_digests_is_fixed_for_ever() -> None:
+    assert split_of("0" * 64, 0.1) is Split.VAL
+    assert split_of("f" * 64, 0.999) is Split.TRAIN
+    assert split_of("80" + "0" * 62, 0.5) is Split.TRAIN
+    assert split_of("7f" + "f" * 62, 0.5) is Split.VAL
+
+
+@pytest.mark.parametrize(("train", "val", "empty", "remedy"), [(3, 0, "val", "raise"), (0, 3, "train", "lower")])
+def test_an_empty_split_is_refused_with_what_to_change(train: int, val: int, empty: str, remedy: str) -> None:
+    with pytest.raises(InvalidCorpus, match=rf"data.val_fraction = 0.1: none of the 3 .* {empty} split.*{remedy} "):
+        require_both_splits(train, val, 0.1)

@@ -1,0 +1,268 @@
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+
+from model.configuration import DataConfig
+from model.tokenizer import Tokenizer
+from storage.data_snapshot import OpenSnapshot, open_snapshot
+from storage.errors import ObjectMissing, StorageError
+from storage.local_store import LocalStore
+from storage.memory_store import MemoryStore
+from storage.object_store import ObjectStore, WrittenObject
+from tasks.document import InvalidCorpus
+from tasks.snapshot_build import SnapshotReference, build_snapshot, check_block_size
+
+PARAGRAPHS = [f"Paragraph {number} speaks of stone {number * number % 97} on the long way up." for number in range(60)]
+BYTES = DataConfig(sources=("a.txt",), tokenizer="bytes")
+BPE = DataConfig(sources=("a.txt",), tokenizer="bpe:300")
+
+
+class CrashingStore:
+    """A store whose k-th write never happens: the process is gone."""
+
+    def __init__(self, inner: ObjectStore, crash_at: int) -> None:
+        self.inner, self.left, self.url = inner, crash_at, inner.url
+        self.read, self.list, self.first, self.size = inner.read, inner.list, inner.first, inner.size
+        self.delete, self.local_path = inner.delete, inner.local_path
+
+    def _count(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise StorageError("crashed")
+
+    def create(self, key: str, data: bytes) -> bool:
+        self._count()
+        return self.inner.create(key, data)
+
+    def write(self, key: str, data: bytes) -> None:
+        self._count()
+        self.inner.write(key, data)
+
+    def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> WrittenObject:
+        self._count()
+        return self.inner.write_stream(key, chunks)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    (tmp_path / "a.txt").write_text("\n\n".join(PARAGRAPHS))
+    return tmp_path
+
+
+def open_built(store: ObjectStore, reference: SnapshotReference, base: Path) -> OpenSnapshot:
+    return open_snapshot(store, reference.snapshot_id, base / "cache")
+
+
+def documents_in(snapshot: OpenSnapshot, shards: Iterable[np.ndarray]) -> list[str]:
+    tokenizer = Tokenizer.from_json(snapshot.tokenizer_json)
+    tokens = np.concatenate(list(shards))
+    ends = np.flatnonzero(tokens == snapshot.manifest.end_of_text_id) + 1
+    assert ends[-1] == len(tokens)
+    return [tokenizer.decode(part[:-1].tolist()) for part in np.split(tokens, ends[:-1])]
+
+
+def split_of_documents(data: DataConfig, base: Path) -> dict[str, str]:
+    store = MemoryStore()
+    opened = open_built(store, build_snapshot(store, data, base), base)
+    train, val = documents_in(opened, opened.train), documents_in(opened, opened.val)
+    return {**dict.fromkeys(train, "train"), **dict.fromkeys(val, "val")}
+
+
+@pytest.mark.parametrize("data", [BYTES, BPE])
+def test_every_document_comes_back_once_with_end_of_text_after_it(text: Path, data: DataConfig) -> None:
+    store = MemoryStore()
+    opened = open_built(store, build_snapshot(store, data, text), text)
+    found = documents_in(opened, opened.train) + documents_in(opened, opened.val)
+    assert sorted(found) == sorted(PARAGRAPHS)
+
+
+def test_the_manifest_counts_what_the_shards_hold(text: Path) -> None:
+    store = MemoryStore()
+    reference = build_snapshot(store, BYTES, text, shard_tokens=512)
+    opened, splits = open_built(store, reference, text), reference.manifest.splits
+    assert [sum(map(len, opened.train)), sum(map(len, opened.val))] == [splits.train.tokens, splits.val.tokens]
+    assert splits.train.bytes + splits.val.bytes == sum(map(len, PARAGRAPHS))
+    assert splits.train.documents + splits.val.documents == len(PARAGRAPHS)
+    assert len(opened.train) == -(-splits.train.tokens // 512)
+
+
+def test_the_document_index_finds_each_text_in_its_source(text: Path) -> None:
+    store = MemoryStore()
+    reference = build_snapshot(store, BYTES, text)
+    table = parquet.read_table(pa.BufferReader(store.read(f"data/{reference.snapshot_id}/documents.parquet")))
+    content = (text / "a.txt").read_bytes()
+    texts = [content[row["offset_bytes"] : row["offset_bytes"] + row["bytes"]] for row in table.to_pylist()]
+    assert [item.decode() for item in texts] == PARAGRAPHS
+
+
+@pytest.mark.parametrize("data", [BYTES, BPE])
+def test_the_same_input_gives_the_same_id_anywhere(tmp_path: Path, data: DataConfig) -> None:
+    ids = set()
+    for place in ("one", "two"):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "a.txt").write_text("\n\n".join(PARAGRAPHS))
+        ids.add(build_snapshot(MemoryStore(), data, tmp_path / place).snapshot_id)
+    assert len(ids) == 1
+
+
+def test_the_order_of_files_is_irrelevant(text: Path) -> None:
+    (text / "b.txt").write_text("\n\n".join(reversed(PARAGRAPHS)))
+    ids = {
+        build_snapshot(MemoryStore(), DataConfig(sources=sources, tokenizer="bytes"), text).snapshot_id
+        for sources in (("a.txt", "b.txt"), ("b.txt", "a.txt"), ("b.txt", "a.txt", "b.txt"))
+    }
+    assert len(ids) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"val_fraction": 0.2}, {"tokenizer": "bpe:300"}, {"sources": ("a.txt", "b.txt")}],
+    ids=lambda change: next(iter(change)),
+)
+def test_whatever_changes_the_data_changes_the_id(text: Path, change: dict[str, object]) -> None:
+    (text / "b.txt").write_text("more")
+    store = MemoryStore()
+    changed = BYTES.model_copy(update=change)
+    assert build_snapshot(store, BYTES, text).snapshot_id != build_snapshot(store, changed, text).snapshot_id
+
+
+def test_adding_a_file_never_moves_a_document(text: Path) -> None:
+    before = split_of_documents(BYTES, text)
+    (text / "0.txt").write_text("\n\n".join(f"Added {number}." for number in range(40)))
+    after = split_of_documents(DataConfig(sources=("a.txt", "0.txt"), tokenizer="bytes"), text)
+    assert before.items() <= after.items()
+
+
+def test_adding_a_file_to_a_glob_never_moves_a_document(tmp_path: Path) -> None:
+    data = DataConfig(sources=("*.txt",), tokenizer="bytes")
+    for number, paragraph in enumerate(PARAGRAPHS[:40]):
+        (tmp_path / f"{number}.txt").write_text(paragraph)
+    before = split_of_documents(data, tmp_path)
+    for number, paragraph in enumerate(PARAGRAPHS[40:]):
+        (tmp_path / f"0{number}.txt").write_text(paragraph)
+    assert before.items() <= split_of_documents(data, tmp_path).items()
+
+
+def test_the_tokenizer_learns_from_train_alone(text: Path) -> None:
+    splits = split_of_documents(BYTES, text)
+    train = [paragraph for paragraph in PARAGRAPHS if splits[paragraph] == "train"]
+    store = MemoryStore()
+    reference = build_snapshot(store, BPE, text)
+    assert reference.manifest.tokenizer_sha256 == Tokenizer.train_bpe(train, 300).sha256
+
+
+def test_a_tokenizer_file_is_used_as_it_is(text: Path) -> None:
+    tokenizer = Tokenizer.train_bpe(PARAGRAPHS, 290)
+    (text / "tokenizer.json").write_text(tokenizer.to_json())
+    data = DataConfig(sources=("a.txt",), tokenizer="tokenizer.json")
+    assert build_snapshot(MemoryStore(), data, text).manifest.tokenizer_sha256 == tokenizer.sha256
+
+
+def test_the_second_build_of_a_recipe_tokenizes_nothing(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore()
+    first = build_snapshot(store, BPE, text)
+    monkeypatch.delattr(Tokenizer, "train_bpe")
+    monkeypatch.delattr(Tokenizer, "encode_batch")
+    second = build_snapshot(store, BPE, text)
+    assert second.snapshot_id == first.snapshot_id
+    assert second.manifest == first.manifest
+    assert (first.reused, second.reused) == (False, True)
+
+
+def break_recipe(store: ObjectStore, key: str, snapshot_id: str) -> None:
+    store.write(key, b"{")
+
+
+def delete_marker(store: ObjectStore, key: str, snapshot_id: str) -> None:
+    store.delete(f"data/{snapshot_id}/snapshot.json")
+
+
+@pytest.mark.parametrize("harm", [break_recipe, delete_marker])
+def test_a_recipe_that_leads_nowhere_is_built_again(text: Path, harm: Callable[[ObjectStore, str, str], None]) -> None:
+    store = MemoryStore()
+    first = build_snapshot(store, BYTES, text)
+    (key,) = store.list("data/recipes")
+    harm(store, key, first.snapshot_id)
+    second = build_snapshot(store, BYTES, text)
+    assert (second.snapshot_id, second.reused) == (first.snapshot_id, False)
+    assert open_built(store, second, text).train
+
+
+@pytest.mark.parametrize("kind", ["memory", "local"])
+def test_a_crash_between_any_two_writes_leaves_nothing_visible_or_a_whole_snapshot(text: Path, kind: str) -> None:
+    whole = build_snapshot(MemoryStore(), BYTES, text, shard_tokens=1024).snapshot_id
+    outcomes = []
+    for crash_at in range(100):
+        inner = MemoryStore() if kind == "memory" else LocalStore(text / f"store-{crash_at}")
+        try:
+            build_snapshot(CrashingStore(inner, crash_at), BYTES, text, shard_tokens=1024)
+        except StorageError:
+            outcomes.append(visible(inner, whole, text))
+            assert build_snapshot(inner, BYTES, text, shard_tokens=1024).snapshot_id == whole
+            assert visible(inner, whole, text)
+        else:
+            break
+    # tokenizer, index, at least four shards and the marker; only the recipe comes after it
+    assert len(outcomes) >= 8
+    assert outcomes == [False] * (len(outcomes) - 1) + [True]
+
+
+def visible(store: ObjectStore, snapshot_id: str, base: Path) -> bool:
+    try:
+        return bool(open_snapshot(store, snapshot_id, base / "cache").train)
+    except ObjectMissing:
+        return False
+
+
+def test_nothing_is_left_in_the_temporary_folder(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (text / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(text / "temporary"))
+    with pytest.raises(StorageError, match="crashed"):
+        build_snapshot(CrashingStore(MemoryStore(), 1), BYTES, text)
+    assert not list((text / "temporary").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (BPE.model_copy(update={"tokenizer": "bpe:256"}), r"data.tokenizer = 'bpe:256': .*256 ids; rule: from 257"),
+        (BPE.model_copy(update={"tokenizer": f"bpe:{2**32 + 1}"}), r"4294967297 ids; rule: .* to 4294967296"),
+        (BPE.model_copy(update={"tokenizer": "bpe:60000"}), r"data.tokenizer = 'bpe:60000': .*too big"),
+        (BPE.model_copy(update={"tokenizer": "absent.json"}), r"data.tokenizer = 'absent.json': .*absent.json"),
+        (BPE.model_copy(update={"sources": ("absent.txt",)}), r"data.sources = 'absent.txt': no such file"),
+        (BPE.model_copy(update={"val_fraction": 1e-9}), r"data.val_fraction = 1e-09: .* the val split"),
+        (BPE.model_copy(update={"val_fraction": 1 - 1e-9}), r"data.val_fraction = .* the train split"),
+    ],
+)
+def test_what_cannot_work_is_refused_and_nothing_written(text: Path, data: DataConfig, message: str) -> None:
+    store = MemoryStore()
+    with pytest.raises(InvalidCorpus, match=message):
+        build_snapshot(store, data, text)
+    assert not store.list("data")
+
+
+def test_a_block_size_that_fits_both_splits_is_accepted(text: Path) -> None:
+    manifest = build_snapshot(MemoryStore(), BYTES, text).manifest
+    check_block_size(manifest, manifest.splits.val.tokens - 1)
+
+
+def test_a_block_size_longer_than_a_split_is_refused_with_the_greatest_that_fits(text: Path) -> None:
+    manifest = build_snapshot(MemoryStore(), BYTES, text).manifest
+    held = manifest.splits.val.tokens
+    with pytest.raises(InvalidCorpus, match=rf"model.block_size = {held}: the val split .* at most {held - 1},"):
+        check_block_size(manifest, held)
+
+
+def test_tiny_shakespeare_becomes_a_snapshot(tiny_shakespeare: Path, tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    data = DataConfig(sources=(str(tiny_shakespeare),), tokenizer="bpe:512")
+    reference = build_snapshot(store, data, tmp_path)
+    splits, opened = reference.manifest.splits, open_built(store, reference, tmp_path)
+    assert splits.train.documents + splits.val.documents == 7222
+    assert 0.05 < splits.val.bytes / (splits.val.bytes + splits.train.bytes) < 0.15
+    assert reference.manifest.sources[0].name == "tinyshakespeare.txt"
+    assert documents_in(opened, opened.train)[0].startswith("First Citizen:\nBefore we proceed")

@@ -1,0 +1,17 @@
+from pathlib import Path
+
+from model.configuration import DataConfig
+from storage.data_snapshot import open_snapshot
+from storage.open_store import open_store
+from tasks.tokenize_and_split import tokenize_and_split
+
+
+def test_the_task_publishes_a_snapshot_that_opens(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("\n\n".join(f"paragraph {number}" for number in range(50)))
+    data = DataConfig(sources=("a.txt",), tokenizer="bytes")
+    reference = tokenize_and_split.fn(str(tmp_path / "store"), data, tmp_path)
+    assert open_snapshot(open_store(str(tmp_path / "store")), reference.snapshot_id, tmp_path).train
+
+
+def test_the_task_bears_the_name_people_look_for() -> None:
+    assert tokenize_and_split.name == "tokenize-and-split"
