@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything `make up` starts: Prefect server with UI, work pool, deployments, one worker. Ctrl-C stops all of it.
-# Each child leads its own process group, so that stopping reaches the flow runs the worker has started:
-# SIGTERM is their preemption notice, and they are given GRACE_SECONDS to commit before SIGKILL.
+# SIGTERM is a flow run's preemption notice: it is given GRACE_SECONDS to commit before SIGKILL.
+# `monitor` gives each child a process group of its own, so that Ctrl-C reaches this script alone and the order is ours.
 set -euo pipefail -o monitor
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -12,19 +12,29 @@ export PREFECT_SERVER_ANALYTICS_ENABLED=false DO_NOT_TRACK=1 PREFECT_SERVER_UI_S
 # Leases kept in memory would be lost when the server restarts.
 export PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE=prefect.server.concurrency.lease_storage.filesystem
 
-groups=()
+server=""
+worker=""
 
-stop_groups() { # newest first: the worker and its flow runs leave while the server can still hear them
+# The worker is told first, so that it starts nothing more; its flow runs lead groups of their own, so they are told
+# one by one. The server goes last: those who leave still have somebody to tell.
+stop_all() {
     trap '' INT TERM
-    local index group deadline
-    for ((index = ${#groups[@]} - 1; index >= 0; index--)); do
-        group="${groups[index]}"
-        kill -TERM -- "-$group" 2>/dev/null || continue
-        deadline=$((SECONDS + GRACE_SECONDS))
+    local runs=()
+    if [[ -n $worker ]]; then
+        mapfile -t runs < <(pgrep -P "$worker")
+        stop_groups "$worker" "${runs[@]}"
+    fi
+    if [[ -n $server ]]; then stop_groups "$server"; fi
+    echo "stopped"
+}
+
+stop_groups() {
+    local group deadline=$((SECONDS + GRACE_SECONDS))
+    for group; do kill -TERM -- "-$group" 2>/dev/null || true; done
+    for group; do
         while kill -0 -- "-$group" 2>/dev/null && ((SECONDS < deadline)); do sleep 0.2; done
         kill -KILL -- "-$group" 2>/dev/null || true
     done
-    echo "stopped"
 }
 
 server_answers() {
@@ -41,15 +51,15 @@ if server_answers; then
     echo "a Prefect server already answers on $PREFECT_API_URL; stop it, or choose another port: make up PORT=4300" >&2
     exit 1
 fi
-trap stop_groups EXIT
+trap stop_all EXIT
 trap 'exit 0' INT TERM
 
 echo "starting the Prefect server on http://$HOST:$PORT"
 "$BIN/prefect" server start --host "$HOST" --port "$PORT" >/dev/null &
-groups+=("$!")
+server=$!
 deadline=$((SECONDS + START_SECONDS))
 until server_answers; do
-    kill -0 "${groups[0]}" 2>/dev/null || { echo "the server has ended; its words are above" >&2; exit 1; }
+    kill -0 "$server" 2>/dev/null || { echo "the server has ended; its words are above" >&2; exit 1; }
     ((SECONDS < deadline)) || { echo "the server did not answer within $START_SECONDS s" >&2; exit 1; }
     sleep 0.5
 done
@@ -58,8 +68,8 @@ done
     "$BIN/prefect" work-pool create "$POOL" --type process >/dev/null
 "$BIN/prefect" --no-prompt deploy --all --prefect-file deployments/prefect.yaml >/dev/null
 
-"$BIN/prefect" worker start --pool "$POOL" --name "cairn-$(hostname)" &
-groups+=("$!")
+"$BIN/prefect" worker start --pool "$POOL" --name "cairn-${HOSTNAME:-worker}" &
+worker=$!
 cat <<EOF
 
   the UI          http://$HOST:$PORT
