@@ -87,7 +87,8 @@ class EntryLog:
             expected = last.sha256 if last else None
             if following.entry.prev != expected:
                 raise IntegrityError(
-                    f"{self.prefix}/{entry_name(following.entry.seq)}: prev is {following.entry.prev}, must be {expected}; "
+                    f"{self.prefix}/{entry_name(following.entry.seq)}: prev is {following.entry.prev}, "
+                    f"must be {expected}: "
                     "an entry before it was changed"
                 )
             found.append(following)

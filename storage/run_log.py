@@ -4,6 +4,7 @@ Owns the loop "read all, decide, append right after, else read again and decide 
 Refuses to know why anything is decided.
 """
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +35,7 @@ class RunLog:
         self.run_id = run_id
         self.prefix = run_prefix(run_id)
         self._log = log or EntryLog(store=store, prefix=f"{self.prefix}/log", kinds=RUN_KINDS, clock=utc_now)
+        self._lock = threading.RLock()  # commit, evaluation and flow share one log across threads
         self._head: ReadEntry | None = None
         self._entries: list[Entry] = []
         self.state = RunState()
@@ -45,16 +47,22 @@ class RunLog:
 
     def refresh(self) -> RunState:
         """Read what was appended since and return the state after it."""
-        for read in self._log.read_after(self._head):
-            self._accept(read)
-        return self.state
+        with self._lock:
+            for read in self._log.read_after(self._head):
+                self._accept(read)
+            return self.state
 
     def append(self, decide: Callable[[RunState], Any], *, writer: Writer) -> RunState:
         """Append what `decide` returns for the newest state; decide again whenever somebody was faster.
 
         `decide` returns a body, or None to append nothing, and may raise. Raises `Fenced` when the writer's attempt no
-        longer owns the run or the fold would refuse the body, `AppendUnknown` when the outcome could not be established.
+        longer owns the run or the fold would refuse the body, `AppendUnknown` when the outcome could not be
+        established.
         """
+        with self._lock:
+            return self._append(decide, writer)
+
+    def _append(self, decide: Callable[[RunState], Any], writer: Writer) -> RunState:
         while True:
             state = self.refresh()
             if state.fences(writer.attempt):

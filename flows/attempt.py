@@ -1,0 +1,231 @@
+"""One attempt from claim to receipt: the trainer's segments, with commits and evaluations of one overlapping the next.
+
+Owns the order of things and the gathering of evidence; the decisions are made elsewhere. Holds no tensors.
+"""
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prefect.futures import PrefectFuture
+
+from flows.configuration import RunConfig
+from flows.progress import Progress
+from storage.errors import Fenced, StorageError
+from storage.heartbeat import Heartbeat
+from storage.log_entry import Writer
+from storage.run_entries import AttemptEnded, AttemptStarted, CheckpointReference, RunFinished
+from storage.run_log import RunLog
+from storage.run_state import RunState
+from tasks.attempt_receipt import Usage, write_receipt
+from tasks.commit_checkpoint import commit_checkpoint
+from tasks.errors import TrainerGone
+from tasks.evaluate import evaluate
+from tasks.evaluation_run import EvaluationPlan
+from tasks.failures import Evidence, classify
+from tasks.heartbeat_writer import beating
+from tasks.stop_notice import StopNotice
+from tasks.train_segment import train_segment
+from tasks.trainer_process import TrainerProcess
+from tasks.trainer_protocol import SegmentDone, TrainerOrder
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptPlan:
+    """What every attempt of a run shares."""
+
+    config: RunConfig
+    evaluation: EvaluationPlan
+    cache_dir: Path
+    work_dir: Path
+    threads: int
+    faults: str
+    flow_run_id: str | None
+
+
+class Attempt:
+    """A claimed attempt while it runs."""
+
+    def __init__(
+        self, log: RunLog, started: AttemptStarted, plan: AttemptPlan, *, notice: StopNotice, progress: Progress
+    ) -> None:
+        """Prepare to run `started`; no process is started yet."""
+        self._log, self._started, self._plan = log, started, plan
+        self._notice, self._progress = notice, progress
+        self._writer: Writer = _writer(started, plan)
+        self._trainer: TrainerProcess | None = None
+        self._commits: list[PrefectFuture[CheckpointReference]] = []
+        self._evaluations: list[PrefectFuture[Any]] = []
+        self._segments = 0
+        self._stopped_child = False
+
+    def run(self) -> AttemptEnded:
+        """Train to the end or until something ends it, and append the receipt; returns it.
+
+        Raises `Fenced` or `AppendUnknown` when not even the receipt could be written.
+        """
+        with beating(
+            self._log.store,
+            self._log.prefix,
+            self._heartbeat,
+            every_seconds=self._plan.config.lease.heartbeat_seconds,
+        ):
+            evidence = self._train()
+        return self._write_receipt(evidence)
+
+    def wait_evaluations(self) -> None:
+        """Wait for every evaluation this attempt submitted; their failures are in the log already."""
+        for future in self._evaluations:
+            future.wait()
+
+    def _train(self) -> Evidence:
+        problem: BaseException | None = None
+        try:
+            if self._first_step < self._plan.config.training.steps:
+                self._trainer = TrainerProcess(self._order(), on_step=self._progress.step)
+                with self._notice.told(self._pass_on_notice):
+                    self._train_segments(self._trainer)
+            if self._log.refresh().high_water_step >= self._plan.config.training.steps:
+                self._finish_run()
+        except (TrainerGone, StorageError) as error:
+            problem = error
+        return self._evidence(problem)
+
+    def _train_segments(self, trainer: TrainerProcess) -> None:
+        step, steps, every = trainer.wait_ready().step, self._plan.config.training.steps, self._every_steps
+        while step < steps and self._notice.signal is None and not self._stopped_child:
+            until = min(steps, (step // every + 1) * every)
+            segment = train_segment(trainer, attempt=self._started.attempt, first=step, until=until)
+            self._wait_commits()
+            if segment.step > step:
+                self._submit(trainer, segment)
+            step, self._stopped_child = segment.step, segment.stopped
+        self._wait_commits()
+
+    def _submit(self, trainer: TrainerProcess, segment: SegmentDone) -> None:
+        commit = commit_checkpoint.submit(
+            trainer, self._log, self._writer, segment, attempt=self._started.attempt, step=segment.step
+        )
+        self._commits.append(commit)
+        self._segments += 1
+        is_last = segment.step == self._plan.config.training.steps
+        if is_last or self._segments % self._plan.config.evaluation.every_commits == 0:
+            before = self._evaluations[-1:]  # one evaluator at a time: they share the machine with training
+            self._evaluations.append(
+                evaluate.submit(self._log, commit, self._plan.evaluation, step=segment.step, wait_for=before)
+            )
+
+    def _wait_commits(self) -> None:
+        for future in self._commits:
+            reference = future.result()
+            self._progress.say(f"  committed step {reference.step}: {reference.prefix}")
+        self._commits.clear()
+
+    def _finish_run(self) -> None:
+        newest = self._log.state.newest_committed
+        if newest is None or self._log.state.finished is not None:
+            return
+        body = RunFinished(
+            attempt=self._started.attempt,
+            step=newest.committed.step,
+            manifest_sha256=newest.committed.manifest_sha256,
+            state_sha256=newest.committed.state_sha256,
+        )
+        self._log.append(lambda state: body, writer=self._writer)
+
+    def _evidence(self, problem: BaseException | None) -> Evidence:
+        finished = problem is None and self._log.state.finished is not None
+        code = None
+        if self._trainer is not None:
+            # A trainer that already ended says why; one that still runs has nothing more to do.
+            code = self._trainer.reap() if isinstance(problem, TrainerGone) else self._leave(self._trainer, problem)
+        if self._trainer is not None and code not in (0, None):
+            for line in self._trainer.stderr_tail()[-1:]:
+                self._progress.say(f"  trainer: {line}")
+        return Evidence(
+            exit_code=code,
+            last_words=self._trainer.last_words if self._trainer else None,
+            finished=finished,
+            stop_signal=self._notice.signal or ("SIGTERM" if self._stopped_child else None),
+            fenced=str(problem) if isinstance(problem, Fenced) else None,
+            store_error=str(problem) if isinstance(problem, StorageError) else None,
+            stderr_tail=self._trainer.stderr_tail() if self._trainer else (),
+        )
+
+    def _leave(self, trainer: TrainerProcess, problem: BaseException | None) -> int:
+        return trainer.finish() if problem is None else trainer.kill()
+
+    def _write_receipt(self, evidence: Evidence) -> AttemptEnded:
+        failure = classify(evidence)
+        last = self._trainer.last_step if self._trainer else None
+        usage = Usage(
+            last_step=last.step if last else self._first_step,
+            tokens=last.tokens if last else 0,
+            gpu_seconds=last.gpu_seconds if last else 0.0,
+        )
+        budgets, tail = self._plan.config.budgets, evidence.stderr_tail
+
+        def decide(state: RunState) -> AttemptEnded:
+            return write_receipt(state, failure, usage, budgets=budgets, stderr_tail=tail)
+
+        if evidence.fenced is not None:
+            raise Fenced(evidence.fenced)
+        ended = self._log.append(decide, writer=self._writer).attempts[-1].ended
+        assert ended is not None
+        return ended
+
+    def _pass_on_notice(self) -> None:
+        trainer = self._trainer
+        if trainer is None:
+            return
+        trainer.notify(15)
+        timer = threading.Timer(self._plan.config.checkpoint.grace_seconds, trainer.kill)
+        timer.daemon = True
+        timer.start()
+
+    def _heartbeat(self, beat: int) -> Heartbeat:
+        last = self._trainer.last_step if self._trainer else None
+        return Heartbeat(
+            attempt=self._started.attempt,
+            beat=beat,
+            step=last.step if last else self._first_step,
+            train_loss=last.train_loss if last else None,
+            tokens=last.tokens if last else 0,
+            gpu_seconds=last.gpu_seconds if last else 0.0,
+        )
+
+    def _order(self) -> TrainerOrder:
+        plan = self._plan
+        return TrainerOrder(
+            run_id=self._log.run_id,
+            attempt=self._started.attempt,
+            store_url=self._log.store.url,
+            snapshot_id=plan.evaluation.snapshot_id,
+            model=plan.config.model,
+            training=plan.config.training,
+            micro_batch=self._started.micro_batch,
+            threads=plan.threads,
+            resume=self._started.resumed_from,
+            cache_dir=plan.cache_dir,
+            work_dir=plan.work_dir,
+            prompt=plan.evaluation.suite.prompts[0] if plan.evaluation.suite.prompts else "",
+            faults=plan.faults,
+        )
+
+    @property
+    def _first_step(self) -> int:
+        return self._started.resumed_from.step if self._started.resumed_from else 0
+
+    @property
+    def _every_steps(self) -> int:
+        return self._plan.config.checkpoint.every_steps
+
+
+def _writer(started: AttemptStarted, plan: AttemptPlan) -> Writer:
+    return Writer(
+        host=started.placement.host,
+        pid=started.placement.pid,
+        attempt=started.attempt,
+        flow_run_id=plan.flow_run_id,
+    )

@@ -1,0 +1,237 @@
+"""The flow `train-gpt`: open or continue a run, attempt until it is finished or a budget says no, promote the best.
+
+Owns what happens in which order. Every start continues from the newest committed checkpoint; nothing is kept here that
+the log does not know.
+"""
+
+import os
+import subprocess
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from prefect import flow
+from prefect.runtime import flow_run
+from prefect.states import Completed, Failed, State
+
+from flows.attempt import Attempt, AttemptPlan
+from flows.configuration import RunConfig, check_drift, load_configuration, parse_configuration
+from flows.errors import InvalidConfiguration
+from flows.progress import Progress
+from flows.store_choice import choose_store
+from flows.work_folder import work_folder
+from storage.entry_log import this_writer
+from storage.errors import Fenced
+from storage.object_store import ObjectStore
+from storage.open_store import open_store
+from storage.registry import Registry
+from storage.run_entries import AttemptEnded, AttemptStarted, CheckpointReference, RunOpened
+from storage.run_log import RunLog
+from storage.run_state import RunState
+from storage.store_probe import probe_store
+from tasks.attempt_claim import Claimant, claim_attempt
+from tasks.errors import GateRefused
+from tasks.evaluate import evaluate
+from tasks.evaluation_run import EvaluationPlan
+from tasks.evaluation_suite import suite_of
+from tasks.promote import promote
+from tasks.promotion import Candidate, best_evaluated
+from tasks.snapshot_build import check_block_size
+from tasks.stop_notice import StopNotice
+from tasks.this_machine import this_placement
+from tasks.tokenize_and_split import tokenize_and_split
+
+_STATE_NAMES = {"preempted": "Preempted", "cancelled": "Interrupted"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Run:
+    log: RunLog
+    config: RunConfig
+    plan: AttemptPlan
+    notice: StopNotice
+    progress: Progress
+
+
+@flow(name="train-gpt", retries=0, validate_parameters=True)
+def train_gpt(config: str = "", run_id: str = "", overrides: list[str] | None = None, store: str = "") -> State[None]:
+    """Train a run to its end, or continue it.
+
+    Args:
+        config: path of the run configuration (TOML); may be empty for a run that exists.
+        run_id: name of the run; the same name continues the same run. Empty: the configuration file's name.
+        overrides: `section.key=value` on top of the configuration.
+        store: folder or URL of the object store; empty: CAIRN_STORE, else ./cairn-store.
+    """
+    notice = StopNotice()
+    with notice.heard():
+        opened_store = open_store(choose_store(store, os.environ))
+        run = _open_run(opened_store, config, run_id or _default_run_id(config), overrides or [], notice)
+        with run.progress.shown():
+            return _train(run)
+
+
+def _train(run: _Run) -> State[None]:
+    while run.log.refresh().finished is None or run.log.state.open_attempt is not None:
+        started = claim_attempt(run.log, _claimant(run), partial(_claim, run))
+        run.progress.say(_opening(started, run.config.training.steps))
+        attempt = Attempt(run.log, started, run.plan, notice=run.notice, progress=run.progress)
+        try:
+            ended = attempt.run()
+        except Fenced as fenced:
+            run.progress.say(f"fenced: {fenced}")
+            return Failed(name="Fenced", message=str(fenced))
+        finally:
+            if run.notice.signal is None:
+                attempt.wait_evaluations()
+        run.progress.say(f"attempt {ended.attempt} ended: {ended.reason} at step {ended.last_step}: {ended.detail}")
+        if stopped := _stopped(run, ended):
+            return stopped
+        time.sleep(ended.decision.delay_seconds)
+    return _promote_best(run)
+
+
+def _stopped(run: _Run, ended: AttemptEnded) -> State[None] | None:
+    if ended.decision.action == "finish":
+        return None
+    if ended.reason in _STATE_NAMES:
+        return Failed(name=_STATE_NAMES[ended.reason], message=f"{ended.detail}; the same command continues")
+    if ended.decision.action == "resume":
+        run.progress.say(f"  {ended.decision.reason}; left: {ended.decision.left}")
+        return None
+    name = "BudgetExhausted" if ended.decision.charged else "Error"
+    return Failed(name=name, message=f"{ended.detail}; {ended.decision.reason}")
+
+
+def _open_run(store: ObjectStore, config: str, run_id: str, overrides: list[str], notice: StopNotice) -> _Run:
+    log = RunLog(store, run_id)
+    opened = log.refresh().opened
+    wanted = _configuration(config, overrides, opened)
+    if opened is None:
+        probe_store(store)
+        base_dir = Path(config).absolute().parent if config else Path.cwd()
+        snapshot = tokenize_and_split(store.url, wanted.data, base_dir)
+        check_block_size(snapshot.manifest, wanted.model.block_size)
+        opened = log.append(partial(_opening_entry, wanted, run_id, snapshot.snapshot_id), writer=this_writer()).opened
+        assert opened is not None
+    check_drift(opened.config, wanted, run_id=run_id)
+    progress = Progress(wanted.training.steps)
+    return _Run(log=log, config=wanted, plan=_plan(log, opened, wanted), notice=notice, progress=progress)
+
+
+def _configuration(config: str, overrides: list[str], opened: RunOpened | None) -> RunConfig:
+    if config or opened is None:
+        return load_configuration(Path(config) if config else None, overrides=overrides, environment=os.environ)
+    return parse_configuration(opened.config, overrides=overrides, environment=os.environ, name=f"run {opened.run_id}")
+
+
+def _opening_entry(config: RunConfig, run_id: str, snapshot_id: str, state: RunState) -> RunOpened | None:
+    if state.opened is not None:
+        return None
+    return RunOpened(
+        run_id=run_id,
+        model_family=config.model_family,
+        config=config.frozen(),
+        config_sha256=config.frozen_sha256(),
+        data_snapshot=snapshot_id,
+        total_steps=config.training.steps,
+        code_version=_code_version(),
+    )
+
+
+def _plan(log: RunLog, opened: RunOpened, config: RunConfig) -> AttemptPlan:
+    folder = work_folder(os.environ)
+    threads = config.training.threads or len(os.sched_getaffinity(0))
+    evaluation = EvaluationPlan(
+        suite=suite_of(config.evaluation),
+        model=config.model,
+        snapshot_id=opened.data_snapshot,
+        cache_dir=folder / "snapshots",
+        device=config.training.device,
+        threads=threads,
+        timeout_seconds=config.evaluation.timeout_seconds,
+    )
+    return AttemptPlan(
+        config=config,
+        evaluation=evaluation,
+        cache_dir=folder / "snapshots",
+        work_dir=folder / "work" / log.run_id,
+        threads=threads,
+        faults=os.environ.get("CAIRN_FAULTS", ""),
+        flow_run_id=flow_run.get_id(),
+    )
+
+
+def _claimant(run: _Run) -> Claimant:
+    writer = replace(this_writer(), flow_run_id=run.plan.flow_run_id)
+    return Claimant(
+        lease=run.config.lease, budgets=run.config.budgets, writer=writer, monotonic=time.monotonic, sleep=time.sleep
+    )
+
+
+def _claim(run: _Run, number: int, reference: CheckpointReference | None, state: RunState) -> AttemptStarted:
+    remembered = [a.ended.decision.micro_batch for a in state.attempts if a.ended and a.ended.decision.micro_batch]
+    return AttemptStarted(
+        attempt=number,
+        placement=this_placement(device=run.config.training.device, threads=run.plan.threads),
+        config=run.config.document(),
+        config_sha256=run.config.frozen_sha256(),
+        code_version=_code_version(),
+        flow_run_id=run.plan.flow_run_id,
+        micro_batch=min([run.config.training.micro_batch, *remembered]),
+        resumed_from=reference,
+    )
+
+
+def _promote_best(run: _Run) -> State[None]:
+    state, alias = run.log.refresh(), run.config.promotion.alias
+    suite = run.plan.evaluation.suite
+    newest = state.newest_committed
+    if newest is not None:
+        evaluate(run.log, newest.committed.reference, run.plan.evaluation, step=newest.committed.step)
+        state = run.log.refresh()
+    best = best_evaluated(state, suite.sha256)
+    if best is None:
+        return Completed(message="trained; nothing to promote: no evaluation succeeded")
+    reference = next(
+        r.committed.reference for r in state.readable if r.committed.manifest_sha256 == best.manifest_sha256
+    )
+    candidate = Candidate(run_id=run.log.run_id, reference=reference, evaluation=best, by=f"run {run.log.run_id}")
+    try:
+        promote(
+            Registry(run.log.store, alias),
+            candidate,
+            alias=alias,
+            step=reference.step,
+            min_improvement=run.config.promotion.min_improvement,
+        )
+    except GateRefused as refused:
+        return Completed(message=f"trained; not promoted: {refused}")
+    return Completed(message=f"trained; {alias} is step {best.step} with held-out loss {best.metrics['val_loss']:.4f}")
+
+
+def _opening(started: AttemptStarted, steps: int) -> str:
+    origin = f"resumes from step {started.resumed_from.step}" if started.resumed_from else "starts at step 0"
+    return f"attempt {started.attempt} {origin} of {steps}"
+
+
+def _default_run_id(config: str) -> str:
+    if not config:
+        raise InvalidConfiguration("neither a configuration file nor --run-id: say which run to train or continue")
+    return Path(config).stem
+
+
+def _code_version() -> str:
+    from importlib.metadata import version
+
+    try:
+        commit = subprocess.run(
+            ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        commit = "unknown"
+    return f"{version('cairn')}+{commit}"

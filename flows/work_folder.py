@@ -1,0 +1,15 @@
+"""Where this machine keeps what is only a convenience: downloaded shards, spools, the trainer's stderr.
+
+Owns the path. Losing it loses nothing.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def work_folder(environment: Mapping[str, str]) -> Path:
+    """Return the folder: `CAIRN_CACHE`, else `XDG_CACHE_HOME/cairn`, else `~/.cache/cairn`."""
+    if chosen := environment.get("CAIRN_CACHE"):
+        return Path(chosen)
+    base = environment.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "cairn"

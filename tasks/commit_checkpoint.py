@@ -1,0 +1,31 @@
+"""The task `commit-checkpoint`: the staged checkpoint of a segment becomes the run's newest, by one log entry."""
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from storage import checkpoint
+from storage.log_entry import Writer
+from storage.run_entries import CheckpointReference
+from storage.run_log import RunLog
+from tasks.trainer_process import TrainerProcess
+from tasks.trainer_protocol import SegmentDone
+
+
+@task(
+    name="commit-checkpoint",
+    task_run_name="commit-checkpoint {step} · attempt {attempt}",
+    cache_policy=NO_CACHE,
+    persist_result=False,
+)
+def commit_checkpoint(
+    trainer: TrainerProcess, log: RunLog, writer: Writer, segment: SegmentDone, *, attempt: int, step: int
+) -> CheckpointReference:
+    """Wait until the segment is staged, check it, commit it.
+
+    Raises `TrainerGone`, `IntegrityError`, or `Fenced` when a newer attempt owns the run.
+    """
+    staged = trainer.wait_staged(step)
+    state = checkpoint.commit_checkpoint(
+        log, staged, writer=writer, tokens=segment.tokens, gpu_seconds=segment.gpu_seconds
+    )
+    return next(record.committed.reference for record in state.readable if record.committed.prefix == staged.prefix)

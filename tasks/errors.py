@@ -1,0 +1,21 @@
+"""The errors of `tasks`: one root, a subclass only where a caller acts differently."""
+
+
+class TaskError(Exception):
+    """A task could not do what it is for."""
+
+
+class LiveOwner(TaskError):
+    """Another attempt owns the run and is alive: leave it alone."""
+
+
+class BudgetExhausted(TaskError):
+    """A retry budget is spent: a person decides."""
+
+
+class TrainerGone(TaskError):
+    """The trainer's process ended before it answered."""
+
+
+class GateRefused(TaskError):
+    """A promotion gate said no; the refusal is on record."""

@@ -1,0 +1,262 @@
+"""The trainer: the child process that holds the tensors for one whole attempt.
+
+Run as `python -m tasks.trainer`. Owns loading, the loop and staging in the background. Refuses the run log: it never
+commits, so however it dies, nothing it did counts until its parent says so. It dies with its parent: end of file on
+stdin ends it at once.
+"""
+
+import os
+import platform
+import queue
+import signal
+import sys
+import threading
+import time
+import traceback
+from typing import NoReturn
+
+import torch
+
+from model.determinism import make_deterministic, resolve_device
+from model.probe import Probe
+from model.sample_order import SampleOrder
+from model.token_windows import TokenWindows
+from model.tokenizer import Tokenizer
+from model.train_state import TrainState
+from model.training_loop import StepRecord, train_until
+from storage.checkpoint import TensorGroup, checkpoint_prefix, load_checkpoint, stage_checkpoint
+from storage.data_snapshot import OpenSnapshot, open_snapshot
+from storage.open_store import open_store
+from storage.run_log import run_prefix
+from storage.step_log import StepLine, StepLog
+from storage.trainer_document import TrainerDocument, small_tensor
+from tasks.failures import ORPHANED_EXIT_CODE
+from tasks.practice_faults import parse_faults, strike
+from tasks.tensor_exchange import to_group, to_tensors
+from tasks.trainer_protocol import (
+    Command,
+    Dying,
+    Event,
+    Finish,
+    Ready,
+    SegmentDone,
+    Staged,
+    StepDone,
+    TrainerOrder,
+    TrainUntil,
+    decode_message,
+    encode_message,
+)
+
+
+class Line:
+    """The line to the parent: commands in, events out, one lock so that two threads never mix their bytes."""
+
+    def __init__(self) -> None:
+        """Take stdout for events; anything else printed from now on goes to stderr."""
+        self._out = os.fdopen(os.dup(1), "wb", buffering=0)
+        os.dup2(2, 1)
+        self._lock = threading.Lock()
+        self._commands: queue.Queue[Command] = queue.Queue()
+
+    def order(self) -> TrainerOrder:
+        """Read the order, then listen for commands in the background."""
+        order = TrainerOrder.model_validate_json(sys.stdin.buffer.readline())
+        threading.Thread(target=self._listen, name="commands", daemon=True).start()
+        return order
+
+    def next_command(self) -> Command:
+        """Wait for the parent's next command."""
+        return self._commands.get()
+
+    def send(self, event: Event) -> None:
+        """Tell the parent; a parent that is gone ends this process."""
+        try:
+            with self._lock:
+                self._out.write(encode_message(event))
+        except BrokenPipeError:
+            os._exit(ORPHANED_EXIT_CODE)
+
+    def _listen(self) -> None:
+        for line in sys.stdin.buffer:
+            message = decode_message(line)
+            if isinstance(message, TrainUntil | Finish):
+                self._commands.put(message)
+        os._exit(ORPHANED_EXIT_CODE)
+
+
+class Trainer:
+    """One attempt's training: state, data, and the staging that overlaps it."""
+
+    def __init__(self, order: TrainerOrder, line: Line, stop: threading.Event) -> None:
+        """Open data and state; resumes from the order's checkpoint, verified on the way in."""
+        self._order, self._line, self._stop = order, line, stop
+        self._started = time.monotonic()
+        self._store = open_store(order.store_url)
+        self._prefix = run_prefix(order.run_id)
+        snapshot = open_snapshot(self._store, order.snapshot_id, order.cache_dir)
+        self._windows = TokenWindows(snapshot.train, order.model.block_size, snapshot.manifest.vocab_size)
+        self._sample_order = SampleOrder(
+            window_count=self._windows.window_count,
+            seed=order.training.seed,
+            global_batch=order.training.global_batch,
+        )
+        self._state = TrainState.fresh(
+            order.model, order.training, snapshot.manifest.vocab_size, resolve_device(order.training.device)
+        )
+        self._probe = _probe(order, snapshot)
+        self._steps = StepLog(self._store, self._prefix, order.attempt, spool_dir=order.work_dir)
+        self._faults = parse_faults(order.faults)
+        self._staging: threading.Thread | None = None
+        self._tokens = 0
+        self._lr = 0.0
+
+    def resume(self) -> None:
+        """Load the checkpoint the parent chose and say that training can begin."""
+        digest = None
+        if self._order.resume is not None:
+            loaded = load_checkpoint(self._store, self._order.resume)
+            self._state.load(to_tensors([*loaded.tensors, *loaded.trainer.records()]))
+            digest = loaded.state_sha256
+        self._line.send(
+            Ready(
+                step=self._state.step,
+                state_sha256=digest,
+                parameters=self._state.model.parameter_count,
+                device=str(self._state.device),
+            )
+        )
+
+    def train_segment(self, until_step: int) -> None:
+        """Train, copy the state to the host, and stage it in the background while the next segment trains."""
+        outcome = train_until(
+            self._state,
+            self._windows,
+            self._sample_order,
+            until_step=until_step,
+            training=self._order.training,
+            micro_batch=self._order.micro_batch,
+            on_step=self._on_step,
+            stop_requested=self._stop.is_set,
+            probe=self._probe,
+        )
+        self.finish_staging()
+        tensors = self._state.named_tensors()
+        document = TrainerDocument(
+            version=1,
+            step=self._state.step,
+            cursor=self._state.cursor,
+            learning_rate=self._lr,
+            versions={"python": platform.python_version(), "torch": torch.__version__},
+            tensors=tuple(small_tensor(record) for record in to_group("trainer", tensors).records),
+        )
+        groups = (to_group("weights", tensors), to_group("optimizer", tensors))
+        self._line.send(
+            SegmentDone(
+                step=outcome.step, stopped=outcome.stopped, tokens=self._tokens, gpu_seconds=self._gpu_seconds()
+            )
+        )
+        self._staging = threading.Thread(target=self._stage, args=(groups, document), name="staging")
+        self._staging.start()
+
+    def finish_staging(self) -> None:
+        """Wait until the checkpoint under way is staged; at most one is held in host memory."""
+        if self._staging is not None:
+            self._staging.join()
+
+    def _stage(self, groups: tuple[TensorGroup, ...], document: TrainerDocument) -> None:
+        try:
+            self._steps.publish()
+            staged = stage_checkpoint(
+                self._store,
+                run_id=self._order.run_id,
+                attempt=self._order.attempt,
+                prefix=checkpoint_prefix(self._prefix, step=document.step, attempt=self._order.attempt),
+                groups=groups,
+                trainer=document,
+            )
+        except Exception as error:
+            die(self._line, error)
+        self._line.send(
+            Staged(
+                step=staged.step,
+                attempt=staged.attempt,
+                prefix=staged.prefix,
+                manifest_sha256=staged.manifest_sha256,
+                state_sha256=staged.state_sha256,
+                bytes=staged.bytes,
+            )
+        )
+
+    def _on_step(self, record: StepRecord) -> None:
+        self._lr = record.lr
+        self._tokens += self._order.training.global_batch * self._order.model.block_size
+        self._steps.write(
+            StepLine(
+                attempt=self._order.attempt,
+                **{name: getattr(record, name) for name in StepRecord.__dataclass_fields__},
+            )
+        )
+        self._line.send(
+            StepDone(
+                step=record.step,
+                train_loss=record.train_loss,
+                tokens_per_second=record.tokens_per_second,
+                tokens=self._tokens,
+                gpu_seconds=self._gpu_seconds(),
+                probe_loss=record.probe_loss,
+                sample=record.sample,
+            )
+        )
+        strike(self._faults, self._store, self._prefix, record.step)
+
+    def _gpu_seconds(self) -> float:
+        return time.monotonic() - self._started
+
+
+def die(line: Line, error: BaseException) -> NoReturn:
+    """Speak the last words and leave at once, whatever other threads do."""
+    trace = traceback.format_exception(error)
+    sys.stderr.write("".join(trace))
+    sys.stderr.flush()
+    line.send(Dying(exception=type(error).__name__, message=str(error), traceback=tuple(trace)))
+    os._exit(1)
+
+
+def main() -> None:
+    """Serve one attempt: read the order, then commands until told to finish."""
+    line, stop = Line(), threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        order = line.order()
+        make_deterministic(seed=order.training.seed, threads=order.threads)
+        trainer = Trainer(order, line, stop)
+        trainer.resume()
+        while isinstance(command := line.next_command(), TrainUntil):
+            trainer.train_segment(command.step)
+        trainer.finish_staging()
+    except Exception as error:
+        die(line, error)
+    # Interpreter shutdown of a torch process takes long and has nothing left to save.
+    os._exit(0)
+
+
+def _probe(order: TrainerOrder, snapshot: OpenSnapshot) -> Probe | None:
+    if not order.training.probe_every_steps:
+        return None
+    tokenizer = Tokenizer.from_json(snapshot.tokenizer_json)
+    prompt = tokenizer.encode_batch([order.prompt])[0] or [tokenizer.end_of_text_id]
+    return Probe(
+        windows=TokenWindows(snapshot.val, order.model.block_size, snapshot.manifest.vocab_size),
+        every_steps=order.training.probe_every_steps,
+        batches=order.training.probe_batches,
+        batch_size=order.micro_batch,
+        sample_tokens=order.training.sample_tokens,
+        prompt_ids=prompt,
+        decode=tokenizer.decode,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""The parent's side of the trainer: start it, speak with it, know how it ended.
+
+Owns the process, its pipes and its evidence. Refuses to decide anything. The child has a process group of its own, so
+Ctrl-C reaches the parent alone.
+"""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from storage.checkpoint import StagedCheckpoint
+from tasks.errors import TrainerGone
+from tasks.failures import LastWords
+from tasks.trainer_protocol import (
+    Command,
+    Dying,
+    Event,
+    Finish,
+    Ready,
+    SegmentDone,
+    Staged,
+    StepDone,
+    TrainerOrder,
+    TrainUntil,
+    decode_message,
+    encode_message,
+)
+
+_STDERR_TAIL_LINES = 20
+
+
+class TrainerProcess:
+    """A running trainer and everything it has said so far."""
+
+    def __init__(self, order: TrainerOrder, *, on_step: Callable[[StepDone], None]) -> None:
+        """Start the child and send it its order; `on_step` is called from the listening thread."""
+        self.attempt = order.attempt
+        self._on_step = on_step
+        order.work_dir.mkdir(parents=True, exist_ok=True)
+        self.stderr_path = order.work_dir / f"attempt-{order.attempt:04d}.stderr"
+        with self.stderr_path.open("wb") as stderr:
+            self._child = subprocess.Popen(
+                [sys.executable, "-m", "tasks.trainer"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                start_new_session=True,
+            )
+        self._changed = threading.Condition()
+        self._ready: Ready | None = None
+        self._segments: list[SegmentDone] = []
+        self._staged: dict[int, StagedCheckpoint] = {}
+        self._gone = False
+        self.last_step: StepDone | None = None
+        self.last_words: LastWords | None = None
+        self._listener = threading.Thread(target=self._listen, name=f"trainer-{order.attempt}", daemon=True)
+        self._listener.start()
+        self._write(order.model_dump_json().encode() + b"\n")
+
+    @property
+    def pid(self) -> int:
+        """The child's process id."""
+        return self._child.pid
+
+    def wait_ready(self) -> Ready:
+        """Wait until the child has loaded its state; raise `TrainerGone` if it ends before."""
+        self._wait(lambda: self._ready is not None)
+        assert self._ready is not None
+        return self._ready
+
+    def train_until(self, step: int) -> SegmentDone:
+        """Have the child train until `step` and wait for it; raise `TrainerGone` if it ends before."""
+        answered = len(self._segments)
+        self._send(TrainUntil(step=step))
+        self._wait(lambda: len(self._segments) > answered)
+        return self._segments[answered]
+
+    def wait_staged(self, step: int) -> StagedCheckpoint:
+        """Wait until the checkpoint of `step` is staged; raise `TrainerGone` if the child ends before."""
+        self._wait(lambda: step in self._staged)
+        return self._staged[step]
+
+    def notify(self, number: int) -> None:
+        """Send the child a signal; a child that is gone is no error."""
+        if self._child.poll() is None:
+            self._child.send_signal(number)
+
+    def finish(self) -> int:
+        """Tell the child to leave, and wait for its exit code."""
+        with suppress(TrainerGone):
+            self._send(Finish())
+        return self.reap()
+
+    def kill(self) -> int:
+        """End the child's whole process group now, and return the exit code."""
+        if self._child.poll() is None:
+            os.killpg(self._child.pid, 9)
+        return self.reap()
+
+    def reap(self) -> int:
+        """Wait for the child's end and return its exit code (negative: the signal that killed it)."""
+        code = self._child.wait()
+        self._listener.join()
+        return code
+
+    def stderr_tail(self) -> tuple[str, ...]:
+        """Return the last lines the child wrote to stderr."""
+        return tail_of(self.stderr_path)
+
+    def _send(self, command: Command) -> None:
+        self._write(encode_message(command))
+
+    def _write(self, data: bytes) -> None:
+        assert self._child.stdin is not None
+        try:
+            self._child.stdin.write(data)
+            self._child.stdin.flush()
+        except BrokenPipeError as error:
+            raise TrainerGone(f"attempt {self.attempt}: the trainer is gone") from error
+
+    def _wait(self, is_there: Callable[[], bool]) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: is_there() or self._gone)
+            if not is_there():
+                raise TrainerGone(f"attempt {self.attempt}: the trainer ended before it answered")
+
+    def _listen(self) -> None:
+        assert self._child.stdout is not None
+        for line in self._child.stdout:
+            event = decode_message(line)
+            with self._changed:
+                self._take(event)
+                self._changed.notify_all()
+            if isinstance(event, StepDone):
+                self._on_step(event)
+        with self._changed:
+            self._gone = True
+            self._changed.notify_all()
+
+    def _take(self, event: Command | Event) -> None:
+        match event:
+            case Ready():
+                self._ready = event
+            case StepDone():
+                self.last_step = event
+            case SegmentDone():
+                self._segments.append(event)
+            case Staged():
+                self._staged[event.step] = StagedCheckpoint(
+                    step=event.step,
+                    attempt=event.attempt,
+                    prefix=event.prefix,
+                    manifest_sha256=event.manifest_sha256,
+                    state_sha256=event.state_sha256,
+                    bytes=event.bytes,
+                )
+            case Dying():
+                self.last_words = LastWords(exception=event.exception, message=event.message, traceback=event.traceback)
+            case _:
+                pass
+
+
+def tail_of(path: Path, lines: int = _STDERR_TAIL_LINES) -> tuple[str, ...]:
+    """Return the last `lines` lines of a text file, or nothing where there is none."""
+    try:
+        return tuple(path.read_text(errors="replace").splitlines()[-lines:])
+    except OSError:
+        return ()
