@@ -1,4 +1,4 @@
-"""Which store a command means: `--store`, else `CAIRN_STORE`, else the configuration file's `store`, else the default."""
+"""Which store a command means: `--store`, else `CAIRN_STORE`, else the configuration, else the default."""
 
 from collections.abc import Mapping
 

@@ -147,7 +147,7 @@ class Trainer:
             step=self._state.step,
             cursor=self._state.cursor,
             learning_rate=self._lr,
-            versions={"python": platform.python_version(), "torch": torch.__version__},
+            versions={"python": platform.python_version(), "torch": str(torch.__version__)},
             tensors=tuple(small_tensor(record) for record in to_group("trainer", tensors).records),
         )
         groups = (to_group("weights", tensors), to_group("optimizer", tensors))
