@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from storage.errors import ObjectMissing, StoreUnavailable
+from storage.errors import ObjectMissing, StorageError, StoreUnavailable
 from storage.object_store import WrittenObject, checked_key
 
 _STREAM_PART_BYTES = 16 * 1024 * 1024
@@ -26,7 +26,10 @@ class RemoteStore:
 
         protocol = url.split("://", 1)[0]
         self._url = url.rstrip("/")
-        self._fs, self._root = fsspec.core.url_to_fs(self._url, skip_instance_cache=True, **_options(protocol))
+        try:
+            self._fs, self._root = fsspec.core.url_to_fs(self._url, skip_instance_cache=True, **_options(protocol))
+        except (ValueError, ImportError) as error:
+            raise StorageError(f"store {url!r}: cannot be opened: {error}; choose another --store") from error
         if hasattr(self._fs, "retries"):
             self._fs.retries = 2
 
