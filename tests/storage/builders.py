@@ -1,0 +1,226 @@
+"""A small run to test on: open, claim, stage, commit; and what must hold of it after any fault."""
+
+import hashlib
+import struct
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from storage.checkpoint import StagedCheckpoint, TensorGroup, checkpoint_prefix, commit_checkpoint, stage_checkpoint
+from storage.checkpoint import verify_checkpoint as verify
+from storage.entry_log import EntryLog, ReadEntry
+from storage.log_entry import Entry, Writer, encode_entry, entry_name
+from storage.object_store import ObjectStore
+from storage.run_entries import (
+    RUN_KINDS,
+    AttemptEnded,
+    AttemptStarted,
+    CheckpointCommitted,
+    Decision,
+    EvaluationRecorded,
+    Placement,
+    RunOpened,
+)
+from storage.run_log import RunLog
+from storage.run_state import RunState
+from storage.tensor_record import TensorRecord
+from storage.trainer_document import TrainerDocument, small_tensor
+
+RUN = "r1"
+LOG = f"runs/{RUN}/log"
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def no_sleep(seconds: float) -> None:
+    """Pass no time."""
+
+
+def clock() -> datetime:
+    """Stand still."""
+    return NOON
+
+
+def entry_log(store: ObjectStore, prefix: str = LOG, kinds: Mapping[str, type] = RUN_KINDS) -> EntryLog:
+    return EntryLog(store=store, prefix=prefix, kinds=kinds, clock=clock, sleep=no_sleep)
+
+
+def run_log(store: ObjectStore) -> RunLog:
+    return RunLog(store, RUN, log=entry_log(store))
+
+
+def writer(attempt: int | None = None) -> Writer:
+    return Writer(host="here", pid=1, attempt=attempt)
+
+
+def opened() -> RunOpened:
+    return RunOpened(
+        run_id=RUN,
+        model_family="tiny",
+        config={"lr": 0.1},
+        config_sha256="c",
+        data_snapshot="d",
+        total_steps=100,
+        code_version="1",
+    )
+
+
+def started(attempt: int) -> AttemptStarted:
+    placement = Placement(host="here", boot_id="b", pid=1, process_started=1.0, device="cpu", world_size=1, threads=1)
+    return AttemptStarted(
+        attempt=attempt,
+        placement=placement,
+        config={},
+        config_sha256="c",
+        code_version="1",
+        flow_run_id=None,
+        micro_batch=1,
+        resumed_from=None,
+    )
+
+
+def ended(attempt: int, reason: str = "lost") -> AttemptEnded:
+    return AttemptEnded(
+        attempt=attempt,
+        reason=reason,
+        detail="",
+        fingerprint="",
+        last_step=0,
+        tokens=0,
+        gpu_seconds=0.0,
+        useful_gpu_seconds=0.0,
+        wasted_gpu_seconds=0.0,
+        stderr_tail=(),
+        decision=Decision(action="resume", reason=""),
+    )
+
+
+def committed(step: int, attempt: int) -> CheckpointCommitted:
+    return CheckpointCommitted(
+        step=step,
+        attempt=attempt,
+        prefix=checkpoint_prefix(f"runs/{RUN}", step=step, attempt=attempt),
+        manifest_sha256=f"{step:064x}",
+        state_sha256="s",
+        bytes=1,
+        tokens=1,
+        gpu_seconds=1.0,
+    )
+
+
+def evaluated(step: int, val_loss: float) -> EvaluationRecorded:
+    return EvaluationRecorded(
+        step=step,
+        manifest_sha256=f"{step:064x}",
+        suite="held-out",
+        suite_sha256="s",
+        data_snapshot="d",
+        metrics={"val_loss": val_loss},
+        samples=("a",),
+        evaluator_version="1",
+        started_at=NOON,
+        seconds=1.0,
+    )
+
+
+def entry(body: object, *, attempt: int | None = None, seq: int = 0) -> Entry:
+    kinds = {record: kind for kind, record in RUN_KINDS.items()}
+    return Entry(
+        seq=seq,
+        kind=kinds[type(body)],
+        at=NOON + timedelta(seconds=seq),
+        write_id=f"{seq}",
+        prev=None,
+        writer=writer(attempt),
+        resume=(),
+        body=body,
+    )
+
+
+def forge(store: ObjectStore, body: object, *, attempt: int | None = None) -> None:
+    """Append an entry as a writer without scruples would: chained correctly, checked by nobody."""
+    last: ReadEntry | None = entry_log(store).newest()
+    forged = entry(body, attempt=attempt, seq=0 if last is None else last.entry.seq + 1)
+    data = encode_entry(replace(forged, prev=None if last is None else last.sha256))
+    assert store.create(f"{LOG}/{entry_name(forged.seq)}", data)
+
+
+def floats(name: str, *values: float) -> TensorRecord:
+    data = struct.pack(f"<{len(values)}f", *values)
+    return TensorRecord(name=name, dtype="F32", shape=(len(values),), data=memoryview(data))
+
+
+def trainer_document(step: int) -> TrainerDocument:
+    counter = TensorRecord(name="rng", dtype="I64", shape=(), data=memoryview(struct.pack("<q", step)))
+    return TrainerDocument(
+        version=1, step=step, cursor=step, learning_rate=0.5, versions={}, tensors=(small_tensor(counter),)
+    )
+
+
+def open_run(store: ObjectStore) -> RunLog:
+    log = run_log(store)
+    log.append(lambda state: opened() if state.opened is None else None, writer=writer())
+    return log
+
+
+def claim(log: RunLog) -> int:
+    """End the open attempt as lost and start the next; returns its number."""
+
+    def end(state: RunState) -> AttemptEnded | None:
+        return ended(state.latest_attempt) if state.open_attempt else None
+
+    log.append(end, writer=writer())
+    return log.append(lambda state: started(state.latest_attempt + 1), writer=writer()).latest_attempt
+
+
+def stage(store: ObjectStore, *, step: int, attempt: int, shard_bytes: int = 16) -> StagedCheckpoint:
+    """Stage two weight shards, one optimizer shard, a trainer document and the manifest."""
+    weights = (floats("a", step, 1, 2), floats("b", attempt, 3, 4))
+    return stage_checkpoint(
+        store,
+        run_id=RUN,
+        attempt=attempt,
+        prefix=checkpoint_prefix(f"runs/{RUN}", step=step, attempt=attempt),
+        groups=(
+            TensorGroup(name="weights", records=weights),
+            TensorGroup(name="optimizer", records=(floats("m", step),)),
+        ),
+        trainer=trainer_document(step),
+        shard_bytes=shard_bytes,
+    )
+
+
+def commit(log: RunLog, staged: StagedCheckpoint) -> RunState:
+    return commit_checkpoint(log, staged, writer=writer(staged.attempt), tokens=1, gpu_seconds=1.0)
+
+
+def run_with_commits(store: ObjectStore, *steps: int) -> RunLog:
+    """Open a run, claim attempt 1 and commit a checkpoint at each of the steps."""
+    log = open_run(store)
+    attempt = claim(log)
+    for step in steps:
+        commit(log, stage(store, step=step, attempt=attempt))
+    return log
+
+
+def check_invariants(store: ObjectStore, acknowledged: set[str]) -> RunState:
+    """Read the run as a stranger would and check what ARCHITECTURE section 2 promises; returns the state."""
+    keys = store.list(LOG)
+    assert keys == [f"{LOG}/{entry_name(seq)}" for seq in reversed(range(len(keys)))], "the sequence has a hole"
+    raw: list[dict[str, Any]] = [msgspec.json.decode(store.read(key)) for key in reversed(keys)]
+    digests = [hashlib.sha256(store.read(key)).hexdigest() for key in reversed(keys)]
+    assert [item["prev"] for item in raw] == [None, *digests[:-1]], "the prev chain is broken"
+    assert len({item["write_id"] for item in raw}) == len(raw), "one write_id under two sequence numbers"
+
+    reader = run_log(store)
+    state = reader.refresh()
+    assert len(reader.entries) == len(keys)
+    assert state.refused == ()
+    assert [record.started.attempt for record in state.attempts] == list(range(1, len(state.attempts) + 1))
+    assert reader.entries[-1].resume == state.resume
+    assert acknowledged <= {record.committed.prefix for record in state.checkpoints}, "an acknowledged commit is lost"
+    problems = [verify(store, record.committed.reference) for record in state.readable]
+    assert problems == [()] * len(problems), "a committed checkpoint does not verify"
+    return state

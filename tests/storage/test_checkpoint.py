@@ -1,0 +1,229 @@
+"""A checkpoint is used only where every byte is what the log says; where it is not, the one before is."""
+
+import struct
+from collections.abc import Callable
+
+import pytest
+
+from storage.checkpoint import TensorGroup, load_checkpoint, newest_verified, stage_checkpoint, verify_checkpoint
+from storage.document import encode, sha256
+from storage.errors import IntegrityError
+from storage.manifest import Manifest, ManifestObject, decode_manifest, encode_manifest
+from storage.memory_store import MemoryStore
+from storage.object_store import ObjectStore
+from storage.run_entries import CheckpointReference
+from storage.tensor_record import TensorRecord
+from storage.tensor_shard import parse_shard
+from tests.storage.builders import (
+    check_invariants,
+    commit,
+    floats,
+    run_log,
+    run_with_commits,
+    stage,
+    trainer_document,
+    writer,
+)
+
+NAMES = (
+    "weights-00001-of-00002.safetensors",
+    "weights-00002-of-00002.safetensors",
+    "optimizer-00001-of-00001.safetensors",
+    "trainer.json",
+    "manifest.json",
+)
+
+
+def newest_prefix(store: ObjectStore) -> str:
+    newest = run_log(store).refresh().newest_committed
+    assert newest is not None
+    return newest.committed.prefix
+
+
+def flip(store: ObjectStore, key: str) -> None:
+    data = bytearray(store.read(key))
+    data[len(data) // 2] ^= 1
+    store.write(key, bytes(data))
+
+
+def test_a_checkpoint_has_the_objects_the_architecture_names(store: ObjectStore) -> None:
+    run_with_commits(store, 5)
+    prefix = newest_prefix(store)
+    assert store.list(prefix) == sorted(f"{prefix}/{name}" for name in NAMES)
+
+
+@pytest.mark.parametrize("damage", [flip, lambda store, key: store.delete(key)], ids=["flipped-bit", "missing"])
+@pytest.mark.parametrize("name", NAMES)
+def test_damage_to_any_object_quarantines_the_newest_and_resumes_from_the_one_before(
+    store: ObjectStore, name: str, damage: Callable[[ObjectStore, str], None]
+) -> None:
+    run_with_commits(store, 5, 10)
+    prefix = newest_prefix(store)
+    damage(store, f"{prefix}/{name}")
+    found = newest_verified(run_log(store), writer=writer())
+    assert found is not None
+    assert found.step == 5
+    bad = run_log(store).refresh().checkpoints[-1]
+    assert (bad.state, f"{prefix}/{name}" in bad.detail) == ("quarantined", True)
+    check_invariants(store, {found.prefix, prefix})
+
+
+def test_where_no_checkpoint_verifies_all_are_quarantined_and_none_is_returned(store: ObjectStore) -> None:
+    run_with_commits(store, 5, 10)
+    for record in run_log(store).refresh().readable:
+        flip(store, f"{record.committed.prefix}/trainer.json")
+    assert newest_verified(run_log(store), writer=writer()) is None
+    assert [record.state for record in run_log(store).refresh().checkpoints] == ["quarantined", "quarantined"]
+
+
+def test_a_sound_newest_checkpoint_is_returned_and_nothing_is_written(store: ObjectStore) -> None:
+    log = run_with_commits(store, 5, 10)
+    before = len(log.entries)
+    found = newest_verified(log, writer=writer())
+    assert found is not None
+    assert (found.step, len(log.entries)) == (10, before)
+
+
+def test_a_staged_checkpoint_is_invisible_until_its_commit(store: ObjectStore) -> None:
+    run_with_commits(store, 5)
+    stage(store, step=10, attempt=1)
+    assert [reference.step for reference in run_log(store).refresh().resume] == [5]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_staged_checkpoint_with_an_object_missing_is_not_committed(store: ObjectStore, name: str) -> None:
+    log = run_with_commits(store, 5)
+    staged = stage(store, step=10, attempt=1)
+    store.delete(f"{staged.prefix}/{name}")
+    with pytest.raises(IntegrityError, match=name):
+        commit(log, staged)
+    assert len(log.refresh().checkpoints) == 1
+
+
+def test_what_is_loaded_equals_what_was_staged(store: ObjectStore) -> None:
+    run_with_commits(store, 5)
+    reference = run_log(store).refresh().resume[0]
+    loaded = load_checkpoint(store, reference)
+    tensors = {tensor.name: (tensor.dtype, tensor.shape, bytes(tensor.data)) for tensor in loaded.tensors}
+    expected = [floats("a", 5, 1, 2), floats("b", 1, 3, 4), floats("m", 5)]
+    assert tensors == {tensor.name: (tensor.dtype, tensor.shape, bytes(tensor.data)) for tensor in expected}
+    assert loaded.trainer == trainer_document(5)
+
+
+def test_loading_one_group_reads_no_other_shards(store: ObjectStore) -> None:
+    run_with_commits(store, 5)
+    reference = run_log(store).refresh().resume[0]
+    store.delete(f"{reference.prefix}/optimizer-00001-of-00001.safetensors")
+    assert [tensor.name for tensor in load_checkpoint(store, reference, group="weights").tensors] == ["a", "b"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_loading_refuses_a_flipped_bit_in_any_object(store: ObjectStore, name: str) -> None:
+    run_with_commits(store, 5)
+    reference = run_log(store).refresh().resume[0]
+    flip(store, f"{reference.prefix}/{name}")
+    with pytest.raises(IntegrityError, match=name):
+        load_checkpoint(store, reference)
+
+
+def planted(store: ObjectStore, manifest: bytes) -> CheckpointReference:
+    """A reference that trusts a manifest somebody planted."""
+    store.write("runs/r1/checkpoints/x/manifest.json", manifest)
+    return CheckpointReference(step=5, attempt=1, prefix="runs/r1/checkpoints/x", manifest_sha256=sha256(manifest))
+
+
+@pytest.mark.parametrize(
+    "name", ["../secret", "..", "a/b", "/etc/passwd", "", ".hidden", "a\\b", "a\n", "UPPER", "a/../../b"]
+)
+def test_a_manifest_that_points_outside_its_folder_is_refused(name: str) -> None:
+    store = MemoryStore()
+    store.write("runs/r1/checkpoints/secret", b"x")
+    listed = {"version": 1, "run_id": "r1", "attempt": 1, "step": 5, "state_sha256": "s"}
+    reference = planted(store, encode({**listed, "objects": [{"name": name, "bytes": 1, "sha256": sha256(b"x")}]}))
+    with pytest.raises(IntegrityError, match="may not leave its folder"):
+        load_checkpoint(store, reference)
+    assert "may not leave its folder" in verify_checkpoint(store, reference)[0]
+
+
+def manifest_of(**changed: object) -> Manifest:
+    fields = {"version": 1, "run_id": "r1", "attempt": 1, "step": 5, "state_sha256": "s", "objects": (), **changed}
+    return Manifest(**fields)  # type: ignore[arg-type]
+
+
+def test_a_manifest_of_a_newer_version_asks_for_an_update() -> None:
+    with pytest.raises(IntegrityError, match="update cairn"):
+        decode_manifest(encode_manifest(manifest_of(version=2)), where="here")
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"null", b"{}", b"\xff", b"[" * 100_000])
+def test_a_malformed_manifest_is_refused_by_name(data: bytes) -> None:
+    with pytest.raises(IntegrityError, match="here"):
+        decode_manifest(data, where="here")
+
+
+def test_a_manifest_without_trainer_document_is_refused(store: ObjectStore) -> None:
+    with pytest.raises(IntegrityError, match=r"names no trainer\.json"):
+        load_checkpoint(store, planted(store, encode_manifest(manifest_of())))
+
+
+def test_a_manifest_of_another_step_than_the_log_says_is_refused(store: ObjectStore) -> None:
+    with pytest.raises(IntegrityError, match="step 6"):
+        load_checkpoint(store, planted(store, encode_manifest(manifest_of(step=6))))
+
+
+def test_an_object_of_negative_size_is_refused() -> None:
+    with pytest.raises(ValueError, match="must not be negative"):
+        ManifestObject(name="a", bytes=-1, sha256="")
+
+
+@pytest.mark.parametrize(("shard_bytes", "shards"), [(1, 4), (12, 4), (24, 2), (36, 2), (48, 1), (1 << 30, 1)], ids=str)
+def test_a_group_is_cut_into_shards_no_larger_than_asked_unless_one_tensor_is(shard_bytes: int, shards: int) -> None:
+    store = MemoryStore()
+    records = tuple(floats(name, 1, 2, 3) for name in "abcd")
+    stage_checkpoint(
+        store,
+        run_id="r1",
+        attempt=1,
+        prefix="p",
+        groups=(TensorGroup(name="weights", records=records),),
+        trainer=trainer_document(5),
+        shard_bytes=shard_bytes,
+    )
+    keys = [key for key in store.list("p") if key.endswith(".safetensors")]
+    sizes = [sum(tensor.data.nbytes for tensor in parse_shard(store.read(key), where=key)) for key in keys]
+    assert len(keys) == shards
+    assert all(size <= max(shard_bytes, 12) for size in sizes)
+
+
+def test_the_state_digest_does_not_depend_on_the_sharding(store: ObjectStore) -> None:
+    digests = {stage(store, step=5, attempt=1, shard_bytes=size).state_sha256 for size in (1, 16, 1 << 20)}
+    assert len(digests) == 1
+
+
+def test_a_tensor_larger_than_a_chunk_survives_the_way_through_the_store(store: ObjectStore) -> None:
+    data = bytes(range(256)) * (9 * 4096)
+    record = TensorRecord(name="big", dtype="U8", shape=(len(data),), data=memoryview(data))
+    stage_checkpoint(
+        store,
+        run_id="r1",
+        attempt=1,
+        prefix="p",
+        groups=(TensorGroup(name="weights", records=(record,)),),
+        trainer=trainer_document(5),
+    )
+    (tensor,) = parse_shard(store.read("p/weights-00001-of-00001.safetensors"), where="")
+    assert tensor.data == data
+
+
+def test_a_group_without_tensors_is_still_a_checkpoint(store: ObjectStore) -> None:
+    empty = TensorRecord(name="none", dtype="F32", shape=(0, 4), data=memoryview(struct.pack("")))
+    staged = stage_checkpoint(
+        store,
+        run_id="r1",
+        attempt=1,
+        prefix="p",
+        groups=(TensorGroup(name="weights", records=(empty,)), TensorGroup(name="optimizer", records=())),
+        trainer=trainer_document(5),
+    )
+    reference = CheckpointReference(step=5, attempt=1, prefix="p", manifest_sha256=staged.manifest_sha256)
+    assert [tensor.shape for tensor in load_checkpoint(store, reference).tensors] == [(0, 4)]

@@ -1,0 +1,128 @@
+"""What a folder can do to a store, said so that a person knows what to do next."""
+
+import errno
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage.errors import StoreUnavailable
+from storage.local_store import LocalStore
+from tests.storage.test_object_store import OPERATIONS
+
+
+@pytest.fixture
+def ordinary_user() -> Iterator[None]:
+    """Permissions bind nobody who is root: be nobody for the length of the test."""
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(65534)
+    yield
+    if root:
+        os.seteuid(0)
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that any user can reach (pytest's own belong to one user), whose mode the test changes."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        LocalStore(folder).write("a/b", b"1")
+        folder.chmod(0o755)
+        yield folder
+        for path in (folder, folder / "a"):
+            path.chmod(0o755)
+
+
+@pytest.mark.parametrize("operation", ["create", "write", "write_stream"])
+def test_a_folder_that_cannot_be_written_says_so_with_a_hint(
+    open_folder: Path, operation: str, request: pytest.FixtureRequest
+) -> None:
+    open_folder.chmod(0o555)
+    request.getfixturevalue("ordinary_user")
+    with pytest.raises(StoreUnavailable, match="make it writable or choose another --store"):
+        OPERATIONS[operation](LocalStore(open_folder), "new/b")
+
+
+@pytest.mark.parametrize("operation", ["read", "create", "write", "write_stream", "list", "first", "size"])
+def test_a_folder_that_may_not_be_entered_is_unavailable_not_empty(
+    open_folder: Path, operation: str, request: pytest.FixtureRequest
+) -> None:
+    (open_folder / "a").chmod(0)
+    request.getfixturevalue("ordinary_user")
+    with pytest.raises(StoreUnavailable, match="Permission denied"):
+        OPERATIONS[operation](LocalStore(open_folder), "a" if operation in ("list", "first") else "a/b")
+
+
+@pytest.mark.parametrize("operation", ["create", "write", "write_stream"])
+@pytest.mark.parametrize("below", ["", "deeper"])
+def test_a_file_where_the_folder_should_be_says_so_with_a_hint(tmp_path: Path, operation: str, below: str) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StoreUnavailable, match="a file stands where the store's folder should be"):
+        OPERATIONS[operation](LocalStore(tmp_path / "file" / below), "a/b")
+
+
+@pytest.mark.parametrize("operation", ["list", "first", "size", "delete"])
+def test_a_file_where_the_folder_should_be_holds_nothing(tmp_path: Path, operation: str) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    assert OPERATIONS[operation](LocalStore(tmp_path / "file"), "a/b") in ([], None)
+
+
+@pytest.mark.parametrize(
+    ("number", "hint"),
+    [
+        (errno.ENOSPC, "the disk is full"),
+        (errno.EROFS, "the file system is read-only"),
+        (errno.EPERM, "may not support hard links"),
+        (errno.EIO, "see the cause"),
+    ],
+)
+def test_an_error_of_the_operating_system_carries_a_hint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, hint: str
+) -> None:
+    def fails(*args: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", fails)
+    with pytest.raises(StoreUnavailable, match=hint):
+        LocalStore(tmp_path).create("a/b", b"x")
+
+
+@pytest.mark.parametrize("call", ["link", "fsync", "replace"])
+def test_a_failed_operation_leaves_no_temporary_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    def fails(*args: Any) -> None:
+        raise OSError(errno.EIO, "broken")
+
+    (tmp_path / "a").mkdir()
+    monkeypatch.setattr(os, call, fails)
+    write: Callable[[LocalStore], object] = lambda store: store.write("a/b", b"x")  # noqa: E731
+    with pytest.raises(StoreUnavailable):
+        LocalStore(tmp_path).create("a/b", b"x") if call == "link" else write(LocalStore(tmp_path))
+    assert list((tmp_path / "a").iterdir()) == []
+
+
+def test_opening_a_store_makes_no_folder(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    assert (store.list("runs"), (tmp_path / "store").exists()) == ([], False)
+
+
+def test_deleting_the_last_object_takes_its_folder_away(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    store.write("probe/a", b"")
+    store.delete("probe/a")
+    assert not (tmp_path / "probe").exists()
+
+
+def test_a_relative_folder_stays_where_it_was_when_the_process_moves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = LocalStore(Path("store"))
+    monkeypatch.chdir("/")
+    store.write("a/b", b"1")
+    assert (tmp_path / "store/a/b").read_bytes() == b"1"

@@ -1,0 +1,156 @@
+"""An entry survives its own codec; anything else is refused by name, never by surprise."""
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.document import MAX_DOCUMENT_BYTES
+from storage.errors import IntegrityError
+from storage.log_entry import LAST_SEQ, Entry, decode_entry, encode_entry, entry_name, seq_of
+from storage.run_entries import RUN_KINDS, UnknownBody
+from tests.storage.builders import committed, ended, entry, evaluated, opened, started
+
+BODIES = [opened(), started(1), committed(5, 1), ended(1), evaluated(5, 1.5)]
+
+
+def decoded(data: bytes) -> Entry:
+    return decode_entry(data, RUN_KINDS, where="here")
+
+
+def document(of: object = None, /, **changed: object) -> dict[str, Any]:
+    fields: dict[str, Any] = json.loads(encode_entry(entry(of or started(1), attempt=1)))
+    return {**fields, **changed}
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: type(body).__name__)
+def test_an_entry_reads_back_as_it_was(body: object) -> None:
+    written = entry(body, attempt=1, seq=7)
+    assert decoded(encode_entry(written)) == written
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: type(body).__name__)
+def test_equal_entries_have_equal_bytes(body: object) -> None:
+    assert encode_entry(decoded(encode_entry(entry(body)))) == encode_entry(entry(body))
+
+
+def test_an_entry_is_sorted_and_readable_with_cat() -> None:
+    text = encode_entry(entry(started(1))).decode()
+    assert list(json.loads(text)) == sorted(json.loads(text))
+    assert text.endswith("}\n")
+    assert max(len(line) for line in text.splitlines()) < 120
+
+
+def test_the_newest_name_sorts_first() -> None:
+    names = [entry_name(seq) for seq in (0, 1, 9, 10, 99_999)]
+    assert sorted(names, reverse=True) == names
+
+
+@given(st.integers(0, LAST_SEQ))
+def test_a_name_gives_its_number_back(seq: int) -> None:
+    assert seq_of(entry_name(seq)) == seq
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".json", "1.json", "9999999999", "9999999999.json.bak", "-999999999.json", "٩٩٩٩٩٩٩٩٩٩.json"]
+)
+def test_a_foreign_name_is_refused_and_named(name: str) -> None:
+    with pytest.raises(IntegrityError, match="something else writes here"):
+        seq_of(name)
+
+
+def test_a_kind_from_the_future_is_kept_and_written_back_unchanged() -> None:
+    data = json.dumps(document(kind="checkpoint-blessed", body={"by": "pope", "more": [1, None]})).encode()
+    kept = decoded(data)
+    assert kept.body == UnknownBody(kind="checkpoint-blessed", content={"by": "pope", "more": [1, None]})
+    assert decoded(encode_entry(kept)) == kept
+
+
+def test_a_version_from_the_future_is_kept_without_being_interpreted() -> None:
+    kept = decoded(json.dumps(document(version=2, body={"attempt": "two"})).encode())
+    assert kept.body == UnknownBody(kind="attempt-started", content={"attempt": "two"})
+
+
+def test_a_field_from_the_future_is_ignored() -> None:
+    assert decoded(json.dumps(document(colour="red")).encode()).body == started(1)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(b"\xff\xfe", id="not-utf-8"),
+        pytest.param(b"null", id="null"),
+        pytest.param(b"[" * 100_000, id="deep"),
+        pytest.param(b"{" * 100_000, id="deep-objects"),
+        pytest.param(b" " * (MAX_DOCUMENT_BYTES + 1), id="huge"),
+        pytest.param(encode_entry(entry(opened()))[:-20], id="torn"),
+        pytest.param(b'{"body":' + b"[" * 100_000 + b"]" * 100_000 + b"}", id="deep-body"),
+        *(
+            pytest.param(json.dumps(document(**changed)).encode(), id=name)
+            for name, changed in {
+                "seq-of-wrong-type": {"seq": "1"},
+                "seq-fractional": {"seq": 1.5},
+                "no-time": {"at": "noon"},
+                "writer-of-wrong-type": {"writer": 1},
+                "body-null": {"body": None},
+                "body-list": {"body": []},
+                "body-incomplete": {"body": {"attempt": 1}},
+                "unknown-body-list": {"kind": "new", "body": [1]},
+                "resume-of-wrong-type": {"resume": [{"step": "x"}]},
+                "attempt-zero": {"body": {**document()["body"], "attempt": 0}},
+            }.items()
+        ),
+    ],
+)
+def test_a_malformed_entry_is_refused_and_named(data: bytes) -> None:
+    with pytest.raises(IntegrityError, match="here"):
+        decoded(data)
+
+
+def only_integrity_errors(data: bytes) -> None:
+    try:
+        decoded(data)
+    except IntegrityError:
+        return
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.binary(max_size=64))
+def test_arbitrary_bytes_raise_nothing_but_an_integrity_error(data: bytes) -> None:
+    only_integrity_errors(data)
+
+
+@given(st.sampled_from(sorted(document())), JSON, st.sampled_from(BODIES))
+def test_any_value_in_any_field_raises_nothing_but_an_integrity_error(name: str, value: object, body: object) -> None:
+    only_integrity_errors(json.dumps(document(body, **{name: value})).encode())
+
+
+@given(st.data(), JSON, st.sampled_from(BODIES))
+def test_any_value_in_any_field_of_any_body_raises_nothing_but_an_integrity_error(
+    data: st.DataObject, value: object, body: object
+) -> None:
+    fields = document(body)
+    fields["body"][data.draw(st.sampled_from(sorted(fields["body"])))] = value
+    only_integrity_errors(json.dumps(fields).encode())
+
+
+@given(st.data())
+def test_a_changed_byte_raises_nothing_but_an_integrity_error(data: st.DataObject) -> None:
+    real = bytearray(encode_entry(entry(committed(5, 1), attempt=1)))
+    real[data.draw(st.integers(0, len(real) - 1))] = data.draw(st.integers(0, 255))
+    only_integrity_errors(bytes(real))
+
+
+def test_times_are_written_in_utc() -> None:
+    assert b'"2026-01-01T12:00:00Z"' in encode_entry(entry(opened()))
+    assert decoded(encode_entry(entry(opened()))).at == datetime(2026, 1, 1, 12, tzinfo=UTC)

@@ -1,0 +1,116 @@
+"""What every backend must do alike, and the keys none may follow."""
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from storage.errors import ObjectMissing, StorageError
+from storage.object_store import ObjectStore, checked_key
+
+OPERATIONS: dict[str, Callable[[Any, str], object]] = {
+    "read": lambda store, key: store.read(key),
+    "create": lambda store, key: store.create(key, b"x"),
+    "write": lambda store, key: store.write(key, b"x"),
+    "write_stream": lambda store, key: store.write_stream(key, [b"x"]),
+    "list": lambda store, key: store.list(key),
+    "first": lambda store, key: store.first(key),
+    "size": lambda store, key: store.size(key),
+    "delete": lambda store, key: store.delete(key),
+    "local_path": lambda store, key: store.local_path(key),
+}
+BAD_KEYS = [
+    "", "/", "/etc/passwd", "..", "../x", "a/../b", "a/..", "a//b", "a/", "./a", ".hidden", "a/.b",
+    "a\\b", "a\0b", "a\n", "~/x", "a b", "C:/x", "-rf",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", BAD_KEYS)
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_key_that_could_leave_the_root_is_refused(store: ObjectStore, operation: str, key: str) -> None:
+    with pytest.raises(StorageError, match="each segment must match"):
+        OPERATIONS[operation](store, key)
+
+
+def test_every_operation_is_tried_with_bad_keys() -> None:
+    offered = {name for name in vars(ObjectStore) if not name.startswith("_")} - {"url"}
+    assert set(OPERATIONS) == offered
+
+
+@pytest.mark.parametrize("key", ["a", "runs/r1/log/9999999999.json", "step-00000005-attempt-0001", "a@b=c+d_e"])
+def test_a_plain_key_is_returned_unchanged(key: str) -> None:
+    assert checked_key(key) == key
+
+
+def test_create_makes_an_object_once(store: ObjectStore) -> None:
+    assert [store.create("a/b", b"1"), store.create("a/b", b"2"), store.read("a/b")] == [True, False, b"1"]
+
+
+def test_write_overwrites(store: ObjectStore) -> None:
+    store.write("a/b", b"1")
+    store.write("a/b", b"2")
+    assert store.read("a/b") == b"2"
+
+
+def test_a_stream_is_hashed_as_it_is_written(store: ObjectStore) -> None:
+    written = store.write_stream("a/b", iter([b"12", memoryview(b"345"), b""]))
+    assert store.read("a/b") == b"12345"
+    assert (written.bytes, written.sha256) == (5, hashlib.sha256(b"12345").hexdigest())
+
+
+def test_a_stream_that_breaks_leaves_no_object(store: ObjectStore) -> None:
+    def broken() -> Any:
+        yield b"12"
+        raise RuntimeError("broke")
+
+    with pytest.raises(RuntimeError, match="broke"):
+        store.write_stream("a/b", broken())
+    assert (store.list("a"), store.size("a/b")) == ([], None)
+
+
+def test_a_stream_that_breaks_leaves_the_object_that_was_there(store: ObjectStore) -> None:
+    def broken() -> Any:
+        yield b"12"
+        raise RuntimeError("broke")
+
+    store.write("a/b", b"old")
+    with pytest.raises(RuntimeError, match="broke"):
+        store.write_stream("a/b", broken())
+    assert store.read("a/b") == b"old"
+
+
+@pytest.mark.parametrize("key", ["a", "a/b", "a/b/c/d"], ids=["folder", "absent", "below-an-object"])
+def test_what_is_no_object_is_missing(store: ObjectStore, key: str) -> None:
+    store.write("a/b/c" if key == "a/b/c/d" else "a/x", b"1")
+    with pytest.raises(ObjectMissing, match=key):
+        store.read(key)
+    assert store.size(key) is None
+
+
+def test_deleting_what_is_not_there_is_no_error(store: ObjectStore) -> None:
+    store.write("a/b", b"1")
+    for key in ("a/b", "a/b", "never/there"):
+        store.delete(key)
+    assert store.list("a") == []
+
+
+def test_listing_is_sorted_and_keeps_to_its_folder(store: ObjectStore) -> None:
+    for key in ("a/2", "a/10", "a/b/c", "ab/1", "z"):
+        store.write(key, b"")
+    assert store.list("a") == ["a/10", "a/2", "a/b/c"]
+
+
+def test_listing_nothing_is_empty(store: ObjectStore) -> None:
+    assert (store.list("a"), store.first("a")) == ([], None)
+
+
+def test_first_is_the_smallest_name_directly_in_the_folder(store: ObjectStore) -> None:
+    for key in ("a/2", "a/3", "a/1/deeper"):
+        store.write(key, b"")
+    assert store.first("a") == "a/2"
+
+
+def test_an_empty_object_is_an_object(store: ObjectStore) -> None:
+    assert store.create("a/b", b"")
+    assert (store.read("a/b"), store.size("a/b")) == (b"", 0)

@@ -1,0 +1,41 @@
+"""From a URL to a store."""
+
+from pathlib import Path
+
+import pytest
+
+from storage.errors import StorageError
+from storage.local_store import LocalStore
+from storage.open_store import open_store
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://key:secret@bucket/prefix", "s3://key@bucket", "https://:secret@host/x", "memory://u:p@x"]
+)
+def test_a_url_with_credentials_is_refused_without_repeating_them(url: str) -> None:
+    with pytest.raises(StorageError, match="credentials") as refused:
+        open_store(url)
+    assert "secret" not in str(refused.value)
+
+
+def test_an_empty_url_is_refused() -> None:
+    with pytest.raises(StorageError, match="must be a folder or a URL"):
+        open_store("")
+
+
+def test_a_plain_path_and_a_file_url_are_the_same_folder(tmp_path: Path) -> None:
+    open_store(str(tmp_path / "a b")).write("x", b"1")
+    assert open_store(f"file://{tmp_path}/a%20b").read("x") == b"1"
+    assert isinstance(open_store(str(tmp_path)), LocalStore)
+
+
+def test_one_memory_url_is_one_store_and_another_is_another() -> None:
+    open_store("memory://one").write("x", b"1")
+    assert open_store("memory://one").read("x") == b"1"
+    assert open_store("memory://two").size("x") is None
+
+
+@pytest.mark.parametrize("url", ["nothing-known://bucket/x", "s4://bucket"])
+def test_an_unknown_scheme_is_refused_as_a_storage_error(url: str) -> None:
+    with pytest.raises(StorageError, match=url.split(":")[0]):
+        open_store(url)
