@@ -6,7 +6,7 @@ set -euo pipefail -o monitor
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly HOST=127.0.0.1 PORT="${PORT:-4200}" POOL=cairn GRACE_SECONDS="${GRACE_SECONDS:-60}"
-readonly BIN="${BIN:-.venv/bin}" START_SECONDS=120
+readonly BIN="${BIN:-.venv/bin}" START_SECONDS=120 STOP_SECONDS=20
 export PREFECT_API_URL="http://$HOST:$PORT/api" CAIRN_ROOT="$PWD"
 export PREFECT_SERVER_ANALYTICS_ENABLED=false DO_NOT_TRACK=1 PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT=false
 # Leases kept in memory would be lost when the server restarts.
@@ -15,26 +15,39 @@ export PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE=prefect.server.concurrency.lease
 server=""
 worker=""
 
-# The worker is told first, so that it starts nothing more; its flow runs lead groups of their own, so they are told
-# one by one. The server goes last: those who leave still have somebody to tell.
+# The flow runs go first: a worker that is told to stop kills them before they could commit.
+# The server goes last: those who leave still have somebody to tell.
 stop_all() {
     trap '' INT TERM
-    local runs=()
     if [[ -n $worker ]]; then
-        mapfile -t runs < <(pgrep -P "$worker")
-        stop_groups "$worker" "${runs[@]}"
+        stop_runs
+        stop_group "$worker"
     fi
-    if [[ -n $server ]]; then stop_groups "$server"; fi
+    if [[ -n $server ]]; then stop_group "$server"; fi
     echo "stopped"
 }
 
-stop_groups() {
-    local group deadline=$((SECONDS + GRACE_SECONDS))
-    for group; do kill -TERM -- "-$group" 2>/dev/null || true; done
-    for group; do
-        while kill -0 -- "-$group" 2>/dev/null && ((SECONDS < deadline)); do sleep 0.2; done
-        kill -KILL -- "-$group" 2>/dev/null || true
+# Each run is told once, also one the worker starts meanwhile: a second signal means impatience.
+stop_runs() {
+    local runs run told=" " deadline=$((SECONDS + GRACE_SECONDS))
+    while runs="$(pgrep -P "$worker")" && ((SECONDS < deadline)); do
+        for run in $runs; do
+            if [[ $told != *" $run "* ]]; then
+                echo "waiting for the run in process $run to commit"
+                kill -TERM "$run" 2>/dev/null || true
+                told+="$run "
+            fi
+        done
+        sleep 0.2
     done
+    for run in ${runs:-}; do kill -KILL -- "-$run" 2>/dev/null || true; done
+}
+
+stop_group() {
+    local deadline=$((SECONDS + STOP_SECONDS))
+    kill -TERM -- "-$1" 2>/dev/null || true
+    while kill -0 -- "-$1" 2>/dev/null && ((SECONDS < deadline)); do sleep 0.2; done
+    kill -KILL -- "-$1" 2>/dev/null || true
 }
 
 server_answers() {
