@@ -1,0 +1,88 @@
+"""One folder with a configuration, a store, and the real `cairn train` command that trains there."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from storage.local_store import LocalStore
+from storage.run_log import RunLog
+from storage.run_state import RunState
+
+SHAKESPEARE = Path(__file__).parents[3] / "shared" / "data" / "tinyshakespeare.txt"
+STEPS = 60
+CONFIG = f"""
+model_family = "gpt2-tiny"
+[data]
+sources = ["{SHAKESPEARE}"]
+tokenizer = "bytes"
+[model]
+n_layer = 2
+n_head = 2
+n_embd = 32
+block_size = 64
+dropout = 0.1
+[training]
+steps = {STEPS}
+global_batch = 8
+micro_batch = 4
+warmup_steps = 5
+threads = 1
+probe_every_steps = 25
+probe_batches = 1
+sample_tokens = 8
+[checkpoint]
+every_steps = 5
+[evaluation]
+every_commits = 6
+batches = 1
+batch_size = 8
+sample_tokens = 8
+[lease]
+seconds = 3.0
+heartbeat_seconds = 0.3
+"""
+
+
+class Command:
+    """One folder with a configuration and a store, and the command that trains there."""
+
+    def __init__(self, folder: Path, api_url: str) -> None:
+        self.folder, self._api_url = folder, api_url
+        self.store = LocalStore(folder / "store")
+        (folder / "run.toml").write_text(CONFIG)
+        self._count = 0
+
+    def start(self, *extra: str) -> subprocess.Popen[bytes]:
+        """Start `cairn train` on the run; its output goes to files in the folder."""
+        self._count += 1
+        environment = {
+            **os.environ,
+            "PREFECT_API_URL": self._api_url,
+            "PREFECT_HOME": str(self.folder / "prefect"),
+            "PREFECT_LOGGING_LEVEL": "CRITICAL",
+            "CAIRN_CACHE": str(self.folder / "cache"),
+        }
+        command = [sys.executable, "-m", "flows.command", "train", "run.toml", "--run-id", "bard", "--store", "./store"]
+        with (self.folder / f"command-{self._count}.txt").open("wb") as output:
+            return subprocess.Popen([*command, *extra], cwd=self.folder, env=environment, stdout=output, stderr=output)
+
+    def train(self, *extra: str, exit_code: int = 0) -> None:
+        """Run the command to its end and check how it left."""
+        process = self.start(*extra)
+        code = process.wait(timeout=120)
+        assert code == exit_code, f"exit {code}\n{self.output()}"
+
+    def output(self) -> str:
+        """Return what the last command printed."""
+        return (self.folder / f"command-{self._count}.txt").read_text(errors="replace")
+
+    def state(self) -> RunState:
+        """Return the run's state as a stranger reads it."""
+        return RunLog(self.store, "bard").refresh()
+
+    def state_sha256(self) -> str:
+        """Return the digest of the finished run."""
+        finished = self.state().finished
+        assert finished is not None, self.output()
+        return finished.state_sha256
