@@ -113,7 +113,8 @@ class Attempt:
         if is_last or self._segments % self._plan.config.evaluation.every_commits == 0:
             before = self._evaluations[-1:]  # one evaluator at a time: they share the machine with training
             self._evaluations.append(
-                evaluate.submit(self._log, commit, self._plan.evaluation, step=segment.step, wait_for=before)
+                # Prefect resolves the commit's future before the call; its stubs only know the resolved type.
+                evaluate.submit(self._log, commit, self._plan.evaluation, step=segment.step, wait_for=before)  # type: ignore[call-overload]
             )
 
     def _wait_commits(self) -> None:

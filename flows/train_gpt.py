@@ -12,8 +12,9 @@ from functools import partial
 from pathlib import Path
 
 from prefect import flow
+from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
-from prefect.states import Completed, Failed, State
+from prefect.states import Completed, Failed
 
 from flows.attempt import Attempt, AttemptPlan
 from flows.configuration import RunConfig, check_drift, load_configuration, parse_configuration
