@@ -1,0 +1,124 @@
+"""What a person does with one committed checkpoint: measure it, offer it to an alias, let it write.
+
+Owns how these follow from the run's own log: its configuration, its data, its suite. Imports torch and the
+orchestrator only in the function that needs them.
+"""
+
+import getpass
+import os
+import socket
+from dataclasses import dataclass
+
+from flows.run_lookup import FoundCheckpoint, configuration_of
+from flows.work_folder import work_folder
+from storage.registry import Registry, RegistryState
+from storage.run_entries import EvaluationFailed, EvaluationRecorded
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleRequest:
+    """How text is drawn; temperature 0 takes the likeliest token, `top_k` 0 leaves every token in."""
+
+    prompt: str
+    tokens: int
+    temperature: float
+    top_k: int
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """Text that exact weights wrote."""
+
+    run_id: str
+    step: int
+    manifest_sha256: str
+    prompt: str
+    text: str
+    seed: int
+
+
+def this_person() -> str:
+    """Return who is at the keyboard, for the record."""
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    except (OSError, KeyError):  # a container's user may have no name
+        return f"uid {os.getuid()}@{socket.gethostname()}"
+
+
+def measure(found: FoundCheckpoint) -> EvaluationRecorded | EvaluationFailed:
+    """Evaluate under the run's own suite; what is already on record is not measured again."""
+    from tasks.evaluation_run import EvaluationPlan, record_evaluation
+    from tasks.evaluation_suite import suite_of
+
+    config = configuration_of(found.log.state)
+    plan = EvaluationPlan(
+        suite=suite_of(config.evaluation),
+        model=config.model,
+        snapshot_id=found.opened.data_snapshot,
+        cache_dir=work_folder(os.environ) / "snapshots",
+        device=config.training.device,
+        threads=config.training.threads or os.cpu_count() or 1,
+        timeout_seconds=config.evaluation.timeout_seconds,
+    )
+    return record_evaluation(found.log, found.reference, plan)
+
+
+def offer_to(found: FoundCheckpoint, alias: str) -> RegistryState:
+    """Let the gates decide and record it; raises `GateRefused`.
+
+    The evaluation under the champion's suite counts where there is one, else the one under the run's own suite.
+    """
+    from tasks.evaluation_run import find_evaluation
+    from tasks.evaluation_suite import suite_of
+    from tasks.promote import offer
+    from tasks.promotion import Candidate
+
+    config, registry = configuration_of(found.log.state), Registry(found.log.store, alias)
+    champion = registry.refresh().champion
+    suites = [champion.suite_sha256] if champion else []
+    evaluations = (
+        find_evaluation(found.log.state, found.reference.manifest_sha256, suite)
+        for suite in [*suites, suite_of(config.evaluation).sha256]
+    )
+    candidate = Candidate(
+        run_id=found.log.run_id,
+        reference=found.reference,
+        evaluation=next((item for item in evaluations if item is not None), None),
+        by=this_person(),
+    )
+    return offer(registry, candidate, min_improvement=config.promotion.min_improvement)
+
+
+def write_sample(found: FoundCheckpoint, request: SampleRequest) -> Sample:
+    """Load the verified weights on the CPU and let them write on from the prompt."""
+    import torch
+
+    from model.configuration import ModelConfig
+    from model.generation import generate
+    from tasks.checkpoint_model import open_model, prompt_ids
+
+    opened = open_model(
+        found.log.store,
+        found.reference,
+        model=ModelConfig.model_validate(found.opened.config["model"]),
+        snapshot_id=found.opened.data_snapshot,
+        cache_dir=work_folder(os.environ) / "snapshots",
+        device=torch.device("cpu"),
+    )
+    ids = generate(
+        opened.network,
+        prompt_ids(opened.tokenizer, request.prompt),
+        new_tokens=request.tokens,
+        temperature=request.temperature,
+        top_k=request.top_k or None,
+        seed=request.seed,
+    )
+    return Sample(
+        run_id=found.log.run_id,
+        step=found.reference.step,
+        manifest_sha256=found.reference.manifest_sha256,
+        prompt=request.prompt,
+        text=opened.tokenizer.decode(ids),
+        seed=request.seed,
+    )

@@ -1,0 +1,66 @@
+"""What a verb says: one JSON document on stdout, or a table for people there; everything else on stderr.
+
+Owns the looks. Refuses to know what is shown.
+"""
+
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+from storage.document import encode
+
+_PIPE_COLUMNS = 200
+
+
+def print_document(record: object) -> None:
+    """Print a record as one JSON document: sorted keys, times ISO 8601 in UTC."""
+    sys.stdout.write(encode(record).decode())
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
+    """Print rows under headings; `empty` is said on stderr when there is no row."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell(value)) for value in row))
+    if not table.row_count:
+        say(empty)
+        return
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_COLUMNS)
+    console.print(table)
+
+
+def print_facts(facts: Iterable[tuple[str, object]]) -> None:
+    """Print names and values, one a line, aligned."""
+    listed = [(name, cell(value)) for name, value in facts]
+    width = max(len(name) for name, _ in listed)
+    for name, value in listed:
+        print(f"{name:<{width}}  {value}")
+
+
+def say(message: str) -> None:
+    """Print a line for people on stderr at once."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def cell(value: object) -> str:
+    """Return a value as people read it: a dash for nothing, seconds for times, short numbers."""
+    match value:
+        case None:
+            return "–"
+        case datetime():
+            return value.strftime("%Y-%m-%d %H:%M:%S")
+        case float():
+            return f"{value:.4g}"
+        case _:
+            return str(value)
+
+
+def short(digest: str | None) -> str:
+    """Return the beginning of a digest: enough for people to tell two apart."""
+    return digest[:12] if digest else "–"

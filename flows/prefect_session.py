@@ -1,0 +1,115 @@
+"""The flow `train-gpt` run in this process: Prefect made quiet, its own server started safely, its end made a code.
+
+Owns everything the command must know of Prefect. Imports it only when a session begins. Refuses to know what the flow
+does.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from flows.exit_code import ExitCode, code_of_state
+from flows.preflight import TrainingRequest, named_run
+
+# A person sees our own progress; Prefect's log would show it twice, and every refusal as a traceback.
+QUIET = {
+    "PREFECT_LOGGING_LEVEL": "CRITICAL",
+    "PREFECT_LOGGING_ROOT_LEVEL": "CRITICAL",
+    "PREFECT_LOGGING_TO_API_ENABLED": "false",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
+    "DO_NOT_TRACK": "1",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FlowEnd:
+    """How the flow ended: the command's exit code, and what the last state said."""
+
+    code: ExitCode
+    message: str
+
+
+class Terminated(BaseException):
+    """SIGTERM came while no attempt was listening: nothing is lost, the command leaves as preempted."""
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Raise `Terminated` on SIGTERM while the block runs; the flow listens by itself while an attempt runs."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second notice is not argued with
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def run_train_gpt(request: TrainingRequest, store: str, *, say: Callable[[str], None]) -> FlowEnd:
+    """Run the flow to its end in this process; raises whatever the flow's body raised."""
+    quieten(os.environ)
+    if not os.environ.get("PREFECT_API_URL"):
+        say("starting Prefect's own server, about ten seconds (PREFECT_API_URL names one that runs already) …")
+    _start_own_server()
+    from flows.train_gpt import train_gpt
+
+    state: Any = train_gpt(
+        config=request.config,
+        run_id=named_run(request),
+        overrides=list(request.overrides),
+        store=store,
+        return_state=True,
+    )
+    code = code_of_state(state.name or "")
+    if code is None:
+        state.result(raise_on_failure=True)
+        raise RuntimeError(f"the flow ended {state.name}: {state.message}")
+    return FlowEnd(code=code, message=state.message or "")
+
+
+def quieten(environment: MutableMapping[str, str]) -> None:
+    """Set what a person has not set."""
+    for name, value in QUIET.items():
+        environment.setdefault(name, value)
+
+
+def _start_own_server() -> None:
+    """Start the server Prefect would start by itself, but deaf to Ctrl-C.
+
+    It shares the terminal's process group, so Ctrl-C would kill it before the flow has said good-bye. A blocked signal
+    is inherited, and only by what the blocking thread starts; this thread stays interruptible meanwhile.
+    """
+    from prefect.settings import PREFECT_API_URL
+
+    if PREFECT_API_URL.value():
+        return
+    from prefect.server.api.server import SubprocessASGIServer
+
+    server, problems = SubprocessASGIServer(), list[BaseException]()
+
+    def start() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            server.start()
+        except Exception as error:
+            problems.append(error)
+
+    starter = threading.Thread(target=start, name="prefect-server-start", daemon=True)
+    starter.start()
+    try:
+        while starter.is_alive():
+            starter.join(0.1)
+    except BaseException:
+        server.stop()
+        raise
+    if problems:
+        raise RuntimeError(f"Prefect's own server did not start: {problems[0]}; set PREFECT_API_URL") from problems[0]

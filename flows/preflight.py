@@ -1,0 +1,128 @@
+"""What can be refused before anything is started: configuration, drift, store, text, tokenizer, sizes.
+
+Owns the cheap refusals: the orchestrator's server takes seconds to start, and nobody should wait for it to hear of a
+typing error. The flow checks again, exactly; here a size is refused only when no tokenizer could make it possible.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flows.configuration import RunConfig, check_drift, load_configuration, parse_configuration
+from flows.errors import InvalidConfiguration
+from model.configuration import DataConfig
+from model.errors import InvalidInput
+from model.tokenizer import Tokenizer
+from storage.errors import StoreUnavailable
+from storage.object_store import ObjectStore
+from storage.run_log import RunLog
+from storage.store_probe import probe_store
+from tasks.corpus import open_corpus
+from tasks.document import InvalidCorpus, Source
+from tasks.document_split import Split, require_both_splits, split_of
+
+_BYTES_AND_END = 257
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingRequest:
+    """What `cairn train` was asked for."""
+
+    config: str
+    run_id: str
+    overrides: tuple[str, ...]
+
+
+def named_run(request: TrainingRequest) -> str:
+    """Return the run's id: the given one, else the configuration file's name."""
+    if request.run_id:
+        return request.run_id
+    if not request.config:
+        raise InvalidConfiguration("neither a configuration file nor --run-id: say which run to train or continue")
+    return Path(request.config).stem
+
+
+def check_before_start(store: ObjectStore, request: TrainingRequest, environment: Mapping[str, str]) -> RunConfig:
+    """Return the validated configuration; raises what makes the command leave at once."""
+    log = RunLog(store, named_run(request))
+    wanted = None
+    if request.config:
+        wanted = _loaded(request, environment)  # before the store: a typing error is told even without one
+    try:
+        opened = log.refresh().opened
+    except StoreUnavailable as error:
+        raise InvalidConfiguration(f"store {store.url}: cannot be read: {error}; name another with --store") from error
+    if opened is not None:
+        wanted = wanted or parse_configuration(
+            opened.config, overrides=request.overrides, environment=environment, name=f"run {log.run_id}"
+        )
+        check_drift(opened.config, wanted, run_id=log.run_id)
+        return wanted
+    wanted = wanted or _loaded(request, environment)
+    _check_store(store)
+    _check_text(wanted, Path(request.config).absolute().parent if request.config else Path.cwd())
+    return wanted
+
+
+def _loaded(request: TrainingRequest, environment: Mapping[str, str]) -> RunConfig:
+    path = Path(request.config) if request.config else None
+    return load_configuration(path, overrides=request.overrides, environment=environment)
+
+
+def _check_store(store: ObjectStore) -> None:
+    try:
+        probe_store(store)
+    except StoreUnavailable as error:
+        raise InvalidConfiguration(
+            f"store {store.url}: cannot be written: {error}; rule: a folder or bucket this user may write to, "
+            "chosen with --store or CAIRN_STORE"
+        ) from error
+
+
+def _check_text(config: RunConfig, base_dir: Path) -> None:
+    _check_tokenizer(config.data, base_dir)
+    sources = open_corpus(config.data.sources, base_dir)
+    if not config.data.tokenizer.endswith(".json"):  # only of byte-level tokens is it known that each has a byte
+        _check_sizes(config, sources)
+
+
+def _check_tokenizer(data: DataConfig, base_dir: Path) -> None:
+    if not data.tokenizer.endswith(".json"):
+        return
+    try:
+        Tokenizer.from_file(base_dir / Path(data.tokenizer).expanduser())
+    except InvalidInput as error:
+        raise InvalidCorpus(
+            f"data.tokenizer = {data.tokenizer!r}: {error}; rule: bytes, bpe:<size> or a tokenizer.json"
+        ) from error
+
+
+def _check_sizes(config: RunConfig, sources: Sequence[Source]) -> None:
+    """Read only as far as needed: a token holds at least one byte, a document adds one mark, a merge costs a byte."""
+    vocabulary, block_size = config.data.bpe_vocab_size or _BYTES_AND_END, config.model.block_size
+    needed = {Split.TRAIN: max(block_size + 1, vocabulary - _BYTES_AND_END), Split.VAL: block_size + 1}
+    held, documents = dict.fromkeys(needed, 0), dict.fromkeys(needed, 0)
+    for source in sources:
+        for document in source.documents():
+            split = split_of(document.sha256, config.data.val_fraction)
+            held[split] += document.bytes + 1
+            documents[split] += 1
+            if all(held[name] >= needed[name] for name in needed):
+                return
+    require_both_splits(documents[Split.TRAIN], documents[Split.VAL], config.data.val_fraction)
+    _refuse_sizes(config, held, vocabulary)
+
+
+def _refuse_sizes(config: RunConfig, held: Mapping[Split, int], vocabulary: int) -> None:
+    scarce = min(held, key=lambda name: held[name])
+    if config.model.block_size + 1 > held[scarce]:
+        raise InvalidCorpus(
+            f"model.block_size = {config.model.block_size}: the {scarce} split has at most {held[scarce]} tokens; "
+            f"rule: block_size is at most {held[scarce] - 1}, one less than the tokens of each split. Lower "
+            "model.block_size or add text to data.sources"
+        )
+    raise InvalidCorpus(
+        f"data.tokenizer = {config.data.tokenizer!r}: vocabulary too big: {held[Split.TRAIN]} bytes of train text give "
+        f"at most {held[Split.TRAIN] + _BYTES_AND_END} ids, {vocabulary} are asked for; rule: the text fills the "
+        "vocabulary. Ask for less or add text to data.sources"
+    )

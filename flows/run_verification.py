@@ -1,0 +1,90 @@
+"""Is everything there that the log promises? Sequence, prev chain, refused entries, data snapshot, every checkpoint.
+
+Owns the questions of `cairn verify`. Reads every byte, changes nothing: quarantining is the claim's business.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from flows.errors import RunNotFound
+from storage.checkpoint import verify_checkpoint
+from storage.data_snapshot import read_manifest
+from storage.errors import IntegrityError, ObjectMissing
+from storage.log_entry import seq_of
+from storage.object_store import ObjectStore
+from storage.run_log import RunLog, list_run_ids
+from storage.run_state import RunState
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verification:
+    """What was checked, and one line for each thing that is not what it must be."""
+
+    run_id: str
+    entries: int
+    checkpoints: int
+    checkpoint_bytes: int
+    data_snapshot: str | None
+    problems: tuple[str, ...]
+
+
+def verify_run(store: ObjectStore, run_id: str) -> Verification:
+    """Re-hash everything the run has committed; raises `RunNotFound` where there is no such run at all."""
+    log = RunLog(store, run_id)
+    listed = store.list(f"{log.prefix}/log")
+    if not listed:
+        runs = ", ".join(list_run_ids(store)) or "none"
+        raise RunNotFound(f"no run {run_id!r} in {store.url}; runs here: {runs}")
+    problems: list[str] = []
+    try:
+        log.refresh()
+    except IntegrityError as error:
+        problems.append(str(error))
+    else:
+        problems += _sequence_problems(listed, len(log.entries))
+    state = log.state
+    problems += [f"seq {entry.seq}: a {entry.kind} written by a fenced attempt" for entry in state.refused]
+    problems += _snapshot_problems(store, state)
+    for record in state.readable:
+        problems += verify_checkpoint(store, record.committed.reference)
+    return Verification(
+        run_id=run_id,
+        entries=len(log.entries),
+        checkpoints=len(state.readable),
+        checkpoint_bytes=sum(record.committed.bytes for record in state.readable),
+        data_snapshot=state.opened.data_snapshot if state.opened else None,
+        problems=tuple(problems),
+    )
+
+
+def _sequence_problems(listed: list[str], read: int) -> Iterator[str]:
+    """Yield what lies beyond a hole: a reader stops at the first absent number and would never see it."""
+    for key in listed:
+        try:
+            seq = seq_of(key.rsplit("/", 1)[1])
+        except IntegrityError as error:
+            yield str(error)
+            continue
+        if seq >= read:
+            yield f"{key}: is seq {seq}, but seq {read} is missing, so nobody reads it"
+
+
+def _snapshot_problems(store: ObjectStore, state: RunState) -> Iterator[str]:
+    if state.opened is None:
+        return
+    snapshot_id = state.opened.data_snapshot
+    try:
+        manifest = read_manifest(store, snapshot_id)
+    except (ObjectMissing, IntegrityError) as error:
+        yield str(error)
+        return
+    for item in manifest.objects:
+        key = f"data/{snapshot_id}/{item.key}"
+        try:
+            data = store.read(key)
+        except ObjectMissing:
+            yield f"{key}: missing"
+            continue
+        if len(data) != item.bytes or hashlib.sha256(data).hexdigest() != item.sha256:
+            yield f"{key}: {len(data)} bytes with another sha256 than the manifest's {item.sha256[:12]}…"

@@ -1,0 +1,165 @@
+"""The columns people see of each list; scripts take --json.
+
+Owns which fields are worth a column. Refuses to fetch anything.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from flows.output import cell, print_facts, print_table, short
+
+if TYPE_CHECKING:
+    from flows.model_views import ModelView
+    from flows.run_status import RunRow, StatusView
+    from flows.run_views import AttemptView, CheckpointView, EvaluationView
+    from storage.log_entry import Entry
+
+
+def print_runs(rows: "Sequence[RunRow]") -> None:
+    """Print all runs."""
+    columns = ("run", "state", "family", "step", "committed", "attempts", "opened (UTC)")
+    print_table(
+        columns,
+        [
+            (
+                row.run_id,
+                row.state,
+                row.model_family,
+                _of(row.step, row.total_steps),
+                row.newest_committed_step,
+                row.attempts,
+                row.opened_at,
+            )
+            for row in rows
+        ],
+        empty="no runs here yet; `cairn train deployments/quickstart.toml` makes the first one",
+    )
+
+
+def print_status(status: "StatusView") -> None:
+    """Print where a run stands."""
+    owner = status.owner
+    budgets = ", ".join(f"{reason} {b.left}" for reason, b in status.budgets.items())
+    print_facts(
+        [
+            ("run", status.run_id),
+            ("state", status.state),
+            ("step", f"{status.step} of {status.total_steps}"),
+            ("newest committed", status.newest_committed_step),
+            ("owner", f"pid {owner.pid} on {owner.host} ({owner.device})" if owner else None),
+            ("retries left", budgets),
+            ("next", status.next),
+        ]
+    )
+
+
+def print_attempts(views: "Sequence[AttemptView]") -> None:
+    """Print the receipts."""
+    columns = ("attempt", "started (UTC)", "reason", "steps", "committed", "gpu s", "wasted s", "decision", "detail")
+    print_table(
+        columns,
+        [
+            (
+                view.attempt,
+                view.started_at,
+                view.termination_reason or "(open)",
+                f"{view.first_step}→{view.last_step}",
+                view.last_committed_step,
+                view.gpu_seconds,
+                view.wasted_gpu_seconds,
+                view.decision.action if view.decision else None,
+                view.detail,
+            )
+            for view in views
+        ],
+        empty="no attempts yet",
+    )
+
+
+def print_checkpoints(views: "Sequence[CheckpointView]") -> None:
+    """Print the checkpoints with their states."""
+    columns = ("step", "attempt", "state", "bytes", "committed (UTC)", "manifest", "state digest", "prefix")
+    print_table(
+        columns,
+        [
+            (
+                view.step,
+                view.attempt,
+                view.state,
+                f"{view.bytes:,}",
+                view.committed_at,
+                short(view.manifest_sha256),
+                short(view.state_sha256),
+                view.prefix,
+            )
+            for view in views
+        ],
+        empty="no checkpoints yet",
+    )
+
+
+def print_evaluations(views: "Sequence[EvaluationView]") -> None:
+    """Print the evaluations."""
+    columns = ("step", "status", "suite", "val_loss", "perplexity", "bits/byte", "seconds", "manifest", "detail")
+    names = ("val_loss", "perplexity", "bits_per_byte")
+    print_table(
+        columns,
+        [
+            (
+                view.step,
+                view.status,
+                f"{view.suite} {short(view.suite_sha256)}",
+                *(view.metrics.get(name) for name in names),
+                view.seconds,
+                short(view.manifest_sha256),
+                view.detail,
+            )
+            for view in views
+        ],
+        empty="no evaluations yet",
+    )
+
+
+def print_entries(entries: "Sequence[Entry]") -> None:
+    """Print the log, one entry a line; the whole of each is in --json."""
+    columns = ("seq", "at (UTC)", "kind", "writer", "attempt", "step")
+    print_table(
+        columns,
+        [
+            (
+                entry.seq,
+                entry.at,
+                entry.kind,
+                f"{entry.writer.host}:{entry.writer.pid}",
+                entry.writer.attempt or getattr(entry.body, "attempt", None),
+                getattr(entry.body, "step", getattr(entry.body, "last_step", None)),
+            )
+            for entry in entries
+        ],
+        empty="the log is empty",
+    )
+
+
+def print_models(views: "Sequence[ModelView]") -> None:
+    """Print the history of every alias."""
+    columns = ("alias", "points at", "promoted (UTC)", "by", "why", "manifest", "previous")
+    print_table(
+        columns,
+        [
+            (
+                f"{view.alias} *" if view.current else view.alias,
+                f"{view.run_id}@{view.step}",
+                view.promoted_at,
+                view.by,
+                view.why,
+                short(view.manifest_sha256),
+                short(view.previous),
+            )
+            for view in views
+        ],
+        empty="nothing is promoted yet; a run that finishes offers its best checkpoint",
+    )
+
+
+def _of(step: int | None, total: int | None) -> str:
+    return f"{cell(step)}/{cell(total)}"
