@@ -40,7 +40,7 @@ from tasks.promote import promote
 from tasks.promotion import Candidate, best_evaluated
 from tasks.snapshot_build import check_block_size
 from tasks.stop_notice import StopNotice
-from tasks.this_machine import this_placement
+from tasks.this_machine import this_placement, usable_cores
 from tasks.tokenize_and_split import tokenize_and_split
 
 _STATE_NAMES = {"preempted": "Preempted", "cancelled": "Interrupted"}
@@ -143,14 +143,14 @@ def _opening_entry(config: RunConfig, run_id: str, snapshot_id: str, state: RunS
 
 def _plan(log: RunLog, opened: RunOpened, config: RunConfig) -> AttemptPlan:
     folder = work_folder(os.environ)
-    threads = config.training.threads or len(os.sched_getaffinity(0))
+    threads = config.training.threads or usable_cores()
     evaluation = EvaluationPlan(
         suite=suite_of(config.evaluation),
         model=config.model,
         snapshot_id=opened.data_snapshot,
         cache_dir=folder / "snapshots",
         device=config.training.device,
-        threads=threads,
+        threads=max(1, threads // 2),  # it runs beside training
         timeout_seconds=config.evaluation.timeout_seconds,
     )
     return AttemptPlan(

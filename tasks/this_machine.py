@@ -3,6 +3,7 @@
 Owns host, boot and process identity. A pid alone proves nothing: it is compared with the process's start time.
 """
 
+import os
 import socket
 from functools import cache
 from pathlib import Path
@@ -20,6 +21,13 @@ def boot_id() -> str:
     if _BOOT_ID.exists():
         return _BOOT_ID.read_text().strip()
     return f"booted-{psutil.boot_time():.0f}"
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use: its affinity where the system knows one."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def this_placement(*, device: str, threads: int, world_size: int = 1) -> Placement:
