@@ -1,0 +1,59 @@
+import pytest
+
+from flows.errors import ConfigDrift, FlowError, InvalidConfiguration, RunNotFound
+from flows.exit_code import ExitCode, code_of_error, code_of_state
+from model.errors import InvalidInput
+from storage.errors import (
+    AppendUnknown,
+    Fenced,
+    IntegrityError,
+    ObjectMissing,
+    StorageError,
+    StoreUnavailable,
+    StoreUnsound,
+)
+from tasks.document import InvalidCorpus
+from tasks.errors import BudgetExhausted, GateRefused, LiveOwner, TaskError, TrainerGone
+
+STATES = {"Completed": 0, "Error": 1, "BudgetExhausted": 4, "Fenced": 7, "Preempted": 75, "Interrupted": 130}
+ERRORS: dict[type[BaseException], int] = {
+    ZeroDivisionError: 1,
+    FlowError: 1,
+    TaskError: 1,
+    TrainerGone: 1,
+    StoreUnavailable: 1,
+    ObjectMissing: 1,
+    AppendUnknown: 1,
+    InvalidConfiguration: 2,
+    InvalidCorpus: 2,
+    InvalidInput: 2,
+    RunNotFound: 2,
+    StoreUnsound: 2,
+    StorageError: 2,
+    GateRefused: 3,
+    BudgetExhausted: 4,
+    IntegrityError: 5,
+    ConfigDrift: 6,
+    LiveOwner: 7,
+    Fenced: 7,
+    KeyboardInterrupt: 130,
+}
+
+
+@pytest.mark.parametrize(("name", "code"), STATES.items())
+def test_a_final_state_has_the_code_the_contract_gives_it(name: str, code: int) -> None:
+    assert code_of_state(name) == code
+
+
+@pytest.mark.parametrize("name", ["Failed", "Crashed", "Cancelled", ""])
+def test_a_state_of_the_orchestrators_own_has_no_code(name: str) -> None:
+    assert code_of_state(name) is None
+
+
+@pytest.mark.parametrize(("error", "code"), ERRORS.items(), ids=lambda item: getattr(item, "__name__", str(item)))
+def test_an_error_has_the_code_the_contract_gives_it(error: type[BaseException], code: int) -> None:
+    assert code_of_error(error("why")) == code
+
+
+def test_every_code_of_the_contract_is_in_the_table() -> None:
+    assert sorted(ExitCode) == [0, 1, 2, 3, 4, 5, 6, 7, 75, 130]

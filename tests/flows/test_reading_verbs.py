@@ -1,0 +1,115 @@
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+VERBS = [
+    ("runs",),
+    ("status", "bard"),
+    ("attempts", "bard"),
+    ("checkpoints", "bard"),
+    ("evaluations", "bard"),
+    ("log", "bard"),
+    ("models",),
+]
+IDS = [verb[0] for verb in VERBS]
+LISTS_LOADED = "import sys, flows.command as c; c.run_command(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+
+
+def answer_seconds(command: list[str]) -> float:
+    """Wall seconds of a command; processor seconds where this machine has more to do than it has cores."""
+    used, started = os.times(), time.perf_counter()
+    subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, check=True)
+    wall, after = time.perf_counter() - started, os.times()
+    processor = after.children_user + after.children_system - used.children_user - used.children_system
+    return processor if os.getloadavg()[0] >= len(os.sched_getaffinity(0)) else wall
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=IDS)
+def test_a_reading_verb_imports_neither_torch_nor_the_orchestrator(bard: Any, tmp_path: Path, verb: Any) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LISTS_LOADED, *verb, "--store", str(tmp_path / "store")],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert {"torch", "prefect", "fsspec", "pyarrow"} & set(done.stderr.split()) == set()
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=IDS)
+def test_a_reading_verb_answers_in_half_a_second(bard: Any, tmp_path: Path, verb: Any) -> None:
+    command = [sys.executable, "-m", "flows.command", *verb, "--json", "--store", str(tmp_path / "store")]
+
+    assert any(answer_seconds(command) < 0.5 for _ in range(5))
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=IDS)
+def test_with_json_stdout_is_one_document_and_stderr_is_silent(bard: Any, cairn: Any, verb: Any) -> None:
+    ended = cairn(*verb, "--json")
+    assert (ended.code, ended.err, bool(json.loads(ended.out))) == (0, "", True)
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=IDS)
+def test_people_get_lines_they_can_read(bard: Any, cairn: Any, verb: Any) -> None:
+    ended = cairn(*verb)
+    assert ended.code == 0 and len(ended.out.splitlines()) >= 2
+
+
+def test_the_log_is_printed_entry_by_entry_as_it_lies_in_the_store(bard: Any, cairn: Any, tmp_path: Path) -> None:
+    entries = json.loads(cairn("log", "bard", "--json").out)
+    newest_first = sorted((tmp_path / "store" / "runs" / "bard" / "log").iterdir(), reverse=True)
+    stored = [json.loads(path.read_text()) for path in newest_first]
+    assert entries == [{key: value for key, value in item.items() if key != "version"} for item in stored]
+
+
+def test_an_unknown_run_is_refused_with_the_runs_there_are(bard: Any, cairn: Any) -> None:
+    ended = cairn("status", "brad")
+    assert ended.code == 2 and "runs here: bard" in ended.err
+
+
+def test_a_run_id_that_leaves_the_store_is_refused(cairn: Any) -> None:
+    assert cairn("status", "../elsewhere").code == 2
+
+
+def test_a_changed_entry_is_an_integrity_error(bard: Any, cairn: Any, tmp_path: Path) -> None:
+    entry = tmp_path / "store" / "runs" / "bard" / "log" / "9999999997.json"
+    entry.write_text(entry.read_text().replace("here", "there"))
+    assert cairn("status", "bard").code == 5
+
+
+def test_an_unknown_verb_is_a_usage_error_without_a_traceback(cairn: Any) -> None:
+    ended = cairn("frobnicate")
+    assert ended.code == 2 and "Traceback" not in ended.err
+
+
+def test_an_error_shows_its_traceback_when_asked_to(cairn: Any) -> None:
+    assert "Traceback" in cairn("status", "nobody", CAIRN_DEBUG="1").err
+
+
+def test_help_lists_the_verbs(cairn: Any) -> None:
+    assert all(verb in cairn("--help").out for verb in ("train", "status", "sample", "doctor"))
+
+
+def test_the_version_is_printed(cairn: Any) -> None:
+    assert cairn("--version").out.startswith("cairn ")
+
+
+def test_a_reader_that_closes_the_pipe_early_ends_the_verb_quietly(bard: Any, tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.command", "log", "bard", "--store", str(tmp_path / "store")],
+        cwd=Path(__file__).parents[2],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(writing)
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,94 @@
+"""Bad input is refused before the orchestrator is even imported: each command here would hang on its first request."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TEXT = "".join(f"line {number} of a text\n\n" for number in range(200))
+CONFIG = """
+[data]
+sources = ["text.txt"]
+tokenizer = "bytes"
+[model]
+n_layer = 1
+n_head = 2
+n_embd = 8
+block_size = 8
+[training]
+steps = 4
+global_batch = 2
+"""
+
+
+@pytest.fixture
+def train(tmp_path: Path, cairn: Any) -> Callable[..., Any]:
+    (tmp_path / "run.toml").write_text(CONFIG)
+    (tmp_path / "text.txt").write_text(TEXT)
+    # Nobody listens there: a command that went as far as the orchestrator would not end with 2.
+    return lambda *arguments: cairn("train", "run.toml", *arguments, PREFECT_API_URL="http://127.0.0.1:9/api")
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        pytest.param("model.n_heads=4", ("model.n_heads", "unknown key"), id="unknown key"),
+        pytest.param("model.n_embd=9", ("n_embd=9", "divisible", "n_head=2"), id="width not divisible by heads"),
+        pytest.param("model.block_size=5000", ("model.block_size = 5000", "val split", "rule"), id="block too long"),
+        pytest.param('data.sources=["gone.txt"]', ("data.sources", "gone.txt", "rule"), id="missing source"),
+        pytest.param("data.tokenizer=bpe:60000", ("data.tokenizer", "too big", "rule"), id="vocabulary too big"),
+        pytest.param("data.tokenizer=gone.json", ("data.tokenizer", "gone.json", "rule"), id="missing tokenizer"),
+        pytest.param("training.steps", ("--set", "section.key=value"), id="no value"),
+    ],
+)
+def test_a_value_that_cannot_work_is_named_with_its_rule(train: Any, override: str, words: tuple[str, ...]) -> None:
+    ended = train("--set", override)
+    assert ended.code == 2 and [word for word in words if word not in ended.err] == []
+
+
+def test_an_unknown_key_in_the_file_is_named_with_the_file(train: Any, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(CONFIG.replace("n_layer", "n_leyer"))
+    ended = train()
+    assert ended.code == 2 and "run.toml: model.n_leyer = 1: unknown key" in ended.err
+
+
+def test_an_undecodable_byte_is_named_by_file_and_offset(train: Any, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_bytes(b"abc \xff def")
+    ended = train()
+    assert ended.code == 2 and "text.txt: undecodable byte 0xff at offset 4" in ended.err
+
+
+def test_an_empty_source_is_named(train: Any, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_bytes(b"")
+    ended = train()
+    assert ended.code == 2 and "text.txt: the file is empty" in ended.err
+
+
+def test_a_store_that_cannot_be_written_is_named(train: Any, tmp_path: Path) -> None:
+    (tmp_path / "store").write_text("a file where the folder should be")
+    ended = train()
+    assert ended.code == 2 and str(tmp_path / "store") in ended.err and "cannot be written" in ended.err
+
+
+def test_a_missing_configuration_is_named(cairn: Any) -> None:
+    ended = cairn("train", "nowhere.toml")
+    assert ended.code == 2 and "nowhere.toml: no such configuration file" in ended.err
+
+
+def test_a_command_that_names_no_run_is_refused(cairn: Any) -> None:
+    assert cairn("train").code == 2
+
+
+def test_drift_of_a_frozen_value_is_refused_with_the_difference(bard: Any, cairn: Any) -> None:
+    ended = cairn("train", "--run-id", "bard", "--set", "training.steps=50")
+    assert ended.code == 6 and "training.steps: run has 40, this command has 50" in ended.err
+
+
+def test_a_refusal_has_no_traceback(train: Any) -> None:
+    assert "Traceback" not in train("--set", "model.n_embd=9").err
+
+
+def test_a_refused_run_does_not_exist(train: Any, cairn: Any) -> None:
+    train("--set", "model.block_size=5000")
+    assert cairn("runs", "--json").out.strip() == "[]"
