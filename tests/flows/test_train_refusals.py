@@ -1,11 +1,16 @@
 """Bad input is refused before the orchestrator is even imported: each command here would hang on its first request."""
 
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+ROOT = str(Path(__file__).parents[2])
 TEXT = "".join(f"line {number} of a text\n\n" for number in range(200))
 CONFIG = """
 [data]
@@ -92,3 +97,24 @@ def test_a_refusal_has_no_traceback(train: Any) -> None:
 def test_a_refused_run_does_not_exist(train: Any, cairn: Any) -> None:
     train("--set", "model.block_size=5000")
     assert cairn("runs", "--json").out.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "words"),
+    [(signal.SIGTERM, 75, "preempted"), (signal.SIGINT, 130, "interrupted")],
+    ids=["SIGTERM", "Ctrl-C"],
+)
+def test_a_notice_before_the_flow_begins_leaves_at_once_and_resumable(
+    tmp_path: Path, number: signal.Signals, code: int, words: str
+) -> None:
+    (tmp_path / "run.toml").write_text(CONFIG)
+    (tmp_path / "text.txt").write_text(TEXT)
+    command = [sys.executable, "-m", "flows.command", "train", "run.toml", "--store", "store"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": ROOT}, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    first = process.stderr.readline()
+    process.send_signal(number)
+    rest = process.communicate(timeout=60)[1]
+    assert (process.returncode, words in rest, "Traceback" in rest, "starting" in first) == (code, True, False, True)
