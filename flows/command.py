@@ -38,6 +38,7 @@ app = App(
     version=_version,
     help_format="plaintext",
     result_action="return_value",
+    suppress_keyboard_interrupt=False,
     default_parameter=Parameter(show_default=False),
 )
 
