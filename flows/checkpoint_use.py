@@ -71,7 +71,7 @@ def offer_to(found: FoundCheckpoint, alias: str) -> RegistryState:
     """
     from tasks.evaluation_run import find_evaluation
     from tasks.evaluation_suite import suite_of
-    from tasks.promote import offer
+    from tasks.promotion_offer import offer
     from tasks.promotion import Candidate
 
     config, registry = configuration_of(found.log.state), Registry(found.log.store, alias)
