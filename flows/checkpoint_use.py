@@ -71,8 +71,8 @@ def offer_to(found: FoundCheckpoint, alias: str) -> RegistryState:
     """
     from tasks.evaluation_run import find_evaluation
     from tasks.evaluation_suite import suite_of
-    from tasks.promotion_offer import offer
     from tasks.promotion import Candidate
+    from tasks.promotion_offer import offer
 
     config, registry = configuration_of(found.log.state), Registry(found.log.store, alias)
     champion = registry.refresh().champion

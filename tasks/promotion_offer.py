@@ -11,7 +11,7 @@ from tasks.promotion import Candidate, decide_promotion
 
 
 def offer(registry: Registry, candidate: Candidate, *, min_improvement: float) -> RegistryState:
-    """Append what the gates decide and return the registry; raises `GateRefused` (after recording it) when one said no."""
+    """Append what the gates decide and return the registry; raises `GateRefused`, recorded first, when one said no."""
     before = len(registry.refresh().refusals)
     state = registry.append(
         partial(decide_promotion, candidate=candidate, alias=registry.alias, min_improvement=min_improvement)
