@@ -6,7 +6,7 @@ Owns the looks. Called from the trainer's listening thread; refuses to influence
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from rich.console import Console
 from rich.live import Live
@@ -41,7 +41,8 @@ class Progress:
 
     def say(self, message: str) -> None:
         """Print a line that stays."""
-        self._console.print(Text(message), soft_wrap=True)
+        with suppress(OSError):  # a closed terminal or pipe costs the words, never the run
+            self._console.print(Text(message), soft_wrap=True)
 
     def step(self, done: StepDone) -> None:
         """Show a completed step; a probe's loss and sample stay on the screen."""

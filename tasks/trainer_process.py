@@ -130,16 +130,21 @@ class TrainerProcess:
 
     def _listen(self) -> None:
         assert self._child.stdout is not None
-        for line in self._child.stdout:
-            event = decode_message(line)
+        try:
+            for line in self._child.stdout:
+                self._hear(decode_message(line))
+        finally:
+            # Whatever ended the listening, nobody may wait for an answer any longer.
             with self._changed:
-                self._take(event)
+                self._gone = True
                 self._changed.notify_all()
-            if isinstance(event, StepDone):
-                self._on_step(event)
+
+    def _hear(self, event: Command | Event) -> None:
         with self._changed:
-            self._gone = True
+            self._take(event)
             self._changed.notify_all()
+        if isinstance(event, StepDone):
+            self._on_step(event)
 
     def _take(self, event: Command | Event) -> None:
         match event:
