@@ -48,19 +48,13 @@ def this_person() -> str:
 
 def measure(found: FoundCheckpoint) -> EvaluationRecorded | EvaluationFailed:
     """Evaluate under the run's own suite; what is already on record is not measured again."""
-    from tasks.evaluation_run import EvaluationPlan, record_evaluation
-    from tasks.evaluation_suite import suite_of
+    from flows.evaluation_planning import plan_evaluation
+    from tasks.evaluation_run import record_evaluation
+    from tasks.this_machine import usable_cores
 
     config = configuration_of(found.log.state)
-    plan = EvaluationPlan(
-        suite=suite_of(config.evaluation),
-        model=config.model,
-        snapshot_id=found.opened.data_snapshot,
-        cache_dir=work_folder(os.environ) / "snapshots",
-        device=config.training.device,
-        threads=config.training.threads or os.cpu_count() or 1,
-        timeout_seconds=config.evaluation.timeout_seconds,
-    )
+    threads = config.training.threads or usable_cores()
+    plan = plan_evaluation(config, found.opened.data_snapshot, work_folder(os.environ), threads=threads)
     return record_evaluation(found.log, found.reference, plan)
 
 

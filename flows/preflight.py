@@ -15,6 +15,7 @@ from model.errors import InvalidInput
 from model.tokenizer import Tokenizer
 from storage.errors import StoreUnavailable
 from storage.object_store import ObjectStore
+from storage.run_entries import RunOpened
 from storage.run_log import RunLog
 from storage.store_probe import probe_store
 from tasks.corpus import open_corpus
@@ -47,26 +48,33 @@ def check_before_start(store: ObjectStore, request: TrainingRequest, environment
     log = RunLog(store, named_run(request))
     wanted = None
     if request.config:
-        wanted = _loaded(request, environment)  # before the store: a typing error is told even without one
+        wanted = wanted_configuration(
+            request, None, environment
+        )  # before the store: a typing error is told even without one
     try:
         opened = log.refresh().opened
     except StoreUnavailable as error:
         raise InvalidConfiguration(f"store {store.url}: cannot be read: {error}; name another with --store") from error
     if opened is not None:
-        wanted = wanted or parse_configuration(
-            opened.config, overrides=request.overrides, environment=environment, name=f"run {log.run_id}"
-        )
+        wanted = wanted or wanted_configuration(request, opened, environment)
         check_drift(opened.config, wanted, run_id=log.run_id)
         return wanted
-    wanted = wanted or _loaded(request, environment)
+    wanted = wanted or wanted_configuration(request, None, environment)
     _check_store(store)
     _check_text(wanted, Path(request.config).absolute().parent if request.config else Path.cwd())
     return wanted
 
 
-def _loaded(request: TrainingRequest, environment: Mapping[str, str]) -> RunConfig:
-    path = Path(request.config) if request.config else None
-    return load_configuration(path, overrides=request.overrides, environment=environment)
+def wanted_configuration(
+    request: TrainingRequest, opened: RunOpened | None, environment: Mapping[str, str]
+) -> RunConfig:
+    """Return what the file says, or for a run that exists and no file what the log says, overrides on top."""
+    if request.config or opened is None:
+        path = Path(request.config) if request.config else None
+        return load_configuration(path, overrides=request.overrides, environment=environment)
+    return parse_configuration(
+        opened.config, overrides=request.overrides, environment=environment, name=f"run {opened.run_id}"
+    )
 
 
 def _check_store(store: ObjectStore) -> None:

@@ -17,8 +17,9 @@ from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 
 from flows.attempt import Attempt, AttemptPlan
-from flows.configuration import RunConfig, check_drift, load_configuration, parse_configuration
-from flows.errors import InvalidConfiguration
+from flows.configuration import RunConfig, check_drift
+from flows.evaluation_planning import plan_evaluation
+from flows.preflight import TrainingRequest, named_run, wanted_configuration
 from flows.progress import Progress
 from flows.store_choice import choose_store
 from flows.work_folder import work_folder
@@ -34,8 +35,6 @@ from storage.store_probe import probe_store
 from tasks.attempt_claim import Claimant, claim_attempt
 from tasks.errors import GateRefused
 from tasks.evaluate import evaluate
-from tasks.evaluation_run import EvaluationPlan
-from tasks.evaluation_suite import suite_of
 from tasks.promote import promote
 from tasks.promotion import Candidate, best_evaluated
 from tasks.snapshot_build import check_block_size
@@ -68,7 +67,8 @@ def train_gpt(config: str = "", run_id: str = "", overrides: list[str] | None = 
     notice = StopNotice()
     with notice.heard():
         opened_store = open_store(choose_store(store, os.environ))
-        run = _open_run(opened_store, config, run_id or _default_run_id(config), overrides or [], notice)
+        request = TrainingRequest(config=config, run_id=run_id, overrides=tuple(overrides or ()))
+        run = _open_run(opened_store, request, notice)
         with run.progress.shown():
             return _train(run)
 
@@ -105,10 +105,11 @@ def _stopped(run: _Run, ended: AttemptEnded) -> State[None] | None:
     return Failed(name=name, message=f"{ended.detail}; {ended.decision.reason}")
 
 
-def _open_run(store: ObjectStore, config: str, run_id: str, overrides: list[str], notice: StopNotice) -> _Run:
+def _open_run(store: ObjectStore, request: TrainingRequest, notice: StopNotice) -> _Run:
+    config, run_id = request.config, named_run(request)
     log = RunLog(store, run_id)
     opened = log.refresh().opened
-    wanted = _configuration(config, overrides, opened)
+    wanted = wanted_configuration(request, opened, os.environ)
     if opened is None:
         probe_store(store)
         base_dir = Path(config).absolute().parent if config else Path.cwd()
@@ -119,12 +120,6 @@ def _open_run(store: ObjectStore, config: str, run_id: str, overrides: list[str]
     check_drift(opened.config, wanted, run_id=run_id)
     progress = Progress(wanted.training.steps)
     return _Run(log=log, config=wanted, plan=_plan(log, opened, wanted), notice=notice, progress=progress)
-
-
-def _configuration(config: str, overrides: list[str], opened: RunOpened | None) -> RunConfig:
-    if config or opened is None:
-        return load_configuration(Path(config) if config else None, overrides=overrides, environment=os.environ)
-    return parse_configuration(opened.config, overrides=overrides, environment=os.environ, name=f"run {opened.run_id}")
 
 
 def _opening_entry(config: RunConfig, run_id: str, snapshot_id: str, state: RunState) -> RunOpened | None:
@@ -144,18 +139,10 @@ def _opening_entry(config: RunConfig, run_id: str, snapshot_id: str, state: RunS
 def _plan(log: RunLog, opened: RunOpened, config: RunConfig) -> AttemptPlan:
     folder = work_folder(os.environ)
     threads = config.training.threads or usable_cores()
-    evaluation = EvaluationPlan(
-        suite=suite_of(config.evaluation),
-        model=config.model,
-        snapshot_id=opened.data_snapshot,
-        cache_dir=folder / "snapshots",
-        device=config.training.device,
-        threads=max(1, threads // 2),  # it runs beside training
-        timeout_seconds=config.evaluation.timeout_seconds,
-    )
     return AttemptPlan(
         config=config,
-        evaluation=evaluation,
+        # It runs beside training, which goes first.
+        evaluation=plan_evaluation(config, opened.data_snapshot, folder, threads=max(1, threads // 2)),
         cache_dir=folder / "snapshots",
         work_dir=folder / "work" / log.run_id,
         threads=threads,
@@ -215,12 +202,6 @@ def _promote_best(run: _Run) -> State[None]:
 def _opening(started: AttemptStarted, steps: int) -> str:
     origin = f"resumes from step {started.resumed_from.step}" if started.resumed_from else "starts at step 0"
     return f"attempt {started.attempt} {origin} of {steps}"
-
-
-def _default_run_id(config: str) -> str:
-    if not config:
-        raise InvalidConfiguration("neither a configuration file nor --run-id: say which run to train or continue")
-    return Path(config).stem
 
 
 def _code_version() -> str:

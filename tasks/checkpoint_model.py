@@ -48,9 +48,4 @@ def open_model(
 
 def prompt_ids(tokenizer: Tokenizer, prompt: str) -> list[int]:
     """Return the prompt as ids; an empty prompt begins a new text."""
-    return tokenizer.encode_batch([prompt])[0] or [_end_of_text(tokenizer)]
-
-
-def _end_of_text(tokenizer: Tokenizer) -> int:
-    found: int | None = tokenizer.end_of_text_id
-    return 0 if found is None else found
+    return tokenizer.encode_batch([prompt])[0] or [tokenizer.end_of_text_id]

@@ -30,6 +30,7 @@ from storage.open_store import open_store
 from storage.run_log import run_prefix
 from storage.step_log import StepLine, StepLog
 from storage.trainer_document import TrainerDocument, small_tensor
+from tasks.checkpoint_model import prompt_ids
 from tasks.failures import ORPHANED_EXIT_CODE
 from tasks.practice_faults import parse_faults, strike
 from tasks.tensor_exchange import to_group, to_tensors
@@ -246,14 +247,13 @@ def _probe(order: TrainerOrder, snapshot: OpenSnapshot) -> Probe | None:
     if not order.training.probe_every_steps:
         return None
     tokenizer = Tokenizer.from_json(snapshot.tokenizer_json)
-    prompt = tokenizer.encode_batch([order.prompt])[0] or [tokenizer.end_of_text_id]
     return Probe(
         windows=TokenWindows(snapshot.val, order.model.block_size, snapshot.manifest.vocab_size),
         every_steps=order.training.probe_every_steps,
         batches=order.training.probe_batches,
         batch_size=order.micro_batch,
         sample_tokens=order.training.sample_tokens,
-        prompt_ids=prompt,
+        prompt_ids=prompt_ids(tokenizer, order.prompt),
         decode=tokenizer.decode,
     )
 

@@ -1,4 +1,4 @@
-"""What every test stands on: no network, no settings from outside, one thread per worker, a Prefect server on demand.
+"""What every test stands on: no network, no settings from outside, one thread per worker.
 
 Owns the seams all suites share; refuses to know any package: each suite's own fixtures live beside it.
 """
@@ -53,15 +53,6 @@ def offline() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(socket.socket, "connect", connect_locally)
-        yield
-
-
-@pytest.fixture(scope="session")
-def prefect_server() -> Iterator[None]:
-    """A Prefect server of this worker's own, with a fresh database; takes about ten seconds, once."""
-    from prefect.testing.utilities import prefect_test_harness
-
-    with prefect_test_harness(server_startup_timeout=120):
         yield
 
 
