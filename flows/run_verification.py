@@ -32,7 +32,7 @@ class Verification:
 def verify_run(store: ObjectStore, run_id: str) -> Verification:
     """Re-hash everything the run has committed; raises `RunNotFound` where there is no such run at all."""
     log = RunLog(store, run_id)
-    listed = store.list(f"{log.prefix}/log")
+    listed = store.keys(f"{log.prefix}/log")
     if not listed:
         runs = ", ".join(list_run_ids(store)) or "none"
         raise RunNotFound(f"no run {run_id!r} in {store.url}; runs here: {runs}")

@@ -211,7 +211,7 @@ def _view_checkpoint(run_id: str, record: CheckpointRecord) -> CheckpointView:
 
 def _staged_folders(store: ObjectStore, folder: str) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
-    for key in store.list(folder):
+    for key in store.keys(folder):
         prefix, _, _ = key.rpartition("/")
         if _CHECKPOINT_FOLDER.search(prefix):
             found.setdefault(prefix, []).append(key)

@@ -13,6 +13,10 @@ class StoreUnavailable(StorageError):
     """The store did not answer cleanly: the operation may or may not have happened."""
 
 
+class StoreRefused(StoreUnavailable):
+    """The store answered, and asking again cannot help: no such bucket, no permission, credentials it does not know."""
+
+
 class StoreUnsound(StorageError):
     """The store does not honour create-if-absent, so no run may be kept there."""
 

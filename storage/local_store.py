@@ -2,26 +2,26 @@
 
 create-if-absent is: temporary file in the same folder, fsync, hard link (EEXIST: somebody was first),
 unlink, fsync of the folder. fsspec's local `mode='create'` is exists-then-open and does not exclude.
-Temporary names start with a dot, which no key may, so readers never see them.
+Temporary names start with a dot, which no key may, so readers never see them; what a killed writer leaves of them is
+an unfinished write. No symbolic link below the root is followed out of it: the store is what lies in its folder.
 """
 
 import errno
 import hashlib
 import os
 import stat
+import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
-from storage.errors import ObjectMissing, StorageError, StoreUnavailable
-from storage.object_store import WrittenObject, checked_key
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from storage.errors import IntegrityError, ObjectMissing, StorageError, StoreUnavailable
+from storage.object_store import UnfinishedWrite, WrittenObject, checked_key
 
 _OPEN_TRIES = 8
+_CHUNK_BYTES = 8 * 1024 * 1024
 
 
 class LocalStore:
@@ -38,8 +38,16 @@ class LocalStore:
 
     def read(self, key: str) -> bytes:
         """Return the object's bytes; raise `ObjectMissing` where there is none."""
+        return b"".join(self.read_chunks(key))
+
+    def read_chunks(self, key: str) -> Iterator[bytes]:
+        """Yield the object's bytes piece by piece; raises `ObjectMissing` where there is none."""
+        path = self._path(key)
         try:
-            return self._path(key).read_bytes()
+            self._check_inside(path)
+            with path.open("rb", buffering=0) as file:
+                while chunk := file.read(_CHUNK_BYTES):
+                    yield chunk
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as missing:
             raise ObjectMissing(f"{self.url}/{key}: no such object") from missing
         except OSError as error:
@@ -74,7 +82,7 @@ class LocalStore:
             _fsync_folder(path.parent)
         return WrittenObject(bytes=size, sha256=digest.hexdigest())
 
-    def list(self, prefix: str) -> list[str]:
+    def keys(self, prefix: str) -> list[str]:
         """Return all keys under the folder `prefix`, sorted."""
         found = []
         for folder, folders, names in os.walk(self._path(prefix), onerror=self._unlistable):
@@ -83,15 +91,13 @@ class LocalStore:
             found += [f"{relative}/{name}" for name in names if not name.startswith(".")]
         return sorted(found)
 
+    def folders(self, prefix: str) -> list[str]:
+        """Return the keys of the folders directly under the folder `prefix`, sorted."""
+        return sorted(f"{prefix}/{entry.name}" for entry in self._scan(prefix) if entry.is_dir())
+
     def first(self, prefix: str) -> str | None:
         """Return the smallest key directly under the folder `prefix`."""
-        try:
-            with os.scandir(self._path(prefix)) as entries:
-                names = [entry.name for entry in entries if entry.is_file() and not entry.name.startswith(".")]
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            raise StoreUnavailable(f"{self.url}/{prefix}: cannot list: {error}") from error
+        names = [entry.name for entry in self._scan(prefix) if entry.is_file()]
         return f"{prefix}/{min(names)}" if names else None
 
     def size(self, key: str) -> int | None:
@@ -116,6 +122,29 @@ class LocalStore:
         with suppress(OSError):
             path.parent.rmdir()
 
+    def unfinished(self, prefix: str) -> list[UnfinishedWrite]:
+        """Return the temporary files under the folder `prefix`; their age is by this machine's clock."""
+        found: list[UnfinishedWrite] = []
+        for folder, _, names in os.walk(self._path(prefix), onerror=self._unlistable):
+            for name in names:
+                if name.startswith("."):
+                    found += self._unfinished(Path(folder) / name)
+        return sorted(found, key=lambda write: (write.key, write.token))
+
+    def discard(self, write: UnfinishedWrite) -> None:
+        """Unlink a temporary file; one that is gone meanwhile is no error."""
+        path = self._path(write.key).with_name(Path(write.token).name)
+        if not path.name.startswith("."):
+            raise StorageError(f"{self.url}/{write.key}: token {write.token!r}: must name a temporary file")
+        try:
+            path.unlink(missing_ok=True)
+        except NotADirectoryError:
+            return
+        except OSError as error:
+            raise _explained(error, f"{self.url}/{write.key}: cannot discard {path.name}") from error
+        with suppress(OSError):
+            path.parent.rmdir()
+
     def local_path(self, key: str) -> Path | None:
         """Return the file behind the key."""
         return self._path(key)
@@ -123,13 +152,34 @@ class LocalStore:
     def _path(self, key: str) -> Path:
         return self._root / checked_key(key)
 
+    def _check_inside(self, path: Path) -> None:
+        if not path.resolve().is_relative_to(self._root.resolve()):
+            raise IntegrityError(f"{path}: a link leads out of the store; put the object itself there")
+
+    def _scan(self, prefix: str) -> list[os.DirEntry[str]]:
+        try:
+            with os.scandir(self._path(prefix)) as entries:
+                return [entry for entry in entries if not entry.name.startswith(".")]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise StoreUnavailable(f"{self.url}/{prefix}: cannot list: {error}") from error
+
+    def _unfinished(self, path: Path) -> Iterator[UnfinishedWrite]:
+        with suppress(FileNotFoundError):
+            found = path.stat()
+            key = f"{path.parent.relative_to(self._root).as_posix()}/{path.name[1:].rpartition('.')[0]}"
+            if _is_key(key):
+                age_seconds = max(0.0, time.time() - found.st_mtime)
+                yield UnfinishedWrite(key=key, bytes=found.st_size, age_seconds=age_seconds, token=path.name)
+
     def _unlistable(self, error: OSError) -> None:
         # A folder that is absent or vanished meanwhile holds nothing; one that may not be read could hold anything.
         if not isinstance(error, FileNotFoundError | NotADirectoryError):
             raise _explained(error, f"{self.url}: cannot list {error.filename}") from error
 
     @contextmanager
-    def _temporary(self, path: Path) -> "Iterator[tuple[BinaryIO, Path]]":
+    def _temporary(self, path: Path) -> Iterator[tuple[BinaryIO, Path]]:
         temporary = path.parent / f".{path.name}.{uuid.uuid4().hex}"
         try:
             with _opened(temporary) as file:
@@ -139,6 +189,14 @@ class LocalStore:
         finally:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
+
+
+def _is_key(key: str) -> bool:
+    try:
+        checked_key(key)
+    except StorageError:
+        return False
+    return True
 
 
 def _opened(temporary: Path) -> BinaryIO:

@@ -6,11 +6,11 @@ makes create-if-absent exclude. Nothing survives the process.
 
 import hashlib
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from storage.errors import ObjectMissing
-from storage.object_store import WrittenObject, checked_key
+from storage.object_store import UnfinishedWrite, WrittenObject, checked_key
 
 
 class MemoryStore:
@@ -34,6 +34,10 @@ class MemoryStore:
                 raise ObjectMissing(f"{self.url}/{key}: no such object")
             return self._objects[key]
 
+    def read_chunks(self, key: str) -> Iterator[bytes]:
+        """Yield the object's bytes."""
+        yield self.read(key)
+
     def create(self, key: str, data: bytes) -> bool:
         """Create the object only if absent: True when this call made it."""
         with self._lock:
@@ -53,15 +57,20 @@ class MemoryStore:
         self.write(key, data)
         return WrittenObject(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
 
-    def list(self, prefix: str) -> list[str]:
+    def keys(self, prefix: str) -> list[str]:
         """Return all keys under the folder `prefix`, sorted."""
         with self._lock:
             folder = checked_key(prefix) + "/"
             return sorted(key for key in self._objects if key.startswith(folder))
 
+    def folders(self, prefix: str) -> list[str]:
+        """Return the keys of the folders directly under the folder `prefix`, sorted."""
+        below = len(prefix) + 1
+        return sorted({f"{prefix}/{key[below:].split('/')[0]}" for key in self.keys(prefix) if "/" in key[below:]})
+
     def first(self, prefix: str) -> str | None:
         """Return the smallest key directly under the folder `prefix`."""
-        return next((key for key in self.list(prefix) if "/" not in key[len(prefix) + 1 :]), None)
+        return next((key for key in self.keys(prefix) if "/" not in key[len(prefix) + 1 :]), None)
 
     def size(self, key: str) -> int | None:
         """Return the object's size in bytes, or None where there is no object."""
@@ -72,6 +81,15 @@ class MemoryStore:
         """Delete the object if it is there."""
         with self._lock:
             self._objects.pop(checked_key(key), None)
+
+    def unfinished(self, prefix: str) -> list[UnfinishedWrite]:
+        """Return nothing: a write that is not done leaves nothing in memory."""
+        checked_key(prefix)
+        return []
+
+    def discard(self, write: UnfinishedWrite) -> None:
+        """Do nothing: there are no unfinished writes."""
+        checked_key(write.key)
 
     def local_path(self, key: str) -> Path | None:
         """Return None: memory has no files."""

@@ -5,7 +5,7 @@ Owns the interface and the rule for keys. Refuses to know where bytes live: `loc
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -23,10 +23,24 @@ class WrittenObject:
     sha256: str
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnfinishedWrite:
+    """Bytes of a write that never became an object: a temporary file, or the parts of a multipart upload.
+
+    `token` is the store's own name for it; `age_seconds` is by the store's clock.
+    """
+
+    key: str
+    bytes: int
+    age_seconds: float
+    token: str
+
+
 class ObjectStore(Protocol):
     """A folder of immutable objects with a create that excludes.
 
-    Every method raises `StoreUnavailable` when the store did not answer cleanly.
+    Every method raises `StoreUnavailable` when the store did not answer cleanly, `StoreRefused` where asking again
+    cannot help.
     """
 
     @property
@@ -36,6 +50,10 @@ class ObjectStore(Protocol):
 
     def read(self, key: str) -> bytes:
         """Return the object's bytes; raise `ObjectMissing` where there is none."""
+        ...
+
+    def read_chunks(self, key: str) -> Iterator[bytes]:
+        """Yield the object's bytes piece by piece, a few MB each; `ObjectMissing` comes with the first one."""
         ...
 
     def create(self, key: str, data: bytes) -> bool:
@@ -50,8 +68,12 @@ class ObjectStore(Protocol):
         """Upload chunks as one object, hashing on the way; nothing is visible before the last one."""
         ...
 
-    def list(self, prefix: str) -> list[str]:
+    def keys(self, prefix: str) -> list[str]:
         """Return all keys under the folder `prefix`, sorted."""
+        ...
+
+    def folders(self, prefix: str) -> list[str]:
+        """Return the keys of the folders directly under the folder `prefix`, sorted; objects in them are not listed."""
         ...
 
     def first(self, prefix: str) -> str | None:
@@ -64,6 +86,14 @@ class ObjectStore(Protocol):
 
     def delete(self, key: str) -> None:
         """Delete the object; deleting what is not there is no error."""
+        ...
+
+    def unfinished(self, prefix: str) -> list[UnfinishedWrite]:
+        """Return what writers that died or still write have left under the folder `prefix`, sorted by key."""
+        ...
+
+    def discard(self, write: UnfinishedWrite) -> None:
+        """Throw an unfinished write away; one that is gone or finished meanwhile is no error, its object stays."""
         ...
 
     def local_path(self, key: str) -> Path | None:

@@ -60,7 +60,7 @@ class Registry:
 
 def list_aliases(store: ObjectStore) -> list[str]:
     """Return the aliases of the store, sorted."""
-    return sorted({key.split("/")[1] for key in store.list("models")})
+    return sorted({key.split("/")[1] for key in store.keys("models")})
 
 
 def _after(state: RegistryState, at: datetime, body: object) -> RegistryState:

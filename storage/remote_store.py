@@ -85,7 +85,7 @@ class RemoteStore:
             raise self._unavailable("upload", key, error) from error
         return WrittenObject(bytes=size, sha256=digest.hexdigest())
 
-    def list(self, prefix: str) -> list[str]:
+    def keys(self, prefix: str) -> list[str]:
         """Return all keys under the folder `prefix`, sorted."""
         try:
             found = self._fs.find(self._path(prefix))
@@ -98,7 +98,7 @@ class RemoteStore:
     def first(self, prefix: str) -> str | None:
         """Return the smallest key under the folder `prefix`: one request on S3, a full listing elsewhere."""
         if not hasattr(self._fs, "call_s3"):
-            return next(iter(self.list(prefix)), None)
+            return next(iter(self.keys(prefix)), None)
         bucket, _, path = self._path(prefix).partition("/")
         try:
             answer = self._fs.call_s3("list_objects_v2", Bucket=bucket, Prefix=path + "/", MaxKeys=1)

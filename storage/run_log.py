@@ -23,7 +23,7 @@ def run_prefix(run_id: str) -> str:
 
 def list_run_ids(store: ObjectStore) -> list[str]:
     """Return the ids of all runs of the store, sorted."""
-    return sorted({key.split("/")[1] for key in store.list("runs") if key.split("/")[2:3] == ["log"]})
+    return sorted({key.split("/")[1] for key in store.keys("runs") if key.split("/")[2:3] == ["log"]})
 
 
 class RunLog:

@@ -62,7 +62,7 @@ def step_log_key(run_prefix: str, attempt: int) -> str:
 def read_step_lines(store: ObjectStore, run_prefix: str) -> list[StepLine]:
     """Return every attempt's records in attempt order; a line torn by a crash is left out."""
     lines = []
-    for key in store.list(f"{run_prefix}/steps"):
+    for key in store.keys(f"{run_prefix}/steps"):
         for raw in store.read(key).splitlines():
             try:
                 lines.append(msgspec.json.decode(raw, type=StepLine))

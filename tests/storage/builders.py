@@ -207,7 +207,7 @@ def run_with_commits(store: ObjectStore, *steps: int) -> RunLog:
 
 def check_invariants(store: ObjectStore, acknowledged: set[str]) -> RunState:
     """Read the run as a stranger would and check what ARCHITECTURE section 2 promises; returns the state."""
-    keys = store.list(LOG)
+    keys = store.keys(LOG)
     assert keys == [f"{LOG}/{entry_name(seq)}" for seq in reversed(range(len(keys)))], "the sequence has a hole"
     raw: list[dict[str, Any]] = [msgspec.json.decode(store.read(key)) for key in reversed(keys)]
     digests = [hashlib.sha256(store.read(key)).hexdigest() for key in reversed(keys)]

@@ -49,7 +49,7 @@ def flip(store: ObjectStore, key: str) -> None:
 def test_a_checkpoint_has_the_objects_the_architecture_names(store: ObjectStore) -> None:
     run_with_commits(store, 5)
     prefix = newest_prefix(store)
-    assert store.list(prefix) == sorted(f"{prefix}/{name}" for name in NAMES)
+    assert store.keys(prefix) == sorted(f"{prefix}/{name}" for name in NAMES)
 
 
 @pytest.mark.parametrize("damage", [flip, lambda store, key: store.delete(key)], ids=["flipped-bit", "missing"])
@@ -189,7 +189,7 @@ def test_a_group_is_cut_into_shards_no_larger_than_asked_unless_one_tensor_is(sh
         trainer=trainer_document(5),
         shard_bytes=shard_bytes,
     )
-    keys = [key for key in store.list("p") if key.endswith(".safetensors")]
+    keys = [key for key in store.keys("p") if key.endswith(".safetensors")]
     sizes = [sum(tensor.data.nbytes for tensor in parse_shard(store.read(key), where=key)) for key in keys]
     assert len(keys) == shards
     assert all(size <= max(shard_bytes, 12) for size in sizes)

@@ -63,7 +63,7 @@ class Stage:
     def fresh(self) -> ObjectStore:
         if self.kind == "memory":
             copy = MemoryStore("copy")
-            for key in self.memory.list("runs"):
+            for key in self.memory.keys("runs"):
                 copy.write(key, self.memory.read(key))
             return copy
         target = self.folder / f"copy-{next(self.number)}"
@@ -149,7 +149,7 @@ def test_one_fault_at_the_commit_entry_itself_is_settled_and_acknowledged(
         if faulty.operations[faulty.at or 0] == "create"
     ]
     assert [acknowledged for _, acknowledged in at_create] == [{NEW}]
-    assert len(at_create[0][0].list(f"runs/{RUN}/log")) == 5
+    assert len(at_create[0][0].keys(f"runs/{RUN}/log")) == 5
 
 
 def test_the_enumeration_reaches_every_operation_a_trainer_uses(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_a_process_that_dies_twice_during_its_resume_still_resumes(tmp_path: Pat
     for first, _, _ in cases(base, claim_and_resume, Fault.DEATH_AFTER):
         for at in count():
             second = MemoryStore("second")
-            for key in first.list("runs"):
+            for key in first.keys("runs"):
                 second.write(key, first.read(key))
             faulty = FaultyStore(second, Fault.DEATH_AFTER, at)
             with suppress(Death):

@@ -58,7 +58,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
 
 
 def names_of(store: ObjectStore, snapshot_id: str) -> list[str]:
-    return [key.rpartition("/")[2] for key in store.list(f"data/{snapshot_id}")]
+    return [key.rpartition("/")[2] for key in store.keys(f"data/{snapshot_id}")]
 
 
 def flip(store: ObjectStore, key: str) -> None:
@@ -91,9 +91,9 @@ def test_the_id_is_the_hash_of_the_manifest(store: ObjectStore, staged: Path) ->
 
 def test_publishing_twice_changes_nothing(store: ObjectStore, staged: Path) -> None:
     first = publish_snapshot(store, staged, MANIFEST)
-    before = {key: store.read(key) for key in store.list("data")}
+    before = {key: store.read(key) for key in store.keys("data")}
     assert publish_snapshot(store, staged, MANIFEST) == first
-    assert {key: store.read(key) for key in store.list("data")} == before
+    assert {key: store.read(key) for key in store.keys("data")} == before
 
 
 def test_a_snapshot_without_its_marker_is_invisible(store: ObjectStore, staged: Path, tmp_path: Path) -> None:

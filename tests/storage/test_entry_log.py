@@ -76,7 +76,7 @@ def append_first(store: Any) -> bool:
 )
 def test_an_append_that_landed_is_committed_exactly_once(store: ObjectStore, script: tuple[str, ...]) -> None:
     assert append_first(ScriptedStore(store, *script))
-    assert store.list(LOG) == [f"{LOG}/{entry_name(0)}"]
+    assert store.keys(LOG) == [f"{LOG}/{entry_name(0)}"]
     check_invariants(store, set())
 
 
@@ -133,7 +133,7 @@ def test_a_body_that_could_not_be_read_back_is_refused_before_it_is_written(stor
     log = open_run(store)
     with pytest.raises(IntegrityError, match="not written"):
         log.append(lambda state: evaluated(5, float("nan")), writer=writer())
-    assert len(store.list(LOG)) == 1
+    assert len(store.keys(LOG)) == 1
 
 
 def test_the_writer_of_an_entry_and_its_readers_hold_the_same_state(store: ObjectStore) -> None:
@@ -216,7 +216,7 @@ def append_nothing(state: RunState) -> CheckpointCommitted | None:
 def test_deciding_on_nothing_appends_nothing(store: ObjectStore) -> None:
     log = open_run(store)
     log.append(append_nothing, writer=writer())
-    assert len(store.list(LOG)) == 1
+    assert len(store.keys(LOG)) == 1
 
 
 @pytest.mark.parametrize("body", [committed(5, 1), ended(1)], ids=["commit", "end"])
@@ -224,4 +224,4 @@ def test_nothing_is_written_that_every_reader_would_refuse(store: ObjectStore, b
     log = open_run(store)
     with pytest.raises(Fenced, match="every reader would refuse"):
         log.append(lambda state: body, writer=writer())
-    assert len(store.list(LOG)) == 1
+    assert len(store.keys(LOG)) == 1

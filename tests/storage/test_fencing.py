@@ -33,10 +33,10 @@ def zombie(store: ObjectStore) -> StagedCheckpoint:
 def test_a_commit_after_a_newer_claim_is_refused_before_anything_is_written(
     store: ObjectStore, zombie: StagedCheckpoint
 ) -> None:
-    before = store.list(LOG)
+    before = store.keys(LOG)
     with pytest.raises(Fenced, match="attempt 1 is fenced by attempt 2"):
         commit(run_log(store), zombie)
-    assert store.list(LOG) == before
+    assert store.keys(LOG) == before
 
 
 def test_a_zombie_that_read_the_log_before_the_claim_is_fenced_all_the_same(store: ObjectStore) -> None:
@@ -108,10 +108,10 @@ def test_a_claim_with_a_number_out_of_order_has_no_effect(store: ObjectStore, nu
 
 def test_a_claim_over_an_attempt_that_has_not_ended_is_refused_before_it_is_written(store: ObjectStore) -> None:
     log = run_with_commits(store, 5)
-    before = store.list(LOG)
+    before = store.keys(LOG)
     with pytest.raises(Fenced):
         log.append(lambda state: started(2), writer=writer())
-    assert store.list(LOG) == before
+    assert store.keys(LOG) == before
 
 
 def test_an_attempt_ends_once(store: ObjectStore) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from storage.errors import StoreUnavailable
+from storage.errors import IntegrityError, StorageError, StoreUnavailable
 from storage.local_store import LocalStore
+from storage.object_store import UnfinishedWrite
 from tests.storage.test_object_store import OPERATIONS
 
 
@@ -47,14 +48,16 @@ def test_a_folder_that_cannot_be_written_says_so_with_a_hint(
         OPERATIONS[operation](LocalStore(open_folder), "new/b")
 
 
-@pytest.mark.parametrize("operation", ["read", "create", "write", "write_stream", "list", "first", "size"])
+@pytest.mark.parametrize(
+    "operation", ["read", "create", "write", "read_chunks", "write_stream", "keys", "folders", "first", "size"]
+)
 def test_a_folder_that_may_not_be_entered_is_unavailable_not_empty(
     open_folder: Path, operation: str, request: pytest.FixtureRequest
 ) -> None:
     (open_folder / "a").chmod(0)
     request.getfixturevalue("ordinary_user")
     with pytest.raises(StoreUnavailable, match="Permission denied"):
-        OPERATIONS[operation](LocalStore(open_folder), "a" if operation in ("list", "first") else "a/b")
+        OPERATIONS[operation](LocalStore(open_folder), "a" if operation in ("keys", "folders", "first") else "a/b")
 
 
 @pytest.mark.parametrize("operation", ["create", "write", "write_stream"])
@@ -65,7 +68,7 @@ def test_a_file_where_the_folder_should_be_says_so_with_a_hint(tmp_path: Path, o
         OPERATIONS[operation](LocalStore(tmp_path / "file" / below), "a/b")
 
 
-@pytest.mark.parametrize("operation", ["list", "first", "size", "delete"])
+@pytest.mark.parametrize("operation", ["keys", "folders", "first", "size", "delete"])
 def test_a_file_where_the_folder_should_be_holds_nothing(tmp_path: Path, operation: str) -> None:
     (tmp_path / "file").write_bytes(b"")
     assert OPERATIONS[operation](LocalStore(tmp_path / "file"), "a/b") in ([], None)
@@ -108,7 +111,7 @@ def test_a_failed_operation_leaves_no_temporary_file(
 
 def test_opening_a_store_makes_no_folder(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "store")
-    assert (store.list("runs"), (tmp_path / "store").exists()) == ([], False)
+    assert (store.keys("runs"), (tmp_path / "store").exists()) == ([], False)
 
 
 def test_deleting_the_last_object_takes_its_folder_away(tmp_path: Path) -> None:
@@ -126,3 +129,39 @@ def test_a_relative_folder_stays_where_it_was_when_the_process_moves(
     monkeypatch.chdir("/")
     store.write("a/b", b"1")
     assert (tmp_path / "store/a/b").read_bytes() == b"1"
+
+
+def killed_write(root: Path) -> None:
+    """Leave what a writer killed before its rename leaves."""
+    (root / "a").mkdir(parents=True)
+    (root / "a" / ".b.json.0123456789abcdef").write_bytes(b"half")
+
+
+def test_what_a_killed_writer_left_is_found_and_discarded(tmp_path: Path) -> None:
+    killed_write(tmp_path)
+    store = LocalStore(tmp_path)
+    store.write("a/b.json", b"whole")
+    [left] = store.unfinished("a")
+    assert (left.key, left.bytes, store.keys("a")) == ("a/b.json", 4, ["a/b.json"])
+    store.discard(left)
+    store.discard(left)
+    assert (store.unfinished("a"), store.read("a/b.json")) == ([], b"whole")
+
+
+def test_discarding_never_takes_an_object(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    store.write("a/b", b"1")
+    with pytest.raises(StorageError, match="must name a temporary file"):
+        store.discard(UnfinishedWrite(key="a/b", bytes=1, age_seconds=0.0, token="b"))
+
+
+@pytest.mark.parametrize("link", ["a/b", "a"], ids=["object", "folder"])
+def test_a_link_out_of_the_store_is_not_followed(tmp_path: Path, link: str) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "b").write_bytes(b"secret")
+    root = tmp_path / "store"
+    (root / link).parent.mkdir(parents=True)
+    (root / link).symlink_to(outside / "b" if link == "a/b" else outside)
+    with pytest.raises(IntegrityError, match="a link leads out of the store"):
+        LocalStore(root).read("a/b")

@@ -51,7 +51,7 @@ def outcomes(tmp_path: Path, operation: Callable[[LocalStore], object], *, after
         if not mortal.dead:
             return found
         reader = LocalStore(root)
-        names = reader.list("a")
+        names = reader.keys("a")
         assert names in ([], ["a/b"])
         found.append(reader.read("a/b") if names else None)
     raise AssertionError
@@ -98,7 +98,7 @@ def test_leftovers_of_a_dead_writer_are_seen_by_no_reader(tmp_path: Path) -> Non
         Mortal(patch, 0, after=False)
         store.create("a/b", b"whole")
     assert [path.name[:3] for path in (tmp_path / "store" / "a").iterdir()] == [".b."]
-    assert (store.list("a"), store.first("a")) == ([], None)
+    assert (store.keys("a"), store.first("a")) == ([], None)
 
 
 @pytest.mark.usefixtures("no_fsync")

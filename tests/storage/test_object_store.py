@@ -7,17 +7,21 @@ from typing import Any
 import pytest
 
 from storage.errors import ObjectMissing, StorageError
-from storage.object_store import ObjectStore, checked_key
+from storage.object_store import ObjectStore, UnfinishedWrite, checked_key
 
 OPERATIONS: dict[str, Callable[[Any, str], object]] = {
     "read": lambda store, key: store.read(key),
+    "read_chunks": lambda store, key: list(store.read_chunks(key)),
     "create": lambda store, key: store.create(key, b"x"),
     "write": lambda store, key: store.write(key, b"x"),
     "write_stream": lambda store, key: store.write_stream(key, [b"x"]),
-    "list": lambda store, key: store.list(key),
+    "keys": lambda store, key: store.keys(key),
+    "folders": lambda store, key: store.folders(key),
     "first": lambda store, key: store.first(key),
     "size": lambda store, key: store.size(key),
     "delete": lambda store, key: store.delete(key),
+    "unfinished": lambda store, key: store.unfinished(key),
+    "discard": lambda store, key: store.discard(UnfinishedWrite(key=key, bytes=0, age_seconds=0.0, token=".t")),
     "local_path": lambda store, key: store.local_path(key),
 }
 BAD_KEYS = [
@@ -66,7 +70,7 @@ def test_a_stream_that_breaks_leaves_no_object(store: ObjectStore) -> None:
 
     with pytest.raises(RuntimeError, match="broke"):
         store.write_stream("a/b", broken())
-    assert (store.list("a"), store.size("a/b")) == ([], None)
+    assert (store.keys("a"), store.size("a/b")) == ([], None)
 
 
 def test_a_stream_that_breaks_leaves_the_object_that_was_there(store: ObjectStore) -> None:
@@ -92,17 +96,17 @@ def test_deleting_what_is_not_there_is_no_error(store: ObjectStore) -> None:
     store.write("a/b", b"1")
     for key in ("a/b", "a/b", "never/there"):
         store.delete(key)
-    assert store.list("a") == []
+    assert store.keys("a") == []
 
 
 def test_listing_is_sorted_and_keeps_to_its_folder(store: ObjectStore) -> None:
     for key in ("a/2", "a/10", "a/b/c", "ab/1", "z"):
         store.write(key, b"")
-    assert store.list("a") == ["a/10", "a/2", "a/b/c"]
+    assert store.keys("a") == ["a/10", "a/2", "a/b/c"]
 
 
 def test_listing_nothing_is_empty(store: ObjectStore) -> None:
-    assert (store.list("a"), store.first("a")) == ([], None)
+    assert (store.keys("a"), store.first("a")) == ([], None)
 
 
 def test_first_is_the_smallest_name_directly_in_the_folder(store: ObjectStore) -> None:
@@ -114,3 +118,28 @@ def test_first_is_the_smallest_name_directly_in_the_folder(store: ObjectStore) -
 def test_an_empty_object_is_an_object(store: ObjectStore) -> None:
     assert store.create("a/b", b"")
     assert (store.read("a/b"), store.size("a/b")) == (b"", 0)
+
+
+def test_an_object_is_read_in_pieces_as_in_one(store: ObjectStore) -> None:
+    data = bytes(range(256)) * (80 * 1024)
+    store.write("a/b", data)
+    assert b"".join(store.read_chunks("a/b")) == data
+
+
+def test_reading_what_is_not_there_in_pieces_is_missing(store: ObjectStore) -> None:
+    with pytest.raises(ObjectMissing, match="a/b"):
+        next(iter(store.read_chunks("a/b")))
+
+
+def test_folders_are_named_once_and_objects_are_not(store: ObjectStore) -> None:
+    for key in ("a/x/1", "a/x/2", "a/y/z/1", "a/1", "ab/z/1"):
+        store.write(key, b"")
+    assert (store.folders("a"), store.folders("never")) == (["a/x", "a/y"], [])
+
+
+def test_a_finished_write_leaves_nothing_unfinished(store: ObjectStore) -> None:
+    store.write("a/b", b"1")
+    store.create("a/c", b"1")
+    store.create("a/c", b"2")
+    store.write_stream("a/d", [b"1"])
+    assert store.unfinished("a") == []

@@ -103,7 +103,7 @@ def test_creating_and_deleting_in_one_folder_at_once_fails_nobody(tmp_path: Path
             store.delete(f"busy/{index}-{number}")
 
     at_once(8, create_and_delete)
-    assert store.list("busy") == []
+    assert store.keys("busy") == []
 
 
 class Overwriting(MemoryStore):
@@ -144,4 +144,4 @@ def test_the_probe_refuses_a_store_that_does_not_exclude(unsound: type[MemorySto
 
 def test_the_probe_accepts_a_sound_store_and_leaves_nothing_behind(store: ObjectStore) -> None:
     probe_store(store)
-    assert store.list("probe") == []
+    assert store.keys("probe") == []

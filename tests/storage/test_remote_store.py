@@ -81,12 +81,12 @@ def test_what_is_no_object_is_missing(remote: RemoteStore) -> None:
 
 
 def test_listing_is_sorted_complete_and_never_stale(remote: RemoteStore) -> None:
-    assert (remote.list("a"), remote.first("a")) == ([], None)
+    assert (remote.keys("a"), remote.first("a")) == ([], None)
     for key in ("a/2", "a/10", "ab/1"):
         remote.write(key, b"")
-    assert (remote.list("a"), remote.first("a")) == (["a/10", "a/2"], "a/10")
+    assert (remote.keys("a"), remote.first("a")) == (["a/10", "a/2"], "a/10")
     remote.write("a/1", b"")
-    assert (remote.list("a"), remote.first("a")) == (["a/1", "a/10", "a/2"], "a/1")
+    assert (remote.keys("a"), remote.first("a")) == (["a/1", "a/10", "a/2"], "a/1")
 
 
 def test_size_is_in_bytes(remote: RemoteStore) -> None:
@@ -108,7 +108,7 @@ def test_deleting_what_is_not_there_is_no_error(remote: RemoteStore) -> None:
     remote.write("a/b", b"1")
     remote.delete("a/b")
     remote.delete("a/b")
-    assert remote.list("a") == []
+    assert remote.keys("a") == []
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_a_stream_that_breaks_leaves_no_object_and_no_upload(remote: RemoteStore
 
     with pytest.raises(Broke):
         remote.write_stream("a/b", broken())
-    assert (remote.list("a"), remote.size("a/b")) == ([], None)
+    assert (remote.keys("a"), remote.size("a/b")) == ([], None)
     bucket = remote._root.split("/")[0]
     uploads = remote._fs.call_s3("list_multipart_uploads", Bucket=bucket).get("Uploads", [])
     assert [upload["Key"] for upload in uploads if remote._root.endswith(upload["Key"].split("/")[0])] == []

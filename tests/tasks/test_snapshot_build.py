@@ -185,7 +185,7 @@ def delete_marker(store: ObjectStore, key: str, snapshot_id: str) -> None:
 def test_a_recipe_that_leads_nowhere_is_built_again(text: Path, harm: Callable[[ObjectStore, str, str], None]) -> None:
     store = MemoryStore()
     first = build_snapshot(store, BYTES, text)
-    (key,) = store.list("data/recipes")
+    (key,) = store.keys("data/recipes")
     harm(store, key, first.snapshot_id)
     second = build_snapshot(store, BYTES, text)
     assert (second.snapshot_id, second.reused) == (first.snapshot_id, False)
@@ -242,7 +242,7 @@ def test_what_cannot_work_is_refused_and_nothing_written(text: Path, data: DataC
     store = MemoryStore()
     with pytest.raises(InvalidCorpus, match=message):
         build_snapshot(store, data, text)
-    assert not store.list("data")
+    assert not store.keys("data")
 
 
 def test_a_block_size_that_fits_both_splits_is_accepted(text: Path) -> None:
