@@ -104,17 +104,27 @@ class Attempt:
         self._wait_commits()
 
     def _submit(self, trainer: TrainerProcess, segment: SegmentDone) -> None:
-        commit = commit_checkpoint.submit(
-            trainer, self._log, self._writer, segment, attempt=self._started.attempt, step=segment.step
-        )
-        self._commits.append(commit)
         self._segments += 1
         is_last = segment.step == self._plan.config.training.steps
-        if is_last or self._segments % self._plan.config.evaluation.every_commits == 0:
+        is_evaluated = is_last or self._segments % self._plan.config.evaluation.every_commits == 0
+        number, plan = self._started.attempt, self._plan.evaluation
+        commit = commit_checkpoint.submit(
+            trainer,
+            self._log,
+            self._writer,
+            segment,
+            attempt=number,
+            step=segment.step,
+            evaluation=plan if is_evaluated else None,
+        )
+        self._commits.append(commit)
+        if is_evaluated:
             before = self._evaluations[-1:]  # one evaluator at a time: they share the machine with training
             self._evaluations.append(
                 # Prefect resolves the commit's future before the call; its stubs only know the resolved type.
-                evaluate.submit(self._log, commit, self._plan.evaluation, step=segment.step, wait_for=before)  # type: ignore[call-overload]
+                evaluate.submit(  # type: ignore[call-overload]
+                    self._log, commit, plan, step=segment.step, during_attempt=number, wait_for=before
+                )
             )
 
     def _wait_commits(self) -> None:

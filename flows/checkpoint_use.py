@@ -81,7 +81,7 @@ def offer_to(found: FoundCheckpoint, alias: str) -> RegistryState:
         evaluation=next((item for item in evaluations if item is not None), None),
         by=this_person(),
     )
-    return offer(registry, candidate, min_improvement=config.promotion.min_improvement)
+    return offer(found.log, registry, candidate, min_improvement=config.promotion.min_improvement)
 
 
 def write_sample(found: FoundCheckpoint, request: SampleRequest) -> Sample:

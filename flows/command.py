@@ -87,6 +87,7 @@ def train(
     *,
     run_id: str = "",
     set_: Overrides = (),
+    start_over: Annotated[bool, Parameter(negative="")] = False,
     store: StoreOption = "",
     json: JsonOption = False,
 ) -> ExitCode:
@@ -95,6 +96,7 @@ def train(
     Args:
         config: path of the run configuration (TOML); may be left out for a run that exists.
         run_id: name of the run [the configuration file's name].
+        start_over: where a run has commits and none can be read any more, begin again at step 0 instead of exit 5.
     """
     from flows.prefect_session import Terminated, run_train_gpt, terminable
     from flows.preflight import TrainingRequest, check_before_start, named_run
@@ -102,7 +104,7 @@ def train(
     from flows.run_status import view_status
     from flows.training_summary import summarize
 
-    request = TrainingRequest(config=config, run_id=run_id, overrides=set_)
+    request = TrainingRequest(config=config, run_id=run_id, overrides=set_, start_over=start_over)
     try:
         with terminable():
             configuration = check_before_start(_open(store), request, os.environ)
@@ -181,7 +183,7 @@ def log(run: str, *, store: StoreOption = "", json: JsonOption = False) -> None:
     from flows.run_lookup import find_run
     from flows.tables import print_entries
 
-    entries = find_run(_open(store), run).entries
+    entries = find_run(_open(store), run).read_entries()
     print_document(entries) if json else print_entries(entries)
 
 

@@ -67,6 +67,7 @@ def run_train_gpt(request: TrainingRequest, store: str, *, say: Callable[[str], 
         run_id=named_run(request),
         overrides=list(request.overrides),
         store=store,
+        start_over=request.start_over,
         return_state=True,
     )
     code = code_of_state(state.name or "")

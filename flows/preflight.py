@@ -32,6 +32,7 @@ class TrainingRequest:
     config: str
     run_id: str
     overrides: tuple[str, ...]
+    start_over: bool = False
 
 
 def named_run(request: TrainingRequest) -> str:

@@ -1,5 +1,7 @@
 """Is everything there that the log promises? Sequence, prev chain, refused entries, data snapshot, every checkpoint.
 
+Reads the log entry by entry, whatever is cached, and holds the cached fold against it.
+
 Owns the questions of `cairn verify`. Reads every byte, changes nothing: quarantining is the claim's business.
 """
 
@@ -10,11 +12,13 @@ from dataclasses import dataclass
 from flows.errors import RunNotFound
 from storage.checkpoint import verify_checkpoint
 from storage.data_snapshot import read_manifest
+from storage.entry_log import EntryLog
 from storage.errors import IntegrityError, ObjectMissing
-from storage.log_entry import seq_of
+from storage.log_entry import Entry, seq_of
 from storage.object_store import ObjectStore
-from storage.run_log import RunLog, list_run_ids
-from storage.run_state import RunState
+from storage.run_entries import RUN_KINDS
+from storage.run_log import RunLog, list_run_ids, run_prefix
+from storage.run_state import RunState, fold
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,31 +35,45 @@ class Verification:
 
 def verify_run(store: ObjectStore, run_id: str) -> Verification:
     """Re-hash everything the run has committed; raises `RunNotFound` where there is no such run at all."""
-    log = RunLog(store, run_id)
-    listed = store.keys(f"{log.prefix}/log")
+    log = EntryLog(store=store, prefix=f"{run_prefix(run_id)}/log", kinds=RUN_KINDS)
+    listed = store.keys(log.prefix)
     if not listed:
         runs = ", ".join(list_run_ids(store)) or "none"
         raise RunNotFound(f"no run {run_id!r} in {store.url}; runs here: {runs}")
     problems: list[str] = []
+    entries: list[Entry] = []
     try:
-        log.refresh()
+        entries = [read.entry for read in log.read_after(None)]
     except IntegrityError as error:
         problems.append(str(error))
     else:
-        problems += _sequence_problems(listed, len(log.entries))
-    state = log.state
+        problems += _sequence_problems(listed, len(entries))
+    state = fold(entries)
+    if entries:
+        problems += _cache_problems(store, run_id, state)
     problems += [f"seq {entry.seq}: a {entry.kind} written by a fenced attempt" for entry in state.refused]
     problems += _snapshot_problems(store, state)
     for record in state.readable:
         problems += verify_checkpoint(store, record.committed.reference)
     return Verification(
         run_id=run_id,
-        entries=len(log.entries),
+        entries=len(entries),
         checkpoints=len(state.readable),
         checkpoint_bytes=sum(record.committed.bytes for record in state.readable),
         data_snapshot=state.opened.data_snapshot if state.opened else None,
         problems=tuple(problems),
     )
+
+
+def _cache_problems(store: ObjectStore, run_id: str, state: RunState) -> Iterator[str]:
+    log = RunLog(store, run_id)
+    try:
+        cached = log.refresh()
+    except IntegrityError as error:
+        yield str(error)
+        return
+    if cached != state:
+        yield f"{log.fold_key}: leads to another state than the entries do; delete it, it is only a cache"
 
 
 def _sequence_problems(listed: list[str], read: int) -> Iterator[str]:

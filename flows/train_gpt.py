@@ -52,10 +52,17 @@ class _Run:
     plan: AttemptPlan
     notice: StopNotice
     progress: Progress
+    start_over: bool
 
 
 @flow(name="train-gpt", retries=0, validate_parameters=True)
-def train_gpt(config: str = "", run_id: str = "", overrides: list[str] | None = None, store: str = "") -> State[None]:
+def train_gpt(
+    config: str = "",
+    run_id: str = "",
+    overrides: list[str] | None = None,
+    store: str = "",
+    start_over: bool = False,
+) -> State[None]:
     """Train a run to its end, or continue it.
 
     Args:
@@ -63,11 +70,12 @@ def train_gpt(config: str = "", run_id: str = "", overrides: list[str] | None = 
         run_id: name of the run; the same name continues the same run. Empty: the configuration file's name.
         overrides: `section.key=value` on top of the configuration.
         store: folder or URL of the object store; empty: CAIRN_STORE, else ./cairn-store.
+        start_over: begin again at step 0 where commits exist and none can be read any more.
     """
     notice = StopNotice()
     with notice.heard():
         opened_store = open_store(choose_store(store, os.environ))
-        request = TrainingRequest(config=config, run_id=run_id, overrides=tuple(overrides or ()))
+        request = TrainingRequest(config=config, run_id=run_id, overrides=tuple(overrides or ()), start_over=start_over)
         run = _open_run(opened_store, request, notice)
         with run.progress.shown():
             return _train(run)
@@ -119,7 +127,14 @@ def _open_run(store: ObjectStore, request: TrainingRequest, notice: StopNotice) 
         assert opened is not None
     check_drift(opened.config, wanted, run_id=run_id)
     progress = Progress(wanted.training.steps)
-    return _Run(log=log, config=wanted, plan=_plan(log, opened, wanted), notice=notice, progress=progress)
+    return _Run(
+        log=log,
+        config=wanted,
+        plan=_plan(log, opened, wanted),
+        notice=notice,
+        progress=progress,
+        start_over=request.start_over,
+    )
 
 
 def _opening_entry(config: RunConfig, run_id: str, snapshot_id: str, state: RunState) -> RunOpened | None:
@@ -154,7 +169,12 @@ def _plan(log: RunLog, opened: RunOpened, config: RunConfig) -> AttemptPlan:
 def _claimant(run: _Run) -> Claimant:
     writer = replace(this_writer(), flow_run_id=run.plan.flow_run_id)
     return Claimant(
-        lease=run.config.lease, budgets=run.config.budgets, writer=writer, monotonic=time.monotonic, sleep=time.sleep
+        lease=run.config.lease,
+        budgets=run.config.budgets,
+        writer=writer,
+        monotonic=time.monotonic,
+        sleep=time.sleep,
+        start_over=run.start_over,
     )
 
 
@@ -188,6 +208,7 @@ def _promote_best(run: _Run) -> State[None]:
     candidate = Candidate(run_id=run.log.run_id, reference=reference, evaluation=best, by=f"run {run.log.run_id}")
     try:
         promote(
+            run.log,
             Registry(run.log.store, alias),
             candidate,
             alias=alias,

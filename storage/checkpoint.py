@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from storage.document import sha256
-from storage.errors import IntegrityError, ObjectMissing
+from storage.errors import IntegrityError, NothingReadable, ObjectMissing
 from storage.log_entry import Writer
 from storage.manifest import MANIFEST_VERSION, Manifest, ManifestObject, decode_manifest, encode_manifest
 from storage.object_store import ObjectStore
@@ -105,7 +105,8 @@ def commit_checkpoint(
 ) -> RunState:
     """Check the staged objects against their manifest, then append the commit entry: the atomic marker.
 
-    Raises `IntegrityError` when the staged objects are not whole, `Fenced` when a newer attempt owns the run.
+    Committing once more what is committed, as after an unknown outcome, appends nothing. Raises `IntegrityError` when
+    the staged objects are not whole, `Fenced` when a newer attempt owns the run.
     """
     manifest = read_manifest(log.store, staged.prefix, staged.manifest_sha256)
     for item in manifest.objects:
@@ -122,7 +123,7 @@ def commit_checkpoint(
         tokens=tokens,
         gpu_seconds=gpu_seconds,
     )
-    return log.append(lambda state: body, writer=writer)
+    return log.append(partial(_unless_committed, body), writer=writer)
 
 
 def read_manifest(store: ObjectStore, prefix: str, manifest_sha256: str) -> Manifest:
@@ -178,9 +179,16 @@ def load_checkpoint(store: ObjectStore, reference: CheckpointReference, *, group
 
 
 def newest_verified(log: RunLog, *, writer: Writer) -> CheckpointReference | None:
-    """Return the newest committed checkpoint that verifies, quarantining (an entry each) those that do not."""
+    """Return the newest committed checkpoint that verifies, quarantining (an entry each) those that do not.
+
+    None where nothing was ever committed; raises `NothingReadable` where there were commits and none is left to
+    resume from: beginning at step 0 again is for a person to say.
+    """
     while True:
-        newest = log.refresh().newest_committed
+        state = log.refresh()
+        newest = state.newest_committed
+        if newest is None and state.checkpoints:
+            raise NothingReadable(_nothing_readable(log.run_id, state))
         if newest is None:
             return None
         problems = verify_checkpoint(log.store, newest.committed.reference)
@@ -194,6 +202,20 @@ def newest_verified(log: RunLog, *, writer: Writer) -> CheckpointReference | Non
             detail="; ".join(problems),
         )
         log.append(partial(_unless_quarantined, body), writer=writer)
+
+
+def _nothing_readable(run_id: str, state: RunState) -> str:
+    newest = state.checkpoints[-1]
+    return (
+        f"run {run_id} has committed {len(state.checkpoints)} checkpoints and none can be read; the newest, step "
+        f"{newest.committed.step}, is {newest.state}: {newest.detail}. Restore its objects, or begin again at step 0 "
+        "with `cairn train --start-over`"
+    )
+
+
+def _unless_committed(body: CheckpointCommitted, state: RunState) -> CheckpointCommitted | None:
+    known = state.find(body.prefix)
+    return None if known is not None and known.committed.manifest_sha256 == body.manifest_sha256 else body
 
 
 def _unless_quarantined(body: CheckpointQuarantined, state: RunState) -> CheckpointQuarantined | None:

@@ -10,8 +10,10 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import takewhile
 from typing import Any
 
 from storage.document import sha256
@@ -21,6 +23,8 @@ from storage.object_store import ObjectStore
 from storage.run_entries import CheckpointReference
 
 _TRIES = 6
+_PROBES = 16
+_READERS = 16
 
 
 def utc_now() -> datetime:
@@ -76,23 +80,38 @@ class EntryLog:
     def read_after(self, last: ReadEntry | None) -> list[ReadEntry]:
         """Return every entry after `last`, oldest first, with sequence and prev chain checked.
 
-        Probes forward, so an ordered listing is not needed: the sequence is contiguous and the first absent
-        number is the end.
+        Probes forward, so an ordered listing is not needed: the sequence is contiguous and the first absent number is
+        the end. When that takes long, the newest name says how far the log reaches at least, and what lies between is
+        read by several readers at once.
         """
         found: list[ReadEntry] = []
         while True:
-            following = self.read(0 if last is None else last.entry.seq + 1)
-            if following is None:
+            following = self._following(last, ahead=len(found) == _PROBES)
+            if not following:
                 return found
-            expected = last.sha256 if last else None
-            if following.entry.prev != expected:
-                raise IntegrityError(
-                    f"{self.prefix}/{entry_name(following.entry.seq)}: prev is {following.entry.prev}, "
-                    f"must be {expected}: "
-                    "an entry before it was changed"
-                )
-            found.append(following)
-            last = following
+            for read in following:
+                self._check_follows(read, last)
+                found.append(read)
+                last = read
+
+    def _following(self, last: ReadEntry | None, *, ahead: bool) -> list[ReadEntry]:
+        seq = 0 if last is None else last.entry.seq + 1
+        key = self.store.first(self.prefix) if ahead else None
+        newest = seq_of(key.rsplit("/", 1)[1]) if key else seq
+        if newest <= seq or self.store.local_path(self.prefix) is not None:
+            read = self.read(seq)
+            return [] if read is None else [read]
+        with ThreadPoolExecutor(_READERS) as readers:
+            reads = takewhile(lambda read: read is not None, readers.map(self.read, range(seq, newest + 1)))
+            return [read for read in reads if read is not None]
+
+    def _check_follows(self, read: ReadEntry, last: ReadEntry | None) -> None:
+        expected = last.sha256 if last else None
+        if read.entry.prev != expected:
+            raise IntegrityError(
+                f"{self.prefix}/{entry_name(read.entry.seq)}: prev is {read.entry.prev}, must be {expected}: "
+                "an entry before it was changed"
+            )
 
     def append(
         self, body: Any, *, after: ReadEntry | None, writer: Writer, resume: tuple[CheckpointReference, ...] = ()

@@ -25,6 +25,10 @@ class IntegrityError(StorageError):
     """Bytes, hashes or schema are not what was promised."""
 
 
+class NothingReadable(IntegrityError):
+    """A run has committed checkpoints and none can be resumed from: a person says whether it begins again."""
+
+
 class Fenced(StorageError):
     """A newer attempt owns the run, or the own attempt has been ended: stop and acknowledge nothing."""
 

@@ -5,7 +5,7 @@ Refuses to know the gates: the caller's `decide` is given the present champion a
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from storage.entry_log import EntryLog, ReadEntry, this_writer
@@ -19,11 +19,16 @@ class RegistryState:
 
     champions: tuple[tuple[datetime, Promoted], ...] = ()
     refusals: tuple[tuple[datetime, Refused], ...] = ()
+    decided_holds: frozenset[str] = frozenset()
 
     @property
     def champion(self) -> Promoted | None:
         """The promotion in force, or None."""
         return self.champions[-1][1] if self.champions else None
+
+    def reaches(self, manifest_sha256: str) -> bool:
+        """Whether the alias points at these weights, or a rollback could take it there."""
+        return any(promoted.manifest_sha256 == manifest_sha256 for _, promoted in self.champions)
 
 
 class Registry:
@@ -60,16 +65,22 @@ class Registry:
 
 def list_aliases(store: ObjectStore) -> list[str]:
     """Return the aliases of the store, sorted."""
-    return sorted({key.split("/")[1] for key in store.keys("models")})
+    return [key.split("/")[1] for key in store.folders("models")]
 
 
 def _after(state: RegistryState, at: datetime, body: object) -> RegistryState:
     match body:
         case Promoted():
-            return RegistryState(champions=(*state.champions, (at, body)), refusals=state.refusals)
+            champions = (*state.champions, (at, body))
+            return replace(state, champions=champions, decided_holds=_decided(state, body))
         case Refused():
-            return RegistryState(champions=state.champions, refusals=(*state.refusals, (at, body)))
+            refusals = (*state.refusals, (at, body))
+            return replace(state, refusals=refusals, decided_holds=_decided(state, body))
         case RolledBack():
-            return RegistryState(champions=state.champions[:-1], refusals=state.refusals)
+            return replace(state, champions=state.champions[:-1])
         case _:
             return state
+
+
+def _decided(state: RegistryState, body: Promoted | Refused) -> frozenset[str]:
+    return state.decided_holds | {body.hold_id} if body.hold_id else state.decided_holds

@@ -18,6 +18,7 @@ class Promoted:
     by: str
     why: str
     previous: str | None
+    hold_id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +32,7 @@ class Refused:
     gate: str
     detail: str
     by: str
+    hold_id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

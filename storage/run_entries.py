@@ -158,6 +158,64 @@ class CheckpointQuarantined:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointHeld:
+    """Somebody needs these bytes: an evaluation that reads them, or an alias about to point at them.
+
+    A hold and a superseding compete for one sequence, so there is no moment between looking and deleting. An
+    evaluation's hold ends with its outcome or, where it was part of an attempt, with the next attempt's start; every
+    other hold ends when it is released, on proof.
+    """
+
+    step: int
+    attempt: int
+    prefix: str
+    manifest_sha256: str
+    hold_id: str
+    holder: Placement
+    alias: str | None = None
+    suite_sha256: str | None = None
+    during_attempt: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a hold for nothing or for two things."""
+        if (self.alias is None) == (self.suite_sha256 is None):
+            raise StorageError(
+                f"checkpoint-held: alias {self.alias!r}, suite_sha256 {self.suite_sha256!r}: exactly one must be named"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointReleased:
+    """A hold is over, and how that is known."""
+
+    hold_id: str
+    prefix: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointSuperseded:
+    """Retention no longer keeps this checkpoint, and why; its bytes may be deleted from here on."""
+
+    step: int
+    attempt: int
+    prefix: str
+    manifest_sha256: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointDeleted:
+    """The bytes of a superseded checkpoint are gone."""
+
+    step: int
+    attempt: int
+    prefix: str
+    manifest_sha256: str
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunFinished:
     """The last step is committed; the run needs no further attempt."""
 
@@ -183,5 +241,9 @@ RUN_KINDS: Mapping[str, type] = {
     "evaluation-recorded": EvaluationRecorded,
     "evaluation-failed": EvaluationFailed,
     "checkpoint-quarantined": CheckpointQuarantined,
+    "checkpoint-held": CheckpointHeld,
+    "checkpoint-released": CheckpointReleased,
+    "checkpoint-superseded": CheckpointSuperseded,
+    "checkpoint-deleted": CheckpointDeleted,
     "run-finished": RunFinished,
 }

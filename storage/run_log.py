@@ -1,15 +1,17 @@
 """The run log: entries of one run, folded, appended to by deciding on everything that precedes.
 
-Owns the loop "read all, decide, append right after, else read again and decide again", and fencing before the PUT.
-Refuses to know why anything is decided.
+Owns the loop "read all, decide, append right after, else read again and decide again", fencing before the PUT, and
+when the fold is cached. Refuses to know why anything is decided.
 """
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from storage.entry_log import EntryLog, ReadEntry, utc_now
-from storage.errors import Fenced
+from storage.errors import Fenced, StorageError
+from storage.fold_cache import FOLD_EVERY_ENTRIES, FoldedLog, read_fold, write_fold
 from storage.log_entry import Entry, Writer
 from storage.object_store import ObjectStore, checked_key
 from storage.run_entries import RUN_KINDS
@@ -23,7 +25,7 @@ def run_prefix(run_id: str) -> str:
 
 def list_run_ids(store: ObjectStore) -> list[str]:
     """Return the ids of all runs of the store, sorted."""
-    return sorted({key.split("/")[1] for key in store.keys("runs") if key.split("/")[2:3] == ["log"]})
+    return [key.split("/")[1] for key in store.folders("runs") if store.first(f"{key}/log") is not None]
 
 
 class RunLog:
@@ -37,20 +39,31 @@ class RunLog:
         self._log = log or EntryLog(store=store, prefix=f"{self.prefix}/log", kinds=RUN_KINDS, clock=utc_now)
         self._lock = threading.RLock()  # commit, evaluation and flow share one log across threads
         self._head: ReadEntry | None = None
-        self._entries: list[Entry] = []
+        self._cached_seq = -1
         self.state = RunState()
 
     @property
-    def entries(self) -> tuple[Entry, ...]:
-        """The entries read so far, oldest first."""
-        return tuple(self._entries)
+    def seq(self) -> int:
+        """Number of the newest entry read so far; -1 before the first."""
+        return -1 if self._head is None else self._head.entry.seq
+
+    @property
+    def fold_key(self) -> str:
+        """Where the folded state is cached."""
+        return f"{self.prefix}/fold.json"
 
     def refresh(self) -> RunState:
-        """Read what was appended since and return the state after it."""
+        """Read what was appended since and return the state after it; the first time, from the cached fold on."""
         with self._lock:
+            if self._head is None:
+                self._begin_at(read_fold(self.store, self.fold_key, self._log))
             for read in self._log.read_after(self._head):
                 self._accept(read)
             return self.state
+
+    def read_entries(self) -> tuple[Entry, ...]:
+        """Return every entry, oldest first, each read and checked again whatever is cached."""
+        return tuple(read.entry for read in self._log.read_after(None))
 
     def append(self, decide: Callable[[RunState], Any], *, writer: Writer) -> RunState:
         """Append what `decide` returns for the newest state; decide again whenever somebody was faster.
@@ -78,12 +91,23 @@ class RunLog:
             read = self._log.append(body, after=self._head, writer=writer, resume=after.resume)
             if read is not None:
                 self._accept(read)
+                self._cache(read)
                 return self.state
 
     def _accept(self, read: ReadEntry) -> None:
         self._head = read
-        self._entries.append(read.entry)
         self.state = fold([read.entry], self.state)
+
+    def _begin_at(self, folded: FoldedLog | None) -> None:
+        if folded is not None:
+            self._head, self.state, self._cached_seq = folded.head, folded.state, folded.head.entry.seq
+
+    def _cache(self, head: ReadEntry) -> None:
+        if head.entry.seq - self._cached_seq < FOLD_EVERY_ENTRIES:
+            return
+        with suppress(StorageError):  # what was appended is appended; the next writer caches
+            write_fold(self.store, self.fold_key, FoldedLog(head=head, state=self.state))
+            self._cached_seq = head.entry.seq
 
     def _fenced_message(self, writer: Writer, state: RunState) -> str:
         if state.latest_attempt == writer.attempt:

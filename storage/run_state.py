@@ -13,8 +13,12 @@ from storage.run_entries import (
     AttemptEnded,
     AttemptStarted,
     CheckpointCommitted,
+    CheckpointDeleted,
+    CheckpointHeld,
     CheckpointQuarantined,
     CheckpointReference,
+    CheckpointReleased,
+    CheckpointSuperseded,
     EvaluationFailed,
     EvaluationRecorded,
     RunFinished,
@@ -22,6 +26,7 @@ from storage.run_entries import (
 )
 
 RESUME_LENGTH = 8
+COMMITTED, QUARANTINED, SUPERSEDED, DELETED = "committed", "quarantined", "superseded", "deleted"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,12 +43,21 @@ class AttemptRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointRecord:
-    """A checkpoint the log knows, with its state: committed or quarantined."""
+    """A checkpoint the log knows, with its state: committed, quarantined, superseded or deleted, and why."""
 
     committed: CheckpointCommitted
     committed_at: datetime
-    state: str = "committed"
+    state: str = COMMITTED
     detail: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RefusedEntry:
+    """An entry that has no effect, because its writer was fenced or what it says could not be so."""
+
+    seq: int
+    kind: str
+    attempt: int | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,8 +70,9 @@ class RunState:
     checkpoints: tuple[CheckpointRecord, ...] = ()
     evaluations: tuple[EvaluationRecorded, ...] = ()
     failed_evaluations: tuple[EvaluationFailed, ...] = ()
+    holds: tuple[CheckpointHeld, ...] = ()
     finished: RunFinished | None = None
-    refused: tuple[Entry, ...] = ()
+    refused: tuple[RefusedEntry, ...] = ()
 
     @property
     def latest_attempt(self) -> int:
@@ -72,7 +87,7 @@ class RunState:
     @property
     def readable(self) -> tuple[CheckpointRecord, ...]:
         """Committed checkpoints, newest commit first."""
-        return tuple(record for record in reversed(self.checkpoints) if record.state == "committed")
+        return tuple(record for record in reversed(self.checkpoints) if record.state == COMMITTED)
 
     @property
     def newest_committed(self) -> CheckpointRecord | None:
@@ -88,6 +103,21 @@ class RunState:
     def high_water_step(self) -> int:
         """The greatest step ever committed: what counts as progress must pass it."""
         return max((record.committed.step for record in self.checkpoints), default=0)
+
+    def find(self, prefix: str) -> CheckpointRecord | None:
+        """Return the checkpoint in this folder, or None where the log knows none."""
+        return next((record for record in reversed(self.checkpoints) if record.committed.prefix == prefix), None)
+
+    def is_needed(self, prefix: str) -> bool:
+        """Whether superseding this checkpoint is refused: held, resumed from, or without a newer one to resume from."""
+        record, owner = self.find(prefix), self.open_attempt
+        resumed = owner.started.resumed_from if owner else None
+        return (
+            record is None
+            or any(hold.prefix == prefix for hold in self.holds)
+            or (resumed is not None and resumed.prefix == prefix)
+            or all(record.committed.step >= newer.committed.step for newer in self.readable)
+        )
 
     def fences(self, attempt: int | None) -> bool:
         """Whether an entry written by `attempt` is refused now; entries of no attempt never are."""
@@ -107,34 +137,61 @@ def fold(entries: Iterable[Entry], state: RunState | None = None) -> RunState:
 def _after(state: RunState, entry: Entry) -> RunState:
     body = entry.body
     if isinstance(body, AttemptStarted):
-        if body.attempt != state.latest_attempt + 1 or state.open_attempt is not None:
-            return replace(state, refused=(*state.refused, entry))
-        started = AttemptRecord(started=body, started_at=entry.at)
-        return replace(state, attempts=(*state.attempts, started))
+        return _started(state, entry, body)
     if state.fences(entry.writer.attempt):
-        return replace(state, refused=(*state.refused, entry))
+        return _refused(state, entry)
     match body:
         case RunOpened() if state.opened is None:
             return replace(state, opened=body, opened_at=entry.at)
-        case CheckpointCommitted():
-            return _committed(state, entry, body)
         case AttemptEnded():
             return _ended(state, entry, body)
-        case CheckpointQuarantined():
-            return replace(state, checkpoints=tuple(_quarantined(record, body) for record in state.checkpoints))
-        case EvaluationRecorded():
-            return replace(state, evaluations=(*state.evaluations, body))
-        case EvaluationFailed():
-            return replace(state, failed_evaluations=(*state.failed_evaluations, body))
         case RunFinished():
             return replace(state, finished=body)
+        case EvaluationRecorded():
+            return replace(state, evaluations=(*state.evaluations, body), holds=_evaluated(state.holds, body))
+        case EvaluationFailed():
+            failed = (*state.failed_evaluations, body)
+            return replace(state, failed_evaluations=failed, holds=_evaluated(state.holds, body))
+        case _:
+            return _after_checkpoint_entry(state, entry)
+
+
+def _after_checkpoint_entry(state: RunState, entry: Entry) -> RunState:
+    match body := entry.body:
+        case CheckpointCommitted():
+            return _committed(state, entry, body)
+        case CheckpointQuarantined():
+            return _moved(state, entry, body, {COMMITTED}, QUARANTINED, body.detail)
+        case CheckpointSuperseded() if state.is_needed(body.prefix):
+            return _refused(state, entry)
+        case CheckpointSuperseded():
+            return _moved(state, entry, body, {COMMITTED, QUARANTINED}, SUPERSEDED, body.why)
+        case CheckpointDeleted():
+            return _moved(state, entry, body, {SUPERSEDED}, DELETED, "")
+        case CheckpointHeld():
+            return _held(state, entry, body)
+        case CheckpointReleased():
+            return replace(state, holds=tuple(hold for hold in state.holds if hold.hold_id != body.hold_id))
         case _:
             return state
 
 
+def _refused(state: RunState, entry: Entry) -> RunState:
+    refused = RefusedEntry(seq=entry.seq, kind=entry.kind, attempt=entry.writer.attempt)
+    return replace(state, refused=(*state.refused, refused))
+
+
+def _started(state: RunState, entry: Entry, body: AttemptStarted) -> RunState:
+    if body.attempt != state.latest_attempt + 1 or state.open_attempt is not None:
+        return _refused(state, entry)
+    started = AttemptRecord(started=body, started_at=entry.at)
+    holds = tuple(hold for hold in state.holds if hold.during_attempt is None)
+    return replace(state, attempts=(*state.attempts, started), holds=holds)
+
+
 def _committed(state: RunState, entry: Entry, body: CheckpointCommitted) -> RunState:
-    if body.attempt != entry.writer.attempt or state.fences(body.attempt):
-        return replace(state, refused=(*state.refused, entry))
+    if body.attempt != entry.writer.attempt or state.find(body.prefix) is not None:
+        return _refused(state, entry)
     progress = body.step > state.high_water_step
     owner = state.attempts[-1]
     owner = replace(owner, last_committed_step=body.step, made_progress=owner.made_progress or progress)
@@ -145,11 +202,36 @@ def _committed(state: RunState, entry: Entry, body: CheckpointCommitted) -> RunS
 def _ended(state: RunState, entry: Entry, body: AttemptEnded) -> RunState:
     owner = state.open_attempt
     if owner is None or owner.started.attempt != body.attempt:
-        return replace(state, refused=(*state.refused, entry))
+        return _refused(state, entry)
     return replace(state, attempts=(*state.attempts[:-1], replace(owner, ended=body, ended_at=entry.at)))
 
 
-def _quarantined(record: CheckpointRecord, body: CheckpointQuarantined) -> CheckpointRecord:
-    if record.committed.manifest_sha256 != body.manifest_sha256 or record.committed.prefix != body.prefix:
-        return record
-    return replace(record, state="quarantined", detail=body.detail)
+def _held(state: RunState, entry: Entry, body: CheckpointHeld) -> RunState:
+    record = state.find(body.prefix)
+    late = body.during_attempt is not None and body.during_attempt != state.latest_attempt
+    if record is None or record.state != COMMITTED or record.committed.manifest_sha256 != body.manifest_sha256 or late:
+        return _refused(state, entry)
+    return replace(state, holds=(*state.holds, body))
+
+
+def _evaluated(
+    holds: tuple[CheckpointHeld, ...], body: EvaluationRecorded | EvaluationFailed
+) -> tuple[CheckpointHeld, ...]:
+    done = (body.manifest_sha256, body.suite_sha256)
+    return tuple(hold for hold in holds if (hold.manifest_sha256, hold.suite_sha256) != done)
+
+
+def _moved(
+    state: RunState,
+    entry: Entry,
+    body: CheckpointQuarantined | CheckpointSuperseded | CheckpointDeleted,
+    before: set[str],
+    after: str,
+    detail: str,
+) -> RunState:
+    record = state.find(body.prefix)
+    if record is None or record.state not in before or record.committed.manifest_sha256 != body.manifest_sha256:
+        return _refused(state, entry)
+    moved = replace(record, state=after, detail=detail or record.detail)
+    checkpoints = tuple(moved if other is record else other for other in state.checkpoints)
+    return replace(state, checkpoints=checkpoints)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from storage.checkpoint import newest_verified
+from storage.errors import NothingReadable
 from storage.heartbeat import read_heartbeat
 from storage.log_entry import Writer
 from storage.run_entries import AttemptEnded, AttemptStarted, CheckpointReference
@@ -33,24 +34,34 @@ class Claimant:
     writer: Writer
     monotonic: Callable[[], float]
     sleep: Callable[[float], None]
+    start_over: bool = False
 
 
 def claim_attempt(log: RunLog, claimant: Claimant, start: Start) -> AttemptStarted:
     """Append the next attempt-started and return it; it resumes from the newest committed checkpoint that verifies.
 
-    Raises `LiveOwner` when another attempt shows life or claims first, `BudgetExhausted` when ending a lost attempt
-    spends the last of its budget.
+    Raises `NothingReadable` where commits exist and none verifies, unless the claimant starts over; `LiveOwner` when
+    another attempt shows life or claims first; `BudgetExhausted` when ending a lost attempt spends the last of it.
     """
     owner = log.refresh().open_attempt
     if owner is not None:
         _wait_until_dead(log, owner, claimant)
         _end_as_lost(log, owner, claimant)
     while True:
-        reference = newest_verified(log, writer=claimant.writer)
+        reference = _resume_point(log, claimant)
         before = log.state.latest_attempt
         state = log.append(partial(_next_attempt, log, reference, start), writer=claimant.writer)
         if state.open_attempt is not None and state.latest_attempt > before:
             return state.open_attempt.started
+
+
+def _resume_point(log: RunLog, claimant: Claimant) -> CheckpointReference | None:
+    try:
+        return newest_verified(log, writer=claimant.writer)
+    except NothingReadable:
+        if claimant.start_over:
+            return None
+        raise
 
 
 def _next_attempt(

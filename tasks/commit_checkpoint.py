@@ -1,12 +1,16 @@
 """The task `commit-checkpoint`: the staged checkpoint of a segment becomes the run's newest, by one log entry."""
 
+from contextlib import suppress
+
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from storage import checkpoint
+from storage.errors import AppendUnknown, StoreUnavailable
 from storage.log_entry import Writer
 from storage.run_entries import CheckpointReference
 from storage.run_log import RunLog
+from tasks.evaluation_run import EvaluationPlan, hold_for_evaluation
 from tasks.trainer_process import TrainerProcess
 from tasks.trainer_protocol import SegmentDone
 
@@ -18,9 +22,16 @@ from tasks.trainer_protocol import SegmentDone
     persist_result=False,
 )
 def commit_checkpoint(
-    trainer: TrainerProcess, log: RunLog, writer: Writer, segment: SegmentDone, *, attempt: int, step: int
+    trainer: TrainerProcess,
+    log: RunLog,
+    writer: Writer,
+    segment: SegmentDone,
+    *,
+    attempt: int,
+    step: int,
+    evaluation: EvaluationPlan | None = None,
 ) -> CheckpointReference:
-    """Wait until the segment is staged, check it, commit it.
+    """Wait until the segment is staged, check it, commit it, and hold it where an evaluation will follow.
 
     Raises `TrainerGone`, `IntegrityError`, or `Fenced` when a newer attempt owns the run.
     """
@@ -28,4 +39,10 @@ def commit_checkpoint(
     state = checkpoint.commit_checkpoint(
         log, staged, writer=writer, tokens=segment.tokens, gpu_seconds=segment.gpu_seconds
     )
-    return next(record.committed.reference for record in state.readable if record.committed.prefix == staged.prefix)
+    reference = next(
+        record.committed.reference for record in state.readable if record.committed.prefix == staged.prefix
+    )
+    if evaluation is not None:
+        with suppress(StoreUnavailable, AppendUnknown):  # it is committed; the evaluation itself asks again
+            hold_for_evaluation(log, reference, evaluation, during_attempt=attempt)
+    return reference

@@ -19,3 +19,7 @@ class TrainerGone(TaskError):
 
 class GateRefused(TaskError):
     """A promotion gate said no; the refusal is on record."""
+
+
+class CheckpointGone(TaskError):
+    """The checkpoint is no longer committed: retention or a quarantine took it before its turn came."""

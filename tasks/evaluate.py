@@ -10,7 +10,7 @@ from tasks.evaluation_run import EvaluationPlan, record_evaluation
 
 @task(name="evaluate", task_run_name="evaluate {step}", cache_policy=NO_CACHE, persist_result=False)
 def evaluate(
-    log: RunLog, reference: CheckpointReference, plan: EvaluationPlan, *, step: int
+    log: RunLog, reference: CheckpointReference, plan: EvaluationPlan, *, step: int, during_attempt: int | None = None
 ) -> EvaluationRecorded | EvaluationFailed:
-    """Return the recorded evaluation, or the recorded failure of the evaluator."""
-    return record_evaluation(log, reference, plan)
+    """Return the recorded evaluation, or the recorded failure of the evaluator; raises `CheckpointGone`."""
+    return record_evaluation(log, reference, plan, during_attempt=during_attempt)

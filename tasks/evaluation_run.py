@@ -7,19 +7,24 @@ the weights are the child's business.
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from storage.checkpoint_hold import hold_checkpoint
 from storage.entry_log import this_writer, utc_now
-from storage.run_entries import CheckpointReference, EvaluationFailed, EvaluationRecorded
+from storage.run_entries import CheckpointHeld, CheckpointReference, EvaluationFailed, EvaluationRecorded
 from storage.run_log import RunLog
-from storage.run_state import RunState
+from storage.run_state import COMMITTED, RunState
+from tasks.errors import CheckpointGone
 from tasks.evaluation_suite import Suite
+from tasks.this_machine import this_placement
 
 if TYPE_CHECKING:
     from model.configuration import ModelConfig
@@ -39,7 +44,9 @@ class EvaluationPlan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Outcome:
+class Outcome:
+    """What the evaluator printed, or what was wrong with it."""
+
     result: bytes
     problem: str
 
@@ -50,18 +57,62 @@ def find_evaluation(state: RunState, manifest_sha256: str, suite_sha256: str) ->
     return next((e for e in reversed(state.evaluations) if (e.manifest_sha256, e.suite_sha256) == wanted), None)
 
 
+def hold_for_evaluation(
+    log: RunLog, reference: CheckpointReference, plan: EvaluationPlan, *, during_attempt: int | None = None
+) -> bool:
+    """Hold the checkpoint until this evaluation is on record; False when it is no longer committed.
+
+    With `during_attempt` the hold also ends when a later attempt starts: who asked for it is fenced then.
+    """
+    state, suite_sha256 = log.refresh(), plan.suite.sha256
+    asked = (reference.prefix, suite_sha256, during_attempt)
+    if any((hold.prefix, hold.suite_sha256, hold.during_attempt) == asked for hold in state.holds):
+        return True
+    hold = CheckpointHeld(
+        step=reference.step,
+        attempt=reference.attempt,
+        prefix=reference.prefix,
+        manifest_sha256=reference.manifest_sha256,
+        hold_id=uuid.uuid4().hex,
+        holder=this_placement(device=plan.device, threads=plan.threads),
+        suite_sha256=suite_sha256,
+        during_attempt=during_attempt,
+    )
+    return hold_checkpoint(log, hold, writer=this_writer())
+
+
 def record_evaluation(
-    log: RunLog, reference: CheckpointReference, plan: EvaluationPlan, *, clock: Callable[[], datetime] = utc_now
+    log: RunLog,
+    reference: CheckpointReference,
+    plan: EvaluationPlan,
+    *,
+    during_attempt: int | None = None,
+    clock: Callable[[], datetime] = utc_now,
+    measure: Callable[[bytes, float], Outcome] | None = None,
 ) -> EvaluationRecorded | EvaluationFailed:
-    """Measure the checkpoint unless that is on record, and append what came of it; never raises for the evaluator."""
+    """Measure the checkpoint unless that is on record, and append what came of it; never raises for the evaluator.
+
+    Raises `CheckpointGone` where the log no longer calls the checkpoint committed.
+    """
     known = find_evaluation(log.refresh(), reference.manifest_sha256, plan.suite.sha256)
     if known is not None:
         return known
+    if not hold_for_evaluation(log, reference, plan, during_attempt=during_attempt):
+        raise CheckpointGone(f"{reference.prefix}: is no longer committed, so it is not evaluated")
     started_at, started = clock(), time.monotonic()
-    outcome = _run_evaluator(_order(log, reference, plan), plan.timeout_seconds)
+    outcome = (measure or run_evaluator)(_order(log, reference, plan), plan.timeout_seconds)
     body = _body(outcome, reference, plan, started_at, time.monotonic() - started)
-    log.append(lambda state: body, writer=this_writer())
+    log.append(partial(_unless_recorded, body, reference.prefix), writer=this_writer())
     return body
+
+
+def _unless_recorded(
+    body: EvaluationRecorded | EvaluationFailed, prefix: str, state: RunState
+) -> EvaluationRecorded | EvaluationFailed | None:
+    record = state.find(prefix)
+    if isinstance(body, EvaluationFailed) and (record is None or record.state != COMMITTED):
+        return None  # its hold had ended and the bytes went: no fault of the evaluator
+    return None if body in state.evaluations or body in state.failed_evaluations else body
 
 
 def _order(log: RunLog, reference: CheckpointReference, plan: EvaluationPlan) -> bytes:
@@ -78,7 +129,8 @@ def _order(log: RunLog, reference: CheckpointReference, plan: EvaluationPlan) ->
     return msgspec.json.encode(order)
 
 
-def _run_evaluator(order: bytes, timeout_seconds: float) -> _Outcome:
+def run_evaluator(order: bytes, timeout_seconds: float) -> Outcome:
+    """Run the evaluator process on an order; whatever it does comes back as an outcome."""
     try:
         done = subprocess.run(
             [sys.executable, "-m", "tasks.evaluator"],
@@ -89,11 +141,11 @@ def _run_evaluator(order: bytes, timeout_seconds: float) -> _Outcome:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return _Outcome(result=b"", problem=f"the evaluator did not answer within {timeout_seconds:g} s")
+        return Outcome(result=b"", problem=f"the evaluator did not answer within {timeout_seconds:g} s")
     if done.returncode != 0:
         tail = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["nothing on stderr"]
-        return _Outcome(result=b"", problem=f"the evaluator exited with {done.returncode}: {tail[0]}")
-    return _Outcome(result=done.stdout, problem="")
+        return Outcome(result=b"", problem=f"the evaluator exited with {done.returncode}: {tail[0]}")
+    return Outcome(result=done.stdout, problem="")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,7 +155,7 @@ class _Printed:
 
 
 def _body(
-    outcome: _Outcome, reference: CheckpointReference, plan: EvaluationPlan, started_at: datetime, seconds: float
+    outcome: Outcome, reference: CheckpointReference, plan: EvaluationPlan, started_at: datetime, seconds: float
 ) -> EvaluationRecorded | EvaluationFailed:
     problem = outcome.problem
     if not problem:

@@ -4,13 +4,14 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from storage.registry import Registry, RegistryState
+from storage.run_log import RunLog
 from tasks.promotion import Candidate
 from tasks.promotion_offer import offer
 
 
 @task(name="promote", task_run_name="promote step {step} to {alias}", cache_policy=NO_CACHE, persist_result=False)
 def promote(
-    registry: Registry, candidate: Candidate, *, alias: str, step: int, min_improvement: float
+    log: RunLog, registry: Registry, candidate: Candidate, *, alias: str, step: int, min_improvement: float
 ) -> RegistryState:
     """Append the decision of the gates; raises `GateRefused` (after recording it) when one said no."""
-    return offer(registry, candidate, min_improvement=min_improvement)
+    return offer(log, registry, candidate, min_improvement=min_improvement)

@@ -22,6 +22,7 @@ class Candidate:
     reference: CheckpointReference
     evaluation: EvaluationRecorded | None
     by: str
+    hold_id: str | None = None
 
 
 def best_evaluated(state: RunState, suite_sha256: str) -> EvaluationRecorded | None:
@@ -69,7 +70,13 @@ def decide_promotion(
         by=candidate.by,
         why=f"{METRIC} {loss:.4f}" + (f", before {champion.metrics[METRIC]:.4f}" if champion else ", the first one"),
         previous=champion.manifest_sha256 if champion else None,
+        hold_id=candidate.hold_id,
     )
+
+
+def refuse_unreadable(candidate: Candidate, alias: str) -> Refused:
+    """Return the refusal of a checkpoint that is no longer committed: nothing holds its bytes."""
+    return _refused(candidate, alias, "readable", "the run's log no longer calls this checkpoint committed")
 
 
 def _refused(candidate: Candidate, alias: str, gate: str, detail: str) -> Refused:
@@ -81,4 +88,5 @@ def _refused(candidate: Candidate, alias: str, gate: str, detail: str) -> Refuse
         gate=gate,
         detail=detail,
         by=candidate.by,
+        hold_id=candidate.hold_id,
     )

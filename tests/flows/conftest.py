@@ -146,7 +146,7 @@ class FabricatedRun:
             "suite": "held-out",
             "suite_sha256": suite_sha256,
             "data_snapshot": "d" * 64,
-            "started_at": NOON + timedelta(seconds=len(self.log.entries)),
+            "started_at": NOON + timedelta(seconds=self.log.seq + 1),
             "seconds": 1.0,
         }
         body: EvaluationRecorded | EvaluationFailed

@@ -216,10 +216,11 @@ def check_invariants(store: ObjectStore, acknowledged: set[str]) -> RunState:
 
     reader = run_log(store)
     state = reader.refresh()
-    assert len(reader.entries) == len(keys)
+    entries = reader.read_entries()
+    assert len(entries) == len(keys)
     assert state.refused == ()
     assert [record.started.attempt for record in state.attempts] == list(range(1, len(state.attempts) + 1))
-    assert reader.entries[-1].resume == state.resume
+    assert entries[-1].resume == state.resume
     assert acknowledged <= {record.committed.prefix for record in state.checkpoints}, "an acknowledged commit is lost"
     problems = [verify(store, record.committed.reference) for record in state.readable]
     assert problems == [()] * len(problems), "a committed checkpoint does not verify"

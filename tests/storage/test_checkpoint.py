@@ -7,7 +7,7 @@ import pytest
 
 from storage.checkpoint import TensorGroup, load_checkpoint, newest_verified, stage_checkpoint, verify_checkpoint
 from storage.document import encode, sha256
-from storage.errors import IntegrityError
+from storage.errors import IntegrityError, NothingReadable
 from storage.manifest import Manifest, ManifestObject, decode_manifest, encode_manifest
 from storage.memory_store import MemoryStore
 from storage.object_store import ObjectStore
@@ -68,20 +68,30 @@ def test_damage_to_any_object_quarantines_the_newest_and_resumes_from_the_one_be
     check_invariants(store, {found.prefix, prefix})
 
 
-def test_where_no_checkpoint_verifies_all_are_quarantined_and_none_is_returned(store: ObjectStore) -> None:
+def test_where_no_checkpoint_verifies_all_are_quarantined_and_nothing_begins_at_step_0(store: ObjectStore) -> None:
     run_with_commits(store, 5, 10)
     for record in run_log(store).refresh().readable:
         flip(store, f"{record.committed.prefix}/trainer.json")
-    assert newest_verified(run_log(store), writer=writer()) is None
+    with pytest.raises(NothingReadable, match="committed 2 checkpoints and none can be read"):
+        newest_verified(run_log(store), writer=writer())
     assert [record.state for record in run_log(store).refresh().checkpoints] == ["quarantined", "quarantined"]
+
+
+def test_a_commit_repeated_after_an_unknown_outcome_appends_nothing(store: ObjectStore) -> None:
+    log = run_with_commits(store, 5)
+    staged = stage(store, step=10, attempt=1)
+    commit(log, staged)
+    before = log.seq
+    commit(log, staged)
+    assert log.seq == before
 
 
 def test_a_sound_newest_checkpoint_is_returned_and_nothing_is_written(store: ObjectStore) -> None:
     log = run_with_commits(store, 5, 10)
-    before = len(log.entries)
+    before = log.seq
     found = newest_verified(log, writer=writer())
     assert found is not None
-    assert (found.step, len(log.entries)) == (10, before)
+    assert (found.step, log.seq) == (10, before)
 
 
 def test_a_staged_checkpoint_is_invisible_until_its_commit(store: ObjectStore) -> None:

@@ -100,7 +100,7 @@ def test_an_append_that_cannot_be_settled_is_unknown_and_acknowledges_nothing(st
     log = run_log(ScriptedStore(store, *["nothing happened"] * 6))  # type: ignore[arg-type]
     with pytest.raises(AppendUnknown, match="nothing is acknowledged"):
         log.append(lambda state: opened(), writer=writer())
-    assert (log.entries, log.state.opened) == ((), None)
+    assert (log.seq, log.state.opened) == (-1, None)
 
 
 def test_an_unsettled_append_puts_the_same_bytes_again_and_a_bounded_number_of_times(store: ObjectStore) -> None:

@@ -67,7 +67,7 @@ def test_a_forged_commit_of_an_old_attempt_has_no_effect_and_is_kept_as_refused(
     forge(store, committed(10, 1), attempt=1)
     state = run_log(store).refresh()
     assert [record.committed.step for record in state.checkpoints] == [5]
-    assert [entry.body for entry in state.refused] == [committed(10, 1)]
+    assert [(item.kind, item.attempt) for item in state.refused] == [("checkpoint-committed", 1)]
 
 
 @pytest.mark.parametrize("writing", [None, 1, 3])
@@ -125,4 +125,4 @@ def test_an_attempt_ends_once(store: ObjectStore) -> None:
 def test_a_run_is_opened_once(store: ObjectStore) -> None:
     log = run_with_commits(store, 5)
     forge(store, opened())
-    assert log.refresh().opened_at == log.entries[0].at
+    assert log.refresh().opened_at == log.read_entries()[0].at

@@ -81,7 +81,7 @@ def test_of_claimers_of_one_number_exactly_one_gets_it(store: ObjectStore) -> No
 
         log = run_log(store)
         log.append(decide, writer=Writer(host="here", pid=index))
-        return [entry.writer.pid for entry in log.entries if entry.kind == "attempt-started"] == [index]
+        return [entry.writer.pid for entry in log.read_entries() if entry.kind == "attempt-started"] == [index]
 
     assert at_once(16, claim_if_free).count(True) == 1
     assert len(check_invariants(store, set()).attempts) == 1

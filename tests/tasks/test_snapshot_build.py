@@ -26,7 +26,7 @@ class CrashingStore:
 
     def __init__(self, inner: ObjectStore, crash_at: int) -> None:
         self.inner, self.left, self.url = inner, crash_at, inner.url
-        self.read, self.list, self.first, self.size = inner.read, inner.list, inner.first, inner.size
+        self.read, self.keys, self.first, self.size = inner.read, inner.keys, inner.first, inner.size
         self.delete, self.local_path = inner.delete, inner.local_path
 
     def _count(self) -> None:
