@@ -5,7 +5,6 @@ Reads the log entry by entry, whatever is cached, and holds the cached fold agai
 Owns the questions of `cairn verify`. Reads every byte, changes nothing: quarantining is the claim's business.
 """
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -19,6 +18,7 @@ from storage.object_store import ObjectStore
 from storage.run_entries import RUN_KINDS
 from storage.run_log import RunLog, list_run_ids, run_prefix
 from storage.run_state import RunState, fold
+from storage.verified_object import PromisedObject, check_object
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,13 +43,14 @@ def verify_run(store: ObjectStore, run_id: str) -> Verification:
     problems: list[str] = []
     entries: list[Entry] = []
     try:
-        entries = [read.entry for read in log.read_after(None)]
+        for read in log.walk_after(None):
+            entries.append(read.entry)
     except IntegrityError as error:
         problems.append(str(error))
     else:
         problems += _sequence_problems(listed, len(entries))
     state = fold(entries)
-    if entries:
+    if not problems:
         problems += _cache_problems(store, run_id, state)
     problems += [f"seq {entry.seq}: a {entry.kind} written by a fenced attempt" for entry in state.refused]
     problems += _snapshot_problems(store, state)
@@ -100,9 +101,6 @@ def _snapshot_problems(store: ObjectStore, state: RunState) -> Iterator[str]:
     for item in manifest.objects:
         key = f"data/{snapshot_id}/{item.key}"
         try:
-            data = store.read(key)
-        except ObjectMissing:
-            yield f"{key}: missing"
-            continue
-        if len(data) != item.bytes or hashlib.sha256(data).hexdigest() != item.sha256:
-            yield f"{key}: {len(data)} bytes with another sha256 than the manifest's {item.sha256[:12]}…"
+            check_object(store, PromisedObject(key=key, bytes=item.bytes, sha256=item.sha256))
+        except IntegrityError as error:
+            yield str(error)

@@ -4,10 +4,12 @@ Owns ARCHITECTURE section 3. A staged checkpoint is nothing until its commit ent
 is used only after manifest and every object hashed to what the log says. Refuses to know what the tensors mean.
 """
 
-import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from storage.document import sha256
 from storage.errors import IntegrityError, NothingReadable, ObjectMissing
@@ -21,8 +23,10 @@ from storage.state_digest import state_sha256
 from storage.tensor_record import TensorRecord
 from storage.tensor_shard import parse_shard, shard_chunks
 from storage.trainer_document import TrainerDocument, decode_trainer_document, encode_trainer_document
+from storage.verified_object import PromisedObject, check_object, read_verified
 
 DEFAULT_SHARD_BYTES = 512 * 1024 * 1024
+TRAINER = "trainer.json"
 _CHUNK_BYTES = 8 * 1024 * 1024
 
 
@@ -70,23 +74,23 @@ def stage_checkpoint(
     groups: Sequence[TensorGroup],
     trainer: TrainerDocument,
     shard_bytes: int = DEFAULT_SHARD_BYTES,
+    uploads: int = 1,
 ) -> StagedCheckpoint:
-    """Upload shards, trainer document and, last, the manifest; returns what a commit needs to name it."""
-    objects = []
-    for group in groups:
-        shards = _partition(group.records, shard_bytes)
-        for number, shard in enumerate(shards, start=1):
-            name = f"{group.name}-{number:05d}-of-{len(shards):05d}.safetensors"
-            objects.append(_upload(store, prefix, name, shard_chunks(shard)))
-    objects.append(_upload(store, prefix, "trainer.json", iter([memoryview(encode_trainer_document(trainer))])))
-    digest = state_sha256([*(record for group in groups for record in group.records), *trainer.records()])
+    """Upload shards, `uploads` at a time, trainer document and, last, the manifest; returns what a commit names."""
+    shards = [named for group in groups for named in _named_shards(group, shard_bytes)]
+    document = [memoryview(encode_trainer_document(trainer))]
+    with _threads(uploads) as run:
+        digest = run(state_sha256, [*(record for group in groups for record in group.records), *trainer.records()])
+        uploaded = [run(_upload, store, prefix, name, shard_chunks(shard)) for name, shard in shards]
+        uploaded.append(run(_upload, store, prefix, TRAINER, iter(document)))
+        objects, state_digest = tuple(upload() for upload in uploaded), digest()
     manifest = Manifest(
         version=MANIFEST_VERSION,
         run_id=run_id,
         attempt=attempt,
         step=trainer.step,
-        state_sha256=digest,
-        objects=tuple(objects),
+        state_sha256=state_digest,
+        objects=objects,
     )
     data = encode_manifest(manifest)
     store.write(f"{prefix}/manifest.json", data)
@@ -95,7 +99,7 @@ def stage_checkpoint(
         attempt=attempt,
         prefix=prefix,
         manifest_sha256=sha256(data),
-        state_sha256=digest,
+        state_sha256=state_digest,
         bytes=sum(item.bytes for item in objects) + len(data),
     )
 
@@ -138,22 +142,23 @@ def read_manifest(store: ObjectStore, prefix: str, manifest_sha256: str) -> Mani
     return decode_manifest(data, where=key)
 
 
-def verify_checkpoint(store: ObjectStore, reference: CheckpointReference) -> tuple[str, ...]:
-    """Return one line for each object of the checkpoint that is not what it must be; empty means all is well."""
+def verify_checkpoint(store: ObjectStore, reference: CheckpointReference, *, downloads: int = 1) -> tuple[str, ...]:
+    """Return one line for each object of the checkpoint that is not what it must be; empty means all is well.
+
+    Nothing is kept in memory but a few pieces for each of the `downloads` under way.
+    """
     try:
         manifest = read_manifest(store, reference.prefix, reference.manifest_sha256)
     except IntegrityError as error:
         return (str(error),)
-    problems = []
-    for item in manifest.objects:
-        try:
-            _read_verified(store, reference.prefix, item)
-        except IntegrityError as error:
-            problems.append(str(error))
-    return tuple(problems)
+    with _threads(downloads) as run:
+        checks = [run(_problem, store, _promised(reference.prefix, item)) for item in manifest.objects]
+        return tuple(problem for check in checks if (problem := check()) is not None)
 
 
-def load_checkpoint(store: ObjectStore, reference: CheckpointReference, *, group: str = "") -> LoadedCheckpoint:
+def load_checkpoint(
+    store: ObjectStore, reference: CheckpointReference, *, group: str = "", downloads: int = 1
+) -> LoadedCheckpoint:
     """Read a committed checkpoint (or only the shards whose name begins with `group`), verifying before use.
 
     Raises `IntegrityError` naming the object that is missing or changed.
@@ -161,16 +166,15 @@ def load_checkpoint(store: ObjectStore, reference: CheckpointReference, *, group
     manifest = read_manifest(store, reference.prefix, reference.manifest_sha256)
     if manifest.step != reference.step:
         raise IntegrityError(f"{reference.prefix}: manifest is of step {manifest.step}, the log says {reference.step}")
-    trainer: TrainerDocument | None = None
-    tensors: list[TensorRecord] = []
-    for item in manifest.objects:
-        where = f"{reference.prefix}/{item.name}"
-        if item.name == "trainer.json":
-            trainer = decode_trainer_document(_read_verified(store, reference.prefix, item), where=where)
-        elif item.name.startswith(group):
-            tensors += parse_shard(_read_verified(store, reference.prefix, item), where=where)
-    if trainer is None:
-        raise IntegrityError(f"{reference.prefix}: manifest names no trainer.json")
+    shards = [item for item in manifest.objects if item.name != TRAINER and item.name.startswith(group)]
+    documents = [item for item in manifest.objects if item.name == TRAINER]
+    if not documents:
+        raise IntegrityError(f"{reference.prefix}: manifest names no {TRAINER}")
+    with _threads(downloads) as run:
+        reads = [run(_read_shard, store, _promised(reference.prefix, item)) for item in shards]
+        tensors = [record for read in reads for record in read()]
+    promised = _promised(reference.prefix, documents[0])
+    trainer = decode_trainer_document(bytes(read_verified(store, promised)), where=promised.key)
     if not group and state_sha256([*tensors, *trainer.records()]) != manifest.state_sha256:
         raise IntegrityError(f"{reference.prefix}: tensors do not digest to the manifest's state_sha256")
     return LoadedCheckpoint(
@@ -233,15 +237,40 @@ def _pieces(chunks: Iterator[memoryview]) -> Iterator[memoryview]:
             yield chunk[start : start + _CHUNK_BYTES]
 
 
-def _read_verified(store: ObjectStore, prefix: str, item: ManifestObject) -> bytes:
-    key = f"{prefix}/{item.name}"
+def _promised(prefix: str, item: ManifestObject) -> PromisedObject:
+    return PromisedObject(key=f"{prefix}/{item.name}", bytes=item.bytes, sha256=item.sha256)
+
+
+def _problem(store: ObjectStore, promised: PromisedObject) -> str | None:
     try:
-        data = store.read(key)
-    except ObjectMissing as missing:
-        raise IntegrityError(f"{key}: missing") from missing
-    if len(data) != item.bytes or hashlib.sha256(data).hexdigest() != item.sha256:
-        raise IntegrityError(f"{key}: {len(data)} bytes with another sha256 than the manifest's {item.sha256[:12]}…")
-    return data
+        check_object(store, promised)
+    except IntegrityError as error:
+        return str(error)
+    return None
+
+
+def _read_shard(store: ObjectStore, promised: PromisedObject) -> tuple[TensorRecord, ...]:
+    return parse_shard(read_verified(store, promised), where=promised.key)
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[Callable[..., Callable[[], Any]]]:
+    """Give a `run(function, *arguments)` whose result is asked for later; one thread is the caller's own."""
+    if count == 1:
+        yield lambda function, *arguments: partial(_same, function(*arguments))
+        return
+    with ThreadPoolExecutor(count) as pool:
+        yield lambda function, *arguments: pool.submit(function, *arguments).result
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _named_shards(group: TensorGroup, shard_bytes: int) -> Iterator[tuple[str, list[TensorRecord]]]:
+    shards = _partition(group.records, shard_bytes)
+    for number, shard in enumerate(shards, start=1):
+        yield f"{group.name}-{number:05d}-of-{len(shards):05d}.safetensors", shard
 
 
 def _partition(records: Sequence[TensorRecord], shard_bytes: int) -> list[list[TensorRecord]]:

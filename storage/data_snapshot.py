@@ -22,6 +22,7 @@ from storage.document import decode, encode, sha256
 from storage.errors import IntegrityError, ObjectMissing
 from storage.object_store import ObjectStore
 from storage.token_shard import ShardSchema, map_shard
+from storage.verified_object import PromisedObject, check_object, save_verified
 
 SNAPSHOT_VERSION = 1
 TOKENIZER = "tokenizer.json"
@@ -236,32 +237,24 @@ def _upload(store: ObjectStore, key: str, path: Path, item: SnapshotObject) -> N
 
 def _verified_file(store: ObjectStore, snapshot_id: str, item: SnapshotObject, cache_dir: Path) -> Path:
     key = _key(snapshot_id, item.key)
-    path = store.local_path(key)
-    if path is None:
-        return _cached_file(store, key, item, cache_dir)
+    path, promised = store.local_path(key), PromisedObject(key=key, bytes=item.bytes, sha256=item.sha256)
     try:
-        found = _describe(path)
-    except OSError as error:
-        raise IntegrityError(f"{key}: cannot be read though the manifest names it: {error}") from error
-    if (found.bytes, found.sha256) != (item.bytes, item.sha256):
-        raise _damaged(key, found.sha256, item.sha256)
+        if path is None:
+            return _cached_file(store, promised, cache_dir)
+        check_object(store, promised)
+    except IntegrityError as error:
+        raise IntegrityError(f"{error}; delete data/{snapshot_id} and build it again") from error
     return path
 
 
-def _cached_file(store: ObjectStore, key: str, item: SnapshotObject, cache_dir: Path) -> Path:
-    path = cache_dir / item.sha256
-    if path.is_file() and _describe(path).sha256 == item.sha256:
+def _cached_file(store: ObjectStore, promised: PromisedObject, cache_dir: Path) -> Path:
+    path = cache_dir / promised.sha256
+    if path.is_file() and _describe(path).sha256 == promised.sha256:
         return path
-    try:
-        data = store.read(key)
-    except ObjectMissing as missing:
-        raise IntegrityError(f"{key}: missing though the manifest names it; build the snapshot again") from missing
-    if sha256(data) != item.sha256:
-        raise _damaged(key, sha256(data), item.sha256)
     cache_dir.mkdir(parents=True, exist_ok=True)
     temporary = cache_dir / f".{uuid.uuid4().hex}"
     try:
-        temporary.write_bytes(data)
+        save_verified(store, promised, temporary)
         os.replace(temporary, path)
     finally:
         with suppress(OSError):

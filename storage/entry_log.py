@@ -9,11 +9,11 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import takewhile
+from itertools import count, takewhile
 from typing import Any
 
 from storage.document import sha256
@@ -78,20 +78,23 @@ class EntryLog:
         return None if key is None else self.read(seq_of(key.rsplit("/", 1)[1]))
 
     def read_after(self, last: ReadEntry | None) -> list[ReadEntry]:
-        """Return every entry after `last`, oldest first, with sequence and prev chain checked.
+        """Return every entry after `last`, oldest first, with sequence and prev chain checked."""
+        return list(self.walk_after(last))
+
+    def walk_after(self, last: ReadEntry | None) -> Iterator[ReadEntry]:
+        """Yield every entry after `last`, oldest first; raises `IntegrityError` at the first that cannot be believed.
 
         Probes forward, so an ordered listing is not needed: the sequence is contiguous and the first absent number is
         the end. When that takes long, the newest name says how far the log reaches at least, and what lies between is
         read by several readers at once.
         """
-        found: list[ReadEntry] = []
-        while True:
-            following = self._following(last, ahead=len(found) == _PROBES)
+        for number in count():
+            following = self._following(last, ahead=number == _PROBES)
             if not following:
-                return found
+                return
             for read in following:
                 self._check_follows(read, last)
-                found.append(read)
+                yield read
                 last = read
 
     def _following(self, last: ReadEntry | None, *, ahead: bool) -> list[ReadEntry]:

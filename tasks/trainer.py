@@ -49,6 +49,9 @@ from tasks.trainer_protocol import (
     encode_message,
 )
 
+_TRANSFERS = 4
+"""Shards read or written at once: enough to keep a disk or a connection busy while others are hashed."""
+
 
 class Line:
     """The line to the parent: commands in, events out, one lock so that two threads never mix their bytes."""
@@ -116,7 +119,7 @@ class Trainer:
         """Load the checkpoint the parent chose and say that training can begin."""
         digest = None
         if self._order.resume is not None:
-            loaded = load_checkpoint(self._store, self._order.resume)
+            loaded = load_checkpoint(self._store, self._order.resume, downloads=_TRANSFERS)
             self._state.load(to_tensors([*loaded.tensors, *loaded.trainer.records()]))
             digest = loaded.state_sha256
         self._line.send(
@@ -175,6 +178,7 @@ class Trainer:
                 prefix=checkpoint_prefix(self._prefix, step=document.step, attempt=self._order.attempt),
                 groups=groups,
                 trainer=document,
+                uploads=_TRANSFERS,
             )
         except Exception as error:
             die(self._line, error)

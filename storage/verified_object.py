@@ -1,0 +1,63 @@
+"""Reading an object that somebody promised: size and SHA-256 are checked on the way in, before a byte is used.
+
+Owns the check. An object that is longer than promised is given up at the first byte too many. Refuses to know who
+promised what: manifests of checkpoints and of data snapshots alike.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from storage.errors import IntegrityError, ObjectMissing
+from storage.object_store import ObjectStore
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromisedObject:
+    """What must lie under a key."""
+
+    key: str
+    bytes: int
+    sha256: str
+
+
+def check_object(store: ObjectStore, promised: PromisedObject) -> None:
+    """Read the object through and keep nothing; raises `IntegrityError` where it is missing or another."""
+    for _ in _verified_chunks(store, promised):
+        pass
+
+
+def read_verified(store: ObjectStore, promised: PromisedObject) -> memoryview:
+    """Return the object's bytes in one buffer, in memory once; raises `IntegrityError` where it is another."""
+    buffer, position = memoryview(bytearray(promised.bytes)), 0
+    for chunk in _verified_chunks(store, promised):
+        buffer[position : position + len(chunk)] = chunk
+        position += len(chunk)
+    return buffer.toreadonly()
+
+
+def save_verified(store: ObjectStore, promised: PromisedObject, path: Path) -> None:
+    """Copy the object into a file; the file may be believed only after this has returned."""
+    with path.open("xb") as file:
+        for chunk in _verified_chunks(store, promised):
+            file.write(chunk)
+
+
+def _verified_chunks(store: ObjectStore, promised: PromisedObject) -> Iterator[bytes]:
+    digest, size_bytes = hashlib.sha256(), 0
+    try:
+        for chunk in store.read_chunks(promised.key):
+            size_bytes += len(chunk)
+            if size_bytes > promised.bytes:
+                raise IntegrityError(f"{promised.key}: more than the {promised.bytes} bytes its manifest says")
+            digest.update(chunk)
+            yield chunk
+    except ObjectMissing as missing:
+        raise IntegrityError(f"{promised.key}: missing") from missing
+    if size_bytes != promised.bytes:
+        raise IntegrityError(f"{promised.key}: {size_bytes} bytes, its manifest says {promised.bytes}")
+    if digest.hexdigest() != promised.sha256:
+        raise IntegrityError(
+            f"{promised.key}: sha256 is {digest.hexdigest()[:12]}…, its manifest says {promised.sha256[:12]}…"
+        )
