@@ -5,7 +5,7 @@ Reads the log entry by entry, whatever is cached, and holds the cached fold agai
 Owns the questions of `cairn verify`. Reads every byte, changes nothing: quarantining is the claim's business.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from flows.errors import RunNotFound
@@ -49,10 +49,14 @@ def verify_run(store: ObjectStore, run_id: str) -> Verification:
         problems.append(str(error))
     else:
         problems += _sequence_problems(listed, len(entries))
-    state = fold(entries)
+    state, disagreements = _fold_checked(entries)
+    problems += disagreements
     if not problems:
         problems += _cache_problems(store, run_id, state)
-    problems += [f"seq {entry.seq}: a {entry.kind} written by a fenced attempt" for entry in state.refused]
+    problems += [
+        f"seq {entry.seq}: a {entry.kind} without effect: its writer was fenced, or it contradicts what precedes it"
+        for entry in state.refused
+    ]
     problems += _snapshot_problems(store, state)
     for record in state.readable:
         problems += verify_checkpoint(store, record.committed.reference)
@@ -64,6 +68,16 @@ def verify_run(store: ObjectStore, run_id: str) -> Verification:
         data_snapshot=state.opened.data_snapshot if state.opened else None,
         problems=tuple(problems),
     )
+
+
+def _fold_checked(entries: Sequence[Entry]) -> tuple[RunState, list[str]]:
+    """Fold entry by entry and hold each against the resume list its own writer put into it."""
+    state, problems = RunState(), list[str]()
+    for entry in entries:
+        state = fold([entry], state)
+        if entry.resume != state.resume:
+            problems.append(f"seq {entry.seq}: its resume list is not what the entries up to it lead to")
+    return state, problems
 
 
 def _cache_problems(store: ObjectStore, run_id: str, state: RunState) -> Iterator[str]:
