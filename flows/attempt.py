@@ -10,6 +10,7 @@ from typing import Any
 
 from prefect.futures import PrefectFuture
 
+from flows.background_sweep import BackgroundSweep
 from flows.configuration import RunConfig
 from flows.progress import Progress
 from storage.errors import Fenced, StorageError
@@ -48,11 +49,18 @@ class Attempt:
     """A claimed attempt while it runs."""
 
     def __init__(
-        self, log: RunLog, started: AttemptStarted, plan: AttemptPlan, *, notice: StopNotice, progress: Progress
+        self,
+        log: RunLog,
+        started: AttemptStarted,
+        plan: AttemptPlan,
+        *,
+        notice: StopNotice,
+        progress: Progress,
+        sweep: BackgroundSweep,
     ) -> None:
         """Prepare to run `started`; no process is started yet."""
         self._log, self._started, self._plan = log, started, plan
-        self._notice, self._progress = notice, progress
+        self._notice, self._progress, self._sweep = notice, progress, sweep
         self._writer: Writer = _writer(started, plan)
         self._trainer: TrainerProcess | None = None
         self._commits: list[PrefectFuture[CheckpointReference]] = []
@@ -131,6 +139,7 @@ class Attempt:
         for future in self._commits:
             reference = future.result()
             self._progress.say(f"  committed step {reference.step}: {reference.prefix}")
+            self._sweep.submit(f"after step {reference.step}")
         self._commits.clear()
 
     def _finish_run(self) -> None:
@@ -175,10 +184,10 @@ class Attempt:
             tokens=last.tokens if last else 0,
             gpu_seconds=last.gpu_seconds if last else 0.0,
         )
-        budgets, tail = self._plan.config.budgets, evidence.stderr_tail
+        budgets = self._plan.config.budgets
 
         def decide(state: RunState) -> AttemptEnded:
-            return write_receipt(state, failure, usage, budgets=budgets, stderr_tail=tail)
+            return write_receipt(state, failure, usage, budgets=budgets, evidence=evidence)
 
         if evidence.fenced is not None:
             raise Fenced(evidence.fenced)

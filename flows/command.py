@@ -215,6 +215,26 @@ def verify(run: str, *, store: StoreOption = "", json: JsonOption = False) -> Ex
 
 
 @app.command
+def sweep(
+    run: str,
+    *,
+    dry_run: Annotated[bool, Parameter(negative="")] = False,
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Apply retention and delete what nobody needs any more; killed anywhere, the same command goes on.
+
+    Args:
+        dry_run: say what would go, what stays, and why; change nothing.
+    """
+    from flows.run_sweep import sweep_one
+    from flows.tables import print_sweep
+
+    report = sweep_one(_open(store), run, dry_run=dry_run)
+    print_document(report) if json else print_sweep(report)
+
+
+@app.command
 def evaluate(reference: Reference, *, store: StoreOption = "", json: JsonOption = False) -> ExitCode:
     """Measure a committed checkpoint under its run's suite, in a process of its own; nothing is trained."""
     from flows.checkpoint_use import measure

@@ -3,6 +3,7 @@
 Owns which fields are worth a column. Refuses to fetch anything.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,16 @@ if TYPE_CHECKING:
     from flows.run_status import RunRow, StatusView
     from flows.run_views import AttemptView, CheckpointView, EvaluationView
     from storage.log_entry import Entry
+    from storage.sweep import SweepReport
+
+
+_DONE = {
+    "keep": "kept",
+    "release": "released",
+    "supersede": "superseded",
+    "delete": "deleted",
+    "discard": "discarded",
+}
 
 
 def print_runs(rows: "Sequence[RunRow]") -> None:
@@ -159,6 +170,23 @@ def print_models(views: "Sequence[ModelView]") -> None:
         ],
         empty="nothing is promoted yet; a run that finishes offers its best checkpoint",
     )
+
+
+def print_sweep(report: "SweepReport") -> None:
+    """Print what a sweep did or would do, and a line that sums it up."""
+    columns = ("action", "what", "step", "attempt", "bytes", "why", "where")
+    print_table(
+        columns,
+        [
+            (item.action, item.kind, item.step, item.attempt, f"{item.bytes:,}", item.why, item.key)
+            for item in report.items
+        ],
+        empty="no checkpoints yet",
+    )
+    counts = Counter(item.action for item in report.items)
+    done = ", ".join(f"{_DONE[action]} {counts[action]}" for action in _DONE if counts[action])
+    when = " (a sweep would do this; nothing was changed)" if report.dry_run else ""
+    print(f"run {report.run_id}: {done or 'nothing to do'}; freed {report.freed_bytes:,} bytes{when}")
 
 
 def _of(step: int | None, total: int | None) -> str:

@@ -17,6 +17,7 @@ from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 
 from flows.attempt import Attempt, AttemptPlan
+from flows.background_sweep import BackgroundSweep
 from flows.configuration import RunConfig, check_drift
 from flows.evaluation_planning import plan_evaluation
 from flows.preflight import TrainingRequest, named_run, wanted_configuration
@@ -52,6 +53,7 @@ class _Run:
     plan: AttemptPlan
     notice: StopNotice
     progress: Progress
+    sweep: BackgroundSweep
     start_over: bool
 
 
@@ -85,7 +87,7 @@ def _train(run: _Run) -> State[None]:
     while run.log.refresh().finished is None or run.log.state.open_attempt is not None:
         started = claim_attempt(run.log, _claimant(run), partial(_claim, run))
         run.progress.say(_opening(started, run.config.training.steps))
-        attempt = Attempt(run.log, started, run.plan, notice=run.notice, progress=run.progress)
+        attempt = Attempt(run.log, started, run.plan, notice=run.notice, progress=run.progress, sweep=run.sweep)
         try:
             ended = attempt.run()
         except Fenced as fenced:
@@ -98,7 +100,9 @@ def _train(run: _Run) -> State[None]:
         if stopped := _stopped(run, ended):
             return stopped
         time.sleep(ended.decision.delay_seconds)
-    return _promote_best(run)
+    end = _promote_best(run)
+    run.sweep.finish()
+    return end
 
 
 def _stopped(run: _Run, ended: AttemptEnded) -> State[None] | None:
@@ -126,13 +130,14 @@ def _open_run(store: ObjectStore, request: TrainingRequest, notice: StopNotice) 
         opened = log.append(partial(_opening_entry, wanted, run_id, snapshot.snapshot_id), writer=this_writer()).opened
         assert opened is not None
     check_drift(opened.config, wanted, run_id=run_id)
-    progress = Progress(wanted.training.steps)
+    plan = _plan(log, opened, wanted)
     return _Run(
         log=log,
         config=wanted,
-        plan=_plan(log, opened, wanted),
+        plan=plan,
         notice=notice,
-        progress=progress,
+        progress=Progress(wanted.training.steps),
+        sweep=BackgroundSweep(store, run_id, wanted.checkpoint, plan.evaluation.suite.sha256),
         start_over=request.start_over,
     )
 

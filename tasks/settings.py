@@ -12,12 +12,19 @@ Count = Annotated[int, Field(ge=0)]
 
 
 class CheckpointConfig(BaseModel):
-    """How often the run commits, and how long a preempted attempt may take to do so once more."""
+    """How often the run commits, how long a preempted attempt may take to do so once more, and what is kept.
+
+    Kept are the newest `keep_last`, the `keep_best` by held-out loss and, unless 0, every `keep_every`-th step; what
+    an alias, an evaluation or an attempt needs is kept whatever stands here.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     every_steps: Annotated[int, Field(gt=0)] = 200
     grace_seconds: Seconds = 30.0
+    keep_last: Annotated[int, Field(ge=1)] = 3
+    keep_best: Count = 1
+    keep_every: Count = 0
 
 
 class EvaluationConfig(BaseModel):

@@ -1,0 +1,29 @@
+"""The task `sweep-checkpoints`: retention beside training; whatever goes wrong in it is logged, never the run's end."""
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.logging import get_run_logger
+
+from storage.errors import StorageError
+from storage.run_log import RunLog
+from storage.sweep import SweepReport
+from tasks.checkpoint_sweep import sweep_run
+from tasks.settings import CheckpointConfig
+
+
+@task(
+    name="sweep-checkpoints",
+    task_run_name="sweep-checkpoints {moment}",
+    cache_policy=NO_CACHE,
+    persist_result=False,
+)
+def sweep_checkpoints(log: RunLog, policy: CheckpointConfig, suite_sha256: str, *, moment: str) -> SweepReport | None:
+    """Sweep the run once; None where the store or the log did not allow it, which the next sweep makes good."""
+    try:
+        report = sweep_run(log, policy, suite_sha256)
+    except StorageError as error:
+        get_run_logger().warning("the sweep %s stopped, the next one goes on: %s", moment, error)
+        return None
+    if report.freed_bytes:
+        get_run_logger().info("the sweep %s freed %s bytes", moment, f"{report.freed_bytes:,}")
+    return report

@@ -1,0 +1,314 @@
+"""What retention keeps and why: a table of cases, and what holds of every run there can be."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from storage.run_entries import (
+    CheckpointCommitted,
+    CheckpointHeld,
+    CheckpointQuarantined,
+    CheckpointReference,
+    CheckpointReleased,
+    CheckpointSuperseded,
+)
+from storage.run_state import COMMITTED, RunState, fold
+from storage.sweep import SweepPlan, Verdict
+from tasks.retention import AliasReach, RetentionTerms, plan_retention
+from tasks.settings import CheckpointConfig
+from tests.storage.builders import committed, ended, entry, evaluated, opened, started
+
+SUITE = "s"
+FOLDER = "runs/r1/checkpoints"
+
+
+def terms(
+    *,
+    keep_last: int = 1,
+    keep_best: int = 0,
+    keep_every: int = 0,
+    aliases: Iterable[AliasReach] = (),
+    dead: Iterable[str] = (),
+) -> RetentionTerms:
+    policy = CheckpointConfig(keep_last=keep_last, keep_best=keep_best, keep_every=keep_every)
+    return RetentionTerms(policy=policy, suite_sha256=SUITE, aliases=tuple(aliases), dead_holds=frozenset(dead))
+
+
+def run_of(*steps: int, more: Iterable[object] = ()) -> RunState:
+    """Attempt 1 commits at the steps; then come more entries."""
+    state = fold([entry(opened()), entry(started(1))])
+    state = fold([entry(committed(step, 1), attempt=1) for step in steps], state)
+    return fold([entry(body) for body in more], state)
+
+
+def quarantine(step: int) -> CheckpointQuarantined:
+    return CheckpointQuarantined(**identity(committed(step, 1)), detail="flipped")
+
+
+def identity(body: CheckpointCommitted) -> dict[str, object]:
+    return {name: getattr(body, name) for name in ("step", "attempt", "prefix", "manifest_sha256")}
+
+
+def hold(step: int, hold_id: str = "h", *, alias: str | None = None, suite: str | None = None) -> CheckpointHeld:
+    holder = started(1).placement
+    return CheckpointHeld(
+        **identity(committed(step, 1)), hold_id=hold_id, holder=holder, alias=alias, suite_sha256=suite
+    )
+
+
+def manifest(step: int) -> str:
+    return committed(step, 1).manifest_sha256
+
+
+def over(plan: SweepPlan) -> list[int]:
+    """Steps of the checkpoints that go."""
+    return [int(verdict.key.split("-")[1]) for verdict in plan.checkpoints if verdict.is_over]
+
+
+def verdict_on(state: RunState, step: int, by: RetentionTerms) -> Verdict:
+    prefix = committed(step, 1).prefix
+    return next(verdict for verdict in plan_retention(by, state, ()).checkpoints if verdict.key == prefix)
+
+
+def test_the_newest_are_kept_and_the_others_go() -> None:
+    assert over(plan_retention(terms(keep_last=2), run_of(1, 2, 3, 4), ())) == [1, 2]
+
+
+def test_with_fewer_than_keep_last_none_goes() -> None:
+    assert over(plan_retention(terms(keep_last=3), run_of(1, 2, 3), ())) == []
+
+
+def test_the_best_is_kept_by_its_loss() -> None:
+    state = run_of(1, 2, 3, 4, more=[evaluated(1, 3.0), evaluated(2, 2.0), evaluated(3, 2.5)])
+    assert over(plan_retention(terms(keep_best=1), state, ())) == [1, 3]
+
+
+def test_of_equal_losses_the_earlier_is_the_best() -> None:
+    state = run_of(1, 2, 3, more=[evaluated(2, 2.0), evaluated(1, 2.0)])
+    assert over(plan_retention(terms(keep_best=1), state, ())) == [2]
+
+
+def test_an_evaluation_under_another_suite_makes_nothing_the_best() -> None:
+    other = replace(evaluated(1, 0.1), suite_sha256="other")
+    state = run_of(1, 2, 3, more=[other, evaluated(2, 2.0)])
+    assert over(plan_retention(terms(keep_best=1), state, ())) == [1]
+
+
+def test_a_loss_that_is_not_a_number_is_never_the_best() -> None:
+    state = run_of(1, 2, 3, more=[evaluated(1, float("nan")), evaluated(2, 2.0)])
+    assert over(plan_retention(terms(keep_best=1), state, ())) == [1]
+
+
+def test_a_quarantined_checkpoint_is_not_the_best_and_not_among_the_newest() -> None:
+    state = run_of(1, 2, 3, 4, more=[evaluated(2, 2.0), evaluated(3, 1.0), quarantine(3)])
+    assert over(plan_retention(terms(keep_last=2, keep_best=1), state, ())) == [1]
+
+
+def test_every_so_many_steps_one_is_kept() -> None:
+    assert over(plan_retention(terms(keep_every=20), run_of(10, 20, 30, 40, 50), ())) == [10, 30]
+
+
+def test_what_an_alias_reaches_is_kept() -> None:
+    reach = AliasReach(alias="champion", reached=frozenset({manifest(1)}), decided_holds=frozenset())
+    state = run_of(1, 2, 3)
+    assert verdict_on(state, 1, terms(aliases=[reach])).why == "alias champion"
+    assert over(plan_retention(terms(aliases=[reach]), state, ())) == [2]
+
+
+def test_what_is_held_is_kept_even_where_its_hold_is_over() -> None:
+    state = run_of(1, 2, more=[hold(1, suite=SUITE)])
+    found = verdict_on(state, 1, terms(dead=["h"]))
+    assert (found.is_over, found.why) == (False, "held by an evaluation on host here (pid 1)")
+
+
+def test_what_the_open_attempt_resumed_from_is_kept() -> None:
+    second = replace(started(2), resumed_from=committed(1, 1).reference)
+    state = run_of(1, more=[ended(1), second])
+    state = fold([entry(committed(step, 2), attempt=2) for step in (2, 3)], state)
+    assert verdict_on(state, 1, terms()).why == "attempt 2 resumed from it"
+
+
+def test_what_an_ended_attempt_resumed_from_is_kept_no_longer() -> None:
+    second = replace(started(2), resumed_from=committed(1, 1).reference)
+    state = run_of(1, more=[ended(1), second])
+    state = fold([entry(committed(step, 2), attempt=2) for step in (2, 3)], state)
+    assert 1 in over(plan_retention(terms(), fold([entry(ended(2))], state), ()))
+
+
+def test_a_quarantined_checkpoint_goes_once_enough_newer_ones_can_be_read() -> None:
+    state = run_of(1, 2, 3, more=[quarantine(1)])
+    assert verdict_on(state, 1, terms(keep_last=2)).why == "quarantined (flipped), and 2 newer ones can be read"
+    assert verdict_on(state, 1, terms(keep_last=3)).why == "quarantined, and fewer than 3 newer ones can be read"
+
+
+def test_a_quarantined_checkpoint_with_nothing_newer_stays_for_a_person_to_look_at() -> None:
+    assert over(plan_retention(terms(), run_of(1, 2, more=[quarantine(2)]), ())) == []
+
+
+def test_why_a_checkpoint_goes_names_every_rule_that_did_not_keep_it() -> None:
+    state = run_of(1, 2, 3, more=[evaluated(1, 2.5), evaluated(2, 1.5)])
+    why = verdict_on(state, 1, terms(keep_last=1, keep_best=1, keep_every=2)).why
+    assert why == "older than the newest 1, val_loss 2.5 is not the best 1, not at a multiple of 2 steps"
+
+
+def test_why_a_checkpoint_stays_names_every_rule_that_keeps_it() -> None:
+    state = run_of(1, 2, more=[evaluated(2, 1.5)])
+    why = verdict_on(state, 2, terms(keep_last=1, keep_best=1, keep_every=2)).why
+    assert why == "newest 1; best 1 (val_loss 1.5); every 2 steps; nothing newer to resume from"
+
+
+REACHES = AliasReach(alias="champion", reached=frozenset({manifest(1)}), decided_holds=frozenset({"h"}))
+LEFT = AliasReach(alias="champion", reached=frozenset(), decided_holds=frozenset({"h"}))
+UNDECIDED = AliasReach(alias="champion", reached=frozenset(), decided_holds=frozenset())
+
+
+@pytest.mark.parametrize(
+    ("held", "aliases", "dead", "is_over"),
+    [
+        pytest.param(hold(1, suite=SUITE), [], [], False, id="evaluation, holder perhaps alive"),
+        pytest.param(hold(1, suite=SUITE), [], ["h"], True, id="evaluation, holder dead"),
+        pytest.param(hold(1, alias="champion"), [REACHES], ["h"], False, id="alias points at it, holder dead"),
+        pytest.param(hold(1, alias="champion"), [LEFT], [], True, id="alias decided and left it"),
+        pytest.param(hold(1, alias="champion"), [UNDECIDED], [], False, id="alias undecided, holder perhaps alive"),
+        pytest.param(hold(1, alias="champion"), [UNDECIDED], ["h"], True, id="alias undecided, holder dead"),
+        pytest.param(hold(1, alias="champion"), [], ["h"], False, id="alias nobody read"),
+    ],
+)
+def test_a_hold_is_over_only_on_proof(
+    held: CheckpointHeld, aliases: list[AliasReach], dead: list[str], is_over: bool
+) -> None:
+    (found,) = plan_retention(terms(aliases=aliases, dead=dead), run_of(1, 2, more=[held]), ()).holds
+    assert found.is_over is is_over, found.why
+
+
+def staged(state: RunState, *names: str) -> list[bool]:
+    return [verdict.is_over for verdict in plan_retention(terms(), state, [f"{FOLDER}/{n}" for n in names]).staged]
+
+
+def test_a_staged_folder_of_an_ended_attempt_is_an_orphan() -> None:
+    assert staged(run_of(1, more=[ended(1)]), "step-00000002-attempt-0001") == [True]
+
+
+def test_a_staged_folder_of_the_open_attempt_is_none() -> None:
+    assert staged(run_of(1), "step-00000002-attempt-0001") == [False]
+
+
+def test_a_staged_folder_of_an_attempt_the_log_does_not_know_yet_is_none() -> None:
+    assert staged(run_of(1, more=[ended(1)]), "step-00000002-attempt-0002") == [False]
+
+
+def test_a_folder_of_another_name_is_left_alone() -> None:
+    assert staged(run_of(1, more=[ended(1)]), "notes") == [False]
+
+
+def test_a_committed_checkpoint_is_no_staged_folder() -> None:
+    assert staged(run_of(1, more=[ended(1)]), "step-00000001-attempt-0001") == []
+
+
+@pytest.mark.parametrize(("field", "value"), [("keep_last", 0), ("keep_best", -1), ("keep_every", -1)])
+def test_a_policy_that_cannot_be_is_refused_by_name(field: str, value: int) -> None:
+    with pytest.raises(ValidationError, match=field):
+        CheckpointConfig(**{field: value})
+
+
+def test_the_defaults_keep_three_and_the_best() -> None:
+    policy = CheckpointConfig()
+    assert (policy.keep_last, policy.keep_best, policy.keep_every) == (3, 1, 0)
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> RunState:
+    """Attempts that resume anywhere, commit at any step, are quarantined, evaluated and held."""
+    state = fold([entry(opened())])
+    for _ in range(draw(st.integers(1, 3))):
+        number = state.latest_attempt + 1
+        resumed = draw(st.sampled_from([None, *(record.committed.reference for record in state.readable)]))
+        state = fold([entry(replace(started(number), resumed_from=resumed))], state)
+        for step in draw(st.lists(st.integers(1, 9), max_size=5, unique=True)):
+            body = replace(committed(step, number), manifest_sha256=f"{number}-{step}")
+            state = fold([entry(body, attempt=number)], state)
+        for record in draw(st.lists(st.sampled_from(state.checkpoints), max_size=3)) if state.checkpoints else []:
+            state = fold([entry(draw(st.sampled_from(said_of(record.committed, draw(st.floats(0, 3))))))], state)
+        if draw(st.booleans()):
+            state = fold([entry(ended(number))], state)
+        else:
+            break
+    return state
+
+
+def said_of(body: CheckpointCommitted, loss: float) -> list[object]:
+    holder, named = started(1).placement, identity(body)
+    return [
+        CheckpointQuarantined(**named, detail="flipped"),
+        replace(evaluated(body.step, loss), manifest_sha256=body.manifest_sha256),
+        CheckpointHeld(**named, hold_id=f"{body.prefix}-e", holder=holder, suite_sha256=SUITE),
+        CheckpointHeld(**named, hold_id=f"{body.prefix}-a", holder=holder, alias="champion"),
+    ]
+
+
+@st.composite
+def terms_of_any_kind(draw: st.DrawFn) -> RetentionTerms:
+    reached = draw(st.frozensets(st.builds("{}-{}".format, st.integers(1, 3), st.integers(1, 9)), max_size=4))
+    reach = AliasReach(alias="champion", reached=reached, decided_holds=frozenset())
+    counts = [draw(st.integers(low, 3)) for low in (1, 0, 0)]
+    return terms(keep_last=counts[0], keep_best=counts[1], keep_every=counts[2], aliases=[reach])
+
+
+def applied(state: RunState, plan: SweepPlan) -> RunState:
+    """The state after the plan's supersedings, each of them accepted by the fold."""
+    for verdict in plan.checkpoints:
+        record = state.find(verdict.key)
+        if verdict.is_over and record is not None:
+            state = fold([entry(CheckpointSuperseded(**identity(record.committed), why=verdict.why))], state)
+    return state
+
+
+@given(runs(), terms_of_any_kind())
+def test_the_fold_refuses_nothing_that_retention_gives_up(state: RunState, by: RetentionTerms) -> None:
+    assert applied(state, plan_retention(by, state, ())).refused == state.refused
+
+
+@given(runs(), terms_of_any_kind())
+def test_the_checkpoint_a_resume_takes_is_the_same_before_and_after(state: RunState, by: RetentionTerms) -> None:
+    assert applied(state, plan_retention(by, state, ())).newest_committed == state.newest_committed
+
+
+@given(runs(), terms_of_any_kind())
+def test_nothing_held_reached_or_resumed_from_is_given_up(state: RunState, by: RetentionTerms) -> None:
+    after = applied(state, plan_retention(by, state, ()))
+    gone = {record.committed.reference for record in state.checkpoints} - references(after)
+    needed: set[CheckpointReference | None] = {
+        record.committed.reference
+        for record in state.checkpoints
+        if record.committed.manifest_sha256 in by.aliases[0].reached
+        or any(held.prefix == record.committed.prefix for held in state.holds)
+    }
+    needed |= {state.open_attempt.started.resumed_from} if state.open_attempt else set()
+    assert gone & needed == set()
+
+
+def references(state: RunState) -> set[CheckpointReference]:
+    return {record.committed.reference for record in state.checkpoints if record.state in (COMMITTED, "quarantined")}
+
+
+@given(runs(), terms_of_any_kind())
+def test_a_second_plan_right_after_the_first_gives_up_nothing(state: RunState, by: RetentionTerms) -> None:
+    after = applied(state, plan_retention(by, state, ()))
+    assert over(plan_retention(by, after, ())) == []
+
+
+@given(runs(), terms_of_any_kind())
+def test_the_newest_that_can_be_read_are_all_kept(state: RunState, by: RetentionTerms) -> None:
+    after = applied(state, plan_retention(by, state, ()))
+    assert after.readable[: by.policy.keep_last] == state.readable[: by.policy.keep_last]
+
+
+@given(runs(), terms_of_any_kind())
+def test_ending_a_hold_never_saves_a_checkpoint(state: RunState, by: RetentionTerms) -> None:
+    released = [CheckpointReleased(hold_id=held.hold_id, prefix=held.prefix, why="") for held in state.holds]
+    freed = fold([entry(body) for body in released], state)
+    assert set(over(plan_retention(by, state, ()))) <= set(over(plan_retention(by, freed, ())))
