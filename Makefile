@@ -13,7 +13,7 @@ SUITABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.11; do \
 	if $$name -c '$(SUITABLE)' >/dev/null 2>&1; then echo $$name; break; fi; done)
 
-.PHONY: help .venv train test test-slow check format up clean
+.PHONY: help .venv train test test-slow test-s3 check format up clean
 
 help:  ## show this list
 	@grep -E '^[.a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([.a-z-]+):[^#]*## /\1\t/' | expand -t 14
@@ -40,6 +40,17 @@ test: $(STAMP)  ## the default test suite: offline, CPU
 
 test-slow: $(STAMP)  ## the crash and chaos suites as well
 	@$(BIN)/python -m pytest -n 2 -m "not s3 and not gpu" $(ARGS)
+
+# As root on Debian the programs are installed; anybody else is told what to ask for.
+CEPH := ceph-mon ceph-osd radosgw ceph-common
+test-s3: $(STAMP)  ## the storage tests on a real S3 server (Ceph), started and stopped by the tests
+	@if ! type -P ceph-mon ceph-osd radosgw radosgw-admin ceph >/dev/null; then \
+		if [ "$$(id -u)" = 0 ] && type -P apt-get >/dev/null; then \
+			apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $(CEPH); \
+		else \
+			echo "make test-s3 needs Ceph's programs. On Debian or Ubuntu:" \
+				"sudo apt-get install --no-install-recommends $(CEPH)" >&2; exit 1; fi; fi
+	@$(BIN)/python -m pytest -n 2 -m s3 $(ARGS)
 
 check: $(STAMP)  ## ruff, mypy --strict, import linter
 	@$(BIN)/ruff check .

@@ -16,6 +16,7 @@ from flows.work_folder import work_folder
 
 SHOWN_PACKAGES = ("cairn", "torch", "prefect", "fastapi", "fsspec", "pydantic", "pyarrow", "tokenizers", "safetensors")
 PROBE_CREATORS = 32
+PROBE_ROUNDS = 20
 ENOUGH_BYTES = 1 << 30
 _API_TIMEOUT_SECONDS = 3.0
 
@@ -77,8 +78,9 @@ def _store(url: str) -> str:
     from storage.store_probe import probe_store
 
     store = open_store(url)
-    probe_store(store, creators=PROBE_CREATORS)
-    return f"{store.url}: writable, create-if-absent excludes ({PROBE_CREATORS} racing creators, one winner)"
+    probe_store(store, creators=PROBE_CREATORS, rounds=PROBE_ROUNDS)
+    race = f"{PROBE_ROUNDS} races of {PROBE_CREATORS} creators, one winner each"
+    return f"{store.url}: writable, create-if-absent excludes ({race})"
 
 
 def _orchestrator() -> str:

@@ -1,20 +1,23 @@
-"""A store behind fsspec, made and measured for `s3://` through s3fs.
+"""A store behind any fsspec file system but S3: `gs://`, `abfs://`, `sftp://` and the rest, by fsspec's own calls.
 
-The one conditional write used is a single small PUT with If-None-Match: * (RFC 9110, section 13.1.2), which
-s3fs sends for `mode='create'`; every other answer than a clean success is left to the run log to settle by
-reading back. Listing caches and shared instances are off: both serve stale names.
+Owns the mapping from keys to paths. `create` is what the file system makes of `mode='create'`, which not every one
+makes exclude: the store probe decides whether a run may be kept there. `s3_store` serves `s3://`. Listing caches and
+shared instances are off where they can be: both serve stale names.
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from storage.errors import ObjectMissing, StorageError, StoreUnavailable
-from storage.object_store import WrittenObject, checked_key
+from storage.errors import ObjectMissing, StorageError, StoreRefused, StoreUnavailable
+from storage.object_store import UnfinishedWrite, WrittenObject, checked_key
+from storage.s3_error import without_credentials
 
-_STREAM_PART_BYTES = 16 * 1024 * 1024
-_EXISTS_CODES = frozenset({"PreconditionFailed", "412"})
+_PART_BYTES = 16 * 1024 * 1024
+_READ_BYTES = 8 * 1024 * 1024
+_ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
 class RemoteStore:
@@ -24,14 +27,12 @@ class RemoteStore:
         """Open the file system `url` names, with its own credential chain and no caches."""
         import fsspec
 
-        protocol = url.split("://", 1)[0]
         self._url = url.rstrip("/")
         try:
-            self._fs, self._root = fsspec.core.url_to_fs(self._url, skip_instance_cache=True, **_options(protocol))
+            self._files, root = fsspec.core.url_to_fs(self._url, skip_instance_cache=True, use_listings_cache=False)
         except (ValueError, ImportError) as error:
             raise StorageError(f"store {url!r}: cannot be opened: {error}; choose another --store") from error
-        if hasattr(self._fs, "retries"):
-            self._fs.retries = 2
+        self._root = str(root).rstrip("/")
 
     @property
     def url(self) -> str:
@@ -40,93 +41,93 @@ class RemoteStore:
 
     def read(self, key: str) -> bytes:
         """Return the object's bytes; raise `ObjectMissing` where there is none."""
-        try:
-            data: bytes = self._fs.cat_file(self._path(key))
-        except FileNotFoundError as missing:
-            raise ObjectMissing(f"{self.url}/{key}: no such object") from missing
-        except Exception as error:
-            raise self._unavailable("read", key, error) from error
-        return data
+        with self._explained("read", key):
+            data: bytes = self._files.cat_file(self._path(key))
+            return data
+
+    def read_chunks(self, key: str) -> Iterator[bytes]:
+        """Yield the object's bytes piece by piece; `ObjectMissing` comes with the first one."""
+        path = self._path(key)
+        with self._explained("read", key), self._files.open(path, "rb", block_size=_READ_BYTES) as file:
+            while chunk := file.read(_READ_BYTES):
+                yield chunk
 
     def create(self, key: str, data: bytes) -> bool:
         """Create the object only if absent: True when this call made it, False when one was there."""
-        try:
-            self._fs.pipe_file(self._path(key), data, mode="create")
-        except FileExistsError:
-            return False
-        except Exception as error:
-            if _error_code(error) in _EXISTS_CODES:
+        with self._explained("create", key):
+            try:
+                self._files.pipe_file(self._path(key), data, mode="create")
+            except FileExistsError:
                 return False
-            raise self._unavailable("create", key, error) from error
-        return True
+            return True
 
     def write(self, key: str, data: bytes) -> None:
-        """Create or overwrite in one PUT."""
-        try:
-            self._fs.pipe_file(self._path(key), data)
-        except Exception as error:
-            raise self._unavailable("write", key, error) from error
+        """Create or overwrite."""
+        with self._explained("write", key):
+            self._files.pipe_file(self._path(key), data)
 
     def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> WrittenObject:
-        """Upload chunks as one object (multipart above one part), hashing on the way."""
+        """Upload chunks as one object, hashing on the way."""
         digest, size = hashlib.sha256(), 0
+        with self._explained("upload", key):
+            file = self._files.open(self._path(key), "wb", block_size=_PART_BYTES)
         try:
-            file = self._fs.open(self._path(key), "wb", block_size=_STREAM_PART_BYTES)
-            try:
-                for chunk in chunks:
-                    digest.update(chunk)
+            for chunk in chunks:
+                digest.update(chunk)
+                with self._explained("upload", key):
                     size += file.write(chunk)
-            except BaseException:
-                file.discard()
+        except BaseException:
+            # Closed without its last block, a buffered file is never put in place.
+            file.discard()
+            with suppress(AttributeError):
                 file.closed = True
-                raise
+            raise
+        with self._explained("upload", key):
             file.close()
-        except Exception as error:
-            raise self._unavailable("upload", key, error) from error
         return WrittenObject(bytes=size, sha256=digest.hexdigest())
 
     def keys(self, prefix: str) -> list[str]:
         """Return all keys under the folder `prefix`, sorted."""
+        path = self._path(prefix)
         try:
-            found = self._fs.find(self._path(prefix))
-        except FileNotFoundError:
+            with self._explained("list", prefix):
+                return sorted(self._key(found) for found in self._files.find(path) if found != path)
+        except ObjectMissing:
             return []
-        except Exception as error:
-            raise self._unavailable("list", prefix, error) from error
-        return sorted(path[len(self._root) + 1 :] for path in found)
+
+    def folders(self, prefix: str) -> list[str]:
+        """Return the keys of the folders directly under the folder `prefix`, sorted."""
+        return self._listed(prefix, "directory")
 
     def first(self, prefix: str) -> str | None:
-        """Return the smallest key under the folder `prefix`: one request on S3, a full listing elsewhere."""
-        if not hasattr(self._fs, "call_s3"):
-            return next(iter(self.keys(prefix)), None)
-        bucket, _, path = self._path(prefix).partition("/")
-        try:
-            answer = self._fs.call_s3("list_objects_v2", Bucket=bucket, Prefix=path + "/", MaxKeys=1)
-        except FileNotFoundError:
-            return None
-        except Exception as error:
-            raise self._unavailable("list", prefix, error) from error
-        names = [item["Key"] for item in answer.get("Contents", ())]
-        return f"{bucket}/{names[0]}"[len(self._root) + 1 :] if names else None
+        """Return the smallest key directly under the folder `prefix`; costs a listing of the folder."""
+        return next(iter(self._listed(prefix, "file")), None)
 
     def size(self, key: str) -> int | None:
         """Return the object's size in bytes, or None where there is no object."""
         try:
-            found = self._fs.info(self._path(key))
-        except FileNotFoundError:
+            with self._explained("stat", key):
+                found = self._files.info(self._path(key))
+        except ObjectMissing:
             return None
-        except Exception as error:
-            raise self._unavailable("stat", key, error) from error
         return int(found["size"]) if found["type"] == "file" else None
 
     def delete(self, key: str) -> None:
         """Delete the object if it is there."""
         try:
-            self._fs.rm_file(self._path(key))
-        except FileNotFoundError:
+            with self._explained("delete", key):
+                self._files.rm_file(self._path(key))
+        except ObjectMissing:
             return
-        except Exception as error:
-            raise self._unavailable("delete", key, error) from error
+
+    def unfinished(self, prefix: str) -> list[UnfinishedWrite]:
+        """Return nothing: fsspec has no name for what a dead writer left; set the bucket's own expiry for it."""
+        checked_key(prefix)
+        return []
+
+    def discard(self, write: UnfinishedWrite) -> None:
+        """Do nothing: no unfinished write is ever named."""
+        checked_key(write.key)
 
     def local_path(self, key: str) -> Path | None:
         """Return None: the bytes are elsewhere."""
@@ -136,17 +137,28 @@ class RemoteStore:
     def _path(self, key: str) -> str:
         return f"{self._root}/{checked_key(key)}"
 
-    def _unavailable(self, doing: str, key: str, error: BaseException) -> StoreUnavailable:
-        return StoreUnavailable(f"{self.url}/{key}: cannot {doing}: {type(error).__name__}: {error}")
+    def _key(self, path: str) -> str:
+        return path[len(self._root) + 1 :]
 
+    def _listed(self, prefix: str, kind: str) -> list[str]:
+        path = self._path(prefix)
+        try:
+            with self._explained("list", prefix):
+                found: list[dict[str, Any]] = self._files.ls(path, detail=True)
+        except ObjectMissing:
+            return []
+        names = [item["name"].rstrip("/") for item in found if item["type"] == kind]
+        return sorted(self._key(name) for name in names if name != path)
 
-def _options(protocol: str) -> dict[str, Any]:
-    if protocol != "s3":
-        return {}
-    client = {"retries": {"total_max_attempts": 2}, "read_timeout": 60, "max_pool_connections": 32}
-    return {"use_listings_cache": False, "config_kwargs": client}
-
-
-def _error_code(error: BaseException) -> str:
-    response = getattr(error.__cause__, "response", None) or getattr(error, "response", None) or {}
-    return str(response.get("Error", {}).get("Code", ""))
+    @contextmanager
+    def _explained(self, doing: str, key: str) -> Iterator[None]:
+        try:
+            yield
+        except StorageError:
+            raise
+        except _ABSENT as missing:
+            raise ObjectMissing(f"{self.url}/{key}: no such object") from missing
+        except Exception as error:
+            problem = f"{self.url}/{key}: cannot {doing}: {type(error).__name__}: {error}"
+            kind = StoreRefused if isinstance(error, PermissionError) else StoreUnavailable
+            raise kind(without_credentials(problem)) from error

@@ -1,6 +1,10 @@
-"""Both stores that need no server, under one name; every test of the log and of checkpoints runs on both."""
+"""Every kind of store under one name; every test of the log and of checkpoints runs on each.
+
+`s3` is the emulator of the default suite, `ceph` the real gateway of `make test-s3`.
+"""
 
 import os
+import uuid
 from pathlib import Path
 
 import pytest
@@ -8,12 +12,44 @@ import pytest
 from storage.local_store import LocalStore
 from storage.memory_store import MemoryStore
 from storage.object_store import ObjectStore
+from storage.patient_store import PatientStore
+from storage.s3_bucket import S3Bucket
+from storage.s3_store import S3Store
+from tests.s3.servers import CEPH, S3Server, s3_server
 
 
-@pytest.fixture(params=["memory", "local"])
+@pytest.fixture(scope="session")
+def quick_server(tmp_path_factory: pytest.TempPathFactory) -> S3Server:
+    """This process's S3 emulator."""
+    return s3_server("quick", tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture(scope="session")
+def s3_bucket(quick_server: S3Server) -> S3Bucket:
+    """A bucket on the emulator, through one client for all tests."""
+    return quick_server.bucket()
+
+
+@pytest.fixture(scope="session")
+def ceph_server(tmp_path_factory: pytest.TempPathFactory) -> S3Server:
+    """This process's real gateway."""
+    return s3_server("ceph", tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture(scope="session")
+def ceph_bucket(ceph_server: S3Server) -> S3Bucket:
+    """A bucket on the real gateway, through one client for all tests."""
+    return ceph_server.bucket()
+
+
+@pytest.fixture(params=["memory", "local", "s3", CEPH])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
     """An empty store of each kind."""
-    return MemoryStore("test") if request.param == "memory" else LocalStore(tmp_path / "store")
+    if request.param == "memory":
+        return MemoryStore("test")
+    if request.param == "local":
+        return LocalStore(tmp_path / "store")
+    return PatientStore(S3Store(request.getfixturevalue(f"{request.param}_bucket"), uuid.uuid4().hex))
 
 
 @pytest.fixture

@@ -1,0 +1,55 @@
+"""Asking again: how often, how long, with which pauses between.
+
+Owns exponential back-off with jitter (Brooker, "Exponential Backoff And Jitter", 2015; half of each pause is
+random). Refuses to know what is asked; only `StoreUnavailable` is asked again, never `StoreRefused`, and whoever
+asks knows that doing it twice is as good as once. No retry library: those log what they call with, which here
+would be the data.
+"""
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from storage.errors import StorageError, StoreRefused, StoreUnavailable
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Patience:
+    """At most `tries` times, and no further try begins once `total_seconds` would have passed."""
+
+    tries: int = 6
+    total_seconds: float = 10.0
+    first_pause_seconds: float = 0.2
+    longest_pause_seconds: float = 3.0
+    sleep: Callable[[float], None] = time.sleep
+    clock: Callable[[], float] = time.monotonic
+    random: Callable[[], float] = random.random
+
+    def __post_init__(self) -> None:
+        """Refuse a patience that would never ask."""
+        if self.tries < 1:
+            raise StorageError(f"tries {self.tries}: must be at least 1")
+
+    def ask(self, operation: Callable[[], T]) -> T:
+        """Return what the operation returns; raise its last `StoreUnavailable` when patience has run out."""
+        began = self.clock()
+        for number in range(self.tries):
+            try:
+                return operation()
+            except StoreRefused:
+                raise
+            except StoreUnavailable:
+                pause_seconds = self._pause_seconds(number)
+                too_late = self.clock() + pause_seconds - began >= self.total_seconds
+                if too_late or number == self.tries - 1:
+                    raise
+            self.sleep(pause_seconds)
+        raise AssertionError("the last try returns or raises")
+
+    def _pause_seconds(self, number: int) -> float:
+        longest = min(self.longest_pause_seconds, self.first_pause_seconds * 2.0**number)
+        return longest * (1 + self.random()) / 2

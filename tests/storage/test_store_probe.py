@@ -1,0 +1,131 @@
+"""The probe names what is wrong with a store, and finds nothing wrong with a sound one."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from storage.errors import ObjectMissing, StoreRefused, StoreUnavailable, StoreUnsound
+from storage.memory_store import MemoryStore
+from storage.object_store import ObjectStore
+from storage.store_probe import probe_store
+
+
+class Ignoring(MemoryStore):
+    def create(self, key: str, data: bytes) -> bool:
+        self.write(key, data)
+        return True
+
+
+class IgnoringOneByOne(MemoryStore):
+    """Excludes among racers, but not once the object has been read."""
+
+    def create(self, key: str, data: bytes) -> bool:
+        if "race" in key:
+            return super().create(key, data)
+        self.write(key, data)
+        return True
+
+
+class TwoWinners(MemoryStore):
+    def create(self, key: str, data: bytes) -> bool:
+        return super().create(key, data) or data in (b"6", b"7")
+
+
+class Rejecting(MemoryStore):
+    def create(self, key: str, data: bytes) -> bool:
+        raise StoreRefused("cannot create: NotImplemented (501)")
+
+
+class Unordered(MemoryStore):
+    def first(self, prefix: str) -> str | None:
+        return max(self.keys(prefix), default=None)
+
+
+class StaleListing(MemoryStore):
+    listed: dict[str, str | None]
+
+    def first(self, prefix: str) -> str | None:
+        self.listed = {prefix: super().first(prefix)} | getattr(self, "listed", {})
+        return self.listed[prefix]
+
+
+class ForgetsWrites(MemoryStore):
+    def read(self, key: str) -> bytes:
+        if "written" in key:
+            raise ObjectMissing(key)
+        return super().read(key)
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem"),
+    [
+        (Ignoring, "ignores If-None-Match: the second create of one key succeeded"),
+        (IgnoringOneByOne, "ignores If-None-Match: the second create of one key succeeded"),
+        (TwoWinners, r"told [23] of 8 racing creators they had won"),
+        (Rejecting, r"rejects If-None-Match: .*501"),
+        (Unordered, "lists names out of order or not fresh"),
+        (StaleListing, "lists names out of order or not fresh"),
+        (ForgetsWrites, "after it was written"),
+    ],
+)
+def test_what_is_wrong_is_named_with_what_to_do(kind: Callable[[], MemoryStore], problem: str) -> None:
+    with pytest.raises(StoreUnsound, match=f"{problem}.*choose another store"):
+        probe_store(kind())
+
+
+class Conflicting(MemoryStore):
+    """Answers racers that it cannot say, as some stores do with 409, though one of them has won."""
+
+    def create(self, key: str, data: bytes) -> bool:
+        if super().create(key, data):
+            return True
+        raise StoreUnavailable("conflict (409)")
+
+
+class LosesAnswers(MemoryStore):
+    """Creates, and never says so."""
+
+    def create(self, key: str, data: bytes) -> bool:
+        super().create(key, data)
+        raise StoreUnavailable("reset")
+
+
+class Away(MemoryStore):
+    def create(self, key: str, data: bytes) -> bool:
+        raise StoreUnavailable("reset")
+
+
+@pytest.mark.parametrize("kind", [MemoryStore, Conflicting, LosesAnswers])
+def test_an_unclear_answer_to_a_loser_is_no_fault(kind: Callable[[], MemoryStore]) -> None:
+    store = kind()
+    probe_store(store, creators=8, rounds=3)
+    assert store.keys("probe") == []
+
+
+def test_a_store_that_is_away_is_not_called_unsound() -> None:
+    with pytest.raises(StoreUnavailable, match="reset"):
+        probe_store(Away())
+
+
+def test_the_doctors_race_is_quick_and_leaves_nothing(store: ObjectStore, request: pytest.FixtureRequest) -> None:
+    began = time.monotonic()
+    probe_store(store, creators=32, rounds=20)
+    assert time.monotonic() - began < 30
+    assert store.keys("probe") == []
+
+
+def test_all_creators_race_at_once() -> None:
+    class Counting(MemoryStore):
+        def __init__(self) -> None:
+            super().__init__()
+            self.under_way: list[Any] = []
+
+        def create(self, key: str, data: bytes) -> bool:
+            self.under_way.append(data)
+            return super().create(key, data)
+
+    store = Counting()
+    probe_store(store, creators=5, rounds=1)
+    assert sorted(store.under_way[:5]) == [b"0", b"1", b"2", b"3", b"4"]
