@@ -14,7 +14,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from flows.errors import ConfigDrift, InvalidConfiguration
 from model.configuration import UNFROZEN_TRAINING, DataConfig, ModelConfig, TrainingConfig
 from storage.document import encode, sha256
-from tasks.settings import BudgetsConfig, CheckpointConfig, EvaluationConfig, LeaseConfig, PromotionConfig
+from tasks.settings import (
+    BudgetsConfig,
+    CheckpointConfig,
+    EvaluationConfig,
+    LeaseConfig,
+    PreemptionConfig,
+    PromotionConfig,
+    WatchdogConfig,
+)
 
 FROZEN_SECTIONS = ("model_family", "data", "model", "training")
 
@@ -33,6 +41,8 @@ class RunConfig(BaseModel):
     promotion: PromotionConfig = PromotionConfig()
     budgets: BudgetsConfig = BudgetsConfig()
     lease: LeaseConfig = LeaseConfig()
+    watchdog: WatchdogConfig = WatchdogConfig()
+    preemption: PreemptionConfig = PreemptionConfig()
 
     def document(self) -> dict[str, Any]:
         """Return the configuration as plain JSON."""

@@ -44,6 +44,7 @@ class Decision:
     left: Mapping[str, int | None] = field(default_factory=dict)
     delay_seconds: float = 0.0
     micro_batch: int | None = None
+    activation_checkpointing: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +72,9 @@ class AttemptStarted:
     flow_run_id: str | None
     micro_batch: int
     resumed_from: CheckpointReference | None
+    activation_checkpointing: bool = False
+    quarantined_samples: int = 0
+    changed: str = ""
 
     def __post_init__(self) -> None:
         """Refuse numbers that cannot be."""
@@ -114,6 +118,7 @@ class AttemptEnded:
     wasted_gpu_seconds: float
     stderr_tail: tuple[str, ...]
     decision: Decision
+    evidence: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,6 +149,21 @@ class EvaluationFailed:
     detail: str
     started_at: datetime
     seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataQuarantined:
+    """Samples that are never drawn again, by this or any later attempt: which windows of the snapshot, and why."""
+
+    attempt: int
+    reason: str
+    windows: tuple[int, ...]
+    detail: str
+
+    def __post_init__(self) -> None:
+        """Refuse a quarantine of nothing."""
+        if not self.windows or min(self.windows) < 0:
+            raise StorageError(f"data-quarantined: windows {self.windows[:8]}: must be at least one, none negative")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -240,6 +260,7 @@ RUN_KINDS: Mapping[str, type] = {
     "attempt-ended": AttemptEnded,
     "evaluation-recorded": EvaluationRecorded,
     "evaluation-failed": EvaluationFailed,
+    "data-quarantined": DataQuarantined,
     "checkpoint-quarantined": CheckpointQuarantined,
     "checkpoint-held": CheckpointHeld,
     "checkpoint-released": CheckpointReleased,

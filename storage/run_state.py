@@ -19,6 +19,7 @@ from storage.run_entries import (
     CheckpointReference,
     CheckpointReleased,
     CheckpointSuperseded,
+    DataQuarantined,
     EvaluationFailed,
     EvaluationRecorded,
     RunFinished,
@@ -71,6 +72,7 @@ class RunState:
     evaluations: tuple[EvaluationRecorded, ...] = ()
     failed_evaluations: tuple[EvaluationFailed, ...] = ()
     holds: tuple[CheckpointHeld, ...] = ()
+    quarantined_windows: tuple[int, ...] = ()
     finished: RunFinished | None = None
     refused: tuple[RefusedEntry, ...] = ()
 
@@ -147,6 +149,9 @@ def _after(state: RunState, entry: Entry) -> RunState:
             return _ended(state, entry, body)
         case RunFinished():
             return replace(state, finished=body)
+        case DataQuarantined():
+            windows = {*state.quarantined_windows, *body.windows}
+            return replace(state, quarantined_windows=tuple(sorted(windows)))
         case EvaluationRecorded():
             return replace(state, evaluations=(*state.evaluations, body), holds=_evaluated(state.holds, body))
         case EvaluationFailed():

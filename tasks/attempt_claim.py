@@ -35,6 +35,7 @@ class Claimant:
     monotonic: Callable[[], float]
     sleep: Callable[[float], None]
     start_over: bool = False
+    kubernetes_reason: str = ""
 
 
 def claim_attempt(log: RunLog, claimant: Claimant, start: Start) -> AttemptStarted:
@@ -98,10 +99,12 @@ def _end_as_lost(log: RunLog, owner: AttemptRecord, claimant: Claimant) -> None:
         gpu_seconds=heartbeat.gpu_seconds if heartbeat else 0.0,
     )
 
+    evidence = Evidence(heartbeat_step=usage.last_step, kubernetes_reason=claimant.kubernetes_reason)
+
     def decide(state: RunState) -> AttemptEnded | None:
         if state.open_attempt is None or state.open_attempt.started.attempt != owner.started.attempt:
             return None
-        return write_receipt(state, classify(Evidence()), usage, budgets=claimant.budgets, stderr_tail=())
+        return write_receipt(state, classify(evidence), usage, budgets=claimant.budgets, evidence=evidence)
 
     state = log.append(decide, writer=claimant.writer)
     ended = next(item.ended for item in state.attempts if item.started.attempt == owner.started.attempt)

@@ -3,12 +3,13 @@
 Owns the arithmetic of useful and wasted device time: useful is what was spent up to the attempt's last commit.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from storage.document import builtins
 from storage.run_entries import AttemptEnded
 from storage.run_state import RunState
-from tasks.budgets import decide
-from tasks.failures import Failure
+from tasks.budgets import Setback, decide
+from tasks.failures import Evidence, Failure
 from tasks.settings import BudgetsConfig
 
 
@@ -21,8 +22,31 @@ class Usage:
     gpu_seconds: float
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Remedy:
+    """What the parent can do about a failure in the data, if the budget pays for another try.
+
+    `windows` are the guilty samples, `before_step` the first step of a spike: what was committed from there on is not
+    resumed from.
+    """
+
+    windows: tuple[int, ...] = ()
+    repaired_objects: int = 0
+    before_step: int | None = None
+
+
+NO_REMEDY = Remedy()
+
+
 def write_receipt(
-    state: RunState, failure: Failure, usage: Usage, *, budgets: BudgetsConfig, stderr_tail: tuple[str, ...]
+    state: RunState,
+    failure: Failure,
+    usage: Usage,
+    *,
+    budgets: BudgetsConfig,
+    evidence: Evidence,
+    remedy: Remedy = NO_REMEDY,
+    jitter: float = 0.0,
 ) -> AttemptEnded:
     """Return the entry that ends the open attempt of `state`, with the decision that follows from it."""
     owner = state.open_attempt
@@ -33,6 +57,14 @@ def write_receipt(
     useful = max((item.gpu_seconds for item in committed), default=0.0)
     gpu_seconds = max(usage.gpu_seconds, useful)
     last_step = max([usage.last_step, *(item.step for item in committed)])
+    setback = Setback(
+        last_step=last_step,
+        micro_batch=owner.started.micro_batch,
+        wasted_gpu_seconds=gpu_seconds - useful,
+        activation_checkpointing=owner.started.activation_checkpointing,
+        quarantined_samples=len(set(remedy.windows) - set(state.quarantined_windows)),
+        repaired_objects=remedy.repaired_objects,
+    )
     return AttemptEnded(
         attempt=number,
         reason=failure.reason,
@@ -43,6 +75,7 @@ def write_receipt(
         gpu_seconds=gpu_seconds,
         useful_gpu_seconds=useful,
         wasted_gpu_seconds=gpu_seconds - useful,
-        stderr_tail=stderr_tail,
-        decision=decide(budgets, state, failure, last_step=last_step, micro_batch=owner.started.micro_batch),
+        stderr_tail=evidence.stderr_tail,
+        decision=decide(budgets, state, failure, setback, jitter=jitter),
+        evidence=builtins(replace(evidence, stderr_tail=())),
     )

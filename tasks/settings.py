@@ -3,7 +3,7 @@
 Owns sections that never change which run it is. Refuses to know the whole run configuration: `flows` composes it.
 """
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -67,24 +67,59 @@ class LeaseConfig(BaseModel):
 
 
 class BudgetConfig(BaseModel):
-    """What retries of one termination reason may spend since the last progress, and in total (None: no limit)."""
+    """What retries of one termination reason may spend (None: no limit).
+
+    `retries` count since the last progress; `total` and `wasted_gpu_seconds` over the whole run; `samples` is how much
+    data may be quarantined in all. The wait before a retry doubles from `backoff_seconds`.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     retries: Count
     total: Count | None = None
+    wasted_gpu_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     backoff_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    samples: Count | None = None
 
 
 class BudgetsConfig(BaseModel):
-    """One budget for each termination reason that may be retried."""
+    """One budget for each termination reason that may be retried, and one for evaluators."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
     preempted: BudgetConfig = BudgetConfig(retries=1000)
     lost: BudgetConfig = BudgetConfig(retries=20)
     oom: BudgetConfig = BudgetConfig(retries=6)
-    bad_data: BudgetConfig = Field(default=BudgetConfig(retries=0), alias="bad-data")
-    diverged: BudgetConfig = BudgetConfig(retries=0)
+    bad_data: BudgetConfig = Field(default=BudgetConfig(retries=5, samples=256), alias="bad-data")
+    diverged: BudgetConfig = Field(default=BudgetConfig(retries=2, samples=65536))
     storage: BudgetConfig = BudgetConfig(retries=8, backoff_seconds=5.0)
     hung: BudgetConfig = BudgetConfig(retries=3)
+    evaluator_failed: BudgetConfig = Field(default=BudgetConfig(retries=1), alias="evaluator-failed")
+
+
+class WatchdogConfig(BaseModel):
+    """When silence means that the trainer hangs: `factor` times the slowest of its own recent steps.
+
+    Never less than `floor_seconds`; before it has a history, `startup_seconds`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    factor: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 10.0
+    floor_seconds: Seconds = 60.0
+    startup_seconds: Seconds = 900.0
+
+
+class PreemptionConfig(BaseModel):
+    """Who besides SIGTERM announces that this machine will be taken away; each leads to the same orderly end.
+
+    `notice_file` counts as soon as it exists. `metadata` asks the cloud's metadata service (aws or gcp). `signal` is a
+    further signal a scheduler sends ahead, such as Slurm's `--signal=USR1@60`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    notice_file: str = ""
+    metadata: Literal["", "aws", "gcp"] = ""
+    signal: Literal["", "SIGUSR1", "SIGUSR2"] = ""
+    poll_seconds: Seconds = 5.0
