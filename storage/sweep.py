@@ -158,7 +158,9 @@ class _Sweep:
         self._note(CHECKPOINT, prefix, DELETE, f"superseded: {record.detail}", size=size)
 
     def _delete_staged(self, folders: Sequence[str]) -> None:
-        for verdict in self._plan(self._state, folders).staged:
+        just_deleted = {item.key for item in self._items if item.action == DELETE}
+        others = [folder for folder in folders if folder not in just_deleted]
+        for verdict in self._plan(self._state, others).staged:
             keys = self._store.keys(verdict.key)
             size = sum(self._store.size(key) or 0 for key in keys)
             if verdict.is_over and keys:

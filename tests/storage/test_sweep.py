@@ -1,0 +1,432 @@
+"""A sweep deletes exactly what nobody needs, whatever fails under it and whoever sweeps beside it."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage.checkpoint import checkpoint_prefix, verify_checkpoint
+from storage.checkpoint_hold import hold_checkpoint
+from storage.entry_log import EntryLog
+from storage.errors import IntegrityError, StorageError
+from storage.local_store import LocalStore
+from storage.memory_store import MemoryStore
+from storage.object_store import ObjectStore
+from storage.registry import Registry
+from storage.registry_entries import MODEL_KINDS, Promoted, RolledBack
+from storage.run_entries import CheckpointHeld, CheckpointQuarantined, CheckpointReference, Placement
+from storage.run_log import RunLog
+from storage.run_state import RunState
+from storage.sweep import SweepReport, sweep
+from tasks.checkpoint_sweep import sweep_run
+from tasks.promotion import Candidate
+from tasks.promotion_offer import offer
+from tasks.retention import RetentionTerms, plan_retention
+from tasks.settings import CheckpointConfig
+from tests.storage.builders import (
+    RUN,
+    check_invariants,
+    claim,
+    clock,
+    commit,
+    ended,
+    evaluated,
+    no_sleep,
+    run_log,
+    run_with_commits,
+    stage,
+    started,
+    writer,
+)
+from tests.storage.faulty_store import Death, Fault, FaultyStore
+
+pytestmark = pytest.mark.usefixtures("no_fsync", "registry_that_does_not_sleep")
+
+CHECKPOINTS = f"runs/{RUN}/checkpoints"
+DEAD_PID = 666
+KEEP_TWO = CheckpointConfig(keep_last=2, keep_best=0)
+
+
+@pytest.fixture
+def registry_that_does_not_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retry at once: the faults here pass without time."""
+
+    def opened(store: ObjectStore, alias: str) -> Registry:
+        prefix = f"models/{alias}/log"
+        return Registry(
+            store, alias, log=EntryLog(store=store, prefix=prefix, kinds=MODEL_KINDS, clock=clock, sleep=no_sleep)
+        )
+
+    monkeypatch.setattr("tasks.checkpoint_sweep.Registry", opened)
+
+
+def is_dead(holder: Placement) -> bool:
+    return holder.pid == DEAD_PID
+
+
+def swept(store: ObjectStore, *, policy: CheckpointConfig = KEEP_TWO, dry_run: bool = False) -> SweepReport:
+    return sweep_run(run_log(store), policy, "s", dry_run=dry_run, is_dead=is_dead)
+
+
+def prefix_of(step: int, attempt: int = 1) -> str:
+    return checkpoint_prefix(f"runs/{RUN}", step=step, attempt=attempt)
+
+
+def hold(log: RunLog, step: int, hold_id: str, *, pid: int = 1, alias: str | None = None) -> None:
+    record = log.state.find(prefix_of(step))
+    assert record is not None
+    of, here = record.committed.reference, started(1).placement
+    holder = Placement(**{name: getattr(here, name) for name in here.__slots__} | {"pid": pid})
+    body = CheckpointHeld(
+        step=of.step,
+        attempt=of.attempt,
+        prefix=of.prefix,
+        manifest_sha256=of.manifest_sha256,
+        hold_id=hold_id,
+        holder=holder,
+        alias=alias,
+        suite_sha256=None if alias else "s",
+    )
+    assert hold_checkpoint(log, body, writer=writer())
+
+
+def promote(log: RunLog, step: int, *, loss: float) -> CheckpointReference:
+    record = log.refresh().find(prefix_of(step, log.state.latest_attempt))
+    assert record is not None
+    reference = record.committed.reference
+    candidate = Candidate(run_id=RUN, reference=reference, evaluation=evaluated(step, loss), by="a test")
+    offer(log, Registry(log.store, "champion"), candidate, min_improvement=0.0)
+    return reference
+
+
+def everything_at_once(store: ObjectStore) -> None:
+    """Six commits and an orphan of a first attempt, holds of the living and the dead, a champion, a live attempt."""
+    log = run_with_commits(store, 10, 20, 30, 40, 50, 60)
+    hold(log, 10, "dead-evaluation", pid=DEAD_PID)
+    hold(log, 20, "live-evaluation")
+    hold(log, 40, "dead-offer", pid=DEAD_PID, alias="other")
+    promote(log, 30, loss=2.0)
+    stage(store, step=70, attempt=1)
+    claim(log)
+    stage(store, step=80, attempt=2)
+
+
+def states(state: RunState) -> dict[int, str]:
+    return {record.committed.step: record.state for record in state.checkpoints}
+
+
+def folders(store: ObjectStore) -> list[int]:
+    """Steps of the folders with objects in them."""
+    return sorted({int(key.removeprefix(f"{CHECKPOINTS}/step-").split("-")[0]) for key in store.keys(CHECKPOINTS)})
+
+
+def test_a_sweep_deletes_exactly_the_superseded_and_the_orphans(store: ObjectStore) -> None:
+    everything_at_once(store)
+    swept(store)
+    assert folders(store) == [20, 30, 50, 60, 80]
+    kept = {20: "committed", 30: "committed", 50: "committed", 60: "committed"}
+    assert states(check_invariants(store, set())) == kept | {10: "deleted", 40: "deleted"}
+
+
+def test_a_sweep_right_after_a_sweep_does_nothing(store: ObjectStore) -> None:
+    everything_at_once(store)
+    swept(store)
+    before, again = run_log(store).refresh(), swept(store)
+    assert {item.action for item in again.items} == {"keep"}
+    assert (again.freed_bytes, run_log(store).refresh()) == (0, before)
+
+
+def test_a_dry_run_says_what_a_sweep_then_does_and_changes_nothing(store: ObjectStore) -> None:
+    everything_at_once(store)
+    before = {key: store.size(key) for key in [*store.keys("runs"), *store.keys("models")]}
+    promised = swept(store, dry_run=True)
+    assert {key: store.size(key) for key in [*store.keys("runs"), *store.keys("models")]} == before
+    done = swept(store)
+    assert [(item.key, item.action, item.bytes) for item in promised.items] == [
+        (item.key, item.action, item.bytes) for item in done.items
+    ]
+
+
+def test_the_freed_bytes_are_the_bytes_that_are_gone(store: ObjectStore) -> None:
+    everything_at_once(store)
+    before = sum(store.size(key) or 0 for key in store.keys(CHECKPOINTS))
+    report = swept(store)
+    assert report.freed_bytes == before - sum(store.size(key) or 0 for key in store.keys(CHECKPOINTS))
+
+
+def test_everything_in_the_folder_goes_not_only_what_the_manifest_names(store: ObjectStore) -> None:
+    run_with_commits(store, 10, 20, 30)
+    store.write(f"{prefix_of(10)}/weights-00001-of-00009.safetensors", b"from a first try")
+    swept(store)
+    assert store.keys(prefix_of(10)) == []
+
+
+def test_the_manifest_goes_last() -> None:
+    inner = MemoryStore("test")
+    run_with_commits(inner, 10, 20, 30)
+    counting = FaultyStore(inner)
+    deleted: list[str] = []
+    delete = inner.delete
+    inner.delete = lambda key: (deleted.append(key), delete(key))[1]  # type: ignore[method-assign]
+    swept(counting)  # type: ignore[arg-type]
+    assert deleted[-1] == f"{prefix_of(10)}/manifest.json" and len(deleted) == counting.operations.count("delete")
+
+
+def test_a_quarantined_checkpoint_goes_once_enough_newer_ones_can_be_read(store: ObjectStore) -> None:
+    log = run_with_commits(store, 10, 20, 30)
+    record = log.state.find(prefix_of(10))
+    assert record is not None
+    of = record.committed.reference
+    body = CheckpointQuarantined(
+        step=of.step, attempt=of.attempt, prefix=of.prefix, manifest_sha256=of.manifest_sha256, detail="flipped"
+    )
+    log.append(lambda state: body, writer=writer())
+    swept(store)
+    assert folders(store) == [20, 30]
+
+
+def test_the_live_attempts_staged_folder_is_not_touched_until_it_ends(store: ObjectStore) -> None:
+    log = run_with_commits(store, 10)
+    staged = stage(store, step=20, attempt=1)
+    swept(store)
+    commit(log, staged)
+    stage(store, step=30, attempt=1)
+    log.append(lambda state: ended(1), writer=writer())
+    swept(store)
+    assert folders(store) == [10, 20]
+    check_invariants(store, {prefix_of(10), prefix_of(20)})
+
+
+def test_the_champion_survives_any_number_of_commits_and_a_rollback_finds_the_one_before(store: ObjectStore) -> None:
+    log = run_with_commits(store, 10)
+    first = promote(log, 10, loss=3.0)
+    for step in (20, 30, 40):
+        commit(log, stage(store, step=step, attempt=1))
+        swept(store)
+    second = promote(log, 40, loss=2.0)
+    for step in (50, 60, 70):
+        commit(log, stage(store, step=step, attempt=1))
+        swept(store)
+    body = RolledBack(alias="champion", manifest_sha256=first.manifest_sha256, by="a test", why="")
+    Registry(store, "champion").append(lambda state: body)
+    swept(store)
+    assert verify_checkpoint(store, first) == () and verify_checkpoint(store, second) != ()
+    assert folders(store) == [10, 60, 70]
+
+
+def test_a_hold_that_comes_between_plan_and_superseding_saves_the_checkpoint(store: ObjectStore) -> None:
+    log = run_with_commits(store, 10, 20, 30)
+    terms = RetentionTerms(policy=KEEP_TWO, suite_sha256="s")
+    late = [partial(hold, run_log(store), 10, "late")]
+
+    def plan(state: RunState, listed: Any) -> Any:
+        found = plan_retention(terms, state, listed)
+        if found.checkpoints and any(verdict.is_over for verdict in found.checkpoints) and late:
+            take = late.pop()
+            take.args[0].refresh()
+            take()
+        return found
+
+    report = sweep(log, plan, writer=writer())
+    assert folders(store) == [10, 20, 30]
+    assert [item.why for item in report.items if item.step == 10] == ["held by an evaluation on host here (pid 1)"]
+
+
+def test_a_superseded_checkpoint_a_killed_sweep_left_is_deleted_by_the_next(store: ObjectStore) -> None:
+    run_with_commits(store, 10, 20, 30)
+
+    class Killed(Exception):
+        pass
+
+    def killed(key: str) -> None:
+        raise Killed
+
+    delete, store.delete = store.delete, killed  # type: ignore[method-assign]
+    with pytest.raises(Killed):
+        swept(store)
+    store.delete = delete  # type: ignore[method-assign]
+    assert states(run_log(store).refresh())[10] == "superseded"
+    swept(store)
+    assert (states(run_log(store).refresh())[10], folders(store)) == ("deleted", [20, 30])
+
+
+def test_bytes_that_arrive_after_the_deletion_go_with_the_next_sweep(store: ObjectStore) -> None:
+    run_with_commits(store, 10, 20, 30)
+    swept(store)
+    store.write(f"{prefix_of(10)}/trainer.json", b"a late request")
+    swept(store)
+    assert folders(store) == [20, 30]
+
+
+def test_an_alias_that_cannot_be_read_keeps_everything(store: ObjectStore) -> None:
+    everything_at_once(store)
+    before = store.keys("runs")
+    (key,) = store.keys("models/champion/log")
+    store.write(key, b"{}")
+    with pytest.raises(IntegrityError, match="alias champion cannot be read, so nothing of run r1 is superseded"):
+        swept(store)
+    assert store.keys("runs") == before
+
+
+def test_what_a_dead_offerer_still_had_on_its_way_comes_too_late(store: ObjectStore) -> None:
+    log = run_with_commits(store, 10, 20, 30)
+    hold(log, 10, "dead-offer", pid=DEAD_PID, alias="champion")
+    entries = EntryLog(store=store, prefix="models/champion/log", kinds=MODEL_KINDS, clock=clock, sleep=no_sleep)
+    head = entries.newest()
+    swept(store)
+    promoted = Promoted(
+        alias="champion",
+        run_id=RUN,
+        step=10,
+        prefix=prefix_of(10),
+        manifest_sha256="m",
+        suite_sha256="s",
+        metrics={},
+        by="a ghost",
+        why="",
+        previous=None,
+        hold_id="dead-offer",
+    )
+    assert entries.append(promoted, after=head, writer=writer()) is None
+    assert [refused.gate for _, refused in Registry(store, "champion").refresh().refusals] == ["abandoned"]
+
+
+def test_two_sweeps_at_once_end_where_one_does(store: ObjectStore) -> None:
+    everything_at_once(store)
+    barrier, problems = threading.Barrier(3), list[BaseException]()
+
+    def run() -> None:
+        barrier.wait()
+        try:
+            swept(store)
+        except StorageError as error:
+            problems.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert problems == []
+    assert folders(store) == [20, 30, 50, 60, 80]
+    assert states(check_invariants(store, set()))[10] == "deleted"
+
+
+def test_sweeps_beside_a_training_attempt_lose_none_of_its_newest_commits(store: ObjectStore) -> None:
+    log = run_with_commits(store, 1)
+    done, problems = threading.Event(), list[BaseException]()
+
+    def sweeps() -> None:
+        while not done.is_set():
+            try:
+                swept(store)
+            except StorageError as error:
+                problems.append(error)
+                return
+
+    thread = threading.Thread(target=sweeps)
+    thread.start()
+    for step in range(2, 12):
+        commit(log, stage(store, step=step, attempt=1))
+    done.set()
+    thread.join()
+    swept(store)
+    assert problems == []
+    assert folders(store) == [10, 11]
+    check_invariants(store, {prefix_of(step) for step in range(1, 12)})
+
+
+def copied(base: MemoryStore) -> MemoryStore:
+    copy = MemoryStore("copy")
+    for key in [*base.keys("runs"), *base.keys("models")]:
+        copy.write(key, base.read(key))
+    return copy
+
+
+def cases(base: MemoryStore, fault: Fault) -> Iterator[tuple[MemoryStore, FaultyStore]]:
+    """Fail a sweep at each of its operations in turn; yields what it left."""
+    for at in count():
+        survivor = copied(base)
+        faulty = FaultyStore(survivor, fault, at)
+        with suppress(StorageError, Death):
+            swept(faulty)  # type: ignore[arg-type]
+        if not faulty.fired:
+            return
+        yield survivor, faulty
+
+
+@pytest.mark.parametrize("fault", Fault, ids=lambda fault: fault.name.lower())
+def test_a_sweep_that_fails_anywhere_and_is_run_again_ends_where_one_that_did_not_fail_ends(
+    fault: Fault, record_property: Callable[[str, object], None]
+) -> None:
+    base = MemoryStore("base")
+    everything_at_once(base)
+    whole = copied(base)
+    swept(whole)
+    expected = (states(run_log(whole).refresh()), whole.keys(CHECKPOINTS), len(run_log(whole).refresh().holds))
+    number = 0
+    for survivor, faulty in cases(base, fault):
+        number += 1
+        check_invariants(survivor, set())
+        swept(survivor)
+        state = check_invariants(survivor, set())
+        found = (states(state), survivor.keys(CHECKPOINTS), len(state.holds))
+        assert found == expected, faulty.operations
+    record_property("cases", number)
+    assert number > 40 or fault is Fault.TORN_VISIBLE
+
+
+def test_two_deaths_in_a_row_leave_a_sweep_that_completes() -> None:
+    base = MemoryStore("base")
+    run_with_commits(base, 10, 20, 30)
+    for first, _ in cases(base, Fault.DEATH_AFTER):
+        for second, _ in cases(first, Fault.DEATH_BEFORE):
+            swept(second)
+            assert states(check_invariants(second, set()))[10] == "deleted"
+            assert folders(second) == [20, 30]
+
+
+def leave_unfinished(root: Path, prefix: str, *, days: float = 0.0) -> Path:
+    """A temporary file as a killed writer leaves it."""
+    path = root / "store" / prefix / ".weights-00001-of-00001.safetensors.0123"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"half")
+    os.utime(path, (time.time(), time.time() - days * 86_400))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("folder", "days", "stays"),
+    [
+        pytest.param(prefix_of(10), 0.0, False, id="of a superseded checkpoint"),
+        pytest.param(prefix_of(40, 1), 0.0, False, id="of an ended attempt"),
+        pytest.param(prefix_of(40, 2), 2.0, True, id="of the live attempt, however old"),
+        pytest.param(prefix_of(40, 3), 2.0, True, id="of an attempt the log does not know yet"),
+        pytest.param(f"runs/{RUN}/log", 0.0, True, id="of the log, new"),
+        pytest.param(f"runs/{RUN}/log", 2.0, False, id="of the log, two days old"),
+    ],
+)
+def test_what_dead_writers_left_unfinished_goes_and_what_may_be_alive_stays(
+    tmp_path: Path, folder: str, days: float, stays: bool
+) -> None:
+    store = LocalStore(tmp_path / "store")
+    claim(run_with_commits(store, 10, 20, 30))
+    path = leave_unfinished(tmp_path, folder, days=days)
+    report = swept(store)
+    assert path.exists() is stays
+    assert [item.action for item in report.items if item.kind == "unfinished"] == ["keep" if stays else "discard"]
+
+
+def test_nothing_of_a_deleted_checkpoint_is_left_on_disk(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    run_with_commits(store, 10, 20, 30)
+    leave_unfinished(tmp_path, prefix_of(10))
+    swept(store)
+    assert not (tmp_path / "store" / prefix_of(10)).exists()
