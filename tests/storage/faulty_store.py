@@ -1,12 +1,13 @@
-"""A store that fails at exactly the k-th operation, in every way a store or a process can fail.
+"""A store that fails at exactly the k-th operation, in every way a store, a network or a process can fail.
 
 Generic on purpose: whatever the wrapped store offers is counted and can fail, so an operation added
 tomorrow is covered without anybody remembering it. Deterministic: no clock, no randomness.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from inspect import isgeneratorfunction
 from typing import Any
 
 from storage.errors import StoreUnavailable
@@ -24,56 +25,107 @@ class Fault(Enum):
     RESPONSE_LOST = "it happened, but the answer did not arrive"
     DEATH_BEFORE = "the process dies before it"
     DEATH_AFTER = "the process dies right after it"
-    TORN_ERROR = "half of the bytes go up, then the connection breaks"
-    TORN_DEATH = "half of the bytes go up, then the process dies"
+    TORN_ERROR = "half of the bytes move, then the connection breaks"
+    TORN_DEATH = "half of the bytes move, then the process dies"
     TORN_VISIBLE = "half of the bytes go up and stay visible, as on a store without atomic writes"
+    THROTTLED = "503 SlowDown, for this operation and the next three"
+    LOST_THEN_THROTTLED = "it happened, the answer did not arrive, and 503 SlowDown for the next eleven operations"
+    OUTAGE = "503 SlowDown from here on"
+    SLOW = "it takes so long that somebody else acts first"
+
+
+# Eleven: with the lost answer itself exactly what an append tries before it calls its outcome unknown.
+FOLLOWING = {Fault.THROTTLED: 3, Fault.LOST_THEN_THROTTLED: 11, Fault.OUTAGE: 1_000_000}
+DEADLY = frozenset({Fault.DEATH_BEFORE, Fault.DEATH_AFTER, Fault.TORN_DEATH})
+_TORN = frozenset({Fault.TORN_ERROR, Fault.TORN_DEATH})
 
 
 @dataclass
 class FaultyStore:
-    """Wraps `inner`; operation number `at` (from 0) fails as `fault` says; `at=None` only counts."""
+    """Wraps `inner`; operation number `at` (from 0) fails as `fault` says; `at=None` only counts.
+
+    `rival` is what the world does during a SLOW operation, with the wrapped store. After a death every further
+    operation of the dead process dies too.
+    """
 
     inner: ObjectStore
     fault: Fault = Fault.ERROR_BEFORE
     at: int | None = None
     operations: list[str] = field(default_factory=list)
     fired: bool = False
+    rival: Callable[[ObjectStore], None] | None = None
+    keys_asked: list[str] = field(default_factory=list)
 
     def __getattr__(self, name: str) -> Any:
         """Return the wrapped store's attribute; anything callable is an operation."""
         value = getattr(self.inner, name)
         if not callable(value):
             return value
-        return lambda *args: self._operate(name, value, args)
+        return lambda *args, **named: self._operate(name, value, args, named)
 
-    def _operate(self, name: str, operation: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    def _operate(self, name: str, operation: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         number = len(self.operations)
         self.operations.append(name)
-        if number != self.at:
-            return operation(*args)
+        self.keys_asked.append(next((arg for arg in args if isinstance(arg, str)), ""))
+        if self.at is None or number < self.at:
+            return operation(*args, **named)
+        if number > self.at:
+            return self._afterwards(number, operation, args, named)
         self.fired = True
-        return self._fail(name, operation, args)
+        if self.fault is Fault.SLOW and self.rival is not None:
+            self.rival(self.inner)
+        return perform(self.fault, self.inner, name, operation, args, named)
 
-    def _fail(self, name: str, operation: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        error = StoreUnavailable(f"injected at operation {self.at}: {self.fault.value}")
-        match self.fault:
-            case Fault.RESPONSE_LOST:
-                operation(*args)
-            case Fault.DEATH_AFTER:
-                operation(*args)
-                raise Death
-            case Fault.DEATH_BEFORE:
-                raise Death
-            case Fault.TORN_ERROR | Fault.TORN_DEATH if is_stream(args):
-                broken = error if self.fault is Fault.TORN_ERROR else Death()
-                operation(args[0], torn(args[1], broken))
-            case Fault.TORN_DEATH:
-                raise Death
-            case Fault.TORN_VISIBLE if len(args) == 2 and name != "create":
-                # A log entry is one small PUT, whole or absent; everything else may be left half written.
-                data = b"".join(bytes(chunk) for chunk in args[1]) if is_stream(args) else args[1]
-                self.inner.write(args[0], data[: len(data) // 2])
-        raise error
+    def _afterwards(self, number: int, operation: Callable[..., Any], args: tuple[Any, ...], named: Any) -> Any:
+        if self.fault in DEADLY:
+            raise Death
+        if number <= (self.at or 0) + FOLLOWING.get(self.fault, 0):
+            raise slow_down()
+        return operation(*args, **named)
+
+
+def slow_down() -> StoreUnavailable:
+    """What a throttling store answers."""
+    return StoreUnavailable("injected: 503 SlowDown")
+
+
+def perform(
+    fault: Fault, store: Any, name: str, operation: Callable[..., Any], args: tuple[Any, ...], named: Any = None
+) -> Any:
+    """Do one operation as the fault says: its result, an error, or death."""
+    named = named or {}
+    error = StoreUnavailable(f"injected at {name}: {fault.value}")
+    match fault:
+        case Fault.SLOW:
+            return operation(*args, **named)
+        case Fault.THROTTLED | Fault.OUTAGE:
+            raise slow_down()
+        case Fault.RESPONSE_LOST | Fault.LOST_THEN_THROTTLED:
+            _finish(operation(*args, **named))
+        case Fault.DEATH_AFTER:
+            _finish(operation(*args, **named))
+            raise Death
+        case Fault.DEATH_BEFORE:
+            raise Death
+        case Fault.TORN_ERROR | Fault.TORN_DEATH if is_stream(args):
+            operation(args[0], torn(args[1], error if fault is Fault.TORN_ERROR else Death()))
+        case Fault.TORN_ERROR | Fault.TORN_DEATH if isgeneratorfunction(operation):
+            return torn(operation(*args, **named), error if fault is Fault.TORN_ERROR else Death())
+        case Fault.TORN_DEATH:
+            raise Death
+        case Fault.TORN_VISIBLE if len(args) == 2 and name != "create":
+            # A log entry is one small PUT, whole or absent; everything else may be left half written.
+            data = b"".join(bytes(chunk) for chunk in args[1]) if is_stream(args) else args[1]
+            store.write(args[0], data[: len(data) // 2])
+    raise error
+
+
+def applies(fault: Fault, name: str, store: object) -> bool:
+    """Whether this fault differs, at this operation, from a plainer one that is tried as well."""
+    operation = getattr(store, name)
+    if fault is Fault.TORN_VISIBLE:
+        return name in ("write", "write_stream")
+    return fault not in _TORN or name == "write_stream" or isgeneratorfunction(operation)
 
 
 def is_stream(args: tuple[Any, ...]) -> bool:
@@ -81,8 +133,14 @@ def is_stream(args: tuple[Any, ...]) -> bool:
     return len(args) == 2 and not isinstance(args[1], bytes)
 
 
-def torn(chunks: Iterator[bytes | memoryview], broken: BaseException) -> Iterator[bytes | memoryview]:
+def torn(chunks: Iterable[bytes | memoryview], broken: BaseException) -> Iterator[Any]:
     """Yield half of the first chunk, then break."""
     first = memoryview(next(iter(chunks)))
     yield first[: len(first) // 2]
     raise broken
+
+
+def _finish(result: object) -> None:
+    if isinstance(result, Iterator):
+        for _ in result:
+            pass

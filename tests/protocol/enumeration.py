@@ -1,0 +1,142 @@
+"""Every fault at every operation of every scenario, and what each case must come to.
+
+Owns which cases there are. Nothing is listed by hand: a scenario is first run to count its operations, then once for
+each operation and fault that differs there.
+"""
+
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+
+from storage.object_store import ObjectStore
+from tests.protocol import processes
+from tests.protocol.invariants import continue_run, examine
+from tests.protocol.processes import REFUSALS, Process
+from tests.protocol.quick_world import witnessed
+from tests.protocol.raw_history import Violation, require
+from tests.protocol.scenarios import Scenario
+from tests.protocol.world import Copies, Ledger
+from tests.storage.faulty_store import Death, Fault, FaultyStore, applies
+
+Rival = Callable[[Process], None]
+
+
+def take_over(process: Process) -> None:
+    """Claim the run, whoever owns it, commit and go on living."""
+    log = process.log()
+    if log.refresh().opened is None:
+        return
+    number = processes.claim(process, log).attempt
+    step = log.state.high_water_step + 1
+    processes.commit(process, log, processes.stage(process, step=step, attempt=number))
+
+
+def promote_oldest(process: Process) -> None:
+    """Offer the oldest readable checkpoint that is evaluated."""
+    state = process.log().refresh()
+    wanted = {item.manifest_sha256 for item in state.evaluations}
+    found = [record.committed.prefix for record in state.readable if record.committed.manifest_sha256 in wanted]
+    if found:
+        processes.promote(process, found[-1])
+
+
+def take_over_and_sweep(process: Process) -> None:
+    """What could hurt most: a newer commit, after which everything older looks free."""
+    take_over(process)
+    processes.sweep(process)
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """A fault, and for a slow operation who acts first."""
+
+    name: str
+    fault: Fault
+    rival: Rival | None = None
+
+
+TROUBLES = (
+    *(Trouble(fault.name.lower(), fault) for fault in Fault if fault is not Fault.SLOW),
+    Trouble("slow_while_taken_over", Fault.SLOW, take_over),
+    Trouble("slow_while_swept", Fault.SLOW, processes.sweep),
+    Trouble("slow_while_promoted", Fault.SLOW, promote_oldest),
+    Trouble("slow_while_taken_over_and_swept", Fault.SLOW, take_over_and_sweep),
+)
+# One of these at the entry's own PUT must be settled, and the scenario acknowledged.
+SETTLED = frozenset({Fault.ERROR_BEFORE, Fault.RESPONSE_LOST, Fault.THROTTLED})
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operation of one scenario under one trouble."""
+
+    scenario: Scenario
+    trouble: Trouble
+    at: int
+    operation: str
+
+    def __str__(self) -> str:
+        return f"{self.scenario.name}: {self.trouble.name} at operation {self.at} ({self.operation})"
+
+
+def operations(scenario: Scenario, copies: Copies) -> FaultyStore:
+    """Run the scenario without a fault; returns the store that counted its operations."""
+    counting = FaultyStore(copies.fresh())  # type: ignore[arg-type]
+    scenario.act(Process(store=counting, ledger=deepcopy(copies.snapshot.ledger)))
+    return counting
+
+
+def cases(scenario: Scenario, trouble: Trouble, copies: Copies) -> Iterator[Case]:
+    """Yield every case of the scenario that differs under this trouble."""
+    counted = operations(scenario, copies)
+    for number, name in enumerate(counted.operations):
+        if applies(trouble.fault, name, counted.inner.inner):  # type: ignore[attr-defined]
+            yield Case(scenario, trouble, number, f"{name} {counted.keys_asked[number]}")
+
+
+def run_case(case: Case, copies: Copies) -> None:
+    """Run one case and examine what is left; raises `Violation`, naming the case, where something does not hold."""
+    survivor, ledger = copies.fresh(), deepcopy(copies.snapshot.ledger)
+    faulty = FaultyStore(
+        survivor,  # type: ignore[arg-type]
+        case.trouble.fault,
+        case.at,
+        rival=_rival(case.trouble.rival, ledger),
+    )
+    try:
+        with witnessed(ledger):
+            _act(case, Process(store=faulty, ledger=ledger, host="victim"))
+        require(faulty.fired, "deterministic", "the operation was not reached")
+        examine(survivor, ledger)
+        continue_run(survivor, ledger)
+    except Violation as violation:
+        raise Violation(f"{violation} [{case}]") from violation
+
+
+def _act(case: Case, process: Process) -> None:
+    try:
+        case.scenario.act(process)
+    except Death:
+        return
+    except REFUSALS as error:
+        settled = case.trouble.fault in SETTLED and case.operation.startswith("create ")
+        require(not settled, "an append is settled", f"{type(error).__name__}: {error}")
+
+
+def _rival(act: Rival | None, ledger: Ledger) -> Callable[[ObjectStore], None] | None:
+    if act is None:
+        return None
+
+    def rival(store: ObjectStore) -> None:
+        try:
+            act(Process(store=store, ledger=ledger, host="rival"))
+        except REFUSALS as error:
+            ledger.acknowledge(f"rival: {type(error).__name__}: {error}")
+
+    return rival
+
+
+def all_cases(scenario: Scenario, kind_copies: Copies) -> Iterator[Case]:
+    """Yield every case of a scenario."""
+    for trouble in TROUBLES:
+        yield from cases(scenario, trouble, kind_copies)

@@ -1,0 +1,115 @@
+"""What must hold of a store after any fault and any schedule, asked by somebody who has never seen it before.
+
+Owns the final examination and the liveness that follows: a fresh attempt claims, resumes and commits. The rules for
+single entries and single deletions are in `raw_history`.
+"""
+
+import hashlib
+import json
+from typing import Any
+
+from storage.checkpoint import checkpoint_prefix
+from storage.errors import StorageError
+from storage.object_store import ObjectStore
+from storage.registry import Registry
+from storage.run_state import fold
+from tasks.errors import TaskError
+from tests.protocol.processes import PREFIX, Process, commit, end_attempt, load_resume_point, stage
+from tests.protocol.processes import claim as claim_attempt
+from tests.protocol.raw_history import (
+    GONE,
+    READABLE,
+    RawRun,
+    Violation,
+    reached,
+    read_raw,
+    require,
+    tell_aliases,
+    tell_run,
+)
+from tests.protocol.world import Ledger, WatchedStore
+from tests.storage.builders import run_log
+
+
+def examine(store: WatchedStore, ledger: Ledger) -> RawRun:
+    """Check every invariant on what is left; raises `Violation` naming the first that does not hold."""
+    told = tell_run(store.inner, PREFIX)
+    _require_readers_agree(store.inner, told)
+    _require_acknowledged(store.inner, told, ledger)
+    _require_bytes(store.inner, told, ledger)
+    return told
+
+
+def continue_run(store: WatchedStore, ledger: Ledger) -> None:
+    """A fresh process takes the run over, resumes, commits and ends; then everything is examined again."""
+    process = Process(store=store, ledger=ledger, host="afterwards", shard_bytes=1024)
+    log = process.log()
+    try:
+        if log.refresh().opened is None:
+            return
+        started = claim_attempt(process, log)
+        step = load_resume_point(process, started) + 1
+        commit(process, log, stage(process, step=step, attempt=started.attempt))
+        end_attempt(process, log, started.attempt)
+    except (StorageError, TaskError) as error:
+        require(False, "the run goes on", f"{type(error).__name__}: {error}")
+    told = examine(store, ledger)
+    mine = checkpoint_prefix(PREFIX, step=step, attempt=started.attempt)
+    require(told.readable[0] == mine, "the run goes on", f"newest is {told.readable[0]}, not {mine}")
+
+
+def _require_readers_agree(store: ObjectStore, told: RawRun) -> None:
+    """The product's reader, with and without its cache, sees what the raw entries say."""
+    log = run_log(store)
+    try:
+        entries, cached = log.read_entries(), log.refresh()
+    except StorageError as error:
+        raise Violation(f"readers agree: {type(error).__name__}: {error}") from error
+    state = fold(entries)
+    require(cached == state, "the cache agrees with the entries", f"{cached} is not {state}")
+    require(state.refused == (), "no entry is refused", state.refused)
+    readable = [record.committed.prefix for record in state.readable]
+    require(readable == told.readable, "nothing uncommitted is visible", f"{readable} is not {told.readable}")
+    states = {record.committed.prefix: record.state for record in state.checkpoints}
+    require(states == told.status, "readers agree", f"{states} is not {told.status}")
+    for folder, stack in tell_aliases(store).items():
+        champion = Registry(store, folder.split("/")[1]).refresh().champion
+        last = stack[-1]["manifest_sha256"] if stack else None
+        require((champion.manifest_sha256 if champion else None) == last, "readers agree", folder)
+
+
+def _require_acknowledged(store: ObjectStore, told: RawRun, ledger: Ledger) -> None:
+    raw: dict[str, list[dict[str, Any]]] = {}
+    for name, write_id in ledger.entries.items():
+        log, seq = name.split(" ")
+        entries = raw.setdefault(log, read_raw(store, log))
+        kept = int(seq) < len(entries) and entries[int(seq)]["write_id"] == write_id
+        require(kept, "nothing acknowledged is lost", name)
+    lost = ledger.committed.keys() - told.status.keys()
+    require(not lost, "nothing acknowledged is lost", lost)
+    for prefix, digest in ledger.committed.items():
+        require(told.commits[prefix]["state_sha256"] == digest, "content", prefix)
+
+
+def _require_bytes(store: ObjectStore, told: RawRun, ledger: Ledger) -> None:
+    for prefix, status in told.status.items():
+        if status == READABLE and prefix not in ledger.broken:
+            _require_whole(store, told.commits[prefix])
+        if status == GONE:
+            require(store.keys(prefix) == [], "deleted is deleted", prefix)
+    for promoted in reached(store):
+        status = told.status[promoted["prefix"]]
+        require(status == READABLE, "nothing needed is superseded", f"{promoted['prefix']} is a champion and {status}")
+
+
+def _require_whole(store: ObjectStore, body: dict[str, Any]) -> None:
+    """Hash a committed checkpoint with nothing of the product's."""
+    prefix = body["prefix"]
+    try:
+        data = store.read(f"{prefix}/manifest.json")
+        require(hashlib.sha256(data).hexdigest() == body["manifest_sha256"], "committed verifies", prefix)
+        for item in json.loads(data)["objects"]:
+            found = hashlib.sha256(store.read(f"{prefix}/{item['name']}")).hexdigest()
+            require(found == item["sha256"], "committed verifies", f"{prefix}/{item['name']}")
+    except StorageError as error:
+        require(False, "committed verifies", error)

@@ -1,0 +1,211 @@
+"""Deliberate mistakes in the protocol, each a patch of the product's own code: the suite must notice every one.
+
+Owns the mistakes and which invariant is expected to catch each. A mutant nobody catches means that a promise is not
+tested.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+import storage.checkpoint as checkpoint
+import storage.run_log as run_log
+import storage.sweep as sweep
+import tasks.attempt_claim as attempt_claim
+import tasks.promotion_offer as promotion_offer
+import tasks.retention as retention
+from storage.checkpoint import StagedCheckpoint
+from storage.document import decode, sha256
+from storage.entry_log import EntryLog, ReadEntry
+from storage.errors import ObjectMissing, StoreUnavailable
+from storage.fold_cache import FoldedLog
+from storage.log_entry import Entry, decode_entry, encode_entry, entry_name
+from storage.memory_store import MemoryStore
+from storage.object_store import ObjectStore
+from storage.run_entries import CheckpointCommitted, CheckpointReference
+from storage.run_state import RunState
+from storage.sweep import Verdict
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A mistake, the scenarios it is looked for in first, and the invariants that may catch it."""
+
+    name: str
+    patch: Patch
+    scenarios: tuple[str, ...]
+    caught_by: tuple[str, ...]
+
+
+def marker_before_payload(patch: pytest.MonkeyPatch) -> None:
+    """The commit entry is appended first, the objects follow."""
+    aside, stage = MemoryStore("aside"), checkpoint.stage_checkpoint
+
+    def stage_nothing(store: ObjectStore, **named: Any) -> StagedCheckpoint:
+        return stage(aside, **named)
+
+    def commit_first(log: Any, staged: StagedCheckpoint, *, writer: Any, **named: Any) -> RunState:
+        body = CheckpointCommitted(
+            **{name: getattr(staged, name) for name in StagedCheckpoint.__dataclass_fields__}, **named
+        )
+        state: RunState = log.append(partial(checkpoint._unless_committed, body), writer=writer)
+        for key in aside.keys(staged.prefix):
+            log.store.write(key, aside.read(key))
+        return state
+
+    patch.setattr(checkpoint, "stage_checkpoint", stage_nothing)
+    patch.setattr(checkpoint, "commit_checkpoint", commit_first)
+
+
+def blind_retry(patch: pytest.MonkeyPatch) -> None:
+    """An append without a clean answer is put again behind whatever is there now."""
+
+    def append(self: EntryLog, body: Any, *, after: Any, writer: Any, resume: Any = ()) -> ReadEntry | None:
+        while True:
+            entry = Entry(
+                seq=after.entry.seq + 1 if after else 0,
+                kind=self.names[type(body)],
+                at=self.clock(),
+                write_id=uuid4().hex,
+                prev=after.sha256 if after else None,
+                writer=writer,
+                resume=resume,
+                body=body,
+            )
+            data, key = encode_entry(entry), f"{self.prefix}/{entry_name(entry.seq)}"
+            try:
+                made = self.store.create(key, data)
+            except StoreUnavailable:
+                after = [after, *self.read_after(after)][-1]
+                continue
+            read = ReadEntry(entry=decode_entry(data, self.kinds, where=key), sha256=sha256(data))
+            return read if made else None
+
+    patch.setattr(EntryLog, "append", append)
+
+
+def no_epoch_check(patch: pytest.MonkeyPatch) -> None:
+    """Neither writer nor fold asks whether a newer attempt owns the run."""
+    patch.setattr(RunState, "fences", lambda self, attempt: False)
+
+
+def delete_before_supersede(patch: pytest.MonkeyPatch) -> None:
+    """The bytes go first, the entry that allows it follows."""
+    supersede = sweep._Sweep._supersede
+
+    def delete_first(self: sweep._Sweep) -> None:
+        for verdict in self._plan(self._state, ()).checkpoints:
+            if verdict.is_over:
+                self._delete_bytes(verdict.key)
+        supersede(self)
+
+    patch.setattr(sweep._Sweep, "_supersede", delete_first)
+
+
+def promote_without_hold(patch: pytest.MonkeyPatch) -> None:
+    """The registry is asked without the run's log being told first."""
+    patch.setattr(promotion_offer, "hold_checkpoint", lambda log, hold, *, writer: True)
+
+
+def resume_without_verification(patch: pytest.MonkeyPatch) -> None:
+    """The newest committed checkpoint is believed."""
+    patch.setattr(checkpoint, "verify_checkpoint", lambda store, reference: ())
+
+
+def no_read_back(patch: pytest.MonkeyPatch) -> None:
+    """A lost answer is taken for a failure: the same PUT again, and whoever is there is somebody else."""
+
+    def put(self: EntryLog, key: str, data: bytes, write_id: str) -> bool:
+        for _ in range(6):
+            try:
+                return self.store.create(key, data)
+            except StoreUnavailable:
+                continue
+        raise StoreUnavailable(key)
+
+    patch.setattr(EntryLog, "_put", put)
+
+
+def commit_not_idempotent(patch: pytest.MonkeyPatch) -> None:
+    """Committing again after an unknown outcome does not look whether it is committed."""
+    patch.setattr(checkpoint, "_unless_committed", lambda body, state: body)
+
+
+def sweep_of_a_live_attempt(patch: pytest.MonkeyPatch) -> None:
+    """Whatever is staged and not committed counts as an orphan."""
+    patch.setattr(retention, "_judge_staged", lambda state, folder: Verdict(key=folder, is_over=True, why="mutant"))
+
+
+def fold_cache_trusted(patch: pytest.MonkeyPatch) -> None:
+    """The cached fold is believed if it can be decoded, whatever log it was folded from."""
+
+    def read_fold(store: ObjectStore, key: str, log: EntryLog) -> FoldedLog | None:
+        try:
+            line, _, state = store.read(key).partition(b"\n")
+        except ObjectMissing:
+            return None
+        head = log.read(decode(line, dict, where=key)["seq"])
+        return FoldedLog(head=head, state=decode(state, RunState, where=key)) if head else None
+
+    patch.setattr(run_log, "read_fold", read_fold)
+
+
+def holds_of_the_living_released(patch: pytest.MonkeyPatch) -> None:
+    """A sweep takes an undecided hold for a forgotten one."""
+    judge = retention._judge_hold
+
+    def judge_as_dead(terms: retention.RetentionTerms, hold: Any) -> Verdict:
+        decided = any(hold.hold_id in facts.decided_holds for facts in terms.aliases)
+        return judge(terms, hold) if decided else Verdict(key=hold.hold_id, is_over=True, why="mutant")
+
+    patch.setattr(retention, "_judge_hold", judge_as_dead)
+
+
+def claim_on_an_old_look(patch: pytest.MonkeyPatch) -> None:
+    """The claim does not look again what is newest when it has waited for its turn."""
+
+    def next_attempt(log: Any, reference: CheckpointReference | None, start: Any, state: RunState) -> Any:
+        if state.open_attempt is not None:
+            raise attempt_claim._live(log, state.open_attempt, "claimed the run first")
+        return start(state.latest_attempt + 1, reference, state)
+
+    patch.setattr(attempt_claim, "_next_attempt", next_attempt)
+
+
+MUTANTS = (
+    Mutant("marker-before-payload", marker_before_payload, ("stage-and-commit",), ("committed verifies",)),
+    Mutant("blind-retry", blind_retry, ("commit", "promote"), ("no entry twice",)),
+    Mutant("no-epoch-check", no_epoch_check, ("commit",), ("fencing",)),
+    Mutant(
+        "delete-before-supersede", delete_before_supersede, ("supersede-and-delete",), ("nothing referenced deleted",)
+    ),
+    Mutant("promote-without-hold", promote_without_hold, ("promote-oldest",), ("nothing needed is superseded",)),
+    Mutant(
+        "resume-without-verification",
+        resume_without_verification,
+        ("quarantine-and-resume",),
+        ("a resume point can be read", "the run goes on"),
+    ),
+    Mutant("no-read-back", no_read_back, ("finish-run", "roll-back"), ("no entry twice", "an append is settled")),
+    Mutant("commit-not-idempotent", commit_not_idempotent, ("commit",), ("committing again is harmless",)),
+    Mutant("sweep-of-a-live-attempt", sweep_of_a_live_attempt, ("sweep",), ("nothing referenced deleted",)),
+    Mutant(
+        "fold-cache-trusted",
+        fold_cache_trusted,
+        ("read-back-over-a-foreign-cache",),
+        ("the cache agrees with the entries", "readers agree", "content"),
+    ),
+    Mutant(
+        "holds-of-the-living-released",
+        holds_of_the_living_released,
+        ("promote-oldest",),
+        ("nothing needed is superseded",),
+    ),
+    Mutant("claim-on-an-old-look", claim_on_an_old_look, (), ("resumes from the newest",)),
+)

@@ -1,0 +1,345 @@
+"""What the processes of Cairn do to a store, without tensors and without an orchestrator: the product's own functions.
+
+Owns the order of calls as `flows.attempt` and the `cairn` verbs make them. Every function notes in the ledger what it
+was answered, at once: what dies later has still been promised.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import storage.checkpoint as checkpoint
+import tasks.attempt_claim as attempt_claim
+import tasks.checkpoint_sweep as checkpoint_sweep
+import tasks.evaluation_run as evaluation_run
+import tasks.promotion_offer as promotion_offer
+from flows.errors import RunNotFound
+from flows.model_views import roll_back
+from model.configuration import ModelConfig
+from storage.checkpoint import StagedCheckpoint, TensorGroup, checkpoint_prefix
+from storage.errors import AppendUnknown, Fenced, IntegrityError, StorageError
+from storage.heartbeat import Heartbeat, write_heartbeat
+from storage.log_entry import Writer
+from storage.object_store import ObjectStore
+from storage.registry import Registry
+from storage.run_entries import (
+    AttemptStarted,
+    CheckpointReference,
+    EvaluationFailed,
+    Placement,
+    RunFinished,
+)
+from storage.run_log import RunLog
+from storage.run_state import RunState
+from tasks.errors import CheckpointGone, GateRefused, TaskError
+from tasks.evaluation_run import EvaluationPlan, Outcome, find_evaluation
+from tasks.evaluation_suite import Suite
+from tasks.promotion import Candidate
+from tasks.settings import BudgetsConfig, CheckpointConfig, LeaseConfig
+from tests.protocol.raw_history import require, tell_run
+from tests.protocol.world import Ledger, as_store
+from tests.storage.builders import NOON, RUN, ended, floats, opened, trainer_document
+
+PREFIX = f"runs/{RUN}"
+REFUSALS = (StorageError, TaskError, RunNotFound)
+"""What a process may be told instead of an answer."""
+ALIAS = "champion"
+LEASE = LeaseConfig(seconds=0.75, heartbeat_seconds=0.25)
+SUITE = Suite(
+    name="held-out",
+    batches=1,
+    batch_size=1,
+    prompts=(),
+    sample_tokens=0,
+    sample_seed=0,
+    evaluator_version="1",
+)
+_PIDS = count(1)
+
+
+@dataclass
+class VirtualClock:
+    """A process's own monotonic clock: only its own sleeping moves it."""
+
+    now: float = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@dataclass
+class Process:
+    """One process: its store, its identity, its clock, and the ledger that everybody shares."""
+
+    store: Any
+    ledger: Ledger
+    host: str = "elsewhere"
+    pid: int = field(default_factory=lambda: next(_PIDS))
+    clock: VirtualClock = field(default_factory=VirtualClock)
+    shard_bytes: int = 16
+
+    @property
+    def placement(self) -> Placement:
+        return Placement(
+            host=self.host, boot_id="b", pid=self.pid, process_started=1.0, device="cpu", world_size=1, threads=1
+        )
+
+    def writer(self, attempt: int | None = None) -> Writer:
+        return Writer(host=self.host, pid=self.pid, attempt=attempt)
+
+    def log(self) -> RunLog:
+        return RunLog(as_store(self.store), RUN)
+
+
+_PRESENT: ContextVar[Process] = ContextVar("present")
+
+
+@contextmanager
+def being(process: Process) -> Iterator[None]:
+    """Within this, holds are taken in the name of the process."""
+    token = _PRESENT.set(process)
+    try:
+        yield
+    finally:
+        _PRESENT.reset(token)
+
+
+def present_placement(*, device: str, threads: int) -> Placement:
+    """Stand in for `this_placement`: every process of these tests is this one process."""
+    return _PRESENT.get().placement
+
+
+def open_run(process: Process) -> None:
+    """Open the run unless it is open."""
+    process.log().append(lambda state: opened() if state.opened is None else None, writer=process.writer())
+    process.ledger.acknowledge("opened")
+
+
+def claim(process: Process, log: RunLog) -> AttemptStarted:
+    """Claim the next attempt as the flow does."""
+    claimant = attempt_claim.Claimant(
+        lease=LEASE,
+        budgets=BudgetsConfig(),
+        writer=process.writer(),
+        monotonic=process.clock.monotonic,
+        sleep=process.clock.sleep,
+    )
+    started = attempt_claim.claim_attempt(log, claimant, partial(_start, process))
+    process.ledger.acknowledge(f"claimed {started.attempt}")
+    return started
+
+
+def _start(process: Process, number: int, reference: CheckpointReference | None, state: RunState) -> AttemptStarted:
+    return AttemptStarted(
+        attempt=number,
+        placement=process.placement,
+        config={},
+        config_sha256="c",
+        code_version="1",
+        flow_run_id=None,
+        micro_batch=1,
+        resumed_from=reference,
+    )
+
+
+def load(process: Process, reference: CheckpointReference | None) -> int:
+    """Load what an attempt resumes from and return its step; the content must be what was once staged."""
+    if reference is None:
+        return 0
+    loaded = checkpoint.load_checkpoint(as_store(process.store), reference)
+    expected = process.ledger.committed.get(reference.prefix, loaded.state_sha256)
+    require(loaded.state_sha256 == expected, "content", f"{reference.prefix} is not what was committed")
+    require(loaded.trainer.step == reference.step, "content", f"{reference.prefix} is of step {loaded.trainer.step}")
+    return reference.step
+
+
+def stage(process: Process, *, step: int, attempt: int) -> StagedCheckpoint:
+    """Stage a checkpoint of a few floats whose content depends on step and attempt."""
+    weights = (floats("a", step, 1, 2), floats("b", attempt, 3, 4))
+    return checkpoint.stage_checkpoint(
+        as_store(process.store),
+        run_id=RUN,
+        attempt=attempt,
+        prefix=checkpoint_prefix(PREFIX, step=step, attempt=attempt),
+        groups=(TensorGroup(name="weights", records=weights),),
+        trainer=trainer_document(step),
+        shard_bytes=process.shard_bytes,
+    )
+
+
+def commit(process: Process, log: RunLog, staged: StagedCheckpoint) -> None:
+    """Commit, and once more where the outcome stayed unknown: it must not come to two commits or to a refusal."""
+    act = partial(
+        checkpoint.commit_checkpoint, log, staged, writer=process.writer(staged.attempt), tokens=1, gpu_seconds=1.0
+    )
+    try:
+        act()
+    except AppendUnknown:
+        _commit_again(process, staged.attempt, act)
+    process.ledger.committed[staged.prefix] = staged.state_sha256
+
+
+def _commit_again(process: Process, attempt: int, act: Callable[[], object]) -> None:
+    try:
+        act()
+    except Fenced as error:
+        told = tell_run(process.store.inner, PREFIX)
+        require(told.owner != attempt, "committing again is harmless", error)
+        raise
+
+
+def beat(process: Process, attempt: int, step: int) -> None:
+    """Show life."""
+    heartbeat = Heartbeat(attempt=attempt, beat=step, step=step, train_loss=1.0, tokens=step, gpu_seconds=1.0)
+    write_heartbeat(as_store(process.store), PREFIX, heartbeat)
+
+
+def end_attempt(process: Process, log: RunLog, attempt: int, reason: str = "preempted") -> None:
+    """Write the receipt of the own attempt."""
+    log.append(lambda state: ended(attempt, reason), writer=process.writer(attempt))
+    process.ledger.acknowledge(f"ended {attempt}")
+
+
+def finish_run(process: Process, log: RunLog, attempt: int) -> None:
+    """Say that the last step is committed, as the flow does: once, on the newest state."""
+    newest = log.refresh().newest_committed
+    if newest is None or log.state.finished is not None:
+        return
+    body = RunFinished(
+        attempt=attempt,
+        step=newest.committed.step,
+        manifest_sha256=newest.committed.manifest_sha256,
+        state_sha256=newest.committed.state_sha256,
+    )
+    log.append(lambda state: body, writer=process.writer(attempt))
+    process.ledger.acknowledge("finished")
+
+
+def plan() -> EvaluationPlan:
+    """How checkpoints are measured here: without a process."""
+    model = ModelConfig(n_layer=1, n_head=1, n_embd=8, block_size=8)
+    return EvaluationPlan(
+        suite=SUITE,
+        model=model,
+        snapshot_id="d",
+        cache_dir=Path("nowhere"),
+        device="cpu",
+        threads=1,
+        timeout_seconds=1.0,
+    )
+
+
+def measured(loss: float) -> Callable[[bytes, float], Outcome]:
+    """Return an evaluator that prints this loss."""
+    result = json.dumps({"metrics": {"val_loss": loss}, "samples": []}).encode()
+    return lambda order, timeout: Outcome(result=result, problem="")
+
+
+def evaluate(process: Process, prefix: str, measure: Callable[[bytes, float], Outcome], during: int | None) -> None:
+    """Evaluate a committed checkpoint, reading its bytes as the evaluator would."""
+    log = process.log()
+    record = log.refresh().find(prefix)
+    if record is None:
+        return
+    reference = record.committed.reference
+
+    def read_and_measure(order: bytes, timeout: float) -> Outcome:
+        try:
+            load(process, reference)
+        except IntegrityError as error:
+            _require_gone_for_a_reason(process, prefix, error)
+        return measure(order, timeout)
+
+    with being(process):
+        body = evaluation_run.record_evaluation(
+            log, reference, PLAN, during_attempt=during, measure=read_and_measure, clock=lambda: NOON
+        )
+    failed = isinstance(body, EvaluationFailed)
+    process.ledger.acknowledge(f"{'failed' if failed else 'evaluated'} {prefix}")
+
+
+def _require_gone_for_a_reason(process: Process, prefix: str, error: IntegrityError) -> None:
+    told = tell_run(process.store.inner, PREFIX)
+    gone = told.status[prefix] != "committed" or prefix in process.ledger.broken
+    require(gone, "what is held stays", f"{prefix}: {error}")
+    raise CheckpointGone(prefix) from error
+
+
+def promote(process: Process, prefix: str) -> None:
+    """Offer a checkpoint to the alias."""
+    store = as_store(process.store)
+    log = process.log()
+    state = log.refresh()
+    record = state.find(prefix)
+    if record is None:
+        return
+    evaluation = find_evaluation(state, record.committed.manifest_sha256, SUITE.sha256)
+    candidate = Candidate(run_id=RUN, reference=record.committed.reference, evaluation=evaluation, by="me")
+    try:
+        with being(process):
+            promotion_offer.offer(log, Registry(store, ALIAS), candidate, min_improvement=0.0)
+    except GateRefused:
+        process.ledger.acknowledge(f"refused {prefix}")
+        return
+    process.ledger.acknowledge(f"promoted {prefix}")
+
+
+def go_back(process: Process) -> None:
+    """Roll the alias back."""
+    view = roll_back(as_store(process.store), ALIAS, by="me")
+    process.ledger.acknowledge(f"rolled back to {view.manifest_sha256}")
+
+
+def sweep(process: Process) -> None:
+    """Sweep the run as the verb and the flow do."""
+    policy = CheckpointConfig(keep_last=process.ledger.keep_last, keep_best=0)
+    checkpoint_sweep.sweep_run(
+        process.log(), policy, SUITE.sha256, is_dead=lambda placement: placement.pid in process.ledger.dead
+    )
+    process.ledger.acknowledge("swept")
+
+
+def train(process: Process, *, commits: int, evaluated: bool = False, finish: bool = False) -> None:
+    """One attempt from claim to receipt: resume, stage and commit so often, end."""
+    log = process.log()
+    started = claim(process, log)
+    number = started.attempt
+    step = load_resume_point(process, started)
+    for _ in range(commits):
+        step += 1
+        beat(process, number, step)
+        commit(process, log, stage(process, step=step, attempt=number))
+        if evaluated:
+            evaluate(process, checkpoint_prefix(PREFIX, step=step, attempt=number), measured(1 / step), number)
+    if finish:
+        finish_run(process, log, number)
+    end_attempt(process, log, number, "completed" if finish else "preempted")
+
+
+def load_resume_point(process: Process, started: AttemptStarted) -> int:
+    """Load it; that it cannot be read is forgiven only to an attempt that no longer owns the run."""
+    try:
+        return load(process, started.resumed_from)
+    except IntegrityError as error:
+        told = tell_run(process.store.inner, PREFIX)
+        require(told.owner != started.attempt, "a resume point can be read", f"{started.attempt}: {error}")
+        raise
+
+
+def break_object(store: ObjectStore, key: str) -> None:
+    """Flip one bit of an object in the store."""
+    data = bytearray(store.read(key))
+    data[len(data) // 2] ^= 1
+    store.write(key, bytes(data))
+
+
+PLAN = plan()

@@ -1,0 +1,71 @@
+"""What makes thousands of cases quick, in one order and observed: no sleeping, no disk, no threads, small caches.
+
+Owns the patches around the product that change no decision of it.
+"""
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+import storage.entry_log
+import storage.run_log
+import tasks.evaluation_run
+import tasks.promotion_offer
+from storage.entry_log import EntryLog, ReadEntry
+from tests.protocol.processes import present_placement
+from tests.protocol.world import Ledger
+from tests.storage.builders import clock, no_sleep
+
+
+class InlineExecutor:
+    """A thread pool without threads, so that operations come in one order."""
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+
+    def __enter__(self) -> "InlineExecutor":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+    def map(self, function: Any, *arguments: Iterable[Any]) -> Iterator[Any]:
+        return map(function, *arguments)
+
+
+_LEDGERS: list[Ledger] = []
+
+
+@contextmanager
+def witnessed(ledger: Ledger) -> Iterator[None]:
+    """Note every append that is answered with success in the ledger."""
+    _LEDGERS.append(ledger)
+    try:
+        yield
+    finally:
+        _LEDGERS.pop()
+
+
+@contextmanager
+def quick_world() -> Iterator[pytest.MonkeyPatch]:
+    """Nobody sleeps, nothing waits for a disk, operations come in one order, folds are cached every few entries."""
+    append = EntryLog.append
+
+    def noted(self: EntryLog, body: Any, **named: Any) -> ReadEntry | None:
+        read = append(self, body, **named)
+        if read is not None and _LEDGERS:
+            _LEDGERS[-1].entries[f"{self.prefix} {read.entry.seq}"] = read.entry.write_id
+        return read
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        patch.setattr(EntryLog.__init__, "__kwdefaults__", {"sleep": no_sleep, "clock": clock})
+        patch.setattr(EntryLog, "append", noted)
+        patch.setattr(storage.entry_log, "ThreadPoolExecutor", InlineExecutor)
+        patch.setattr(storage.run_log, "FOLD_EVERY_ENTRIES", 3)
+        patch.setattr(tasks.evaluation_run, "this_placement", present_placement)
+        patch.setattr(tasks.promotion_offer, "this_placement", present_placement)
+        yield patch

@@ -1,0 +1,215 @@
+"""What a run's raw entries say, told by other code than the product's: the judge may not be the accused.
+
+Owns the rules of ARCHITECTURE section 2 as plain statements about JSON. Every entry of a log must be legal where it
+stands: a writer that follows the protocol never appends one that readers would refuse.
+"""
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from storage.log_entry import entry_name
+from storage.object_store import ObjectStore
+
+READABLE, BROKEN, GIVEN_UP, GONE = "committed", "quarantined", "superseded", "deleted"
+RESUME_POINTS = 8
+
+
+class Violation(AssertionError):
+    """An invariant does not hold; the first word names it."""
+
+
+def require(holds: bool, invariant: str, detail: object = "") -> None:
+    """Raise `Violation` naming the invariant unless it holds."""
+    if not holds:
+        raise Violation(f"{invariant}: {detail}")
+
+
+@dataclass
+class RawRun:
+    """One run after its raw entries so far."""
+
+    claims: int = 0
+    owner: int | None = None
+    resumed: str | None = None
+    opened: bool = False
+    finished: bool = False
+    order: list[str] = field(default_factory=list)
+    commits: dict[str, dict[str, Any]] = field(default_factory=dict)
+    status: dict[str, str] = field(default_factory=dict)
+    holds: dict[str, dict[str, Any]] = field(default_factory=dict)
+    ended: set[int] = field(default_factory=set)
+
+    @property
+    def readable(self) -> list[str]:
+        """Prefixes of committed checkpoints, newest commit first."""
+        return [prefix for prefix in reversed(self.order) if self.status[prefix] == READABLE]
+
+    def take(self, raw: dict[str, Any]) -> None:
+        """Add one entry; raises `Violation` where it may not stand here."""
+        kind, body, attempt = raw["kind"], raw["body"], raw["writer"]["attempt"]
+        if attempt is not None:
+            require(attempt == self.owner, "fencing", f"seq {raw['seq']} by attempt {attempt}, owner is {self.owner}")
+        take = getattr(self, f"_{kind.replace('-', '_')}", None)
+        if take is not None:  # a kind that moves no checkpoint and no owner needs no rule of its own
+            take(body, raw)
+        points = [
+            {name: self.commits[prefix][name] for name in ("step", "attempt", "prefix", "manifest_sha256")}
+            for prefix in self.readable[:RESUME_POINTS]
+        ]
+        require(raw["resume"] == points, "resume points", f"seq {raw['seq']} says {raw['resume']}, must say {points}")
+
+    def _run_opened(self, body: dict[str, Any], raw: dict[str, Any]) -> None:
+        require(not self.opened and raw["seq"] == 0, "no entry twice", "a run is opened once, first")
+        self.opened = True
+
+    def _attempt_started(self, body: dict[str, Any], raw: dict[str, Any]) -> None:
+        require(body["attempt"] == self.claims + 1, "attempts +1", f"{body['attempt']} after {self.claims}")
+        require(self.owner is None, "one owner", f"attempt {body['attempt']} while {self.owner} is open")
+        self.claims = self.owner = body["attempt"]
+        self.resumed = body["resumed_from"]["prefix"] if body["resumed_from"] else None
+        newest = next(iter(self.readable), None)
+        require(self.resumed == newest, "resumes from the newest", f"{self.resumed}, newest is {newest}")
+        self.holds = {name: hold for name, hold in self.holds.items() if hold["during_attempt"] is None}
+
+    def _attempt_ended(self, body: dict[str, Any], raw: dict[str, Any]) -> None:
+        require(body["attempt"] == self.owner, "one end", f"attempt {body['attempt']} ends while {self.owner} is open")
+        self.ended.add(body["attempt"])
+        self.owner = self.resumed = None
+
+    def _checkpoint_committed(self, body: dict[str, Any], raw: dict[str, Any]) -> None:
+        require(body["attempt"] == self.owner == raw["writer"]["attempt"], "fencing", f"commit by {body['attempt']}")
+        require(body["prefix"] not in self.status, "no entry twice", f"{body['prefix']} is committed twice")
+        self.order.append(body["prefix"])
+        self.commits[body["prefix"]], self.status[body["prefix"]] = body, READABLE
+
+    def _checkpoint_quarantined(self, body: dict[str, Any], raw: dict[str, Any]) -> None:
+        self._move(body, (READABLE,), BROKEN)
+
+    def _checkpoint_superseded(self, body: dict[str, Any], raw: dict[str, Any]) -> None:
+        prefix, step = body["prefix"], body["step"]
+        require(not self.holders(prefix), "nothing needed is superseded", f"{prefix} is held")
+        require(self.resumed != prefix, "nothing needed is superseded", f"{prefix} is resumed from")
+        newer = any(self.commits[other]["step"] > step for other in self.readable)
+        require(newer, "nothing needed is superseded", f"{prefix} is the newest readable one")
+        self._move(body, (READABLE, BROKEN), GIVEN_UP)
+
+    def _checkpoint_deleted(self, body: dict[str, Any], raw: dict[str, Any]) -> None:
+        self._move(body, (GIVEN_UP,), GONE)
+
+    def _checkpoint_held(self, body: dict[str, Any], raw: dict[str, Any]) -> None:
+        require(self.status.get(body["prefix"]) == READABLE, "only what is committed is held", body["prefix"])
+        require(body["during_attempt"] in (None, self.claims), "fencing", "a hold by an attempt that is not the latest")
+        self.holds[body["hold_id"]] = body
+
+    def _checkpoint_released(self, body: dict[str, Any], raw: dict[str, Any]) -> None:
+        require(body["hold_id"] in self.holds, "no entry twice", f"hold {body['hold_id']} is released again")
+        del self.holds[body["hold_id"]]
+
+    def _evaluation_recorded(self, body: dict[str, Any], raw: dict[str, Any]) -> None:
+        done = (body["manifest_sha256"], body["suite_sha256"])
+        self.holds = {
+            name: hold for name, hold in self.holds.items() if (hold["manifest_sha256"], hold["suite_sha256"]) != done
+        }
+
+    _evaluation_failed = _evaluation_recorded
+
+    def _run_finished(self, body: dict[str, Any], raw: dict[str, Any]) -> None:
+        require(not self.finished, "no entry twice", "a run is finished once")
+        self.finished = True
+
+    def holders(self, prefix: str) -> list[str]:
+        """Return the ids of the holds in force on a checkpoint."""
+        return [name for name, hold in self.holds.items() if hold["prefix"] == prefix]
+
+    def _move(self, body: dict[str, Any], before: tuple[str, ...], after: str) -> None:
+        prefix = body["prefix"]
+        legal = self.status.get(prefix) in before and self.commits[prefix]["manifest_sha256"] == body["manifest_sha256"]
+        require(legal, "states follow in order", f"{prefix}: {self.status.get(prefix)} → {after}")
+        self.status[prefix] = after
+
+
+def read_raw(store: ObjectStore, log: str) -> list[dict[str, Any]]:
+    """Return a log's entries as JSON, oldest first; raises `Violation` on holes, broken chains and entries twice."""
+    keys = list(reversed(store.keys(log)))
+    require(keys == [f"{log}/{entry_name(seq)}" for seq in range(len(keys))], "log contiguous", keys)
+    parsed = [_parsed(store.read(key)) for key in keys]
+    found, digests = [raw for raw, _, _ in parsed], [digest for _, digest, _ in parsed]
+    require([item["prev"] for item in found] == [None, *digests[:-1]][: len(found)], "prev chain", log)
+    require(len({item["write_id"] for item in found}) == len(found), "no entry twice", "one write_id, two numbers")
+    _require_nothing_twice(parsed)
+    return found
+
+
+@lru_cache(maxsize=100_000)
+def _parsed(data: bytes) -> tuple[dict[str, Any], str, str]:
+    """Return an entry, its digest, and what it says in words that equal entries share."""
+    raw: dict[str, Any] = json.loads(data)
+    words = json.dumps([raw["kind"], raw["writer"], raw["body"]], sort_keys=True)
+    return raw, hashlib.sha256(data).hexdigest(), words
+
+
+def _require_nothing_twice(parsed: list[tuple[dict[str, Any], str, str]]) -> None:
+    said: set[str] = set()
+    before = ""
+    for raw, _, words in parsed:
+        again = words == before if raw["kind"] == "rolled-back" else words in said
+        require(not again, "no entry twice", f"seq {raw['seq']} repeats a {raw['kind']}")
+        said.add(words)
+        before = words
+
+
+def tell_run(store: ObjectStore, run: str) -> RawRun:
+    """Return what the raw entries of a run say."""
+    told = RawRun()
+    for raw in read_raw(store, f"{run}/log"):
+        told.take(raw)
+    return told
+
+
+def tell_aliases(store: ObjectStore) -> dict[str, list[dict[str, Any]]]:
+    """Return what each alias points at and could be rolled back to, newest last."""
+    stacks: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for folder in store.folders("models"):
+        for raw in read_raw(store, f"{folder}/log"):
+            if raw["kind"] == "promoted":
+                stacks[folder].append(raw["body"])
+            elif raw["kind"] == "rolled-back":
+                stacks[folder].pop()
+                require(stacks[folder][-1]["manifest_sha256"] == raw["body"]["manifest_sha256"], "rollback", raw)
+    return stacks
+
+
+def reached(store: ObjectStore) -> Iterator[dict[str, Any]]:
+    """Yield every promotion that an alias points at or could be rolled back to."""
+    for stack in tell_aliases(store).values():
+        yield from stack
+
+
+def prove_deletable(store: ObjectStore, key: str) -> None:
+    """Raise `Violation` unless the logs say, at this very moment, that nobody needs the object."""
+    rule, parts = "nothing referenced deleted", key.split("/")
+    require(parts[0] == "runs" and len(parts) > 2, rule, f"{key}: not an object of a run")
+    if parts[2:] == ["fold.json"]:
+        return
+    told = tell_run(store, "/".join(parts[:2]))
+    if parts[2] == "heartbeats":
+        require(int(parts[3].removesuffix(".json").rsplit("-", 1)[1]) in told.ended, rule, f"{key}: not ended")
+        return
+    require(parts[2] == "checkpoints" and len(parts) == 5, rule, f"{key}: may never be deleted")
+    _prove_checkpoint_deletable(store, told, "/".join(parts[:4]), rule)
+
+
+def _prove_checkpoint_deletable(store: ObjectStore, told: RawRun, prefix: str, rule: str) -> None:
+    status = told.status.get(prefix)
+    if status is None:
+        require(int(prefix.rsplit("-", 1)[1]) in told.ended, rule, f"{prefix}: its attempt has not ended")
+        return
+    require(status in (GIVEN_UP, GONE), rule, f"{prefix}: is {status}")
+    require(not told.holders(prefix), rule, f"{prefix}: is held")
+    require(told.resumed != prefix, rule, f"{prefix}: an attempt resumes from it")
+    require(all(body["prefix"] != prefix for body in reached(store)), rule, f"{prefix}: an alias reaches it")

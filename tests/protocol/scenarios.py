@@ -1,0 +1,229 @@
+"""Every operation of Cairn on a store, by name: the world before it, and what one process does.
+
+Owns the list. A scenario is run with every fault at every one of its operations by `enumeration`; that each kind of
+entry and each method of the store is used by one of them is itself tested.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import storage.checkpoint as checkpoint
+from storage.checkpoint import checkpoint_prefix
+from storage.memory_store import MemoryStore
+from storage.run_log import RunLog, list_run_ids
+from tasks.evaluation_run import Outcome
+from tests.protocol import processes
+from tests.protocol.processes import PREFIX, Process, measured
+from tests.protocol.world import Ledger, Snapshot, WatchedStore, as_store, take_snapshot
+from tests.storage.builders import RUN
+from tests.storage.faulty_store import Death, Fault, FaultyStore
+
+Act = Callable[[Process], None]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """`before` makes the world; `act` is what the process does that everything happens to."""
+
+    name: str
+    before: Act
+    act: Act
+
+
+def at(step: int, attempt: int = 1) -> str:
+    """Return the folder of a checkpoint of the run."""
+    return checkpoint_prefix(PREFIX, step=step, attempt=attempt)
+
+
+def nothing(process: Process) -> None:
+    """Leave the store empty."""
+
+
+def opened(process: Process) -> None:
+    """The run is open."""
+    processes.open_run(process)
+
+
+def training(process: Process) -> tuple[RunLog, int]:
+    """Attempt 1 owns the run and has committed steps 1 and 2."""
+    processes.open_run(process)
+    log = process.log()
+    number = processes.claim(process, log).attempt
+    for step in (1, 2):
+        processes.commit(process, log, processes.stage(process, step=step, attempt=number))
+    return log, number
+
+
+def owned(process: Process) -> None:
+    training(process)
+
+
+def staged(process: Process) -> None:
+    """Besides, step 3 is staged."""
+    _, number = training(process)
+    processes.stage(process, step=3, attempt=number)
+
+
+def ended(process: Process) -> None:
+    """Attempt 1 committed two checkpoints and ended."""
+    log, number = training(process)
+    processes.end_attempt(process, log, number)
+
+
+def evaluated(process: Process) -> None:
+    """Both checkpoints are evaluated, the second is better; the attempt has ended."""
+    ended(process)
+    for step in (1, 2):
+        processes.evaluate(process, at(step), measured(1 / step), None)
+
+
+def promoted(process: Process) -> None:
+    """The first, then the second checkpoint became champion."""
+    evaluated(process)
+    for step in (1, 2):
+        processes.promote(process, at(step))
+
+
+def second_is_broken(process: Process) -> None:
+    """One bit of the newest checkpoint has flipped and nobody has noticed."""
+    ended(process)
+    break_checkpoint(process, at(2))
+
+
+def break_checkpoint(process: Process, prefix: str) -> None:
+    """Flip one bit of the trainer document."""
+    processes.break_object(as_store(process.store), f"{prefix}/trainer.json")
+    process.ledger.broken.add(prefix)
+    process.ledger.keep_last = 2  # whoever keeps one checkpoint loses all when that one rots unseen
+
+
+def aged(process: Process) -> None:
+    """Four checkpoints, the oldest a champion; torn uploads of an ended and of the open attempt."""
+    promoted_oldest(process)
+    second = process.log()
+    number = processes.claim(process, second).attempt
+    for step in (3, 4):
+        processes.commit(process, second, processes.stage(process, step=step, attempt=number))
+    processes.end_attempt(process, second, number)
+    tear_staging(process, step=5, attempt=number)
+    third = process.log()
+    number = processes.claim(process, third).attempt
+    tear_staging(process, step=6, attempt=number)
+
+
+def promoted_oldest(process: Process) -> None:
+    """Two checkpoints; the older one is champion."""
+    evaluated(process)
+    processes.promote(process, at(1))
+
+
+def tear_staging(process: Process, *, step: int, attempt: int) -> None:
+    """Die while uploading the second object of a checkpoint."""
+    dying = Process(store=FaultyStore(process.store, Fault.TORN_DEATH, 1), ledger=process.ledger)
+    try:
+        processes.stage(dying, step=step, attempt=attempt)
+    except Death:
+        return
+    raise AssertionError("the upload was not torn")
+
+
+def poisoned_cache(process: Process) -> None:
+    """The folded cache is whole, but of another run's history."""
+    other = Process(store=WatchedStore(MemoryStore("other")), ledger=Ledger())
+    promoted_oldest(other)
+    promoted_oldest(process)
+    processes.train(process, commits=1)
+    key = f"{PREFIX}/fold.json"
+    process.store.write(key, other.store.read(key))
+
+
+def act_claim(process: Process) -> None:
+    processes.claim(process, process.log())
+
+
+def act_stage(process: Process) -> None:
+    processes.stage(process, step=3, attempt=1)
+
+
+def act_stage_and_commit(process: Process) -> None:
+    processes.beat(process, 1, 3)
+    processes.commit(process, process.log(), processes.stage(process, step=3, attempt=1))
+
+
+def act_commit(process: Process) -> None:
+    """Commit what is staged; what is staged is what staging it again would give."""
+    aside = Process(store=WatchedStore(MemoryStore("aside")), ledger=process.ledger)
+    processes.commit(process, process.log(), processes.stage(aside, step=3, attempt=1))
+
+
+def act_evaluate(process: Process) -> None:
+    processes.evaluate(process, at(2), measured(0.5), None)
+
+
+def act_evaluate_in_vain(process: Process) -> None:
+    processes.evaluate(process, at(2), lambda order, timeout: Outcome(result=b"", problem="exited with 1"), None)
+
+
+def act_promote(process: Process) -> None:
+    processes.promote(process, at(2))
+
+
+def act_promote_oldest(process: Process) -> None:
+    processes.promote(process, at(1))
+
+
+def act_resume(process: Process) -> None:
+    processes.train(process, commits=1)
+
+
+def act_read_back(process: Process) -> None:
+    """Find the run and its newest checkpoint by name and load it, as the reading verbs and `cairn sample` do."""
+    store = as_store(process.store)
+    if RUN not in list_run_ids(store):
+        raise AssertionError("the run is not listed")
+    log = process.log()
+    reference = checkpoint.newest_verified(log, writer=process.writer())
+    processes.load(process, reference)
+    process.ledger.acknowledge(f"read {reference}")
+
+
+def act_end(process: Process) -> None:
+    processes.end_attempt(process, process.log(), 1)
+
+
+def act_finish(process: Process) -> None:
+    log = process.log()
+    processes.finish_run(process, log, 1)
+
+
+SCENARIOS = (
+    Scenario("open-run", nothing, processes.open_run),
+    Scenario("claim-first", opened, act_claim),
+    Scenario("claim-and-take-over", owned, act_claim),
+    Scenario("stage", owned, act_stage),
+    Scenario("commit", staged, act_commit),
+    Scenario("stage-and-commit", owned, act_stage_and_commit),
+    Scenario("evaluate", owned, act_evaluate),
+    Scenario("evaluate-in-vain", ended, act_evaluate_in_vain),
+    Scenario("promote", promoted_oldest, act_promote),
+    Scenario("promote-oldest", evaluated, act_promote_oldest),
+    Scenario("promote-refused", promoted, act_promote_oldest),
+    Scenario("roll-back", promoted, processes.go_back),
+    Scenario("quarantine-and-resume", second_is_broken, act_resume),
+    Scenario("resume", ended, act_resume),
+    Scenario("supersede-and-delete", evaluated, processes.sweep),
+    Scenario("sweep", aged, processes.sweep),
+    Scenario("read-back", ended, act_read_back),
+    Scenario("read-back-over-a-foreign-cache", poisoned_cache, act_read_back),
+    Scenario("end-attempt", owned, act_end),
+    Scenario("finish-run", owned, act_finish),
+)
+
+
+@cache
+def world_before(scenario: Scenario) -> Snapshot:
+    """Return the world in which the scenario begins."""
+    process = Process(store=WatchedStore(MemoryStore("before")), ledger=Ledger())
+    scenario.before(process)
+    return take_snapshot(process.store, process.ledger)

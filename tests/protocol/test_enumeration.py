@@ -1,0 +1,66 @@
+"""Every scenario × every operation × every fault × both stores; and that no operation escapes the enumeration."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+
+from storage.object_store import ObjectStore
+from storage.registry_entries import MODEL_KINDS
+from storage.run_entries import RUN_KINDS
+from tests.protocol.enumeration import all_cases, operations, run_case
+from tests.protocol.processes import ALIAS, PREFIX, Process
+from tests.protocol.raw_history import read_raw
+from tests.protocol.scenarios import SCENARIOS, Scenario, world_before
+from tests.protocol.world import Copies
+
+# `url` and `local_path` ask nobody: they name a place. What is read there is the file system's business.
+NOT_OPERATIONS = frozenset({"url", "local_path"})
+# Kinds no process of this folder appends, each with the reason.
+OTHER_KINDS: dict[str, str] = {
+    "data-quarantined": "moves no checkpoint and no owner: appended like any other entry of an attempt",
+}
+
+
+@pytest.mark.parametrize("kind", ["memory", "local"])
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+def test_a_fault_at_any_operation_breaks_no_invariant(
+    scenario: Scenario, kind: str, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    copies = Copies(kind, tmp_path, world_before(scenario))
+    number = 0
+    for case in all_cases(scenario, copies):
+        run_case(case, copies)
+        number += 1
+    record_property("protocol_cases", number)
+    assert number >= 11
+
+
+def appended(scenario: Scenario, folder: Path) -> set[str]:
+    """Kinds of the entries that the scenario itself appends."""
+    copies = Copies("memory", folder, world_before(scenario))
+    store = copies.fresh()
+    logs = (f"{PREFIX}/log", f"models/{ALIAS}/log")
+    before = {log: len(read_raw(store.inner, log)) for log in logs}
+    scenario.act(Process(store=store, ledger=deepcopy(copies.snapshot.ledger)))
+    return {raw["kind"] for log in logs for raw in read_raw(store.inner, log)[before[log] :]}
+
+
+def test_every_kind_of_entry_is_appended_by_a_scenario(tmp_path: Path) -> None:
+    found = set().union(*(appended(scenario, tmp_path) for scenario in SCENARIOS))
+    assert {*RUN_KINDS, *MODEL_KINDS} - found - OTHER_KINDS.keys() == set()
+
+
+def test_every_method_of_a_store_is_called_by_a_scenario(tmp_path: Path) -> None:
+    methods = {name for name in vars(ObjectStore) if not name.startswith("_")} - NOT_OPERATIONS
+    called: set[str] = set()
+    for scenario in SCENARIOS:
+        called |= set(operations(scenario, Copies("memory", tmp_path, world_before(scenario))).operations)
+    assert methods - called == set()
+
+
+def test_counting_the_same_scenario_twice_gives_the_same_operations(tmp_path: Path) -> None:
+    for scenario in SCENARIOS:
+        copies = Copies("memory", tmp_path, world_before(scenario))
+        assert operations(scenario, copies).operations == operations(scenario, copies).operations

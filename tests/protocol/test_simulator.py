@@ -1,0 +1,46 @@
+"""Thousands of seeded schedules of trainers, evaluator, promoter and sweeper on one store.
+
+`CAIRN_SIMULATOR_SEED=n` replays one seed and prints its trace; `CAIRN_SIMULATOR_SCHEDULES=n` plays that many.
+"""
+
+import os
+from collections.abc import Callable
+
+import pytest
+
+from tests.protocol.simulator import Simulation, simulate
+
+SCHEDULES = int(os.environ.get("CAIRN_SIMULATOR_SCHEDULES", "2400"))
+SEED = os.environ.get("CAIRN_SIMULATOR_SEED")
+CHUNKS = 24
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_no_schedule_breaks_an_invariant(chunk: int, record_property: Callable[[str, object], None]) -> None:
+    seeds = range(chunk, SCHEDULES, CHUNKS)
+    for seed in seeds:
+        simulate(seed)
+    record_property("protocol_schedules", len(seeds))
+
+
+@pytest.mark.skipif(SEED is None, reason="replays the seed in CAIRN_SIMULATOR_SEED")
+def test_the_named_seed() -> None:
+    print("\n".join(simulate(int(SEED or 0)).trace))
+
+
+def test_a_seed_gives_the_same_schedule_every_time() -> None:
+    for seed in range(20):
+        assert simulate(seed).trace == simulate(seed).trace
+
+
+def test_schedules_let_every_role_finish_fail_and_die() -> None:
+    ends: set[str] = set()
+    for seed in range(100):
+        simulation: Simulation = simulate(seed)
+        for line in simulation.trace:
+            name, _, end = line.strip().partition(": ")
+            if line.startswith("     "):
+                ends.add(f"{name.split('-')[0]} {end.split(':')[0]}")
+    roles = ("trainer", "evaluator", "promoter", "sweeper")
+    assert {f"{role} {end}" for role in roles for end in ("done", "dead", "StoreUnavailable")} <= ends
+    assert {"trainer Fenced", "trainer LiveOwner", "trainer AppendUnknown", "evaluator CheckpointGone"} <= ends

@@ -1,0 +1,120 @@
+"""A small world: a store that watches every deletion and keeps what torn writers leave, copied quickly.
+
+Owns copies and witnesses. Refuses to know scenarios and faults: `FaultyStore` or the simulator wrap a `WatchedStore`.
+"""
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from storage.local_store import LocalStore
+from storage.memory_store import MemoryStore
+from storage.object_store import ObjectStore, UnfinishedWrite, WrittenObject
+from tests.protocol.raw_history import prove_deletable
+from tests.storage.faulty_store import Death
+
+
+@dataclass
+class Ledger:
+    """What was acknowledged to somebody, what is broken on purpose, who is dead, how much a sweep keeps."""
+
+    entries: dict[str, str] = field(default_factory=dict)
+    committed: dict[str, str] = field(default_factory=dict)
+    promised: list[str] = field(default_factory=list)
+    broken: set[str] = field(default_factory=set)
+    dead: set[int] = field(default_factory=set)
+    keep_last: int = 1
+
+    def acknowledge(self, what: str) -> None:
+        """Note in words that an operation was answered with success."""
+        self.promised.append(what)
+
+
+class WatchedStore:
+    """Wraps a real store: each deletion must be provably free at its moment; torn uploads leave unfinished writes."""
+
+    def __init__(self, inner: Any, leftovers: Iterable[UnfinishedWrite] = ()) -> None:
+        self.inner, self.leftovers, self.torn = inner, list(leftovers), count(len(tuple(leftovers)))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def delete(self, key: str) -> None:
+        if self.inner.size(key) is not None:
+            prove_deletable(self.inner, key)
+        self.inner.delete(key)
+
+    def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> WrittenObject:
+        try:
+            written: WrittenObject = self.inner.write_stream(key, chunks)
+        except Death:
+            self.leftovers.append(
+                UnfinishedWrite(key=key, bytes=1, age_seconds=1.0, token=f".torn-{next(self.torn):04d}")
+            )
+            raise
+        return written
+
+    def unfinished(self, prefix: str) -> list[UnfinishedWrite]:
+        own = [write for write in self.leftovers if write.key.startswith(f"{prefix}/")]
+        return sorted([*self.inner.unfinished(prefix), *own], key=lambda write: (write.key, write.token))
+
+    def discard(self, write: UnfinishedWrite) -> None:
+        if write in self.leftovers:
+            prove_deletable(self.inner, write.key)
+            self.leftovers.remove(write)
+        else:
+            self.inner.discard(write)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The content of a store, to begin from again and again."""
+
+    objects: dict[str, bytes]
+    leftovers: tuple[UnfinishedWrite, ...]
+    ledger: Ledger
+
+
+class Copies:
+    """Fresh stores of one kind that hold a snapshot; local ones by hard links, since objects are never changed."""
+
+    def __init__(self, kind: str, folder: Path, snapshot: Snapshot) -> None:
+        self.kind, self.folder, self.snapshot, self.number = kind, folder, snapshot, count()
+        self._base = folder / "base"
+        if kind == "local":
+            base = LocalStore(self._base)
+            for key, data in snapshot.objects.items():
+                base.write(key, data)
+        self._folders = sorted({key.rsplit("/", 1)[0] for key in snapshot.objects})
+
+    def fresh(self) -> WatchedStore:
+        """Return a new copy."""
+        if self.kind == "memory":
+            return WatchedStore(copied(self.snapshot.objects), self.snapshot.leftovers)
+        target = self.folder / f"copy-{next(self.number)}"
+        for name in self._folders:
+            (target / name).mkdir(parents=True, exist_ok=True)
+        for key in self.snapshot.objects:
+            os.link(self._base / key, target / key)
+        return WatchedStore(LocalStore(target), self.snapshot.leftovers)
+
+
+def copied(objects: dict[str, bytes]) -> MemoryStore:
+    """Return a memory store with these objects."""
+    store = MemoryStore("copy")
+    store._objects.update(objects)
+    return store
+
+
+def take_snapshot(store: WatchedStore, ledger: Ledger) -> Snapshot:
+    """Return the content of a store in memory."""
+    return Snapshot(dict(store.inner._objects), tuple(store.leftovers), ledger)
+
+
+def as_store(store: Any) -> ObjectStore:
+    """Tell the type checker that a wrapper is the store it wraps."""
+    found: ObjectStore = store
+    return found
