@@ -3,6 +3,7 @@
 Owns the order of things and the gathering of evidence; the decisions are made elsewhere. Holds no tensors.
 """
 
+import random
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,15 +19,17 @@ from storage.heartbeat import Heartbeat
 from storage.log_entry import Writer
 from storage.run_entries import AttemptEnded, AttemptStarted, CheckpointReference, RunFinished
 from storage.run_log import RunLog
-from storage.run_state import RunState
-from tasks.attempt_receipt import Usage, write_receipt
+from tasks.attempt_end import AttemptOver, end_attempt
+from tasks.attempt_receipt import Usage
 from tasks.commit_checkpoint import commit_checkpoint
 from tasks.errors import TrainerGone
 from tasks.evaluate import evaluate
 from tasks.evaluation_run import EvaluationPlan
-from tasks.failures import Evidence, classify
+from tasks.failure_remedy import DataOrigin
+from tasks.failures import Evidence
 from tasks.heartbeat_writer import beating
 from tasks.stop_notice import StopNotice
+from tasks.store_patience import StorePatience
 from tasks.train_segment import train_segment
 from tasks.trainer_process import TrainerProcess
 from tasks.trainer_protocol import SegmentDone, TrainerOrder
@@ -38,7 +41,7 @@ class AttemptPlan:
 
     config: RunConfig
     evaluation: EvaluationPlan
-    cache_dir: Path
+    origin: DataOrigin
     work_dir: Path
     threads: int
     faults: str
@@ -62,11 +65,12 @@ class Attempt:
         self._log, self._started, self._plan = log, started, plan
         self._notice, self._progress, self._sweep = notice, progress, sweep
         self._writer: Writer = _writer(started, plan)
+        self._patience = StorePatience(seconds=plan.config.checkpoint.patience_seconds, say=progress.say)
         self._trainer: TrainerProcess | None = None
         self._commits: list[PrefectFuture[CheckpointReference]] = []
         self._evaluations: list[PrefectFuture[Any]] = []
         self._segments = 0
-        self._stopped_child = False
+        self._stopped_child = self._grace_ended = False
 
     def run(self) -> AttemptEnded:
         """Train to the end or until something ends it, and append the receipt; returns it.
@@ -80,7 +84,7 @@ class Attempt:
             every_seconds=self._plan.config.lease.heartbeat_seconds,
         ):
             evidence = self._train()
-        return self._write_receipt(evidence)
+        return self._end(evidence)
 
     def wait_evaluations(self) -> None:
         """Wait for every evaluation this attempt submitted; their failures are in the log already."""
@@ -94,8 +98,7 @@ class Attempt:
                 self._trainer = TrainerProcess(self._order(), on_step=self._progress.step)
                 with self._notice.told(self._pass_on_notice):
                     self._train_segments(self._trainer)
-            if self._log.refresh().high_water_step >= self._plan.config.training.steps:
-                self._finish_run()
+            self._patience.ask(self._finish_run)
         except (TrainerGone, StorageError) as error:
             problem = error
         return self._evidence(problem)
@@ -123,6 +126,7 @@ class Attempt:
             segment,
             attempt=number,
             step=segment.step,
+            patience=self._patience,
             evaluation=plan if is_evaluated else None,
         )
         self._commits.append(commit)
@@ -143,8 +147,9 @@ class Attempt:
         self._commits.clear()
 
     def _finish_run(self) -> None:
-        newest = self._log.state.newest_committed
-        if newest is None or self._log.state.finished is not None:
+        state = self._log.refresh()
+        newest = state.newest_committed
+        if newest is None or newest.committed.step < self._plan.config.training.steps or state.finished is not None:
             return
         body = RunFinished(
             attempt=self._started.attempt,
@@ -168,6 +173,7 @@ class Attempt:
             last_words=self._trainer.last_words if self._trainer else None,
             finished=finished,
             stop_signal=self._notice.signal or ("SIGTERM" if self._stopped_child else None),
+            grace_ended=self._grace_ended,
             fenced=str(problem) if isinstance(problem, Fenced) else None,
             store_error=str(problem) if isinstance(problem, StorageError) else None,
             stderr_tail=self._trainer.stderr_tail() if self._trainer else (),
@@ -176,33 +182,34 @@ class Attempt:
     def _leave(self, trainer: TrainerProcess, problem: BaseException | None) -> int:
         return trainer.finish() if problem is None else trainer.kill()
 
-    def _write_receipt(self, evidence: Evidence) -> AttemptEnded:
-        failure = classify(evidence)
-        last = self._trainer.last_step if self._trainer else None
+    def _end(self, evidence: Evidence) -> AttemptEnded:
+        if evidence.fenced is not None:
+            raise Fenced(evidence.fenced)
+        last, plan = self._trainer.last_step if self._trainer else None, self._plan
         usage = Usage(
             last_step=last.step if last else self._first_step,
             tokens=last.tokens if last else 0,
             gpu_seconds=last.gpu_seconds if last else 0.0,
         )
-        budgets = self._plan.config.budgets
-
-        def decide(state: RunState) -> AttemptEnded:
-            return write_receipt(state, failure, usage, budgets=budgets, evidence=evidence)
-
-        if evidence.fenced is not None:
-            raise Fenced(evidence.fenced)
-        ended = self._log.append(decide, writer=self._writer).attempts[-1].ended
-        assert ended is not None
-        return ended
+        over = AttemptOver(attempt=self._started.attempt, evidence=evidence, usage=usage, jitter=random.random())
+        budgets, writer = plan.config.budgets, self._writer
+        return self._patience.ask(
+            lambda: end_attempt(self._log, over, budgets=budgets, origin=plan.origin, writer=writer)
+        )
 
     def _pass_on_notice(self) -> None:
         trainer = self._trainer
         if trainer is None:
             return
         trainer.notify(15)
-        timer = threading.Timer(self._plan.config.checkpoint.grace_seconds, trainer.kill)
+        timer = threading.Timer(self._plan.config.checkpoint.grace_seconds, self._end_grace, (trainer,))
         timer.daemon = True
         timer.start()
+
+    def _end_grace(self, trainer: TrainerProcess) -> None:
+        if trainer.is_alive:
+            self._grace_ended = True
+            trainer.kill()
 
     def _heartbeat(self, beat: int) -> Heartbeat:
         last = self._trainer.last_step if self._trainer else None
@@ -225,9 +232,13 @@ class Attempt:
             model=plan.config.model,
             training=plan.config.training,
             micro_batch=self._started.micro_batch,
+            activation_checkpointing=self._started.activation_checkpointing,
+            quarantined=tuple(sorted(self._log.state.quarantined_windows)),
+            divergence=plan.config.divergence,
+            patience_seconds=plan.config.checkpoint.patience_seconds,
             threads=plan.threads,
             resume=self._started.resumed_from,
-            cache_dir=plan.cache_dir,
+            cache_dir=plan.origin.cache_dir,
             work_dir=plan.work_dir,
             prompt=plan.evaluation.suite.prompts[0] if plan.evaluation.suite.prompts else "",
             faults=plan.faults,

@@ -17,6 +17,7 @@ from storage.document import encode, sha256
 from tasks.settings import (
     BudgetsConfig,
     CheckpointConfig,
+    DivergenceConfig,
     EvaluationConfig,
     LeaseConfig,
     PreemptionConfig,
@@ -42,6 +43,7 @@ class RunConfig(BaseModel):
     budgets: BudgetsConfig = BudgetsConfig()
     lease: LeaseConfig = LeaseConfig()
     watchdog: WatchdogConfig = WatchdogConfig()
+    divergence: DivergenceConfig = DivergenceConfig()
     preemption: PreemptionConfig = PreemptionConfig()
 
     def document(self) -> dict[str, Any]:

@@ -7,7 +7,9 @@ from tasks.evaluation_run import EvaluationPlan
 from tasks.evaluation_suite import suite_of
 
 
-def plan_evaluation(config: RunConfig, snapshot_id: str, work_dir: Path, *, threads: int) -> EvaluationPlan:
+def plan_evaluation(
+    config: RunConfig, snapshot_id: str, work_dir: Path, *, threads: int, faults: str = ""
+) -> EvaluationPlan:
     """Return how the run's checkpoints are measured; downloads are kept under `work_dir`."""
     return EvaluationPlan(
         suite=suite_of(config.evaluation),
@@ -17,4 +19,6 @@ def plan_evaluation(config: RunConfig, snapshot_id: str, work_dir: Path, *, thre
         device=config.training.device,
         threads=threads,
         timeout_seconds=config.evaluation.timeout_seconds,
+        budget=config.budgets.evaluator_failed,
+        faults=faults,
     )

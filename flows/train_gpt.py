@@ -36,10 +36,13 @@ from storage.store_probe import probe_store
 from tasks.attempt_claim import Claimant, claim_attempt
 from tasks.errors import GateRefused
 from tasks.evaluate import evaluate
+from tasks.failure_remedy import DataOrigin
+from tasks.failures import TerminationReason
 from tasks.promote import promote
 from tasks.promotion import Candidate, best_evaluated
 from tasks.snapshot_build import check_block_size
 from tasks.stop_notice import StopNotice
+from tasks.store_patience import StorePatience
 from tasks.this_machine import this_placement, usable_cores
 from tasks.tokenize_and_split import tokenize_and_split
 
@@ -85,7 +88,8 @@ def train_gpt(
 
 def _train(run: _Run) -> State[None]:
     while run.log.refresh().finished is None or run.log.state.open_attempt is not None:
-        started = claim_attempt(run.log, _claimant(run), partial(_claim, run))
+        patience = StorePatience(seconds=run.config.checkpoint.patience_seconds, say=run.progress.say)
+        started = patience.ask(lambda: claim_attempt(run.log, _claimant(run), partial(_claim, run)))
         run.progress.say(_opening(started, run.config.training.steps))
         attempt = Attempt(run.log, started, run.plan, notice=run.notice, progress=run.progress, sweep=run.sweep)
         try:
@@ -113,24 +117,23 @@ def _stopped(run: _Run, ended: AttemptEnded) -> State[None] | None:
     if ended.decision.action == "resume":
         run.progress.say(f"  {ended.decision.reason}; left: {ended.decision.left}")
         return None
-    name = "BudgetExhausted" if ended.decision.charged else "Error"
+    name = "Error" if ended.reason == TerminationReason.ERROR else "BudgetExhausted"
     return Failed(name=name, message=f"{ended.detail}; {ended.decision.reason}")
 
 
 def _open_run(store: ObjectStore, request: TrainingRequest, notice: StopNotice) -> _Run:
-    config, run_id = request.config, named_run(request)
+    run_id = named_run(request)
     log = RunLog(store, run_id)
     opened = log.refresh().opened
     wanted = wanted_configuration(request, opened, os.environ)
     if opened is None:
         probe_store(store)
-        base_dir = Path(config).absolute().parent if config else Path.cwd()
-        snapshot = tokenize_and_split(store.url, wanted.data, base_dir)
+        snapshot = tokenize_and_split(store.url, wanted.data, _base_dir(request))
         check_block_size(snapshot.manifest, wanted.model.block_size)
         opened = log.append(partial(_opening_entry, wanted, run_id, snapshot.snapshot_id), writer=this_writer()).opened
         assert opened is not None
     check_drift(opened.config, wanted, run_id=run_id)
-    plan = _plan(log, opened, wanted)
+    plan = _plan(log, opened, wanted, _base_dir(request))
     return _Run(
         log=log,
         config=wanted,
@@ -156,17 +159,26 @@ def _opening_entry(config: RunConfig, run_id: str, snapshot_id: str, state: RunS
     )
 
 
-def _plan(log: RunLog, opened: RunOpened, config: RunConfig) -> AttemptPlan:
-    folder = work_folder(os.environ)
+def _base_dir(request: TrainingRequest) -> Path:
+    return Path(request.config).absolute().parent if request.config else Path.cwd()
+
+
+def _plan(log: RunLog, opened: RunOpened, config: RunConfig, base_dir: Path) -> AttemptPlan:
+    folder, faults = work_folder(os.environ), os.environ.get("CAIRN_FAULTS", "")
     threads = config.training.threads or usable_cores()
     return AttemptPlan(
         config=config,
         # It runs beside training, which goes first.
-        evaluation=plan_evaluation(config, opened.data_snapshot, folder, threads=max(1, threads // 2)),
-        cache_dir=folder / "snapshots",
+        evaluation=plan_evaluation(config, opened.data_snapshot, folder, threads=max(1, threads // 2), faults=faults),
+        origin=DataOrigin(
+            snapshot_id=opened.data_snapshot,
+            data=config.data,
+            base_dir=base_dir,
+            cache_dir=folder / "snapshots",
+        ),
         work_dir=folder / "work" / log.run_id,
         threads=threads,
-        faults=os.environ.get("CAIRN_FAULTS", ""),
+        faults=faults,
         flow_run_id=flow_run.get_id(),
     )
 
@@ -184,7 +196,9 @@ def _claimant(run: _Run) -> Claimant:
 
 
 def _claim(run: _Run, number: int, reference: CheckpointReference | None, state: RunState) -> AttemptStarted:
-    remembered = [a.ended.decision.micro_batch for a in state.attempts if a.ended and a.ended.decision.micro_batch]
+    ends = [attempt.ended for attempt in state.attempts if attempt.ended is not None]
+    smaller = [ended.decision.micro_batch for ended in ends if ended.decision.micro_batch]
+    recompute = any(ended.decision.activation_checkpointing for ended in ends)
     return AttemptStarted(
         attempt=number,
         placement=this_placement(device=run.config.training.device, threads=run.plan.threads),
@@ -192,9 +206,17 @@ def _claim(run: _Run, number: int, reference: CheckpointReference | None, state:
         config_sha256=run.config.frozen_sha256(),
         code_version=_code_version(),
         flow_run_id=run.plan.flow_run_id,
-        micro_batch=min([run.config.training.micro_batch, *remembered]),
+        micro_batch=min([run.config.training.micro_batch, *smaller]),
         resumed_from=reference,
+        activation_checkpointing=run.config.training.activation_checkpointing or recompute,
+        quarantined_samples=len(state.quarantined_windows),
+        changed=_changed(ends[-1]) if ends else "",
     )
+
+
+def _changed(before: AttemptEnded) -> str:
+    """What this attempt does differently and why, for people."""
+    return f"after {before.reason}: {before.decision.changed}" if before.decision.changed else f"after {before.reason}"
 
 
 def _promote_best(run: _Run) -> State[None]:

@@ -49,3 +49,34 @@ class NonFiniteLoss(ModelError):
         self.quantity = quantity
         self.value = value
         self.windows = tuple(int(window) for window in windows)
+
+
+class BadBatch(ModelError):
+    """Samples of one batch that no finite weights can learn from, while the rest of the batch is sound.
+
+    `step` is the 1-based number of the step they were drawn for, `windows` exactly the guilty ones.
+    """
+
+    def __init__(self, *, step: int, windows: Sequence[int], why: str) -> None:
+        """Name the step, the windows and what is wrong with them."""
+        shown = ", ".join(map(str, list(windows)[:8])) + (", …" if len(windows) > 8 else "")
+        super().__init__(f"step {step}: {why} in {len(windows)} window(s) of its batch and in no other: {shown}")
+        self.step = step
+        self.windows = tuple(int(window) for window in windows)
+
+
+class LossExploded(ModelError):
+    """The loss rose far above what it was and stayed there: the run learns no more.
+
+    `step` is the last completed step, `spike_step` the first of the bad ones, `windows` what was drawn for them.
+    """
+
+    def __init__(self, *, step: int, spike_step: int, level: float, baseline: float, windows: Sequence[int]) -> None:
+        """Name where the spike begins, how high the loss is, and how high it was."""
+        super().__init__(
+            f"loss is {level:.3f} since step {spike_step}, was {baseline:.3f} before; go back before the spike and "
+            "leave its data out, or lower lr"
+        )
+        self.step = step
+        self.spike_step = spike_step
+        self.windows = tuple(int(window) for window in windows)

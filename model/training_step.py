@@ -47,7 +47,7 @@ def take_step(
         number, steps=training.steps, warmup_steps=training.warmup_steps, lr=training.lr, min_lr=training.min_lr
     )
     set_learning_rate(state.optimizer, rate)
-    drawn = order.windows_of(state.step)
+    drawn = order.windows_of(state.step)  # (global_batch,)
     state.optimizer.zero_grad(set_to_none=True)
     with state.generators.active(state.device):
         loss = _accumulate(state, windows, drawn, micro_batch=micro_batch, precision=training.precision)

@@ -19,7 +19,7 @@ import pyarrow.parquet as parquet
 from numpy.typing import NDArray
 
 from storage.document import decode, encode, sha256
-from storage.errors import IntegrityError, ObjectMissing
+from storage.errors import IntegrityError, ObjectMissing, SnapshotDamaged
 from storage.object_store import ObjectStore
 from storage.token_shard import ShardSchema, map_shard
 from storage.verified_object import PromisedObject, check_object, save_verified
@@ -134,6 +134,7 @@ class OpenSnapshot:
     tokenizer_json: str
     train: tuple[NDArray[Any], ...]
     val: tuple[NDArray[Any], ...]
+    train_files: tuple[Path, ...] = ()
 
     def bytes_per_token(self, name: SplitName) -> float:
         """Return UTF-8 bytes of text per token of a split."""
@@ -182,6 +183,32 @@ def read_manifest(store: ObjectStore, snapshot_id: str) -> SnapshotManifest:
     return decode(data, SnapshotManifest, where=key)
 
 
+def damaged_objects(store: ObjectStore, snapshot_id: str) -> tuple[SnapshotObject, ...]:
+    """Return the objects of the snapshot that are missing or not what its manifest says; reads every byte."""
+    manifest = read_manifest(store, snapshot_id)
+    return tuple(item for item in manifest.objects if not _is_sound(store, snapshot_id, item))
+
+
+def drop_damaged_copies(cache_dir: Path, manifest: SnapshotManifest) -> int:
+    """Delete cached copies that are no longer what their name says; returns how many there were."""
+    copies = [cache_dir / item.sha256 for item in manifest.objects]
+    damaged = [path for path in copies if path.is_file() and _describe(path).sha256 != path.name]
+    for path in damaged:
+        path.unlink(missing_ok=True)
+    return len(damaged)
+
+
+def replace_object(store: ObjectStore, snapshot_id: str, item: SnapshotObject, path: Path) -> None:
+    """Upload `path` over a damaged object; raises `SnapshotDamaged`, before it, where the file is another."""
+    found = _describe(path)
+    if (found.bytes, found.sha256) != (item.bytes, item.sha256):
+        raise SnapshotDamaged(
+            f"{_key(snapshot_id, item.key)}: damaged, and its sources give other bytes now: "
+            f"sha256 {found.sha256[:12]}… instead of {item.sha256[:12]}…"
+        )
+    _upload(store, _key(snapshot_id, item.key), path, item)
+
+
 def open_snapshot(store: ObjectStore, snapshot_id: str, cache_dir: Path) -> OpenSnapshot:
     """Verify every object of the snapshot and map its shards.
 
@@ -198,12 +225,21 @@ def open_snapshot(store: ObjectStore, snapshot_id: str, cache_dir: Path) -> Open
         tokenizer_json=paths[TOKENIZER].read_text(encoding="utf-8"),
         train=_map_split(paths, "train", snapshot_id, manifest.shard_schema),
         val=_map_split(paths, "val", snapshot_id, manifest.shard_schema),
+        train_files=tuple(paths[name] for name in sorted(paths) if name.startswith("train-")),
     )
     for name, shards in (("train", opened.train), ("val", opened.val)):
         held, promised = sum(map(len, shards)), (manifest.split("train" if name == "train" else "val").tokens)
         if held != promised:
             raise IntegrityError(f"data/{snapshot_id}: {name} shards hold {held} tokens, the manifest says {promised}")
     return opened
+
+
+def _is_sound(store: ObjectStore, snapshot_id: str, item: SnapshotObject) -> bool:
+    try:
+        check_object(store, PromisedObject(key=_key(snapshot_id, item.key), bytes=item.bytes, sha256=item.sha256))
+    except IntegrityError:
+        return False
+    return True
 
 
 def _map_split(paths: dict[str, Path], split: str, snapshot_id: str, schema: ShardSchema) -> tuple[NDArray[Any], ...]:
@@ -243,7 +279,7 @@ def _verified_file(store: ObjectStore, snapshot_id: str, item: SnapshotObject, c
             return _cached_file(store, promised, cache_dir)
         check_object(store, promised)
     except IntegrityError as error:
-        raise IntegrityError(f"{error}; delete data/{snapshot_id} and build it again") from error
+        raise SnapshotDamaged(f"{error}; delete data/{snapshot_id} and build it again") from error
     return path
 
 

@@ -25,6 +25,10 @@ class IntegrityError(StorageError):
     """Bytes, hashes or schema are not what was promised."""
 
 
+class SnapshotDamaged(IntegrityError):
+    """An object of a data snapshot is not what its manifest says: it can be made anew from its source."""
+
+
 class NothingReadable(IntegrityError):
     """A run has committed checkpoints and none can be resumed from: a person says whether it begins again."""
 

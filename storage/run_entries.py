@@ -45,6 +45,7 @@ class Decision:
     delay_seconds: float = 0.0
     micro_batch: int | None = None
     activation_checkpointing: bool | None = None
+    changed: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,6 +136,7 @@ class EvaluationRecorded:
     evaluator_version: str
     started_at: datetime
     seconds: float
+    hold_id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,6 +151,7 @@ class EvaluationFailed:
     detail: str
     started_at: datetime
     seconds: float
+    hold_id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -72,7 +72,7 @@ class RunState:
     evaluations: tuple[EvaluationRecorded, ...] = ()
     failed_evaluations: tuple[EvaluationFailed, ...] = ()
     holds: tuple[CheckpointHeld, ...] = ()
-    quarantined_windows: tuple[int, ...] = ()
+    quarantines: tuple[DataQuarantined, ...] = ()
     finished: RunFinished | None = None
     refused: tuple[RefusedEntry, ...] = ()
 
@@ -85,6 +85,11 @@ class RunState:
     def open_attempt(self) -> AttemptRecord | None:
         """The attempt that owns the run, if it has not ended."""
         return self.attempts[-1] if self.attempts and self.attempts[-1].ended is None else None
+
+    @property
+    def quarantined_windows(self) -> frozenset[int]:
+        """The samples no attempt draws any more."""
+        return frozenset(window for quarantine in self.quarantines for window in quarantine.windows)
 
     @property
     def readable(self) -> tuple[CheckpointRecord, ...]:
@@ -150,8 +155,7 @@ def _after(state: RunState, entry: Entry) -> RunState:
         case RunFinished():
             return replace(state, finished=body)
         case DataQuarantined():
-            windows = {*state.quarantined_windows, *body.windows}
-            return replace(state, quarantined_windows=tuple(sorted(windows)))
+            return replace(state, quarantines=(*state.quarantines, body))
         case EvaluationRecorded():
             return replace(state, evaluations=(*state.evaluations, body), holds=_evaluated(state.holds, body))
         case EvaluationFailed():
@@ -222,8 +226,8 @@ def _held(state: RunState, entry: Entry, body: CheckpointHeld) -> RunState:
 def _evaluated(
     holds: tuple[CheckpointHeld, ...], body: EvaluationRecorded | EvaluationFailed
 ) -> tuple[CheckpointHeld, ...]:
-    done = (body.manifest_sha256, body.suite_sha256)
-    return tuple(hold for hold in holds if (hold.manifest_sha256, hold.suite_sha256) != done)
+    """End the hold this outcome names: another evaluator of the same weights may still be reading them."""
+    return tuple(hold for hold in holds if body.hold_id is None or hold.hold_id != body.hold_id)
 
 
 def _moved(

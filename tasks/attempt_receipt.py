@@ -62,7 +62,7 @@ def write_receipt(
         micro_batch=owner.started.micro_batch,
         wasted_gpu_seconds=gpu_seconds - useful,
         activation_checkpointing=owner.started.activation_checkpointing,
-        quarantined_samples=len(set(remedy.windows) - set(state.quarantined_windows)),
+        quarantined_samples=len(set(remedy.windows) - _quarantined_before(state, number)),
         repaired_objects=remedy.repaired_objects,
     )
     return AttemptEnded(
@@ -77,5 +77,14 @@ def write_receipt(
         wasted_gpu_seconds=gpu_seconds - useful,
         stderr_tail=evidence.stderr_tail,
         decision=decide(budgets, state, failure, setback, jitter=jitter),
-        evidence=builtins(replace(evidence, stderr_tail=())),
+        evidence=builtins(shown_evidence(evidence)),
     )
+
+
+def shown_evidence(evidence: Evidence) -> Evidence:
+    """Return the evidence as the receipt holds it: the last lines of stderr have a field of their own."""
+    return replace(evidence, stderr_tail=())
+
+
+def _quarantined_before(state: RunState, attempt: int) -> set[int]:
+    return {window for item in state.quarantines if item.attempt != attempt for window in item.windows}

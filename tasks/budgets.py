@@ -105,12 +105,12 @@ def decide(
 
 
 def evaluator_retries_left(
-    budgets: BudgetsConfig, failed: tuple[EvaluationFailed, ...], manifest_sha256: str, suite_sha256: str
+    budget: BudgetConfig, failed: tuple[EvaluationFailed, ...], manifest_sha256: str, suite_sha256: str
 ) -> int:
     """Return how often this very evaluation may still be tried again; training is neither stopped nor repeated."""
     wanted = (manifest_sha256, suite_sha256)
     spent = sum((item.manifest_sha256, item.suite_sha256) == wanted for item in failed)
-    return max(budgets.evaluator_failed.retries + 1 - spent, 0)
+    return max(budget.retries + 1 - spent, 0)
 
 
 def _change(failure: Failure, setback: Setback) -> _Change:
@@ -132,7 +132,8 @@ def _charged(
 ) -> Decision:
     spent, reason = spending(state.attempts, failure.reason), failure.reason
     wasted = spent.wasted_gpu_seconds + setback.wasted_gpu_seconds
-    samples = len(state.quarantined_windows) + setback.quarantined_samples
+    before = sum(len(item.windows) for item in state.quarantines if item.reason == reason)
+    samples = before + setback.quarantined_samples
     left: dict[str, int | None] = {
         "retries": budget.retries - spent.since_progress - 1,
         "total": None if budget.total is None else budget.total - spent.total - 1,
@@ -153,6 +154,7 @@ def _charged(
         delay_seconds=waiting,
         micro_batch=change.micro_batch,
         activation_checkpointing=change.activation_checkpointing,
+        changed=change.told,
     )
 
 

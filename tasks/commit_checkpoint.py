@@ -1,6 +1,7 @@
 """The task `commit-checkpoint`: the staged checkpoint of a segment becomes the run's newest, by one log entry."""
 
 from contextlib import suppress
+from functools import partial
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -11,6 +12,7 @@ from storage.log_entry import Writer
 from storage.run_entries import CheckpointReference
 from storage.run_log import RunLog
 from tasks.evaluation_run import EvaluationPlan, hold_for_evaluation
+from tasks.store_patience import StorePatience
 from tasks.trainer_process import TrainerProcess
 from tasks.trainer_protocol import SegmentDone
 
@@ -29,6 +31,7 @@ def commit_checkpoint(
     *,
     attempt: int,
     step: int,
+    patience: StorePatience,
     evaluation: EvaluationPlan | None = None,
 ) -> CheckpointReference:
     """Wait until the segment is staged, check it, commit it, and hold it where an evaluation will follow.
@@ -36,12 +39,18 @@ def commit_checkpoint(
     Raises `TrainerGone`, `IntegrityError`, or `Fenced` when a newer attempt owns the run.
     """
     staged = trainer.wait_staged(step)
-    state = checkpoint.commit_checkpoint(
-        log, staged, writer=writer, tokens=segment.tokens, gpu_seconds=segment.gpu_seconds
+    commit = partial(
+        checkpoint.commit_checkpoint,
+        log,
+        staged,
+        writer=writer,
+        tokens=segment.tokens,
+        gpu_seconds=segment.gpu_seconds,
     )
-    reference = next(
-        record.committed.reference for record in state.readable if record.committed.prefix == staged.prefix
-    )
+    state = patience.ask(commit)
+    record = state.find(staged.prefix)
+    assert record is not None
+    reference = record.committed.reference
     if evaluation is not None:
         with suppress(StoreUnavailable, AppendUnknown):  # it is committed; the evaluation itself asks again
             hold_for_evaluation(log, reference, evaluation, during_attempt=attempt)

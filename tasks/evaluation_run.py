@@ -9,7 +9,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -22,8 +22,10 @@ from storage.entry_log import this_writer, utc_now
 from storage.run_entries import CheckpointHeld, CheckpointReference, EvaluationFailed, EvaluationRecorded
 from storage.run_log import RunLog
 from storage.run_state import COMMITTED, RunState
+from tasks.budgets import evaluator_retries_left
 from tasks.errors import CheckpointGone
 from tasks.evaluation_suite import Suite
+from tasks.settings import BudgetConfig
 from tasks.this_machine import this_placement
 
 if TYPE_CHECKING:
@@ -41,6 +43,8 @@ class EvaluationPlan:
     device: str
     threads: int
     timeout_seconds: float
+    budget: BudgetConfig = field(default_factory=lambda: BudgetConfig(retries=0))
+    faults: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,26 +63,27 @@ def find_evaluation(state: RunState, manifest_sha256: str, suite_sha256: str) ->
 
 def hold_for_evaluation(
     log: RunLog, reference: CheckpointReference, plan: EvaluationPlan, *, during_attempt: int | None = None
-) -> bool:
-    """Hold the checkpoint until this evaluation is on record; False when it is no longer committed.
+) -> str | None:
+    """Hold the checkpoint until this evaluation is on record; returns the hold's id, None where nothing is committed.
 
     With `during_attempt` the hold also ends when a later attempt starts: who asked for it is fenced then.
     """
-    state, suite_sha256 = log.refresh(), plan.suite.sha256
-    asked = (reference.prefix, suite_sha256, during_attempt)
-    if any((hold.prefix, hold.suite_sha256, hold.during_attempt) == asked for hold in state.holds):
-        return True
+    suite_sha256, holder = plan.suite.sha256, this_placement(device=plan.device, threads=plan.threads)
+    asked = (reference.prefix, suite_sha256, during_attempt, holder)
+    for held in log.refresh().holds:
+        if (held.prefix, held.suite_sha256, held.during_attempt, held.holder) == asked:
+            return held.hold_id
     hold = CheckpointHeld(
         step=reference.step,
         attempt=reference.attempt,
         prefix=reference.prefix,
         manifest_sha256=reference.manifest_sha256,
         hold_id=uuid.uuid4().hex,
-        holder=this_placement(device=plan.device, threads=plan.threads),
+        holder=holder,
         suite_sha256=suite_sha256,
         during_attempt=during_attempt,
     )
-    return hold_checkpoint(log, hold, writer=this_writer())
+    return hold.hold_id if hold_checkpoint(log, hold, writer=this_writer()) else None
 
 
 def record_evaluation(
@@ -92,16 +97,38 @@ def record_evaluation(
 ) -> EvaluationRecorded | EvaluationFailed:
     """Measure the checkpoint unless that is on record, and append what came of it; never raises for the evaluator.
 
-    Raises `CheckpointGone` where the log no longer calls the checkpoint committed.
+    An evaluator that fails is run again as often as its budget allows. Raises `CheckpointGone` where the log no longer
+    calls the checkpoint committed.
     """
     known = find_evaluation(log.refresh(), reference.manifest_sha256, plan.suite.sha256)
-    if known is not None:
-        return known
-    if not hold_for_evaluation(log, reference, plan, during_attempt=during_attempt):
+    while known is None:
+        body = _measure_once(log, reference, plan, during_attempt, clock, measure or run_evaluator)
+        if isinstance(body, EvaluationRecorded) or not _may_try_again(log.refresh(), body, plan):
+            return body
+        known = find_evaluation(log.state, reference.manifest_sha256, plan.suite.sha256)
+    return known
+
+
+def _may_try_again(state: RunState, failed: EvaluationFailed, plan: EvaluationPlan) -> bool:
+    names = (failed.manifest_sha256, failed.suite_sha256)
+    return evaluator_retries_left(plan.budget, state.failed_evaluations, *names) > 0
+
+
+def _measure_once(
+    log: RunLog,
+    reference: CheckpointReference,
+    plan: EvaluationPlan,
+    during_attempt: int | None,
+    clock: Callable[[], datetime],
+    measure: Callable[[bytes, float], Outcome],
+) -> EvaluationRecorded | EvaluationFailed:
+    hold_id = hold_for_evaluation(log, reference, plan, during_attempt=during_attempt)
+    if hold_id is None:
         raise CheckpointGone(f"{reference.prefix}: is no longer committed, so it is not evaluated")
     started_at, started = clock(), time.monotonic()
-    outcome = (measure or run_evaluator)(_order(log, reference, plan), plan.timeout_seconds)
+    outcome = measure(_order(log, reference, plan), plan.timeout_seconds)
     body = _body(outcome, reference, plan, started_at, time.monotonic() - started)
+    body = replace(body, hold_id=hold_id)
     log.append(partial(_unless_recorded, body, reference.prefix), writer=this_writer())
     return body
 
@@ -125,6 +152,9 @@ def _order(log: RunLog, reference: CheckpointReference, plan: EvaluationPlan) ->
         "cache_dir": str(plan.cache_dir),
         "device": plan.device,
         "threads": plan.threads,
+        "run_prefix": log.prefix,
+        "number": 1 + len(log.state.evaluations) + len(log.state.failed_evaluations),
+        "faults": plan.faults,
     }
     return msgspec.json.encode(order)
 

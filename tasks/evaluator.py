@@ -23,6 +23,7 @@ from storage.open_store import open_store
 from storage.run_entries import CheckpointReference
 from tasks.checkpoint_model import CheckpointModel, open_model, prompt_ids
 from tasks.evaluation_suite import Suite
+from tasks.practice_faults import EVALUATOR, due, parse_faults, strike_process
 
 _NICENESS = 15
 """Training goes first: threads of both that wait for each other on the same cores cost it nine tenths of its speed."""
@@ -41,6 +42,9 @@ class EvaluationOrder(BaseModel):
     cache_dir: Path
     device: str
     threads: int
+    run_prefix: str = ""
+    number: int = 0
+    faults: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,6 +84,10 @@ def main() -> None:
     os.dup2(2, 1)
     threading.Thread(target=_leave_with_parent, args=(os.getppid(),), daemon=True).start()
     order = EvaluationOrder.model_validate_json(sys.stdin.buffer.read())
+    for kind in due(
+        parse_faults(order.faults), open_store(order.store_url), order.run_prefix, order.number, kinds=(EVALUATOR,)
+    ):
+        strike_process(kind)
     os.nice(_NICENESS)
     make_deterministic(seed=order.suite.sample_seed, threads=order.threads)
     out.write(msgspec.json.encode(measure(order)) + b"\n")

@@ -15,13 +15,15 @@ class CheckpointConfig(BaseModel):
     """How often the run commits, how long a preempted attempt may take to do so once more, and what is kept.
 
     Kept are the newest `keep_last`, the `keep_best` by held-out loss and, unless 0, every `keep_every`-th step; what
-    an alias, an evaluation or an attempt needs is kept whatever stands here.
+    an alias, an evaluation or an attempt needs is kept whatever stands here. A store that is away is waited for
+    `patience_seconds`, while training goes on as far as it can.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     every_steps: Annotated[int, Field(gt=0)] = 200
     grace_seconds: Seconds = 30.0
+    patience_seconds: Seconds = 600.0
     keep_last: Annotated[int, Field(ge=1)] = 3
     keep_best: Count = 1
     keep_every: Count = 0
@@ -108,6 +110,15 @@ class WatchdogConfig(BaseModel):
     factor: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 10.0
     floor_seconds: Seconds = 60.0
     startup_seconds: Seconds = 900.0
+
+
+class DivergenceConfig(BaseModel):
+    """When the loss counts as exploded: `patience_steps` in a row lie `rise_nats` above the median before them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    patience_steps: Annotated[int, Field(gt=0)] = 16
+    rise_nats: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.5
 
 
 class PreemptionConfig(BaseModel):

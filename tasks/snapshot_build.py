@@ -27,12 +27,15 @@ from storage.data_snapshot import (
     SnapshotSplits,
     SplitName,
     SplitSize,
+    damaged_objects,
+    drop_damaged_copies,
     publish_snapshot,
     read_manifest,
+    replace_object,
     write_document_index,
 )
 from storage.document import decode, encode, sha256
-from storage.errors import IntegrityError, ObjectMissing
+from storage.errors import IntegrityError, ObjectMissing, SnapshotDamaged
 from storage.object_store import ObjectStore
 from storage.token_shard import DEFAULT_SHARD_TOKENS, MAX_VOCAB_SIZE, ShardSchema, ShardWriter
 from tasks.corpus import open_corpus
@@ -108,6 +111,34 @@ def build_snapshot(
         snapshot_id, manifest = publish_snapshot(store, Path(staging), manifest)
     store.write(_recipe_key(recipe), encode(RecipeResult(recipe=recipe, snapshot_id=snapshot_id)))
     return SnapshotReference(snapshot_id=snapshot_id, manifest=manifest, reused=False)
+
+
+def repair_snapshot(store: ObjectStore, snapshot_id: str, data: DataConfig, base_dir: Path, cache_dir: Path) -> int:
+    """Make damaged objects of a snapshot anew from its sources; returns how many, copies in `cache_dir` included.
+
+    Raises `SnapshotDamaged` where the sources are gone or give other bytes now: then nothing was changed.
+    """
+    manifest = read_manifest(store, snapshot_id)
+    dropped = drop_damaged_copies(cache_dir, manifest)
+    damaged = damaged_objects(store, snapshot_id)
+    if not damaged:
+        return dropped
+    try:
+        with tempfile.TemporaryDirectory(prefix="cairn-snapshot-") as staging:
+            _restage(Path(staging), data, base_dir)
+            for item in damaged:
+                replace_object(store, snapshot_id, item, Path(staging) / item.key)
+    except (InvalidCorpus, InvalidInput, OSError) as error:
+        names = ", ".join(item.key for item in damaged)
+        why = f"{names} damaged, and its sources are not at hand: {error}"
+        raise SnapshotDamaged(f"data/{snapshot_id}: {why}") from error
+    return dropped + len(damaged)
+
+
+def _restage(folder: Path, data: DataConfig, base_dir: Path) -> None:
+    sources = open_corpus(data.sources, base_dir)
+    tokenizer = _given_tokenizer(data.tokenizer, base_dir) or _trained_tokenizer(sources, data)
+    _stage(folder, sources, tokenizer, data.val_fraction, DEFAULT_SHARD_TOKENS)
 
 
 def check_block_size(manifest: SnapshotManifest, block_size: int) -> None:

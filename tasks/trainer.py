@@ -13,18 +13,24 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
+from functools import partial
 from typing import NoReturn
 
+import numpy as np
 import torch
 
+from model.batch_tracing import guilty_windows
 from model.determinism import make_deterministic, resolve_device
+from model.errors import BadBatch, LossExploded, NonFiniteLoss, TokenOutOfRange
+from model.loss_history import BASELINE, find_spike
 from model.probe import Probe
 from model.sample_order import SampleOrder
 from model.token_windows import TokenWindows
 from model.tokenizer import Tokenizer
 from model.train_state import TrainState
-from model.training_loop import StepRecord, train_until
-from storage.checkpoint import TensorGroup, checkpoint_prefix, load_checkpoint, stage_checkpoint
+from model.training_loop import LoopOutcome, StepRecord, train_until
+from storage.checkpoint import StagedCheckpoint, checkpoint_prefix, load_checkpoint
 from storage.data_snapshot import OpenSnapshot, open_snapshot
 from storage.open_store import open_store
 from storage.run_log import run_prefix
@@ -32,7 +38,8 @@ from storage.step_log import StepLine, StepLog
 from storage.trainer_document import TrainerDocument, small_tensor
 from tasks.checkpoint_model import prompt_ids
 from tasks.failures import ORPHANED_EXIT_CODE
-from tasks.practice_faults import parse_faults, strike
+from tasks.practice_faults import BAD_DATA, OOM, TRAINER_KINDS, due, flip_byte, parse_faults, strike_process
+from tasks.staging import HostCheckpoint, Reports, Staging
 from tasks.tensor_exchange import to_group, to_tensors
 from tasks.trainer_protocol import (
     Command,
@@ -45,12 +52,12 @@ from tasks.trainer_protocol import (
     StepDone,
     TrainerOrder,
     TrainUntil,
+    Waiting,
     decode_message,
     encode_message,
 )
 
-_TRANSFERS = 4
-"""Shards read or written at once: enough to keep a disk or a connection busy while others are hashed."""
+_DOWNLOADS = 4
 
 
 class Line:
@@ -104,14 +111,18 @@ class Trainer:
             window_count=self._windows.window_count,
             seed=order.training.seed,
             global_batch=order.training.global_batch,
+            quarantined=frozenset(order.quarantined),
         )
+        training = order.training.model_copy(update={"activation_checkpointing": order.activation_checkpointing})
         self._state = TrainState.fresh(
-            order.model, order.training, snapshot.manifest.vocab_size, resolve_device(order.training.device)
+            order.model, training, snapshot.manifest.vocab_size, resolve_device(training.device)
         )
         self._probe = _probe(order, snapshot)
         self._steps = StepLog(self._store, self._prefix, order.attempt, spool_dir=order.work_dir)
-        self._faults = parse_faults(order.faults)
-        self._staging: threading.Thread | None = None
+        self._faults, self._train_files = parse_faults(order.faults), snapshot.train_files
+        reports = Reports(staged=self._on_staged, waiting=self._on_waiting, failed=partial(die, line))
+        self._staging = Staging(self._store, reports, patience_seconds=order.patience_seconds)
+        self._losses: deque[float] = deque(maxlen=BASELINE + order.divergence.patience_steps)
         self._tokens = 0
         self._lr = 0.0
 
@@ -119,7 +130,7 @@ class Trainer:
         """Load the checkpoint the parent chose and say that training can begin."""
         digest = None
         if self._order.resume is not None:
-            loaded = load_checkpoint(self._store, self._order.resume, downloads=_TRANSFERS)
+            loaded = load_checkpoint(self._store, self._order.resume, downloads=_DOWNLOADS)
             self._state.load(to_tensors([*loaded.tensors, *loaded.trainer.records()]))
             digest = loaded.state_sha256
         self._line.send(
@@ -133,7 +144,40 @@ class Trainer:
 
     def train_segment(self, until_step: int) -> None:
         """Train, copy the state to the host, and stage it in the background while the next segment trains."""
-        outcome = train_until(
+        try:
+            outcome = self._train_until(until_step)
+        except (NonFiniteLoss, TokenOutOfRange) as error:
+            self._convict(error)
+        self._staging.wait()
+        tensors = self._state.named_tensors()
+        document = TrainerDocument(
+            version=1,
+            step=self._state.step,
+            cursor=self._state.cursor,
+            learning_rate=self._lr,
+            versions={"python": platform.python_version(), "torch": str(torch.__version__)},
+            tensors=tuple(small_tensor(record) for record in to_group("trainer", tensors).records),
+        )
+        checkpoint = HostCheckpoint(
+            run_id=self._order.run_id,
+            attempt=self._order.attempt,
+            prefix=checkpoint_prefix(self._prefix, step=document.step, attempt=self._order.attempt),
+            groups=(to_group("weights", tensors), to_group("optimizer", tensors)),
+            document=document,
+        )
+        self._line.send(
+            SegmentDone(
+                step=outcome.step, stopped=outcome.stopped, tokens=self._tokens, gpu_seconds=self._gpu_seconds()
+            )
+        )
+        self._staging.begin(checkpoint, before=self._steps.publish)
+
+    def finish_staging(self) -> None:
+        """Wait until the checkpoint under way is staged."""
+        self._staging.wait()
+
+    def _train_until(self, until_step: int) -> LoopOutcome:
+        return train_until(
             self._state,
             self._windows,
             self._sample_order,
@@ -144,44 +188,16 @@ class Trainer:
             stop_requested=self._stop.is_set,
             probe=self._probe,
         )
-        self.finish_staging()
-        tensors = self._state.named_tensors()
-        document = TrainerDocument(
-            version=1,
-            step=self._state.step,
-            cursor=self._state.cursor,
-            learning_rate=self._lr,
-            versions={"python": platform.python_version(), "torch": str(torch.__version__)},
-            tensors=tuple(small_tensor(record) for record in to_group("trainer", tensors).records),
-        )
-        groups = (to_group("weights", tensors), to_group("optimizer", tensors))
-        self._line.send(
-            SegmentDone(
-                step=outcome.step, stopped=outcome.stopped, tokens=self._tokens, gpu_seconds=self._gpu_seconds()
-            )
-        )
-        self._staging = threading.Thread(target=self._stage, args=(groups, document), name="staging")
-        self._staging.start()
 
-    def finish_staging(self) -> None:
-        """Wait until the checkpoint under way is staged; at most one is held in host memory."""
-        if self._staging is not None:
-            self._staging.join()
+    def _convict(self, error: NonFiniteLoss | TokenOutOfRange) -> NoReturn:
+        """Find the samples to blame; where all of them fail it is the weights, and the error stands as it is."""
+        step, drawn = self._state.step + 1, self._sample_order.windows_of(self._state.step)
+        guilty = guilty_windows(self._state, self._windows, drawn, training=self._order.training)
+        if isinstance(error, TokenOutOfRange) or 0 < len(guilty) < len(set(drawn.tolist())):
+            raise BadBatch(step=step, windows=guilty, why=str(error)) from error
+        raise NonFiniteLoss(step=step, quantity=error.quantity, value=error.value, windows=drawn.tolist()) from error
 
-    def _stage(self, groups: tuple[TensorGroup, ...], document: TrainerDocument) -> None:
-        try:
-            self._steps.publish()
-            staged = stage_checkpoint(
-                self._store,
-                run_id=self._order.run_id,
-                attempt=self._order.attempt,
-                prefix=checkpoint_prefix(self._prefix, step=document.step, attempt=self._order.attempt),
-                groups=groups,
-                trainer=document,
-                uploads=_TRANSFERS,
-            )
-        except Exception as error:
-            die(self._line, error)
+    def _on_staged(self, staged: StagedCheckpoint) -> None:
         self._line.send(
             Staged(
                 step=staged.step,
@@ -191,6 +207,21 @@ class Trainer:
                 state_sha256=staged.state_sha256,
                 bytes=staged.bytes,
             )
+        )
+
+    def _on_waiting(self, step: int, why: str, seconds: float) -> None:
+        self._line.send(Waiting(step=step, why=why, seconds=seconds))
+
+    def _check_course(self, record: StepRecord) -> None:
+        rule = self._order.divergence
+        self._losses.append(record.train_loss)
+        spike = find_spike(list(self._losses), patience=rule.patience_steps, rise=rule.rise_nats)
+        if spike is None:
+            return
+        first = record.step - spike.steps + 1
+        drawn = [window for step in range(first, record.step + 1) for window in self._sample_order.windows_of(step - 1)]
+        raise LossExploded(
+            step=record.step, spike_step=first, level=spike.level, baseline=spike.baseline, windows=drawn
         )
 
     def _on_step(self, record: StepRecord) -> None:
@@ -213,7 +244,19 @@ class Trainer:
                 sample=record.sample,
             )
         )
-        strike(self._faults, self._store, self._prefix, record.step)
+        self._check_course(record)
+        for kind in due(self._faults, self._store, self._prefix, record.step, kinds=TRAINER_KINDS):
+            self._strike(kind)
+
+    def _strike(self, kind: str) -> None:
+        """Practise a failure: the allocator's and the data's need what only this process has."""
+        if kind == OOM:
+            torch.empty(1 << 60, dtype=torch.uint8)
+        elif kind == BAD_DATA:
+            window = self._sample_order.windows_of(self._state.step)[:1]  # the first sample of the next step
+            flip_byte(self._train_files, self._windows.gather(window)[0].astype(np.uint16).tobytes())
+        else:
+            strike_process(kind)
 
     def _gpu_seconds(self) -> float:
         return time.monotonic() - self._started
@@ -224,7 +267,16 @@ def die(line: Line, error: BaseException) -> NoReturn:
     trace = traceback.format_exception(error)
     sys.stderr.write("".join(trace))
     sys.stderr.flush()
-    line.send(Dying(exception=type(error).__name__, message=str(error), traceback=tuple(trace)))
+    line.send(
+        Dying(
+            exception=type(error).__name__,
+            message=str(error),
+            traceback=tuple(trace),
+            step=getattr(error, "step", None),
+            windows=tuple(getattr(error, "windows", ())),
+            spike_step=getattr(error, "spike_step", None),
+        )
+    )
     os._exit(1)
 
 

@@ -66,6 +66,11 @@ class TrainerProcess:
         """The child's process id."""
         return self._child.pid
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the child still runs."""
+        return self._child.poll() is None
+
     def wait_ready(self) -> Ready:
         """Wait until the child has loaded its state; raise `TrainerGone` if it ends before."""
         self._wait(lambda: self._ready is not None)
@@ -164,7 +169,14 @@ class TrainerProcess:
                     bytes=event.bytes,
                 )
             case Dying():
-                self.last_words = LastWords(exception=event.exception, message=event.message, traceback=event.traceback)
+                self.last_words = LastWords(
+                    exception=event.exception,
+                    message=event.message,
+                    traceback=event.traceback,
+                    step=event.step,
+                    windows=event.windows,
+                    spike_step=event.spike_step,
+                )
             case _:
                 pass
 

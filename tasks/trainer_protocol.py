@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from model.configuration import ModelConfig, TrainingConfig
 from storage.run_entries import CheckpointReference
 from tasks.errors import TaskError
+from tasks.settings import DivergenceConfig
 
 
 class TrainerOrder(BaseModel):
@@ -26,6 +27,10 @@ class TrainerOrder(BaseModel):
     model: ModelConfig
     training: TrainingConfig
     micro_batch: int
+    activation_checkpointing: bool
+    quarantined: tuple[int, ...]
+    divergence: DivergenceConfig
+    patience_seconds: float
     threads: int
     resume: CheckpointReference | None
     cache_dir: Path
@@ -92,16 +97,28 @@ class Staged:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Waiting:
+    """Event: the checkpoint of `step` is still on its way after `seconds`; `why` names a store that is away."""
+
+    step: int
+    why: str
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Dying:
-    """Event: an exception ends the trainer; its last words."""
+    """Event: an exception ends the trainer; its last words, and of a failure in the data its step and windows."""
 
     exception: str
     message: str
     traceback: tuple[str, ...]
+    step: int | None = None
+    windows: tuple[int, ...] = ()
+    spike_step: int | None = None
 
 
 Command = TrainUntil | Finish
-Event = Ready | StepDone | SegmentDone | Staged | Dying
+Event = Ready | StepDone | SegmentDone | Staged | Waiting | Dying
 _MESSAGES: dict[str, type] = {
     "train-until": TrainUntil,
     "finish": Finish,
@@ -109,6 +126,7 @@ _MESSAGES: dict[str, type] = {
     "step-done": StepDone,
     "segment-done": SegmentDone,
     "staged": Staged,
+    "waiting": Waiting,
     "dying": Dying,
 }
 _NAMES = {record: name for name, record in _MESSAGES.items()}
