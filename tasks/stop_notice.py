@@ -1,6 +1,6 @@
-"""Notices that this process has to leave: SIGTERM (preemption) and SIGINT (a person).
+"""Notices that this process has to leave: SIGTERM and others announce a preemption, SIGINT is a person.
 
-Owns the signal handlers while a run is trained, and the first signal's name. Refuses to stop anything itself.
+Owns the signal handlers while a run is trained, and the first notice's name and words. Refuses to stop anything itself.
 """
 
 import signal
@@ -17,17 +17,23 @@ class StopNotice:
 
     def __init__(self) -> None:
         """Start with no notice."""
-        self._signal: str | None = None
+        self._first: tuple[str, str] | None = None
         self._listeners: list[Callable[[], None]] = []
 
     @property
     def signal(self) -> str | None:
-        """Name of the first signal received, or None."""
-        return self._signal
+        """Name of the first notice, a signal's or its source's, or None."""
+        return self._first[0] if self._first else None
 
-    def give(self, name: str) -> None:
+    @property
+    def detail(self) -> str:
+        """What the first notice said, a sentence for people; empty where it was a bare signal or there was none."""
+        return self._first[1] if self._first else ""
+
+    def give(self, name: str, detail: str = "") -> None:
         """Record a notice and tell every listener, each time it comes."""
-        self._signal = self._signal or name
+        # One assignment, no lock: a signal handler may interrupt this very line.
+        self._first = self._first or (name, detail)
         for listener in list(self._listeners):
             listener()
 
@@ -36,20 +42,24 @@ class StopNotice:
         """Call `listener` at every notice while the block runs, and at once if there was one before."""
         self._listeners.append(listener)
         try:
-            if self._signal is not None:
+            if self._first is not None:
                 listener()
             yield
         finally:
             self._listeners.remove(listener)
 
     @contextmanager
-    def heard(self) -> Iterator[None]:
-        """Receive signals while the block runs; outside the main thread there is nothing to receive."""
+    def heard(self, extra_signal: str = "") -> Iterator[None]:
+        """Receive signals while the block runs; outside the main thread there is nothing to receive.
+
+        `extra_signal` names one more that a scheduler sends ahead, such as SIGUSR1.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.getsignal(number) for number in _HEARD}
-        for number in _HEARD:
+        numbers = (*_HEARD, signal.Signals[extra_signal]) if extra_signal else _HEARD
+        before = {number: signal.getsignal(number) for number in numbers}
+        for number in numbers:
             signal.signal(number, self._on_signal)
         try:
             yield
@@ -58,4 +68,6 @@ class StopNotice:
                 signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.give(signal.Signals(number).name)
+        name = signal.Signals(number).name
+        told = "" if number in _HEARD else f"the scheduler announced with {name} that this machine will be taken away"
+        self.give(name, told)
