@@ -14,6 +14,7 @@ from cyclopts import App, CycloptsError, Parameter
 
 from flows.exit_code import EXPECTED_ERRORS, ExitCode, code_of_error
 from flows.output import print_document, print_facts, say
+from flows.simulation_options import SimulationOptions
 from flows.store_choice import choose_store
 
 if TYPE_CHECKING:
@@ -299,6 +300,27 @@ def sample(
     request = SampleRequest(prompt=prompt, tokens=tokens, temperature=temperature, top_k=top_k, seed=seed)
     written = write_sample(find_checkpoint(_open(store), reference), request)
     print_document(written) if json else print(f"{written.prompt}{written.text}")
+
+
+@app.command
+def simulate(
+    run: str = "",
+    *,
+    options: Annotated[SimulationOptions, Parameter(name="*")] = SimulationOptions(),  # noqa: B008 (frozen)
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Try a policy on failures before they happen: a run's own, a file's rates, or Llama 3 405B's; nothing is trained.
+
+    Args:
+        run: the run whose receipts are replayed and whose configuration is tried.
+    """
+    from flows.run_lookup import find_run
+    from flows.run_simulation import simulate_policies
+    from flows.tables import print_simulation
+
+    view = simulate_policies(options, state=find_run(_open(store), run).state if run else None, environment=os.environ)
+    print_document(view) if json else print_simulation(view)
 
 
 @app.command

@@ -11,10 +11,12 @@ from flows.output import cell, print_facts, print_table, short
 
 if TYPE_CHECKING:
     from flows.model_views import ModelView
+    from flows.run_simulation import OutcomeView, SimulationView
     from flows.run_status import RunRow, StatusView
     from flows.run_views import AttemptView, CheckpointView, EvaluationView
     from storage.log_entry import Entry
     from storage.sweep import SweepReport
+    from tasks.checkpoint_interval import IntervalLoss
 
 
 _DONE = {
@@ -24,6 +26,7 @@ _DONE = {
     "delete": "deleted",
     "discard": "discarded",
 }
+_WORTH_SAYING = 0.001
 
 
 def print_runs(rows: "Sequence[RunRow]") -> None:
@@ -187,6 +190,86 @@ def print_sweep(report: "SweepReport") -> None:
     done = ", ".join(f"{_DONE[action]} {counts[action]}" for action in _DONE if counts[action])
     when = " (a sweep would do this; nothing was changed)" if report.dry_run else ""
     print(f"run {report.run_id}: {done or 'nothing to do'}; freed {report.freed_bytes:,} bytes{when}")
+
+
+def print_simulation(view: "SimulationView") -> None:
+    """Print the answer, what it rests on, each policy's bill, and what other checkpoint intervals would lose."""
+    policy, *plain = view.outcomes
+    plan, between = view.plan, view.trace.hours_between_failures
+    often = "never" if between is None else f"every {_span(between * 3600)}"
+    print(f"this policy {_end(policy)}; plain retry counts: {'; '.join(f'{o.policy}: {_end(o)}' for o in plain)}")
+    print(
+        f"on {plan.devices:,} devices, {plan.total_steps:,} steps of {plan.step_seconds:.4g} s "
+        f"({_span(plan.total_steps * plan.step_seconds)} if nothing failed), a commit stops training for "
+        f"{plan.checkpoint_seconds:.3g} s, a restart takes {plan.restart_seconds:.4g} s,\n"
+        f"a failure {often}, seed {view.seed}; {view.trace.source}\n"
+    )
+    _print_outcomes(view.outcomes)
+    for outcome in view.outcomes:
+        if outcome.stopped_by:
+            print(f"  {outcome.policy} stopped by {outcome.stopped_by}")
+    print()
+    _print_intervals(view)
+
+
+def _print_outcomes(outcomes: "Sequence[OutcomeView]") -> None:
+    columns = ("policy", "end", "goodput", "GPU h wasted", "in commits", "in restarts", "attempts", "retries by reason")
+    print_table(
+        columns,
+        [
+            (
+                outcome.policy,
+                f"{_span(outcome.days * 86400)} {'finished' if outcome.finished else 'given up'}",
+                f"{outcome.goodput:.1%}",
+                _hours(outcome.wasted_gpu_hours),
+                _hours(outcome.checkpoint_gpu_hours),
+                _hours(outcome.restart_gpu_hours),
+                outcome.attempts,
+                ", ".join(f"{reason} {count}" for reason, count in outcome.retries.items()) or None,
+            )
+            for outcome in outcomes
+        ],
+        empty="",
+    )
+
+
+def _print_intervals(view: "SimulationView") -> None:
+    found = view.intervals
+    listed: list[tuple[str, IntervalLoss | None]] = [
+        ("now", found.present),
+        ("Young", found.young),
+        ("Daly", found.daly),
+        ("simulated best", found.simulated),
+    ]
+    print_table(
+        ("commit every", "steps", "time", "not useful"),
+        [(name, i.every_steps, _span(i.seconds), f"{i.lost_share:.2%}") for name, i in listed if i],
+        empty="",
+    )
+    if found.simulated is None:
+        print("nothing that loses work ever happens: any interval is short enough")
+        return
+    gained = found.present.lost_share - found.simulated.lost_share
+    better = f"checkpoint.every_steps={found.simulated.every_steps} would make {gained:.2%} more of the time useful"
+    print(better if gained >= _WORTH_SAYING else "the present interval is as good as any")
+
+
+def _end(outcome: "OutcomeView") -> str:
+    if outcome.finished:
+        return f"finishes after {_span(outcome.days * 86400)}, goodput {outcome.goodput:.1%}"
+    done = outcome.step / outcome.total_steps
+    return f"gives up after {_span(outcome.days * 86400)} with {done:.1%} of the steps done"
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:,.0f}" if hours >= 100 else f"{hours:.3g}"
+
+
+def _span(seconds: float) -> str:
+    for unit, name in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:.1f} {name}"
+    return f"{seconds:.3g} s"
 
 
 def _of(step: int | None, total: int | None) -> str:

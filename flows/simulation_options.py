@@ -1,0 +1,31 @@
+"""What a person may say to `cairn simulate`.
+
+Owns names and help. Refuses to know defaults that depend on a run, and to import anything: every verb loads this.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SimulationOptions:
+    """Policy, trace and times of a simulation; None leaves it to the run's log, or to Llama 3 405B's published run.
+
+    Args:
+        config: run configuration (TOML) whose budgets and checkpoint interval are tried [the run's, or the defaults].
+        trace: failure rates, TOML or JSON: [per_device_day] with reason = rate [the run's receipts, or Llama 3 405B].
+        devices: how many devices work together [the run's, or 16384].
+        days: how long training would take if nothing ever failed or stopped [the run's steps, or 54].
+        step_seconds: time of one step [measured in the run, or 6].
+        checkpoint_seconds: how long training stands still for a commit [the newest commit's bytes at 1 GB/s, or 10].
+        restart_seconds: from a failure to the next attempt's first step [the run's median, or 300].
+        seed: equal seeds give equal failures.
+    """
+
+    config: str = ""
+    trace: str = ""
+    devices: int | None = None
+    days: float | None = None
+    step_seconds: float | None = None
+    checkpoint_seconds: float | None = None
+    restart_seconds: float | None = None
+    seed: int = 0

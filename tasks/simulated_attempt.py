@@ -1,0 +1,100 @@
+"""One attempt as a calculation: how far it comes until its failure, and what its time goes to.
+
+The model: a step and a commit take fixed times; training stands still for a commit's `checkpoint_seconds`, and what a
+commit holds counts from its end. A preemption comes with a notice: the step under way is finished and committed if
+`grace_seconds` allow. Closed form, so that a million steps take as long as one.
+
+Refuses to know reasons, policies and what comes after.
+"""
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SimulationPlan:
+    """What is trained, on how much, and how long each thing takes."""
+
+    total_steps: int
+    devices: int
+    step_seconds: float
+    every_steps: int
+    checkpoint_seconds: float
+    restart_seconds: float
+    grace_seconds: float
+    micro_batch: int = 1
+    global_batch: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse sizes and times that cannot be."""
+        for name in ("total_steps", "devices", "every_steps", "micro_batch", "global_batch", "step_seconds"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name}={getattr(self, name)}: must be above 0")
+        for name in ("checkpoint_seconds", "restart_seconds", "grace_seconds"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name}={getattr(self, name)}: must not be negative")
+
+    @property
+    def notice_saves_all(self) -> bool:
+        """Whether the grace period always suffices to finish a step and commit it."""
+        return self.grace_seconds >= self.step_seconds + self.checkpoint_seconds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stretch:
+    """How far one attempt came and what its time went to, in seconds of wall time."""
+
+    committed_step: int
+    last_step: int
+    commits: int
+    restart_seconds: float
+    lost_seconds: float
+    is_finished: bool
+
+
+def train_until(
+    plan: SimulationPlan, *, first_step: int, restart_seconds: float, failure_seconds: float, is_announced: bool
+) -> Stretch:
+    """Return what an attempt does from `first_step` until `failure_seconds` after its beginning, or the run's end."""
+    if failure_seconds < restart_seconds:
+        return _stretch(first_step, first_step, 0, failure_seconds, 0.0, False)
+    every, last = plan.every_steps, plan.total_steps
+    behind = first_step // every
+    all_commits = -(-last // every) - behind
+    training = failure_seconds - restart_seconds
+    if training >= (last - first_step) * plan.step_seconds + all_commits * plan.checkpoint_seconds:
+        return _stretch(last, last, all_commits, restart_seconds, 0.0, True)
+    first_end = (min(last, (behind + 1) * every) - first_step) * plan.step_seconds + plan.checkpoint_seconds
+    whole = every * plan.step_seconds + plan.checkpoint_seconds
+    commits = 0 if training < first_end else min(1 + int((training - first_end) / whole), all_commits - 1)
+    step = (behind + commits) * every if commits else first_step
+    since = training - (step - first_step) * plan.step_seconds - commits * plan.checkpoint_seconds
+    return _ended(plan, step, commits, restart_seconds, max(since, 0.0), is_announced)
+
+
+def _ended(
+    plan: SimulationPlan, step: int, commits: int, restart_seconds: float, since: float, is_announced: bool
+) -> Stretch:
+    """The last part of an attempt: `since` seconds after its last commit it fails, or is told that it will."""
+    boundary = min(plan.total_steps, (step // plan.every_steps + 1) * plan.every_steps)
+    if is_announced:
+        reached = min(step + math.ceil(since / plan.step_seconds), boundary)
+        ready = (reached - step) * plan.step_seconds + plan.checkpoint_seconds
+        if reached == step:
+            return _stretch(step, step, commits, restart_seconds, 0.0, False)
+        if ready - since <= plan.grace_seconds:
+            return _stretch(reached, reached, commits + 1, restart_seconds, 0.0, reached == plan.total_steps)
+        since += plan.grace_seconds
+    reached = min(step + int(since / plan.step_seconds), boundary)
+    return _stretch(step, reached, commits, restart_seconds, since, False)
+
+
+def _stretch(committed: int, last: int, commits: int, restart: float, lost: float, is_finished: bool) -> Stretch:
+    return Stretch(
+        committed_step=committed,
+        last_step=last,
+        commits=commits,
+        restart_seconds=restart,
+        lost_seconds=lost,
+        is_finished=is_finished,
+    )
