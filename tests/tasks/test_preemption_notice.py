@@ -1,0 +1,282 @@
+"""A real HTTP server that answers as the clouds' metadata services do, and the notices that come of it."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from tasks.preemption_notice import (
+    Announcement,
+    AwsMetadata,
+    GcpMetadata,
+    MetadataSilent,
+    NoticeFile,
+    announced,
+    notice_sources,
+)
+from tasks.settings import PreemptionConfig
+from tasks.stop_notice import StopNotice
+
+ACTION = "/latest/meta-data/spot/instance-action"
+REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
+GOOGLE = "/computeMetadata/v1/instance"
+TERMINATE = '{"action": "terminate", "time": "2026-01-01T12:02:00Z"}'
+QUIET = {f"{GOOGLE}/preempted": "FALSE", f"{GOOGLE}/maintenance-event": "NONE"}
+
+
+class Cloud:
+    """What the metadata service would say, and what it was asked."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, str] = {}
+        self.asked: list[str] = []
+        self.status: int | None = None
+        self.token = "token-1"
+        self.is_google = True
+        self.asked_enough = threading.Event()
+
+    def answer(self, method: str, path: str, headers: dict[str, str]) -> tuple[int, str]:
+        self.asked.append(f"{method} {path}")
+        if len(self.asked) >= 6:
+            self.asked_enough.set()
+        if self.status is not None:
+            return self.status, "down"
+        if path == "/latest/api/token":
+            lifetime = headers.get("x-aws-ec2-metadata-token-ttl-seconds", "")
+            return (200, self.token) if method == "PUT" and lifetime.isdecimal() else (405, "")
+        if path.startswith("/latest/") and headers.get("x-aws-ec2-metadata-token") != self.token:
+            return 401, "unauthorized"
+        if path.startswith("/computeMetadata/") and headers.get("metadata-flavor") != "Google":
+            return 403, "missing Metadata-Flavor"
+        return (200, self.answers[path]) if path in self.answers else (404, "not found")
+
+
+@contextmanager
+def served(cloud: Cloud) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def reply(self) -> None:
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            status, body = cloud.answer(self.command, self.path, headers)
+            self.send_response(status)
+            if cloud.is_google:
+                self.send_header("Metadata-Flavor", "Google")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        do_GET = do_PUT = reply
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def cloud() -> Cloud:
+    return Cloud()
+
+
+@pytest.fixture
+def host(cloud: Cloud) -> Iterator[str]:
+    with served(cloud) as address:
+        yield address
+
+
+@pytest.fixture
+def aws(host: str) -> AwsMetadata:
+    return AwsMetadata(f"http://{host}/")
+
+
+@pytest.fixture
+def gcp(host: str, cloud: Cloud) -> GcpMetadata:
+    cloud.answers |= QUIET
+    return GcpMetadata(host)
+
+
+def test_a_spot_instance_that_may_stay_has_no_notice(aws: AwsMetadata) -> None:
+    assert aws() is None
+
+
+@pytest.mark.parametrize("action", ["terminate", "stop", "hibernate"])
+def test_an_instance_action_is_a_notice(aws: AwsMetadata, cloud: Cloud, action: str) -> None:
+    cloud.answers[ACTION] = TERMINATE.replace("terminate", action)
+    assert aws() == Announcement(name="aws", detail=f"AWS announced: {action} at 2026-01-01T12:02:00Z")
+
+
+def test_a_rebalance_recommendation_is_no_notice(aws: AwsMetadata, cloud: Cloud) -> None:
+    cloud.answers[REBALANCE] = '{"noticeTime": "2026-01-01T12:00:00Z"}'
+    assert aws() is None
+    assert not any("rebalance" in asked for asked in cloud.asked)
+
+
+def test_one_token_serves_many_questions(aws: AwsMetadata, cloud: Cloud) -> None:
+    for _ in range(3):
+        aws()
+    assert cloud.asked == ["PUT /latest/api/token", *[f"GET {ACTION}"] * 3]
+
+
+def test_a_token_that_ran_out_is_renewed(aws: AwsMetadata, cloud: Cloud) -> None:
+    aws()
+    cloud.token, cloud.answers[ACTION] = "token-2", TERMINATE
+    assert aws() is not None
+
+
+def test_an_instance_that_google_preempts_has_a_notice(gcp: GcpMetadata, cloud: Cloud) -> None:
+    cloud.answers[f"{GOOGLE}/preempted"] = "TRUE\n"
+    assert gcp() == Announcement(name="gcp", detail="GCP announced: this instance is being preempted")
+
+
+def test_maintenance_that_ends_the_instance_is_a_notice(gcp: GcpMetadata, cloud: Cloud) -> None:
+    cloud.answers[f"{GOOGLE}/maintenance-event"] = "TERMINATE_ON_HOST_MAINTENANCE"
+    assert gcp() == Announcement(name="gcp", detail="GCP announced: TERMINATE_ON_HOST_MAINTENANCE")
+
+
+@pytest.mark.parametrize("event", ["NONE", "MIGRATE_ON_HOST_MAINTENANCE", "TERMINATE"])
+def test_maintenance_the_instance_survives_is_no_notice(gcp: GcpMetadata, cloud: Cloud, event: str) -> None:
+    cloud.answers[f"{GOOGLE}/maintenance-event"] = event
+    assert gcp() is None
+
+
+def test_who_does_not_say_it_is_google_is_not_believed(gcp: GcpMetadata, cloud: Cloud) -> None:
+    cloud.answers[f"{GOOGLE}/preempted"], cloud.is_google = "TRUE", False
+    with pytest.raises(MetadataSilent):
+        gcp()
+
+
+@pytest.mark.parametrize("body", ["", "<html>sign in</html>", '{"time": "now"}', "[]", '{"action": 7}'])
+def test_an_answer_that_makes_no_sense_is_no_notice(aws: AwsMetadata, cloud: Cloud, body: str) -> None:
+    cloud.answers[ACTION] = body
+    with pytest.raises(MetadataSilent):
+        aws()
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 429, 500, 503])
+@pytest.mark.parametrize("name", ["aws", "gcp"])
+def test_a_service_in_trouble_is_no_notice(
+    request: pytest.FixtureRequest, cloud: Cloud, name: str, status: int
+) -> None:
+    source: Callable[[], Announcement | None] = request.getfixturevalue(name)
+    cloud.status = status
+    with pytest.raises(MetadataSilent):
+        source()
+
+
+def test_a_service_that_is_not_there_is_no_notice(unused_port: int) -> None:
+    for source in (AwsMetadata(f"http://127.0.0.1:{unused_port}"), GcpMetadata(f"127.0.0.1:{unused_port}")):
+        with pytest.raises(MetadataSilent):
+            source()
+
+
+def test_a_file_is_a_notice_as_soon_as_it_exists(tmp_path: Path) -> None:
+    path = tmp_path / "leave"
+    source = NoticeFile(str(path))
+    assert source() is None
+    path.touch()
+    assert source() == Announcement(name="notice-file", detail=f"notice file {path} appeared")
+    path.write_text("maintenance at noon\nmore\n")
+    assert source() == Announcement(name="notice-file", detail=f"notice file {path} appeared: maintenance at noon")
+
+
+def test_the_configuration_names_the_sources(host: str, cloud: Cloud, tmp_path: Path) -> None:
+    environment = {"AWS_EC2_METADATA_SERVICE_ENDPOINT": f"http://{host}", "GCE_METADATA_HOST": host}
+    cloud.answers |= QUIET | {ACTION: TERMINATE, f"{GOOGLE}/preempted": "TRUE"}
+    (tmp_path / "leave").touch()
+    assert notice_sources(PreemptionConfig(), environment) == ()
+    config = PreemptionConfig(notice_file=str(tmp_path / "leave"), metadata="aws")
+    assert [found and found.name for found in (ask() for ask in notice_sources(config, environment))] == [
+        "notice-file",
+        "aws",
+    ]
+    (gcp,) = notice_sources(PreemptionConfig(metadata="gcp"), environment)
+    assert gcp() == Announcement(name="gcp", detail="GCP announced: this instance is being preempted")
+
+
+def test_a_notice_reaches_the_listeners_once_and_keeps_its_words(aws: AwsMetadata, cloud: Cloud) -> None:
+    notice, heard = StopNotice(), list[str]()
+    told = threading.Event()
+
+    def listen() -> None:
+        heard.append(notice.detail)
+        told.set()
+
+    with notice.told(listen), announced(notice, (aws,), poll_seconds=0.001):
+        cloud.answers[ACTION] = TERMINATE
+        assert told.wait(30)
+    assert heard == ["AWS announced: terminate at 2026-01-01T12:02:00Z"]
+    assert notice.signal == "aws"
+
+
+def test_silent_services_are_asked_again_and_complained_of_once(aws: AwsMetadata, cloud: Cloud) -> None:
+    notice, problems = StopNotice(), list[str]()
+    cloud.status = 500
+    with announced(notice, (aws,), poll_seconds=0.001, on_problem=problems.append):
+        assert cloud.asked_enough.wait(30)
+    assert problems == ["AWS metadata service gave no token: 500; no notice can come from there until it answers"]
+    assert notice.signal is None
+
+
+def test_without_sources_there_is_no_thread() -> None:
+    with announced(StopNotice(), (), poll_seconds=0.001):
+        assert "preemption" not in {thread.name for thread in threading.enumerate()}
+
+
+@pytest.fixture
+def notice() -> StopNotice:
+    return StopNotice()
+
+
+@pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2"])
+def test_a_schedulers_signal_is_heard_where_it_is_configured(notice: StopNotice, name: str) -> None:
+    heard: list[str | None] = []
+    with notice.heard(extra_signal=name), notice.told(lambda: heard.append(notice.signal)):
+        os.kill(os.getpid(), signal.Signals[name])
+    assert heard == [name]
+    assert notice.detail == f"the scheduler announced with {name} that this machine will be taken away"
+
+
+def test_handlers_are_put_back(notice: StopNotice) -> None:
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+    before = [signal.getsignal(number) for number in numbers]
+    with notice.heard(extra_signal="SIGUSR1"):
+        assert [signal.getsignal(number) for number in numbers] != before
+    assert [signal.getsignal(number) for number in numbers] == before
+
+
+def test_a_signal_nobody_configured_keeps_its_meaning(notice: StopNotice) -> None:
+    before = signal.getsignal(signal.SIGUSR1)
+    with notice.heard():
+        assert signal.getsignal(signal.SIGUSR1) == before
+
+
+def test_the_first_notice_names_the_end_and_later_ones_are_still_told(notice: StopNotice) -> None:
+    heard: list[str | None] = []
+    with notice.told(lambda: heard.append(notice.signal)):
+        notice.give("aws", "AWS announced: stop at noon")
+        notice.give("SIGTERM")
+    assert heard == ["aws", "aws"]
+    assert (notice.signal, notice.detail) == ("aws", "AWS announced: stop at noon")
+
+
+def test_who_listens_late_is_told_at_once(notice: StopNotice) -> None:
+    notice.give("SIGTERM")
+    heard: list[str | None] = []
+    with notice.told(lambda: heard.append(notice.signal)):
+        assert heard == ["SIGTERM"]
+
+
+@pytest.fixture
+def unused_port() -> int:
+    """A port nobody listens on."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        return server.server_address[1]

@@ -1,0 +1,176 @@
+import threading
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.settings import WatchdogConfig
+from tasks.watchdog import Silence, Watch, allowed_seconds, watching
+
+CONFIG = WatchdogConfig(factor=10.0, floor_seconds=60.0, startup_seconds=900.0)
+seconds = st.floats(min_value=0, max_value=1e6)
+gaps = st.lists(seconds, min_size=4, max_size=200)
+
+
+class FakeClock:
+    """Stands where it is put."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def pass_seconds(self, length: float) -> None:
+        self.now += length
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def watch(clock: FakeClock) -> Watch:
+    return Watch(CONFIG, clock=clock)
+
+
+def speak(watch: Watch, clock: FakeClock, *lengths: float) -> None:
+    """Give a first sign, then one after each of the gaps."""
+    watch.sign()
+    for length in lengths:
+        clock.pass_seconds(length)
+        watch.sign()
+
+
+@pytest.mark.parametrize("history", [(), (9.0,), (9.0, 9.0), (9.0, 9.0, 9.0)])
+def test_without_a_history_the_start_up_time_holds(history: tuple[float, ...]) -> None:
+    assert allowed_seconds(history, CONFIG) == 900.0
+
+
+@pytest.mark.parametrize(
+    ("history", "allowed"),
+    [
+        ((1.0, 2.0, 3.0, 4.0), 60.0),
+        ((1.0, 2.0, 3.0, 20.0), 200.0),
+        ((500.0, *[1.0] * 63), 5000.0),
+        ((500.0, *[1.0] * 64), 60.0),
+    ],
+    ids=["never-below-the-floor", "ten-times-the-slowest", "remembers-64", "forgets-the-65th"],
+)
+def test_the_allowance_follows_the_slowest_recent_gap(history: tuple[float, ...], allowed: float) -> None:
+    assert allowed_seconds(history, CONFIG) == allowed
+
+
+@given(history=gaps, longer=seconds, data=st.data())
+def test_a_slower_gap_never_shortens_the_allowance(history: list[float], longer: float, data: st.DataObject) -> None:
+    place = data.draw(st.integers(0, len(history) - 1))
+    slower = [*history[:place], history[place] + longer, *history[place + 1 :]]
+    assert allowed_seconds(slower, CONFIG) >= allowed_seconds(history, CONFIG)
+
+
+@given(history=gaps)
+def test_no_remembered_gap_would_have_been_called_a_hang(history: list[float]) -> None:
+    assert allowed_seconds(history, CONFIG) >= max(*history[-64:], CONFIG.floor_seconds)
+
+
+def test_a_child_is_overdue_only_beyond_what_its_steps_allow(watch: Watch, clock: FakeClock) -> None:
+    speak(watch, clock, 7.0, 7.0, 8.0, 7.0)
+    clock.pass_seconds(80.0)
+    assert not watch.overdue()
+    clock.pass_seconds(0.5)
+    assert watch.overdue()
+    assert watch.silence() == Silence(seconds=80.5, allowed_seconds=80.0)
+
+
+def test_waiting_for_the_first_sign_is_no_gap(watch: Watch, clock: FakeClock) -> None:
+    clock.pass_seconds(800.0)
+    speak(watch, clock, 1.0, 1.0, 1.0, 1.0)
+    assert watch.silence().allowed_seconds == 60.0
+
+
+def test_a_child_that_never_speaks_is_overdue_after_the_start_up_time(watch: Watch, clock: FakeClock) -> None:
+    clock.pass_seconds(901.0)
+    assert watch.overdue()
+
+
+def test_every_sign_ends_the_silence(watch: Watch, clock: FakeClock) -> None:
+    speak(watch, clock, 7.0, 7.0, 7.0, 7.0)
+    clock.pass_seconds(71.0)
+    watch.sign()
+    assert watch.silent_seconds() == 0.0
+
+
+def test_a_child_that_waits_for_a_command_is_never_overdue(watch: Watch, clock: FakeClock) -> None:
+    speak(watch, clock, 1.0, 1.0, 1.0, 1.0)
+    watch.rest()
+    clock.pass_seconds(1e5)
+    assert not watch.overdue()
+    watch.expect()
+    assert watch.silence() == Silence(seconds=0.0, allowed_seconds=60.0)
+    clock.pass_seconds(61.0)
+    assert watch.overdue()
+
+
+def test_signs_during_a_rest_and_the_rest_itself_are_no_gaps(watch: Watch, clock: FakeClock) -> None:
+    speak(watch, clock, 1.0, 1.0, 1.0, 1.0)
+    watch.rest()
+    clock.pass_seconds(5000.0)
+    watch.sign()
+    clock.pass_seconds(5000.0)
+    watch.expect()
+    clock.pass_seconds(2.0)
+    watch.sign()
+    assert watch.silence().allowed_seconds == 60.0
+
+
+def test_a_watch_that_slept_gives_the_child_a_fresh_allowance(watch: Watch, clock: FakeClock) -> None:
+    speak(watch, clock, 1.0, 1.0, 1.0, 1.0)
+    watch.tick(1.0)
+    clock.pass_seconds(8 * 3600.0)
+    watch.tick(1.0)
+    assert not watch.overdue()
+    assert watch.silent_seconds() == 0.0
+
+
+def test_a_watch_that_was_awake_lets_the_silence_count(watch: Watch, clock: FakeClock) -> None:
+    speak(watch, clock, 1.0, 1.0, 1.0, 1.0)
+    for _ in range(61):
+        watch.tick(1.0)
+        clock.pass_seconds(1.0)
+    assert watch.overdue()
+
+
+def test_a_sign_heard_before_the_late_tick_does_not_enter_the_history(watch: Watch, clock: FakeClock) -> None:
+    speak(watch, clock, 1.0, 1.0, 1.0, 1.0)
+    watch.tick(1.0)
+    clock.pass_seconds(8 * 3600.0)
+    watch.sign()
+    watch.tick(1.0)
+    assert watch.silence().allowed_seconds == 60.0
+
+
+def collector(heard: list[Silence], done: threading.Event) -> Callable[[Silence], None]:
+    def hear(silence: Silence) -> None:
+        heard.append(silence)
+        done.set()
+
+    return hear
+
+
+def test_the_thread_reports_a_silence_once() -> None:
+    clock, heard, done = FakeClock(), list[Silence](), threading.Event()
+    watch = Watch(CONFIG, clock=clock)
+    clock.pass_seconds(901.0)
+    with watching(watch, collector(heard, done), poll_seconds=0.001):
+        assert done.wait(30)
+    assert heard == [Silence(seconds=901.0, allowed_seconds=900.0)]
+
+
+def test_the_thread_ends_with_its_block_and_says_nothing_of_a_child_that_speaks() -> None:
+    heard, done = list[Silence](), threading.Event()
+    with watching(Watch(CONFIG), collector(heard, done), poll_seconds=0.001):
+        assert "watchdog" in {thread.name for thread in threading.enumerate()}
+    assert "watchdog" not in {thread.name for thread in threading.enumerate()}
+    assert heard == []
