@@ -4,6 +4,7 @@ Owns the table of ARCHITECTURE section 5 as code. Refuses to gather evidence and
 """
 
 import hashlib
+import re
 import signal
 from dataclasses import dataclass
 from enum import StrEnum
@@ -81,6 +82,8 @@ class Failure:
 _BY_EXCEPTION = {
     "OutOfMemoryError": TerminationReason.OOM,
     "MemoryError": TerminationReason.OOM,
+    "_ArrayMemoryError": TerminationReason.OOM,
+    "ArrowMemoryError": TerminationReason.OOM,
     "BadBatch": TerminationReason.BAD_DATA,
     "TokenOutOfRange": TerminationReason.BAD_DATA,
     "SnapshotDamaged": TerminationReason.BAD_DATA,
@@ -90,8 +93,21 @@ _BY_EXCEPTION = {
     "AppendUnknown": TerminationReason.STORAGE,
     "Fenced": TerminationReason.FENCED,
 }
-_ALLOCATOR_PHRASES = ("can't allocate memory", "CUDA out of memory", "not enough memory: you tried to allocate")
-_NO_SPACE_PHRASES = ("No space left on device", "Disk quota exceeded")
+_BY_PHRASE = {
+    "can't allocate memory": TerminationReason.OOM,
+    "Cannot allocate memory": TerminationReason.OOM,
+    "out of memory": TerminationReason.OOM,
+    "not enough memory: you tried to allocate": TerminationReason.OOM,
+    "ALLOC_FAILED": TerminationReason.OOM,
+    "std::bad_alloc": TerminationReason.OOM,
+    "MemoryError": TerminationReason.OOM,
+    "No space left on device": TerminationReason.STORAGE,
+    "Disk quota exceeded": TerminationReason.STORAGE,
+}
+_SNAPSHOT_FOLDER = "data/"
+_FOLDERS = re.compile(r'(?<=File ").*[/\\]')
+_CHANCE = re.compile(r"0x[0-9a-fA-F]+|\d{3,}")
+"""Addresses, ports and process numbers differ where the cause is the same."""
 _KUBERNETES = {
     "OOMKilled": TerminationReason.OOM,
     "Evicted": TerminationReason.PREEMPTED,
@@ -99,6 +115,15 @@ _KUBERNETES = {
     "NodeShutdown": TerminationReason.PREEMPTED,
     "DeadlineExceeded": TerminationReason.PREEMPTED,
 }
+_BY_EXIT = {
+    PREEMPTED_EXIT_CODE: (TerminationReason.PREEMPTED, "the trainer left with the exit code of a preemption"),
+    -signal.SIGTERM: (TerminationReason.PREEMPTED, "the trainer was ended by SIGTERM before it could stop in order"),
+    -signal.SIGINT: (TerminationReason.CANCELLED, "a person interrupted the trainer itself"),
+    ORPHANED_EXIT_CODE: (TerminationReason.LOST, "the trainer found its parent gone"),
+}
+_SHELL_SIGNAL = 128
+"""A shell or a container tells a signal as 128 + its number."""
+_LAST_LINES = 3
 _FULL = 0.95
 """A killed process that used this much of its limit was killed for it, even where the kernel does not count."""
 
@@ -138,37 +163,57 @@ def _hung(evidence: Evidence) -> Failure:
 
 
 def _from_words(words: LastWords) -> Failure:
-    reason = _BY_EXCEPTION.get(words.exception, TerminationReason.ERROR)
-    if reason is TerminationReason.ERROR and any(phrase in words.message for phrase in _ALLOCATOR_PHRASES):
-        reason = TerminationReason.OOM
-    if reason is TerminationReason.ERROR and any(phrase in words.message for phrase in _NO_SPACE_PHRASES):
-        reason = TerminationReason.STORAGE
+    reason = _BY_EXCEPTION.get(words.exception) or _reason_in(words.message)
+    if reason is None and words.exception == "IntegrityError" and words.message.startswith(_SNAPSHOT_FOLDER):
+        reason = TerminationReason.BAD_DATA
     origin = next((line.strip() for line in reversed(words.traceback) if line.lstrip().startswith("File ")), "")
-    return _failure(reason, f"{words.exception}: {words.message}", f"{words.exception} {origin}")
+    # The same line of the same file, wherever it is installed; other samples are another cause.
+    cause = f"{words.exception} {_FOLDERS.sub('', origin)} {sorted(words.windows)}"
+    return _failure(reason or TerminationReason.ERROR, f"{words.exception}: {words.message}", cause)
+
+
+def _reason_in(text: str) -> TerminationReason | None:
+    return next((reason for phrase, reason in _BY_PHRASE.items() if phrase in text), None)
 
 
 def _from_exit(evidence: Evidence) -> Failure:
     if evidence.kubernetes_reason in _KUBERNETES:
         reason, told = _KUBERNETES[evidence.kubernetes_reason], evidence.kubernetes_reason
         return _failure(reason, f"Kubernetes ended the container: {told}", told)
-    code = evidence.exit_code
-    if evidence.oom_kills > 0:
-        detail = (
-            f"the kernel killed {evidence.oom_kills} process(es) of this control group for memory{_memory(evidence)}"
-        )
-        return _failure(TerminationReason.OOM, detail, "oom_kill")
-    if code == -signal.SIGKILL and _is_full(evidence):
-        return _failure(TerminationReason.OOM, f"killed by SIGKILL{_memory(evidence)}", "killed at its memory limit")
+    code = _without_shell(evidence.exit_code)
+    # A group's count also grows when others in it are killed: any other signal explains itself.
+    if evidence.oom_kills > 0 and (code is None or code > 0 or code == -signal.SIGKILL):
+        detail = f"the kernel killed {evidence.oom_kills} process(es) of this control group for memory"
+        return _failure(TerminationReason.OOM, f"{detail}{_memory(evidence)}", "oom_kill")
     if code == -signal.SIGKILL:
-        detail = f"the trainer was killed by SIGKILL and left no other evidence{_memory(evidence)}"
-        return _failure(TerminationReason.LOST, detail, "signal 9")
-    if code == ORPHANED_EXIT_CODE or code is None:
+        return _killed(evidence)
+    if code is None:
         return _failure(TerminationReason.LOST, "process or host vanished without other evidence", "vanished")
-    tail = evidence.stderr_tail[-1] if evidence.stderr_tail else "nothing on stderr"
-    if code < 0:
-        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-        return _failure(TerminationReason.ERROR, f"the trainer was killed by {name}: {tail}", f"{name} {tail}")
-    return _failure(TerminationReason.ERROR, f"the trainer exited with {code}: {tail}", f"exit {code} {tail}")
+    if code in _BY_EXIT:
+        reason, detail = _BY_EXIT[code]
+        return _failure(reason, detail, str(code))
+    return _unexplained(code, evidence.stderr_tail)
+
+
+def _without_shell(code: int | None) -> int | None:
+    if code is not None and code - _SHELL_SIGNAL in set(signal.Signals):
+        return _SHELL_SIGNAL - code
+    return code
+
+
+def _killed(evidence: Evidence) -> Failure:
+    if _is_full(evidence):
+        return _failure(TerminationReason.OOM, f"killed by SIGKILL{_memory(evidence)}", "killed at its memory limit")
+    detail = f"the trainer was killed by SIGKILL and left no other evidence{_memory(evidence)}"
+    return _failure(TerminationReason.LOST, detail, "signal 9")
+
+
+def _unexplained(code: int, stderr_tail: tuple[str, ...]) -> Failure:
+    tail = stderr_tail[-1] if stderr_tail else "nothing on stderr"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    how = f"was killed by {name}" if code < 0 else f"exited with {code}"
+    reason = next(filter(None, map(_reason_in, stderr_tail[-_LAST_LINES:])), TerminationReason.ERROR)
+    return _failure(reason, f"the trainer {how}: {tail}", _CHANCE.sub("#", f"{code} {tail}"))
 
 
 def _is_full(evidence: Evidence) -> bool:
@@ -180,7 +225,7 @@ def _memory(evidence: Evidence) -> str:
     if evidence.rss_bytes is None:
         return ""
     limit = f" of {evidence.memory_limit_bytes / 1e9:.2f} GB" if evidence.memory_limit_bytes else ""
-    return f"; it last used {evidence.rss_bytes / 1e9:.2f} GB{limit}"
+    return f"; it used up to {evidence.rss_bytes / 1e9:.2f} GB{limit}"
 
 
 def _failure(reason: TerminationReason, detail: str, cause: str) -> Failure:
