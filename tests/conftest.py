@@ -24,7 +24,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Fix the environment before any package is imported; child processes inherit it."""
     settings.load_profile("cairn")
     for name in [name for name in os.environ if name.startswith(("CAIRN_", "PREFECT_"))]:
-        if not name.startswith("CAIRN_TEST_"):
+        if not name.startswith(("CAIRN_TEST_", "CAIRN_SIMULATOR_")):
             del os.environ[name]
     os.environ.update(
         DO_NOT_TRACK="1",
@@ -39,6 +39,20 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     import shutil
 
     shutil.rmtree(os.environ["PREFECT_HOME"], ignore_errors=True)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how much of the protocol was tried: what the tests noted, summed over all workers."""
+    counts = {"protocol_cases": 0, "protocol_schedules": 0, "protocol_mutants": 0}
+    for report in terminalreporter.getreports("passed"):
+        for name, value in report.user_properties:
+            if name in counts:
+                counts[name] += int(str(value))
+    if any(counts.values()):
+        cases, schedules, mutants = counts.values()
+        terminalreporter.write_line(
+            f"protocol: {cases:,} operation × fault cases, {schedules:,} schedules, {mutants} mutants caught"
+        )
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -21,6 +21,7 @@ from tests.protocol.raw_history import (
     READABLE,
     RawRun,
     Violation,
+    mirrored,
     reached,
     read_raw,
     require,
@@ -33,10 +34,11 @@ from tests.storage.builders import run_log
 
 def examine(store: WatchedStore, ledger: Ledger) -> RawRun:
     """Check every invariant on what is left; raises `Violation` naming the first that does not hold."""
-    told = tell_run(store.inner, PREFIX)
-    _require_readers_agree(store.inner, told)
-    _require_acknowledged(store.inner, told, ledger)
-    _require_bytes(store.inner, told, ledger)
+    left = mirrored(store.inner)
+    told = tell_run(left, PREFIX)
+    _require_readers_agree(left, told)
+    _require_acknowledged(left, told, ledger)
+    _require_bytes(left, told, ledger)
     return told
 
 

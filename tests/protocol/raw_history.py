@@ -6,17 +6,21 @@ stands: a writer that follows the protocol never appends one that readers would 
 
 import hashlib
 import json
+import os
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from storage.log_entry import entry_name
+from storage.memory_store import MemoryStore
 from storage.object_store import ObjectStore
 
 READABLE, BROKEN, GIVEN_UP, GONE = "committed", "quarantined", "superseded", "deleted"
 RESUME_POINTS = 8
+_NO_LOGS = frozenset({"checkpoints", "heartbeats"})
 
 
 class Violation(AssertionError):
@@ -133,6 +137,31 @@ class RawRun:
         self.status[prefix] = after
 
 
+def mirrored(
+    store: ObjectStore, *, without: frozenset[str] = frozenset(), known: dict[str, bytes] | None = None
+) -> ObjectStore:
+    """Return the store itself or, for one of files, its content read past the product and in memory.
+
+    What is in `known` is not read again: for log entries, which nobody overwrites, between two deletions.
+    """
+    place = store.local_path("runs")
+    if place is None:
+        return store
+    root, mirror = str(place.parent), MemoryStore("mirror")
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name not in without]
+        for name in names:
+            if not name.startswith("."):
+                path = f"{folder}/{name}"
+                data = known.get(path) if known is not None else None
+                if data is None:
+                    data = Path(path).read_bytes()
+                mirror.write(path[len(root) + 1 :], data)
+                if known is not None and folder.endswith("/log"):
+                    known[path] = data
+    return mirror
+
+
 def read_raw(store: ObjectStore, log: str) -> list[dict[str, Any]]:
     """Return a log's entries as JSON, oldest first; raises `Violation` on holes, broken chains and entries twice."""
     keys = list(reversed(store.keys(log)))
@@ -190,12 +219,13 @@ def reached(store: ObjectStore) -> Iterator[dict[str, Any]]:
         yield from stack
 
 
-def prove_deletable(store: ObjectStore, key: str) -> None:
+def prove_deletable(store: ObjectStore, key: str, known: dict[str, bytes] | None = None) -> None:
     """Raise `Violation` unless the logs say, at this very moment, that nobody needs the object."""
     rule, parts = "nothing referenced deleted", key.split("/")
     require(parts[0] == "runs" and len(parts) > 2, rule, f"{key}: not an object of a run")
     if parts[2:] == ["fold.json"]:
         return
+    store = mirrored(store, without=_NO_LOGS, known=known)
     told = tell_run(store, "/".join(parts[:2]))
     if parts[2] == "heartbeats":
         require(int(parts[3].removesuffix(".json").rsplit("-", 1)[1]) in told.ended, rule, f"{key}: not ended")

@@ -1,6 +1,7 @@
 """Every scenario × every operation × every fault × both stores; and that no operation escapes the enumeration."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 
@@ -10,10 +11,12 @@ from storage.object_store import ObjectStore
 from storage.registry_entries import MODEL_KINDS
 from storage.run_entries import RUN_KINDS
 from tests.protocol.enumeration import all_cases, operations, run_case
+from tests.protocol.invariants import continue_run, examine
 from tests.protocol.processes import ALIAS, PREFIX, Process
 from tests.protocol.raw_history import read_raw
 from tests.protocol.scenarios import SCENARIOS, Scenario, world_before
-from tests.protocol.world import Copies
+from tests.protocol.world import Copies, Ledger, WatchedStore, as_store
+from tests.storage.faulty_store import Death, Fault, FaultyStore
 
 # `url` and `local_path` ask nobody: they name a place. What is read there is the file system's business.
 NOT_OPERATIONS = frozenset({"url", "local_path"})
@@ -26,15 +29,39 @@ OTHER_KINDS: dict[str, str] = {
 @pytest.mark.parametrize("kind", ["memory", "local"])
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 def test_a_fault_at_any_operation_breaks_no_invariant(
-    scenario: Scenario, kind: str, tmp_path: Path, record_property: Callable[[str, object], None]
+    scenario: Scenario, kind: str, quick_folder: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    copies = Copies(kind, tmp_path, world_before(scenario))
+    copies = Copies(kind, quick_folder, world_before(scenario))
     number = 0
     for case in all_cases(scenario, copies):
         run_case(case, copies)
         number += 1
     record_property("protocol_cases", number)
     assert number >= 11
+
+
+def test_a_process_that_dies_twice_during_its_resume_still_resumes(tmp_path: Path) -> None:
+    resume = next(scenario for scenario in SCENARIOS if scenario.name == "quarantine-and-resume")
+    copies = Copies("memory", tmp_path, world_before(resume))
+    number = 0
+    for first in range(0, len(operations(resume, copies).operations), 3):
+        for second in range(100):
+            store, ledger = copies.fresh(), deepcopy(copies.snapshot.ledger)
+            die_during(resume, store, ledger, first)
+            if not die_during(resume, store, ledger, second):
+                break
+            number += 1
+            examine(store, ledger)
+            continue_run(store, ledger)
+    assert number > 300
+
+
+def die_during(scenario: Scenario, store: WatchedStore, ledger: Ledger, at: int) -> bool:
+    """Let the process die right after its operation `at`; False when it is done before."""
+    faulty = FaultyStore(as_store(store), Fault.DEATH_AFTER, at)
+    with suppress(Death):
+        scenario.act(Process(store=faulty, ledger=ledger))
+    return faulty.fired
 
 
 def appended(scenario: Scenario, folder: Path) -> set[str]:

@@ -43,4 +43,4 @@ def test_schedules_let_every_role_finish_fail_and_die() -> None:
                 ends.add(f"{name.split('-')[0]} {end.split(':')[0]}")
     roles = ("trainer", "evaluator", "promoter", "sweeper")
     assert {f"{role} {end}" for role in roles for end in ("done", "dead", "StoreUnavailable")} <= ends
-    assert {"trainer Fenced", "trainer LiveOwner", "trainer AppendUnknown", "evaluator CheckpointGone"} <= ends
+    assert {"trainer Fenced", "trainer LiveOwner", "evaluator CheckpointGone"} <= ends

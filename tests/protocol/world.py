@@ -4,6 +4,7 @@ Owns copies and witnesses. Refuses to know scenarios and faults: `FaultyStore` o
 """
 
 import os
+import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import count
@@ -37,14 +38,15 @@ class WatchedStore:
     """Wraps a real store: each deletion must be provably free at its moment; torn uploads leave unfinished writes."""
 
     def __init__(self, inner: Any, leftovers: Iterable[UnfinishedWrite] = ()) -> None:
-        self.inner, self.leftovers, self.torn = inner, list(leftovers), count(len(tuple(leftovers)))
+        self.inner, self.leftovers = inner, list(leftovers)
+        self.torn, self._known = count(len(self.leftovers)), dict[str, bytes]()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
     def delete(self, key: str) -> None:
         if self.inner.size(key) is not None:
-            prove_deletable(self.inner, key)
+            prove_deletable(self.inner, key, self._known)
         self.inner.delete(key)
 
     def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> WrittenObject:
@@ -63,7 +65,7 @@ class WatchedStore:
 
     def discard(self, write: UnfinishedWrite) -> None:
         if write in self.leftovers:
-            prove_deletable(self.inner, write.key)
+            prove_deletable(self.inner, write.key, self._known)
             self.leftovers.remove(write)
         else:
             self.inner.discard(write)
@@ -82,7 +84,7 @@ class Copies:
     """Fresh stores of one kind that hold a snapshot; local ones by hard links, since objects are never changed."""
 
     def __init__(self, kind: str, folder: Path, snapshot: Snapshot) -> None:
-        self.kind, self.folder, self.snapshot, self.number = kind, folder, snapshot, count()
+        self.kind, self.folder, self.snapshot, self.number = kind, folder, snapshot, 0
         self._base = folder / "base"
         if kind == "local":
             base = LocalStore(self._base)
@@ -91,10 +93,12 @@ class Copies:
         self._folders = sorted({key.rsplit("/", 1)[0] for key in snapshot.objects})
 
     def fresh(self) -> WatchedStore:
-        """Return a new copy."""
+        """Return a new copy; the one before is gone."""
         if self.kind == "memory":
             return WatchedStore(copied(self.snapshot.objects), self.snapshot.leftovers)
-        target = self.folder / f"copy-{next(self.number)}"
+        shutil.rmtree(self.folder / f"copy-{self.number}", ignore_errors=True)
+        self.number += 1
+        target = self.folder / f"copy-{self.number}"
         for name in self._folders:
             (target / name).mkdir(parents=True, exist_ok=True)
         for key in self.snapshot.objects:
