@@ -61,7 +61,7 @@ class S3Bucket:
             client_kwargs=_region(),
             config_kwargs=_options(timeouts),
         )
-        # botocore's one more attempt is enough below `Patience`; retries of layers multiply.
+        # Asking again is `Patience`'s alone, here and in botocore: retries of layers multiply, and hide what happened.
         self._client.retries = 1
 
     @property
@@ -141,7 +141,7 @@ class S3Bucket:
 
 def _options(timeouts: Timeouts) -> dict[str, Any]:
     return {
-        "retries": {"total_max_attempts": 2, "mode": "standard"},
+        "retries": {"total_max_attempts": 1, "mode": "standard"},
         "connect_timeout": timeouts.connect_seconds,
         "read_timeout": timeouts.silence_seconds,
         "max_pool_connections": 32,

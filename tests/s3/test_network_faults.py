@@ -1,0 +1,169 @@
+"""The real client and a network that breaks: what was acknowledged is there once, what was not is not used."""
+
+import hashlib
+import os
+import re
+
+import pytest
+
+from storage.checkpoint import newest_verified
+from storage.errors import IntegrityError, StoreUnavailable, StoreUnsound
+from storage.patient_store import PatientStore
+from storage.s3_store import S3Store
+from storage.store_probe import probe_store
+from tests.s3.conftest import PART_BYTES
+from tests.s3.fault_proxy import FaultProxy, NetworkFault
+from tests.s3.servers import S3Server
+from tests.storage.builders import (
+    LOG,
+    check_invariants,
+    claim,
+    commit,
+    evaluated,
+    open_run,
+    run_log,
+    stage,
+    writer,
+)
+
+BREAKS = [fault for fault in NetworkFault if fault is not NetworkFault.STRIP]
+ENTRY = rf"PUT .*{LOG}/"
+MULTIPART = {
+    "begin": r"POST .*\?uploads",
+    "first-part": r"PUT .*partNumber=1\b",
+    "last-part": r"PUT .*partNumber=3\b",
+    "complete": r"POST .*\?uploadId",
+}
+
+
+@pytest.mark.parametrize("times", [1, 2], ids=["once", "twice"])
+@pytest.mark.parametrize("fault", BREAKS, ids=lambda fault: fault.name)
+def test_an_append_whose_put_breaks_is_in_the_log_once(
+    store: PatientStore, direct: S3Store, proxy: FaultProxy, fault: NetworkFault, times: int
+) -> None:
+    open_run(store)
+    aim = proxy.aim(fault, ENTRY, times=times)
+    run_log(store).append(lambda state: evaluated(1, 1.0), writer=writer())
+    assert aim.fired
+    assert [item.step for item in check_invariants(direct, set()).evaluations] == [1]
+
+
+@pytest.mark.parametrize("fault", BREAKS, ids=lambda fault: fault.name)
+def test_an_append_is_in_the_log_once_though_reading_it_back_breaks_too(
+    store: PatientStore, direct: S3Store, proxy: FaultProxy, fault: NetworkFault
+) -> None:
+    open_run(store)
+    log = run_log(store)
+    log.refresh()
+    proxy.aim(NetworkFault.RESPONSE_LOST, ENTRY)
+    aim = proxy.aim(fault, rf"GET .*{LOG}/9999999998")
+    log.append(lambda state: evaluated(1, 1.0), writer=writer())
+    assert aim.fired
+    assert [item.step for item in check_invariants(direct, set()).evaluations] == [1]
+
+
+def kinds_of_requests(requests: list[str]) -> set[str]:
+    """Return a pattern for each kind: the method and the name of the object without its numbers."""
+    return {rf"{request.split(' ')[0]} .*{re.escape(last_name(request))}" for request in requests}
+
+
+def last_name(request: str) -> str:
+    return re.sub(r"[0-9].*", "", request.partition("?")[0].rsplit("/", 1)[1])
+
+
+def test_a_commit_survives_one_503_at_each_kind_of_request(
+    store: PatientStore, direct: S3Store, proxy: FaultProxy
+) -> None:
+    log = open_run(store)
+    attempt = claim(log)
+    commit(log, stage(store, step=5, attempt=attempt))
+    proxy.requests.clear()
+    commit(log, stage(store, step=6, attempt=attempt))
+    kinds = sorted(kinds_of_requests(proxy.requests))
+    assert len(kinds) >= 4, kinds
+    prefixes = set()
+    for step, kind in enumerate(kinds, 10):
+        aims = [proxy.aim(fault, kind) for fault in (NetworkFault.SLOW_DOWN, NetworkFault.RESPONSE_LOST)]
+        staged = stage(store, step=step, attempt=attempt)
+        prefixes.add(staged.prefix)
+        commit(log, staged)
+        assert all(aim.fired for aim in aims), kind
+    state = check_invariants(direct, prefixes)
+    newest = newest_verified(run_log(direct), writer=writer())
+    assert newest is not None
+    assert (newest.step, len(state.checkpoints)) == (9 + len(kinds), 2 + len(kinds))
+
+
+@pytest.mark.parametrize("fault", BREAKS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("request_", MULTIPART)
+def test_a_stream_survives_any_break_of_any_of_its_requests(
+    bare: S3Store, direct: S3Store, proxy: FaultProxy, request_: str, fault: NetworkFault
+) -> None:
+    aim = proxy.aim(fault, MULTIPART[request_])
+    data = os.urandom(2 * PART_BYTES + 5)
+    written = bare.write_stream("a/b", [data])
+    assert aim.fired
+    assert written.sha256 == hashlib.sha256(data).hexdigest()
+    assert hashlib.sha256(direct.read("a/b")).hexdigest() == written.sha256
+
+
+@pytest.mark.parametrize("fault", [NetworkFault.SLOW_DOWN, NetworkFault.TORN_UP, NetworkFault.RESPONSE_LOST])
+@pytest.mark.parametrize("request_", ["first-part", "complete"])
+def test_a_stream_that_never_gets_through_leaves_nothing(
+    bare: S3Store, direct: S3Store, proxy: FaultProxy, request_: str, fault: NetworkFault
+) -> None:
+    proxy.aim(fault, MULTIPART[request_], times=1000)
+    proxy.aim(NetworkFault.SLOW_DOWN, "HEAD .*", times=1000)
+    with pytest.raises(StoreUnavailable):
+        bare.write_stream("a/b", [bytes(2 * PART_BYTES + 5)])
+    there = request_ == "complete" and fault is NetworkFault.RESPONSE_LOST
+    assert (direct.keys("a"), direct.unfinished("a")) == (["a/b"] if there else [], [])
+
+
+@pytest.mark.parametrize("size", [1000, 200_000])
+def test_a_torn_upload_is_no_object(bare: S3Store, direct: S3Store, proxy: FaultProxy, size: int) -> None:
+    proxy.aim(NetworkFault.TORN_UP, "PUT", times=100)
+    for operation in (bare.create, bare.write):
+        with pytest.raises(StoreUnavailable):
+            operation("a/b", bytes(size))
+    assert direct.size("a/b") is None
+
+
+def test_a_torn_download_is_never_used(bare: S3Store, store: PatientStore, proxy: FaultProxy) -> None:
+    data = os.urandom(200_000)
+    bare.write("a/b", data)
+    proxy.aim(NetworkFault.TORN_DOWN, "GET", times=3)
+    with pytest.raises((StoreUnavailable, IntegrityError)):
+        bare.read("a/b")
+    assert store.read("a/b") == data
+    assert proxy.aims[-1].seen > 3
+
+
+def test_a_torn_download_goes_on_where_it_broke(bare: S3Store, proxy: FaultProxy) -> None:
+    data = os.urandom(5 * 8 * 1024 * 1024)
+    bare.write("a/b", data)
+    proxy.requests.clear()
+    proxy.aim(NetworkFault.TORN_DOWN, "GET", nth=3)
+    assert hashlib.sha256(b"".join(bare.read_chunks("a/b"))).digest() == hashlib.sha256(data).digest()
+    assert len(proxy.requests) == 6
+
+
+def test_a_server_that_does_not_answer_is_given_up(bare: S3Store, proxy: FaultProxy) -> None:
+    proxy.aim(NetworkFault.HANG, "GET", times=100)
+    with pytest.raises(StoreUnavailable, match="no answer in time"):
+        bare.read("a/b")
+
+
+# Where signatures are checked, a request without its signed header is refused before it can be ignored.
+@pytest.mark.parametrize("server", ["quick"], indirect=True)
+def test_a_server_that_ignores_the_condition_is_refused_by_name(
+    server: S3Server, store: PatientStore, proxy: FaultProxy
+) -> None:
+    proxy.aim(NetworkFault.STRIP, "PUT", times=1_000_000)
+    with pytest.raises(StoreUnsound, match="ignores If-None-Match: the second create of one key succeeded"):
+        probe_store(store)
+
+
+def test_a_server_behind_a_sound_network_is_accepted(store: PatientStore, proxy: FaultProxy) -> None:
+    probe_store(store)
+    assert store.keys("probe") == []
