@@ -17,10 +17,11 @@ from itertools import chain, islice, repeat
 from tasks.failure_trace import FailureTrace, TraceFailure
 from tasks.failures import TerminationReason
 from tasks.simulated_attempt import SimulationPlan, train_until
-from tasks.simulation import MOST_ATTEMPTS
 
 _STEPS_PER_DOUBLING = 3
 _DOUBLINGS = 2
+_ENOUGH_ATTEMPTS = 2_000
+"""After so many the lost share is known well enough, whether or not the run would ever end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +96,7 @@ def compare_intervals(plan: SimulationPlan, trace: FailureTrace, seeds: Sequence
 def _lost_share(plan: SimulationPlan, failures: Iterator[TraceFailure]) -> float:
     """What `simulate` gives for a policy that always resumes, without its receipts: they are most of its work."""
     step, wall_seconds, restart_seconds = 0, 0.0, 0.0
-    for event in islice(chain(failures, repeat(None)), MOST_ATTEMPTS):
+    for event in islice(chain(failures, repeat(None)), _ENOUGH_ATTEMPTS):
         seconds = event.after_device_seconds / plan.devices if event else math.inf
         is_announced = event is not None and event.reason is TerminationReason.PREEMPTED
         stretch = train_until(

@@ -156,7 +156,8 @@ def recorded_trace(state: RunState, *, restart_device_seconds: float = 0.0) -> F
     """
     ended = [attempt for attempt in state.attempts if attempt.ended is not None]
     failed = [attempt for attempt in ended if _reason(attempt) not in _NO_FAILURES]
-    device_days = sum(attempt.ended.gpu_seconds for attempt in ended if attempt.ended) / DAY_SECONDS
+    exposed = (_device_seconds(state, attempt, restart_device_seconds) for attempt in state.attempts)
+    device_days = sum(exposed) / DAY_SECONDS
     counts = Counter(_reason(attempt) for attempt in failed)
     rates = [FailureRate(reason=r, per_device_day=n / device_days) for r, n in sorted(counts.items()) if device_days]
     run_id = state.opened.run_id if state.opened else ""
@@ -170,17 +171,24 @@ def recorded_trace(state: RunState, *, restart_device_seconds: float = 0.0) -> F
 def _recorded(state: RunState, attempt: AttemptRecord, restart_device_seconds: float) -> TraceFailure:
     assert attempt.ended is not None
     ended, number = attempt.ended, attempt.started.attempt
-    restart = restart_device_seconds if number > 1 else 0.0
     samples = sum(len(item.windows) for item in state.quarantines if item.attempt == number)
     remedied = ended.decision.action == "resume" and not samples
     return TraceFailure(
         reason=_reason(attempt),
-        after_device_seconds=ended.gpu_seconds + restart,
+        after_device_seconds=_device_seconds(state, attempt, restart_device_seconds),
         detail=ended.detail,
         fingerprint=ended.fingerprint,
         quarantined_samples=samples,
         repaired_objects=int(remedied and _reason(attempt) is TerminationReason.BAD_DATA),
     )
+
+
+def _device_seconds(state: RunState, attempt: AttemptRecord, restart_device_seconds: float) -> float:
+    """How long it was exposed to failures; of an open attempt only as far as its commits tell."""
+    number = attempt.started.attempt
+    committed = (item.committed.gpu_seconds for item in state.checkpoints if item.committed.attempt == number)
+    used = attempt.ended.gpu_seconds if attempt.ended else max(committed, default=0.0)
+    return used + (restart_device_seconds if number > 1 else 0.0)
 
 
 def _reason(attempt: AttemptRecord) -> TerminationReason:

@@ -112,7 +112,7 @@ def never_give_up(state: RunState, failure: Failure, setback: Setback) -> Decisi
 
 
 def simulate(plan: SimulationPlan, failures: Iterable[TraceFailure], policy: Policy) -> SimulatedRun:
-    """Return the run's end: finished, stopped by the policy, or cut off after `MOST_ATTEMPTS` with no end in sight."""
+    """Return the run's end: finished, stopped by the policy, or cut off after `MOST_ATTEMPTS`."""
     run = _begun(plan)
     sequence = iter(failures)
     while len(run.state.attempts) < MOST_ATTEMPTS:
@@ -126,7 +126,7 @@ def simulate(plan: SimulationPlan, failures: Iterable[TraceFailure], policy: Pol
         run = _after(run, stretch, event, policy)
         if run.is_finished or run.stopped_by is not None:
             return run
-    return replace(run, stopped_by=f"no end in sight after {MOST_ATTEMPTS:,} attempts")
+    return replace(run, stopped_by=f"cut off after {MOST_ATTEMPTS:,} attempts")
 
 
 def _begun(plan: SimulationPlan) -> SimulatedRun:

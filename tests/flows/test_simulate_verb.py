@@ -1,0 +1,145 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LISTS_LOADED = "import sys, flows.command as c; c.run_command(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+SHORT = ("--days", "0.5", "--devices", "1024")
+CONFIG = """
+[data]
+sources = ["text.txt"]
+[training]
+steps = 100
+[checkpoint]
+every_steps = 77
+[budgets.lost]
+retries = 0
+"""
+
+
+def document(ended: Any) -> Any:
+    assert ended.code == 0, ended.err
+    return json.loads(ended.out)
+
+
+def test_a_published_run_is_simulated_without_torch_or_the_orchestrator_in_five_seconds(tmp_path: Path) -> None:
+    before = os.times()
+    done = subprocess.run(
+        [sys.executable, "-c", LISTS_LOADED, "simulate", "--store", str(tmp_path / "store")],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    spent = os.times()
+    assert spent.children_user + spent.children_system - before.children_user - before.children_system < 5
+    assert {"torch", "prefect", "fsspec", "pyarrow"} & set(done.stderr.split()) == set()
+
+
+def test_the_answer_comes_first_and_all_fits_one_screen(cairn: Any) -> None:
+    ended = cairn("simulate")
+    lines = ended.out.splitlines()
+    assert lines[0].startswith("this policy finishes after ") and "gives up after" in lines[0]
+    assert len(lines) <= 24 and ended.err == ""
+
+
+def test_no_store_is_opened_where_no_run_is_named(cairn: Any, tmp_path: Path) -> None:
+    cairn("simulate", *SHORT)
+    assert not (tmp_path / "store").exists()
+
+
+def test_the_fields_are_the_promised_ones(cairn: Any) -> None:
+    view = document(cairn("simulate", *SHORT, "--json"))
+    assert view.keys() == {"run_id", "seed", "plan", "trace", "outcomes", "intervals"}
+    assert view["trace"].keys() == {"source", "hours_between_failures", "per_device_day", "recorded"}
+    assert view["intervals"].keys() == {"present", "young", "daly", "simulated", "sweep"}
+    assert view["intervals"]["present"].keys() == {"every_steps", "seconds", "lost_share"}
+    assert [outcome["policy"] for outcome in view["outcomes"]] == ["budgets", "3 retries", "10 retries"]
+    assert view["outcomes"][0].keys() == {
+        "policy",
+        "finished",
+        "days",
+        "goodput",
+        "useful_gpu_hours",
+        "wasted_gpu_hours",
+        "checkpoint_gpu_hours",
+        "restart_gpu_hours",
+        "waiting_hours",
+        "attempts",
+        "retries",
+        "step",
+        "total_steps",
+        "stopped_by",
+    }
+
+
+def test_equal_seeds_print_equal_documents_and_others_do_not(cairn: Any) -> None:
+    first, again, other = (cairn("simulate", *SHORT, "--json", "--seed", seed).out for seed in ("1", "1", "2"))
+    assert first == again and first != other
+
+
+def test_times_and_sizes_are_taken_from_the_options(cairn: Any) -> None:
+    options = ("--step-seconds", "3", "--checkpoint-seconds", "1", "--restart-seconds", "60")
+    plan = document(cairn("simulate", *SHORT, *options, "--json"))["plan"]
+    told = (plan["total_steps"], plan["devices"], plan["checkpoint_seconds"], plan["restart_seconds"])
+    assert told == (14_400, 1024, 1.0, 60.0)
+
+
+def test_budgets_and_interval_come_from_the_configuration(cairn: Any, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(CONFIG, encoding="utf-8")
+    view = document(cairn("simulate", "--config", "run.toml", "--json"))
+    assert view["plan"]["every_steps"] == 77
+    assert view["outcomes"][0]["stopped_by"].startswith("lost: budget lost is spent (retries)")
+
+
+def test_rates_come_from_a_file(cairn: Any, tmp_path: Path) -> None:
+    (tmp_path / "rates.toml").write_text('source = "ours"\n[per_device_day]\nerror = 1.0\n', encoding="utf-8")
+    view = document(cairn("simulate", "--trace", "rates.toml", *SHORT, "--json"))
+    assert (view["trace"]["source"], view["trace"]["per_device_day"]) == ("ours", {"error": 1.0})
+    assert (view["outcomes"][0]["finished"], view["outcomes"][0]["attempts"]) == (False, 1)
+
+
+def test_a_stored_run_is_replayed_with_its_own_times_and_policy(bard: Any, cairn: Any) -> None:
+    view = document(cairn("simulate", "bard", "--json"))
+    plan = view["plan"]
+    assert (view["run_id"], view["trace"]["recorded"], plan["total_steps"], plan["devices"]) == ("bard", 1, 40, 1)
+    assert plan["step_seconds"] == pytest.approx((2.0 + 3.0) / 30)
+    assert view["trace"]["per_device_day"].keys() == {"preempted"}
+    assert view["outcomes"][0]["finished"]
+
+
+def test_people_see_a_stored_run_replayed(bard: Any, cairn: Any) -> None:
+    ended = cairn("simulate", "bard")
+    assert (ended.code, ended.err) == (0, "") and "run bard: 1 failures" in ended.out
+
+
+def test_a_run_that_committed_nothing_needs_a_step_time(fresh: Any, cairn: Any) -> None:
+    ended = cairn("simulate", "fresh")
+    assert ended.code == 2 and "--step-seconds" in ended.err
+
+
+def test_a_run_that_never_failed_finishes_under_every_policy(fresh: Any, cairn: Any) -> None:
+    view = document(cairn("simulate", "fresh", "--step-seconds", "1", "--json"))
+    assert [outcome["finished"] for outcome in view["outcomes"]] == [True] * 3
+    assert view["intervals"]["simulated"] is None
+
+
+@pytest.mark.parametrize(
+    "arguments, told",
+    [
+        (("--devices", "0"), "devices=0"),
+        (("--days", "-1"), "days=-1"),
+        (("--step-seconds", "0"), "step_seconds=0"),
+        (("--restart-seconds", "nan"), "restart_seconds=nan"),
+        (("--trace", "nowhere.toml"), "nowhere.toml"),
+        (("--config", "nowhere.toml"), "nowhere.toml"),
+        (("nobody",), "no run 'nobody'"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused_as_usage(cairn: Any, arguments: tuple[str, ...], told: str) -> None:
+    ended = cairn("simulate", *arguments)
+    assert ended.code == 2 and told in ended.err and "Traceback" not in ended.err

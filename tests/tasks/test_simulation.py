@@ -1,0 +1,386 @@
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain, repeat
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.memory_store import MemoryStore
+from storage.run_state import RunState
+from tasks.budgets import Setback, decide
+from tasks.checkpoint_interval import compare_intervals, daly_seconds, lost_share, young_seconds
+from tasks.failure_trace import (
+    FailureRate,
+    FailureTrace,
+    InvalidTrace,
+    TraceFailure,
+    parse_trace,
+    published_trace,
+    recorded_trace,
+)
+from tasks.failures import Failure, TerminationReason
+from tasks.settings import BudgetConfig, BudgetsConfig
+from tasks.simulated_attempt import SimulationPlan, train_until
+from tasks.simulation import (
+    MOST_ATTEMPTS,
+    SimulatedRun,
+    budget_policy,
+    never_give_up,
+    plain_retries,
+    simulate,
+)
+from tests.flows.conftest import fabricate
+
+R = TerminationReason
+SMALL = SimulationPlan(
+    total_steps=100,
+    devices=4,
+    step_seconds=2.0,
+    every_steps=10,
+    checkpoint_seconds=3.0,
+    restart_seconds=7.0,
+    grace_seconds=0.0,
+    micro_batch=8,
+    global_batch=8,
+)
+LLAMA = SimulationPlan(
+    total_steps=54 * 86_400 // 6,
+    devices=16_384,
+    step_seconds=6.0,
+    every_steps=200,
+    checkpoint_seconds=10.0,
+    restart_seconds=300.0,
+    grace_seconds=30.0,
+    micro_batch=2048,
+    global_batch=2048,
+)
+
+
+def after(seconds: float, reason: TerminationReason = R.LOST) -> TraceFailure:
+    """A failure this many wall seconds after the beginning of an attempt on the four devices of SMALL."""
+    return TraceFailure(reason=reason, after_device_seconds=4 * seconds)
+
+
+def constant(seconds_between: float, reason: TerminationReason = R.LOST, *, devices: int = 1) -> FailureTrace:
+    rate = FailureRate(reason=reason, per_device_day=86_400 / seconds_between / devices)
+    return FailureTrace(source="a test", rates=(rate,))
+
+
+def reasons(run: SimulatedRun) -> list[str]:
+    return [attempt.ended.reason for attempt in run.state.attempts if attempt.ended]
+
+
+def test_equal_seeds_give_equal_runs() -> None:
+    runs = [simulate(LLAMA, published_trace().failures(random.Random(7)), never_give_up) for _ in range(2)]
+    assert runs[0] == runs[1]
+
+
+def test_other_seeds_give_other_runs() -> None:
+    runs = [simulate(LLAMA, published_trace().failures(random.Random(n)), never_give_up) for n in (7, 8)]
+    assert runs[0] != runs[1]
+
+
+@pytest.mark.parametrize("steps, commits", [(100, 10), (101, 11), (9, 1)])
+def test_without_failures_only_commits_cost_goodput(steps: int, commits: int) -> None:
+    run = simulate(replace(SMALL, total_steps=steps), (), plain_retries(0))
+    assert (run.is_finished, run.goodput) == (True, steps * 2.0 / (steps * 2.0 + commits * 3.0))
+
+
+def test_wasted_is_what_lies_between_the_last_commit_and_the_failure() -> None:
+    # Two segments of 10 steps and a commit take 46 s; 11 s later five steps are done that no commit holds.
+    run = simulate(SMALL, [after(57.0)], never_give_up)
+    receipt = run.state.attempts[0].ended
+    assert receipt is not None
+    assert (run.lost_seconds, receipt.wasted_gpu_seconds, receipt.last_step) == (11.0, 44.0, 25)
+    assert run.wasted_gpu_hours == 11.0 * 4 / 3600
+
+
+def test_the_next_attempt_goes_on_from_the_newest_commit() -> None:
+    run = simulate(SMALL, [after(57.0)], never_give_up)
+    resumed = run.state.attempts[1].started.resumed_from
+    assert resumed is not None and resumed.step == 20
+    assert run.wall_seconds == 100 * 2.0 + 10 * 3.0 + 11.0 + 7.0
+
+
+def test_a_failure_during_a_commit_loses_its_whole_segment() -> None:
+    assert simulate(SMALL, [after(22.0)], never_give_up).lost_seconds == 22.0
+
+
+def test_a_failure_during_a_restart_loses_only_time() -> None:
+    run = simulate(SMALL, [after(23.0), after(5.0)], never_give_up)
+    assert (run.lost_seconds, run.restart_seconds) == (0.0, 5.0 + 7.0)
+
+
+def test_an_announced_end_with_enough_grace_commits_at_the_very_step() -> None:
+    run = simulate(replace(SMALL, grace_seconds=5.0), [after(28.5, R.PREEMPTED)], never_give_up)
+    resumed = run.state.attempts[1].started.resumed_from
+    assert resumed is not None and (resumed.step, run.lost_seconds, run.commits) == (13, 0.0, 11)
+
+
+def test_an_announced_end_with_too_little_grace_loses_the_segment_and_the_grace() -> None:
+    run = simulate(replace(SMALL, grace_seconds=3.0), [after(28.5, R.PREEMPTED)], never_give_up)
+    assert run.lost_seconds == 5.5 + 3.0
+
+
+def test_an_end_announced_during_the_last_commit_finds_the_run_finished() -> None:
+    run = simulate(replace(SMALL, grace_seconds=5.0), [after(229.0, R.PREEMPTED)], plain_retries(0))
+    assert (run.is_finished, len(run.state.attempts)) == (True, 1)
+
+
+@given(
+    first=st.integers(0, 99),
+    every=st.integers(1, 120),
+    failure=st.floats(0, 400),
+    restart=st.floats(0, 20),
+    grace=st.floats(0, 30),
+    announced=st.booleans(),
+)
+def test_an_attempts_time_is_accounted_for(
+    first: int, every: int, failure: float, restart: float, grace: float, announced: bool
+) -> None:
+    plan = replace(SMALL, every_steps=every, grace_seconds=grace)
+    stretch = train_until(
+        plan, first_step=first, restart_seconds=restart, failure_seconds=failure, is_announced=announced
+    )
+    spent = (stretch.committed_step - first) * 2.0 + stretch.commits * 3.0
+    spent += stretch.restart_seconds + stretch.lost_seconds
+    assert first <= stretch.committed_step <= stretch.last_step <= 100
+    assert spent <= failure + (grace if announced else 0.0) + 1e-6
+    assert stretch.is_finished or spent >= failure - 1e-6
+    assert stretch.is_finished == (stretch.committed_step == 100)
+
+
+def closed_form_and_step_by_step(plan: SimulationPlan, failure: float) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Committed step and commits of an attempt from step 7, calculated and walked."""
+    stretch = train_until(plan, first_step=7, restart_seconds=0.0, failure_seconds=failure, is_announced=False)
+    committed, commits, now = 7, 0, 0.0
+    for step in range(8, plan.total_steps + 1):
+        now += plan.step_seconds
+        if step % plan.every_steps == 0 or step == plan.total_steps:
+            now += plan.checkpoint_seconds
+            if now > failure:
+                break
+            committed, commits = step, commits + 1
+    return (stretch.committed_step, stretch.commits), (committed, commits)
+
+
+@given(every=st.integers(1, 120), failure=st.integers(0, 500))
+def test_the_calculation_agrees_with_walking_step_by_step(every: int, failure: int) -> None:
+    calculated, walked = closed_form_and_step_by_step(replace(SMALL, every_steps=every), float(failure))
+    assert calculated == walked
+
+
+def preemptions_with_real_failures() -> Iterator[TraceFailure]:
+    """1,785 preemptions and, evenly among them, 7 losses: each after a commit's worth of new work."""
+    for number in range(1_785):
+        yield after(45.0, R.PREEMPTED)
+        if number % 255 == 100:
+            yield after(45.0)
+
+
+def test_a_budget_that_refills_outlives_1785_preemptions_and_7_real_failures() -> None:
+    plan = replace(SMALL, total_steps=100_000)
+    run = simulate(plan, preemptions_with_real_failures(), budget_policy(BudgetsConfig()))
+    assert run.is_finished and run.retries == {"preempted": 1_785, "lost": 7}
+
+
+def test_a_plain_count_of_10_dies_of_the_same_failures() -> None:
+    plan = replace(SMALL, total_steps=100_000)
+    run = simulate(plan, preemptions_with_real_failures(), plain_retries(10))
+    assert (run.is_finished, len(run.state.attempts), run.retries) == (False, 11, {"preempted": 10})
+
+
+def test_failures_without_progress_empty_a_budget_and_the_end_says_which() -> None:
+    budgets = BudgetsConfig(lost=BudgetConfig(retries=2))
+    run = simulate(SMALL, repeat(after(5.0)), budget_policy(budgets))
+    assert len(run.state.attempts) == 3
+    assert run.stopped_by is not None and "budget lost is spent (retries)" in run.stopped_by
+
+
+def test_a_bug_stops_the_run_at_once() -> None:
+    run = simulate(SMALL, repeat(after(50.0, R.ERROR)), budget_policy(BudgetsConfig()))
+    assert (run.is_finished, len(run.state.attempts)) == (False, 1)
+
+
+def test_a_remedy_lasts_through_later_attempts() -> None:
+    run = simulate(SMALL, [after(30.0, R.OOM), after(30.0)], budget_policy(BudgetsConfig()))
+    assert [attempt.started.micro_batch for attempt in run.state.attempts] == [8, 4, 4]
+
+
+def test_quarantined_samples_are_counted_against_their_budget() -> None:
+    budgets = BudgetsConfig(diverged=BudgetConfig(retries=9, samples=20))
+    run = simulate(SMALL, repeat(after(30.0, R.DIVERGED)), budget_policy(budgets))
+    assert len(run.state.attempts) == 3  # 8 samples of one step each time
+    assert run.stopped_by is not None and "(samples)" in run.stopped_by
+
+
+def test_waiting_is_part_of_the_wall_time_and_not_of_the_goodput() -> None:
+    budgets = BudgetsConfig(storage=BudgetConfig(retries=5, backoff_seconds=40.0))
+    run = simulate(SMALL, [after(23.0, R.STORAGE)], budget_policy(budgets))
+    assert run.waiting_seconds == 30.0  # the mean of a wait between half and whole
+    assert run.wall_seconds == 200.0 + 30.0 + 7.0 + 30.0
+
+
+def test_every_decision_is_the_one_decide_gives_for_the_receipts_before_it() -> None:
+    budgets, failures = BudgetsConfig(), published_trace().failures(random.Random(3))
+    seen: list[tuple[RunState, Failure, Setback]] = []
+    policy = budget_policy(budgets)
+
+    def watched(state: RunState, failure: Failure, setback: Setback):  # type: ignore[no-untyped-def]
+        seen.append((state, failure, setback))
+        return policy(state, failure, setback)
+
+    run = simulate(LLAMA, failures, watched)
+    receipts = [attempt.ended for attempt in run.state.attempts[: len(seen)]]
+    assert len(seen) > 300
+    assert [decide(budgets, *case, jitter=0.5) for case in seen] == [item.decision for item in receipts if item]
+
+
+def test_the_state_a_policy_sees_has_the_failed_attempt_open_and_all_others_ended() -> None:
+    seen: list[tuple[bool, int]] = []
+
+    def policy(state: RunState, failure: Failure, setback: Setback):  # type: ignore[no-untyped-def]
+        ended = sum(attempt.ended is not None for attempt in state.attempts)
+        seen.append((state.open_attempt is state.attempts[-1], len(state.attempts) - ended))
+        return never_give_up(state, failure, setback)
+
+    simulate(SMALL, [after(30.0), after(3.0), after(50.0)], policy)
+    assert seen == [(True, 1)] * 3
+
+
+def test_a_run_that_cannot_get_anywhere_is_cut_off() -> None:
+    run = simulate(SMALL, repeat(after(8.0)), never_give_up)
+    assert len(run.state.attempts) == MOST_ATTEMPTS and run.stopped_by is not None
+
+
+def test_54_days_on_16384_devices_take_less_than_five_seconds() -> None:
+    started = time.process_time()
+    run = simulate(LLAMA, published_trace().failures(random.Random(0)), budget_policy(BudgetsConfig()))
+    compare_intervals(LLAMA, published_trace(), range(6))
+    assert time.process_time() - started < 5 and run.is_finished
+
+
+def test_thousands_of_attempts_are_decided_on_in_seconds() -> None:
+    plan = replace(SMALL, total_steps=1_000_000)
+    started = time.process_time()
+    run = simulate(plan, chain(repeat(after(60.0), 4_000)), budget_policy(BudgetsConfig()))
+    assert time.process_time() - started < 5 and run.retries == {"lost": 4_000}
+
+
+def test_the_published_trace_adds_up_to_419_interruptions() -> None:
+    per_day = sum(rate.per_device_day for rate in published_trace().rates)
+    assert per_day * 16_384 * 54 == pytest.approx(419)
+
+
+def test_drawn_failures_come_as_often_and_for_the_reasons_the_rates_say() -> None:
+    trace = FailureTrace(
+        source="a test",
+        rates=(FailureRate(reason=R.LOST, per_device_day=3.0), FailureRate(reason=R.HUNG, per_device_day=1.0)),
+    )
+    drawn = [failure for failure, _ in zip(trace.drawn(random.Random(0)), range(20_000), strict=False)]
+    mean = sum(failure.after_device_seconds for failure in drawn) / len(drawn)
+    assert mean == pytest.approx(86_400 / 4, rel=0.03)
+    assert Counter(failure.reason for failure in drawn)[R.HUNG] == pytest.approx(5_000, rel=0.05)
+
+
+@pytest.mark.parametrize("between", [1_000.0, 11_135.0, 80_000.0])
+@pytest.mark.parametrize("checkpoint", [2.0, 30.0])
+def test_the_simulated_optimum_is_near_the_formulas(between: float, checkpoint: float) -> None:
+    plan = replace(
+        SMALL,
+        total_steps=int(400 * between),
+        devices=1,
+        step_seconds=1.0,
+        checkpoint_seconds=checkpoint,
+        restart_seconds=0.1 * between,
+    )
+    found = compare_intervals(plan, constant(between), range(6))
+    assert found.simulated is not None
+    assert found.simulated.seconds == pytest.approx(daly_seconds(checkpoint, between), rel=0.2)
+    assert found.simulated.seconds == pytest.approx(young_seconds(checkpoint, between), rel=0.2)
+
+
+@pytest.mark.parametrize("hours, minutes", [(24.0, 117), (6.0, 57), (0.25, 9.1)])
+def test_dalys_formula_gives_what_his_paper_prints(hours: float, minutes: float) -> None:
+    assert daly_seconds(5 * 60, hours * 3600) / 60 == pytest.approx(minutes, rel=0.01)
+
+
+def test_preemptions_that_lose_nothing_do_not_shorten_the_interval() -> None:
+    lost, preempted = constant(5_000.0).rates, constant(100.0, R.PREEMPTED).rates
+    plan = replace(SMALL, devices=1, total_steps=10_000, grace_seconds=60.0)
+    with_both = compare_intervals(plan, FailureTrace(source="", rates=(*lost, *preempted)), range(2))
+    assert with_both.young is not None and with_both.young.seconds == pytest.approx(
+        young_seconds(3.0, 5_000.0), rel=0.02
+    )
+
+
+def test_where_nothing_fails_no_interval_is_better() -> None:
+    found = compare_intervals(SMALL, FailureTrace(source="", rates=()), range(2))
+    assert (found.young, found.simulated, found.present.lost_share) == (None, None, 1 - 200 / 230)
+
+
+def test_the_sweep_measures_what_a_whole_simulation_measures() -> None:
+    trace = published_trace()
+    run = simulate(LLAMA, trace.drawn(random.Random(5)), never_give_up)
+    assert lost_share(LLAMA, trace, [5]) == pytest.approx(1 - run.goodput)
+
+
+def test_a_stored_log_replays_its_own_reasons_after_its_own_times() -> None:
+    stored = fabricate(MemoryStore(), "stored")
+    for reason, action in (("preempted", "resume"), ("oom", "resume"), ("cancelled", "stop"), ("lost", "resume")):
+        stored.start()
+        stored.end(reason, action=action)
+    trace = recorded_trace(stored.log.state, restart_device_seconds=7.0)
+    told = [(failure.reason, failure.after_device_seconds) for failure in trace.recorded]
+    assert told == [("preempted", 2.0), ("oom", 9.0), ("lost", 9.0)]
+    plan = replace(SMALL, devices=1, step_seconds=0.1, checkpoint_seconds=0.0, every_steps=1)
+    run = simulate(plan, trace.recorded, budget_policy(BudgetsConfig()))
+    assert reasons(run) == ["preempted", "oom", "lost", "completed"]
+
+
+def test_a_stored_logs_rates_count_its_failures_in_its_own_device_time() -> None:
+    stored = fabricate(MemoryStore(), "stored")
+    for reason in ("lost", "lost", "cancelled"):
+        stored.start()
+        stored.end(reason, action="resume")
+    trace = recorded_trace(stored.log.state, restart_device_seconds=7.0)
+    assert [(rate.reason, rate.per_device_day) for rate in trace.rates] == [("lost", pytest.approx(2 / 20 * 86_400))]
+
+
+RATES = {"source": "ours", "per_device_day": {"lost": 0.5, "bad-data": 0.25}}
+TOML = 'source = "ours"\n[per_device_day]\nlost = 0.5\n"bad-data" = 0.25\n'
+
+
+@pytest.mark.parametrize("text", [json.dumps(RATES), TOML], ids=["json", "toml"])
+def test_rates_are_read_from_either_format(text: str) -> None:
+    trace = parse_trace(text, name="rates")
+    assert trace.source == "ours"
+    assert [(rate.reason, rate.per_device_day) for rate in trace.rates] == [("lost", 0.5), ("bad-data", 0.25)]
+
+
+@pytest.mark.parametrize(
+    "text, told",
+    [
+        ("[per_device_day]\nlost = -1", "per_device_day.lost"),
+        ("[per_device_day]\nlsot = 1", "per_device_day.lsot"),
+        ("[per_device_day]\ncancelled = 1", "cancelled"),
+        ("per_device_day = 3", "per_device_day"),
+        ("devices = 3\n[per_device_day]", "devices"),
+        ("{not json", "neither TOML nor JSON"),
+        ("also = not = toml", "neither TOML nor JSON"),
+    ],
+)
+def test_a_trace_that_breaks_a_rule_is_refused_with_its_name(text: str, told: str) -> None:
+    with pytest.raises(InvalidTrace, match=told):
+        parse_trace(text, name="rates")
+
+
+@pytest.mark.parametrize("field", ["devices", "step_seconds", "every_steps", "total_steps"])
+def test_a_plan_of_nothing_is_refused(field: str) -> None:
+    with pytest.raises(ValueError, match=field):
+        replace(SMALL, **{field: 0})
