@@ -200,7 +200,8 @@ def _measured(state: RunState, options: SimulationOptions) -> tuple[float, float
     newest = state.newest_committed
     copied = newest.committed.bytes / _devices(state) / _COPIED_BYTES_PER_SECOND if newest else _CHECKPOINT_SECONDS
     starts = [_start_seconds(attempt) for attempt in state.attempts if attempt.ended]
-    return seconds / max(steps, 1), copied, median(starts) if starts else _RESTART_SECONDS
+    step_seconds = seconds / max(steps, 1)
+    return step_seconds, max(copied, step_seconds), median(starts) if starts else _RESTART_SECONDS
 
 
 def _start_seconds(attempt: AttemptRecord) -> float:

@@ -16,7 +16,8 @@ class SimulationOptions:
         devices: how many devices work together [the run's, or 16384].
         days: how long training would take if nothing ever failed or stopped [the run's steps, or 54].
         step_seconds: time of one step [measured in the run, or 6].
-        checkpoint_seconds: how long training stands still for a commit [the newest commit's bytes at 1 GB/s, or 10].
+        checkpoint_seconds: how long training stands still for a commit [the newest commit's bytes at 1 GB/s and no
+            less than one step, or 10].
         restart_seconds: from a failure to the next attempt's first step [the run's median, or 300].
         seed: equal seeds give equal failures.
     """

@@ -199,8 +199,8 @@ def print_simulation(view: "SimulationView") -> None:
     often = "never" if between is None else f"every {_span(between * 3600)}"
     print(f"this policy {_end(policy)}; plain retry counts: {'; '.join(f'{o.policy}: {_end(o)}' for o in plain)}")
     print(
-        f"on {plan.devices:,} devices, {plan.total_steps:,} steps of {plan.step_seconds:.4g} s "
-        f"({_span(plan.total_steps * plan.step_seconds)} if nothing failed), a commit stops training for "
+        f"on {plan.devices:,} device{'' if plan.devices == 1 else 's'}, {plan.total_steps:,} steps "
+        f"of {plan.step_seconds:.4g} s ({_span(plan.total_steps * plan.step_seconds)} if nothing failed), a commit stops training for "
         f"{plan.checkpoint_seconds:.3g} s, a restart takes {plan.restart_seconds:.4g} s,\n"
         f"a failure {often}, seed {view.seed}; {view.trace.source}\n"
     )

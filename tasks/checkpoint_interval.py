@@ -20,6 +20,7 @@ from tasks.simulated_attempt import SimulationPlan, train_until
 
 _STEPS_PER_DOUBLING = 3
 _DOUBLINGS = 2
+_FAILURES_PER_SEED = 200
 _ENOUGH_ATTEMPTS = 2_000
 """After so many the lost share is known well enough, whether or not the run would ever end."""
 
@@ -67,14 +68,19 @@ def lost_share(plan: SimulationPlan, trace: FailureTrace, seeds: Sequence[int]) 
 
 
 def compare_intervals(plan: SimulationPlan, trace: FailureTrace, seeds: Sequence[int]) -> IntervalComparison:
-    """Return the plan's own interval, both formulas' and the best of a sweep around them, all on the same failures."""
+    """Return the plan's own interval, both formulas' and the best of a sweep around them, all on the same failures.
+
+    A run too short for chance to even out is made longer: what counts is the share that is lost in the long run.
+    """
     announced = frozenset({TerminationReason.PREEMPTED}) if plan.notice_saves_all else frozenset()
     between = trace.mean_device_seconds(without=announced) / plan.devices
+    steps_wanted = 0 if math.isinf(between) else math.ceil(_FAILURES_PER_SEED * between / plan.step_seconds)
+    long_run = replace(plan, total_steps=max(plan.total_steps, steps_wanted))
     measured: dict[int, IntervalLoss] = {}
 
     def measure(steps: int) -> IntervalLoss:
         if steps not in measured:
-            share = lost_share(replace(plan, every_steps=steps), trace, seeds)
+            share = lost_share(replace(long_run, every_steps=steps), trace, seeds)
             measured[steps] = IntervalLoss(every_steps=steps, seconds=steps * plan.step_seconds, lost_share=share)
         return measured[steps]
 

@@ -319,6 +319,13 @@ def test_preemptions_that_lose_nothing_do_not_shorten_the_interval() -> None:
     )
 
 
+def test_a_short_run_that_sees_no_failure_is_advised_as_a_long_one_would_be() -> None:
+    plan = replace(SMALL, devices=1, total_steps=20_000, restart_seconds=100.0)
+    found = compare_intervals(plan, constant(1_000_000.0), range(4))
+    assert found.simulated is not None
+    assert found.simulated.seconds == pytest.approx(daly_seconds(3.0, 1_000_000.0), rel=0.2)
+
+
 def test_where_nothing_fails_no_interval_is_better() -> None:
     found = compare_intervals(SMALL, FailureTrace(source="", rates=()), range(2))
     assert (found.young, found.simulated, found.present.lost_share) == (None, None, 1 - 200 / 230)
