@@ -200,8 +200,8 @@ def print_simulation(view: "SimulationView") -> None:
     print(f"this policy {_end(policy)}; plain retry counts: {'; '.join(f'{o.policy}: {_end(o)}' for o in plain)}")
     print(
         f"on {plan.devices:,} device{'' if plan.devices == 1 else 's'}, {plan.total_steps:,} steps "
-        f"of {plan.step_seconds:.4g} s ({_span(plan.total_steps * plan.step_seconds)} if nothing failed), a commit stops training for "
-        f"{plan.checkpoint_seconds:.3g} s, a restart takes {plan.restart_seconds:.4g} s,\n"
+        f"of {plan.step_seconds:.4g} s ({_span(plan.total_steps * plan.step_seconds)} if nothing failed), "
+        f"a commit stops training for {plan.checkpoint_seconds:.3g} s, a restart takes {plan.restart_seconds:.4g} s,\n"
         f"a failure {often}, seed {view.seed}; {view.trace.source}\n"
     )
     _print_outcomes(view.outcomes)
