@@ -7,6 +7,7 @@ import pytest
 from storage.errors import StorageError
 from storage.local_store import LocalStore
 from storage.open_store import open_store
+from storage.patient_store import PatientStore
 
 
 @pytest.mark.parametrize(
@@ -16,6 +17,27 @@ def test_a_url_with_credentials_is_refused_without_repeating_them(url: str) -> N
     with pytest.raises(StorageError, match="credentials") as refused:
         open_store(url)
     assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("url", ["simplecache::s3://key:secret@bucket", "filecache::file:///x"])
+def test_a_chain_of_file_systems_is_refused_without_repeating_it(url: str) -> None:
+    with pytest.raises(StorageError, match="chain") as refused:
+        open_store(url)
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("url", ["s3://", "s3:///prefix", "s3://bucket/x?secret=1", "s3://bucket/x#1"])
+def test_an_s3_url_must_be_a_bucket_and_a_prefix_alone(url: str) -> None:
+    with pytest.raises(StorageError, match=r"must be s3://bucket or s3://bucket/prefix") as refused:
+        open_store(url)
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/a/b", "s3://bucket"])
+def test_a_remote_store_is_patient_and_says_where_it_is(url: str) -> None:
+    store = open_store(url + "/")
+    assert isinstance(store, PatientStore)
+    assert store.url == url
 
 
 def test_an_empty_url_is_refused() -> None:

@@ -7,19 +7,19 @@ import sys
 import threading
 import uuid
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from storage.errors import IntegrityError, ObjectMissing, StorageError, StoreRefused
-from storage.multipart_upload import PART_BYTES
+from storage.multipart_upload import PART_BYTES, PARTS_UNDER_WAY, upload_stream
 from storage.open_store import open_store
 from storage.patience import Patience
 from storage.patient_store import PatientStore
 from storage.remote_store import RemoteStore
-from storage.s3_bucket import S3Bucket
+from storage.s3_bucket import S3Bucket, Timeouts
 from storage.s3_store import S3Store
 from tests.s3.servers import CEPH, S3Server, aws_environment
 from tests.storage.builders import check_invariants, evaluated, open_run, run_log, writer
@@ -143,6 +143,43 @@ def test_a_chunk_may_be_reused_once_the_next_one_is_asked_for(remote: S3Store) -
     assert hashlib.sha256(remote.read("a/b")).digest() == hashlib.sha256(expected).digest()
 
 
+class SlowBucket:
+    """Answers a part only when another one may not be sent before; remembers how many bytes were under way at most."""
+
+    name, timeouts = "slow", Timeouts()
+
+    def __init__(self) -> None:
+        self.under_way: list[Future[dict[str, str]]] = []
+        self.most = self.parts = 0
+
+    def begin(self, doing: str, method: str, **parameters: Any) -> "Future[dict[str, str]]":
+        self.parts += 1
+        self.under_way = [answer for answer in self.under_way if not answer.done()] + [Answered()]
+        self.most = max(self.most, len(self.under_way))
+        return self.under_way[-1]
+
+    def ask(self, doing: str, method: str, **parameters: Any) -> dict[str, str]:
+        return {"UploadId": "1"}
+
+
+class Answered(Future):  # type: ignore[type-arg]
+    """Answers when it is waited for."""
+
+    def result(self, timeout: float | None = None) -> dict[str, str]:
+        if not self.done():
+            self.set_result({"ETag": "e"})
+        return {"ETag": "e"}
+
+
+def test_a_stream_of_300_mb_holds_a_few_parts_at_once() -> None:
+    bucket: Any = SlowBucket()
+    chunk = bytes(1 << 20)
+    written = upload_stream(bucket, "a", (chunk for _ in range(300)), patience=Patience(tries=1))
+    assert (written.bytes, bucket.parts, bucket.most) == (300 << 20, 19, PARTS_UNDER_WAY)
+    assert (PARTS_UNDER_WAY + 1) * PART_BYTES < 80_000_000
+
+
+@pytest.mark.slow
 def test_a_stream_of_300_mb_needs_the_memory_of_a_few_parts(environment: dict[str, str]) -> None:
     code = (
         "import resource, sys; from storage.open_store import open_store\n"
