@@ -4,6 +4,7 @@ Owns the order of things and the gathering of evidence; the decisions are made e
 """
 
 import random
+import signal
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 from prefect.futures import PrefectFuture
 
 from flows.background_sweep import BackgroundSweep
+from flows.cancellation import CancellationInquiry
 from flows.configuration import RunConfig
 from flows.progress import Progress
 from storage.errors import Fenced, StorageError
@@ -26,13 +28,15 @@ from tasks.errors import TrainerGone
 from tasks.evaluate import evaluate
 from tasks.evaluation_run import EvaluationPlan
 from tasks.failure_remedy import DataOrigin
-from tasks.failures import Evidence
+from tasks.failures import Evidence, classify
 from tasks.heartbeat_writer import beating
+from tasks.process_memory import MemoryReading, MemoryWatch, sampling
 from tasks.stop_notice import StopNotice
 from tasks.store_patience import StorePatience
 from tasks.train_segment import train_segment
 from tasks.trainer_process import TrainerProcess
-from tasks.trainer_protocol import SegmentDone, TrainerOrder
+from tasks.trainer_protocol import SegmentDone, TrainerOrder, Waiting
+from tasks.watchdog import Silence, Watch, watching
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +75,10 @@ class Attempt:
         self._evaluations: list[PrefectFuture[Any]] = []
         self._segments = 0
         self._stopped_child = self._grace_ended = False
+        self._watch = Watch(plan.config.watchdog)
+        self._silence: Silence | None = None
+        self._memory: MemoryWatch | None = None
+        self._cancellation = CancellationInquiry(plan.flow_run_id)
 
     def run(self) -> AttemptEnded:
         """Train to the end or until something ends it, and append the receipt; returns it.
@@ -95,8 +103,15 @@ class Attempt:
         problem: BaseException | None = None
         try:
             if self._first_step < self._plan.config.training.steps:
-                self._trainer = TrainerProcess(self._order(), on_step=self._progress.step)
-                with self._notice.told(self._pass_on_notice):
+                self._trainer = TrainerProcess(
+                    self._order(), on_step=self._progress.step, on_waiting=self._say_waiting, watch=self._watch
+                )
+                self._memory = MemoryWatch(self._trainer.pid)
+                with (
+                    sampling(self._memory),
+                    watching(self._watch, self._end_silence),
+                    self._notice.told(self._pass_on_notice),
+                ):
                     self._train_segments(self._trainer)
             self._patience.ask(self._finish_run)
         except (TrainerGone, StorageError) as error:
@@ -107,12 +122,27 @@ class Attempt:
         step, steps, every = trainer.wait_ready().step, self._plan.config.training.steps, self._every_steps
         while step < steps and self._notice.signal is None and not self._stopped_child:
             until = min(steps, (step // every + 1) * every)
-            segment = train_segment(trainer, attempt=self._started.attempt, first=step, until=until)
+            segment = self._train_segment(trainer, step, until)
             self._wait_commits()
             if segment.step > step:
                 self._submit(trainer, segment)
             step, self._stopped_child = segment.step, segment.stopped
         self._wait_commits()
+
+    def _train_segment(self, trainer: TrainerProcess, first: int, until: int) -> SegmentDone:
+        before, changed = len(trainer.segments), self._started.changed
+        train_segment(
+            trainer,
+            attempt=self._started.attempt,
+            first=first,
+            until=until,
+            note=f" ({changed})" if changed else "",
+            explain=lambda: classify(self._evidence(TrainerGone())),
+            return_state=True,
+        )
+        if len(trainer.segments) == before:
+            raise TrainerGone(f"attempt {self._started.attempt}: the trainer ended between {first} and {until}")
+        return trainer.segments[-1]
 
     def _submit(self, trainer: TrainerProcess, segment: SegmentDone) -> None:
         self._segments += 1
@@ -165,17 +195,23 @@ class Attempt:
         if self._trainer is not None:
             # A trainer that already ended says why; one that still runs has nothing more to do.
             code = self._trainer.reap() if isinstance(problem, TrainerGone) else self._leave(self._trainer, problem)
-        if self._trainer is not None and code not in (0, None):
-            for line in self._trainer.stderr_tail()[-1:]:
-                self._progress.say(f"  trainer: {line}")
+        memory = self._memory.reading() if self._memory else MemoryReading()
         return Evidence(
             exit_code=code,
             last_words=self._trainer.last_words if self._trainer else None,
             finished=finished,
             stop_signal=self._notice.signal or ("SIGTERM" if self._stopped_child else None),
+            notice=self._notice.detail,
             grace_ended=self._grace_ended,
+            cancelling=self._cancellation.answer,
             fenced=str(problem) if isinstance(problem, Fenced) else None,
             store_error=str(problem) if isinstance(problem, StorageError) else None,
+            silent_seconds=self._silence.seconds if self._silence else None,
+            allowed_seconds=self._silence.allowed_seconds if self._silence else None,
+            oom_kills=memory.oom_kills,
+            rss_bytes=memory.rss_bytes,
+            memory_limit_bytes=memory.limit_bytes,
+            heartbeat_step=self._trainer.last_step.step if self._trainer and self._trainer.last_step else None,
             stderr_tail=self._trainer.stderr_tail() if self._trainer else (),
         )
 
@@ -201,10 +237,20 @@ class Attempt:
         trainer = self._trainer
         if trainer is None:
             return
-        trainer.notify(15)
+        trainer.notify(signal.SIGTERM)
+        self._cancellation.ask()
         timer = threading.Timer(self._plan.config.checkpoint.grace_seconds, self._end_grace, (trainer,))
         timer.daemon = True
         timer.start()
+
+    def _say_waiting(self, waiting: Waiting) -> None:
+        if waiting.why:
+            self._progress.say(f"  step {waiting.step} has waited {waiting.seconds:.0f} s for the store: {waiting.why}")
+
+    def _end_silence(self, silence: Silence) -> None:
+        if self._trainer is not None and self._trainer.is_alive:
+            self._silence = silence
+            self._trainer.kill()
 
     def _end_grace(self, trainer: TrainerProcess) -> None:
         if trainer.is_alive:

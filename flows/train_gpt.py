@@ -38,6 +38,8 @@ from tasks.errors import GateRefused
 from tasks.evaluate import evaluate
 from tasks.failure_remedy import DataOrigin
 from tasks.failures import TerminationReason
+from tasks.kubernetes_reason import kubernetes_reason
+from tasks.preemption_notice import announced, notice_sources
 from tasks.promote import promote
 from tasks.promotion import Candidate, best_evaluated
 from tasks.snapshot_build import check_block_size
@@ -82,7 +84,13 @@ def train_gpt(
         opened_store = open_store(choose_store(store, os.environ))
         request = TrainingRequest(config=config, run_id=run_id, overrides=tuple(overrides or ()), start_over=start_over)
         run = _open_run(opened_store, request, notice)
-        with run.progress.shown():
+        rules = run.config.preemption
+        sources = notice_sources(rules, os.environ)
+        with (
+            run.progress.shown(),
+            notice.heard(rules.signal),
+            announced(notice, sources, poll_seconds=rules.poll_seconds, on_problem=run.progress.say),
+        ):
             return _train(run)
 
 
@@ -192,6 +200,7 @@ def _claimant(run: _Run) -> Claimant:
         monotonic=time.monotonic,
         sleep=time.sleep,
         start_over=run.start_over,
+        kubernetes_reason=kubernetes_reason(os.environ),
     )
 
 

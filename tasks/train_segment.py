@@ -1,18 +1,37 @@
 """The task `train-segment`: steps an attempt trains between two commits, in the trainer that is already there."""
 
+from collections.abc import Callable
+from typing import Any
+
 from prefect import task
 from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.states import Completed, Failed
 
+from tasks.errors import TrainerGone
+from tasks.failures import Failure, TerminationReason, state_name
 from tasks.trainer_process import TrainerProcess
-from tasks.trainer_protocol import SegmentDone
 
 
 @task(
     name="train-segment",
-    task_run_name="train-segment {first}→{until} · attempt {attempt}",
+    task_run_name="train-segment {first}→{until} · attempt {attempt}{note}",
     cache_policy=NO_CACHE,
     persist_result=False,
 )
-def train_segment(trainer: TrainerProcess, *, attempt: int, first: int, until: int) -> SegmentDone:
-    """Train from `first` until `until`, or less far when a notice came; raises `TrainerGone` when the child died."""
-    return trainer.train_until(until)
+def train_segment(
+    trainer: TrainerProcess, *, attempt: int, first: int, until: int, note: str, explain: Callable[[], Failure]
+) -> State[Any]:
+    """Train from `first` until `until`, or less far when a notice came; the state's name says why it ended early.
+
+    How far it got is the trainer's to tell: `trainer.segments`.
+    """
+    try:
+        segment = trainer.train_until(until)
+    except TrainerGone:
+        failure = explain()
+        return Failed(name=state_name(failure.reason), message=failure.detail)
+    if segment.stopped:
+        message = f"stopped at step {segment.step} by a notice"
+        return Failed(name=state_name(TerminationReason.PREEMPTED), message=message)
+    return Completed(message=f"step {segment.step}")

@@ -26,9 +26,11 @@ from tasks.trainer_protocol import (
     StepDone,
     TrainerOrder,
     TrainUntil,
+    Waiting,
     decode_message,
     encode_message,
 )
+from tasks.watchdog import Watch
 
 _STDERR_TAIL_LINES = 20
 
@@ -36,10 +38,20 @@ _STDERR_TAIL_LINES = 20
 class TrainerProcess:
     """A running trainer and everything it has said so far."""
 
-    def __init__(self, order: TrainerOrder, *, on_step: Callable[[StepDone], None]) -> None:
-        """Start the child and send it its order; `on_step` is called from the listening thread."""
+    def __init__(
+        self,
+        order: TrainerOrder,
+        *,
+        on_step: Callable[[StepDone], None],
+        on_waiting: Callable[[Waiting], None],
+        watch: Watch,
+    ) -> None:
+        """Start the child and send it its order; `on_step` and `on_waiting` are called from the listening thread.
+
+        `watch` is told of every sign of life, and when none is expected.
+        """
         self.attempt = order.attempt
-        self._on_step = on_step
+        self._on_step, self._on_waiting, self._watch = on_step, on_waiting, watch
         order.work_dir.mkdir(parents=True, exist_ok=True)
         self.stderr_path = order.work_dir / f"attempt-{order.attempt:04d}.stderr"
         with self.stderr_path.open("wb") as stderr:
@@ -52,7 +64,7 @@ class TrainerProcess:
             )
         self._changed = threading.Condition()
         self._ready: Ready | None = None
-        self._segments: list[SegmentDone] = []
+        self.segments: list[SegmentDone] = []
         self._staged: dict[int, StagedCheckpoint] = {}
         self._gone = False
         self.last_step: StepDone | None = None
@@ -79,10 +91,11 @@ class TrainerProcess:
 
     def train_until(self, step: int) -> SegmentDone:
         """Have the child train until `step` and wait for it; raise `TrainerGone` if it ends before."""
-        answered = len(self._segments)
+        answered = len(self.segments)
+        self._watch.expect()
         self._send(TrainUntil(step=step))
-        self._wait(lambda: len(self._segments) > answered)
-        return self._segments[answered]
+        self._wait(lambda: len(self.segments) > answered)
+        return self.segments[answered]
 
     def wait_staged(self, step: int) -> StagedCheckpoint:
         """Wait until the checkpoint of `step` is staged; raise `TrainerGone` if the child ends before."""
@@ -145,11 +158,14 @@ class TrainerProcess:
                 self._changed.notify_all()
 
     def _hear(self, event: Command | Event) -> None:
+        self._watch.sign()
         with self._changed:
             self._take(event)
             self._changed.notify_all()
         if isinstance(event, StepDone):
             self._on_step(event)
+        elif isinstance(event, Waiting):
+            self._on_waiting(event)
 
     def _take(self, event: Command | Event) -> None:
         match event:
@@ -158,7 +174,8 @@ class TrainerProcess:
             case StepDone():
                 self.last_step = event
             case SegmentDone():
-                self._segments.append(event)
+                self.segments.append(event)
+                self._watch.rest()
             case Staged():
                 self._staged[event.step] = StagedCheckpoint(
                     step=event.step,

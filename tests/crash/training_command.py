@@ -3,9 +3,11 @@
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from storage.local_store import LocalStore
+from storage.object_store import ObjectStore
 from storage.run_log import RunLog
 from storage.run_state import RunState
 
@@ -47,9 +49,17 @@ heartbeat_seconds = 0.3
 class Command:
     """One folder with a configuration and a store, and the command that trains there."""
 
-    def __init__(self, folder: Path, api_url: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        api_url: str,
+        *,
+        store: ObjectStore | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.folder, self._api_url = folder, api_url
-        self.store = LocalStore(folder / "store")
+        self.store = store or LocalStore(folder / "store")
+        self._environment = dict(environment or {})
         (folder / "run.toml").write_text(CONFIG)
         self._count = 0
 
@@ -62,8 +72,10 @@ class Command:
             "PREFECT_HOME": str(self.folder / "prefect"),
             "PREFECT_LOGGING_LEVEL": "CRITICAL",
             "CAIRN_CACHE": str(self.folder / "cache"),
+            **self._environment,
         }
-        command = [sys.executable, "-m", "flows.command", "train", "run.toml", "--run-id", "bard", "--store", "./store"]
+        url = self.store.url.removeprefix("file://")
+        command = [sys.executable, "-m", "flows.command", "train", "run.toml", "--run-id", "bard", "--store", url]
         with (self.folder / f"command-{self._count}.txt").open("wb") as output:
             return subprocess.Popen([*command, *extra], cwd=self.folder, env=environment, stdout=output, stderr=output)
 
