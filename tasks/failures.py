@@ -30,6 +30,11 @@ class TerminationReason(StrEnum):
     ERROR = "error"
 
 
+def state_name(reason: TerminationReason) -> str:
+    """Return the reason as the orchestrator shows it: `OOM`, `BadData`, `Preempted`."""
+    return "OOM" if reason is TerminationReason.OOM else "".join(part.capitalize() for part in reason.split("-"))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LastWords:
     """What a dying child said: the exception's type, its message and the traceback's lines."""
@@ -168,8 +173,10 @@ def _from_words(words: LastWords) -> Failure:
         reason = TerminationReason.BAD_DATA
     origin = next((line.strip() for line in reversed(words.traceback) if line.lstrip().startswith("File ")), "")
     # The same line of the same file, wherever it is installed; other samples are another cause.
-    cause = f"{words.exception} {_FOLDERS.sub('', origin)} {sorted(words.windows)}"
-    return _failure(reason or TerminationReason.ERROR, f"{words.exception}: {words.message}", cause)
+    chain = [line.partition(":")[0] for line in words.traceback if not line.startswith((" ", "\n", "Traceback"))]
+    cause = f"{words.exception} {chain} {_FOLDERS.sub('', origin)} {sorted(words.windows)}"
+    said = f"{words.exception}: {words.message}" if words.message else words.exception
+    return _failure(reason or TerminationReason.ERROR, said, cause)
 
 
 def _reason_in(text: str) -> TerminationReason | None:
@@ -212,7 +219,9 @@ def _unexplained(code: int, stderr_tail: tuple[str, ...]) -> Failure:
     tail = stderr_tail[-1] if stderr_tail else "nothing on stderr"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
     how = f"was killed by {name}" if code < 0 else f"exited with {code}"
-    reason = next(filter(None, map(_reason_in, stderr_tail[-_LAST_LINES:])), TerminationReason.ERROR)
+    # Who aborts says why before any trace of the stack; otherwise an old warning far above explains nothing.
+    lines = stderr_tail if code == -signal.SIGABRT else stderr_tail[-_LAST_LINES:]
+    reason = next(filter(None, map(_reason_in, lines)), TerminationReason.ERROR)
     return _failure(reason, f"the trainer {how}: {tail}", _CHANCE.sub("#", f"{code} {tail}"))
 
 
