@@ -115,10 +115,7 @@ class RawRun:
         del self.holds[body["hold_id"]]
 
     def _evaluation_recorded(self, body: dict[str, Any], raw: dict[str, Any]) -> None:
-        done = (body["manifest_sha256"], body["suite_sha256"])
-        self.holds = {
-            name: hold for name, hold in self.holds.items() if (hold["manifest_sha256"], hold["suite_sha256"]) != done
-        }
+        self.holds.pop(body["hold_id"], None)  # its own: somebody else may still read the same bytes
 
     _evaluation_failed = _evaluation_recorded
 
