@@ -165,7 +165,7 @@ def publish_snapshot(store: ObjectStore, folder: Path, manifest: SnapshotManifes
     if store.size(marker) is None:
         for item in full.objects:
             _upload(store, _key(snapshot_id, item.key), folder / item.key, item)
-        store.create(marker, data)
+        store.write(marker, data)  # its name is its content: whoever writes it writes the same
     if store.read(marker) != data:
         raise IntegrityError(f"{marker}: is not what its name says; delete data/{snapshot_id} and run again")
     return snapshot_id, full
