@@ -32,7 +32,7 @@ from tasks.failures import Evidence, classify
 from tasks.heartbeat_writer import beating
 from tasks.process_memory import MemoryReading, MemoryWatch, sampling
 from tasks.stop_notice import StopNotice
-from tasks.store_patience import StorePatience
+from tasks.store_patience import StorePatience, run_patience
 from tasks.train_segment import train_segment
 from tasks.trainer_process import TrainerProcess
 from tasks.trainer_protocol import SegmentDone, TrainerOrder, Waiting
@@ -69,7 +69,8 @@ class Attempt:
         self._log, self._started, self._plan = log, started, plan
         self._notice, self._progress, self._sweep = notice, progress, sweep
         self._writer: Writer = _writer(started, plan)
-        self._patience = StorePatience(seconds=plan.config.checkpoint.patience_seconds, say=progress.say)
+        patience = run_patience(plan.config.checkpoint.patience_seconds)
+        self._patience = StorePatience(patience=patience, say=progress.say)
         self._trainer: TrainerProcess | None = None
         self._commits: list[PrefectFuture[CheckpointReference]] = []
         self._evaluations: list[PrefectFuture[Any]] = []

@@ -44,7 +44,7 @@ from tasks.promote import promote
 from tasks.promotion import Candidate, best_evaluated
 from tasks.snapshot_build import check_block_size
 from tasks.stop_notice import StopNotice
-from tasks.store_patience import StorePatience
+from tasks.store_patience import StorePatience, run_patience
 from tasks.this_machine import this_placement, usable_cores
 from tasks.tokenize_and_split import tokenize_and_split
 
@@ -96,7 +96,7 @@ def train_gpt(
 
 def _train(run: _Run) -> State[None]:
     while run.log.refresh().finished is None or run.log.state.open_attempt is not None:
-        patience = StorePatience(seconds=run.config.checkpoint.patience_seconds, say=run.progress.say)
+        patience = StorePatience(patience=run_patience(run.config.checkpoint.patience_seconds), say=run.progress.say)
         started = patience.ask(lambda: claim_attempt(run.log, _claimant(run), partial(_claim, run)))
         run.progress.say(_opening(started, run.config.training.steps))
         attempt = Attempt(run.log, started, run.plan, notice=run.notice, progress=run.progress, sweep=run.sweep)

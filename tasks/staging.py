@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from storage.checkpoint import StagedCheckpoint, TensorGroup, stage_checkpoint
-from storage.errors import StoreRefused, StoreUnavailable
+from storage.errors import StorageError
 from storage.object_store import ObjectStore
 from storage.trainer_document import TrainerDocument
+from tasks.store_patience import run_patience
 
-_FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.5, 15.0
 _SIGN_SECONDS = 2.0
 _TRANSFERS = 4
 """Shards written at once: enough to keep a disk or a connection busy while others are hashed."""
@@ -46,7 +46,7 @@ class Staging:
 
     def __init__(self, store: ObjectStore, reports: Reports, *, patience_seconds: float) -> None:
         """Start with nothing to stage."""
-        self._store, self._reports, self._patience_seconds = store, reports, patience_seconds
+        self._store, self._reports, self._patience = store, reports, run_patience(patience_seconds)
         self._thread: threading.Thread | None = None
         self._step = 0
 
@@ -71,20 +71,14 @@ class Staging:
             self._reports.failed(error)
 
     def _patiently(self, checkpoint: HostCheckpoint, before: Callable[[], None]) -> StagedCheckpoint:
-        started, wait_seconds = time.monotonic(), _FIRST_WAIT_SECONDS
-        while True:
-            try:
-                before()
-                return self._stage(checkpoint)
-            except StoreRefused:
-                raise
-            except StoreUnavailable as error:
-                waited = time.monotonic() - started
-                if waited + wait_seconds > self._patience_seconds:
-                    raise
-                self._reports.waiting(checkpoint.document.step, str(error), waited)
-            time.sleep(wait_seconds)
-            wait_seconds = min(2 * wait_seconds, _LONGEST_WAIT_SECONDS)
+        def stage() -> StagedCheckpoint:
+            before()
+            return self._stage(checkpoint)
+
+        def told(error: StorageError, seconds: float) -> None:
+            self._reports.waiting(checkpoint.document.step, str(error), seconds)
+
+        return self._patience.ask(stage, told=told)
 
     def _stage(self, checkpoint: HostCheckpoint) -> StagedCheckpoint:
         return stage_checkpoint(

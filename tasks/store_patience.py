@@ -1,45 +1,42 @@
-"""Asking a store again that is away, for as long as the run's patience lasts.
+"""How long a run waits for a store that is away, before the attempt is over.
 
-Owns the waiting, with jitter, so that runs that lost one store do not return to it in step. Only for operations that
-may be done twice, such as appends that recognise what they appended. Refuses to know what is asked.
+Owns the numbers: a run is patient for minutes, where a single request is for seconds. `storage.patience` does the
+waiting. Only for operations that may be done twice, such as appends that recognise what they appended.
 """
 
-import random
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from storage.errors import AppendUnknown, StoreRefused, StoreUnavailable
+from storage.errors import StorageError
+from storage.patience import Patience
 
 T = TypeVar("T")
-_FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.5, 15.0
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 15.0
+_TRIES = 1_000_000
+"""The clock ends it, not a count."""
+
+
+def run_patience(seconds: float) -> Patience:
+    """Return the patience of a run that waits `seconds` for its store."""
+    return Patience(
+        tries=_TRIES,
+        total_seconds=seconds,
+        first_pause_seconds=_FIRST_PAUSE_SECONDS,
+        longest_pause_seconds=_LONGEST_PAUSE_SECONDS,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StorePatience:
-    """How long a store may be away; clock, sleep and jitter come from outside."""
+    """A run's patience, and where a person is told of it."""
 
-    seconds: float
+    patience: Patience
     say: Callable[[str], None]
-    monotonic: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
-    jitter: Callable[[], float] = random.random
 
     def ask(self, operation: Callable[[], T]) -> T:
-        """Return what `operation` returns, asking again while the store is away; raises its last error when that lasts.
+        """Return what `operation` returns, asking again while the store is away; raises its last error."""
+        return self.patience.ask(operation, told=self._told)
 
-        A refusal (`StoreRefused`) is not asked again.
-        """
-        started, wait_seconds = self.monotonic(), _FIRST_WAIT_SECONDS
-        while True:
-            try:
-                return operation()
-            except StoreRefused:
-                raise
-            except (StoreUnavailable, AppendUnknown) as error:
-                if self.monotonic() - started + wait_seconds > self.seconds:
-                    raise
-                self.say(f"  the store is away, asking again: {error}")
-            self.sleep(wait_seconds * (1 - self.jitter() / 2))
-            wait_seconds = min(2 * wait_seconds, _LONGEST_WAIT_SECONDS)
+    def _told(self, error: StorageError, seconds: float) -> None:
+        self.say(f"  the store is away for {seconds:.0f} s, asking again: {error}")
