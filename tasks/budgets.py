@@ -5,8 +5,9 @@ in the log's own receipts. Refuses to know clocks, stores, randomness and the or
 """
 
 from dataclasses import dataclass
+from math import floor
 
-from storage.run_entries import AttemptEnded, Decision, EvaluationFailed
+from storage.run_entries import Decision, EvaluationFailed
 from storage.run_state import AttemptRecord, RunState
 from tasks.failures import Failure, TerminationReason
 from tasks.settings import BudgetConfig, BudgetsConfig
@@ -137,7 +138,7 @@ def _charged(
     left: dict[str, int | None] = {
         "retries": budget.retries - spent.since_progress - 1,
         "total": None if budget.total is None else budget.total - spent.total - 1,
-        "wasted_gpu_seconds": None if budget.wasted_gpu_seconds is None else int(budget.wasted_gpu_seconds - wasted),
+        "wasted_gpu_seconds": None if budget.wasted_gpu_seconds is None else floor(budget.wasted_gpu_seconds - wasted),
         "samples": None if budget.samples is None else budget.samples - samples,
     }
     shown = {name: None if value is None else max(value, 0) for name, value in left.items()}
@@ -170,7 +171,13 @@ def _spent(state: RunState, reason: str, spent: Spending, wasted: float, limit: 
 
 
 def _is_no_news(state: RunState, failure: Failure, last_step: int) -> bool:
-    if failure.reason not in _SAME_AGAIN_IS_NO_NEWS or len(state.attempts) < 2:
+    """Whether this very failure has ended an attempt at this very step before, and none got further since."""
+    if failure.reason not in _SAME_AGAIN_IS_NO_NEWS:
         return False
-    before: AttemptEnded | None = state.attempts[-2].ended
-    return before is not None and before.fingerprint == failure.fingerprint and before.last_step == last_step
+    for attempt in reversed(state.attempts[:-1]):
+        before = attempt.ended
+        if before is None or before.last_step > last_step:
+            return False
+        if before.fingerprint == failure.fingerprint and before.last_step == last_step:
+            return True
+    return False
