@@ -1,0 +1,147 @@
+"""The verbs that do something: train, measure, promote, write, delete.
+
+Owns what a person types to act. Each verb imports what it needs when it runs. Refuses to know how anything is done.
+"""
+
+import os
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from flows.exit_code import ExitCode
+from flows.output import print_document, say
+from flows.store_choice import choose_store
+from flows.verb_options import AliasOption, JsonOption, Overrides, Reference, StoreOption, opened_store
+
+
+def train(
+    config: str = "",
+    *,
+    run_id: str = "",
+    set_: Overrides = (),
+    start_over: Annotated[bool, Parameter(negative="")] = False,
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> ExitCode:
+    """Train a run to its end, or continue it: the same command again goes on from the newest commit.
+
+    Args:
+        config: path of the run configuration (TOML); may be left out for a run that exists.
+        run_id: name of the run [the configuration file's name].
+        start_over: where a run has commits and none can be read any more, begin again at step 0 instead of exit 5.
+    """
+    from flows.prefect_session import Terminated, run_train_gpt, terminable
+    from flows.preflight import TrainingRequest, check_before_start, named_run
+    from flows.run_lookup import find_run
+    from flows.run_status import view_status
+    from flows.training_summary import summarize
+
+    request = TrainingRequest(config=config, run_id=run_id, overrides=set_, start_over=start_over)
+    try:
+        with terminable():
+            configuration = check_before_start(opened_store(store), request, os.environ)
+            end = run_train_gpt(request, choose_store(store, os.environ), say=say)
+    except Terminated:
+        say("preempted; the same command continues")
+        return ExitCode.PREEMPTED
+    log = find_run(opened_store(store), named_run(request))
+    if end.code is ExitCode.DONE:
+        for line in summarize(log, configuration, ending=end.message, store_option=store):
+            say(line)
+    else:
+        say(f"cairn: {end.message}")
+    if json:
+        print_document(view_status(log))
+    return end.code
+
+
+def sweep(
+    run: str,
+    *,
+    dry_run: Annotated[bool, Parameter(negative="")] = False,
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Apply retention and delete what nobody needs any more; killed anywhere, the same command goes on.
+
+    Args:
+        dry_run: say what would go, what stays, and why; change nothing.
+    """
+    from flows.run_sweep import sweep_one
+    from flows.tables import print_sweep
+
+    report = sweep_one(opened_store(store), run, dry_run=dry_run)
+    print_document(report) if json else print_sweep(report)
+
+
+def evaluate(reference: Reference, *, store: StoreOption = "", json: JsonOption = False) -> ExitCode:
+    """Measure a committed checkpoint under its run's suite, in a process of its own; nothing is trained."""
+    from flows.checkpoint_use import measure
+    from flows.run_lookup import find_checkpoint
+    from flows.run_views import view_evaluation
+    from flows.tables import print_evaluations
+
+    view = view_evaluation(measure(find_checkpoint(opened_store(store), reference)))
+    print_document(view) if json else print_evaluations([view])
+    return ExitCode.DONE if view.status == "recorded" else ExitCode.ERROR
+
+
+def promote(
+    reference: Reference, *, alias: AliasOption = "champion", store: StoreOption = "", json: JsonOption = False
+) -> None:
+    """Offer a checkpoint to an alias: the gates decide, the decision is recorded, exit 3 is a no."""
+    from flows.checkpoint_use import offer_to
+    from flows.model_views import view_alias
+    from flows.run_lookup import find_checkpoint
+    from flows.tables import print_models
+
+    views = view_alias(alias, offer_to(find_checkpoint(opened_store(store), reference), alias))[:1]
+    print_document(views[0]) if json else print_models(views)
+
+
+def rollback(*, alias: AliasOption = "champion", store: StoreOption = "", json: JsonOption = False) -> None:
+    """Point an alias back at what it pointed at before; the decision is recorded."""
+    from flows.checkpoint_use import this_person
+    from flows.model_views import roll_back
+    from flows.tables import print_models
+
+    view = roll_back(opened_store(store), alias, by=this_person())
+    print_document(view) if json else print_models([view])
+
+
+def sample(
+    reference: Reference,
+    *,
+    prompt: str = "",
+    tokens: int = 200,
+    temperature: float = 0.8,
+    top_k: int = 50,
+    seed: int = 0,
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Let a committed checkpoint write.
+
+    Args:
+        prompt: what the text begins with.
+        tokens: how many tokens follow.
+        temperature: 0 takes the likeliest token each time.
+        top_k: draw from this many likeliest tokens; 0 leaves all in.
+        seed: equal seeds give equal text.
+    """
+    from flows.checkpoint_use import SampleRequest, write_sample
+    from flows.run_lookup import find_checkpoint
+
+    request = SampleRequest(prompt=prompt, tokens=tokens, temperature=temperature, top_k=top_k, seed=seed)
+    written = write_sample(find_checkpoint(opened_store(store), reference), request)
+    print_document(written) if json else print(f"{written.prompt}{written.text}")
+
+
+ACTING_VERBS = (
+    train,
+    sweep,
+    evaluate,
+    promote,
+    rollback,
+    sample,
+)

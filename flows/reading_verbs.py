@@ -1,0 +1,147 @@
+"""The verbs that only read: what the store holds of runs and models, what a policy would do, how this machine stands.
+
+Owns what a person types to look. Each verb imports what it needs when it runs, so that those that only read the log
+touch neither torch nor the orchestrator and answer at once. Refuses to change a run or a model.
+"""
+
+import os
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from flows.exit_code import ExitCode
+from flows.output import print_document, print_facts, say
+from flows.simulation_options import SimulationOptions
+from flows.store_choice import choose_store
+from flows.verb_options import JsonOption, StoreOption, opened_store
+
+
+def runs(*, store: StoreOption = "", json: JsonOption = False) -> None:
+    """List all runs of the store."""
+    from flows.run_status import view_runs
+    from flows.tables import print_runs
+
+    rows = view_runs(opened_store(store))
+    print_document(rows) if json else print_runs(rows)
+
+
+def status(run: str, *, store: StoreOption = "", json: JsonOption = False) -> None:
+    """Show where a run stands: state, step, owner, budgets left, what happens next."""
+    from flows.run_lookup import find_run
+    from flows.run_status import view_status
+    from flows.tables import print_status
+
+    view = view_status(find_run(opened_store(store), run))
+    print_document(view) if json else print_status(view)
+
+
+def attempts(run: str, *, store: StoreOption = "", json: JsonOption = False) -> None:
+    """Show the receipt of every attempt: what it did, why it ended, what it cost, what was decided."""
+    from flows.run_lookup import find_run
+    from flows.run_views import view_attempts
+    from flows.tables import print_attempts
+
+    views = view_attempts(find_run(opened_store(store), run))
+    print_document(views) if json else print_attempts(views)
+
+
+def checkpoints(run: str, *, store: StoreOption = "", json: JsonOption = False) -> None:
+    """Show every checkpoint with its state, those still being written too."""
+    from flows.run_lookup import find_run
+    from flows.run_views import view_checkpoints
+    from flows.tables import print_checkpoints
+
+    views = view_checkpoints(find_run(opened_store(store), run))
+    print_document(views) if json else print_checkpoints(views)
+
+
+def evaluations(run: str, *, store: StoreOption = "", json: JsonOption = False) -> None:
+    """Show every evaluation, recorded or failed."""
+    from flows.run_lookup import find_run
+    from flows.run_views import view_evaluations
+    from flows.tables import print_evaluations
+
+    views = view_evaluations(find_run(opened_store(store), run).state)
+    print_document(views) if json else print_evaluations(views)
+
+
+def log(run: str, *, store: StoreOption = "", json: JsonOption = False) -> None:
+    """Show the run log, entry by entry; --json prints them whole."""
+    from flows.run_lookup import find_run
+    from flows.tables import print_entries
+
+    entries = find_run(opened_store(store), run).read_entries()
+    print_document(entries) if json else print_entries(entries)
+
+
+def models(*, store: StoreOption = "", json: JsonOption = False) -> None:
+    """Show what every alias points at, and pointed at before; a star marks the present."""
+    from flows.model_views import view_models
+    from flows.tables import print_models
+
+    views = view_models(opened_store(store))
+    print_document(views) if json else print_models(views)
+
+
+def verify(run: str, *, store: StoreOption = "", json: JsonOption = False) -> ExitCode:
+    """Re-hash everything a run has committed; exit 5 names what is not what it must be."""
+    from flows.run_verification import verify_run
+
+    found = verify_run(opened_store(store), run)
+    for problem in found.problems:
+        say(f"cairn: {problem}")
+    if json:
+        print_document(found)
+    elif not found.problems:
+        print(
+            f"run {run}: {found.entries} entries, {found.checkpoints} checkpoints ({found.checkpoint_bytes:,} bytes) ok"
+        )
+    return ExitCode.INTEGRITY if found.problems else ExitCode.DONE
+
+
+def simulate(
+    run: str = "",
+    *,
+    options: Annotated[SimulationOptions, Parameter(name="*")] = SimulationOptions(),  # noqa: B008 (frozen)
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Try a policy on failures before they happen: a run's own, a file's rates, or Llama 3 405B's; nothing is trained.
+
+    Args:
+        run: the run whose receipts are replayed and whose configuration is tried.
+    """
+    from flows.run_lookup import find_run
+    from flows.run_simulation import simulate_policies
+    from flows.tables import print_simulation
+
+    view = simulate_policies(
+        options, state=find_run(opened_store(store), run).state if run else None, environment=os.environ
+    )
+    print_document(view) if json else print_simulation(view)
+
+
+def doctor(*, store: StoreOption = "", json: JsonOption = False) -> ExitCode:
+    """Look at versions, device, store, orchestrator and disk; exit 1 when something is wrong."""
+    from flows.machine_check import check_machine
+
+    checks = check_machine(choose_store(store, os.environ))
+    if json:
+        print_document(checks)
+    else:
+        print_facts((f"{'ok   ' if check.ok else 'WRONG'} {check.name}", check.detail) for check in checks)
+    return ExitCode.DONE if all(check.ok for check in checks) else ExitCode.ERROR
+
+
+READING_VERBS = (
+    runs,
+    status,
+    attempts,
+    checkpoints,
+    evaluations,
+    log,
+    models,
+    verify,
+    simulate,
+    doctor,
+)
