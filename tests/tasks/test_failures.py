@@ -92,7 +92,7 @@ ROWS = [
         name="SIGKILL with memory to spare",
         produce=alone(killed_at, 0.5),
         reason="lost",
-        detail="it used up to 0.01 GB of 0.02 GB",
+        detail="left no other evidence; it used up to",
     ),
     Row(name="parent gone", produce=scene("orphaned"), reason="lost", detail="found its parent gone"),
     Row(name="nothing known", produce=lambda stage: Evidence(), reason="lost", detail="vanished"),

@@ -198,7 +198,10 @@ def killed_by_the_kernel(folder: Path) -> Evidence:
     """Let a child use more memory than its control group may have."""
     with _small_group(64 << 20) as group, running(folder, sys.executable, "-c", HOG) as process:
         assert _heard(process) == "ready"
-        (group / "cgroup.procs").write_text(str(process.pid))
+        try:
+            (group / "cgroup.procs").write_text(str(process.pid))
+        except OSError as error:
+            pytest.skip(f"no process can be moved to another control group here: {error}")
         watch = MemoryWatch(process.pid)
         assert process.stdin is not None
         process.stdin.write("go\n")
