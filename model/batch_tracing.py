@@ -22,9 +22,10 @@ def guilty_windows(
     state: TrainState, windows: TokenWindows, drawn: NDArray[np.int64], *, training: TrainingConfig
 ) -> tuple[int, ...]:
     """Return the windows of `drawn` (B,) whose own tokens, loss or gradient cannot be used; no weight changes."""
-    with state.generators.active(state.device):
-        guilty = [window for window in dict.fromkeys(drawn.tolist()) if not _is_sound(state, windows, window, training)]
+    state.model.eval()  # no dropout: the trial must not draw from the run's generators
+    guilty = [window for window in dict.fromkeys(drawn.tolist()) if not _is_sound(state, windows, window, training)]
     state.optimizer.zero_grad(set_to_none=True)
+    state.model.train()
     return tuple(guilty)
 
 
@@ -39,7 +40,7 @@ def _is_sound(state: TrainState, windows: TokenWindows, window: int, training: T
     with torch.autocast(state.device.type, dtype=AUTOCAST_DTYPES.get(precision), enabled=precision != "fp32"):
         logits = state.network(tokens[:, :-1])
     loss = token_loss(logits, tokens[:, 1:])
-    if not math.isfinite(float(loss)):
+    if not math.isfinite(float(loss.detach())):
         return False
     if state.scaler is not None:  # a gradient too big for fp16 is the scaler's business
         return True

@@ -6,7 +6,6 @@ after an unknown outcome changes nothing. Refuses to gather evidence.
 
 from dataclasses import dataclass
 
-from storage.document import builtins
 from storage.errors import SnapshotDamaged
 from storage.log_entry import Writer
 from storage.run_entries import AttemptEnded
@@ -53,7 +52,7 @@ def end_attempt(
 
 def _already_written(log: RunLog, over: AttemptOver) -> AttemptEnded | None:
     record = next(item for item in log.refresh().attempts if item.started.attempt == over.attempt)
-    mine = record.ended is not None and record.ended.evidence == builtins(shown_evidence(over.evidence))
+    mine = record.ended is not None and record.ended.evidence == shown_evidence(over.evidence)
     return record.ended if mine else None
 
 

@@ -4,8 +4,9 @@ Owns the arithmetic of useful and wasted device time: useful is what was spent u
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
-from storage.document import builtins
+from storage.document import decode, encode
 from storage.run_entries import AttemptEnded
 from storage.run_state import RunState
 from tasks.budgets import Setback, decide
@@ -77,13 +78,13 @@ def write_receipt(
         wasted_gpu_seconds=gpu_seconds - useful,
         stderr_tail=evidence.stderr_tail,
         decision=decide(budgets, state, failure, setback, jitter=jitter),
-        evidence=builtins(shown_evidence(evidence)),
+        evidence=shown_evidence(evidence),
     )
 
 
-def shown_evidence(evidence: Evidence) -> Evidence:
-    """Return the evidence as the receipt holds it: the last lines of stderr have a field of their own."""
-    return replace(evidence, stderr_tail=())
+def shown_evidence(evidence: Evidence) -> dict[str, Any]:
+    """Return the evidence as the receipt holds it, plain JSON; the last lines of stderr have a field of their own."""
+    return decode(encode(replace(evidence, stderr_tail=())), dict, where="evidence")
 
 
 def _quarantined_before(state: RunState, attempt: int) -> set[int]:

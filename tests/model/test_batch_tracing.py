@@ -1,0 +1,62 @@
+"""Which samples of a failed batch are convicted: the guilty, all of them, and nobody else."""
+
+import numpy as np
+import pytest
+import torch
+
+from model.batch_tracing import guilty_windows
+from model.token_windows import TokenWindows
+
+
+def drawn(run):
+    return run.order.windows_of(run.state.step)
+
+
+def poison_token(run, token: int, value: float) -> None:
+    with torch.no_grad():
+        run.state.model.wte.weight[token] = value
+
+
+def only_in(run, window: int) -> int:
+    """Return an input token that this window of the batch has and no other."""
+    gathered = run.windows.gather(drawn(run))
+    rows = {int(index): set(row[:-1].tolist()) for index, row in zip(drawn(run), gathered, strict=True)}
+    others = set().union(*(tokens for index, tokens in rows.items() if index != window))
+    return next(iter(rows[window] - others))
+
+
+def test_a_sound_batch_convicts_nobody(tiny_run):
+    run = tiny_run()
+    assert guilty_windows(run.state, run.windows, drawn(run), training=run.training) == ()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_token_whose_embedding_is_not_finite_convicts_every_window_through_the_tied_head(tiny_run, value):
+    run = tiny_run()
+    poison_token(run, 7, value)
+    assert set(guilty_windows(run.state, run.windows, drawn(run), training=run.training)) == set(drawn(run).tolist())
+
+
+def test_a_position_or_token_seen_by_one_window_alone_convicts_that_window_alone(tiny_run):
+    run = tiny_run()
+    guilty = int(drawn(run)[2])
+    token = only_in(run, guilty)
+    run.state.network = lambda tokens: run.state.model(tokens) / (tokens != token).all()  # 0/0 or x/0 where it occurs
+    assert guilty_windows(run.state, run.windows, drawn(run), training=run.training) == (guilty,)
+
+
+def test_a_token_outside_the_vocabulary_convicts_its_window(tiny_run):
+    run = tiny_run()
+    tokens = np.concatenate(run.windows._shards).copy()
+    guilty = int(drawn(run)[3])
+    tokens[guilty * run.windows.block_size + 1] = 60000
+    windows = TokenWindows([tokens], run.windows.block_size, run.windows.vocab_size)
+    assert guilty_windows(run.state, windows, drawn(run), training=run.training) == (guilty,)
+
+
+def test_the_trial_changes_no_bit(tiny_run):
+    run = tiny_run(model={"dropout": 0.1})
+    run.train(2)
+    before = run.bits()
+    guilty_windows(run.state, run.windows, drawn(run), training=run.training)
+    assert run.bits() == before
