@@ -86,8 +86,11 @@ def _wait_until_dead(log: RunLog, owner: AttemptRecord, claimant: Claimant) -> N
         claimant.sleep(min(0.5, claimant.lease.heartbeat_seconds))
         if read_heartbeat(log.store, log.prefix, number) != seen:
             raise _live(log, owner, "still writes its heartbeat")
-        if log.refresh().open_attempt != owner:
+        now = log.refresh().open_attempt
+        if now is None or now.started.attempt != number:
             return
+        if now != owner:  # a commit is a sign of life, and may come between two heartbeats
+            raise _live(log, owner, "still commits")
 
 
 def _end_as_lost(log: RunLog, owner: AttemptRecord, claimant: Claimant) -> None:

@@ -1,0 +1,80 @@
+import pytest
+
+from storage.log_entry import Writer
+from storage.memory_store import MemoryStore
+from storage.run_entries import AttemptStarted
+from storage.run_log import RunLog
+from tasks.attempt_claim import Claimant, claim_attempt
+from tasks.errors import LiveOwner
+from tasks.settings import BudgetsConfig, LeaseConfig
+from tests.flows.conftest import FabricatedRun, fabricate
+
+
+class Clock:
+    """A clock that only sleeping moves; `during_sleep` is what the world does meanwhile."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.during_sleep = lambda: None
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.during_sleep()
+
+
+@pytest.fixture
+def owned() -> FabricatedRun:
+    """A run whose attempt runs on another host."""
+    run = fabricate(MemoryStore("claims"), "bard")
+    run.start()
+    run.beat(3)
+    return run
+
+
+def claim(run: FabricatedRun, clock: Clock) -> AttemptStarted:
+    claimant = Claimant(
+        lease=LeaseConfig(seconds=3.0, heartbeat_seconds=0.3),
+        budgets=BudgetsConfig(),
+        writer=Writer(host="here", pid=2),
+        monotonic=clock.monotonic,
+        sleep=clock.sleep,
+    )
+    template = run.log.state.attempts[-1].started
+    return claim_attempt(
+        RunLog(run.log.store, "bard"),
+        claimant,
+        lambda number, reference, state: AttemptStarted(
+            attempt=number,
+            placement=template.placement,
+            config=template.config,
+            config_sha256=template.config_sha256,
+            code_version="0",
+            flow_run_id=None,
+            micro_batch=2,
+            resumed_from=reference,
+        ),
+    )
+
+
+def test_an_owner_silent_for_the_lease_is_ended_as_lost_and_followed(owned: FabricatedRun) -> None:
+    assert claim(owned, Clock()).attempt == 2
+    ended = owned.log.refresh().attempts[0].ended
+    assert ended is not None and ended.reason == "lost"
+
+
+def test_an_owner_that_writes_its_heartbeat_is_left_alone(owned: FabricatedRun) -> None:
+    clock = Clock()
+    clock.during_sleep = lambda: owned.beat(4)
+    with pytest.raises(LiveOwner, match="still writes its heartbeat"):
+        claim(owned, clock)
+
+
+def test_an_owner_that_commits_between_two_heartbeats_is_left_alone(owned: FabricatedRun) -> None:
+    clock = Clock()
+    clock.during_sleep = lambda: None if owned.log.state.checkpoints else owned.commit(10) and None
+    with pytest.raises(LiveOwner, match="still commits"):
+        claim(owned, clock)
+    assert owned.log.refresh().open_attempt is not None
