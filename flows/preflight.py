@@ -10,13 +10,14 @@ from pathlib import Path
 
 from flows.configuration import RunConfig, check_drift, load_configuration, parse_configuration
 from flows.errors import InvalidConfiguration
+from flows.run_lookup import configuration_document
 from model.configuration import DataConfig
 from model.errors import InvalidInput
 from model.tokenizer import Tokenizer
 from storage.errors import StoreUnavailable
 from storage.object_store import ObjectStore
-from storage.run_entries import RunOpened
 from storage.run_log import RunLog
+from storage.run_state import RunState
 from storage.store_probe import probe_store
 from tasks.corpus import open_corpus
 from tasks.document import InvalidCorpus, Source
@@ -49,32 +50,35 @@ def check_before_start(store: ObjectStore, request: TrainingRequest, environment
     log = RunLog(store, named_run(request))
     wanted = None
     if request.config:
-        wanted = wanted_configuration(
-            request, None, environment
-        )  # before the store: a typing error is told even without one
+        # Before the store: a typing error is told even without one.
+        wanted = wanted_configuration(request, log.state, environment)
     try:
         opened = log.refresh().opened
     except StoreUnavailable as error:
         raise InvalidConfiguration(f"store {store.url}: cannot be read: {error}; name another with --store") from error
     if opened is not None:
-        wanted = wanted or wanted_configuration(request, opened, environment)
+        wanted = wanted or wanted_configuration(request, log.state, environment)
         check_drift(opened.config, wanted, run_id=log.run_id)
         return wanted
-    wanted = wanted or wanted_configuration(request, None, environment)
+    wanted = wanted or wanted_configuration(request, log.state, environment)
     _check_store(store)
     _check_text(wanted, Path(request.config).absolute().parent if request.config else Path.cwd())
     return wanted
 
 
-def wanted_configuration(
-    request: TrainingRequest, opened: RunOpened | None, environment: Mapping[str, str]
-) -> RunConfig:
-    """Return what the file says, or for a run that exists and no file what the log says, overrides on top."""
-    if request.config or opened is None:
+def wanted_configuration(request: TrainingRequest, state: RunState, environment: Mapping[str, str]) -> RunConfig:
+    """Return what the file says, or without one what the log says, overrides on top.
+
+    The log says all of it: the newest attempt's budgets, lease and checkpoint interval too, not only what is frozen.
+    """
+    if request.config or state.opened is None:
         path = Path(request.config) if request.config else None
         return load_configuration(path, overrides=request.overrides, environment=environment)
     return parse_configuration(
-        opened.config, overrides=request.overrides, environment=environment, name=f"run {opened.run_id}"
+        configuration_document(state),
+        overrides=request.overrides,
+        environment=environment,
+        name=f"run {state.opened.run_id}",
     )
 
 

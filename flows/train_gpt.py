@@ -133,7 +133,7 @@ def _open_run(store: ObjectStore, request: TrainingRequest, notice: StopNotice) 
     run_id = named_run(request)
     log = RunLog(store, run_id)
     opened = log.refresh().opened
-    wanted = wanted_configuration(request, opened, os.environ)
+    wanted = wanted_configuration(request, log.state, os.environ)
     if opened is None:
         probe_store(store)
         snapshot = tokenize_and_split(store.url, wanted.data, _base_dir(request))

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import count
@@ -47,9 +47,9 @@ DOCUMENT: dict[str, Any] = {
 HUMAN = Writer(host="here", pid=1)
 
 
-def configuration() -> RunConfig:
+def configuration(overrides: Sequence[str] = ()) -> RunConfig:
     """A small configuration."""
-    return parse_configuration(DOCUMENT, overrides=(), environment={}, name="test")
+    return parse_configuration(DOCUMENT, overrides=overrides, environment={}, name="test")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,12 +72,12 @@ class FabricatedRun:
         )
         self.log.append(lambda state: body, writer=HUMAN)
 
-    def start(self, *, host: str = "elsewhere", boot_id: str = "b") -> int:
+    def start(self, *, host: str = "elsewhere", boot_id: str = "b", overrides: Sequence[str] = ()) -> int:
         """Start the next attempt on `host`; returns its number."""
         placement = Placement(
             host=host, boot_id=boot_id, pid=1, process_started=1.0, device="cpu", world_size=1, threads=1
         )
-        config = configuration()
+        config = configuration(overrides)
 
         def decide(state: Any) -> AttemptStarted:
             newest = state.newest_committed
