@@ -1,11 +1,9 @@
 """One attempt from claim to receipt: the trainer's segments, with commits and evaluations of one overlapping the next.
 
-Owns the order of things and the gathering of evidence; the decisions are made elsewhere. Holds no tensors.
+Owns the order of things; what is noticed and what is decided is found out elsewhere. Holds no tensors.
 """
 
 import random
-import signal
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +11,9 @@ from typing import Any
 from prefect.futures import PrefectFuture
 
 from flows.background_sweep import BackgroundSweep
-from flows.cancellation import CancellationInquiry
 from flows.configuration import RunConfig
 from flows.progress import Progress
+from flows.trainer_observation import TrainerObservation
 from storage.errors import Fenced, StorageError
 from storage.heartbeat import Heartbeat
 from storage.log_entry import Writer
@@ -30,13 +28,11 @@ from tasks.evaluation_run import EvaluationPlan
 from tasks.failure_remedy import DataOrigin
 from tasks.failures import Evidence, classify
 from tasks.heartbeat_writer import beating
-from tasks.process_memory import MemoryReading, MemoryWatch, sampling
 from tasks.stop_notice import StopNotice
 from tasks.store_patience import StorePatience, run_patience
 from tasks.train_segment import train_segment
 from tasks.trainer_process import TrainerProcess
 from tasks.trainer_protocol import SegmentDone, TrainerOrder, Waiting
-from tasks.watchdog import Silence, Watch, watching
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,11 +71,8 @@ class Attempt:
         self._commits: list[PrefectFuture[CheckpointReference]] = []
         self._evaluations: list[PrefectFuture[Any]] = []
         self._segments = 0
-        self._stopped_child = self._grace_ended = False
-        self._watch = Watch(plan.config.watchdog)
-        self._silence: Silence | None = None
-        self._memory: MemoryWatch | None = None
-        self._cancellation = CancellationInquiry(plan.flow_run_id)
+        self._stopped_child = False
+        self._observation = TrainerObservation(plan.config, notice, plan.flow_run_id)
 
     def run(self) -> AttemptEnded:
         """Train to the end or until something ends it, and append the receipt; returns it.
@@ -105,14 +98,12 @@ class Attempt:
         try:
             if self._first_step < self._plan.config.training.steps:
                 self._trainer = TrainerProcess(
-                    self._order(), on_step=self._progress.step, on_waiting=self._say_waiting, watch=self._watch
+                    self._order(),
+                    on_step=self._progress.step,
+                    on_waiting=self._say_waiting,
+                    watch=self._observation.watch,
                 )
-                self._memory = MemoryWatch(self._trainer.pid)
-                with (
-                    sampling(self._memory),
-                    watching(self._watch, self._end_silence),
-                    self._notice.told(self._pass_on_notice),
-                ):
+                with self._observation.observing(self._trainer):
                     self._train_segments(self._trainer)
             self._patience.ask(self._finish_run)
         except (TrainerGone, StorageError) as error:
@@ -192,32 +183,7 @@ class Attempt:
 
     def _evidence(self, problem: BaseException | None) -> Evidence:
         finished = problem is None and self._log.state.finished is not None
-        code = None
-        if self._trainer is not None:
-            # A trainer that already ended says why; one that still runs has nothing more to do.
-            code = self._trainer.reap() if isinstance(problem, TrainerGone) else self._leave(self._trainer, problem)
-        memory = self._memory.reading() if self._memory else MemoryReading()
-        return Evidence(
-            exit_code=code,
-            last_words=self._trainer.last_words if self._trainer else None,
-            finished=finished,
-            stop_signal=self._notice.signal or ("SIGTERM" if self._stopped_child else None),
-            notice=self._notice.detail,
-            grace_ended=self._grace_ended,
-            cancelling=self._cancellation.answer,
-            fenced=str(problem) if isinstance(problem, Fenced) else None,
-            store_error=str(problem) if isinstance(problem, StorageError) else None,
-            silent_seconds=self._silence.seconds if self._silence else None,
-            allowed_seconds=self._silence.allowed_seconds if self._silence else None,
-            oom_kills=memory.oom_kills,
-            rss_bytes=memory.rss_bytes,
-            memory_limit_bytes=memory.limit_bytes,
-            heartbeat_step=self._trainer.last_step.step if self._trainer and self._trainer.last_step else None,
-            stderr_tail=self._trainer.stderr_tail() if self._trainer else (),
-        )
-
-    def _leave(self, trainer: TrainerProcess, problem: BaseException | None) -> int:
-        return trainer.finish() if problem is None else trainer.kill()
+        return self._observation.evidence(problem, finished=finished, stopped=self._stopped_child)
 
     def _end(self, evidence: Evidence) -> AttemptEnded:
         if evidence.fenced is not None:
@@ -234,29 +200,9 @@ class Attempt:
             lambda: end_attempt(self._log, over, budgets=budgets, origin=plan.origin, writer=writer)
         )
 
-    def _pass_on_notice(self) -> None:
-        trainer = self._trainer
-        if trainer is None:
-            return
-        trainer.notify(signal.SIGTERM)
-        self._cancellation.ask()
-        timer = threading.Timer(self._plan.config.checkpoint.grace_seconds, self._end_grace, (trainer,))
-        timer.daemon = True
-        timer.start()
-
     def _say_waiting(self, waiting: Waiting) -> None:
         if waiting.why:
             self._progress.say(f"  step {waiting.step} has waited {waiting.seconds:.0f} s for the store: {waiting.why}")
-
-    def _end_silence(self, silence: Silence) -> None:
-        if self._trainer is not None and self._trainer.is_alive:
-            self._silence = silence
-            self._trainer.kill()
-
-    def _end_grace(self, trainer: TrainerProcess) -> None:
-        if trainer.is_alive:
-            self._grace_ended = True
-            trainer.kill()
 
     def _heartbeat(self, beat: int) -> Heartbeat:
         last = self._trainer.last_step if self._trainer else None

@@ -97,6 +97,8 @@ _BY_EXCEPTION = {
     "StoreUnavailable": TerminationReason.STORAGE,
     "AppendUnknown": TerminationReason.STORAGE,
     "Fenced": TerminationReason.FENCED,
+    "DistBackendError": TerminationReason.LOST,
+    "DistNetworkError": TerminationReason.LOST,
 }
 _BY_PHRASE = {
     "can't allocate memory": TerminationReason.OOM,
@@ -108,6 +110,9 @@ _BY_PHRASE = {
     "MemoryError": TerminationReason.OOM,
     "No space left on device": TerminationReason.STORAGE,
     "Disk quota exceeded": TerminationReason.STORAGE,
+    "uncorrectable ECC error": TerminationReason.LOST,
+    "fallen off the bus": TerminationReason.LOST,
+    "NCCL error": TerminationReason.LOST,
 }
 _SNAPSHOT_FOLDER = "data/"
 _FOLDERS = re.compile(r'(?<=File ").*[/\\]')

@@ -193,8 +193,10 @@ class Trainer:
         """Find the samples to blame; where all of them fail it is the weights, and the error stands as it is."""
         step, drawn = self._state.step + 1, self._sample_order.windows_of(self._state.step)
         guilty = guilty_windows(self._state, self._windows, drawn, training=self._order.training)
-        if isinstance(error, TokenOutOfRange) or 0 < len(guilty) < len(set(drawn.tolist())):
-            raise BadBatch(step=step, windows=guilty, why=str(error)) from error
+        if isinstance(error, TokenOutOfRange):
+            raise BadBatch(step=step, windows=guilty, why="token ids outside the vocabulary") from error
+        if 0 < len(guilty) < len(set(drawn.tolist())):
+            raise BadBatch(step=step, windows=guilty, why=f"{error.quantity} is {error.value}") from error
         raise NonFiniteLoss(step=step, quantity=error.quantity, value=error.value, windows=drawn.tolist()) from error
 
     def _on_staged(self, staged: StagedCheckpoint) -> None:
@@ -283,7 +285,8 @@ def die(line: Line, error: BaseException) -> NoReturn:
 def main() -> None:
     """Serve one attempt: read the order, then commands until told to finish."""
     line, stop = Line(), threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):  # schedulers send theirs to every process of a job
+        signal.signal(number, lambda *_: stop.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         order = line.order()
