@@ -55,6 +55,38 @@ def train(
     return end.code
 
 
+def watch(
+    *,
+    once: Annotated[bool, Parameter(negative="")] = False,
+    deployment: str = "",
+    every: float = 30.0,
+    at_most: int = 1,
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Continue every unfinished run whose owner is gone or whose back-off is over; safe to run many times at once.
+
+    Args:
+        once: look once, print what was done and why, and leave.
+        deployment: continue runs by flow runs of this deployment (flow/deployment) instead of on this machine.
+        every: seconds between two looks.
+        at_most: how many runs are continued on this machine at a time.
+    """
+    from flows.prefect_session import quieten
+    from flows.run_watching import WatchRequest, watch_until_stopped, watcher
+    from flows.tables import print_watch
+
+    quieten(os.environ)
+    request = WatchRequest(
+        deployment=deployment, every_seconds=every, at_most=at_most, store=choose_store(store, os.environ)
+    )
+    tell = print_document if json else print_watch
+    if once:
+        tell(watcher(request).look_patiently())
+    else:
+        watch_until_stopped(request, tell=lambda rows: tell(rows) if rows else None, say=say)
+
+
 def sweep(
     run: str,
     *,
@@ -139,6 +171,7 @@ def sample(
 
 ACTING_VERBS = (
     train,
+    watch,
     sweep,
     evaluate,
     promote,

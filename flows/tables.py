@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from flows.run_simulation import OutcomeView, SimulationView
     from flows.run_status import RunRow, StatusView
     from flows.run_views import AttemptView, CheckpointView, EvaluationView
+    from flows.run_watcher import WatchRow
     from storage.log_entry import Entry
     from storage.sweep import SweepReport
     from tasks.checkpoint_interval import IntervalLoss
@@ -190,6 +191,18 @@ def print_sweep(report: "SweepReport") -> None:
     done = ", ".join(f"{_DONE[action]} {counts[action]}" for action in _DONE if counts[action])
     when = " (a sweep would do this; nothing was changed)" if report.dry_run else ""
     print(f"run {report.run_id}: {done or 'nothing to do'}; freed {report.freed_bytes:,} bytes{when}")
+
+
+def print_watch(rows: "Sequence[WatchRow]") -> None:
+    """Print what a look did about each run, and why."""
+    print_table(
+        ("run", "action", "in", "why", "how"),
+        [
+            (row.run_id, row.action, None if row.seconds is None else _span(row.seconds), row.why, row.how)
+            for row in rows
+        ],
+        empty="no runs here yet; nothing to watch",
+    )
 
 
 def print_simulation(view: "SimulationView") -> None:

@@ -1,0 +1,33 @@
+"""The flow `watch-runs`: on a schedule, continue every run whose owner is gone or whose back-off is over.
+
+Owns nothing but the look: what was seen and done is its log and its last state's message. Level-triggered and
+idempotent: one that is skipped, killed or run twice changes nothing.
+"""
+
+import os
+from collections import Counter
+
+from prefect import flow, get_run_logger
+from prefect.client.schemas.objects import State
+from prefect.states import Completed
+
+from flows.run_watcher import CONTINUED
+from flows.run_watching import WatchRequest, watcher
+from flows.store_choice import choose_store
+
+
+@flow(name="watch-runs", retries=0, validate_parameters=True)
+def watch_runs(store: str = "", deployment: str = "train-gpt/train-gpt") -> State[None]:
+    """Look once at all runs of a store and continue those that must be, through their deployment.
+
+    Args:
+        store: folder or URL of the object store; empty: CAIRN_STORE, else ./cairn-store.
+        deployment: flow/deployment whose flow runs continue the runs; empty: a process of this machine does.
+    """
+    logger = get_run_logger()
+    rows = watcher(WatchRequest(store=choose_store(store, os.environ), deployment=deployment)).look_patiently()
+    for row in rows:
+        logger.info("%s: %s: %s %s", row.run_id, row.action, row.why, row.how)
+    counts = ", ".join(f"{action} {count}" for action, count in sorted(Counter(row.action for row in rows).items()))
+    continued = ", ".join(row.run_id for row in rows if row.action == CONTINUED)
+    return Completed(message=f"{counts or 'no runs'}{f'; continued: {continued}' if continued else ''}")

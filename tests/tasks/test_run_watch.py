@@ -1,0 +1,155 @@
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from storage.memory_store import MemoryStore
+from storage.run_entries import AttemptEnded
+from storage.run_state import RunState
+from tasks.run_watch import FUTILE_LIMIT, Continue, Leave, Life, Observed, Verdict, Wait, decide_watch, lease_seconds
+from tests.flows.conftest import FabricatedRun, fabricate
+
+SEEN = 1000.0
+LEASE = 30.0
+
+
+@pytest.fixture
+def run() -> FabricatedRun:
+    """A run that was only opened."""
+    return fabricate(MemoryStore("watched"), "bard")
+
+
+def verdict(run: FabricatedRun, owner: Life, *, after: float = 0.0, **seen: Any) -> Verdict:
+    observed = Observed(owner=owner, unchanged_since=SEEN, **seen)
+    return decide_watch(run.log.state, observed, SEEN + after)
+
+
+def delayed(state: RunState, seconds: float) -> RunState:
+    last = state.attempts[-1]
+    assert isinstance(last.ended, AttemptEnded)
+    ended = replace(last.ended, decision=replace(last.ended.decision, delay_seconds=seconds))
+    return replace(state, attempts=(*state.attempts[:-1], replace(last, ended=ended)))
+
+
+@pytest.mark.parametrize("owner", Life)
+def test_a_finished_run_is_left(run: FabricatedRun, owner: Life) -> None:
+    run.start()
+    run.finish(run.commit(40))
+    run.end("completed", action="finish")
+    assert verdict(run, owner, after=1e6) == Leave(why="finished at step 40")
+
+
+def test_a_finished_run_whose_last_receipt_is_missing_is_continued(run: FabricatedRun) -> None:
+    run.start()
+    run.finish(run.commit(40))
+    assert isinstance(verdict(run, Life.GONE), Continue)
+
+
+@pytest.mark.parametrize("reason", ["error", "lost", "oom"])
+@pytest.mark.parametrize("owner", Life)
+def test_a_run_stopped_for_a_person_is_left_with_the_reason(run: FabricatedRun, owner: Life, reason: str) -> None:
+    run.start()
+    run.end(reason, action="stop")
+    found = verdict(run, owner, after=1e6)
+    assert isinstance(found, Leave) and reason in found.why and "so it was decided" in found.why
+
+
+@pytest.mark.parametrize("owner", Life)
+def test_a_run_that_a_person_cancelled_is_left_to_a_person(run: FabricatedRun, owner: Life) -> None:
+    run.start()
+    run.end("cancelled", action="stop")
+    found = verdict(run, owner, after=1e6)
+    assert isinstance(found, Leave) and "a person stopped it" in found.why
+
+
+def test_an_open_attempt_whose_process_lives_here_is_left_however_silent(run: FabricatedRun) -> None:
+    run.start()
+    assert isinstance(verdict(run, Life.HERE), Leave)
+    silent = verdict(run, Life.HERE, after=1e6)
+    assert isinstance(silent, Leave) and "silent" in silent.why
+
+
+def test_an_open_attempt_whose_process_is_gone_is_continued_at_once(run: FabricatedRun) -> None:
+    run.start()
+    assert isinstance(verdict(run, Life.GONE), Continue)
+
+
+def test_an_open_attempt_elsewhere_is_waited_for_until_it_was_silent_for_its_lease(run: FabricatedRun) -> None:
+    run.start()
+    assert verdict(run, Life.UNKNOWN, after=LEASE - 0.1) == verdict(run, Life.UNKNOWN)
+    waits = verdict(run, Life.UNKNOWN)
+    assert isinstance(waits, Wait) and waits.until == SEEN + LEASE
+    assert isinstance(verdict(run, Life.UNKNOWN, after=LEASE), Continue)
+
+
+def test_an_open_attempt_elsewhere_that_moves_is_left(run: FabricatedRun) -> None:
+    run.start()
+    assert isinstance(verdict(run, Life.UNKNOWN, shows_life=True), Leave)
+
+
+def test_the_lease_is_the_one_of_the_attempt_itself(run: FabricatedRun) -> None:
+    run.start(overrides=("lease.seconds=90",))
+    assert lease_seconds(run.log.state) == 90
+    assert isinstance(verdict(run, Life.UNKNOWN, after=LEASE), Wait)
+
+
+@pytest.mark.parametrize("reason", ["preempted", "lost", "storage"])
+def test_a_run_to_be_resumed_whose_process_is_gone_is_continued(run: FabricatedRun, reason: str) -> None:
+    run.start()
+    run.end(reason, action="resume")
+    assert isinstance(verdict(run, Life.GONE), Continue)
+
+
+@pytest.mark.parametrize("reason", ["preempted", "lost", "storage"])
+def test_a_run_to_be_resumed_whose_process_is_here_is_left_to_it(run: FabricatedRun, reason: str) -> None:
+    run.start()
+    run.end(reason, action="resume")
+    assert isinstance(verdict(run, Life.HERE, after=1e6), Leave)
+
+
+def test_a_back_off_counts_from_when_this_watcher_first_saw_the_end(run: FabricatedRun) -> None:
+    run.start()
+    run.end("storage", action="resume")
+    state = delayed(run.log.state, 100.0)
+    seen = Observed(owner=Life.GONE, unchanged_since=SEEN)
+    waits = decide_watch(state, seen, SEEN + 99)
+    assert isinstance(waits, Wait) and waits.until == SEEN + 100
+    assert isinstance(decide_watch(state, seen, SEEN + 100), Continue)
+
+
+def test_a_process_elsewhere_has_its_lease_to_go_on_by_itself_after_its_back_off(run: FabricatedRun) -> None:
+    run.start()
+    run.end("storage", action="resume")
+    state = delayed(run.log.state, 100.0)
+    seen = Observed(owner=Life.UNKNOWN, unchanged_since=SEEN)
+    assert isinstance(decide_watch(state, seen, SEEN + 129), Wait)
+    assert isinstance(decide_watch(state, seen, SEEN + 130), Continue)
+
+
+def test_a_process_elsewhere_that_was_preempted_does_not_go_on_so_nobody_waits_for_it(run: FabricatedRun) -> None:
+    run.start()
+    run.end("preempted", action="resume")
+    assert isinstance(verdict(run, Life.UNKNOWN), Continue)
+
+
+@pytest.mark.parametrize(("owner", "expected"), [(Life.GONE, Continue), (Life.HERE, Leave), (Life.UNKNOWN, Leave)])
+def test_a_run_nobody_claimed_is_continued_only_when_its_opener_is_gone(
+    run: FabricatedRun, owner: Life, expected: type
+) -> None:
+    assert isinstance(verdict(run, owner, after=1e6), expected)
+
+
+def test_a_run_that_stands_where_it_stood_is_continued_ever_later_then_left_to_a_person(run: FabricatedRun) -> None:
+    run.start()
+    untils = []
+    for futile in range(1, FUTILE_LIMIT):
+        found = verdict(run, Life.GONE, after=10.0, futile=futile, tried_at=SEEN + 10)
+        assert isinstance(found, Wait)
+        untils.append(found.until - SEEN - 10)
+        assert isinstance(verdict(run, Life.GONE, after=10 + untils[-1], futile=futile, tried_at=SEEN + 10), Continue)
+    assert untils == [30.0, 120.0]
+    assert isinstance(verdict(run, Life.GONE, after=1e6, futile=FUTILE_LIMIT, tried_at=SEEN), Leave)
+
+
+def test_an_empty_log_is_left() -> None:
+    assert isinstance(decide_watch(RunState(), Observed(owner=Life.UNKNOWN, unchanged_since=0.0), 0.0), Leave)
