@@ -11,8 +11,10 @@ from typing import Any
 from prefect.futures import PrefectFuture
 
 from flows.background_sweep import BackgroundSweep
+from flows.cancellation import CancellationWatch
 from flows.configuration import RunConfig
 from flows.progress import Progress
+from flows.run_artifacts import RunArtifacts
 from flows.trainer_observation import TrainerObservation
 from storage.errors import Fenced, StorageError
 from storage.heartbeat import Heartbeat
@@ -60,10 +62,12 @@ class Attempt:
         notice: StopNotice,
         progress: Progress,
         sweep: BackgroundSweep,
+        artifacts: RunArtifacts,
+        cancellation: CancellationWatch,
     ) -> None:
         """Prepare to run `started`; no process is started yet."""
         self._log, self._started, self._plan = log, started, plan
-        self._notice, self._progress, self._sweep = notice, progress, sweep
+        self._notice, self._progress, self._sweep, self._artifacts = notice, progress, sweep, artifacts
         self._writer: Writer = _writer(started, plan)
         patience = run_patience(plan.config.checkpoint.patience_seconds)
         self._patience = StorePatience(patience=patience, say=progress.say)
@@ -72,7 +76,7 @@ class Attempt:
         self._evaluations: list[PrefectFuture[Any]] = []
         self._segments = 0
         self._stopped_child = False
-        self._observation = TrainerObservation(plan.config, notice, plan.flow_run_id)
+        self._observation = TrainerObservation(plan.config, notice, cancellation)
 
     def run(self) -> AttemptEnded:
         """Train to the end or until something ends it, and append the receipt; returns it.
@@ -165,6 +169,7 @@ class Attempt:
         for future in self._commits:
             reference = future.result()
             self._progress.say(f"  committed step {reference.step}: {reference.prefix}")
+            self._artifacts.change()
             self._sweep.submit(f"after step {reference.step}")
         self._commits.clear()
 

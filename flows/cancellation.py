@@ -1,43 +1,67 @@
-"""Is it a person in the orchestrator's UI who ends this run, or the machine? Both arrive as SIGTERM.
+"""Is a person in the orchestrator's UI ending this run? Asked again and again, and at once when a SIGTERM arrives.
 
-Owns the one question to the API, asked beside the orderly end and never waited for longer than a moment.
+Owns the one question to the API, never waited for longer than a moment: a worker turns a cancellation into SIGTERM, a
+run without one is told by nobody. Refuses to stop anything: it gives the same notice as everybody else.
 """
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from uuid import UUID
 
 from prefect.client.orchestration import get_client
 
+from tasks.stop_notice import StopNotice
+
+CANCELLED = "cancelled in Prefect"
 ASK_SECONDS = 3.0
 
 
-class CancellationInquiry:
-    """Asks once, in the background, whether a flow run is being cancelled."""
+class CancellationWatch:
+    """Asks about one flow run in a thread of its own."""
 
-    def __init__(self, flow_run_id: str | None) -> None:
-        """Prepare to ask about the flow run; one without an id is never being cancelled."""
-        self._flow_run_id = flow_run_id
-        self._thread: threading.Thread | None = None
-        self._cancelling = False
+    def __init__(self, flow_run_id: str | None, notice: StopNotice) -> None:
+        """Prepare to ask; a run without a flow run is never being cancelled."""
+        self._flow_run_id, self._notice = flow_run_id, notice
+        self._ask_now, self._answered = threading.Event(), threading.Event()
+        self._stop = self._cancelling = False
 
-    def ask(self) -> None:
-        """Begin to ask, once."""
-        if self._flow_run_id is None or self._thread is not None:
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Ask every few seconds while the block runs, and give notice once the answer is yes."""
+        if self._flow_run_id is None:
+            yield
             return
-        self._thread = threading.Thread(target=self._ask, args=(self._flow_run_id,), name="cancellation", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._watch, args=(UUID(self._flow_run_id),), name="cancellation", daemon=True).start()
+        try:
+            yield
+        finally:
+            self._stop = True
+            self._ask_now.set()
 
-    @property
-    def answer(self) -> bool:
-        """Whether it is; an API that does not answer in time says no."""
-        if self._thread is not None:
-            self._thread.join(ASK_SECONDS)
+    def is_cancelling(self) -> bool:
+        """Return whether it is, asking at once where a notice came; an API that does not answer in time says no."""
+        if self._flow_run_id is not None and self._notice.signal and not self._cancelling and not self._stop:
+            self._answered.clear()
+            self._ask_now.set()
+            self._answered.wait(ASK_SECONDS)
         return self._cancelling
 
-    def _ask(self, flow_run_id: str) -> None:
-        try:
-            with get_client(sync_client=True) as client:
-                state = client.read_flow_run(UUID(flow_run_id)).state
-        except Exception:  # whatever keeps the API from answering, the run ends in good order all the same
-            return
-        self._cancelling = state is not None and (state.is_cancelling() or state.is_cancelled())
+    def _watch(self, flow_run_id: UUID) -> None:
+        while not self._stop and not self._cancelling:
+            self._ask_now.clear()
+            self._cancelling = _is_being_cancelled(flow_run_id)
+            self._answered.set()
+            if self._cancelling:
+                self._notice.give(CANCELLED, "a person cancelled it in Prefect")
+                return
+            self._ask_now.wait(ASK_SECONDS)
+
+
+def _is_being_cancelled(flow_run_id: UUID) -> bool:
+    try:
+        with get_client(sync_client=True) as client:
+            state = client.read_flow_run(flow_run_id).state
+    except Exception:  # whatever keeps the API from answering, training goes on
+        return False
+    return state is not None and (state.is_cancelling() or state.is_cancelled())

@@ -34,6 +34,8 @@ _STATES = {
     "Completed": ExitCode.DONE,
     "Preempted": ExitCode.PREEMPTED,
     "Interrupted": ExitCode.INTERRUPTED,
+    "Cancelling": ExitCode.INTERRUPTED,
+    "Cancelled": ExitCode.INTERRUPTED,
     "BudgetExhausted": ExitCode.BUDGET_EXHAUSTED,
     "Fenced": ExitCode.LIVE_OWNER,
     "Error": ExitCode.ERROR,

@@ -11,17 +11,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from prefect import flow
+from prefect import flow, tags
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
-from prefect.states import Completed, Failed
+from prefect.states import Cancelled, Completed, Failed
 
 from flows.attempt import Attempt, AttemptPlan
 from flows.background_sweep import BackgroundSweep
+from flows.cancellation import CancellationWatch
 from flows.configuration import RunConfig, check_drift
 from flows.evaluation_planning import plan_evaluation
 from flows.preflight import TrainingRequest, named_run, wanted_configuration
 from flows.progress import Progress
+from flows.run_artifacts import RunArtifacts
 from flows.store_choice import choose_store
 from flows.work_folder import work_folder
 from storage.entry_log import this_writer
@@ -59,6 +61,8 @@ class _Run:
     notice: StopNotice
     progress: Progress
     sweep: BackgroundSweep
+    artifacts: RunArtifacts
+    cancellation: CancellationWatch
     start_over: bool
 
 
@@ -88,6 +92,9 @@ def train_gpt(
         sources = notice_sources(rules, os.environ)
         with (
             run.progress.shown(),
+            run.artifacts.published(),
+            run.cancellation.watching(),
+            tags(f"run:{run.log.run_id}"),
             notice.heard(rules.signal),
             announced(notice, sources, poll_seconds=rules.poll_seconds, on_problem=run.progress.say),
         ):
@@ -99,7 +106,17 @@ def _train(run: _Run) -> State[None]:
         patience = StorePatience(patience=run_patience(run.config.checkpoint.patience_seconds), say=run.progress.say)
         started = patience.ask(lambda: claim_attempt(run.log, _claimant(run), partial(_claim, run)))
         run.progress.say(_opening(started, run.config.training.steps))
-        attempt = Attempt(run.log, started, run.plan, notice=run.notice, progress=run.progress, sweep=run.sweep)
+        run.artifacts.change()
+        attempt = Attempt(
+            run.log,
+            started,
+            run.plan,
+            notice=run.notice,
+            progress=run.progress,
+            sweep=run.sweep,
+            artifacts=run.artifacts,
+            cancellation=run.cancellation,
+        )
         try:
             ended = attempt.run()
         except Fenced as fenced:
@@ -108,6 +125,7 @@ def _train(run: _Run) -> State[None]:
         finally:
             if run.notice.signal is None:
                 attempt.wait_evaluations()
+        run.artifacts.change()
         run.progress.say(f"attempt {ended.attempt} ended: {ended.reason} at step {ended.last_step}: {ended.detail}")
         if stopped := _stopped(run, ended):
             return stopped
@@ -120,6 +138,8 @@ def _train(run: _Run) -> State[None]:
 def _stopped(run: _Run, ended: AttemptEnded) -> State[None] | None:
     if ended.decision.action == "finish":
         return None
+    if run.cancellation.is_cancelling():
+        return Cancelled(message=f"{ended.detail}; the same command continues")
     if ended.reason in _STATE_NAMES:
         return Failed(name=_STATE_NAMES[ended.reason], message=f"{ended.detail}; the same command continues")
     if ended.decision.action == "resume":
@@ -149,6 +169,8 @@ def _open_run(store: ObjectStore, request: TrainingRequest, notice: StopNotice) 
         notice=notice,
         progress=Progress(wanted.training.steps),
         sweep=BackgroundSweep(store, run_id, wanted.checkpoint, plan.evaluation.suite.sha256),
+        artifacts=RunArtifacts(log, plan.flow_run_id),
+        cancellation=CancellationWatch(plan.flow_run_id, notice),
         start_over=request.start_over,
     )
 

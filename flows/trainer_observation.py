@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from flows.cancellation import CancellationInquiry
+from flows.cancellation import CancellationWatch
 from flows.configuration import RunConfig
 from storage.errors import Fenced, StorageError, StoreRefused
 from tasks.errors import TrainerGone
@@ -23,12 +23,11 @@ from tasks.watchdog import Silence, Watch, watching
 class TrainerObservation:
     """One trainer's signs, from its start to its end; without a trainer there is only what the parent met."""
 
-    def __init__(self, config: RunConfig, notice: StopNotice, flow_run_id: str | None) -> None:
+    def __init__(self, config: RunConfig, notice: StopNotice, cancellation: CancellationWatch) -> None:
         """Prepare to observe; the watch begins to expect a first sign now."""
         self.watch = Watch(config.watchdog)
         self._grace_seconds = config.checkpoint.grace_seconds
-        self._notice = notice
-        self._cancellation = CancellationInquiry(flow_run_id)
+        self._notice, self._cancellation = notice, cancellation
         self._trainer: TrainerProcess | None = None
         self._memory: MemoryWatch | None = None
         self._silence: Silence | None = None
@@ -55,7 +54,7 @@ class TrainerObservation:
             stop_signal=self._notice.signal or ("SIGTERM" if stopped else None),
             notice=self._notice.detail,
             grace_ended=self._grace_ended,
-            cancelling=self._cancellation.answer,
+            cancelling=self._cancellation.is_cancelling(),
             fenced=str(problem) if isinstance(problem, Fenced) else None,
             store_error=str(problem) if isinstance(problem, StorageError) else None,
             silent_seconds=self._silence.seconds if self._silence else None,
@@ -72,7 +71,6 @@ class TrainerObservation:
         if trainer is None:
             return
         trainer.notify(signal.SIGTERM)
-        self._cancellation.ask()
         timer = threading.Timer(self._grace_seconds, self._end_grace, (trainer,))
         timer.daemon = True
         timer.start()

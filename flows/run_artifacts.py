@@ -1,0 +1,118 @@
+"""Receipts and budgets as tables in the orchestrator's UI, written as they change, best effort.
+
+Owns a thread of its own and the flow run's tags: whatever the API does, no training, commit or receipt waits for it or
+fails with it, and what it missed is in the next version. Refuses to hold anything the log does not know.
+"""
+
+import re
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from uuid import UUID
+
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import ArtifactCreate
+
+from flows.output import cell
+from flows.run_status import view_status
+from flows.run_views import view_attempts
+from storage.run_log import RunLog
+
+_LAST_WORD_SECONDS = 5.0
+_DETAIL_CHARACTERS = 160
+
+
+class RunArtifacts:
+    """Publishes a run's tables whenever it is told that something changed; the newest state wins."""
+
+    def __init__(self, log: RunLog, flow_run_id: str | None) -> None:
+        """Prepare; without a flow run there is nobody to show anything to."""
+        self._log, self._flow_run_id = log, flow_run_id
+        self._changed, self._stop = threading.Event(), False
+
+    @contextmanager
+    def published(self) -> Iterator[None]:
+        """Publish in the background while the block runs; the last state is given a moment at the end."""
+        if self._flow_run_id is None:
+            yield
+            return
+        thread = threading.Thread(target=self._publish_all, args=(UUID(self._flow_run_id),), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._stop = True
+            self._changed.set()
+            thread.join(_LAST_WORD_SECONDS)
+
+    def change(self) -> None:
+        """Say that the log has something new."""
+        self._changed.set()
+
+    def _publish_all(self, flow_run_id: UUID) -> None:
+        while True:
+            self._changed.wait()
+            last = self._stop
+            self._changed.clear()
+            try:
+                with get_client(sync_client=True) as client:
+                    self._publish(client, flow_run_id)
+            except Exception:  # an API that is away, old or full costs a version of a table, never more
+                pass
+            if last:
+                return
+
+    def _publish(self, client: SyncPrefectClient, flow_run_id: UUID) -> None:
+        reasons = {item.termination_reason for item in view_attempts(self._log) if item.termination_reason}
+        client.update_flow_run(flow_run_id, tags=[f"run:{self._log.run_id}", *(f"reason:{name}" for name in reasons)])
+        for name, table in (("receipts", receipts_table(self._log)), ("budgets", budgets_table(self._log))):
+            artifact = ArtifactCreate(
+                key=artifact_key(self._log.run_id, name),
+                type="markdown",
+                description=f"{name} of run {self._log.run_id}, after entry {self._log.seq}",
+                data=table,
+                flow_run_id=flow_run_id,
+            )
+            client.create_artifact(artifact)
+
+
+def artifact_key(run_id: str, name: str) -> str:
+    """Return the key under which the table is found; the orchestrator allows lower case, digits and dashes."""
+    return f"cairn-{re.sub('[^a-z0-9]+', '-', run_id.lower()).strip('-')}-{name}"
+
+
+def receipts_table(log: RunLog) -> str:
+    """Return every attempt's receipt as a Markdown table, newest first."""
+    rows = [
+        (
+            item.attempt,
+            item.termination_reason or "running",
+            f"{item.first_step}→{item.last_step}",
+            item.last_committed_step,
+            f"{item.gpu_seconds:.1f}",
+            item.wasted_gpu_seconds,
+            item.micro_batch,
+            item.decision.action if item.decision else None,
+            (item.detail or "")[:_DETAIL_CHARACTERS],
+        )
+        for item in reversed(view_attempts(log))
+    ]
+    return _markdown(
+        ("attempt", "reason", "steps", "committed", "gpu s", "wasted s", "micro-batch", "decision", "detail"), rows
+    )
+
+
+def budgets_table(log: RunLog) -> str:
+    """Return what each budget has spent and left as a Markdown table."""
+    budgets = view_status(log).budgets
+    rows = [(reason, item.spent, item.left, item.spent_total, item.left_total) for reason, item in budgets.items()]
+    return _markdown(("reason", "spent since progress", "left", "spent in all", "left in all"), rows)
+
+
+def _markdown(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    lines = [columns, ["---"] * len(columns), *([_escaped(cell(value)) for value in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
