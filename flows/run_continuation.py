@@ -9,13 +9,15 @@ import fcntl
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from storage.run_state import RunState
+
+CAIRN = (sys.executable, "-m", "flows.command")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,9 +58,9 @@ class Continuation(Protocol):
 class ContinuationHere:
     """Continues runs by child processes of this machine, at most `at_most` at a time."""
 
-    def __init__(self, folder: Path, store: str, *, at_most: int) -> None:
+    def __init__(self, folder: Path, store: str, *, at_most: int, program: Sequence[str] = CAIRN) -> None:
         """Keep locks and outputs in `folder`; `store` is what the children are told."""
-        self._folder, self._store, self._at_most = folder, store, at_most
+        self._folder, self._store, self._at_most, self._program = folder, store, at_most, program
         self._children: list[subprocess.Popen[bytes]] = []
 
     def begin(self, standing: Standing) -> Begun | Busy:
@@ -78,7 +80,7 @@ class ContinuationHere:
         return f"output in {self._folder / run_id}.txt"
 
     def _start(self, run_id: str, locks: tuple[int, ...]) -> Begun:
-        command = [sys.executable, "-m", "flows.command", "train", "--run-id", run_id, "--store", self._store]
+        command = [*self._program, "train", "--run-id", run_id, "--store", self._store]
         with (self._folder / f"{run_id}.txt").open("ab") as sink:
             child = subprocess.Popen(
                 command,

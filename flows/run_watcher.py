@@ -48,6 +48,7 @@ class RunWatcher:
         self._store, self._continuation, self._memory = store, continuation, memory
         self._monotonic, self._sleep = monotonic, sleep
         self._logs: dict[str, RunLog] = {}
+        self._untils: dict[str, float] = {}
 
     def look(self) -> tuple[WatchRow, ...]:
         """Look once at every run; raises `StorageError` where the store does not even list them."""
@@ -112,6 +113,7 @@ class RunWatcher:
                 how = self._continuation.where(run_id) if observed.futile else ""
                 return WatchRow(run_id=run_id, action=LEFT, why=why, how=how)
             case Wait(until=until, why=why):
+                self._untils[run_id] = until
                 return WatchRow(run_id=run_id, action=WAITS, why=why, seconds=max(until - now, 0.0))
             case Continue(why=why):
                 standing = Standing(run_id=run_id, state=log.state, seconds=now - observed.unchanged_since)
@@ -128,4 +130,4 @@ class RunWatcher:
     def _is_near(self, row: WatchRow, looked_at: float) -> bool:
         if row.action != WAITS or row.seconds is None:
             return False
-        return self._monotonic() + row.seconds <= looked_at + lease_seconds(self._logs[row.run_id].state)
+        return self._untils[row.run_id] <= looked_at + lease_seconds(self._logs[row.run_id].state)

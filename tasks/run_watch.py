@@ -112,7 +112,7 @@ def _open(state: RunState, owner: AttemptRecord, observed: Observed, now: float)
     if observed.shows_life:
         return Leave(why=f"{whose} shows life")
     if silent >= lease:
-        return Continue(why=f"{whose} has been silent for {silent:.0f} s, its lease is {lease:.0f} s")
+        return Continue(why=f"{whose} has been silent for its whole lease of {lease:.0f} s")
     return Wait(until=observed.unchanged_since + lease, why=f"{whose} is lost if it stays silent for {lease:.0f} s")
 
 

@@ -65,6 +65,10 @@ class Command:
 
     def start(self, *extra: str) -> subprocess.Popen[bytes]:
         """Start `cairn train` on the run; its output goes to files in the folder."""
+        return self.start_verb("train", "run.toml", "--run-id", "bard", *extra)
+
+    def start_verb(self, *arguments: str, **variables: str) -> subprocess.Popen[bytes]:
+        """Start any verb of `cairn` on the store, with more environment if need be; its output goes to a file too."""
         self._count += 1
         environment = {
             **os.environ,
@@ -73,11 +77,12 @@ class Command:
             "PREFECT_LOGGING_LEVEL": "CRITICAL",
             "CAIRN_CACHE": str(self.folder / "cache"),
             **self._environment,
+            **variables,
         }
         url = self.store.url.removeprefix("file://")
-        command = [sys.executable, "-m", "flows.command", "train", "run.toml", "--run-id", "bard", "--store", url]
+        command = [sys.executable, "-m", "flows.command", *arguments, "--store", url]
         with (self.folder / f"command-{self._count}.txt").open("wb") as output:
-            return subprocess.Popen([*command, *extra], cwd=self.folder, env=environment, stdout=output, stderr=output)
+            return subprocess.Popen(command, cwd=self.folder, env=environment, stdout=output, stderr=output)
 
     def train(self, *extra: str, exit_code: int = 0) -> None:
         """Run the command to its end and check how it left."""

@@ -58,7 +58,7 @@ class FabricatedRun:
 
     log: RunLog
 
-    def open(self) -> None:
+    def open(self, *, opener: Writer = HUMAN) -> None:
         """Open the run."""
         config = configuration()
         body = RunOpened(
@@ -70,11 +70,18 @@ class FabricatedRun:
             total_steps=40,
             code_version="0",
         )
-        self.log.append(lambda state: body, writer=HUMAN)
+        self.log.append(lambda state: body, writer=opener)
 
-    def start(self, *, host: str = "elsewhere", boot_id: str = "b", overrides: Sequence[str] = ()) -> int:
-        """Start the next attempt on `host`; returns its number."""
-        placement = Placement(
+    def start(
+        self,
+        *,
+        host: str = "elsewhere",
+        boot_id: str = "b",
+        overrides: Sequence[str] = (),
+        placement: Placement | None = None,
+    ) -> int:
+        """Start the next attempt on `host`, or where `placement` says; returns its number."""
+        placement = placement or Placement(
             host=host, boot_id=boot_id, pid=1, process_started=1.0, device="cpu", world_size=1, threads=1
         )
         config = configuration(overrides)
@@ -111,7 +118,7 @@ class FabricatedRun:
         newest: CheckpointCommitted = state.checkpoints[-1].committed
         return newest.reference
 
-    def end(self, reason: str, *, action: str, charged: str | None = None) -> None:
+    def end(self, reason: str, *, action: str, charged: str | None = None, delay_seconds: float = 0.0) -> None:
         """End the open attempt."""
         body = AttemptEnded(
             attempt=self.log.state.latest_attempt,
@@ -124,7 +131,13 @@ class FabricatedRun:
             useful_gpu_seconds=1.5,
             wasted_gpu_seconds=0.5,
             stderr_tail=(),
-            decision=Decision(action=action, reason="so it was decided", charged=charged, left={"retries": 3}),
+            decision=Decision(
+                action=action,
+                reason="so it was decided",
+                charged=charged,
+                left={"retries": 3},
+                delay_seconds=delay_seconds,
+            ),
         )
         self.log.append(lambda state: body, writer=HUMAN)
 
@@ -165,17 +178,17 @@ class FabricatedRun:
         write_heartbeat(self.log.store, self.log.prefix, heartbeat)
 
 
-def fabricate(store: ObjectStore, run_id: str) -> FabricatedRun:
+def fabricate(store: ObjectStore, run_id: str, *, opener: Writer = HUMAN, opened_at: datetime = NOON) -> FabricatedRun:
     """Open a run whose clock ticks one second an entry."""
     seconds = count()
     entries = EntryLog(
         store=store,
         prefix=f"runs/{run_id}/log",
         kinds=RUN_KINDS,
-        clock=lambda: NOON + timedelta(seconds=next(seconds)),
+        clock=lambda: opened_at + timedelta(seconds=next(seconds)),
     )
     run = FabricatedRun(log=RunLog(store, run_id, log=entries))
-    run.open()
+    run.open(opener=opener)
     return run
 
 

@@ -1,10 +1,8 @@
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from storage.memory_store import MemoryStore
-from storage.run_entries import AttemptEnded
 from storage.run_state import RunState
 from tasks.run_watch import FUTILE_LIMIT, Continue, Leave, Life, Observed, Verdict, Wait, decide_watch, lease_seconds
 from tests.flows.conftest import FabricatedRun, fabricate
@@ -22,13 +20,6 @@ def run() -> FabricatedRun:
 def verdict(run: FabricatedRun, owner: Life, *, after: float = 0.0, **seen: Any) -> Verdict:
     observed = Observed(owner=owner, unchanged_since=SEEN, **seen)
     return decide_watch(run.log.state, observed, SEEN + after)
-
-
-def delayed(state: RunState, seconds: float) -> RunState:
-    last = state.attempts[-1]
-    assert isinstance(last.ended, AttemptEnded)
-    ended = replace(last.ended, decision=replace(last.ended.decision, delay_seconds=seconds))
-    return replace(state, attempts=(*state.attempts[:-1], replace(last, ended=ended)))
 
 
 @pytest.mark.parametrize("owner", Life)
@@ -109,21 +100,19 @@ def test_a_run_to_be_resumed_whose_process_is_here_is_left_to_it(run: Fabricated
 
 def test_a_back_off_counts_from_when_this_watcher_first_saw_the_end(run: FabricatedRun) -> None:
     run.start()
-    run.end("storage", action="resume")
-    state = delayed(run.log.state, 100.0)
+    run.end("storage", action="resume", delay_seconds=100.0)
     seen = Observed(owner=Life.GONE, unchanged_since=SEEN)
-    waits = decide_watch(state, seen, SEEN + 99)
+    waits = decide_watch(run.log.state, seen, SEEN + 99)
     assert isinstance(waits, Wait) and waits.until == SEEN + 100
-    assert isinstance(decide_watch(state, seen, SEEN + 100), Continue)
+    assert isinstance(decide_watch(run.log.state, seen, SEEN + 100), Continue)
 
 
 def test_a_process_elsewhere_has_its_lease_to_go_on_by_itself_after_its_back_off(run: FabricatedRun) -> None:
     run.start()
-    run.end("storage", action="resume")
-    state = delayed(run.log.state, 100.0)
+    run.end("storage", action="resume", delay_seconds=100.0)
     seen = Observed(owner=Life.UNKNOWN, unchanged_since=SEEN)
-    assert isinstance(decide_watch(state, seen, SEEN + 129), Wait)
-    assert isinstance(decide_watch(state, seen, SEEN + 130), Continue)
+    assert isinstance(decide_watch(run.log.state, seen, SEEN + 129), Wait)
+    assert isinstance(decide_watch(run.log.state, seen, SEEN + 130), Continue)
 
 
 def test_a_process_elsewhere_that_was_preempted_does_not_go_on_so_nobody_waits_for_it(run: FabricatedRun) -> None:

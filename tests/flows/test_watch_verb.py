@@ -1,0 +1,333 @@
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from flows.run_continuation import Begun, Busy, ContinuationHere, Standing
+from flows.run_watcher import RunWatcher, WatchRow
+from flows.watcher_memory import WatcherMemory
+from storage.errors import StoreUnavailable
+from storage.local_store import LocalStore
+from storage.log_entry import Writer
+from tasks.this_machine import boot_id, this_placement
+from tests.flows.conftest import Cairn, FabricatedRun, fabricate
+
+HERE = {"host": socket.gethostname(), "boot_id": boot_id()}  # its pid 1 was not started at second 1
+ABANDONED = pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")  # as a watcher does
+SLEEPS = (sys.executable, "-c", "import time; time.sleep(60)")
+
+
+class Recorded:
+    """Continues nothing and remembers what it was told to."""
+
+    def __init__(self, fails: str = "") -> None:
+        self.begun: list[str] = []
+        self._fails = fails
+
+    def begin(self, standing: Standing) -> Begun | Busy:
+        if standing.run_id == self._fails:
+            raise RuntimeError("no process can be started")
+        self.begun.append(standing.run_id)
+        return Begun(how="remembered")
+
+    def where(self, run_id: str) -> str:
+        return "here"
+
+
+class Clock:
+    """A clock that only sleeping moves; `meanwhile` is what the world does in a sleep."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.meanwhile: Callable[[], Any] = lambda: None
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.meanwhile()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def watch(store: LocalStore, tmp_path: Path, clock: Clock) -> Callable[..., RunWatcher]:
+    """A watcher in a process of its own, as far as memory goes: only the file is shared with the next."""
+
+    def new(continuation: Any) -> RunWatcher:
+        memory = WatcherMemory(tmp_path / "sightings.json", monotonic=clock.monotonic)
+        return RunWatcher(store, continuation, memory, monotonic=clock.monotonic, sleep=clock.sleep)
+
+    return new
+
+
+def one(rows: tuple[WatchRow, ...]) -> WatchRow:
+    (row,) = rows
+    return row
+
+
+@pytest.fixture
+def orphan(store: LocalStore) -> FabricatedRun:
+    """A run whose process on this machine is gone."""
+    run = fabricate(store, "orphan")
+    run.start(**HERE)
+    return run
+
+
+def test_a_run_whose_process_is_gone_is_continued_once_while_it_stands(orphan: Any, watch: Any, clock: Clock) -> None:
+    recorded = Recorded()
+    actions = []
+    for _ in range(3):
+        actions.append(one(watch(recorded).look()).action)
+        clock.sleep(5)
+    assert (recorded.begun, actions) == (["orphan"], ["continued", "waits", "waits"])
+
+
+def test_what_moved_since_is_continued_anew(orphan: Any, watch: Any) -> None:
+    recorded = Recorded()
+    watch(recorded).look()
+    orphan.end("lost", action="resume")
+    orphan.start(**HERE)
+    watch(recorded).look()
+    assert recorded.begun == ["orphan", "orphan"]
+
+
+def test_a_run_that_no_continuation_helps_is_left_to_a_person(orphan: Any, watch: Any, clock: Clock) -> None:
+    recorded = Recorded()
+    for _ in range(20):
+        row = one(watch(recorded).look())
+        clock.sleep(60)
+    assert recorded.begun == ["orphan"] * 3
+    assert row.action == "left" and "a person looks" in row.why and row.how == "here"
+
+
+def test_a_silent_owner_elsewhere_is_outwaited_within_one_patient_look(
+    store: LocalStore, watch: Any, clock: Clock
+) -> None:
+    fabricate(store, "far").start()
+    assert one(watch(Recorded()).look_patiently()).action == "continued"
+    assert clock.now == pytest.approx(1030, abs=1)
+
+
+def test_an_owner_elsewhere_that_beats_is_left_as_soon_as_it_beats(store: LocalStore, watch: Any, clock: Clock) -> None:
+    run = fabricate(store, "far")
+    run.start()
+    clock.meanwhile = lambda: run.beat(7)
+    row = one(watch(Recorded()).look_patiently())
+    assert (row.action, clock.now < 1002) == ("left", True)
+
+
+def test_an_owner_elsewhere_that_commits_is_alive(store: LocalStore, watch: Any) -> None:
+    run = fabricate(store, "far")
+    run.start()
+    watch(Recorded()).look()
+    run.commit(10)
+    assert "shows life" in one(watch(Recorded()).look()).why
+
+
+def test_watchers_started_anew_for_every_look_outwait_a_silent_owner_elsewhere(
+    store: LocalStore, watch: Any, clock: Clock
+) -> None:
+    fabricate(store, "far").start()
+    actions = []
+    for _ in range(4):
+        actions.append(one(watch(Recorded()).look()).action)
+        clock.sleep(11)
+    assert actions == ["waits", "waits", "waits", "continued"]
+
+
+def test_a_long_back_off_is_reported_and_not_waited_for(store: LocalStore, watch: Any, clock: Clock) -> None:
+    run = fabricate(store, "backing-off")
+    run.start(**HERE)
+    run.end("storage", action="resume", delay_seconds=300.0)
+    row = one(watch(Recorded()).look_patiently())
+    assert (row.action, row.seconds, clock.now) == ("waits", 300.0, 1000.0)
+    clock.sleep(300)
+    assert one(watch(Recorded()).look_patiently()).action == "continued"
+
+
+def test_memory_of_another_boot_is_forgotten(store: LocalStore, watch: Any, clock: Clock, tmp_path: Path) -> None:
+    fabricate(store, "far").start()
+    watch(Recorded()).look()
+    clock.sleep(100)
+    kept = tmp_path / "sightings.json"
+    kept.write_text(kept.read_text().replace(boot_id(), "another"))
+    assert one(watch(Recorded()).look()).action == "waits"
+
+
+def test_damaged_memory_costs_only_time(store: LocalStore, watch: Any, tmp_path: Path) -> None:
+    fabricate(store, "far").start()
+    (tmp_path / "sightings.json").write_text("{")
+    assert one(watch(Recorded()).look()).action == "waits"
+
+
+def test_an_unreadable_run_and_one_that_cannot_be_continued_do_not_stop_the_others(
+    orphan: Any, store: LocalStore, watch: Any, tmp_path: Path
+) -> None:
+    for name in ("a-bad", "b-stuck"):
+        fabricate(store, name).start(**HERE)
+    entry = tmp_path / "store" / "runs" / "a-bad" / "log" / "9999999998.json"
+    entry.write_text(entry.read_text().replace("gpt", "gtp"))
+    newest = tmp_path / "store" / "runs" / "a-bad" / "log" / "9999999999.json"
+    newest.write_text(newest.read_text().replace("gpt", "gtp"))
+    recorded = Recorded(fails="b-stuck")
+    rows = watch(recorded).look()
+    assert [row.action for row in rows] == ["failed", "failed", "continued"]
+    assert recorded.begun == ["orphan"]
+
+
+def test_a_run_nobody_claimed_is_continued_when_its_opener_is_gone(store: LocalStore, watch: Any) -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    fabricate(store, "opened", opener=Writer(host=socket.gethostname(), pid=child.pid))
+    assert one(watch(Recorded()).look()).action == "continued"
+
+
+def test_a_run_nobody_claimed_is_left_to_the_process_that_opened_it(store: LocalStore, watch: Any) -> None:
+    opener = Writer(host=socket.gethostname(), pid=os.getpid())
+    fabricate(store, "opened", opener=opener, opened_at=datetime.now(UTC))
+    assert one(watch(Recorded()).look()).action == "left"
+
+
+class Stop(BaseException):
+    """Ends the loop."""
+
+
+def test_the_loop_tells_only_what_is_new_and_outlives_a_store_that_is_away(
+    store: LocalStore, watch: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fabricate(store, "far").start()
+    told: list[list[str]] = []
+    said: list[str] = []
+    looks = iter(range(10))
+
+    def meanwhile() -> None:
+        look = next(looks)
+        if look == 1:
+            monkeypatch.setattr(LocalStore, "folders", refuse)
+        if look == 3:
+            monkeypatch.undo()
+        if look == 6:
+            raise Stop
+
+    def refuse(self: LocalStore, prefix: str) -> list[str]:
+        raise StoreUnavailable("no answer")
+
+    clock.meanwhile = meanwhile
+    watcher = watch(Recorded())
+    with pytest.raises(Stop):
+        watcher.watch(every_seconds=10.0, tell=lambda rows: told.append([r.action for r in rows]), say=said.append)
+    assert [rows for rows in told if rows] == [["waits"], ["continued"], ["waits"]]
+    assert len(said) == 2 and "no answer" in said[0]
+
+
+def standing(run: FabricatedRun) -> Standing:
+    return Standing(run_id=run.log.run_id, state=run.log.state, seconds=0.0)
+
+
+@ABANDONED
+def test_at_most_so_many_runs_are_continued_here_whoever_looks(store: LocalStore, tmp_path: Path) -> None:
+    runs = [fabricate(store, name) for name in ("a", "b", "c")]
+    began = []
+    for run in (*runs, *runs):  # each time a watcher of its own: only the locks are shared
+        here = ContinuationHere(tmp_path / "watch", "store", at_most=2, program=SLEEPS)
+        began.append(here.begin(standing(run)))
+    children = psutil.Process().children()
+    try:
+        assert [type(item) for item in began] == [Begun, Begun, Busy, Busy, Busy, Busy]
+        assert isinstance(began[2], Busy) and "--at-most" in began[2].why
+        assert isinstance(began[3], Busy) and "is at it" in began[3].why
+        assert len(children) == 2
+        assert {os.getsid(child.pid) for child in children} == {child.pid for child in children}
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+
+
+@ABANDONED
+def test_a_child_that_died_gives_its_place_back(store: LocalStore, tmp_path: Path) -> None:
+    here = ContinuationHere(tmp_path / "watch", "store", at_most=1, program=SLEEPS)
+    assert isinstance(here.begin(standing(fabricate(store, "a"))), Begun)
+    (child,) = psutil.Process().children()
+    child.kill()
+    while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
+    assert isinstance(here.begin(standing(fabricate(store, "b"))), Begun)
+    for child in psutil.Process().children():
+        child.kill()
+        child.wait()
+
+
+def test_the_verb_leaves_what_is_finished_stopped_or_alive_and_says_why(store: LocalStore, cairn: Cairn) -> None:
+    done, stopped, alive = (fabricate(store, name) for name in ("done", "stopped", "alive"))
+    done.start()
+    done.finish(done.commit(40))
+    done.end("completed", action="finish")
+    stopped.start()
+    stopped.end("error", action="stop")
+    alive.start(placement=this_placement(device="cpu", threads=1))
+    before = [run.log.seq for run in (alive, done, stopped)]
+    ended = cairn("watch", "--once", "--json")
+    rows = {row["run_id"]: row for row in json.loads(ended.out)}
+    assert ended.code == 0 and {row["action"] for row in rows.values()} == {"left"}
+    assert "finished" in rows["done"]["why"] and "alive" in rows["alive"]["why"]
+    assert "a person decides: so it was decided" in rows["stopped"]["why"]
+    for run in (alive, done, stopped):
+        run.log.refresh()
+    assert [run.log.seq for run in (alive, done, stopped)] == before, "nothing was started"
+
+
+def test_the_verb_prints_a_table_for_people(bard: Any, cairn: Cairn) -> None:
+    bard.end("error", action="stop")
+    ended = cairn("watch", "--once")
+    assert ended.code == 0 and "a person decides" in ended.out
+
+
+def test_the_loop_leaves_with_0_when_it_is_told_to_stop(store: LocalStore, tmp_path: Path) -> None:
+    fabricate(store, "opened")
+    command = [sys.executable, "-m", "flows.command", "watch", "--every", "0.5", "--store", str(tmp_path / "store")]
+    environment = {**os.environ, "CAIRN_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as loop:
+        assert loop.stdout is not None and "action" in loop.stdout.readline()
+        loop.send_signal(signal.SIGTERM)
+        _, errors = loop.communicate(timeout=30)
+    assert (loop.returncode, "stopped watching" in errors) == (0, True)
+
+
+@pytest.mark.parametrize("option", [("--every", "0"), ("--at-most", "0")])
+def test_a_number_that_cannot_be_is_a_usage_error(cairn: Cairn, option: tuple[str, str]) -> None:
+    assert cairn("watch", "--once", *option).code == 2
+
+
+def test_a_deployment_without_a_server_is_a_usage_error(cairn: Cairn) -> None:
+    ended = cairn("watch", "--once", "--deployment", "train-gpt/train-gpt")
+    assert ended.code == 2 and "PREFECT_API_URL" in ended.err
+
+
+def test_the_verb_imports_neither_torch_nor_the_orchestrator(bard: Any, tmp_path: Path) -> None:
+    bard.end("error", action="stop")
+    lists_loaded = "import sys, flows.command as c; c.run_command(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run(
+        [sys.executable, "-c", lists_loaded, "watch", "--once", "--store", str(tmp_path / "store")],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "CAIRN_CACHE": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert {"torch", "prefect", "fsspec", "pyarrow"} & set(done.stderr.split()) == set()
