@@ -1,0 +1,81 @@
+"""A store that is away for a while: training goes on, nothing is lost or doubled, the bits are those of a quiet run."""
+
+import subprocess
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from storage.patient_store import PatientStore
+from storage.s3_store import S3Store
+from tests.crash.training_command import Command
+from tests.crash.victims import wait_for
+from tests.s3.fault_proxy import FaultProxy, NetworkFault
+from tests.s3.servers import S3Server, s3_server
+
+AWAY_SECONDS = 5.0
+
+
+@pytest.fixture
+def server(tmp_path_factory: pytest.TempPathFactory) -> S3Server:
+    """The emulator, which never goes away itself."""
+    return s3_server("quick", tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture
+def proxy(server: S3Server) -> Iterator[FaultProxy]:
+    """What stands between the run and its store."""
+    with FaultProxy(upstream=server.endpoint) as standing:
+        yield standing
+
+
+@pytest.fixture
+def remote(tmp_path: Path, api_url: str, server: S3Server, proxy: FaultProxy) -> Command:
+    """A command whose store is behind the proxy; the test itself reads past it."""
+    store = PatientStore(S3Store(server.bucket(), uuid.uuid4().hex))
+    return Command(tmp_path, api_url, store=store, environment=server.environment(proxy.endpoint))
+
+
+def send_away_when(proxy: FaultProxy, process: subprocess.Popen[bytes], pattern: str) -> None:
+    """Let every request fail for some seconds, from the first that names `pattern`."""
+    wait_for(lambda: any(pattern in request for request in proxy.requests), process, pattern)
+    proxy.aim(NetworkFault.SLOW_DOWN, ".", times=1_000_000)
+    time.sleep(AWAY_SECONDS)  # the outage itself
+    proxy.aims.clear()
+
+
+def test_uploads_that_are_refused_for_a_while_cost_no_attempt_and_no_bit(
+    remote: Command, proxy: FaultProxy, undisturbed_sha256: str
+) -> None:
+    refused = proxy.aim(NetworkFault.SLOW_DOWN, "PUT .*weights-", nth=3, times=10)
+    remote.train()
+    assert refused.seen > 12, "the fault must have struck"
+    assert len(remote.state().attempts) == 1
+    assert remote.state_sha256() == undisturbed_sha256
+    assert "has waited" in remote.output()
+
+
+def test_a_store_that_is_away_altogether_costs_no_attempt_and_no_bit(
+    remote: Command, proxy: FaultProxy, undisturbed_sha256: str
+) -> None:
+    process = remote.start()
+    send_away_when(proxy, process, "step-00000010-attempt-0001/manifest.json")
+    assert process.wait(timeout=120) == 0, remote.output()
+    assert len(remote.state().attempts) == 1
+    assert remote.state_sha256() == undisturbed_sha256
+
+
+def test_a_store_that_is_away_longer_than_the_runs_patience_is_continued_later_with_the_same_bits(
+    remote: Command, proxy: FaultProxy, undisturbed_sha256: str
+) -> None:
+    process = remote.start("--set", "checkpoint.patience_seconds=1")
+    wait_for(lambda: any("step-00000010-" in request for request in proxy.requests), process, "step 10")
+    proxy.aim(NetworkFault.SLOW_DOWN, ".", times=1_000_000)
+    assert process.wait(timeout=120) != 0
+    proxy.aims.clear()
+    remote.train()
+    state = remote.state()
+    assert [attempt.ended is not None for attempt in state.attempts] == [True] * len(state.attempts)
+    assert remote.state_sha256() == undisturbed_sha256
