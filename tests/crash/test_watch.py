@@ -1,0 +1,110 @@
+"""Nobody types the command again: watchers continue what was killed, once, with the same bits."""
+
+import json
+import re
+import signal
+import time
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.crash.training_command import STEPS, Command
+from tests.crash.victims import kill, kill_flow, trained_steps, trainers_of, wait_for
+
+OUTPUT = re.compile(r"process (\d+), output in (.*)")
+
+
+@pytest.fixture
+def orphan(command: Command) -> Command:
+    """A run whose flow process was killed at step 12, so that nothing is left of it on this machine."""
+    process = command.start()
+    wait_for(lambda: trained_steps(command) >= 12, process, "step 12")
+    kill_flow(process)
+    process.wait()
+    return command
+
+
+def looked(command: Command, *extra: str, **variables: str) -> list[dict[str, str]]:
+    """Run `cairn watch --once` and return what it says it did."""
+    process = command.start_verb("watch", "--once", "--json", *extra, **variables)
+    assert process.wait(timeout=60) == 0, command.output()
+    rows: list[dict[str, str]] = json.loads(command.output())
+    return rows
+
+
+def continued(rows: list[dict[str, str]]) -> tuple[psutil.Process, Path]:
+    """Return the process that a look has started, and its output."""
+    found = OUTPUT.match(rows[0]["how"])
+    assert found is not None, rows
+    return psutil.Process(int(found[1])), Path(found[2])
+
+
+@pytest.mark.slow
+def test_a_run_whose_process_was_killed_is_continued_by_one_look(orphan: Command, undisturbed_sha256: str) -> None:
+    child, output = continued(looked(orphan))
+    psutil.wait_procs([child], timeout=120)
+    assert orphan.state_sha256() == undisturbed_sha256, output.read_text()
+    assert [attempt.ended.reason for attempt in orphan.state().attempts if attempt.ended] == ["lost", "completed"]
+    assert looked(orphan)[0]["why"] == f"finished at step {STEPS}"
+
+
+def test_watchers_of_two_machines_at_once_leave_one_trainer_and_the_same_bits(
+    orphan: Command, undisturbed_sha256: str, tmp_path: Path
+) -> None:
+    watchers = [orphan.start_verb("watch", "--once", "--json", CAIRN_CACHE=str(tmp_path / machine)) for machine in "ab"]
+    assert [watcher.wait(timeout=60) for watcher in watchers] == [0, 0]
+    outputs = [orphan.folder / f"command-{number}.txt" for number in (2, 3)]
+    children = [continued(json.loads(output.read_text())) for output in outputs]
+    psutil.wait_procs([child for child, _ in children], timeout=120)
+    state = orphan.state()
+    assert orphan.state_sha256() == undisturbed_sha256
+    assert len(state.attempts) == 2 and state.refused == ()
+    said = [output.read_text() for _, output in children]
+    assert sum("attempt 2 resumes" in text for text in said) == 1
+
+
+@pytest.mark.slow
+def test_a_loop_continues_a_run_however_often_it_is_killed_and_may_die_itself(
+    orphan: Command, undisturbed_sha256: str
+) -> None:
+    loop = orphan.start_verb("watch", "--every", "0.5", "--json")
+    for step in (24, 36):
+        wait_for(partial(_is_trained, orphan, step), loop, f"step {step}")
+        owner = orphan.state().attempts[-1].started.placement.pid
+        kill(owner)
+    wait_for(partial(_is_trained, orphan, 48), loop, "step 48")
+    owner_process = psutil.Process(orphan.state().attempts[-1].started.placement.pid)
+    loop.kill()
+    loop.wait()
+    psutil.wait_procs([owner_process], timeout=120)
+    assert orphan.state_sha256() == undisturbed_sha256
+    assert len(orphan.state().attempts) == 4
+    assert looked(orphan)[0]["action"] == "left"
+
+
+def _is_trained(command: Command, step: int) -> bool:
+    return trained_steps(command) >= step
+
+
+@pytest.mark.slow
+def test_a_preempted_run_is_continued_and_an_interrupted_one_is_left(command: Command, undisturbed_sha256: str) -> None:
+    process = command.start()
+    wait_for(lambda: trained_steps(command) >= 8 and bool(trainers_of(process)), process, "step 8")
+    trainer = trainers_of(process)[0]
+    trainer.suspend()  # so that it is still there when the watcher looks
+    assert looked(command)[0]["why"].endswith("is alive")
+    trainer.resume()
+    process.terminate()
+    assert process.wait(timeout=60) == 75
+    committed = trained_steps(command)
+    child, _ = continued(looked(command))
+    while not _is_trained(command, committed + 1):
+        time.sleep(0.01)
+    child.send_signal(signal.SIGINT)
+    psutil.wait_procs([child], timeout=60)
+    rows = looked(command)
+    assert rows[0]["action"] == "left" and "a person stopped it" in rows[0]["why"]
+    command.train()
+    assert command.state_sha256() == undisturbed_sha256
