@@ -6,7 +6,7 @@ after an unknown outcome changes nothing. Refuses to gather evidence.
 
 from dataclasses import dataclass
 
-from storage.errors import SnapshotDamaged
+from storage.errors import Fenced, SnapshotDamaged
 from storage.log_entry import Writer
 from storage.run_entries import AttemptEnded
 from storage.run_log import RunLog
@@ -34,6 +34,8 @@ def end_attempt(
     written = _already_written(log, over)
     if written is not None:
         return written
+    if log.state.fences(over.attempt):
+        raise Fenced(f"run {log.run_id}: attempt {over.attempt} was ended by somebody else; it says nothing more")
     failure, remedy = _remedied(log, over.evidence, origin)
     planned = write_receipt(
         log.refresh(),
