@@ -6,10 +6,10 @@ run without one is told by nobody. Refuses to stop anything: it gives the same n
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from uuid import UUID
 
-from prefect.client.orchestration import get_client
+from prefect.client.orchestration import SyncPrefectClient, get_client
 
 from tasks.stop_notice import StopNotice
 
@@ -48,20 +48,20 @@ class CancellationWatch:
         return self._cancelling
 
     def _watch(self, flow_run_id: UUID) -> None:
-        while not self._stop and not self._cancelling:
-            self._ask_now.clear()
-            self._cancelling = _is_being_cancelled(flow_run_id)
-            self._answered.set()
-            if self._cancelling:
-                self._notice.give(CANCELLED, "a person cancelled it in Prefect")
-                return
-            self._ask_now.wait(ASK_SECONDS)
+        with suppress(Exception), get_client(sync_client=True) as client:  # whatever the API does, training goes on
+            while not self._stop and not self._cancelling:
+                self._ask_now.clear()
+                self._cancelling = _is_being_cancelled(client, flow_run_id)
+                self._answered.set()
+                if self._cancelling:
+                    self._notice.give(CANCELLED, "a person cancelled it in Prefect")
+                    return
+                self._ask_now.wait(ASK_SECONDS)
 
 
-def _is_being_cancelled(flow_run_id: UUID) -> bool:
+def _is_being_cancelled(client: SyncPrefectClient, flow_run_id: UUID) -> bool:
     try:
-        with get_client(sync_client=True) as client:
-            state = client.read_flow_run(flow_run_id).state
-    except Exception:  # whatever keeps the API from answering, training goes on
+        state = client.read_flow_run(flow_run_id).state
+    except Exception:  # whatever keeps the API from answering is no cancellation
         return False
     return state is not None and (state.is_cancelling() or state.is_cancelled())

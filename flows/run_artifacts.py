@@ -1,13 +1,14 @@
 """Receipts and budgets as tables in the orchestrator's UI, written as they change, best effort.
 
 Owns a thread of its own and the flow run's tags: whatever the API does, no training, commit or receipt waits for it or
-fails with it, and what it missed is in the next version. Refuses to hold anything the log does not know.
+fails with it, and what it missed is in the next version. Task runs carry no tags: for a tag Prefect asks the API for a
+concurrency slot before the task may begin. Refuses to hold anything the log does not know.
 """
 
 import re
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
@@ -50,17 +51,14 @@ class RunArtifacts:
         self._changed.set()
 
     def _publish_all(self, flow_run_id: UUID) -> None:
-        while True:
-            self._changed.wait()
-            last = self._stop
-            self._changed.clear()
-            try:
-                with get_client(sync_client=True) as client:
+        with suppress(Exception), get_client(sync_client=True) as client:
+            last = False
+            while not last:
+                self._changed.wait()
+                last = self._stop
+                self._changed.clear()
+                with suppress(Exception):  # an API that is away, old or full costs a version of a table, never more
                     self._publish(client, flow_run_id)
-            except Exception:  # an API that is away, old or full costs a version of a table, never more
-                pass
-            if last:
-                return
 
     def _publish(self, client: SyncPrefectClient, flow_run_id: UUID) -> None:
         reasons = {item.termination_reason for item in view_attempts(self._log) if item.termination_reason}

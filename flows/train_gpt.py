@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from prefect import flow, tags
+from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed
@@ -94,7 +94,6 @@ def train_gpt(
             run.progress.shown(),
             run.artifacts.published(),
             run.cancellation.watching(),
-            tags(f"run:{run.log.run_id}"),
             notice.heard(rules.signal),
             announced(notice, sources, poll_seconds=rules.poll_seconds, on_problem=run.progress.say),
         ):

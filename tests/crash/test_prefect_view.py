@@ -66,6 +66,11 @@ def test_the_flow_run_is_tagged_with_its_run_and_every_reason(shown: Shown) -> N
     assert shown.tags() == ["reason:completed", "reason:lost", "reason:oom", "run:bard"]
 
 
+def test_no_task_carries_a_tag_for_which_prefect_would_make_it_wait(shown: Shown) -> None:
+    filters = {"flow_runs": {"id": {"any_": [shown.flow_run_id]}}, "limit": 200}
+    assert [item["tags"] for item in ask(shown.api_url, "task_runs/filter", filters) if item["tags"]] == []
+
+
 def test_the_receipts_are_a_table(shown: Shown) -> None:
     table = shown.newest_table("cairn-bard-receipts")
     assert "| 1 | oom | 0→8 |" in table

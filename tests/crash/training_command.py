@@ -36,7 +36,7 @@ sample_tokens = 8
 [checkpoint]
 every_steps = 5
 [evaluation]
-every_commits = 6
+every_commits = 12
 batches = 1
 batch_size = 8
 sample_tokens = 8
