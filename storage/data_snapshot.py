@@ -8,17 +8,20 @@ mean and where the text came from.
 import hashlib
 import os
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as parquet
 from numpy.typing import NDArray
 
 from storage.document import decode, encode, sha256
+from storage.document_index import DocumentIndexWriter as DocumentIndexWriter
+from storage.document_index import DocumentRow as DocumentRow
+from storage.document_index import RejectedRow as RejectedRow
+from storage.document_index import RejectedWriter as RejectedWriter
+from storage.document_index import SplitName as SplitName
 from storage.errors import IntegrityError, ObjectMissing, SnapshotDamaged
 from storage.object_store import ObjectStore
 from storage.token_shard import ShardSchema, map_shard
@@ -28,7 +31,7 @@ SNAPSHOT_VERSION = 1
 TOKENIZER = "tokenizer.json"
 DOCUMENTS = "documents.parquet"
 CHUNK_BYTES = 1 << 20
-SplitName = Literal["train", "val"]
+REJECTED = "rejected.parquet"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,6 +83,14 @@ class SnapshotSource:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RejectedCount:
+    """How many documents were left out for one ``kind`` of fault; the listing is `rejected.parquet`."""
+
+    kind: str
+    documents: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SnapshotManifest:
     """Everything there is to know of a snapshot; its encoded bytes are what the snapshot id hashes."""
 
@@ -91,6 +102,7 @@ class SnapshotManifest:
     splits: SnapshotSplits
     sources: tuple[SnapshotSource, ...]
     objects: tuple[SnapshotObject, ...] = ()
+    rejected: tuple[RejectedCount, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse a version this code does not know, and an end-of-text token outside the vocabulary."""
@@ -114,18 +126,6 @@ class SnapshotManifest:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DocumentRow:
-    """One line of the document index: where a document lay in its source, its size, split and content hash."""
-
-    source: str
-    offset_bytes: int
-    bytes: int
-    tokens: int
-    split: str
-    sha256: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class OpenSnapshot:
     """A verified snapshot: read-only token arrays (N_k,) that are memory maps, and the tokenizer as JSON text."""
 
@@ -141,14 +141,11 @@ class OpenSnapshot:
         return self.manifest.bytes_per_token(name)
 
 
-def write_document_index(path: Path, rows: Sequence[DocumentRow]) -> None:
+def write_document_index(path: Path, rows: Iterable[DocumentRow]) -> None:
     """Write the document index as one Parquet file, in the given order."""
-    names = ("source", "offset_bytes", "bytes", "tokens", "split", "sha256")
-    kinds = (pa.string(), pa.int64(), pa.int64(), pa.int64(), pa.string(), pa.string())
-    columns = [
-        pa.array([getattr(row, name) for row in rows], type=kind) for name, kind in zip(names, kinds, strict=True)
-    ]
-    parquet.write_table(pa.table(columns, names=list(names)), path)
+    with DocumentIndexWriter(path) as index:
+        for row in rows:
+            index.append(row)
 
 
 def publish_snapshot(store: ObjectStore, folder: Path, manifest: SnapshotManifest) -> tuple[str, SnapshotManifest]:
