@@ -7,8 +7,34 @@ from hypothesis import strategies as st
 
 from model.errors import InvalidInput
 from model.sample_order import SampleOrder
+from model.source_mixture import Component
 
 SIZES = {"window_count": 50, "seed": 9, "global_batch": 7}
+
+
+PINNED = [8, 29, 36, 31, 43, 41, 9, 21, 24, 6, 38, 32, 1, 34, 30, 13, 44, 19, 21, 3, 11]
+THREE = (
+    Component(first_window=0, window_count=20, weight=5.0),
+    Component(first_window=21, window_count=4, weight=2.0),
+    Component(first_window=30, window_count=20, weight=1.0),
+)
+
+
+@st.composite
+def mixed_orders(draw, **more):
+    """An order over one to four sources with gaps between them."""
+    components, start = [], 0
+    for _ in range(draw(st.integers(1, 4))):
+        start += draw(st.integers(0, 2))
+        count, weight = draw(st.integers(2, 15)), float(draw(st.integers(1, 6)))
+        components.append(Component(first_window=start, window_count=count, weight=weight))
+        start += count
+    batch, seed = draw(st.integers(1, 30)), draw(st.integers(0, 2**63 - 1))
+    return SampleOrder(window_count=start, seed=seed, global_batch=batch, components=tuple(components), **more)
+
+
+def of_component(drawn, component):
+    return drawn[(drawn >= component.first_window) & (drawn < component.end_window)]
 
 
 def draws(order, steps):
@@ -73,6 +99,9 @@ def test_a_replacement_is_the_same_every_time():
         ({"global_batch": 0}, "global_batch=0"),
         ({"quarantined": frozenset({50})}, "quarantined=50"),
         ({"quarantined": frozenset(range(50))}, "all 50 windows"),
+        ({"components": THREE, "quarantined": frozenset(range(21, 25))}, r"all 4 windows of \[21, 25\)"),
+        ({"components": (*THREE, THREE[1])}, r"\[21, 25\) must lie .* overlap no other"),
+        ({"components": (Component(first_window=40, window_count=11),)}, r"\[40, 51\) must lie in \[0, 50\)"),
     ],
 )
 def test_an_order_with_nothing_to_draw_is_refused(changes, words):
@@ -83,3 +112,87 @@ def test_an_order_with_nothing_to_draw_is_refused(changes, words):
 def test_a_negative_step_is_refused():
     with pytest.raises(InvalidInput, match="step=-1"):
         SampleOrder(**SIZES).windows_of(-1)
+
+
+def test_an_order_without_components_is_the_order_of_a_single_one_of_any_weight():
+    single = SampleOrder(**SIZES, components=(Component(first_window=0, window_count=50, weight=7.5),))
+    assert np.array_equal(draws(single, 20), draws(SampleOrder(**SIZES), 20))
+
+
+def test_the_order_of_one_source_is_for_ever_this_one():
+    order = SampleOrder(**SIZES, quarantined=frozenset({14}))
+    assert draws(order, 3).tolist() == PINNED
+
+
+@given(mixed_orders())
+def test_every_epoch_of_a_component_draws_each_of_its_windows_exactly_once(order):
+    drawn = draws(order, 200 // order.global_batch)
+    for component in order.components:
+        mine = of_component(drawn, component)
+        epochs = mine[: len(mine) // component.window_count * component.window_count].reshape(
+            -1, component.window_count
+        )
+        expected = np.arange(component.first_window, component.end_window)
+        assert all(np.array_equal(np.sort(epoch), expected) for epoch in epochs)
+
+
+@given(mixed_orders())
+def test_no_draw_is_of_a_window_outside_the_components(order):
+    drawn = draws(order, 200 // order.global_batch)
+    assert sum(len(of_component(drawn, component)) for component in order.components) == len(drawn)
+
+
+def test_long_run_shares_are_exactly_the_weights():
+    drawn = draws(SampleOrder(**{**SIZES, "global_batch": 8}, components=THREE), 500)
+    assert [len(of_component(drawn, component)) for component in THREE] == [2500, 1000, 500]
+
+
+@given(mixed_orders(), st.integers(0, 2**40))
+def test_a_far_step_is_drawn_as_a_cut_of_the_same_stream(order, step):
+    one_by_one = SampleOrder(
+        window_count=order.window_count, seed=order.seed, global_batch=1, components=order.components
+    )
+    first = order.cursor_of(step)
+    expected = [int(one_by_one.windows_of(draw)[0]) for draw in range(first, first + order.global_batch)]
+    assert order.windows_of(step).tolist() == expected
+
+
+@given(mixed_orders(), st.data())
+def test_a_quarantine_moves_no_other_draw_of_any_source(order, data):
+    bad = frozenset(part.first_window + data.draw(st.integers(0, part.window_count - 1)) for part in order.components)
+    clean = SampleOrder(
+        window_count=order.window_count,
+        seed=order.seed,
+        global_batch=order.global_batch,
+        components=order.components,
+        quarantined=bad,
+    )
+    before, after = draws(order, 5), draws(clean, 5)
+    readable = ~np.isin(before, list(bad))
+    assert np.array_equal(before[readable], after[readable]) and not bad & set(after.tolist())
+
+
+@given(mixed_orders(), st.data())
+def test_a_replacement_comes_from_the_source_of_the_window_it_replaces(order, data):
+    part = data.draw(st.sampled_from(order.components))
+    clean = SampleOrder(
+        window_count=order.window_count,
+        seed=order.seed,
+        global_batch=order.global_batch,
+        components=order.components,
+        quarantined=frozenset({part.first_window}),
+    )
+    assert len(of_component(draws(clean, 5), part)) == len(of_component(draws(order, 5), part))
+
+
+def test_another_source_at_the_end_leaves_the_permutations_of_the_others_as_they_were():
+    two, three = (SampleOrder(**{**SIZES, "global_batch": 56}, components=THREE[:count]) for count in (2, 3))
+    for component in THREE[:2]:
+        mine = [of_component(draws(order, 4), component) for order in (two, three)]
+        shorter = min(map(len, mine))
+        assert np.array_equal(mine[0][:shorter], mine[1][:shorter])
+
+
+def test_epochs_are_counted_for_each_component():
+    order = SampleOrder(**{**SIZES, "global_batch": 8}, components=THREE)
+    assert order.epochs_of(4) == (1.0, 2.0, 0.2)

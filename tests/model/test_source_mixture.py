@@ -1,0 +1,104 @@
+"""Which source each draw comes from."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model.errors import InvalidInput
+from model.source_mixture import Component, Mixture, components_of
+from model.token_windows import TokenWindows
+
+WEIGHTS = st.lists(st.decimals(min_value="0.01", max_value=9, places=2).map(float), min_size=1, max_size=6)
+SMALL_WEIGHTS = st.lists(st.integers(1, 9).map(float), min_size=1, max_size=6)
+FAR = st.integers(0, 2**50)
+
+
+def split(weights, first, count):
+    return Mixture(weights=tuple(weights)).split(np.arange(first, first + count, dtype=np.int64))
+
+
+@given(SMALL_WEIGHTS, FAR)
+def test_every_period_gives_each_component_exactly_its_share(weights, start):
+    mixture = Mixture(weights=tuple(weights))
+    chosen, _ = split(weights, start, mixture.period)
+    assert tuple(np.bincount(chosen, minlength=len(weights))) == mixture.shares
+
+
+@given(WEIGHTS, FAR)
+def test_counts_stay_within_half_a_draw_for_each_component_of_their_share(weights, draws):
+    mixture = Mixture(weights=tuple(weights))
+    wanted = [Fraction(draws * share, mixture.period) for share in mixture.shares]
+    strays = [abs(count - share) for count, share in zip(mixture.counts(draws), wanted, strict=True)]
+    assert sum(mixture.counts(draws)) == draws and max(strays) <= Fraction(len(weights), 2)
+
+
+@given(WEIGHTS, FAR, st.integers(1, 40))
+def test_the_draws_of_a_component_are_numbered_without_gaps_from_its_count(weights, first, count):
+    chosen, own = split(weights, first, count)
+    before = Mixture(weights=tuple(weights)).counts(first)
+    for component, start in enumerate(before):
+        mine = own[chosen == component]
+        assert np.array_equal(mine, np.arange(start, start + len(mine)))
+
+
+@given(WEIGHTS, FAR, st.integers(1, 40))
+def test_a_draw_asked_for_alone_is_the_one_found_in_sequence(weights, first, count):
+    chosen, own = split(weights, first, count)
+    alone = [split(weights, draw, 1) for draw in range(first, first + count)]
+    assert [(int(c[0]), int(o[0])) for c, o in alone] == list(zip(chosen.tolist(), own.tolist(), strict=True))
+
+
+def test_only_the_ratio_of_weights_counts():
+    assert Mixture(weights=(0.1, 0.3)).shares == Mixture(weights=(2.0, 6.0)).shares == (1, 3)
+
+
+def test_equal_weights_alternate():
+    assert split((1.0, 1.0), 0, 6)[0].tolist() == [0, 1, 0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("weights", [(), (1.0, 1e-12)])
+def test_weights_without_a_schedule_are_refused(weights):
+    with pytest.raises(InvalidInput, match="weights"):
+        Mixture(weights=weights)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"weight": 0.0}, "weight=0.0"),
+        ({"weight": float("nan")}, "weight=nan"),
+        ({"window_count": 0}, "window_count=0"),
+        ({"first_window": -1}, "first_window=-1"),
+    ],
+)
+def test_a_component_without_draws_is_refused(changes, words):
+    with pytest.raises(InvalidInput, match=words):
+        Component(**{"first_window": 0, "window_count": 4, **changes})
+
+
+@given(st.lists(st.integers(20, 60), min_size=1, max_size=5), st.integers(1, 8))
+def test_every_window_of_a_component_lies_in_its_source_and_no_other_does(token_counts, block_size):
+    stream = np.repeat(np.arange(len(token_counts)), token_counts).astype(np.uint16)
+    windows = TokenWindows([stream], block_size, 10)
+    gathered = windows.gather(np.arange(windows.window_count))
+    whole = [set(np.flatnonzero((gathered == source).all(axis=1))) for source in range(len(token_counts))]
+    components = components_of(token_counts, [1.0] * len(token_counts), block_size)
+    assert whole == [set(range(part.first_window, part.end_window)) for part in components]
+
+
+def test_a_single_source_keeps_every_window():
+    windows = TokenWindows([np.zeros(401, dtype=np.uint16)], 8, 10)
+    assert components_of([401], [2.0], 8) == (Component(first_window=0, window_count=windows.window_count, weight=2.0),)
+
+
+def test_a_source_too_small_for_a_window_is_refused_by_number():
+    with pytest.raises(InvalidInput, match="source 1 has 9 tokens"):
+        components_of([50, 9, 50], [1.0, 1.0, 1.0], 8)
+
+
+def test_a_source_without_a_weight_is_refused():
+    with pytest.raises(InvalidInput, match=r"1 weights.*2 sources"):
+        components_of([50, 50], [1.0], 8)
