@@ -5,14 +5,12 @@ snapshot is invisible, and nothing is used before it hashed to what the manifest
 mean and where the text came from.
 """
 
-import hashlib
 import os
-import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from numpy.typing import NDArray
 
@@ -24,13 +22,16 @@ from storage.document_index import RejectedWriter as RejectedWriter
 from storage.document_index import SplitName as SplitName
 from storage.errors import IntegrityError, ObjectMissing, SnapshotDamaged
 from storage.object_store import ObjectStore
-from storage.token_shard import ShardSchema, map_shard
-from storage.verified_object import PromisedObject, check_object, save_verified
+from storage.snapshot_cache import DEFAULT_CACHE_BYTES, SnapshotCache, cache_bytes
+from storage.token_shard import SHARD_SUFFIX, ShardSchema, map_shard
+from storage.verified_object import PromisedObject, check_object, describe_file
+from storage.verified_shard import VerifiedShard
 
 SNAPSHOT_VERSION = 1
 TOKENIZER = "tokenizer.json"
 DOCUMENTS = "documents.parquet"
 CHUNK_BYTES = 1 << 20
+EAGER_BYTES = 64 * 1024 * 1024
 REJECTED = "rejected.parquet"
 
 
@@ -59,11 +60,15 @@ class SnapshotSplits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SnapshotObject:
-    """One object of the snapshot; ``key`` is relative to the snapshot's own folder."""
+    """One object of the snapshot; ``key`` is relative to the snapshot's own folder.
+
+    ``tokens`` is what a token shard holds; None for another object, and in manifests older than the field.
+    """
 
     key: str
     bytes: int
     sha256: str
+    tokens: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse a key that is not a plain name, so that a manifest can point only into its own folder."""
@@ -127,7 +132,11 @@ class SnapshotManifest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpenSnapshot:
-    """A verified snapshot: read-only token arrays (N_k,) that are memory maps, and the tokenizer as JSON text."""
+    """A snapshot to train on: read-only rows of tokens (N_k,) that are memory maps, and the tokenizer as JSON text.
+
+    The rows are `VerifiedShard`: they slice and convert as NumPy rows do, and raise SnapshotDamaged naming their shard
+    before a token of a damaged one is used.
+    """
 
     snapshot_id: str
     manifest: SnapshotManifest
@@ -155,7 +164,7 @@ def publish_snapshot(store: ObjectStore, folder: Path, manifest: SnapshotManifes
     the store did not keep what was sent.
     """
     paths = sorted(path for path in folder.iterdir() if path.is_file())
-    full = replace(manifest, objects=tuple(_describe(path) for path in paths))
+    full = replace(manifest, objects=tuple(_describe(path, manifest.shard_schema) for path in paths))
     data = encode(full)
     snapshot_id = sha256(data)
     marker = _key(snapshot_id, "snapshot.json")
@@ -188,16 +197,13 @@ def damaged_objects(store: ObjectStore, snapshot_id: str) -> tuple[SnapshotObjec
 
 def drop_damaged_copies(cache_dir: Path, manifest: SnapshotManifest) -> int:
     """Delete cached copies that are no longer what their name says; returns how many there were."""
-    copies = [cache_dir / item.sha256 for item in manifest.objects]
-    damaged = [path for path in copies if path.is_file() and _describe(path).sha256 != path.name]
-    for path in damaged:
-        path.unlink(missing_ok=True)
-    return len(damaged)
+    cache = SnapshotCache(cache_dir, limit_bytes=DEFAULT_CACHE_BYTES)
+    return sum(cache.drop_damaged(_promised("cache", item)) for item in manifest.objects)
 
 
 def replace_object(store: ObjectStore, snapshot_id: str, item: SnapshotObject, path: Path) -> None:
     """Upload `path` over a damaged object; raises `SnapshotDamaged`, before it, where the file is another."""
-    found = _describe(path)
+    found = describe_file(path)
     if (found.bytes, found.sha256) != (item.bytes, item.sha256):
         raise SnapshotDamaged(
             f"{_key(snapshot_id, item.key)}: damaged, and its sources give other bytes now: "
@@ -206,46 +212,117 @@ def replace_object(store: ObjectStore, snapshot_id: str, item: SnapshotObject, p
     _upload(store, _key(snapshot_id, item.key), path, item)
 
 
-def open_snapshot(store: ObjectStore, snapshot_id: str, cache_dir: Path) -> OpenSnapshot:
-    """Verify every object of the snapshot and map its shards.
+class SnapshotFiles:
+    """The objects of a snapshot as files of this machine, each hashed when it is first asked for.
 
-    A store without local files has its shards kept in ``cache_dir`` under their hash, verified again at every start.
-    Raises IntegrityError naming the object that does not verify.
+    A store without local files has them kept in a cache, where they stay while this or a shard of it is referred to.
     """
-    manifest = read_manifest(store, snapshot_id)
-    paths = {item.key: _verified_file(store, snapshot_id, item, cache_dir) for item in manifest.objects}
-    if TOKENIZER not in paths:
-        raise IntegrityError(f"{_key(snapshot_id, 'snapshot.json')}: names no {TOKENIZER}")
-    opened = OpenSnapshot(
-        snapshot_id=snapshot_id,
-        manifest=manifest,
-        tokenizer_json=paths[TOKENIZER].read_text(encoding="utf-8"),
-        train=_map_split(paths, "train", snapshot_id, manifest.shard_schema),
-        val=_map_split(paths, "val", snapshot_id, manifest.shard_schema),
-        train_files=tuple(paths[name] for name in sorted(paths) if name.startswith("train-")),
-    )
-    for name, shards in (("train", opened.train), ("val", opened.val)):
-        held, promised = sum(map(len, shards)), (manifest.split("train" if name == "train" else "val").tokens)
+
+    def __init__(
+        self, store: ObjectStore, snapshot_id: str, cache_dir: Path, *, limit_bytes: int | None = None
+    ) -> None:
+        """Read the manifest; nothing else. `limit_bytes` bounds the cache, None for what the environment says."""
+        self.manifest = read_manifest(store, snapshot_id)
+        self.snapshot_id = snapshot_id
+        self._store, self._verified = store, dict[str, Path]()
+        bound = cache_bytes(os.environ) if limit_bytes is None else limit_bytes
+        self._cache = SnapshotCache(cache_dir, limit_bytes=bound)
+        self._objects = {item.key: item for item in self.manifest.objects}
+
+    def path(self, name: str) -> Path:
+        """Return where the object lies, verified; raises SnapshotDamaged naming it where a byte is another."""
+        if name not in self._objects:
+            raise IntegrityError(f"{_key(self.snapshot_id, 'snapshot.json')}: names no {name}")
+        if name not in self._verified:
+            key = _key(self.snapshot_id, name)
+            try:
+                self._verified[name] = self._fetched(key, _promised(self.snapshot_id, self._objects[name]))
+            except IntegrityError as error:
+                advice = f"delete data/{self.snapshot_id} and build it again"
+                raise SnapshotDamaged(f"{error}; {advice}") from error
+        return self._verified[name]
+
+    def shards(self, split: SplitName) -> tuple[VerifiedShard, ...]:
+        """Return the shards of a split in order; raises IntegrityError where they hold another number of tokens."""
+        items = self._shard_objects(split)
+        shards = tuple(self._shard(item) for item in items)
+        held, promised = sum(map(len, shards)), self.manifest.split(split).tokens
         if held != promised:
-            raise IntegrityError(f"data/{snapshot_id}: {name} shards hold {held} tokens, the manifest says {promised}")
-    return opened
+            raise IntegrityError(
+                f"data/{self.snapshot_id}: {split} shards hold {held} tokens, the manifest says {promised}"
+            )
+        return shards
+
+    def at_hand(self, split: SplitName) -> tuple[Path, ...]:
+        """Return where the shards of a split lie, as far as they are on this machine."""
+        keys = [(_key(self.snapshot_id, item.key), item.key) for item in self._shard_objects(split)]
+        paths = [self._store.local_path(key) or self._verified.get(name) for key, name in keys]
+        return tuple(path for path in paths if path is not None)
+
+    def _shard_objects(self, split: SplitName) -> list[SnapshotObject]:
+        return [self._objects[name] for name in sorted(self._objects) if name.startswith(f"{split}-")]
+
+    def _shard(self, item: SnapshotObject) -> VerifiedShard:
+        schema, where = self.manifest.shard_schema, _key(self.snapshot_id, item.key)
+        tokens = item.tokens
+        if tokens is None:  # a manifest of before the field: only the shard itself can tell
+            tokens = len(map_shard(self.path(item.key), schema, where=where))
+        return VerifiedShard(partial(self.path, item.key), schema, tokens=tokens, where=where)
+
+    def _fetched(self, key: str, promised: PromisedObject) -> Path:
+        path = self._store.local_path(key)
+        if path is None:
+            return self._cache.fetch(self._store, promised)
+        check_object(self._store, promised)
+        return path
+
+
+def open_snapshot(
+    store: ObjectStore,
+    snapshot_id: str,
+    cache_dir: Path,
+    *,
+    eager_bytes: int = EAGER_BYTES,
+    limit_bytes: int | None = None,
+) -> OpenSnapshot:
+    """Open a snapshot so that no byte of it is used before it was hashed.
+
+    Up to `eager_bytes` in all are hashed now; of a larger snapshot each shard when its first token is asked for, and
+    the document index when it is read. A store without local files has its objects kept in ``cache_dir``, within
+    `limit_bytes` (what CAIRN_CACHE_BYTES says where None). Raises SnapshotDamaged naming the object that does not
+    verify.
+    """
+    files = SnapshotFiles(store, snapshot_id, cache_dir, limit_bytes=limit_bytes)
+    train, val = files.shards("train"), files.shards("val")
+    if sum(item.bytes for item in files.manifest.objects) <= eager_bytes:
+        for item in files.manifest.objects:
+            files.path(item.key)
+        for shard in (*train, *val):
+            shard.tokens()
+    return OpenSnapshot(
+        snapshot_id=snapshot_id,
+        manifest=files.manifest,
+        tokenizer_json=files.path(TOKENIZER).read_text(encoding="utf-8"),
+        train=cast("tuple[NDArray[Any], ...]", train),
+        val=cast("tuple[NDArray[Any], ...]", val),
+        train_files=files.at_hand("train"),
+    )
 
 
 def _is_sound(store: ObjectStore, snapshot_id: str, item: SnapshotObject) -> bool:
     try:
-        check_object(store, PromisedObject(key=_key(snapshot_id, item.key), bytes=item.bytes, sha256=item.sha256))
+        check_object(store, _promised(snapshot_id, item))
     except IntegrityError:
         return False
     return True
 
 
-def _map_split(paths: dict[str, Path], split: str, snapshot_id: str, schema: ShardSchema) -> tuple[NDArray[Any], ...]:
-    names = sorted(name for name in paths if name.startswith(f"{split}-"))
-    return tuple(map_shard(paths[name], schema, where=_key(snapshot_id, name)) for name in names)
-
-
 def _key(snapshot_id: str, name: str) -> str:
     return f"data/{snapshot_id}/{name}"
+
+
+def _promised(snapshot_id: str, item: SnapshotObject) -> PromisedObject:
+    return PromisedObject(key=_key(snapshot_id, item.key), bytes=item.bytes, sha256=item.sha256)
 
 
 def _chunks(path: Path) -> Iterator[bytes]:
@@ -254,45 +331,16 @@ def _chunks(path: Path) -> Iterator[bytes]:
             yield chunk
 
 
-def _describe(path: Path) -> SnapshotObject:
-    digest, size_bytes = hashlib.sha256(), 0
-    for chunk in _chunks(path):
-        digest.update(chunk)
-        size_bytes += len(chunk)
-    return SnapshotObject(key=path.name, bytes=size_bytes, sha256=digest.hexdigest())
+def _describe(path: Path, schema: ShardSchema) -> SnapshotObject:
+    found = describe_file(path)
+    tokens = len(map_shard(path, schema, where=str(path))) if path.suffix == SHARD_SUFFIX else None
+    return SnapshotObject(key=path.name, bytes=found.bytes, sha256=found.sha256, tokens=tokens)
 
 
 def _upload(store: ObjectStore, key: str, path: Path, item: SnapshotObject) -> None:
     written = store.write_stream(key, _chunks(path))
     if (written.bytes, written.sha256) != (item.bytes, item.sha256):
         raise _damaged(key, written.sha256, item.sha256)
-
-
-def _verified_file(store: ObjectStore, snapshot_id: str, item: SnapshotObject, cache_dir: Path) -> Path:
-    key = _key(snapshot_id, item.key)
-    path, promised = store.local_path(key), PromisedObject(key=key, bytes=item.bytes, sha256=item.sha256)
-    try:
-        if path is None:
-            return _cached_file(store, promised, cache_dir)
-        check_object(store, promised)
-    except IntegrityError as error:
-        raise SnapshotDamaged(f"{error}; delete data/{snapshot_id} and build it again") from error
-    return path
-
-
-def _cached_file(store: ObjectStore, promised: PromisedObject, cache_dir: Path) -> Path:
-    path = cache_dir / promised.sha256
-    if path.is_file() and _describe(path).sha256 == promised.sha256:
-        return path
-    cache_dir.mkdir(parents=True, exist_ok=True)
-    temporary = cache_dir / f".{uuid.uuid4().hex}"
-    try:
-        save_verified(store, promised, temporary)
-        os.replace(temporary, path)
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-    return path
 
 
 def _damaged(key: str, found: str, expected: str) -> IntegrityError:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from storage.errors import IntegrityError, StorageError
 
 SHARD_VERSION = 1
+SHARD_SUFFIX = ".arrow"
 DEFAULT_SHARD_TOKENS = 8 * 1024 * 1024
 MAX_VOCAB_SIZE = 2**32
 
@@ -93,7 +94,7 @@ class ShardWriter:
                 self._flush()
 
     def _flush(self) -> None:
-        path = self._folder / f"{self._prefix}-{self._written:05d}.arrow"
+        path = self._folder / f"{self._prefix}-{self._written:05d}{SHARD_SUFFIX}"
         write_shard(path, self._buffer[: self._filled], self._schema)
         self._filled = 0
         self._written += 1

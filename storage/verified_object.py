@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from storage.errors import IntegrityError, ObjectMissing
-from storage.object_store import ObjectStore
+from storage.object_store import ObjectStore, WrittenObject
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +42,13 @@ def save_verified(store: ObjectStore, promised: PromisedObject, path: Path) -> N
     with path.open("xb") as file:
         for chunk in _verified_chunks(store, promised):
             file.write(chunk)
+
+
+def describe_file(path: Path) -> WrittenObject:
+    """Return size and SHA-256 of a file as it lies there; raises FileNotFoundError where there is none."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256")
+        return WrittenObject(bytes=file.tell(), sha256=digest.hexdigest())
 
 
 def _verified_chunks(store: ObjectStore, promised: PromisedObject) -> Iterator[bytes]:

@@ -1,0 +1,137 @@
+"""Snapshots in object storage, read through the cache by processes that know nothing of each other."""
+
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from storage.data_snapshot import (
+    DOCUMENTS,
+    TOKENIZER,
+    SnapshotManifest,
+    SnapshotSource,
+    SnapshotSplits,
+    SplitSize,
+    open_snapshot,
+    publish_snapshot,
+)
+from storage.document import sha256
+from storage.document_index import DocumentIndexWriter
+from storage.errors import SnapshotDamaged
+from storage.s3_store import S3Store
+from storage.token_shard import ShardWriter
+from tests.s3.servers import S3Server
+
+TOKENS = 200_000
+SHARD_TOKENS = 20_000
+TEXT = np.random.default_rng(0).integers(0, 60_000, TOKENS)
+MANIFEST = SnapshotManifest(
+    version=1,
+    tokenizer_sha256=sha256(b"{}"),
+    vocab_size=60_000,
+    end_of_text_id=256,
+    val_fraction=0.1,
+    splits=SnapshotSplits(
+        train=SplitSize(documents=1, tokens=TOKENS, bytes=1), val=SplitSize(documents=1, tokens=20, bytes=1)
+    ),
+    sources=(SnapshotSource(name="a", bytes=2, sha256="cd" * 32, unit="whole file", documents=2),),
+)
+READS_ALL = """
+import sys
+from pathlib import Path
+from storage.data_snapshot import open_snapshot
+from storage.open_store import open_store
+opened = open_snapshot(open_store(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), eager_bytes=0, limit_bytes=50_000)
+print(sum(int(shard.tokens().sum(dtype="int64")) for shard in opened.train))
+"""
+
+
+@pytest.fixture
+def store(server: S3Server) -> S3Store:
+    return S3Store(server.bucket(), uuid.uuid4().hex)
+
+
+@pytest.fixture
+def snapshot_id(store: S3Store, tmp_path: Path) -> str:
+    folder = tmp_path / "staged"
+    folder.mkdir()
+    (folder / TOKENIZER).write_bytes(b"{}")
+    for split, tokens in (("train", TOKENS), ("val", 20)):
+        with ShardWriter(folder, split, MANIFEST.shard_schema, shard_tokens=SHARD_TOKENS) as writer:
+            writer.append(TEXT[:tokens])
+    with DocumentIndexWriter(folder / DOCUMENTS):
+        pass
+    return publish_snapshot(store, folder, MANIFEST)[0]
+
+
+def held_bytes(cache: Path) -> int:
+    return sum(path.stat().st_size for path in cache.glob("?" * 64))
+
+
+def test_a_snapshot_in_object_storage_is_mapped_from_the_cache(
+    store: S3Store, snapshot_id: str, tmp_path: Path
+) -> None:
+    opened = open_snapshot(store, snapshot_id, tmp_path / "cache")
+    assert np.concatenate(opened.train).tolist() == TEXT.tolist()
+    assert held_bytes(tmp_path / "cache") > 2 * TOKENS
+
+
+def test_the_cache_keeps_its_bound_over_one_start_after_the_other(
+    store: S3Store, snapshot_id: str, tmp_path: Path
+) -> None:
+    limit_bytes = 5 * SHARD_TOKENS
+    for shard in range(TOKENS // SHARD_TOKENS):
+        opened = open_snapshot(store, snapshot_id, tmp_path / "cache", eager_bytes=0, limit_bytes=limit_bytes)
+        opened.train[shard][:1]
+        del opened
+        assert held_bytes(tmp_path / "cache") <= limit_bytes
+
+
+def test_a_snapshot_larger_than_the_cache_is_read_whole(store: S3Store, snapshot_id: str, tmp_path: Path) -> None:
+    opened = open_snapshot(store, snapshot_id, tmp_path / "cache", eager_bytes=0, limit_bytes=0)
+    assert np.concatenate(opened.train).tolist() == TEXT.tolist()
+
+
+def test_processes_that_share_a_cache_too_small_for_them_read_every_token(
+    store: S3Store, server: S3Server, snapshot_id: str, tmp_path: Path
+) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    command = [sys.executable, "-c", READS_ALL, store.url, snapshot_id, str(tmp_path / "cache")]
+    readers = [
+        subprocess.Popen(command, env=environment | server.environment(), stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    sums = [int(reader.communicate(timeout=120)[0]) for reader in readers]
+    assert sums == [int(TEXT.sum())] * 3
+
+
+@pytest.mark.parametrize("name", [TOKENIZER, DOCUMENTS, "train-00003.arrow", "val-00000.arrow"])
+def test_a_flipped_byte_of_a_copy_is_found_at_the_next_start_and_fetched_again(
+    store: S3Store, snapshot_id: str, tmp_path: Path, name: str
+) -> None:
+    opened = open_snapshot(store, snapshot_id, tmp_path / "cache")
+    digest = next(item.sha256 for item in opened.manifest.objects if item.key == name)
+    del opened
+    copy = tmp_path / "cache" / digest
+    data = bytearray(copy.read_bytes())
+    data[len(data) // 2] ^= 1
+    copy.write_bytes(data)
+    assert open_snapshot(store, snapshot_id, tmp_path / "cache").train
+    assert sha256(copy.read_bytes()) == digest
+
+
+@pytest.mark.parametrize("eager_bytes", [0, 1 << 30])
+def test_a_flipped_byte_in_the_bucket_names_the_shard_and_leaves_no_copy(
+    store: S3Store, snapshot_id: str, tmp_path: Path, eager_bytes: int
+) -> None:
+    key = f"data/{snapshot_id}/train-00004.arrow"
+    data = bytearray(store.read(key))
+    data[-700] ^= 1
+    store.write(key, bytes(data))
+    with pytest.raises(SnapshotDamaged, match=f"{key}: sha256 is"):
+        open_snapshot(store, snapshot_id, tmp_path / "cache", eager_bytes=eager_bytes).train[4][:1]
+    assert sha256(bytes(data)) not in [path.name for path in (tmp_path / "cache").iterdir()]
