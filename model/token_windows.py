@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from model.errors import InvalidInput, TokenOutOfRange
@@ -31,6 +32,7 @@ class TokenWindows:
         if block_size < 1 or vocab_size < 1:
             raise InvalidInput(f"block_size={block_size} and vocab_size={vocab_size} must be at least 1")
         self._shards = tuple(shards)
+        self._windows_of_shard: dict[int, NDArray[Any]] = {}
         self._starts = np.cumsum([0, *(len(shard) for shard in shards)], dtype=np.int64)
         self.block_size = block_size
         self.vocab_size = vocab_size
@@ -46,23 +48,37 @@ class TokenWindows:
         """Number of whole windows."""
         return max(0, self.token_count - 1) // self.block_size
 
-    def gather(self, indexes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Copy the windows `indexes` (B,) -> token ids (B, block_size + 1); a bad id is a TokenOutOfRange."""
-        gathered = np.empty((len(indexes), self.block_size + 1), dtype=np.int64)
-        for row, index in enumerate(indexes.tolist()):
-            if not 0 <= index < self.window_count:
-                raise InvalidInput(f"window {index} must be in [0, {self.window_count})")
-            self._copy_window(index, gathered[row])
-        if gathered.max(initial=0) >= self.vocab_size:
-            row, column = np.argwhere(gathered >= self.vocab_size)[0]
-            raise TokenOutOfRange(
-                window=int(indexes[row]), token=int(gathered[row, column]), vocab_size=self.vocab_size
-            )
+    def gather(self, indexes: NDArray[np.int64], into: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+        """Copy the windows `indexes` (B,) -> token ids (B, block_size + 1); a bad id is a TokenOutOfRange.
+
+        `into` is where they are put, when given. A shard is not touched before a window of it is asked for.
+        """
+        gathered = np.empty((len(indexes), self.block_size + 1), dtype=np.int64) if into is None else into
+        strange = indexes[(indexes < 0) | (indexes >= self.window_count)]
+        if len(strange):
+            raise InvalidInput(f"window {strange[0]} must be in [0, {self.window_count})")
+        positions = indexes * self.block_size
+        shards = np.searchsorted(self._starts, positions, side="right") - 1
+        is_whole = positions + self.block_size < self._starts[shards + 1]
+        for shard in np.unique(shards[is_whole]).tolist():
+            rows = np.flatnonzero(is_whole & (shards == shard))
+            gathered[rows] = self._windows_within(shard)[positions[rows] - self._starts[shard]]
+        for row in np.flatnonzero(~is_whole).tolist():
+            self._copy_across(int(shards[row]), int(positions[row]), gathered[row])
+        self._check(indexes, gathered)
         return gathered
 
-    def _copy_window(self, index: int, into: NDArray[np.int64]) -> None:
-        position = index * self.block_size
-        shard = int(np.searchsorted(self._starts, position, side="right")) - 1
+    def _windows_within(self, shard: int) -> NDArray[Any]:
+        """Return a view (N_k - block_size, block_size + 1) of the shard, a row for every token a window may begin at.
+
+        Made when it is first needed, for what verifies a shard does so at its first slice.
+        """
+        if shard not in self._windows_of_shard:
+            tokens = np.asarray(self._shards[shard][:])
+            self._windows_of_shard[shard] = sliding_window_view(tokens, self.block_size + 1)
+        return self._windows_of_shard[shard]
+
+    def _copy_across(self, shard: int, position: int, into: NDArray[np.int64]) -> None:
         filled = 0
         while filled < len(into):
             start = position + filled - int(self._starts[shard])
@@ -70,3 +86,10 @@ class TokenWindows:
             into[filled : filled + len(piece)] = piece
             filled += len(piece)
             shard += 1
+
+    def _check(self, indexes: NDArray[np.int64], gathered: NDArray[np.int64]) -> None:
+        if gathered.max(initial=0) >= self.vocab_size:
+            row, column = np.argwhere(gathered >= self.vocab_size)[0]
+            raise TokenOutOfRange(
+                window=int(indexes[row]), token=int(gathered[row, column]), vocab_size=self.vocab_size
+            )

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from model.batch_loader import BatchLoader
 from model.configuration import TrainingConfig
 from model.errors import InvalidInput
 from model.probe import Probe
@@ -53,17 +54,21 @@ def train_until(
     on_step: Callable[[StepRecord], None],
     stop_requested: Callable[[], bool],
     probe: Probe | None,
+    loader: BatchLoader | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> LoopOutcome:
     """Train `state` in place until `until_step` steps are complete or a stop is requested (asked after each step).
 
+    A `loader` over the same windows and order reads batches ahead, and may serve many calls: it is left open.
     Raises NonFiniteLoss and TokenOutOfRange with the state as it was after the last completed step.
     """
     _check(state, windows, order, until_step=until_step, training=training)
+    if loader is not None and not (loader.windows is windows and loader.order == order):
+        raise InvalidInput("the loader reads other windows or another order; make it from those that are trained on")
     state.model.train()
     while state.step < until_step:
         started = clock()
-        result = take_step(state, windows, order, training=training, micro_batch=micro_batch)
+        result = take_step(state, windows, order, training=training, micro_batch=micro_batch, loader=loader)
         seconds = max(clock() - started, 1e-9)
         on_step(_record(state, result, training=training, seconds=seconds, probe=probe))
         if stop_requested():

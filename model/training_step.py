@@ -6,11 +6,10 @@ Owns loss scaling, precision and the order of checks. Refuses to know how many s
 import math
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from model.batch_loader import Batch, BatchLoader, gather_batch
 from model.configuration import Precision, TrainingConfig
 from model.errors import InvalidInput, NonFiniteLoss
 from model.loss import token_loss
@@ -33,10 +32,17 @@ class StepResult:
 
 
 def take_step(
-    state: TrainState, windows: TokenWindows, order: SampleOrder, *, training: TrainingConfig, micro_batch: int
+    state: TrainState,
+    windows: TokenWindows,
+    order: SampleOrder,
+    *,
+    training: TrainingConfig,
+    micro_batch: int,
+    loader: BatchLoader | None = None,
 ) -> StepResult:
     """Advance `state` by one step over the batch of `order`, `micro_batch` samples at a time.
 
+    A `loader` over the same windows and order saves the wait for the batch and changes no bit.
     Raises NonFiniteLoss before any weight changes. In fp16 a non-finite gradient is the scaler's business instead: it
     skips the update and lowers its scale.
     """
@@ -47,40 +53,39 @@ def take_step(
         number, steps=training.steps, warmup_steps=training.warmup_steps, lr=training.lr, min_lr=training.min_lr
     )
     set_learning_rate(state.optimizer, rate)
-    drawn = order.windows_of(state.step)  # (global_batch,)
+    batch = gather_batch(windows, order, state.step) if loader is None else loader.batch(state.step)
     state.optimizer.zero_grad(set_to_none=True)
     with state.generators.active(state.device):
-        loss = _accumulate(state, windows, drawn, micro_batch=micro_batch, precision=training.precision)
-        grad_norm = _clip(state, drawn, limit=training.grad_clip)
+        loss = _accumulate(state, batch, micro_batch=micro_batch, precision=training.precision)
+        grad_norm = _clip(state, batch, limit=training.grad_clip)
     _update(state)
     state.optimizer.zero_grad(set_to_none=True)
     state.step = number
     return StepResult(loss=loss, lr=rate, grad_norm=grad_norm)
 
 
-def _accumulate(
-    state: TrainState, windows: TokenWindows, drawn: NDArray[np.int64], *, micro_batch: int, precision: Precision
-) -> float:
+def _accumulate(state: TrainState, batch: Batch, *, micro_batch: int, precision: Precision) -> float:
     losses: list[Tensor] = []
-    parts = [drawn[start : start + micro_batch] for start in range(0, len(drawn), micro_batch)]
+    parts = batch.tokens.split(micro_batch)  # each (b, T+1)
     for part in parts:
-        tokens = torch.from_numpy(windows.gather(part)).to(state.device)  # (b, T+1)
+        tokens = part.to(state.device, non_blocking=True)  # asynchronous from page-locked memory only
         with torch.autocast(state.device.type, dtype=AUTOCAST_DTYPES.get(precision), enabled=precision != "fp32"):
             logits = state.network(tokens[:, :-1])
         # The last part may be smaller: weighting by samples makes the sum the mean over the whole batch.
-        loss = token_loss(logits, tokens[:, 1:]) * (len(part) / len(drawn))
+        loss = token_loss(logits, tokens[:, 1:]) * (len(part) / len(batch.tokens))
         scaled: Tensor = loss if state.scaler is None else state.scaler.scale(loss)
         scaled.backward()
         losses.append(loss.detach())
     values: list[float] = torch.stack(losses).tolist()
-    for part, value in zip(parts, values, strict=True):
+    for number, value in enumerate(values):
         if not math.isfinite(value):
             state.optimizer.zero_grad(set_to_none=True)
-            raise NonFiniteLoss(step=state.step + 1, quantity="loss", value=value, windows=part.tolist())
+            guilty = batch.windows[number * micro_batch : (number + 1) * micro_batch]
+            raise NonFiniteLoss(step=state.step + 1, quantity="loss", value=value, windows=guilty)
     return math.fsum(values)
 
 
-def _clip(state: TrainState, drawn: NDArray[np.int64], *, limit: float) -> float:
+def _clip(state: TrainState, batch: Batch, *, limit: float) -> float:
     if state.scaler is not None:
         state.scaler.unscale_(state.optimizer)
     parameters = list(state.model.parameters())
@@ -88,7 +93,7 @@ def _clip(state: TrainState, drawn: NDArray[np.int64], *, limit: float) -> float
     value = float(norm)
     if state.scaler is None and not math.isfinite(value):
         state.optimizer.zero_grad(set_to_none=True)
-        raise NonFiniteLoss(step=state.step + 1, quantity="grad_norm", value=value, windows=drawn.tolist())
+        raise NonFiniteLoss(step=state.step + 1, quantity="grad_norm", value=value, windows=batch.windows)
     if limit > 0:
         torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
     return value

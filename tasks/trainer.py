@@ -20,6 +20,7 @@ from typing import NoReturn
 import numpy as np
 import torch
 
+from model.batch_loader import BatchLoader
 from model.batch_tracing import guilty_windows
 from model.determinism import make_deterministic, resolve_device
 from model.errors import BadBatch, LossExploded, NonFiniteLoss, TokenOutOfRange
@@ -117,6 +118,7 @@ class Trainer:
         self._state = TrainState.fresh(
             order.model, training, snapshot.manifest.vocab_size, resolve_device(training.device)
         )
+        self._loader = BatchLoader(self._windows, self._sample_order, self._state.device, end_step=order.training.steps)
         self._probe = _probe(order, snapshot)
         self._steps = StepLog(self._store, self._prefix, order.attempt, spool_dir=order.work_dir)
         self._faults, self._train_files = parse_faults(order.faults), snapshot.train_files
@@ -172,8 +174,9 @@ class Trainer:
         )
         self._staging.begin(checkpoint, before=self._steps.publish)
 
-    def finish_staging(self) -> None:
-        """Wait until the checkpoint under way is staged."""
+    def finish(self) -> None:
+        """Stop reading ahead, and wait until the checkpoint under way is staged."""
+        self._loader.close()
         self._staging.wait()
 
     def _train_until(self, until_step: int) -> LoopOutcome:
@@ -187,6 +190,7 @@ class Trainer:
             on_step=self._on_step,
             stop_requested=self._stop.is_set,
             probe=self._probe,
+            loader=self._loader,
         )
 
     def _convict(self, error: NonFiniteLoss | TokenOutOfRange) -> NoReturn:
@@ -257,6 +261,7 @@ class Trainer:
         elif kind == BAD_DATA:
             window = self._sample_order.windows_of(self._state.step)[:1]  # the first sample of the next step
             flip_byte(self._train_files, self._windows.gather(window)[0].astype(np.uint16).tobytes())
+            self._loader.forget()  # read ahead before the flip, and sound
         else:
             strike_process(kind)
 
@@ -295,7 +300,7 @@ def main() -> None:
         trainer.resume()
         while isinstance(command := line.next_command(), TrainUntil):
             trainer.train_segment(command.step)
-        trainer.finish_staging()
+        trainer.finish()
     except Exception as error:
         die(line, error)
     # Interpreter shutdown of a torch process takes long and has nothing left to save.

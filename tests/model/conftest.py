@@ -50,6 +50,7 @@ class TinyRun:
             on_step=records.append,
             stop_requested=stop,
             probe=probe,
+            loader=changes.get("loader"),
         )
         return records
 

@@ -71,9 +71,9 @@ def test_a_continued_run_draws_the_windows_the_undisturbed_one_would(tiny_run):
     class Watched(TokenWindows):
         seen: list[int]
 
-        def gather(self, indexes):
+        def gather(self, indexes, into=None):
             self.seen.extend(indexes.tolist())
-            return super().gather(indexes)
+            return super().gather(indexes, into)
 
     def watched(run, until_step):
         windows = Watched(run.windows._shards, 8, 61)

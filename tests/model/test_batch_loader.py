@@ -1,0 +1,190 @@
+"""Reading ahead: the same bits, the errors of its steps, no thread left."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from model.batch_loader import BatchLoader, gather_batch
+from model.errors import InvalidInput, TokenOutOfRange
+from model.sample_order import SampleOrder
+from model.source_mixture import Component
+from model.token_windows import TokenWindows
+
+CPU = torch.device("cpu")
+DROPOUT = {"dropout": 0.1}
+BAD_STEP = 7
+
+
+class WatchedWindows(TokenWindows):
+    """Windows that count the batches gathered from them and can hold the next one back."""
+
+    def __init__(self, shards) -> None:
+        super().__init__(shards, 8, 61)
+        self.gathered, self.threads = 0, set()
+        self.may_gather, self.has_gathered = threading.Event(), threading.Semaphore(0)
+        self.may_gather.set()
+
+    def gather(self, indexes, into=None):
+        assert self.may_gather.wait(30)
+        self.gathered += 1
+        self.threads.add(threading.current_thread())
+        try:
+            return super().gather(indexes, into)
+        finally:
+            self.has_gathered.release()
+
+    def wait_for(self, batches: int) -> None:
+        for _ in range(batches):
+            assert self.has_gathered.acquire(timeout=30)
+
+
+@pytest.fixture
+def watched(tiny_run):
+    return WatchedWindows(tiny_run().windows._shards)
+
+
+def loader_of(run, **changes):
+    return BatchLoader(run.windows, run.order, CPU, **{"end_step": run.training.steps, **changes})
+
+
+def with_bad_token(run, window: int) -> None:
+    tokens = np.concatenate(run.windows._shards).copy()
+    tokens[window * 8 + 4] = 60_000
+    run.windows = TokenWindows([tokens], 8, 61)
+
+
+def only_at_step(order, wanted: int) -> int:
+    """Return a window that step `wanted` draws and no step before it, nor any window beside it."""
+    before = {int(window) for step in range(wanted) for window in order.windows_of(step)}
+    return next(int(window) for window in order.windows_of(wanted) if int(window) not in before)
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2, 3, 4, 5, 6])
+def test_reading_ahead_changes_no_bit_of_training(tiny_run, micro_batch):
+    plain, ahead = tiny_run(model=DROPOUT), tiny_run(model=DROPOUT)
+    plain.train(12, micro_batch=micro_batch)
+    with loader_of(ahead) as loader:
+        ahead.train(12, micro_batch=micro_batch, loader=loader)
+    assert ahead.bits() == plain.bits()
+
+
+@pytest.mark.parametrize("steps_ahead", [1, 2, 4])
+def test_a_run_resumed_with_a_new_loader_ends_with_the_bits_of_one_that_never_had_one(tiny_run, steps_ahead):
+    plain, killed, resumed = (tiny_run(model=DROPOUT) for _ in range(3))
+    plain.train(12)
+    with loader_of(killed, steps_ahead=steps_ahead) as loader:
+        killed.train(5, loader=loader)
+    resumed.state.load(killed.tensors())
+    with loader_of(resumed, steps_ahead=steps_ahead) as loader:
+        resumed.train(12, loader=loader)
+    assert resumed.bits() == plain.bits()
+
+
+def test_reading_ahead_changes_no_bit_of_a_mixture_with_a_quarantine(tiny_run):
+    def run():
+        made = tiny_run()
+        parts = (
+            Component(first_window=0, window_count=11, weight=3.0),
+            Component(first_window=20, window_count=30, weight=1.0),
+        )
+        made.order = SampleOrder(
+            window_count=50, seed=3, global_batch=6, components=parts, quarantined=frozenset({2, 25})
+        )
+        return made
+
+    plain, ahead = run(), run()
+    plain.train(12)
+    with loader_of(ahead) as loader:
+        ahead.train(12, loader=loader)
+    assert ahead.bits() == plain.bits()
+
+
+def test_a_batch_is_a_pure_function_of_its_step(tiny_run):
+    run = tiny_run()
+    with loader_of(run) as loader:
+        for step in (0, 1, 5, 6, 2, 2, 11):
+            expected = gather_batch(run.windows, run.order, step)
+            got = loader.batch(step)
+            assert torch.equal(got.tokens, expected.tokens) and got.windows == expected.windows
+
+
+def test_a_batch_handed_out_is_nobody_elses_memory(tiny_run):
+    run = tiny_run()
+    with loader_of(run) as loader:
+        batches = [loader.batch(step) for step in range(6)]
+    assert all(torch.equal(b.tokens, gather_batch(run.windows, run.order, n).tokens) for n, b in enumerate(batches))
+
+
+def test_a_bad_token_is_raised_at_the_step_that_draws_it_with_its_window(tiny_run):
+    run = tiny_run()
+    window = only_at_step(run.order, BAD_STEP)
+    with_bad_token(run, window)
+    with loader_of(run, steps_ahead=4) as loader, pytest.raises(TokenOutOfRange) as caught:
+        run.train(12, loader=loader)
+    assert run.state.step == BAD_STEP and caught.value.window == window
+
+
+def test_a_bad_token_of_a_step_that_is_not_trained_is_never_raised(tiny_run):
+    run, plain = tiny_run(), tiny_run()
+    with_bad_token(run, only_at_step(run.order, BAD_STEP))
+    with loader_of(run, steps_ahead=4) as loader:
+        run.train(BAD_STEP, loader=loader)
+    plain.train(BAD_STEP)
+    assert run.bits() == plain.bits()
+
+
+def test_the_next_batches_are_gathered_while_nobody_asks(tiny_run, watched):
+    with BatchLoader(watched, tiny_run().order, CPU, end_step=12, steps_ahead=3) as loader:
+        loader.batch(0)
+        watched.wait_for(1 + 3)
+        assert watched.gathered == 1 + 3
+
+
+def test_no_batch_is_gathered_from_the_end_on(tiny_run, watched):
+    with BatchLoader(watched, tiny_run().order, CPU, end_step=3, steps_ahead=4) as loader:
+        for step in range(3):
+            loader.batch(step)
+    assert watched.gathered == 3
+
+
+def test_nothing_is_gathered_before_the_first_batch_is_asked_for(tiny_run, watched):
+    BatchLoader(watched, tiny_run().order, CPU, end_step=3).close()
+    assert watched.gathered == 0
+
+
+def test_forgetting_reads_again_what_was_read_ahead(tiny_run):
+    run = tiny_run()
+    tokens = np.concatenate(run.windows._shards).copy()
+    run.windows = WatchedWindows([tokens])
+    with loader_of(run) as loader:
+        loader.batch(0)
+        run.windows.wait_for(3)
+        tokens[:] = 7
+        loader.forget()
+        assert (loader.batch(1).tokens == 7).all()
+
+
+def test_closing_leaves_no_thread_even_with_batches_to_come(tiny_run, watched):
+    loader = BatchLoader(watched, tiny_run().order, CPU, end_step=12, steps_ahead=4)
+    loader.batch(0)
+    watched.may_gather.clear()
+    threading.Timer(0.01, watched.may_gather.set).start()
+    loader.close()
+    assert watched.threads and not any(thread.is_alive() for thread in watched.threads)
+
+
+def test_a_loader_of_another_order_is_refused(tiny_run):
+    run = tiny_run()
+    other = SampleOrder(window_count=50, seed=4, global_batch=6)
+    with (
+        BatchLoader(run.windows, other, CPU, end_step=12) as loader,
+        pytest.raises(InvalidInput, match="another order"),
+    ):
+        run.train(1, loader=loader)
+
+
+def test_a_loader_that_reads_nothing_ahead_is_refused(tiny_run):
+    with pytest.raises(InvalidInput, match="steps_ahead=0"):
+        loader_of(tiny_run(), steps_ahead=0)
