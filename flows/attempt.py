@@ -159,9 +159,9 @@ class Attempt:
         if is_evaluated:
             before = self._evaluations[-1:]  # one evaluator at a time: they share the machine with training
             self._evaluations.append(
-                # Prefect resolves the commit's future before the call; its stubs only know the resolved type.
+                # Prefect's stubs know `wait_for` only where they know no other parameter.
                 evaluate.submit(  # type: ignore[call-overload]
-                    self._log, commit, plan, step=segment.step, during_attempt=number, wait_for=before
+                    self._log, commit.result, plan, step=segment.step, during_attempt=number, wait_for=before
                 )
             )
 

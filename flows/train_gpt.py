@@ -254,7 +254,8 @@ def _promote_best(run: _Run) -> State[None]:
     suite = run.plan.evaluation.suite
     newest = state.newest_committed
     if newest is not None:
-        evaluate(run.log, newest.committed.reference, run.plan.evaluation, step=newest.committed.step)
+        last = newest.committed.reference
+        evaluate(run.log, lambda: last, run.plan.evaluation, step=last.step)
         state = run.log.refresh()
     best = best_evaluated(state, suite.sha256)
     if best is None:
