@@ -5,6 +5,8 @@ its source. Both are written row group by row group and read the same way, in bo
 and stores. Source: Apache Parquet format; the tokens before each row group stand in the file's key-value metadata.
 """
 
+from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -13,6 +15,8 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as parquet
+
+from storage.errors import IntegrityError
 
 ROW_GROUP_ROWS = 32 * 1024
 STARTS = "cairn.token_starts"
@@ -113,6 +117,56 @@ class RejectedWriter:
     def append(self, row: RejectedRow) -> None:
         """Add the next document that was left out."""
         self._rows.append((row.source, row.offset_bytes, row.kind, row.detail))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DocumentPlace:
+    """A document and where it begins in its split's token stream."""
+
+    row: DocumentRow
+    first_token: int
+
+
+def documents_between(path: Path, split: SplitName, start: int, stop: int) -> Iterator[DocumentPlace]:
+    """Yield the documents that tokens [start, stop) of a split belong to, in order.
+
+    Reads the footer and as many row groups as hold them; an index without starts is read from its beginning. Raises
+    IntegrityError where the file is no document index.
+    """
+    try:
+        with parquet.ParquetFile(path, memory_map=True) as index:
+            group, position = _first_group(index, split, start)
+            while position < stop and group < index.num_row_groups:
+                for row in _rows_of(index, group):
+                    if row.split == split:
+                        if position < stop and position + row.tokens > start:
+                            yield DocumentPlace(row=row, first_token=position)
+                        position += row.tokens
+                group += 1
+    except (pa.ArrowException, OSError, TypeError, msgspec.DecodeError) as error:
+        raise IntegrityError(f"{path}: not a readable document index: {error}") from error
+
+
+def read_documents(path: Path) -> Iterator[DocumentRow]:
+    """Yield every row in order, one row group in memory."""
+    with parquet.ParquetFile(path, memory_map=True) as index:
+        for group in range(index.num_row_groups):
+            yield from _rows_of(index, group)
+
+
+def _first_group(index: parquet.ParquetFile, split: SplitName, token: int) -> tuple[int, int]:
+    """Return the row group that holds the token, and the token it begins at."""
+    listed = (index.metadata.metadata or {}).get(STARTS.encode())
+    if not listed:
+        return 0, 0
+    starts = [start[SPLITS.index(split)] for start in msgspec.json.decode(listed, type=list[tuple[int, int]])]
+    group = max(0, bisect_right(starts, token) - 1)
+    return group, starts[group] if starts else 0
+
+
+def _rows_of(index: parquet.ParquetFile, group: int) -> Iterator[DocumentRow]:
+    for fields in index.read_row_group(group).to_pylist():
+        yield DocumentRow(**fields)
 
 
 class _RowGroups:

@@ -1,10 +1,22 @@
 from collections.abc import Iterable
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from storage.document_index import DocumentIndexWriter, DocumentRow, RejectedRow, RejectedWriter
+from storage.document_index import (
+    SPLITS,
+    DocumentIndexWriter,
+    DocumentPlace,
+    DocumentRow,
+    RejectedRow,
+    RejectedWriter,
+    SplitName,
+    documents_between,
+    read_documents,
+)
+from storage.errors import IntegrityError
 
 
 def row(number: int, *, split: str = "train") -> DocumentRow:
@@ -57,3 +69,62 @@ def test_what_was_left_out_is_listed_with_its_place_and_fault(tmp_path: Path) ->
             rejected.append(item)
     read = parquet.read_table(tmp_path / "rejected").to_pylist()
     assert [RejectedRow(**fields) for fields in read] == left_out
+
+
+def places(split: str) -> list[DocumentPlace]:
+    """Where every document of a split begins, counted the slow way."""
+    found, position = [], 0
+    for item in ROWS:
+        if item.split == split:
+            found.append(DocumentPlace(row=item, first_token=position))
+            position += item.tokens
+    return found
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_every_token_leads_back_to_its_document(tmp_path: Path, split: SplitName) -> None:
+    path = write(tmp_path / "index")
+    for place in places(split):
+        for token in range(place.first_token, place.first_token + place.row.tokens):
+            assert list(documents_between(path, split, token, token + 1)) == [place]
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_range_of_tokens_leads_back_to_all_its_documents(tmp_path: Path, split: SplitName) -> None:
+    path, all_places = write(tmp_path / "index"), places(split)
+    assert list(documents_between(path, split, 0, 10**9)) == all_places
+    middle = all_places[1:-1]
+    end = middle[-1].first_token + middle[-1].row.tokens
+    assert list(documents_between(path, split, middle[0].first_token, end)) == middle
+
+
+def test_tokens_beyond_the_end_belong_to_no_document(tmp_path: Path) -> None:
+    assert list(documents_between(write(tmp_path / "index"), "val", 10**6, 10**6 + 1)) == []
+
+
+def test_only_the_row_groups_that_hold_the_tokens_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, original = [], parquet.ParquetFile.read_row_group
+
+    def watched(index: parquet.ParquetFile, group: int) -> pa.Table:
+        read.append(group)
+        return original(index, group)
+
+    path, last = write(tmp_path / "index"), places("train")[-2]
+    monkeypatch.setattr(parquet.ParquetFile, "read_row_group", watched)
+    assert list(documents_between(path, "train", last.first_token, last.first_token + 1)) == [last]
+    assert read == [5]
+
+
+def test_an_index_from_before_starts_were_kept_is_read_from_its_beginning(tmp_path: Path) -> None:
+    parquet.write_table(parquet.read_table(write(tmp_path / "index")).replace_schema_metadata(), tmp_path / "older")
+    assert list(documents_between(tmp_path / "older", "val", 0, 10**9)) == places("val")
+
+
+def test_all_documents_are_read_in_order(tmp_path: Path) -> None:
+    assert list(read_documents(write(tmp_path / "index"))) == ROWS
+
+
+def test_another_file_is_no_index(tmp_path: Path) -> None:
+    (tmp_path / "index").write_bytes(b"PAR1")
+    with pytest.raises(IntegrityError, match="index: not a readable document index"):
+        list(documents_between(tmp_path / "index", "train", 0, 1))
