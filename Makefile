@@ -36,10 +36,10 @@ train: $(STAMP)  ## train the quickstart on text every CPython carries; ARGS= ad
 	@$(BIN)/cairn train deployments/quickstart.toml $(ARGS)
 
 test: $(STAMP)  ## the default test suite: offline, CPU
-	@$(BIN)/python -m pytest -n 2 $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
 
 test-slow: $(STAMP)  ## the crash and chaos suites as well
-	@$(BIN)/python -m pytest -n 2 -m "not s3 and not gpu" $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not s3 and not gpu" $(ARGS)
 
 # As root on Debian the programs are installed; anybody else is told what to ask for.
 CEPH := ceph-mon ceph-osd radosgw ceph-common

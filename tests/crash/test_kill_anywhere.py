@@ -42,7 +42,14 @@ def _has_claimed(command: Command, process: subprocess.Popen[bytes], attempt: in
     return command.state().latest_attempt >= attempt and bool(trainers_of(process))
 
 
-@pytest.mark.parametrize(("victim", "seed"), [(kill_trainer, 1), (kill_flow, 2), (kill_both, 3)])
+@pytest.mark.parametrize(
+    ("victim", "seed"),
+    [
+        pytest.param(kill_trainer, 1, marks=pytest.mark.slow),
+        pytest.param(kill_flow, 2, marks=pytest.mark.slow),
+        (kill_both, 3),
+    ],
+)
 def test_ten_kills_at_random_moments_leave_the_same_bits(
     command: Command, undisturbed_sha256: str, victim: Callable[[subprocess.Popen[bytes]], None], seed: int
 ) -> None:

@@ -7,6 +7,8 @@ import pytest
 from storage.run_entries import AttemptEnded
 from tests.crash.training_command import Command
 
+pytestmark = pytest.mark.xdist_group("practice-faults")  # its runs are made once for all its tests
+
 EVERY_FAULT = "preempt@12,kill@22,bad-data@31,hang@44,evaluator@2"
 RULES = ("--set", "watchdog.floor_seconds=3", "--set", "evaluation.every_commits=2")
 

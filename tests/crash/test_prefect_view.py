@@ -11,6 +11,8 @@ import pytest
 from tests.crash.training_command import Command
 from tests.crash.victims import trained_steps, trainers_of, wait_for
 
+pytestmark = pytest.mark.xdist_group("prefect-view")  # its runs are made once for all its tests
+
 
 def ask(api_url: str, path: str, body: dict[str, Any]) -> Any:
     request = urllib.request.Request(

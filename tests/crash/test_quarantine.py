@@ -18,6 +18,8 @@ from tasks.practice_faults import flip_byte
 from tasks.snapshot_build import build_snapshot
 from tests.crash.training_command import Command
 
+pytestmark = pytest.mark.xdist_group("quarantine")  # its runs are made once for all its tests
+
 STEP = 13
 
 

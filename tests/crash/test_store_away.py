@@ -46,6 +46,7 @@ def send_away_when(proxy: FaultProxy, process: subprocess.Popen[bytes], pattern:
     proxy.aims.clear()
 
 
+@pytest.mark.slow
 def test_uploads_that_are_refused_for_a_while_cost_no_attempt_and_no_bit(
     remote: Command, proxy: FaultProxy, undisturbed_sha256: str
 ) -> None:
@@ -67,6 +68,7 @@ def test_a_store_that_is_away_altogether_costs_no_attempt_and_no_bit(
     assert remote.state_sha256() == undisturbed_sha256
 
 
+@pytest.mark.slow
 def test_a_store_that_is_away_longer_than_the_runs_patience_is_continued_later_with_the_same_bits(
     remote: Command, proxy: FaultProxy, undisturbed_sha256: str
 ) -> None:

@@ -4,6 +4,8 @@ import os
 import signal
 import time
 
+import pytest
+
 from tests.crash.training_command import STEPS, Command
 from tests.crash.victims import trained_steps, trainers_of, wait_for
 
@@ -40,19 +42,7 @@ def test_a_second_command_leaves_a_live_owner_alone(command: Command, undisturbe
     assert len(command.state().attempts) == 1
 
 
-def test_a_preempted_run_commits_its_very_step_and_loses_none(command: Command, undisturbed_sha256: str) -> None:
-    process = command.start()
-    wait_for(lambda: trained_steps(command) >= 13, process, "step 13")
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=60) == 75, command.output()
-    ended = command.state().attempts[0].ended
-    assert ended is not None and ended.reason == "preempted"
-    newest = command.state().newest_committed
-    assert newest is not None and newest.committed.step == ended.last_step, "the very step is committed"
-    command.train()
-    assert command.state_sha256() == undisturbed_sha256
-
-
+@pytest.mark.slow
 def test_the_same_command_on_a_finished_run_changes_nothing(command: Command, undisturbed_sha256: str) -> None:
     command.train()
     before = command.state()

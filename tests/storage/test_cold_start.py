@@ -24,6 +24,8 @@ from storage.run_state import RunState, fold
 from tests.storage.builders import LOG, RUN, committed, ended, entry, evaluated, opened, run_log, started, writer
 from tests.storage.faulty_store import FaultyStore
 
+pytestmark = pytest.mark.xdist_group("cold-start")  # its runs are made once for all its tests
+
 ENTRIES, CHECKPOINTS, KEPT = 10_000, 2_000, 3
 
 
