@@ -1,0 +1,172 @@
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from model.tokenizer import Tokenizer
+from storage.data_snapshot import DOCUMENTS, SnapshotFiles
+from storage.document_index import read_documents
+from storage.local_store import LocalStore
+from storage.token_file import TokenFileFormat
+from tasks.document import InvalidCorpus
+from tasks.token_trade import TokenFiles, export_tokens, import_tokens, numbered_vocabulary
+
+BYTES = Tokenizer.bytes()
+END = BYTES.end_of_text_id
+TRAIN = ["to be", "or not to be", "ünïcode"]
+VAL = ["that is the question"]
+
+
+def stream(texts: list[str]) -> bytes:
+    ids = [id for encoded in BYTES.encode_batch(texts) for id in (*encoded, END)]
+    return np.asarray(ids, dtype="<u2").tobytes()
+
+
+def write(folder: Path, name: str, content: bytes) -> Path:
+    (folder / name).write_bytes(content)
+    return folder / name
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path / "store")
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> TokenFiles:
+    """nanoGPT's two files."""
+    return TokenFiles(
+        train=(write(tmp_path, "train.bin", stream(TRAIN)),), val=(write(tmp_path, "val.bin", stream(VAL)),)
+    )
+
+
+def header(content: bytes) -> bytes:
+    return struct.pack("<256i", 20240520, 1, len(content) // 2, *[0] * 253)
+
+
+def opened(store: LocalStore, files: TokenFiles, tmp_path: Path, tokenizer: Tokenizer = BYTES) -> SnapshotFiles:
+    return SnapshotFiles(store, import_tokens(store, files, tokenizer).snapshot_id, tmp_path / "cache")
+
+
+def test_nanogpts_files_come_back_byte_for_byte(store: LocalStore, files: TokenFiles, tmp_path: Path) -> None:
+    written = export_tokens(opened(store, files, tmp_path), tmp_path / "out", TokenFileFormat.NANOGPT)
+    assert [path.read_bytes() for path in written] == [stream(TRAIN), stream(VAL)]
+
+
+def test_llm_cs_files_come_back_byte_for_byte(store: LocalStore, tmp_path: Path) -> None:
+    end = struct.pack("<H", END)
+    train, val = end + stream(TRAIN)[:-2], end + stream(VAL)[:-2]  # llm.c marks where a document begins
+    given = TokenFiles(
+        train=(write(tmp_path, "train_000000.bin", header(train) + train),),
+        val=(write(tmp_path, "val_000000.bin", header(val) + val),),
+    )
+    written = export_tokens(opened(store, given, tmp_path), tmp_path / "out", TokenFileFormat.LLM_C)
+    assert [path.name for path in written] == ["train_000000.bin", "val_000000.bin"]
+    assert [path.read_bytes() for path in written] == [header(train) + train, header(val) + val]
+
+
+def test_one_trainers_files_become_the_others(store: LocalStore, files: TokenFiles, tmp_path: Path) -> None:
+    written = export_tokens(opened(store, files, tmp_path), tmp_path / "out", TokenFileFormat.LLM_C)
+    assert written[0].read_bytes() == header(stream(TRAIN)) + stream(TRAIN)
+
+
+def test_several_files_are_one_stream_in_the_order_given(store: LocalStore, tmp_path: Path) -> None:
+    parts = tuple(write(tmp_path, f"train_{number}.bin", stream([text])) for number, text in enumerate(TRAIN))
+    given = TokenFiles(train=parts, val=(write(tmp_path, "val.bin", stream(VAL)),))
+    written = export_tokens(opened(store, given, tmp_path), tmp_path / "out", TokenFileFormat.NANOGPT)
+    assert written[0].read_bytes() == stream(TRAIN)
+
+
+def test_the_manifest_counts_what_was_imported(store: LocalStore, files: TokenFiles) -> None:
+    manifest = import_tokens(store, files, BYTES).manifest
+    train, val = manifest.splits.train, manifest.splits.val
+    text = sum(len(text.encode()) for text in TRAIN)
+    assert (train.documents, train.tokens, train.bytes, val.documents) == (3, text + 3, text, 1)
+    assert [(source.name, source.documents) for source in manifest.sources] == [("train.bin", 3), ("val.bin", 1)]
+
+
+def test_the_index_leads_back_to_the_file_and_its_byte(store: LocalStore, files: TokenFiles, tmp_path: Path) -> None:
+    content = files.train[0].read_bytes()
+    rows = [row for row in read_documents(opened(store, files, tmp_path).path(DOCUMENTS)) if row.split == "train"]
+    found = [content[row.offset_bytes : row.offset_bytes + 2 * row.tokens] for row in rows]
+    assert [BYTES.decode(np.frombuffer(part, "<u2")[:-1].tolist()) for part in found] == TRAIN
+
+
+def test_importing_twice_gives_the_same_snapshot(store: LocalStore, files: TokenFiles) -> None:
+    assert import_tokens(store, files, BYTES) == import_tokens(store, files, BYTES)
+
+
+def test_without_an_end_of_text_a_file_is_cut_into_documents_that_fit_into_memory(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.token_trade.DOCUMENT_TOKENS", 10)
+    monkeypatch.setattr("tasks.token_trade._PEEK_TOKENS", 16)
+    content = np.arange(64, 64 + 47, dtype="<u2").tobytes()
+    given = TokenFiles(train=(write(tmp_path, "train.bin", content),), val=(write(tmp_path, "val.bin", stream(VAL)),))
+    snapshot = opened(store, given, tmp_path)
+    sizes = [row.tokens for row in read_documents(snapshot.path(DOCUMENTS)) if row.split == "train"]
+    assert sizes == [10, 10, 10, 10, 7]
+    assert export_tokens(snapshot, tmp_path / "out", TokenFileFormat.NANOGPT)[0].read_bytes() == content
+
+
+def test_an_id_outside_the_vocabulary_is_refused_by_file_and_place(store: LocalStore, tmp_path: Path) -> None:
+    given = TokenFiles(
+        train=(write(tmp_path, "train.bin", struct.pack("<3H", 1, 2, 257)),),
+        val=(write(tmp_path, "val.bin", stream(VAL)),),
+    )
+    with pytest.raises(InvalidCorpus, match=r"train\.bin: tokens 0 to 2: token id 257: must lie in 0 to 256"):
+        import_tokens(store, given, BYTES)
+    assert store.keys("data") == []
+
+
+def test_a_document_of_val_that_is_in_train_too_is_refused(store: LocalStore, tmp_path: Path) -> None:
+    given = TokenFiles(
+        train=(write(tmp_path, "train.bin", stream([*TRAIN, *VAL])),),
+        val=(write(tmp_path, "val.bin", stream(VAL)),),
+    )
+    with pytest.raises(InvalidCorpus, match=r"1 documents of val are in train too, the first at train\.bin, byte"):
+        import_tokens(store, given, BYTES)
+    assert import_tokens(store, given, BYTES, allow_shared=True).manifest.splits.train.documents == 4
+
+
+def test_a_split_without_a_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidCorpus, match="--val: names no file"):
+        TokenFiles(train=(tmp_path / "train.bin",), val=())
+
+
+def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidCorpus, match=r"data\.bin: two files have this name"):
+        TokenFiles(train=(tmp_path / "a" / "data.bin",), val=(tmp_path / "b" / "data.bin",))
+
+
+def test_a_split_of_ends_alone_is_refused(store: LocalStore, files: TokenFiles, tmp_path: Path) -> None:
+    write(tmp_path, "val.bin", struct.pack("<2H", END, END))
+    with pytest.raises(InvalidCorpus, match="--val: holds nothing but ends of text"):
+        import_tokens(store, files, BYTES)
+
+
+def test_ids_without_a_tokenizer_stay_numbers(store: LocalStore, files: TokenFiles, tmp_path: Path) -> None:
+    snapshot = opened(store, files, tmp_path, numbered_vocabulary(50257, END))
+    assert snapshot.manifest.vocab_size == 50257
+    tokenizer = Tokenizer.from_json(snapshot.path("tokenizer.json").read_text())
+    assert tokenizer.decode([116, 111, END]) == "116 111 <|endoftext|>"
+    assert tokenizer.encode_batch(["116 111"]) == [[116, 111]]
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "end", "why"), [(65537, 0, "must lie in 2 to 65536"), (100, 100, "must lie in 0 to 99")]
+)
+def test_a_vocabulary_that_16_bits_do_not_hold_is_refused(vocab_size: int, end: int, why: str) -> None:
+    with pytest.raises(InvalidCorpus, match=why):
+        numbered_vocabulary(vocab_size, end)
+
+
+def test_a_snapshot_of_wider_ids_is_not_exported(
+    store: LocalStore, files: TokenFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = opened(store, files, tmp_path)
+    monkeypatch.setattr("tasks.token_trade.MAX_TOKEN_ID", 255)
+    with pytest.raises(InvalidCorpus, match="its vocabulary has 257 ids; rule: nanogpt files hold 16-bit ids"):
+        export_tokens(snapshot, tmp_path / "out", TokenFileFormat.NANOGPT)
+    assert not (tmp_path / "out").exists()
