@@ -5,7 +5,16 @@ Owns the rules between fields. Refuses to know torch: verbs that only read impor
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 UNFROZEN_TRAINING: frozenset[str] = frozenset(
     {
@@ -64,6 +73,7 @@ class TrainingConfig(BaseModel):
     grad_clip: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 1.0
     precision: Precision = "fp32"
     compile: bool = False
+    mask_documents: bool = False
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1337
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
     activation_checkpointing: bool = False
@@ -71,6 +81,12 @@ class TrainingConfig(BaseModel):
     probe_batches: Positive = 4
     sample_tokens: NotNegative = 120
     threads: Positive | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_masking_unless_wanted(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # A run opened before there was the key is still the same run: what is not said is not written.
+        document: dict[str, Any] = handler(self)
+        return {name: value for name, value in document.items() if name != "mask_documents" or value}
 
     @field_validator("micro_batch", mode="before")
     @classmethod

@@ -29,15 +29,20 @@ class Attention(nn.Module):
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Mix positions: (B, T, C) -> (B, T, C)."""
+    def forward(self, x: Tensor, visible: Tensor | None = None) -> Tensor:
+        """Mix positions: (B, T, C) -> (B, T, C).
+
+        `visible` (B, 1, T, T) says which key each query may see; None for every one that is not later.
+        """
         batch, time, width = x.shape
         query, key, value = (
             part.view(batch, time, self.n_head, width // self.n_head).transpose(1, 2)  # (B, T, C) -> (B, H, T, C/H)
             for part in self.c_attn(x).split(width, dim=2)  # (B, T, 3C) -> 3 x (B, T, C)
         )
         dropout = self.dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+        mixed = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=visible, dropout_p=dropout, is_causal=visible is None
+        )
         joined = mixed.transpose(1, 2).reshape(batch, time, width)  # (B, H, T, C/H) -> (B, T, C)
         return F.dropout(self.c_proj(joined), self.dropout, self.training)
 
@@ -69,11 +74,22 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(config.n_embd, bias=config.bias)
         self.mlp = FeedForward(config)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Add what attention and feed-forward find: (B, T, C) -> (B, T, C)."""
-        attended: Tensor = x + self.attn(self.ln_1(x))
+    def forward(self, x: Tensor, visible: Tensor | None = None) -> Tensor:
+        """Add what attention and feed-forward find: (B, T, C) -> (B, T, C); `visible` as Attention takes it."""
+        attended: Tensor = x + self.attn(self.ln_1(x), visible)
         result: Tensor = attended + self.mlp(self.ln_2(attended))
         return result
+
+
+def same_document(tokens: Tensor, boundary_id: int) -> Tensor:
+    """Return which key each query may see, (B, T) -> bool (B, 1, T, T): those of its own document that are not later.
+
+    The end-of-text token opens the document it stands before, as it does where a text is generated from nothing; so
+    nothing that predicts a token of a document, not even its first, sees another one. Positions run on over borders.
+    """
+    document = (tokens == boundary_id).cumsum(dim=1)  # (B, T)
+    same = document[:, :, None] == document[:, None, :]  # (B, T, T)
+    return same.tril()[:, None]
 
 
 class GPT(nn.Module):
@@ -87,6 +103,8 @@ class GPT(nn.Module):
         self.config = config
         self.vocab_size = vocab_size
         self.activation_checkpointing = activation_checkpointing
+        self.boundary_id: int | None = None
+        """The end-of-text id, to keep attention within documents; None, as in GPT-2, lets it cross their borders."""
         self.wte = nn.Embedding(vocab_size, config.n_embd)
         self.wpe = nn.Embedding(config.block_size, config.n_embd)
         self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
@@ -110,9 +128,10 @@ class GPT(nn.Module):
             raise InvalidInput(f"sequence of {time} tokens must be at most block_size={self.config.block_size}")
         x = self.wte(tokens) + self.wpe.weight[:time]  # (B, T, C) + (T, C)
         x = F.dropout(x, self.config.dropout, self.training)
+        visible = None if self.boundary_id is None else same_document(tokens, self.boundary_id)
         recompute = self.activation_checkpointing and self.training and torch.is_grad_enabled()
         for block in self.h:
-            x = checkpoint(block, x, use_reentrant=False) if recompute else block(x)
+            x = checkpoint(block, x, visible, use_reentrant=False) if recompute else block(x, visible)
         return F.linear(self.ln_f(x), self.wte.weight)  # (B, T, C) -> (B, T, V)
 
     @torch.no_grad()

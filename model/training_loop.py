@@ -109,6 +109,11 @@ def _check(
         raise InvalidInput(
             f"order covers {order.window_count} windows, the data has {windows.window_count}; must be equal"
         )
+    if training.mask_documents != (state.model.boundary_id is not None):
+        raise InvalidInput(
+            f"training.mask_documents={training.mask_documents} must agree with the network's "
+            f"boundary_id={state.model.boundary_id}; set it to the tokenizer's end-of-text id to mask, to None not to"
+        )
     if order.global_batch != state.global_batch:
         raise InvalidInput(f"order draws {order.global_batch} samples, the state {state.global_batch}; must be equal")
     if windows.block_size > state.model.config.block_size or windows.vocab_size > state.model.vocab_size:

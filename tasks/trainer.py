@@ -118,6 +118,8 @@ class Trainer:
         self._state = TrainState.fresh(
             order.model, training, snapshot.manifest.vocab_size, resolve_device(training.device)
         )
+        if training.mask_documents:
+            self._state.model.boundary_id = snapshot.manifest.end_of_text_id
         self._loader = BatchLoader(self._windows, self._sample_order, self._state.device, end_step=order.training.steps)
         self._probe = _probe(order, snapshot)
         self._steps = StepLog(self._store, self._prefix, order.attempt, spool_dir=order.work_dir)

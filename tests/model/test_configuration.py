@@ -55,6 +55,19 @@ def test_unfrozen_fields_are_fields():
     assert set(TrainingConfig.model_fields) >= UNFROZEN_TRAINING
 
 
+def test_attention_crosses_documents_unless_said_and_that_is_frozen():
+    assert not TrainingConfig(steps=1).mask_documents and "mask_documents" not in UNFROZEN_TRAINING
+
+
+def test_a_run_opened_before_masking_existed_is_still_the_same_run():
+    document = TrainingConfig(steps=1).model_dump(mode="json")
+    assert "mask_documents" not in document and TrainingConfig.model_validate(document) == TrainingConfig(steps=1)
+
+
+def test_a_run_that_masks_says_so():
+    assert TrainingConfig(steps=1, mask_documents=True).model_dump(mode="json")["mask_documents"] is True
+
+
 @pytest.mark.parametrize("tokenizer", ["bytes", "bpe:257", "somewhere/tokenizer.json"])
 def test_known_tokenizers_are_accepted(tokenizer):
     assert DataConfig(sources=("a.txt",), tokenizer=tokenizer).tokenizer == tokenizer

@@ -52,3 +52,9 @@ def test_evaluating_draws_no_random_number(tiny_run):
 def test_an_evaluation_of_nothing_is_refused(tiny_run, changes):
     with pytest.raises(InvalidInput, match=f"{next(iter(changes))}="):
         measure(tiny_run(), **changes)
+
+
+def test_a_network_that_masks_documents_is_measured_masked(tiny_run):
+    plain, masked = tiny_run(), tiny_run()
+    masked.state.model.boundary_id = 7
+    assert measure(masked, batches=1000).val_loss != measure(plain, batches=1000).val_loss

@@ -52,3 +52,10 @@ def test_generating_leaves_mode_and_process_generator_alone(tiny_run):
 def test_impossible_requests_are_refused(tiny_run, prompt, settings, words):
     with pytest.raises(InvalidInput, match=words):
         generate(tiny_run().state.model, prompt, new_tokens=3, **settings)
+
+
+def test_a_network_that_masks_documents_writes_on_from_the_last_one_alone(tiny_run):
+    model = tiny_run().state.model
+    model.boundary_id = 7
+    ids = [generate(model, [*before, 7, 3], new_tokens=2, seed=1) for before in ([1, 2, 4], [5, 6, 8])]
+    assert ids[0] == ids[1]

@@ -98,3 +98,18 @@ def test_an_order_of_other_data_is_refused(tiny_run):
     run.order = SampleOrder(window_count=7, seed=0, global_batch=6)
     with pytest.raises(InvalidInput, match="order covers 7 windows"):
         run.train(1)
+
+
+def test_training_that_says_another_masking_than_the_network_is_refused(tiny_run):
+    with pytest.raises(InvalidInput, match=r"mask_documents=True .* boundary_id=None"):
+        tiny_run(mask_documents=True).train(1)
+
+
+def test_masked_training_in_segments_equals_training_at_once_and_differs_from_unmasked(tiny_run):
+    plain, whole, parts = tiny_run(), tiny_run(mask_documents=True), tiny_run(mask_documents=True)
+    whole.state.model.boundary_id = parts.state.model.boundary_id = 7
+    plain.train(9)
+    whole.train(9)
+    for until_step in (4, 9):
+        parts.train(until_step)
+    assert parts.bits() == whole.bits() != plain.bits()
