@@ -19,8 +19,9 @@ from storage.object_store import ObjectStore
 from storage.run_log import RunLog
 from storage.run_state import RunState
 from storage.store_probe import probe_store
-from tasks.corpus import open_corpus
+from tasks.corpus import preview_corpus
 from tasks.document import InvalidCorpus, Source
+from tasks.document_reader import ReadingRules
 from tasks.document_split import Split, require_both_splits, split_of
 
 _BYTES_AND_END = 257
@@ -94,7 +95,8 @@ def _check_store(store: ObjectStore) -> None:
 
 def _check_text(config: RunConfig, base_dir: Path) -> None:
     _check_tokenizer(config.data, base_dir)
-    sources = open_corpus(config.data.sources, base_dir)
+    rules = ReadingRules(text_field=config.data.text_field, max_document_bytes=config.data.max_document_bytes)
+    sources = preview_corpus(config.data.sources, base_dir, rules)
     if not config.data.tokenizer.endswith(".json"):  # only of byte-level tokens is it known that each has a byte
         _check_sizes(config, sources)
 

@@ -32,6 +32,8 @@ UNFROZEN_TRAINING: frozenset[str] = frozenset(
 SMALLEST_BPE_VOCABULARY = 257
 """Every byte and end-of-text: a byte-level vocabulary cannot be smaller."""
 
+_LATER_DATA_KEYS = ("tokenizer_bytes", "max_document_bytes", "max_rejected_fraction", "deduplicate")
+
 Precision = Literal["fp32", "bf16", "fp16"]
 
 Positive = Annotated[int, Field(gt=0)]
@@ -105,7 +107,10 @@ class TrainingConfig(BaseModel):
 
 
 class DataConfig(BaseModel):
-    """Which text a run learns from and how it becomes tokens."""
+    """Which text a run learns from and how it becomes tokens.
+
+    Sizes are in bytes: a longer document is left out, and the tokenizer learns from at most `tokenizer_bytes` of text.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -113,6 +118,17 @@ class DataConfig(BaseModel):
     text_field: Annotated[str, Field(min_length=1)] = "text"
     val_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
     tokenizer: str = "bpe:1024"
+    tokenizer_bytes: Annotated[int, Field(ge=1)] = 256 * 1024 * 1024
+    max_document_bytes: Annotated[int, Field(ge=1)] = 64 * 1024 * 1024
+    max_rejected_fraction: Annotated[float, Field(ge=0.0, le=1.0)] = 0.01
+    deduplicate: bool = False
+
+    @model_serializer(mode="wrap")
+    def _without_later_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # A run opened before these keys existed is still the same run: what is not said is not written.
+        document: dict[str, Any] = handler(self)
+        defaults = {name: type(self).model_fields[name].default for name in _LATER_DATA_KEYS}
+        return {name: value for name, value in document.items() if name not in defaults or value != defaults[name]}
 
     @field_validator("tokenizer")
     @classmethod

@@ -6,10 +6,13 @@ Source: Sennrich et al. 2016 (byte-pair encoding); Radford et al. 2019 (its byte
 
 import functools
 import hashlib
+import itertools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Self
 
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as _Tokenizer
 
@@ -97,6 +100,16 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Turn each text into ids, in order, without any token around it."""
         return [encoding.ids for encoding in self._inner.encode_batch(list(texts), add_special_tokens=False)]
+
+    def encode_flat(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        """Turn texts into their ids end to end (N,) and how many each has (len(texts),), without any token around.
+
+        The same ids as `encode_batch`, on all cores and without what only alignment needs.
+        """
+        encodings = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
+        lengths = np.fromiter(map(len, encodings), dtype=np.int64, count=len(encodings))
+        ids = itertools.chain.from_iterable(encoding.ids for encoding in encodings)
+        return np.fromiter(ids, dtype=np.uint32, count=int(lengths.sum())), lengths
 
     def decode(self, ids: Sequence[int]) -> str:
         """Turn ids into text; end-of-text is shown, bytes that are no UTF-8 become replacement characters."""

@@ -47,7 +47,7 @@ def _topics_source() -> Source:
         bytes=sum(document.bytes for document in documents),
         sha256=digest.hexdigest(),
         unit="topic",
-        documents=lambda: iter(documents),
+        pieces=lambda: iter(documents),
     )
 
 
@@ -85,7 +85,7 @@ def docstrings_source(library: Path) -> Source:
         bytes=size_bytes,
         sha256=digest.hexdigest(),
         unit="module",
-        documents=lambda: iter(_docstring_documents(library, digest.hexdigest())),
+        pieces=lambda: iter(_docstring_documents(library, digest.hexdigest())),
     )
 
 

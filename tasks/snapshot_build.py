@@ -1,115 +1,99 @@
-"""From text to a data snapshot: check, learn the tokenizer from train, encode, split, publish.
+"""From text to a data snapshot: check, survey, learn the tokenizer from train, encode in parts, assemble, publish.
 
-Owns the order of that work and the recipe that recognises it as done: what went in (content hashes, tokenizer,
-settings) points to the snapshot that came out. Refuses to know the orchestrator. A recipe is only a cache: without
-it, or with a broken one, the same snapshot is built again.
+Owns the order of that work and what of it survives a kill: the survey, the tokenizer and every finished part. Refuses
+to know the orchestrator.
 """
 
+import shutil
 import tempfile
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
+import pyarrow as pa
+import pyarrow.compute as compute
 
 from model.configuration import DataConfig
 from model.errors import InvalidInput
 from model.tokenizer import Tokenizer
 from storage.data_snapshot import (
-    DOCUMENTS,
-    SNAPSHOT_VERSION,
     TOKENIZER,
-    DocumentRow,
     SnapshotManifest,
-    SnapshotSource,
-    SnapshotSplits,
     SplitName,
-    SplitSize,
     damaged_objects,
     drop_damaged_copies,
     publish_snapshot,
     read_manifest,
     replace_object,
-    write_document_index,
 )
-from storage.document import decode, encode, sha256
-from storage.errors import IntegrityError, ObjectMissing, SnapshotDamaged
+from storage.document import decode, encode
+from storage.errors import SnapshotDamaged
 from storage.object_store import ObjectStore
-from storage.token_shard import DEFAULT_SHARD_TOKENS, MAX_VOCAB_SIZE, ShardSchema, ShardWriter
+from storage.token_shard import DEFAULT_SHARD_TOKENS, MAX_VOCAB_SIZE
+from tasks.build_folder import build_folder
+from tasks.build_progress import BuildProgress, BuildStage, ProgressListener, unheard
 from tasks.corpus import open_corpus
-from tasks.document import Document, InvalidCorpus, Source
-from tasks.document_split import Split, require_both_splits, split_of
+from tasks.corpus_survey import Survey, TextSample, require_few_rejected, survey_corpus, without_duplicates
+from tasks.document import InvalidCorpus, RejectionKind, Source
+from tasks.document_reader import ReadingRules
+from tasks.document_split import require_both_splits
+from tasks.snapshot_assembly import assemble, shard_schema
+from tasks.snapshot_recipe import SnapshotReference as SnapshotReference
+from tasks.snapshot_recipe import keep_recipe, known_snapshot, recipe_id, recipe_of
+from tasks.token_parts import (
+    PART_BYTES,
+    WORKERS,
+    encoded_batches,
+    finished_parts,
+    part_batches,
+    part_schema,
+    pieces_left,
+    seen_in,
+    write_parts,
+)
 
-RECIPE_VERSION = 1
-BATCH_BYTES = 1 << 20
 SMALLEST_VOCABULARY = 257
+SURVEY = "survey.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SnapshotReference:
-    """A published snapshot; ``reused`` says that its recipe was known and no text was tokenized."""
+class Workshop:
+    """How a snapshot is made, none of which decides its bytes.
 
-    snapshot_id: str
-    manifest: SnapshotManifest
-    reused: bool
+    ``workers`` batches are encoded at once; ``part_bytes`` of text are repeated at most by the next try after a kill;
+    ``on_progress`` is told how far it has come.
+    """
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RecipeSource:
-    """One ingredient: a source by name and content."""
-
-    name: str
-    sha256: str
-    unit: str
+    workers: int = WORKERS
+    part_bytes: int = PART_BYTES
+    on_progress: ProgressListener = unheard
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Recipe:
-    """Everything that decides a snapshot's bytes, known before any text is tokenized."""
-
-    version: int
-    sources: tuple[RecipeSource, ...]
-    tokenizer: str
-    val_fraction: float
-    shard_tokens: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RecipeResult:
-    """What a recipe gave."""
-
-    recipe: Recipe
-    snapshot_id: str
+USUAL_WORKSHOP = Workshop()
 
 
 def build_snapshot(
-    store: ObjectStore, data: DataConfig, base_dir: Path, *, shard_tokens: int = DEFAULT_SHARD_TOKENS
+    store: ObjectStore,
+    data: DataConfig,
+    base_dir: Path,
+    *,
+    shard_tokens: int = DEFAULT_SHARD_TOKENS,
+    cache_dir: Path | None = None,
+    workshop: Workshop = USUAL_WORKSHOP,
 ) -> SnapshotReference:
     """Return the snapshot of ``data``, building it unless its recipe is known; relative paths start at ``base_dir``.
 
-    Raises InvalidCorpus for text or settings that cannot be used, IntegrityError when the store keeps other bytes
-    than it was given.
+    With a ``cache_dir`` a killed build leaves its finished parts there for the next. Raises InvalidCorpus for text or
+    settings that cannot be used, IntegrityError when the store keeps other bytes than it was given.
     """
-    tokenizer = _given_tokenizer(data.tokenizer, base_dir)
-    sources = open_corpus(data.sources, base_dir)
-    recipe = Recipe(
-        version=RECIPE_VERSION,
-        sources=tuple(RecipeSource(name=item.name, sha256=item.sha256, unit=item.unit) for item in sources),
-        tokenizer=f"sha256:{tokenizer.sha256}" if tokenizer else data.tokenizer,
-        val_fraction=data.val_fraction,
-        shard_tokens=shard_tokens,
-    )
-    known = _known_snapshot(store, recipe)
+    work = _work(data, base_dir, shard_tokens, workshop)
+    recipe = recipe_of(data, work.sources, _tokenizer_name(work), shard_tokens)
+    known = known_snapshot(store, recipe)
     if known:
+        _require_few_rejected(known.manifest, data)
         return known
-    _require_splits(sources, data.val_fraction)
-    tokenizer = tokenizer or _trained_tokenizer(sources, data)
-    with tempfile.TemporaryDirectory(prefix="cairn-snapshot-") as staging:
-        manifest = _stage(Path(staging), sources, tokenizer, data.val_fraction, shard_tokens)
-        snapshot_id, manifest = publish_snapshot(store, Path(staging), manifest)
-    store.write(_recipe_key(recipe), encode(RecipeResult(recipe=recipe, snapshot_id=snapshot_id)))
+    with build_folder(cache_dir, recipe_id(recipe)) as folder:
+        snapshot_id, manifest = publish_snapshot(store, folder / "snapshot", _stage(folder, work))
+        keep_recipe(store, recipe, snapshot_id)
     return SnapshotReference(snapshot_id=snapshot_id, manifest=manifest, reused=False)
 
 
@@ -125,20 +109,14 @@ def repair_snapshot(store: ObjectStore, snapshot_id: str, data: DataConfig, base
         return dropped
     try:
         with tempfile.TemporaryDirectory(prefix="cairn-snapshot-") as staging:
-            _restage(Path(staging), data, base_dir)
+            _stage(Path(staging), _work(data, base_dir, DEFAULT_SHARD_TOKENS, USUAL_WORKSHOP))
             for item in damaged:
-                replace_object(store, snapshot_id, item, Path(staging) / item.key)
+                replace_object(store, snapshot_id, item, Path(staging) / "snapshot" / item.key)
     except (InvalidCorpus, InvalidInput, OSError) as error:
         names = ", ".join(item.key for item in damaged)
         why = f"{names} damaged, and its sources are not at hand: {error}"
         raise SnapshotDamaged(f"data/{snapshot_id}: {why}") from error
     return dropped + len(damaged)
-
-
-def _restage(folder: Path, data: DataConfig, base_dir: Path) -> None:
-    sources = open_corpus(data.sources, base_dir)
-    tokenizer = _given_tokenizer(data.tokenizer, base_dir) or _trained_tokenizer(sources, data)
-    _stage(folder, sources, tokenizer, data.val_fraction, DEFAULT_SHARD_TOKENS)
 
 
 def check_block_size(manifest: SnapshotManifest, block_size: int) -> None:
@@ -151,6 +129,56 @@ def check_block_size(manifest: SnapshotManifest, block_size: int) -> None:
             f"model.block_size = {block_size}: the {name} split has {tokens} tokens; rule: block_size is at most "
             f"{tokens - 1}, one less than the tokens of each split. Lower model.block_size or add text to data.sources"
         )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Work:
+    data: DataConfig
+    sources: tuple[Source, ...]
+    tokenizer: Tokenizer | None
+    shard_tokens: int
+    workshop: Workshop
+
+
+def _work(data: DataConfig, base_dir: Path, shard_tokens: int, workshop: Workshop) -> _Work:
+    tokenizer = _given_tokenizer(data.tokenizer, base_dir)
+    rules = ReadingRules(text_field=data.text_field, max_document_bytes=data.max_document_bytes)
+    heard = _Heard(workshop.on_progress, BuildStage.CHECKING, 0)
+    sources = open_corpus(data.sources, base_dir, rules, heard.files)
+    return _Work(data=data, sources=sources, tokenizer=tokenizer, shard_tokens=shard_tokens, workshop=workshop)
+
+
+class _Heard:
+    """Counts bytes and documents of one stage and tells the listener."""
+
+    def __init__(
+        self, listener: ProgressListener, stage: BuildStage, bytes_total: int, done: int = 0, documents: int = 0
+    ) -> None:
+        self._listener, self._stage, self._total = listener, stage, bytes_total
+        self._done, self._documents = done, documents
+
+    def files(self, bytes_done: int, bytes_total: int) -> None:
+        self._total = bytes_total
+        self.text(bytes_done, 0)
+
+    def text(self, bytes_done: int, documents: int) -> None:
+        self._done, self._documents = bytes_done, documents
+        self._listener(
+            BuildProgress(
+                stage=self._stage,
+                bytes_done=min(bytes_done, self._total),
+                bytes_total=self._total,
+                documents=documents,
+            )
+        )
+
+    def batch(self, batch: pa.RecordBatch) -> None:
+        more = compute.sum(batch.column("bytes")).as_py()
+        self.text(self._done + more, self._documents + batch.column("kind").null_count)
+
+
+def _tokenizer_name(work: _Work) -> str:
+    return f"sha256:{work.tokenizer.sha256}" if work.tokenizer else work.data.tokenizer
 
 
 def _given_tokenizer(spec: str, base_dir: Path) -> Tokenizer | None:
@@ -178,115 +206,79 @@ def _require_vocabulary(spec: str, size: int) -> None:
         )
 
 
-def _trained_tokenizer(sources: Sequence[Source], data: DataConfig) -> Tokenizer:
-    # The tokenizer sees train only: a vocabulary learned from val would leak it.
-    train = (item.text for item in _documents(sources) if split_of(item.sha256, data.val_fraction) is Split.TRAIN)
+def _stage(folder: Path, work: _Work) -> SnapshotManifest:
+    """Write every file of the snapshot into ``folder / "snapshot"``; what an earlier try finished is not done again."""
+    survey, tokenizer = _surveyed(folder, work)
+    _write_parts(folder, work, survey, tokenizer)
+    done = finished_parts(folder)
+    target = folder / "snapshot"
+    shutil.rmtree(target, ignore_errors=True)  # of a try that was killed while it assembled
+    target.mkdir()
+    return assemble(
+        target,
+        part_batches(done.paths),
+        work.sources,
+        tokenizer,
+        val_fraction=work.data.val_fraction,
+        shard_tokens=work.shard_tokens,
+        on_batch=_Heard(work.workshop.on_progress, BuildStage.WRITING, survey.text_bytes).batch,
+    )
+
+
+def _surveyed(folder: Path, work: _Work) -> tuple[Survey, Tokenizer]:
+    """Return survey and tokenizer, from an earlier try if it had both; refuse a corpus that cannot be used."""
+    kept = folder / SURVEY
+    if kept.is_file():
+        survey, tokenizer = decode(kept.read_bytes(), Survey, where=str(kept)), _kept_tokenizer(folder)
+        _require_usable(survey, work.data)
+        return survey, tokenizer
+    sample = None if work.tokenizer else TextSample(work.data.tokenizer_bytes)
+    # How much text there is becomes known here; until then the files' size stands for it.
+    heard = _Heard(work.workshop.on_progress, BuildStage.SURVEYING, sum(source.bytes for source in work.sources))
+    survey = survey_corpus(
+        work.sources, work.data.val_fraction, sample, deduplicate=work.data.deduplicate, on_bytes=heard.text
+    )
+    _require_usable(survey, work.data)
+    tokenizer = work.tokenizer or _trained_tokenizer(sample, work.data)
+    (folder / TOKENIZER).write_text(tokenizer.to_json(), encoding="utf-8")
+    unfinished = folder / f"{SURVEY}.unfinished"
+    unfinished.write_bytes(encode(survey))
+    unfinished.replace(kept)
+    return survey, tokenizer
+
+
+def _kept_tokenizer(folder: Path) -> Tokenizer:
+    return Tokenizer.from_file(folder / TOKENIZER)
+
+
+def _require_usable(survey: Survey, data: DataConfig) -> None:
+    documents = survey.train_documents + survey.val_documents
+    where = f"{survey.worst_documents} of them {survey.worst_kind} in {survey.worst_source}"
+    require_few_rejected(survey.rejected, documents, data.max_rejected_fraction, where)
+    require_both_splits(survey.train_documents, survey.val_documents, data.val_fraction)
+
+
+def _require_few_rejected(manifest: SnapshotManifest, data: DataConfig) -> None:
+    bad = {item.kind: item.documents for item in manifest.rejected if item.kind != RejectionKind.DUPLICATE}
+    documents = manifest.splits.train.documents + manifest.splits.val.documents
+    where = ", ".join(f"{number} {kind}" for kind, number in bad.items())
+    require_few_rejected(sum(bad.values()), documents, data.max_rejected_fraction, where)
+
+
+def _trained_tokenizer(sample: TextSample | None, data: DataConfig) -> Tokenizer:
+    texts = sample.texts() if sample else iter(())
     try:
-        return Tokenizer.train_bpe(train, int(data.tokenizer.partition(":")[2]))
+        return Tokenizer.train_bpe(texts, int(data.tokenizer.partition(":")[2]))
     except InvalidInput as error:
         raise InvalidCorpus(f"data.tokenizer = {data.tokenizer!r}: {error}; rule: the text fills the size") from error
 
 
-def _documents(sources: Sequence[Source]) -> Iterator[Document]:
-    for source in sources:
-        yield from source.documents()
-
-
-def _require_splits(sources: Sequence[Source], val_fraction: float) -> None:
-    held = {Split.TRAIN: 0, Split.VAL: 0}
-    for document in _documents(sources):
-        held[split_of(document.sha256, val_fraction)] += 1
-        if all(held.values()):
-            return
-    require_both_splits(held[Split.TRAIN], held[Split.VAL], val_fraction)
-
-
-def _stage(
-    folder: Path, sources: Sequence[Source], tokenizer: Tokenizer, val_fraction: float, shard_tokens: int
-) -> SnapshotManifest:
-    """Write every file of the snapshot into ``folder`` and return its manifest, still without objects."""
-    schema = ShardSchema(tokenizer_sha256=tokenizer.sha256, vocab_size=tokenizer.vocab_size)
-    (folder / TOKENIZER).write_bytes(tokenizer.to_json().encode("utf-8"))
-    with ExitStack() as stack:
-        writers = {
-            split: stack.enter_context(ShardWriter(folder, split.value, schema, shard_tokens=shard_tokens))
-            for split in Split
-        }
-        rows = [
-            _write_document(document, ids, tokenizer.end_of_text_id, split, writers[split])
-            for document, ids in _encoded(sources, tokenizer)
-            for split in (split_of(document.sha256, val_fraction),)
-        ]
-    write_document_index(folder / DOCUMENTS, rows)
-    documents_of = Counter(row.source for row in rows)
-    return SnapshotManifest(
-        version=SNAPSHOT_VERSION,
-        tokenizer_sha256=tokenizer.sha256,
-        vocab_size=tokenizer.vocab_size,
-        end_of_text_id=tokenizer.end_of_text_id,
-        val_fraction=val_fraction,
-        splits=SnapshotSplits(train=_split_size(rows, Split.TRAIN), val=_split_size(rows, Split.VAL)),
-        sources=tuple(_snapshot_source(item, documents_of[item.name]) for item in sources),
-    )
-
-
-def _encoded(sources: Sequence[Source], tokenizer: Tokenizer) -> Iterator[tuple[Document, list[int]]]:
-    for batch in _batches(_documents(sources)):
-        yield from zip(batch, tokenizer.encode_batch([document.text for document in batch]), strict=True)
-
-
-def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
-    batch: list[Document] = []
-    held_bytes = 0
-    for document in documents:
-        batch.append(document)
-        held_bytes += document.bytes
-        if held_bytes >= BATCH_BYTES:
-            yield batch
-            batch, held_bytes = [], 0
-    if batch:
-        yield batch
-
-
-def _write_document(
-    document: Document, ids: list[int], end_of_text_id: int, split: Split, writer: ShardWriter
-) -> DocumentRow:
-    # After every document, the last one too: a window never joins two texts without a mark between them.
-    writer.append(np.asarray([*ids, end_of_text_id], dtype=np.int64))
-    return DocumentRow(
-        source=document.source,
-        offset_bytes=document.offset_bytes,
-        bytes=document.bytes,
-        tokens=len(ids) + 1,
-        split=split.value,
-        sha256=document.sha256,
-    )
-
-
-def _split_size(rows: Sequence[DocumentRow], split: Split) -> SplitSize:
-    held = [row for row in rows if row.split == split.value]
-    return SplitSize(documents=len(held), tokens=sum(row.tokens for row in held), bytes=sum(row.bytes for row in held))
-
-
-def _snapshot_source(source: Source, documents: int) -> SnapshotSource:
-    return SnapshotSource(
-        name=source.name,
-        bytes=source.bytes,
-        sha256=source.sha256,
-        unit=source.unit,
-        documents=documents,
-    )
-
-
-def _recipe_key(recipe: Recipe) -> str:
-    return f"data/recipes/{sha256(encode(recipe))}.json"
-
-
-def _known_snapshot(store: ObjectStore, recipe: Recipe) -> SnapshotReference | None:
-    key = _recipe_key(recipe)
-    try:
-        snapshot_id = decode(store.read(key), RecipeResult, where=key).snapshot_id
-        manifest = read_manifest(store, snapshot_id)
-    except (ObjectMissing, IntegrityError):
-        return None
-    return SnapshotReference(snapshot_id=snapshot_id, manifest=manifest, reused=True)
+def _write_parts(folder: Path, work: _Work, survey: Survey, tokenizer: Tokenizer) -> None:
+    done, workshop = finished_parts(folder), work.workshop
+    schema = part_schema(shard_schema(tokenizer).dtype)
+    pieces = pieces_left(work.sources, done)
+    if work.data.deduplicate:
+        pieces = without_duplicates(pieces, seen_in(done))
+    batches = encoded_batches(pieces, tokenizer, work.data.val_fraction, schema, workers=workshop.workers)
+    heard = _Heard(workshop.on_progress, BuildStage.TOKENIZING, survey.text_bytes, done.text_bytes, done.documents)
+    write_parts(folder, len(done.paths), batches, schema, part_bytes=workshop.part_bytes, on_batch=heard.batch)

@@ -9,13 +9,22 @@ from prefect import task
 
 from model.configuration import DataConfig
 from storage.open_store import open_store
-from tasks.snapshot_build import SnapshotReference, build_snapshot
+from tasks.build_progress import ProgressListener, unheard
+from tasks.snapshot_build import SnapshotReference, Workshop, build_snapshot
 
 
 @task(name="tokenize-and-split", persist_result=False)
-def tokenize_and_split(store_url: str, data: DataConfig, base_dir: Path) -> SnapshotReference:
+def tokenize_and_split(
+    store_url: str,
+    data: DataConfig,
+    base_dir: Path,
+    cache_dir: Path | None = None,
+    on_progress: ProgressListener = unheard,
+) -> SnapshotReference:
     """Return the data snapshot of ``data`` in the store, building it unless its recipe is known.
 
-    Relative paths start at ``base_dir``. Raises InvalidCorpus for text or settings that cannot be used.
+    Relative paths start at ``base_dir``. A build that is killed goes on from what it left in ``cache_dir``, where
+    there is one. Raises InvalidCorpus for text or settings that cannot be used.
     """
-    return build_snapshot(open_store(store_url), data, base_dir)
+    workshop = Workshop(on_progress=on_progress)
+    return build_snapshot(open_store(store_url), data, base_dir, cache_dir=cache_dir, workshop=workshop)

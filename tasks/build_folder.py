@@ -1,0 +1,48 @@
+"""The folder a snapshot is made in: kept from a killed try to the next, gone when the work is done.
+
+Owns its place (by the recipe, below a cache folder), who may use it, and its end. Refuses to know what is in it.
+Losing it costs time and nothing else.
+"""
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from tasks.document import InvalidCorpus
+
+
+@contextmanager
+def build_folder(cache_dir: Path | None, recipe_id: str) -> Iterator[Path]:
+    """Lend the recipe's folder to this process alone; a temporary one where there is no cache, or it is lent already.
+
+    Bad text empties it, as it may have been read before it was found to be bad. Whatever else is raised leaves it as
+    it is, for the next try.
+    """
+    with ExitStack() as stack:
+        if cache_dir is None or not _lent(stack, cache_dir / "snapshots-in-work" / f"{recipe_id}.lock"):
+            yield Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cairn-snapshot-")))
+            return
+        folder = cache_dir / "snapshots-in-work" / recipe_id
+        folder.mkdir(exist_ok=True)
+        try:
+            yield folder
+        except InvalidCorpus:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _lent(stack: ExitStack, path: Path) -> bool:
+    """Lock the file for as long as ``stack`` is open; the system frees it when the process dies."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    stack.callback(os.close, descriptor)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
