@@ -4,7 +4,7 @@ Owns what a person types to act. Each verb imports what it needs when it runs. R
 """
 
 import os
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -12,6 +12,8 @@ from flows.exit_code import ExitCode
 from flows.output import print_document, say
 from flows.store_choice import choose_store
 from flows.verb_options import AliasOption, JsonOption, Overrides, Reference, StoreOption, opened_store
+
+TokenPaths = Annotated[tuple[str, ...], Parameter(negative="", consume_multiple=True, help=".bin files, in order")]
 
 
 def train(
@@ -30,7 +32,7 @@ def train(
         run_id: name of the run [the configuration file's name].
         start_over: where a run has commits and none can be read any more, begin again at step 0 instead of exit 5.
     """
-    from flows.prefect_session import Terminated, run_train_gpt, terminable
+    from flows.prefect_session import Terminated, leave_undelivered, run_train_gpt, terminable
     from flows.preflight import TrainingRequest, check_before_start, named_run
     from flows.run_lookup import find_run
     from flows.run_status import view_status
@@ -52,6 +54,7 @@ def train(
         say(f"cairn: {end.message}")
     if json:
         print_document(view_status(log))
+    leave_undelivered(end.code)
     return end.code
 
 
@@ -169,6 +172,64 @@ def sample(
     print_document(written) if json else print(f"{written.prompt}{written.text}")
 
 
+def import_tokens(
+    *,
+    train: TokenPaths,
+    val: TokenPaths,
+    tokenizer: str = "",
+    vocab_size: int = 0,
+    end_of_text: int = -1,
+    allow_shared: Annotated[bool, Parameter(negative="")] = False,
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Make a data snapshot of nanoGPT's or llm.c's .bin files; every token is kept as it is.
+
+    Args:
+        tokenizer: the tokenizer.json that made the tokens.
+        vocab_size: without a tokenizer: how many ids there are (50257 for GPT-2); text is then shown as numbers.
+        end_of_text: without a tokenizer: the id that ends a document [the greatest].
+        allow_shared: import although train and val share documents.
+    """
+    from flows.data_trade import ImportRequest, import_snapshot
+    from flows.tables import print_import
+
+    request = ImportRequest(
+        train=train,
+        val=val,
+        tokenizer=tokenizer,
+        vocab_size=vocab_size,
+        end_of_text=end_of_text,
+        allow_shared=allow_shared,
+    )
+    found = import_snapshot(opened_store(store), request)
+    print_document(found) if json else print_import(found)
+
+
+def export_tokens(
+    reference: Annotated[str, Parameter(help="a snapshot's id, at least 8 characters of it, or RUN")],
+    folder: str,
+    *,
+    form: Annotated[Literal["nanogpt", "llm.c"], Parameter(name="--format")] = "nanogpt",
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Write a data snapshot's splits as token files another trainer reads; every shard is verified first.
+
+    Args:
+        folder: where the files go; nothing there is overwritten.
+        form: nanogpt writes train.bin and val.bin, llm.c files with its header.
+    """
+    from flows.data_trade import export_snapshot
+
+    written = export_snapshot(opened_store(store), reference, folder, form)
+    if json:
+        print_document(written)
+    else:
+        for file in written:
+            print(f"{file.path}  {file.tokens:,} tokens")
+
+
 ACTING_VERBS = (
     train,
     watch,
@@ -177,4 +238,6 @@ ACTING_VERBS = (
     promote,
     rollback,
     sample,
+    import_tokens,
+    export_tokens,
 )

@@ -5,7 +5,7 @@ touch neither torch nor the orchestrator and answer at once. Refuses to change a
 """
 
 import os
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -121,6 +121,36 @@ def simulate(
     print_document(view) if json else print_simulation(view)
 
 
+def data(
+    reference: Annotated[str, Parameter(help="a snapshot's id, at least 8 characters of it, or RUN")],
+    *,
+    window: int | None = None,
+    split: Literal["train", "val"] = "train",
+    block_size: int = 0,
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Show what a data snapshot holds: sizes, sources, splits, tokenizer, what was left out, and where text comes from.
+
+    JSON: snapshot_id, run_id, bytes, tokenizer_sha256, vocab_size, end_of_text_id, val_fraction, block_size, splits
+    (documents, tokens, bytes, shards, windows of each), sources (name, bytes, sha256, unit, documents), rejected
+    (documents by kind), windows (split, window, first_token, text, documents: source, offset_bytes, bytes, sha256,
+    first_token).
+
+    Args:
+        window: show this window and the documents it comes from; without it, a few windows.
+        split: the side the window is counted in.
+        block_size: tokens of a window [the run's, else 256].
+    """
+    from flows.data_view import WindowChoice, view_data
+    from flows.tables import print_data
+    from flows.work_folder import work_folder
+
+    choice = WindowChoice(window=window, split=split, block_size=block_size)
+    view = view_data(opened_store(store), reference, choice, cache_dir=work_folder(os.environ) / "snapshots")
+    print_document(view) if json else print_data(view)
+
+
 def doctor(*, store: StoreOption = "", json: JsonOption = False) -> ExitCode:
     """Look at versions, device, store, orchestrator and disk; exit 1 when something is wrong."""
     from flows.machine_check import check_machine
@@ -143,5 +173,6 @@ READING_VERBS = (
     models,
     verify,
     simulate,
+    data,
     doctor,
 )

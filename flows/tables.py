@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from flows.output import cell, print_facts, print_table, short
 
 if TYPE_CHECKING:
+    from flows.data_trade import ImportView
+    from flows.data_view import DataView, SplitView
     from flows.model_views import ModelView
     from flows.run_simulation import OutcomeView, SimulationView
     from flows.run_status import RunRow, StatusView
@@ -28,6 +30,7 @@ _DONE = {
     "discard": "discarded",
 }
 _WORTH_SAYING = 0.001
+_SOURCES_SHOWN = 20
 
 
 def print_runs(rows: "Sequence[RunRow]") -> None:
@@ -193,6 +196,47 @@ def print_sweep(report: "SweepReport") -> None:
     print(f"run {report.run_id}: {done or 'nothing to do'}; freed {report.freed_bytes:,} bytes{when}")
 
 
+def print_data(view: "DataView") -> None:
+    """Print a snapshot: its facts, its sources, and windows with where they come from."""
+    print_facts(
+        [
+            ("snapshot", view.snapshot_id),
+            ("bytes", f"{view.bytes:,}"),
+            (
+                "tokenizer",
+                f"{short(view.tokenizer_sha256)}, {view.vocab_size:,} ids, end of text {view.end_of_text_id}",
+            ),
+            *((split, _split_size(size, view.block_size)) for split, size in view.splits.items()),
+            ("left out", ", ".join(f"{kind} {count:,}" for kind, count in view.rejected.items()) or "nothing"),
+        ]
+    )
+    print()
+    print_table(
+        ("source", "documents", "bytes", "a document is", "sha256"),
+        [
+            (source.name, f"{source.documents:,}", f"{source.bytes:,}", source.unit, short(source.sha256))
+            for source in view.sources[:_SOURCES_SHOWN]
+        ],
+        empty="no sources",
+    )
+    if len(view.sources) > _SOURCES_SHOWN:
+        print(f"and {len(view.sources) - _SOURCES_SHOWN:,} more; --json lists all")
+    for window in view.windows:
+        last = window.first_token + view.block_size - 1
+        print(f"\n{window.split} window {window.window}, tokens {window.first_token:,} to {last:,}, from")
+        for document in window.documents:
+            where = f"{document.source} byte {document.offset_bytes:,} ({document.bytes:,} bytes)"
+            print(f"  {where}, sha256 {short(document.sha256)}, from its token {document.first_token:,} on")
+        print(f"{window.text}")
+
+
+def print_import(view: "ImportView") -> None:
+    """Print what an import made, and how to look at it."""
+    for split, tokens in view.tokens.items():
+        print(f"{split}  {tokens:,} tokens in {view.documents[split]:,} documents")
+    print(f"snapshot {view.snapshot_id}\nlook at it: cairn data {short(view.snapshot_id)}")
+
+
 def print_watch(rows: "Sequence[WatchRow]") -> None:
     """Print what a look did about each run, and why."""
     print_table(
@@ -223,6 +267,13 @@ def print_simulation(view: "SimulationView") -> None:
             print(f"  {outcome.policy} stopped by {outcome.stopped_by}")
     print()
     _print_intervals(view)
+
+
+def _split_size(size: "SplitView", block_size: int) -> str:
+    return (
+        f"{size.tokens:,} tokens of {size.bytes:,} bytes in {size.documents:,} documents, {size.shards:,} shards, "
+        f"{size.windows:,} windows of {block_size}"
+    )
 
 
 def _print_outcomes(outcomes: "Sequence[OutcomeView]") -> None:

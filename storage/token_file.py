@@ -6,7 +6,7 @@ dev/data/data_common.py and llmc/dataloader.h.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.errors import StorageError
+from storage.token_shard import slices_between
 
 LLM_C_MAGIC = 20240520
 LLM_C_VERSION = 1
@@ -87,7 +88,7 @@ def write_token_files(
         header = np.zeros(LLM_C_HEADER_BYTES // 4, dtype="<i4")
         header[:3] = LLM_C_MAGIC, LLM_C_VERSION, held
         path = folder / f"{split}_{number:06d}.bin"
-        written.append(_write(path, header.tobytes(), _between(shards, first, first + held)))
+        written.append(_write(path, header.tobytes(), slices_between(shards, first, first + held)))
     return tuple(written)
 
 
@@ -95,14 +96,6 @@ def _nanogpt(path: Path, size_bytes: int) -> TokenFile:
     if size_bytes < TOKEN.itemsize or size_bytes % TOKEN.itemsize:
         raise StorageError(f"{path}: {size_bytes} bytes are no row of 16-bit tokens")
     return TokenFile(path=path, format=TokenFileFormat.NANOGPT, header_bytes=0, tokens=size_bytes // TOKEN.itemsize)
-
-
-def _between(shards: Sequence[NDArray[Any]], start: int, stop: int) -> Iterator[NDArray[Any]]:
-    """Yield the parts of the shards that hold tokens [start, stop) of all of them."""
-    for shard in shards:
-        if start < len(shard) and stop > 0:
-            yield shard[max(0, start) : stop]
-        start, stop = start - len(shard), stop - len(shard)
 
 
 def _write(path: Path, header: bytes, pieces: Iterable[NDArray[Any]]) -> Path:

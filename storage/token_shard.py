@@ -4,10 +4,10 @@ Owns the shard's schema, its file and the cutting of a token stream into shards.
 stores. Source: Apache Arrow columnar format, IPC file format. One record batch a file, so a shard is one array.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +19,18 @@ SHARD_VERSION = 1
 SHARD_SUFFIX = ".arrow"
 DEFAULT_SHARD_TOKENS = 8 * 1024 * 1024
 MAX_VOCAB_SIZE = 2**32
+
+
+class TokenRow(Protocol):
+    """Tokens (N,) that can be sliced: an array, or what verifies its file before it gives one."""
+
+    def __len__(self) -> int:
+        """Return the number of tokens."""
+        ...
+
+    def __getitem__(self, place: slice, /) -> NDArray[Any]:
+        """Return some of the tokens."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,6 +149,14 @@ def shard_tokens(data: "pa.Buffer | bytes | memoryview", schema: ShardSchema, *,
     except (pa.ArrowException, OSError) as error:
         raise IntegrityError(f"{where}: not a readable Arrow shard: {error}") from error
     return tokens
+
+
+def slices_between(rows: Iterable[TokenRow], start: int, stop: int) -> Iterator[NDArray[Any]]:
+    """Yield the parts of the rows that hold tokens [start, stop) of all of them; no other row is touched."""
+    for row in rows:
+        if start < len(row) and stop > 0:
+            yield row[max(0, start) : stop]
+        start, stop = start - len(row), stop - len(row)
 
 
 def _require_schema(found: pa.Schema, schema: ShardSchema, where: str) -> None:

@@ -1,0 +1,160 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flows.data_view import DataView, WindowChoice, view_data
+from model.configuration import DataConfig
+from model.tokenizer import Tokenizer
+from storage.local_store import LocalStore
+from tasks.snapshot_build import build_snapshot
+
+BLOCK = 64
+LISTS_LOADED = "import sys, flows.command as c; c.run_command(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """Files of several blank-line-separated and whole documents, some with letters of several bytes."""
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for number in range(40):
+        lines = (f"Zeile {number}.{line}: für Ünïcode und alles übrige." for line in range(number % 7 + 1))
+        (folder / f"{number:02d}.txt").write_text("\n".join(lines), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def snapshot_id(store: LocalStore, corpus: Path) -> str:
+    config = DataConfig(sources=("*.txt",), tokenizer="bytes", val_fraction=0.3)
+    return build_snapshot(store, config, corpus).snapshot_id
+
+
+def look(store: LocalStore, snapshot_id: str, tmp_path: Path, **choice: Any) -> DataView:
+    return view_data(store, snapshot_id, WindowChoice(**{"block_size": BLOCK} | choice), cache_dir=tmp_path / "cache")
+
+
+def test_sizes_and_sources_are_those_of_the_corpus(
+    store: LocalStore, snapshot_id: str, corpus: Path, tmp_path: Path
+) -> None:
+    view = look(store, snapshot_id, tmp_path)
+    text_bytes = sum(path.stat().st_size for path in corpus.iterdir())
+    assert sum(split.bytes for split in view.splits.values()) == text_bytes
+    assert sum(split.documents for split in view.splits.values()) == len(view.sources) == 40
+    assert (view.vocab_size, view.end_of_text_id, view.rejected) == (257, 256, {})
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_every_token_leads_back_to_its_source_file(
+    store: LocalStore, snapshot_id: str, corpus: Path, tmp_path: Path, split: Any
+) -> None:
+    """With bytes as tokens a window is its documents' bytes, each followed by one end of text."""
+    by_name = {path.name: path for path in corpus.iterdir()}
+    for window in range(look(store, snapshot_id, tmp_path).splits[split].windows):
+        (view,) = look(store, snapshot_id, tmp_path, window=window, split=split).windows
+        expected = ""
+        content = b""
+        for document in view.documents:
+            source = by_name[Path(document.source).name].read_bytes()
+            text = source[document.offset_bytes : document.offset_bytes + document.bytes]
+            content += text[document.first_token :] + b"\0"
+        expected = content[:BLOCK].decode("utf-8", "replace").replace("\0", "<|endoftext|>")
+        assert view.text.strip("\ufffd") == expected.strip("\ufffd")
+
+
+def test_a_few_windows_of_both_splits_are_shown_unless_one_is_asked_for(
+    store: LocalStore, snapshot_id: str, tmp_path: Path
+) -> None:
+    view = look(store, snapshot_id, tmp_path)
+    last = view.splits["train"].windows - 1
+    assert [(shown.split, shown.window) for shown in view.windows] == [
+        ("train", 0),
+        ("train", (last + 1) // 2),
+        ("train", last),
+        ("val", 0),
+    ]
+
+
+def test_the_beginning_of_an_id_is_enough(store: LocalStore, snapshot_id: str, tmp_path: Path) -> None:
+    assert look(store, snapshot_id[:8], tmp_path).snapshot_id == snapshot_id
+
+
+def test_the_verb_answers_people_and_scripts(cairn: Any, snapshot_id: str) -> None:
+    people, script = cairn("data", snapshot_id[:12]), cairn("data", snapshot_id, "--json")
+    assert (people.code, script.code, script.err) == (0, 0, "")
+    assert "00.txt" in people.out and "train window 0, tokens 0 to 255, from" in people.out
+    assert json.loads(script.out)["snapshot_id"] == snapshot_id
+
+
+def test_the_verb_needs_neither_torch_nor_the_orchestrator(snapshot_id: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LISTS_LOADED, "data", snapshot_id, "--store", str(tmp_path / "store")],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert {"torch", "prefect", "fsspec"} & set(done.stderr.split()) == set()
+
+
+def test_a_window_that_is_not_there_is_refused_with_those_there_are(cairn: Any, snapshot_id: str) -> None:
+    ended = cairn("data", snapshot_id, "--window", "999999", "--block-size", "64")
+    assert ended.code == 2 and "train has windows 0 to" in ended.err
+
+
+def test_a_snapshot_that_is_not_there_is_refused_with_the_runs_there_are(cairn: Any, snapshot_id: str) -> None:
+    ended = cairn("data", "nobody")
+    assert ended.code == 2 and "no run 'nobody'" in ended.err
+
+
+def test_a_damaged_shard_is_never_shown(cairn: Any, snapshot_id: str, tmp_path: Path) -> None:
+    shard = tmp_path / "store" / "data" / snapshot_id / "train-00000.arrow"
+    data = bytearray(shard.read_bytes())
+    data[1000] ^= 1
+    shard.write_bytes(data)
+    ended = cairn("data", snapshot_id)
+    assert ended.code == 5 and f"data/{snapshot_id}/train-00000.arrow: sha256 is" in ended.err
+
+
+@pytest.fixture
+def tokenizer_file(tmp_path: Path) -> Path:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(Tokenizer.bytes().to_json())
+    return path
+
+
+def test_exported_and_imported_again_the_tokens_are_the_same(
+    cairn: Any, snapshot_id: str, tokenizer_file: Path, tmp_path: Path
+) -> None:
+    for form, names in (("nanogpt", ("train.bin", "val.bin")), ("llm.c", ("train_000000.bin", "val_000000.bin"))):
+        first, second = tmp_path / form / "1", tmp_path / form / "2"
+        assert cairn("export-tokens", snapshot_id, str(first), "--format", form).code == 0
+        sides = ("--train", str(first / names[0]), "--val", str(first / names[1]))
+        made = cairn("import-tokens", *sides, "--tokenizer", str(tokenizer_file), "--json")
+        assert (made.code, made.err) == (0, "")
+        imported = json.loads(made.out)["snapshot_id"]
+        assert cairn("export-tokens", imported, str(second), "--format", form).code == 0
+        assert [(first / name).read_bytes() for name in names] == [(second / name).read_bytes() for name in names]
+
+
+def test_ids_of_an_unknown_tokenizer_are_shown_as_numbers(cairn: Any, tmp_path: Path) -> None:
+    for name, first in (("train", 0), ("val", 5000)):
+        np.arange(first, first + 1000, dtype="<u2").tofile(tmp_path / f"{name}.bin")
+    made = cairn("import-tokens", "--train", "train.bin", "--val", "val.bin", "--vocab-size", "50257")
+    assert made.code == 0
+    snapshot_id = next(line.split()[1] for line in made.out.splitlines() if line.startswith("snapshot "))
+    assert "980 981 982" in cairn("data", snapshot_id, "--window", "98", "--block-size", "10").out
+
+
+def test_an_import_without_a_vocabulary_is_refused(cairn: Any) -> None:
+    ended = cairn("import-tokens", "--train", "train.bin", "--val", "val.bin")
+    assert ended.code == 2 and "--tokenizer, --vocab-size: give one of them" in ended.err
+
+
+def test_a_file_that_is_not_there_is_a_usage_error(cairn: Any) -> None:
+    ended = cairn("import-tokens", "--train", "absent.bin", "--val", "val.bin", "--vocab-size", "300")
+    assert ended.code == 2 and ".bin: cannot be read" in ended.err
