@@ -115,7 +115,8 @@ class DataConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     sources: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)]
-    text_field: Annotated[str, Field(min_length=1)] = "text"
+    # What the JSON reader cannot look for: quotes, backslashes and control characters.
+    text_field: Annotated[str, Field(pattern=r'^[^"\\\x00-\x1f]+$')] = "text"
     val_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
     tokenizer: str = "bpe:1024"
     tokenizer_bytes: Annotated[int, Field(ge=1)] = 256 * 1024 * 1024

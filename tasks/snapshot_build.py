@@ -40,6 +40,7 @@ from tasks.snapshot_assembly import assemble, shard_schema
 from tasks.snapshot_recipe import SnapshotReference as SnapshotReference
 from tasks.snapshot_recipe import keep_recipe, known_snapshot, recipe_id, recipe_of
 from tasks.token_parts import (
+    BATCH_BYTES,
     PART_BYTES,
     WORKERS,
     encoded_batches,
@@ -59,11 +60,12 @@ SURVEY = "survey.json"
 class Workshop:
     """How a snapshot is made, none of which decides its bytes.
 
-    ``workers`` batches are encoded at once; ``part_bytes`` of text are repeated at most by the next try after a kill;
-    ``on_progress`` is told how far it has come.
+    ``workers`` batches of ``batch_bytes`` of text are encoded at once; ``part_bytes`` of text are repeated at most by
+    the next try after a kill; ``on_progress`` is told how far it has come.
     """
 
     workers: int = WORKERS
+    batch_bytes: int = BATCH_BYTES
     part_bytes: int = PART_BYTES
     on_progress: ProgressListener = unheard
 
@@ -279,6 +281,13 @@ def _write_parts(folder: Path, work: _Work, survey: Survey, tokenizer: Tokenizer
     pieces = pieces_left(work.sources, done)
     if work.data.deduplicate:
         pieces = without_duplicates(pieces, seen_in(done))
-    batches = encoded_batches(pieces, tokenizer, work.data.val_fraction, schema, workers=workshop.workers)
+    batches = encoded_batches(
+        pieces,
+        tokenizer,
+        work.data.val_fraction,
+        schema,
+        workers=workshop.workers,
+        batch_bytes=workshop.batch_bytes,
+    )
     heard = _Heard(workshop.on_progress, BuildStage.TOKENIZING, survey.text_bytes, done.text_bytes, done.documents)
     write_parts(folder, len(done.paths), batches, schema, part_bytes=workshop.part_bytes, on_batch=heard.batch)

@@ -100,13 +100,19 @@ def part_batches(paths: Iterable[Path]) -> Iterator[pa.RecordBatch]:
 
 
 def encoded_batches(
-    pieces: Iterator[Piece], tokenizer: Tokenizer, val_fraction: float, schema: pa.Schema, *, workers: int
+    pieces: Iterator[Piece],
+    tokenizer: Tokenizer,
+    val_fraction: float,
+    schema: pa.Schema,
+    *,
+    workers: int,
+    batch_bytes: int,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the pieces in their order with their tokens, each document's followed by end-of-text."""
     waiting: deque[Future[pa.RecordBatch]] = deque()
     with ThreadPoolExecutor(workers, thread_name_prefix="encode") as pool:
         try:
-            for batch in _batches(pieces):
+            for batch in _batches(pieces, batch_bytes):
                 waiting.append(pool.submit(_encode, batch, tokenizer, val_fraction, schema))
                 if len(waiting) > workers:
                     yield waiting.popleft().result()
@@ -153,13 +159,13 @@ def _part(folder: Path, number: int) -> Path:
     return folder / f"part-{number:06d}.arrow"
 
 
-def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
+def _batches(pieces: Iterator[Piece], batch_bytes: int) -> Iterator[list[Piece]]:
     batch: list[Piece] = []
     held_bytes = 0
     for piece in pieces:
         batch.append(piece)
         held_bytes += piece.bytes if isinstance(piece, Document) else 0
-        if held_bytes >= BATCH_BYTES or len(batch) == BATCH_PIECES:
+        if held_bytes >= batch_bytes or len(batch) == BATCH_PIECES:
             yield batch
             batch, held_bytes = [], 0
     if batch:

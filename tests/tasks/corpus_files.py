@@ -1,0 +1,31 @@
+"""Corpora for tests: the same documents in every shape of file and compression."""
+
+import gzip
+import io
+import json
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+
+SHAPES = ("txt", "jsonl", "ndjson", "parquet")
+COMPRESSIONS = ("", ".gz", ".zst")
+
+
+def packed(content: bytes, compression: str) -> bytes:
+    """Pack bytes as the suffix says."""
+    if compression == ".gz":
+        return gzip.compress(content, mtime=0)
+    return pa.compress(content, codec="zstd", asbytes=True) if compression == ".zst" else content
+
+
+def shaped(texts: Sequence[str], shape: str) -> bytes:
+    """Return the content of a file that holds these texts, one document each."""
+    if shape == "parquet":
+        table = pa.table({"number": list(range(len(texts))), "text": list(texts), "other": list(texts)})
+        sink = io.BytesIO()
+        parquet.write_table(table, sink, row_group_size=7)
+        return sink.getvalue()
+    if shape == "txt":
+        return "\n\n".join(texts).encode()
+    return b"".join(json.dumps({"id": n, "text": text}).encode() + b"\n" for n, text in enumerate(texts))

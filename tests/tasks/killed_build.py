@@ -1,0 +1,36 @@
+"""Builds a snapshot and kills itself, really, when the part with a given number is about to be begun.
+
+Run as a program: folder, number of the part, and the configuration as JSON.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from model.configuration import DataConfig
+from storage.local_store import LocalStore
+from tasks.build_progress import BuildProgress, BuildStage
+from tasks.snapshot_build import Workshop, build_snapshot
+
+
+def main() -> None:
+    folder, part = Path(sys.argv[1]), int(sys.argv[2])
+
+    def watch(progress: BuildProgress) -> None:
+        parts = len(list((folder / "cache").glob("snapshots-in-work/*/part-*.arrow")))
+        if (progress.stage is BuildStage.TOKENIZING and parts >= part) or progress.stage is BuildStage.WRITING:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    build_snapshot(
+        LocalStore(folder / "store"),
+        DataConfig.model_validate_json(sys.argv[3]),
+        folder,
+        shard_tokens=4096,
+        cache_dir=folder / "cache",
+        workshop=Workshop(batch_bytes=1500, part_bytes=4000, on_progress=watch),
+    )
+
+
+if __name__ == "__main__":
+    main()

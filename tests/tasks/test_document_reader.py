@@ -1,0 +1,182 @@
+import io
+import json
+from collections import Counter
+from pathlib import Path
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.corpus import open_corpus
+from tasks.document import Document, InvalidCorpus, Rejected
+from tasks.document_reader import ReadingRules, blocks_of, lines_of
+from tests.tasks.corpus_files import COMPRESSIONS, SHAPES, packed, shaped
+
+TEXTS = [f"Document {number} is about stone {number * 7 % 11} — höher." for number in range(20)]
+
+
+def rejected(path: Path, content: bytes, rules: ReadingRules | None = None) -> dict[str, int]:
+    path.write_bytes(content)
+    (source,) = open_corpus(
+        [path.name if path.suffix != ".txt" else f"*{path.name}"], path.parent, rules or ReadingRules()
+    )
+    return dict(Counter(piece.kind.value for piece in source.pieces() if isinstance(piece, Rejected)))
+
+
+@pytest.mark.parametrize("place", ["local", "memory"])
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_shape_and_compression_gives_the_same_documents(
+    tmp_path: Path, shape: str, compression: str, place: str
+) -> None:
+    content = packed(shaped(TEXTS, shape), compression)
+    name = f"a.{shape}{compression}"
+    (tmp_path / name).write_bytes(content)
+    fsspec.filesystem("memory").pipe_file(f"/{tmp_path.name}/{name}", content)
+    source = name if place == "local" else f"memory://{tmp_path.name}/{name}"
+    (opened,) = open_corpus([source], tmp_path)
+    assert [document.text for document in opened.documents()] == TEXTS
+
+
+def test_a_glob_over_urls_reaches_into_folders_and_finds_each_kind(tmp_path: Path) -> None:
+    files = fsspec.filesystem("memory")
+    for shape in SHAPES:
+        files.pipe_file(f"/{tmp_path.name}/in/deep/a.{shape}.zst", packed(shaped([f"{shape} text"], shape), ".zst"))
+    opened = open_corpus([f"memory://{tmp_path.name}/**/*.zst"], tmp_path)
+    assert [document.text for source in opened for document in source.documents()] == [
+        f"{shape} text" for shape in sorted(SHAPES)
+    ]
+
+
+@pytest.mark.parametrize("compression", [".gz", ".zst"])
+def test_frames_one_after_another_are_one_text(tmp_path: Path, compression: str) -> None:
+    parts = [packed(shaped(TEXTS[start : start + 5], "jsonl"), compression) for start in range(0, 20, 5)]
+    (tmp_path / f"a.jsonl{compression}").write_bytes(b"".join(parts))
+    (opened,) = open_corpus([f"a.jsonl{compression}"], tmp_path)
+    assert [document.text for document in opened.documents()] == TEXTS
+
+
+@pytest.mark.parametrize("compression", [".gz", ".zst"])
+@pytest.mark.parametrize("shape", ["txt", "jsonl", "parquet"])
+def test_a_file_cut_short_is_refused_by_name(tmp_path: Path, shape: str, compression: str) -> None:
+    content = packed(shaped([text * 50 for text in TEXTS], shape), compression)
+    (tmp_path / f"a.{shape}{compression}").write_bytes(content[: len(content) // 2])
+    with pytest.raises(InvalidCorpus, match=rf"a\.{shape}.*cannot be read"):
+        for source in open_corpus([f"a.{shape}{compression}"], tmp_path):
+            list(source.pieces())
+
+
+def test_a_table_that_is_none_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(b"no table at all")
+    (source,) = open_corpus(["a.parquet"], tmp_path)
+    with pytest.raises(InvalidCorpus, match=r"a\.parquet: cannot be read"):
+        list(source.pieces())
+
+
+def test_bad_lines_are_rejected_by_kind_and_place(tmp_path: Path) -> None:
+    lines = [
+        b'{"text": "good"}',
+        b"",
+        b'{"text": "bad \xff"}',
+        b'{"text": ',
+        b'{"other": "\xc3\xa4"}',
+        b'{"text": null}',
+        b'{"text": ["no", "string"]}',
+        b'{"text": " \\n "}',
+        b'{"text": "' + b"x" * 100 + b'"}',
+        b'{"text": "good again"}',
+        b"[1, 2]",
+    ]
+    (tmp_path / "a.jsonl").write_bytes(b"\r\n".join(lines))
+    (source,) = open_corpus(["a.jsonl"], tmp_path, ReadingRules(max_document_bytes=60))
+    pieces = list(source.pieces())
+    kinds = [piece.kind.value if isinstance(piece, Rejected) else piece.text for piece in pieces]
+    assert kinds == [
+        "good",
+        "not-utf8",
+        "not-json",
+        "missing-field",
+        "missing-field",
+        "not-a-string",
+        "empty",
+        "too-long",
+        "good again",
+        "not-json",
+    ]
+    content = b"\r\n".join(lines)
+    given = [line for line in lines if line]
+    assert all(content[p.offset_bytes :].startswith(line) for p, line in zip(pieces, given, strict=True))
+
+
+def test_bad_rows_are_rejected_by_kind_and_number(tmp_path: Path) -> None:
+    column = pa.array([b"good", None, b"bad \xff", b"  ", b"x" * 100, b"good again"], type=pa.binary())
+    sink = io.BytesIO()
+    parquet.write_table(pa.table({"body": column}), sink)
+    (tmp_path / "a.parquet").write_bytes(sink.getvalue())
+    (source,) = open_corpus(["a.parquet"], tmp_path, ReadingRules(text_field="body", max_document_bytes=60))
+    pieces = [(p.offset_bytes, p.kind.value if isinstance(p, Rejected) else p.text) for p in source.pieces()]
+    assert pieces == [
+        (0, "good"),
+        (1, "missing-field"),
+        (2, "not-utf8"),
+        (3, "empty"),
+        (4, "too-long"),
+        (5, "good again"),
+    ]
+
+
+@pytest.mark.parametrize(("field", "kind"), [("absent", "missing-field"), ("number", "not-a-string")])
+def test_a_table_without_a_column_of_text_has_no_good_row(tmp_path: Path, field: str, kind: str) -> None:
+    content = shaped(TEXTS, "parquet")
+    assert rejected(tmp_path / "a.parquet", content, ReadingRules(text_field=field)) == {kind: 20}
+
+
+@pytest.mark.parametrize(("content", "kind"), [(b"\xff", "not-utf8"), (b" \n", "empty"), (b"x" * 61, "too-long")])
+def test_a_bad_file_of_a_glob_is_one_rejected_document(tmp_path: Path, content: bytes, kind: str) -> None:
+    assert rejected(tmp_path / "a.txt", content, ReadingRules(max_document_bytes=60)) == {kind: 1}
+
+
+def test_a_detail_is_never_longer_than_a_line(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": 1}))
+    (source,) = open_corpus(["a.jsonl"], tmp_path, ReadingRules(text_field="t" * 500))
+    (piece,) = source.pieces()
+    assert isinstance(piece, Rejected) and len(piece.detail) == 200
+
+
+def test_the_field_may_have_any_name(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"Ein Feld – mit Namen": "good", "text": 3}')
+    (source,) = open_corpus(["a.jsonl"], tmp_path, ReadingRules(text_field="Ein Feld – mit Namen"))
+    assert [piece.text for piece in source.pieces() if isinstance(piece, Document)] == ["good"]
+
+
+@given(lines=st.lists(st.binary(max_size=12).map(lambda line: line.replace(b"\n", b"")), max_size=8))
+def test_a_line_longer_than_the_bound_moves_no_other(lines: list[bytes]) -> None:
+    content = b"\n".join(lines)
+    found = list(lines_of(io.BytesIO(content), 4))
+    assert [offset for offset, _ in found] == [offset for offset, _ in lines_of(io.BytesIO(content), 100)]
+    assert all(content[offset : offset + len(line)] == line for offset, line in found)
+    assert all(len(line) <= 6 for _, line in found)
+
+
+def test_a_block_longer_than_the_bound_comes_cut_and_the_next_one_whole() -> None:
+    content = b"x" * 50 + b"\n" + b"y" * 50 + b"\n\nnext"
+    found = list(blocks_of(io.BytesIO(content), 10))
+    assert [offset for offset, _ in found] == [0, 103]
+    assert len(found[0][1]) > 10 and found[1][1] == b"next"
+
+
+@pytest.mark.parametrize("shape", ["jsonl", "parquet", "jsonl.gz", "txt.zst"])
+@pytest.mark.parametrize("later", ["other", "cut"])
+def test_a_source_that_changes_after_its_check_is_refused(tmp_path: Path, shape: str, later: str) -> None:
+    inner, _, compression = shape.partition(".")
+    path = tmp_path / f"a.{shape}"
+    before = packed(shaped(TEXTS, inner), f".{compression}" if compression else "")
+    after = packed(shaped(TEXTS[::-1], inner), f".{compression}" if compression else "")
+    path.write_bytes(before)
+    (source,) = open_corpus([path.name], tmp_path)
+    path.write_bytes(after if later == "other" else before[:-20])
+    with pytest.raises(InvalidCorpus, match="changed while it was read"):
+        list(source.pieces())

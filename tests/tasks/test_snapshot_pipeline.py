@@ -1,0 +1,241 @@
+import json
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+
+from model.configuration import DataConfig
+from model.tokenizer import Tokenizer
+from storage.data_snapshot import SnapshotManifest
+from storage.memory_store import MemoryStore
+from tasks.build_progress import BuildProgress, BuildStage
+from tasks.corpus_survey import TextSample
+from tasks.document import Document, InvalidCorpus, document_of
+from tasks.document_split import split_of
+from tasks.seen_digests import SeenDigests
+from tasks.snapshot_build import SnapshotReference, Workshop, build_snapshot
+from tests.tasks import killed_build
+from tests.tasks.corpus_files import packed, shaped
+
+TEXTS = [f"Text {number}: " + " ".join(f"stone{number * k % 89}" for k in range(1, 30)) for number in range(300)]
+ROOT = Path(killed_build.__file__).parents[2]
+DATA = DataConfig(sources=("*.jsonl", "*.parquet", "c.txt", "*.gz"), tokenizer="bpe:300")
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    (tmp_path / "a.jsonl").write_bytes(shaped(TEXTS[:120], "jsonl"))
+    (tmp_path / "b.parquet").write_bytes(shaped(TEXTS[120:200], "parquet"))
+    (tmp_path / "c.txt").write_bytes(shaped(TEXTS[200:250], "txt"))
+    (tmp_path / "d.jsonl.gz").write_bytes(packed(shaped(TEXTS[250:], "jsonl"), ".gz"))
+    return tmp_path
+
+
+def built(data: DataConfig, base: Path, workshop: Workshop | None = None) -> SnapshotReference:
+    return build_snapshot(MemoryStore(), data, base, shard_tokens=4096, workshop=workshop or Workshop())
+
+
+def index_of(data: DataConfig, base: Path, name: str = "documents") -> list[dict[str, object]]:
+    store = MemoryStore()
+    reference = build_snapshot(store, data, base)
+    table = parquet.read_table(pa.BufferReader(store.read(f"data/{reference.snapshot_id}/{name}.parquet")))
+    return list(table.to_pylist())
+
+
+def counts(manifest: SnapshotManifest) -> dict[str, int]:
+    return {item.kind: item.documents for item in manifest.rejected}
+
+
+def test_the_id_does_not_depend_on_workers_batches_or_parts(corpus: Path) -> None:
+    workshops = [
+        Workshop(),
+        Workshop(workers=1, batch_bytes=1500, part_bytes=3000),
+        Workshop(workers=5, batch_bytes=500, part_bytes=9999),
+    ]
+    assert len({built(DATA, corpus, workshop).snapshot_id for workshop in workshops}) == 1
+
+
+def test_the_id_does_not_depend_on_the_order_of_sources(corpus: Path) -> None:
+    turned = DATA.model_copy(update={"sources": DATA.sources[::-1]})
+    assert built(DATA, corpus).snapshot_id == built(turned, corpus).snapshot_id
+
+
+def test_every_document_of_every_shape_is_in_the_index_in_order(corpus: Path) -> None:
+    rows = index_of(DATA, corpus)
+    assert [row["sha256"] for row in rows] == [document_of("", 0, text.encode()).sha256 for text in TEXTS]
+    assert dict(Counter(row["source"] for row in rows)) == {
+        "a.jsonl": 120,
+        "b.parquet": 80,
+        "c.txt": 50,
+        "d.jsonl.gz": 50,
+    }
+
+
+def test_no_text_is_in_both_splits(corpus: Path) -> None:
+    (corpus / "e.jsonl").write_bytes(shaped(TEXTS[40:90], "jsonl"))
+    rows = index_of(DATA, corpus)
+    held = {split: {row["sha256"] for row in rows if row["split"] == split} for split in ("train", "val")}
+    assert held["train"] and held["val"] and not held["train"] & held["val"]
+
+
+def test_adding_a_file_of_another_shape_moves_no_document(corpus: Path) -> None:
+    before = {row["sha256"]: row["split"] for row in index_of(DATA, corpus)}
+    (corpus / "0.jsonl").write_bytes(shaped([f"Added {number}" for number in range(60)], "jsonl"))
+    after = {row["sha256"]: row["split"] for row in index_of(DATA, corpus)}
+    assert before.items() <= after.items() and len(after) == len(before) + 60
+
+
+def test_rejected_documents_are_counted_and_listed(corpus: Path) -> None:
+    with (corpus / "a.jsonl").open("ab") as file:
+        file.write(b'{"text": 3}\n{"no": "text"}\nnonsense\n')
+    (store, data) = MemoryStore(), DATA.model_copy(update={"max_rejected_fraction": 0.02})
+    manifest = build_snapshot(store, data, corpus).manifest
+    assert counts(manifest) == {"missing-field": 1, "not-a-string": 1, "not-json": 1}
+    assert sum(item.documents for item in manifest.sources) == len(TEXTS)
+    rows = index_of(data, corpus, "rejected")
+    assert [row["kind"] for row in rows] == ["not-a-string", "missing-field", "not-json"]
+    content = (corpus / "a.jsonl").read_bytes()
+    assert all(row["source"] == "a.jsonl" for row in rows)
+    assert content[int(str(rows[2]["offset_bytes"])) :] == b"nonsense\n"
+
+
+def test_more_bad_documents_than_allowed_stop_the_job_naming_the_worst(corpus: Path) -> None:
+    with (corpus / "a.jsonl").open("ab") as file:
+        file.write(b"nonsense\n" * 5 + b'{"text": 3}\n')
+    store = MemoryStore()
+    with pytest.raises(InvalidCorpus, match=r"6 of 306 documents .*, 5 of them not-json in a\.jsonl; rule: "):
+        build_snapshot(store, DATA, corpus)
+    assert not store.keys("data")
+
+
+def test_a_stricter_share_refuses_what_an_easier_one_had_built(corpus: Path) -> None:
+    (corpus / "bad.jsonl").write_bytes(b"nonsense\n")
+    store = MemoryStore()
+    build_snapshot(store, DATA, corpus)
+    with pytest.raises(InvalidCorpus, match=r"1 of 301 documents .*, 1 not-json; rule: "):
+        build_snapshot(store, DATA.model_copy(update={"max_rejected_fraction": 0.001}), corpus)
+
+
+def test_a_corpus_of_bad_documents_alone_says_so(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"\xff")
+    with pytest.raises(InvalidCorpus, match=r"1 of 1 documents .* not-utf8 in a\.txt"):
+        built(DataConfig(sources=("*.txt",)), tmp_path)
+
+
+def test_duplicates_stay_unless_they_are_unwanted(corpus: Path) -> None:
+    (corpus / "e.jsonl").write_bytes(shaped(TEXTS[:40] * 2, "jsonl"))
+    assert len(index_of(DATA, corpus)) == len(TEXTS) + 80
+    manifest = built(DATA.model_copy(update={"deduplicate": True}), corpus).manifest
+    assert counts(manifest) == {"duplicate": 80}
+    assert {item.name: item.documents for item in manifest.sources}["e.jsonl"] == 0
+
+
+@pytest.mark.parametrize("deduplicate", [False, True])
+@pytest.mark.parametrize("part", [1, 4, 10**6], ids=["early", "midway", "while assembling"])
+def test_a_killed_build_goes_on_from_its_parts_to_the_same_bytes(
+    corpus: Path, part: int, deduplicate: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (corpus / "e.jsonl").write_bytes(shaped(TEXTS[::3], "jsonl"))
+    data = DATA.model_copy(update={"deduplicate": deduplicate})
+    whole = built(data, corpus).snapshot_id
+    command = [sys.executable, killed_build.__file__, str(corpus), str(part), json.dumps(data.model_dump(mode="json"))]
+    killed = subprocess.run(command, env={"PYTHONPATH": str(ROOT)}, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    parts = len(list((corpus / "cache").glob("snapshots-in-work/*/part-*.arrow")))
+    assert parts >= 1
+    if part == 10**6:
+        monkeypatch.delattr(Tokenizer, "encode_flat")  # nothing is left to encode but an empty end
+    monkeypatch.delattr(Tokenizer, "train_bpe")
+    reported: list[BuildProgress] = []
+    reference = build_snapshot(
+        MemoryStore(),
+        data,
+        corpus,
+        shard_tokens=4096,
+        cache_dir=corpus / "cache",
+        workshop=Workshop(batch_bytes=1500, on_progress=reported.append),
+    )
+    assert reference.snapshot_id == whole
+    encoded = [item for item in reported if item.stage is BuildStage.TOKENIZING]
+    assert all(item.bytes_done > 4000 * parts for item in encoded)
+    assert not list((corpus / "cache").glob("snapshots-in-work/*/"))
+
+
+def test_two_builders_of_one_recipe_do_not_disturb_each_other(corpus: Path) -> None:
+    inner: list[str] = []
+
+    def meanwhile(progress: BuildProgress) -> None:
+        if progress.stage is BuildStage.TOKENIZING and not inner:
+            inner.append("begun")
+            inner.append(build_snapshot(MemoryStore(), DATA, corpus, cache_dir=corpus / "cache").snapshot_id)
+
+    outer = build_snapshot(
+        MemoryStore(), DATA, corpus, cache_dir=corpus / "cache", workshop=Workshop(on_progress=meanwhile)
+    )
+    assert inner[1] == outer.snapshot_id
+
+
+def test_parts_of_a_source_that_changed_are_not_used_again(corpus: Path) -> None:
+    def disturb(progress: BuildProgress) -> None:
+        if progress.stage is BuildStage.TOKENIZING:
+            (corpus / "d.jsonl.gz").write_bytes(packed(shaped(TEXTS[:50], "jsonl"), ".gz"))
+
+    with pytest.raises(InvalidCorpus, match="changed while it was read"):
+        build_snapshot(
+            MemoryStore(), DATA, corpus, cache_dir=corpus, workshop=Workshop(batch_bytes=1500, on_progress=disturb)
+        )
+    assert not list(corpus.glob("snapshots-in-work/*/"))
+
+
+def test_progress_never_goes_back_and_ends_at_the_whole(corpus: Path) -> None:
+    reported: list[BuildProgress] = []
+    manifest = built(DATA, corpus, Workshop(batch_bytes=1500, on_progress=reported.append)).manifest
+    for stage in (BuildStage.TOKENIZING, BuildStage.WRITING):
+        done = [item for item in reported if item.stage is stage]
+        assert [item.bytes_done for item in done] == sorted(item.bytes_done for item in done)
+        assert done[-1].bytes_done == done[-1].bytes_total == manifest.splits.train.bytes + manifest.splits.val.bytes
+        assert done[-1].documents == len(TEXTS)
+    assert list(dict.fromkeys(item.stage for item in reported)) == list(BuildStage)
+
+
+def documents() -> Iterator[Document]:
+    yield from (document_of("a", number, text.encode()) for number, text in enumerate([*TEXTS, *TEXTS[:20]]))
+
+
+@pytest.mark.parametrize("limit", [1, 500, 5000, 10**6])
+def test_the_sample_is_the_same_in_any_order_and_within_its_bound(limit: int) -> None:
+    forward, backward = TextSample(limit), TextSample(limit)
+    for document in documents():
+        forward.offer(document)
+    for document in reversed(list(documents())):
+        backward.offer(document)
+    chosen = list(forward.texts())
+    assert chosen == list(backward.texts())
+    assert sum(len(text.encode()) for text in chosen) <= limit
+    assert len(chosen) > (0 if limit > 500 else -1)
+
+
+def test_a_bounded_sample_teaches_the_same_tokenizer_whatever_the_order(corpus: Path) -> None:
+    data = DATA.model_copy(update={"tokenizer_bytes": 20_000})
+    turned = data.model_copy(update={"sources": data.sources[::-1]})
+    one, two = built(data, corpus).manifest, built(turned, corpus).manifest
+    assert one.tokenizer_sha256 == two.tokenizer_sha256 != built(DATA, corpus).manifest.tokenizer_sha256
+
+
+def test_digests_are_remembered_in_a_bounded_number_of_bytes() -> None:
+    seen = SeenDigests()
+    digests = [document_of("a", 0, f"{number}".encode()).sha256 for number in range(20_000)]
+    assert all(seen.add(digest) for digest in digests)
+    assert not any(seen.add(digest) for digest in digests)
+    assert len(seen) == 20_000
+    assert seen.table_bytes <= 48 * len(seen)
+
+
+def test_the_split_of_a_document_is_in_its_row(corpus: Path) -> None:
+    assert all(row["split"] == split_of(str(row["sha256"]), DATA.val_fraction) for row in index_of(DATA, corpus))
