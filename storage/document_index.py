@@ -13,8 +13,11 @@ from types import TracebackType
 from typing import Any, Literal, TypeAlias
 
 import msgspec
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as compute
 import pyarrow.parquet as parquet
+from numpy.typing import NDArray
 
 from storage.errors import IntegrityError
 
@@ -137,12 +140,13 @@ def documents_between(path: Path, split: SplitName, start: int, stop: int) -> It
         with parquet.ParquetFile(path, memory_map=True) as index:
             group, position = _first_group(index, split, start)
             while position < stop and group < index.num_row_groups:
-                for row in _rows_of(index, group):
-                    if row.split == split:
-                        if position < stop and position + row.tokens > start:
-                            yield DocumentPlace(row=row, first_token=position)
-                        position += row.tokens
-                group += 1
+                sizes = _tokens_of(index, group, split)
+                ends = position + np.cumsum(sizes)
+                wanted = np.flatnonzero((sizes > 0) & (ends > start) & (ends - sizes < stop))
+                if len(wanted):
+                    for row, end in zip(_rows_of(index, group, wanted), ends[wanted].tolist(), strict=True):
+                        yield DocumentPlace(row=row, first_token=end - row.tokens)
+                position, group = position + int(sizes.sum()), group + 1
     except (pa.ArrowException, OSError, TypeError, msgspec.DecodeError) as error:
         raise IntegrityError(f"{path}: not a readable document index: {error}") from error
 
@@ -164,8 +168,16 @@ def _first_group(index: parquet.ParquetFile, split: SplitName, token: int) -> tu
     return group, starts[group] if starts else 0
 
 
-def _rows_of(index: parquet.ParquetFile, group: int) -> Iterator[DocumentRow]:
-    for fields in index.read_row_group(group).to_pylist():
+def _tokens_of(index: parquet.ParquetFile, group: int, split: SplitName) -> NDArray[np.int64]:
+    """Return the tokens (R,) of each row of a row group, 0 where it is of another split."""
+    table = index.read_row_group(group, columns=["tokens", "split"])
+    is_wanted = compute.equal(table["split"], split).to_numpy(zero_copy_only=False)
+    return np.where(is_wanted, table["tokens"].to_numpy(), 0)
+
+
+def _rows_of(index: parquet.ParquetFile, group: int, rows: NDArray[np.int64] | None = None) -> Iterator[DocumentRow]:
+    table = index.read_row_group(group)
+    for fields in (table if rows is None else table.take(rows)).to_pylist():
         yield DocumentRow(**fields)
 
 

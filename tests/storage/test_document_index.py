@@ -105,14 +105,14 @@ def test_tokens_beyond_the_end_belong_to_no_document(tmp_path: Path) -> None:
 def test_only_the_row_groups_that_hold_the_tokens_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read, original = [], parquet.ParquetFile.read_row_group
 
-    def watched(index: parquet.ParquetFile, group: int) -> pa.Table:
+    def watched(index: parquet.ParquetFile, group: int, columns: list[str] | None = None) -> pa.Table:
         read.append(group)
-        return original(index, group)
+        return original(index, group, columns=columns)
 
     path, last = write(tmp_path / "index"), places("train")[-2]
     monkeypatch.setattr(parquet.ParquetFile, "read_row_group", watched)
     assert list(documents_between(path, "train", last.first_token, last.first_token + 1)) == [last]
-    assert read == [5]
+    assert set(read) == {5}
 
 
 def test_an_index_from_before_starts_were_kept_is_read_from_its_beginning(tmp_path: Path) -> None:
