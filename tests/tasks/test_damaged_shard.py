@@ -1,0 +1,90 @@
+"""A shard that is damaged while a large snapshot is trained on: nothing of it is used, and bad-data names it."""
+
+import traceback
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from model.batch_loader import BatchLoader
+from model.configuration import DataConfig
+from model.sample_order import SampleOrder
+from model.token_windows import TokenWindows
+from storage.data_snapshot import open_snapshot
+from storage.errors import SnapshotDamaged
+from storage.local_store import LocalStore
+from tasks.failures import Evidence, LastWords, TerminationReason, classify
+from tasks.snapshot_build import build_snapshot, repair_snapshot
+
+BLOCK = 16
+SHARD_TOKENS = 512
+DATA = DataConfig(sources=("*.txt",), tokenizer="bytes", val_fraction=0.2)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path / "store")
+
+
+@pytest.fixture
+def snapshot_id(store: LocalStore, tmp_path: Path) -> str:
+    for number in range(60):
+        (tmp_path / f"{number:02d}.txt").write_text(f"{number} " * 60)
+    return build_snapshot(store, DATA, tmp_path, shard_tokens=SHARD_TOKENS).snapshot_id
+
+
+def flip(store: LocalStore, key: str) -> None:
+    data = bytearray(store.read(key))
+    data[len(data) // 2] ^= 1
+    store.write(key, bytes(data))
+
+
+def test_every_batch_before_the_damaged_shard_is_trained_on_and_none_of_it(
+    store: LocalStore, snapshot_id: str, tmp_path: Path
+) -> None:
+    key = f"data/{snapshot_id}/train-00007.arrow"
+    flip(store, key)
+    opened = open_snapshot(store, snapshot_id, tmp_path / "cache", eager_bytes=0)
+    windows = TokenWindows(opened.train, BLOCK, 257)
+    order = SampleOrder(window_count=windows.window_count, seed=3, global_batch=2)
+    first_bad = next(step for step in range(100) if 7 in shards_read_at(order, step))
+    assert first_bad > 0
+    with BatchLoader(windows, order, torch.device("cpu"), end_step=100) as loader:
+        for step in range(first_bad):
+            assert loader.batch(step).tokens.shape == (2, BLOCK + 1)
+        with pytest.raises(SnapshotDamaged, match=f"{key}: sha256 is"):
+            loader.batch(first_bad)
+
+
+def shards_read_at(order: SampleOrder, step: int) -> set[int]:
+    """Return the shards the windows of the step's batch begin in or reach into."""
+    first = order.windows_of(step) * BLOCK
+    return {*(first // SHARD_TOKENS).tolist(), *((first + BLOCK) // SHARD_TOKENS).tolist()}
+
+
+def test_the_trainers_last_words_become_bad_data_with_the_shards_name(
+    store: LocalStore, snapshot_id: str, tmp_path: Path
+) -> None:
+    key = f"data/{snapshot_id}/train-00002.arrow"
+    flip(store, key)
+    shard = open_snapshot(store, snapshot_id, tmp_path / "cache", eager_bytes=0).train[2]
+    with pytest.raises(SnapshotDamaged) as caught:
+        shard[:1]
+    words = LastWords(
+        exception=caught.typename,
+        message=str(caught.value),
+        traceback=tuple(traceback.format_exception(caught.value)),
+    )
+    failure = classify(Evidence(last_words=words))
+    assert (failure.reason, key in failure.detail) == (TerminationReason.BAD_DATA, True)
+
+
+def test_a_damaged_shard_of_a_large_snapshot_is_made_anew_from_its_sources(
+    store: LocalStore, snapshot_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.snapshot_build.DEFAULT_SHARD_TOKENS", SHARD_TOKENS)
+    sound = store.read(f"data/{snapshot_id}/train-00002.arrow")
+    flip(store, f"data/{snapshot_id}/train-00002.arrow")
+    assert repair_snapshot(store, snapshot_id, DATA, tmp_path, tmp_path / "cache") == 1
+    assert store.read(f"data/{snapshot_id}/train-00002.arrow") == sound
