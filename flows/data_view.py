@@ -5,7 +5,6 @@ manifest, the part of the index it needs and the shards of the windows it shows,
 Refuses to change anything.
 """
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +19,9 @@ from storage.object_store import ObjectStore
 from storage.token_shard import slices_between
 
 DEFAULT_BLOCK_SIZE = 256
-_ID = re.compile(r"[0-9a-f]{8,64}\Z")
+_ID_CHARACTERS = 64
+_ENOUGH_CHARACTERS = 8
+_LISTED = 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,14 +134,18 @@ def find_snapshot(store: ObjectStore, reference: str) -> tuple[str, str | None, 
 
     A snapshot by its own id has no run, and 0 as block size.
     """
-    if _ID.match(reference):
-        names = [key.rpartition("/")[2] for key in store.folders("data")]
-        found = [name for name in names if name.startswith(reference)]
-        if len(found) == 1:
-            return found[0], None, 0
-        if found:
-            raise RunNotFound(f"{reference}: {len(found)} snapshots begin so: {', '.join(found)}")
-    opened = find_run(store, reference).state.opened
+    names = [key.rpartition("/")[2] for key in store.folders("data")]
+    snapshots = [name for name in names if len(name) == _ID_CHARACTERS]
+    found = [name for name in snapshots if name.startswith(reference) and len(reference) >= _ENOUGH_CHARACTERS]
+    if len(found) == 1:
+        return found[0], None, 0
+    if found:
+        raise RunNotFound(f"{reference}: {len(found)} snapshots begin so: {', '.join(found)}")
+    try:
+        opened = find_run(store, reference).state.opened
+    except RunNotFound as missing:
+        listed = ", ".join(name[:12] for name in snapshots[:_LISTED]) or "none"
+        raise RunNotFound(f"no snapshot {reference!r}, and {missing}; snapshots here: {listed}") from missing
     assert opened is not None
     model = opened.config.get("model")
     return opened.data_snapshot, reference, int(model["block_size"]) if isinstance(model, dict) else 0

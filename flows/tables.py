@@ -227,7 +227,7 @@ def print_data(view: "DataView") -> None:
         for document in window.documents:
             where = f"{document.source} byte {document.offset_bytes:,} ({document.bytes:,} bytes)"
             print(f"  {where}, sha256 {short(document.sha256)}, from its token {document.first_token:,} on")
-        print(f"{window.text}")
+        print(_harmless(window.text))
 
 
 def print_import(view: "ImportView") -> None:
@@ -267,6 +267,11 @@ def print_simulation(view: "SimulationView") -> None:
             print(f"  {outcome.policy} stopped by {outcome.stopped_by}")
     print()
     _print_intervals(view)
+
+
+def _harmless(text: str) -> str:
+    """Return text that cannot steer the terminal, whatever the corpus holds."""
+    return "".join(character if character.isprintable() or character in "\n\t" else "\ufffd" for character in text)
 
 
 def _split_size(size: "SplitView", block_size: int) -> str:

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flows.data_view import DataView, WindowChoice, view_data
+from flows.data_view import DataView, WindowChoice, find_snapshot, view_data
+from flows.errors import RunNotFound
 from model.configuration import DataConfig
 from model.tokenizer import Tokenizer
 from storage.local_store import LocalStore
@@ -90,6 +91,14 @@ def test_the_verb_answers_people_and_scripts(cairn: Any, snapshot_id: str) -> No
     assert json.loads(script.out)["snapshot_id"] == snapshot_id
 
 
+def test_text_that_would_steer_the_terminal_is_shown_harmless(cairn: Any, store: LocalStore, tmp_path: Path) -> None:
+    for number in range(20):
+        (tmp_path / f"{number}.txt").write_text(f"{number}\x1b[2J" * 20)
+    config = DataConfig(sources=("*.txt",), tokenizer="bytes", val_fraction=0.5)
+    shown = cairn("data", build_snapshot(store, config, tmp_path).snapshot_id)
+    assert (shown.code, "\ufffd[2J" in shown.out, "\x1b" in shown.out) == (0, True, False)
+
+
 def test_the_verb_needs_neither_torch_nor_the_orchestrator(snapshot_id: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", LISTS_LOADED, "data", snapshot_id, "--store", str(tmp_path / "store")],
@@ -106,9 +115,21 @@ def test_a_window_that_is_not_there_is_refused_with_those_there_are(cairn: Any, 
     assert ended.code == 2 and "train has windows 0 to" in ended.err
 
 
-def test_a_snapshot_that_is_not_there_is_refused_with_the_runs_there_are(cairn: Any, snapshot_id: str) -> None:
+def test_a_snapshot_that_is_not_there_is_refused_with_what_there_is(cairn: Any, snapshot_id: str) -> None:
     ended = cairn("data", "nobody")
-    assert ended.code == 2 and "no run 'nobody'" in ended.err
+    assert ended.code == 2 and "no snapshot 'nobody', and no run 'nobody'" in ended.err
+    assert f"snapshots here: {snapshot_id[:12]}" in ended.err
+
+
+def test_a_run_names_its_snapshot_and_its_window_size(bard: Any, store: LocalStore) -> None:
+    assert find_snapshot(store, "bard") == ("d" * 64, "bard", 8)
+
+
+def test_a_beginning_that_several_ids_have_is_refused_with_them(store: LocalStore) -> None:
+    for end in "ab":
+        store.write(f"data/{'c' * 63}{end}/snapshot.json", b"")
+    with pytest.raises(RunNotFound, match="2 snapshots begin so"):
+        find_snapshot(store, "cccccccc")
 
 
 def test_a_damaged_shard_is_never_shown(cairn: Any, snapshot_id: str, tmp_path: Path) -> None:
@@ -130,15 +151,14 @@ def tokenizer_file(tmp_path: Path) -> Path:
 def test_exported_and_imported_again_the_tokens_are_the_same(
     cairn: Any, snapshot_id: str, tokenizer_file: Path, tmp_path: Path
 ) -> None:
-    for form, names in (("nanogpt", ("train.bin", "val.bin")), ("llm.c", ("train_000000.bin", "val_000000.bin"))):
-        first, second = tmp_path / form / "1", tmp_path / form / "2"
-        assert cairn("export-tokens", snapshot_id, str(first), "--format", form).code == 0
-        sides = ("--train", str(first / names[0]), "--val", str(first / names[1]))
-        made = cairn("import-tokens", *sides, "--tokenizer", str(tokenizer_file), "--json")
-        assert (made.code, made.err) == (0, "")
-        imported = json.loads(made.out)["snapshot_id"]
-        assert cairn("export-tokens", imported, str(second), "--format", form).code == 0
-        assert [(first / name).read_bytes() for name in names] == [(second / name).read_bytes() for name in names]
+    names = ("train_000000.bin", "val_000000.bin")
+    first, second = tmp_path / "1", tmp_path / "2"
+    assert cairn("export-tokens", snapshot_id, str(first), "--format", "llm.c").code == 0
+    sides = ("--train", str(first / names[0]), "--val", str(first / names[1]))
+    made = cairn("import-tokens", *sides, "--tokenizer", str(tokenizer_file), "--json")
+    assert (made.code, made.err) == (0, "")
+    assert cairn("export-tokens", json.loads(made.out)["snapshot_id"], str(second), "--format", "llm.c").code == 0
+    assert [(first / name).read_bytes() for name in names] == [(second / name).read_bytes() for name in names]
 
 
 def test_ids_of_an_unknown_tokenizer_are_shown_as_numbers(cairn: Any, tmp_path: Path) -> None:
