@@ -1,20 +1,29 @@
 """The flow `train-gpt` run in this process: Prefect made quiet, its own server started safely, its end made a code.
 
-Owns everything the command must know of Prefect. Imports it only when a session begins. Refuses to know what the flow
-does.
+Owns everything the command must know of Prefect, and what happens where its API is away: at the start the run gets a
+server of its own, at the end the log says how it ended. Imports it only when a session begins. Refuses to know what the
+flow does.
 """
 
 import os
 import signal
+import ssl
+import sys
 import threading
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 
 from flows.exit_code import ExitCode, code_of_state
 from flows.preflight import TrainingRequest, named_run
+from storage.open_store import open_store
+from storage.run_log import RunLog
+from storage.run_state import RunState
 
 # A person sees our own progress; Prefect's log would show it twice, and every refusal as a traceback.
 QUIET = {
@@ -25,6 +34,13 @@ QUIET = {
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
     "DO_NOT_TRACK": "1",
 }
+
+
+_PATIENCE_SECONDS = 10.0
+"""A server that is restarted comes back in about this time; starting one of its own takes as long."""
+_ASK_SECONDS = 3.0
+_DELIVERY_SECONDS = 30.0
+_STATE_OF_REASON = {"completed": "Completed", "preempted": "Preempted", "cancelled": "Interrupted", "error": "Error"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,24 +73,84 @@ def terminable() -> Iterator[None]:
 def run_train_gpt(request: TrainingRequest, store: str, *, say: Callable[[str], None]) -> FlowEnd:
     """Run the flow to its end in this process; raises whatever the flow's body raised."""
     quieten(os.environ)
+    _forget_absent_server(os.environ, say)
     if not os.environ.get("PREFECT_API_URL"):
         say("starting Prefect's own server, about ten seconds (PREFECT_API_URL names one that runs already) …")
     _start_own_server()
+    from httpx import TransportError
+
     from flows.train_gpt import train_gpt
 
-    state: Any = train_gpt(
-        config=request.config,
-        run_id=named_run(request),
-        overrides=list(request.overrides),
-        store=store,
-        start_over=request.start_over,
-        return_state=True,
-    )
+    log = RunLog(open_store(store), named_run(request))
+    before = log.refresh().latest_attempt
+    try:
+        state: Any = train_gpt(
+            config=request.config,
+            run_id=named_run(request),
+            overrides=list(request.overrides),
+            store=store,
+            start_over=request.start_over,
+            return_state=True,
+        )
+    except TransportError as error:
+        end = _end_on_record(log.refresh(), before)
+        if end is None:
+            raise
+        return replace(end, message=f"{end.message}; Prefect does not answer, so it shows no end: {error}")
     code = code_of_state(state.name or "")
     if code is None:
         state.result(raise_on_failure=True)
         raise RuntimeError(f"the flow ended {state.name}: {state.message}")
     return FlowEnd(code=code, message=state.message or "")
+
+
+def leave_undelivered(code: ExitCode) -> None:
+    """Leave at once with `code` where Prefect's API does not take what it has not been told yet.
+
+    At its exit Prefect would try every event again for seconds: for a long run that lost its server, hours.
+    """
+    from prefect.events.worker import EventsWorker
+
+    outcome: Any = EventsWorker.drain_all(timeout=_DELIVERY_SECONDS)
+    if outcome.not_done:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _end_on_record(state: RunState, before: int) -> FlowEnd | None:
+    """Return how the newest attempt ended, or None: none has ended since attempt `before`, or it was to go on."""
+    ended = state.attempts[-1].ended if state.attempts else None
+    if ended is None or (ended.attempt == before and state.finished is None):
+        return None
+    if ended.decision.action == "resume" and ended.reason not in _STATE_OF_REASON:
+        return None
+    code = code_of_state(_STATE_OF_REASON.get(ended.reason, "BudgetExhausted"))
+    assert code is not None
+    return FlowEnd(code=code, message=ended.detail)
+
+
+def _forget_absent_server(environment: MutableMapping[str, str], say: Callable[[str], None]) -> None:
+    url, began = environment.get("PREFECT_API_URL", ""), time.monotonic()
+    while url and not _answers(url):
+        if time.monotonic() - began >= _PATIENCE_SECONDS:
+            say(f"{url} does not answer: this run is not shown there")
+            del environment["PREFECT_API_URL"]
+            return
+        time.sleep(1.0)
+
+
+def _answers(url: str) -> bool:
+    """Whether anybody is there, whatever the answer is."""
+    try:
+        with urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=_ASK_SECONDS):
+            return True
+    except urllib.error.HTTPError:
+        return True
+    except urllib.error.URLError as error:
+        return isinstance(error.reason, ssl.SSLError)
+    except OSError:
+        return False
 
 
 def quieten(environment: MutableMapping[str, str]) -> None:

@@ -27,7 +27,7 @@ def api_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
     with (home / "server.txt").open("wb") as output:
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
-    _wait_until_healthy(f"http://127.0.0.1:{port}/api/health", home / "server.txt")
+    wait_until_healthy(f"http://127.0.0.1:{port}/api/health", home / "server.txt")
     try:
         yield f"http://127.0.0.1:{port}/api"
     finally:
@@ -51,7 +51,8 @@ def undisturbed_sha256(tmp_path_factory: pytest.TempPathFactory, api_url: str) -
     return command.state_sha256()
 
 
-def _wait_until_healthy(url: str, output: Path) -> None:
+def wait_until_healthy(url: str, output: Path) -> None:
+    """Wait until a Prefect server answers; show what it said where it never does."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         try:

@@ -1,0 +1,168 @@
+"""The Prefect API goes away in the middle of a run, and comes back or not: training does not care, nothing is lost."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from storage.registry import Registry
+from tests.crash.conftest import wait_until_healthy
+from tests.crash.training_command import STEPS, Command
+from tests.crash.victims import trained_steps, wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+AWAY_SECONDS = 25.0
+TWO_EVALUATIONS = ("--set", "evaluation.every_commits=6")
+
+
+class Server:
+    """A Prefect server that may be killed and started again: the same port, the same database."""
+
+    def __init__(self, home: Path) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._port = free.getsockname()[1]
+        self._home = home
+        self.url = f"http://127.0.0.1:{self._port}/api"
+        self.start()
+
+    def start(self) -> None:
+        """Start it and wait until it answers."""
+        command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(self._port)]
+        environment = {**os.environ, "PREFECT_HOME": str(self._home)}
+        with (self._home / "server.txt").open("ab") as output:
+            self._process = subprocess.Popen(
+                command, env=environment, stdout=output, stderr=output, start_new_session=True
+            )
+        wait_until_healthy(f"{self.url}/health", self._home / "server.txt")
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send all of it a signal."""
+        os.killpg(self._process.pid, number)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.signal(signal.SIGKILL)
+        self._process.wait()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has not been ended."""
+        return self._process.poll() is None
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    """A server of this test's own."""
+    server = Server(tmp_path)
+    yield server
+    if server.is_alive:
+        server.kill()
+
+
+@pytest.fixture
+def command(tmp_path: Path, server: Server) -> Command:
+    """A fresh folder to train in, told of that server; Prefect gives up on it sooner than it would by itself."""
+    return Command(tmp_path, server.url, environment={"PREFECT_CLIENT_MAX_RETRIES": "4"})
+
+
+def started(command: Command) -> subprocess.Popen[bytes]:
+    """Start to train, and return at step 12."""
+    process = command.start(*TWO_EVALUATIONS)
+    wait_for(lambda: trained_steps(command) >= 12, process, "step 12")
+    return process
+
+
+def wait_until_nothing_is_left_to_do(command: Command, process: subprocess.Popen[bytes]) -> None:
+    """Wait until the log holds the end, the receipt and both evaluations, and the alias points at the run."""
+    deadline = time.monotonic() + 60
+    while not is_done(command):
+        assert process.poll() is None and time.monotonic() < deadline, command.output()
+        time.sleep(0.1)
+
+
+def is_done(command: Command) -> bool:
+    """Whether everything a run does is on record."""
+    state = command.state()
+    receipts = [attempt.ended for attempt in state.attempts]
+    return (
+        state.finished is not None
+        and None not in receipts
+        and len(state.evaluations) == 2
+        and Registry(command.store, "champion").refresh().champion is not None
+    )
+
+
+def assert_nothing_lost_or_doubled(command: Command) -> None:
+    """The run is as if Prefect had been there all the time."""
+    state = command.state()
+    assert [attempt.ended.reason for attempt in state.attempts if attempt.ended] == ["completed"]
+    assert [record.committed.step for record in state.checkpoints] == list(range(5, STEPS + 1, 5))
+    assert [item.step for item in state.evaluations] == [30, 60]
+    assert state.refused == () and state.failed_evaluations == ()
+
+
+def test_a_run_is_trained_evaluated_and_promoted_while_the_server_is_dead_and_ends_when_it_is_back(
+    command: Command, server: Server, undisturbed_sha256: str
+) -> None:
+    process = started(command)
+    server.kill()
+    killed_at = time.monotonic()
+    wait_until_nothing_is_left_to_do(command, process)
+    time.sleep(max(0.0, AWAY_SECONDS - (time.monotonic() - killed_at)))
+    server.start()
+    assert process.wait(timeout=120) == 0, command.output()
+    assert command.state_sha256() == undisturbed_sha256
+    assert_nothing_lost_or_doubled(command)
+
+
+def test_a_run_is_trained_evaluated_and_promoted_while_the_server_hangs(
+    command: Command, server: Server, undisturbed_sha256: str
+) -> None:
+    process = started(command)
+    server.signal(signal.SIGSTOP)
+    stopped_at = time.monotonic()
+    wait_until_nothing_is_left_to_do(command, process)
+    time.sleep(max(0.0, AWAY_SECONDS - (time.monotonic() - stopped_at)))
+    server.signal(signal.SIGCONT)
+    assert process.wait(timeout=120) == 0, command.output()
+    assert command.state_sha256() == undisturbed_sha256
+    assert_nothing_lost_or_doubled(command)
+
+
+def test_a_server_that_is_restarted_is_hardly_noticed(
+    command: Command, server: Server, undisturbed_sha256: str
+) -> None:
+    process = started(command)
+    server.kill()
+    server.start()
+    assert process.wait(timeout=120) == 0, command.output()
+    assert command.state_sha256() == undisturbed_sha256
+    assert_nothing_lost_or_doubled(command)
+
+
+def test_a_server_that_never_comes_back_costs_nothing_but_its_list_of_runs(
+    tmp_path: Path, server: Server, undisturbed_sha256: str
+) -> None:
+    command = Command(tmp_path, server.url, environment={"PREFECT_CLIENT_MAX_RETRIES": "1"})
+    process = started(command)
+    server.kill()
+    wait_until_nothing_is_left_to_do(command, process)
+    assert process.wait(timeout=120) == 0, command.output()
+    assert "Prefect does not answer" in command.output()
+    assert command.state_sha256() == undisturbed_sha256
+    assert_nothing_lost_or_doubled(command)
+
+
+def test_without_a_server_a_run_begins_all_the_same(command: Command, server: Server, undisturbed_sha256: str) -> None:
+    server.kill()
+    command.train(*TWO_EVALUATIONS)
+    assert "is not shown there" in command.output()
+    assert command.state_sha256() == undisturbed_sha256
+    assert_nothing_lost_or_doubled(command)
