@@ -87,7 +87,7 @@ cat <<EOF
 
   the UI          http://$HOST:$PORT
   start a run     PREFECT_API_URL=$PREFECT_API_URL $BIN/prefect deployment run train-gpt/train-gpt
-  stop it all     Ctrl-C (runs commit first, and continue when they are started again)
+  stop it all     Ctrl-C (runs commit first; after the next start watch-runs continues them within a minute)
 
 EOF
 wait -n || true # either child ending ends the other

@@ -42,6 +42,6 @@ def test_every_run_configuration_is_accepted(root: Path) -> None:
     assert families == {"gpt2-tiny", "gpt2-shakespeare"}
 
 
-def test_the_deployment_names_its_flow_by_dotted_path(root: Path) -> None:
+def test_the_deployments_name_their_flows_by_dotted_path(root: Path) -> None:
     text = (root / "deployments" / "prefect.yaml").read_text(encoding="utf-8")
-    assert re.findall(r"entrypoint: (\S+)", text) == ["flows.train_gpt.train_gpt"]
+    assert re.findall(r"entrypoint: (\S+)", text) == ["flows.train_gpt.train_gpt", "flows.watch_runs.watch_runs"]
