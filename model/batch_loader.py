@@ -11,12 +11,17 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from model.errors import InvalidInput
 from model.sample_order import SampleOrder
 from model.token_windows import TokenWindows
+
+DRAWS_AT_ONCE = 4096
+"""The order is asked for so many draws at a time: of a few, it costs more than their tokens."""
 
 STEPS_AHEAD = 2
 """One batch being gathered and one ready: more helps only where reading is now and then far slower than a step."""
@@ -30,12 +35,11 @@ class Batch:
     tokens: Tensor
 
 
-def gather_batch(windows: TokenWindows, order: SampleOrder, step: int, *, pin: bool = False) -> Batch:
-    """Gather the batch drawn when `step` steps are complete; `pin` puts it in page-locked memory, for CUDA.
+def gather_batch(windows: TokenWindows, drawn: NDArray[np.int64], *, pin: bool = False) -> Batch:
+    """Gather the windows `drawn` (B,) as a batch; `pin` puts it in page-locked memory, for CUDA.
 
     Raises TokenOutOfRange naming the first window of the batch with an id the vocabulary does not have.
     """
-    drawn = order.windows_of(step)  # (B,)
     tokens = torch.empty((len(drawn), windows.block_size + 1), dtype=torch.int64, pin_memory=pin)
     windows.gather(drawn, into=tokens.numpy())
     return Batch(windows=tuple(drawn.tolist()), tokens=tokens)
@@ -65,6 +69,8 @@ class BatchLoader:
         self._device, self._end_step, self._steps_ahead = device, end_step, steps_ahead
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches", initializer=self._use_device)
         self._coming: deque[tuple[int, Future[Batch]]] = deque()
+        self._steps_at_once = max(1, DRAWS_AT_ONCE // order.global_batch)
+        self._drawn_from, self._drawn = 0, np.empty((0, order.global_batch), dtype=np.int64)  # the thread's alone
 
     def batch(self, step: int) -> Batch:
         """Return the batch drawn when `step` steps are complete, waiting for it if need be, and read on behind it.
@@ -101,8 +107,12 @@ class BatchLoader:
         self.close()
 
     def _read(self, step: int) -> None:
-        pin = self._device.type == "cuda"
-        self._coming.append((step, self._thread.submit(gather_batch, self.windows, self.order, step, pin=pin)))
+        self._coming.append((step, self._thread.submit(self._gather, step)))
+
+    def _gather(self, step: int) -> Batch:
+        if not self._drawn_from <= step < self._drawn_from + len(self._drawn):
+            self._drawn_from, self._drawn = step, self.order.windows_between(step, step + self._steps_at_once)
+        return gather_batch(self.windows, self._drawn[step - self._drawn_from], pin=self._device.type == "cuda")
 
     def _use_device(self) -> None:
         if self._device.type == "cuda":  # page-locked memory belongs to the thread's current device

@@ -53,7 +53,7 @@ def take_step(
         number, steps=training.steps, warmup_steps=training.warmup_steps, lr=training.lr, min_lr=training.min_lr
     )
     set_learning_rate(state.optimizer, rate)
-    batch = gather_batch(windows, order, state.step) if loader is None else loader.batch(state.step)
+    batch = gather_batch(windows, order.windows_of(state.step)) if loader is None else loader.batch(state.step)
     state.optimizer.zero_grad(set_to_none=True)
     with state.generators.active(state.device):
         loss = _accumulate(state, batch, micro_batch=micro_batch, precision=training.precision)

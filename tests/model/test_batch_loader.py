@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from model import batch_loader
 from model.batch_loader import BatchLoader, gather_batch
 from model.errors import InvalidInput, TokenOutOfRange
 from model.sample_order import SampleOrder
@@ -105,16 +106,25 @@ def test_a_batch_is_a_pure_function_of_its_step(tiny_run):
     run = tiny_run()
     with loader_of(run) as loader:
         for step in (0, 1, 5, 6, 2, 2, 11):
-            expected = gather_batch(run.windows, run.order, step)
+            expected = gather_batch(run.windows, run.order.windows_of(step))
             got = loader.batch(step)
             assert torch.equal(got.tokens, expected.tokens) and got.windows == expected.windows
+
+
+def test_a_batch_does_not_depend_on_how_many_steps_are_drawn_at_once(tiny_run, monkeypatch):
+    run = tiny_run()
+    for draws in (1, 13, 4096):
+        monkeypatch.setattr(batch_loader, "DRAWS_AT_ONCE", draws)
+        with loader_of(run) as loader:
+            assert [loader.batch(s).windows for s in range(9)] == [tuple(run.order.windows_of(s)) for s in range(9)]
 
 
 def test_a_batch_handed_out_is_nobody_elses_memory(tiny_run):
     run = tiny_run()
     with loader_of(run) as loader:
         batches = [loader.batch(step) for step in range(6)]
-    assert all(torch.equal(b.tokens, gather_batch(run.windows, run.order, n).tokens) for n, b in enumerate(batches))
+    expected = [gather_batch(run.windows, run.order.windows_of(step)) for step in range(6)]
+    assert all(torch.equal(got.tokens, wanted.tokens) for got, wanted in zip(batches, expected, strict=True))
 
 
 def test_a_bad_token_is_raised_at_the_step_that_draws_it_with_its_window(tiny_run):

@@ -148,6 +148,12 @@ def test_long_run_shares_are_exactly_the_weights():
 
 
 @given(mixed_orders(), st.integers(0, 2**40))
+def test_steps_drawn_together_are_the_steps_drawn_alone(order, step):
+    together = order.windows_between(step, step + 4)
+    assert np.array_equal(together, [order.windows_of(alone) for alone in range(step, step + 4)])
+
+
+@given(mixed_orders(), st.integers(0, 2**40))
 def test_a_far_step_is_drawn_as_a_cut_of_the_same_stream(order, step):
     one_by_one = SampleOrder(
         window_count=order.window_count, seed=order.seed, global_batch=1, components=order.components
