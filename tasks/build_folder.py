@@ -8,11 +8,14 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from tasks.document import InvalidCorpus
+
+FORGOTTEN_SECONDS = 14 * 24 * 3600.0
 
 
 @contextmanager
@@ -28,12 +31,24 @@ def build_folder(cache_dir: Path | None, recipe_id: str) -> Iterator[Path]:
             return
         folder = cache_dir / "snapshots-in-work" / recipe_id
         folder.mkdir(exist_ok=True)
+        _sweep(folder)
         try:
             yield folder
         except InvalidCorpus:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sweep(own: Path) -> None:
+    """Remove the folders nobody came back for; a lock's time says when its folder was last lent."""
+    for lock in own.parent.glob("*.lock"):
+        forgotten = lock.with_suffix("")
+        if forgotten == own or not forgotten.is_dir() or time.time() - lock.stat().st_mtime < FORGOTTEN_SECONDS:
+            continue
+        with ExitStack() as stack:
+            if _lent(stack, lock):
+                shutil.rmtree(forgotten, ignore_errors=True)
 
 
 def _lent(stack: ExitStack, path: Path) -> bool:
@@ -45,4 +60,5 @@ def _lent(stack: ExitStack, path: Path) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    os.utime(descriptor)
     return True

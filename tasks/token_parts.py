@@ -30,6 +30,7 @@ BATCH_PIECES = 4096
 PART_BYTES = 64 << 20
 # The tokenizer has threads of its own, one a core; a second batch in flight keeps them busy between batches.
 WORKERS = 2
+_PART_NAMES = "part-*.arrow"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,10 +61,12 @@ def part_schema(tokens: "np.dtype[Any]") -> pa.Schema:
 
 
 def finished_parts(folder: Path) -> PartsDone:
-    """Return what earlier tries left in ``folder``, up to the first gap."""
+    """Return what earlier tries left in ``folder``; what comes after a part that cannot be read is removed with it."""
     paths: list[Path] = []
-    while (path := _part(folder, len(paths))).is_file():
+    while (path := _part(folder, len(paths))).is_file() and _is_readable(path):
         paths.append(path)
+    for path in set(folder.glob(_PART_NAMES)) - set(paths):
+        path.unlink()
     source, pieces, text_bytes, documents = "", 0, 0, 0
     for batch in part_batches(paths):
         names = batch.column("source").to_pylist()
@@ -144,6 +147,14 @@ def write_parts(
                 batch = next(batches, None)
         _finish(unfinished, _part(folder, number))
         number += 1
+
+
+def _is_readable(path: Path) -> bool:
+    try:
+        with pa.OSFile(str(path)) as file, pa.ipc.open_file(file):
+            return True
+    except pa.ArrowException:
+        return False
 
 
 def _finish(unfinished: Path, path: Path) -> None:

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.corpus import open_corpus
+from tasks import corpus
+from tasks.corpus import open_corpus, preview_corpus
 from tasks.document import InvalidCorpus
 from tasks.document_reader import blocks_of
 from tasks.text_format import CHUNK_BYTES
@@ -169,3 +170,20 @@ def test_a_file_that_changes_after_its_check_is_refused(tmp_path: Path, source: 
 def test_the_builtin_corpora_are_sources_like_any_other(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one")
     assert [source.name for source in open_corpus(["python:topics", "a.txt"], tmp_path)] == ["a.txt", "python:topics"]
+
+
+def test_a_preview_of_much_text_reads_only_as_far_as_it_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(corpus, "PREVIEW_BYTES", 10)
+    (tmp_path / "a.txt").write_bytes(b"one\n\ntwo\n\n" + b"\xff" * 20)
+    (source,) = preview_corpus(["a.txt"], tmp_path)
+    documents = source.documents()
+    assert [next(documents).text, next(documents).text] == ["one", "two"]
+    assert source.sha256 == ""
+
+
+def test_a_preview_of_little_text_checks_all_of_it(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"one\n\ntwo\n\n" + b"\xff" * 20)
+    with pytest.raises(InvalidCorpus, match="undecodable byte"):
+        preview_corpus(["a.txt"], tmp_path)

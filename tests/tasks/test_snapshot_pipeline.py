@@ -1,9 +1,12 @@
 import json
+import os
 import signal
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,6 +17,7 @@ from model.configuration import DataConfig
 from model.tokenizer import Tokenizer
 from storage.data_snapshot import SnapshotManifest
 from storage.memory_store import MemoryStore
+from tasks.build_folder import build_folder
 from tasks.build_progress import BuildProgress, BuildStage
 from tasks.corpus_survey import TextSample
 from tasks.document import Document, InvalidCorpus, document_of
@@ -239,3 +243,40 @@ def test_digests_are_remembered_in_a_bounded_number_of_bytes() -> None:
 
 def test_the_split_of_a_document_is_in_its_row(corpus: Path) -> None:
     assert all(row["split"] == split_of(str(row["sha256"]), DATA.val_fraction) for row in index_of(DATA, corpus))
+
+
+def test_a_part_that_cannot_be_read_is_made_again_with_all_after_it(corpus: Path) -> None:
+    workshop = Workshop(batch_bytes=1500, part_bytes=4000)
+
+    def give_up(progress: BuildProgress) -> None:
+        if progress.stage is BuildStage.WRITING:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_snapshot(
+            MemoryStore(),
+            DATA,
+            corpus,
+            shard_tokens=4096,
+            cache_dir=corpus,
+            workshop=replace(workshop, on_progress=give_up),
+        )
+    parts = sorted(corpus.glob("snapshots-in-work/*/part-*.arrow"))
+    assert len(parts) > 5
+    parts[3].write_bytes(parts[3].read_bytes()[:100])
+    again = build_snapshot(MemoryStore(), DATA, corpus, shard_tokens=4096, cache_dir=corpus)
+    assert again.snapshot_id == built(DATA, corpus).snapshot_id
+
+
+def test_work_nobody_came_back_for_is_swept_and_work_under_way_is_not(tmp_path: Path) -> None:
+    work = tmp_path / "snapshots-in-work"
+    with ExitStack() as stack:
+        for name in ("forgotten", "recent"):
+            with pytest.raises(KeyboardInterrupt), build_folder(tmp_path, name) as folder:
+                (folder / "part-000000.arrow").touch()
+                raise KeyboardInterrupt
+        stack.enter_context(build_folder(tmp_path, "long"))
+        for name in ("forgotten", "long"):
+            os.utime(work / f"{name}.lock", (0, 0))
+        stack.enter_context(build_folder(tmp_path, "new"))
+        assert sorted(path.name for path in work.glob("*/")) == ["long", "new", "recent"]
