@@ -6,7 +6,7 @@ mean and where the text came from.
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -148,13 +148,6 @@ class OpenSnapshot:
     def bytes_per_token(self, name: SplitName) -> float:
         """Return UTF-8 bytes of text per token of a split."""
         return self.manifest.bytes_per_token(name)
-
-
-def write_document_index(path: Path, rows: Iterable[DocumentRow]) -> None:
-    """Write the document index as one Parquet file, in the given order."""
-    with DocumentIndexWriter(path) as index:
-        for row in rows:
-            index.append(row)
 
 
 def publish_snapshot(store: ObjectStore, folder: Path, manifest: SnapshotManifest) -> tuple[str, SnapshotManifest]:

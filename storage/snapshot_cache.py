@@ -24,6 +24,7 @@ VARIABLE = "CAIRN_CACHE_BYTES"
 LEASES = "leases"
 DEFAULT_CACHE_BYTES = 50_000_000_000
 _COPY = re.compile(r"[0-9a-f]{64}\Z")
+_TEMPORARY = re.compile(r"\.([0-9a-f]{32})-[0-9a-f]{32}\Z")
 
 
 def cache_bytes(environment: Mapping[str, str]) -> int:
@@ -87,14 +88,14 @@ class SnapshotCache:
             for item in os.scandir(self._folder):
                 if _COPY.match(item.name):
                     status = item.stat()
-                    copies.append((status.st_mtime_ns, status.st_size, item.path))
-                elif item.name.startswith(".") and item.name[1:].partition("-")[0] not in living:
-                    os.unlink(item.path)  # what a download left whose process is gone
-            in_use = {str(self._folder / sha256) for listed in living.values() for sha256 in listed}
+                    copies.append((status.st_mtime_ns, status.st_size, Path(item.path)))
+                elif (lease := _TEMPORARY.match(item.name)) and lease[1] not in living:
+                    Path(item.path).unlink(missing_ok=True)  # what a download left whose process is gone
+            in_use = {sha256 for listed in living.values() for sha256 in listed}
             excess_bytes = sum(size_bytes for _, size_bytes, _ in copies) + needed_bytes - self._limit_bytes
             for _, size_bytes, path in sorted(copies):
-                if excess_bytes > 0 and path not in in_use:
-                    os.unlink(path)
+                if excess_bytes > 0 and path.name not in in_use:
+                    path.unlink(missing_ok=True)
                     excess_bytes -= size_bytes
 
 
@@ -103,6 +104,7 @@ class _Lease:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
+        _living_leases(folder)  # sweeps the dead: starts that find all they need never make room
         self.name = uuid.uuid4().hex
         self._file = (folder / self.name).open("xb", buffering=0)
         fcntl.flock(self._file, fcntl.LOCK_EX)
@@ -135,7 +137,7 @@ def _living_leases(folder: Path) -> dict[str, list[str]]:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
             except BlockingIOError:
-                living[path.name] = file.read().decode("ascii").split()
+                living[path.name] = file.read().decode("ascii", "replace").split()
     return living
 
 

@@ -8,7 +8,6 @@ from storage.data_snapshot import (
     DOCUMENTS,
     SNAPSHOT_VERSION,
     TOKENIZER,
-    DocumentRow,
     SnapshotManifest,
     SnapshotObject,
     SnapshotSource,
@@ -17,9 +16,9 @@ from storage.data_snapshot import (
     open_snapshot,
     publish_snapshot,
     read_manifest,
-    write_document_index,
 )
 from storage.document import encode, sha256
+from storage.document_index import DocumentIndexWriter, DocumentRow
 from storage.errors import IntegrityError, ObjectMissing
 from storage.local_store import LocalStore
 from storage.memory_store import MemoryStore
@@ -48,7 +47,8 @@ def staged(tmp_path: Path) -> Path:
     for split, tokens in (("train", 100), ("val", 10)):
         with ShardWriter(folder, split, MANIFEST.shard_schema, shard_tokens=64) as writer:
             writer.append(np.arange(tokens))
-    write_document_index(folder / DOCUMENTS, [ROW])
+    with DocumentIndexWriter(folder / DOCUMENTS) as index:
+        index.append(ROW)
     return folder
 
 

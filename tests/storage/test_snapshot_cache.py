@@ -112,6 +112,19 @@ def test_what_a_killed_process_used_may_go(
     assert held(folder) == {2} and len(list((folder / "leases").iterdir())) == 1
 
 
+def test_starts_that_find_everything_leave_no_heap_of_leases(folder: Path, store: MemoryStore) -> None:
+    for _ in range(5):
+        use(folder, store, 1)
+    assert len(list((folder / "leases").iterdir())) == 1
+
+
+def test_a_strangers_file_in_the_folder_is_left_alone(folder: Path, store: MemoryStore) -> None:
+    folder.mkdir()
+    (folder / ".mine").write_bytes(b"mine")
+    use(folder, store, 1, limit_bytes=0)
+    assert (folder / ".mine").read_bytes() == b"mine"
+
+
 def test_a_download_that_was_killed_leaves_nothing_for_long(folder: Path, store: MemoryStore) -> None:
     folder.mkdir()
     (folder / f".{'0' * 32}-{'1' * 32}").write_bytes(b"half")

@@ -4,8 +4,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from model.token_windows import TokenWindows
 from model.tokenizer import Tokenizer
-from storage.data_snapshot import DOCUMENTS, SnapshotFiles
+from storage.data_snapshot import DOCUMENTS, SnapshotFiles, open_snapshot
 from storage.document_index import read_documents
 from storage.local_store import LocalStore
 from storage.token_file import TokenFileFormat
@@ -91,6 +92,13 @@ def test_the_index_leads_back_to_the_file_and_its_byte(store: LocalStore, files:
     rows = [row for row in read_documents(opened(store, files, tmp_path).path(DOCUMENTS)) if row.split == "train"]
     found = [content[row.offset_bytes : row.offset_bytes + 2 * row.tokens] for row in rows]
     assert [BYTES.decode(np.frombuffer(part, "<u2")[:-1].tolist()) for part in found] == TRAIN
+
+
+def test_what_was_imported_is_what_a_trainer_gathers(store: LocalStore, files: TokenFiles, tmp_path: Path) -> None:
+    opened = open_snapshot(store, import_tokens(store, files, BYTES).snapshot_id, tmp_path / "cache")
+    windows = TokenWindows(opened.train, 8, opened.manifest.vocab_size)
+    tokens = np.frombuffer(stream(TRAIN), "<u2").tolist()
+    assert windows.gather(np.arange(2)).tolist() == [tokens[:9], tokens[8:17]]
 
 
 def test_importing_twice_gives_the_same_snapshot(store: LocalStore, files: TokenFiles) -> None:
