@@ -85,6 +85,23 @@ def test_data_that_yields_nothing_is_refused(fields):
         DataConfig(**fields)
 
 
+@pytest.mark.parametrize("field", ["", 'a"b', "a\\b", "a\nb"])
+def test_a_text_field_no_reader_can_look_for_is_refused(field):
+    with pytest.raises(ValidationError, match="text_field"):
+        DataConfig(sources=("a",), text_field=field)
+
+
+def test_a_run_opened_before_documents_were_rejected_is_still_the_same_run():
+    document = DataConfig(sources=("a.txt",)).model_dump(mode="json")
+    assert set(document) == {"sources", "text_field", "val_fraction", "tokenizer"}
+    assert DataConfig.model_validate(document) == DataConfig(sources=("a.txt",))
+
+
+def test_how_documents_are_rejected_is_written_where_it_is_said():
+    said = {"tokenizer_bytes": 9, "max_document_bytes": 8, "max_rejected_fraction": 0.5, "deduplicate": True}
+    assert said.items() <= DataConfig(sources=("a.txt",), **said).model_dump(mode="json").items()
+
+
 def test_a_configuration_survives_its_own_json():
     config = TrainingConfig(steps=10, betas=(0.8, 0.9), micro_batch=7)
     assert TrainingConfig.model_validate_json(config.model_dump_json()) == config
