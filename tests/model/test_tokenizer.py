@@ -1,5 +1,6 @@
 """Text to ids and back."""
 
+import itertools
 import json
 
 import pytest
@@ -49,7 +50,7 @@ def test_equal_texts_give_equal_tokenizers():
 
 def test_the_order_of_texts_teaches_nothing():
     texts = [f"{text} {number}" for number, text in enumerate(TEXTS * 5)]
-    one, other = Tokenizer.train_bpe(texts, 500), Tokenizer.train_bpe(texts[::-1], 500)
+    one, other = Tokenizer.train_bpe(texts, 450), Tokenizer.train_bpe(texts[::-1], 450)
     assert one.sha256 == other.sha256
 
 
@@ -57,7 +58,7 @@ def test_the_order_of_texts_teaches_nothing():
 def test_ids_end_to_end_are_the_ids_of_each_text(tokenizer):
     ids, lengths = tokenizer.encode_flat([*TEXTS, "", END_OF_TEXT])
     apart = tokenizer.encode_batch([*TEXTS, "", END_OF_TEXT])
-    assert ids.tolist() == sum(apart, []) and lengths.tolist() == [len(item) for item in apart]
+    assert ids.tolist() == [*itertools.chain(*apart)] and lengths.tolist() == [len(item) for item in apart]
 
 
 def test_the_vocabulary_has_the_size_asked_for():
