@@ -23,7 +23,7 @@ from storage.document_index import SplitName as SplitName
 from storage.errors import IntegrityError, ObjectMissing, SnapshotDamaged
 from storage.object_store import ObjectStore
 from storage.snapshot_cache import DEFAULT_CACHE_BYTES, SnapshotCache, cache_bytes
-from storage.token_shard import SHARD_SUFFIX, ShardSchema, map_shard
+from storage.token_shard import SHARD_SUFFIX, ShardSchema, count_tokens, map_shard
 from storage.verified_object import PromisedObject, check_object, describe_file
 from storage.verified_shard import VerifiedShard
 
@@ -157,7 +157,7 @@ def publish_snapshot(store: ObjectStore, folder: Path, manifest: SnapshotManifes
     the store did not keep what was sent.
     """
     paths = sorted(path for path in folder.iterdir() if path.is_file())
-    full = replace(manifest, objects=tuple(_describe(path, manifest.shard_schema) for path in paths))
+    full = replace(manifest, objects=tuple(_describe(path) for path in paths))
     data = encode(full)
     snapshot_id = sha256(data)
     marker = _key(snapshot_id, "snapshot.json")
@@ -324,9 +324,9 @@ def _chunks(path: Path) -> Iterator[bytes]:
             yield chunk
 
 
-def _describe(path: Path, schema: ShardSchema) -> SnapshotObject:
+def _describe(path: Path) -> SnapshotObject:
     found = describe_file(path)
-    tokens = len(map_shard(path, schema, where=str(path))) if path.suffix == SHARD_SUFFIX else None
+    tokens = count_tokens(path) if path.suffix == SHARD_SUFFIX else None
     return SnapshotObject(key=path.name, bytes=found.bytes, sha256=found.sha256, tokens=tokens)
 
 

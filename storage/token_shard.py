@@ -132,6 +132,15 @@ def map_shard(path: Path, schema: ShardSchema, *, where: str) -> NDArray[Any]:
     return shard_tokens(buffer, schema, where=where)
 
 
+def count_tokens(path: Path) -> int:
+    """Return how many tokens a shard file holds, whatever it was made for; raises IntegrityError where it is none."""
+    try:
+        with pa.memory_map(str(path), "r") as mapped, pa.ipc.open_file(mapped) as reader:
+            return sum(reader.get_batch(number).num_rows for number in range(reader.num_record_batches))
+    except (pa.ArrowException, OSError) as error:
+        raise IntegrityError(f"{path}: not a readable Arrow shard: {error}") from error
+
+
 def shard_tokens(data: "pa.Buffer | bytes | memoryview", schema: ShardSchema, *, where: str) -> NDArray[Any]:
     """Return the tokens (N,) of a shard's bytes as a read-only view into them.
 

@@ -58,6 +58,10 @@ class VerifiedShard:
                     self._tokens = self._mapped()
         return self._tokens
 
+    def copy(self) -> NDArray[Any]:
+        """Return the tokens in memory of their own, verified."""
+        return self.tokens().copy()
+
     def __len__(self) -> int:
         """Return the number of tokens; needs no file."""
         return self._length

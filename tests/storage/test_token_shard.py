@@ -5,7 +5,15 @@ import pyarrow as pa
 import pytest
 
 from storage.errors import IntegrityError, StorageError
-from storage.token_shard import ShardSchema, ShardWriter, map_shard, shard_tokens, write_shard
+from storage.token_shard import (
+    ShardSchema,
+    ShardWriter,
+    count_tokens,
+    map_shard,
+    shard_tokens,
+    slices_between,
+    write_shard,
+)
 
 SCHEMA = ShardSchema(tokenizer_sha256="ab" * 32, vocab_size=1000)
 TOKENS = np.arange(1000, dtype=np.uint16)
@@ -130,3 +138,20 @@ def test_a_shard_in_several_batches_is_refused() -> None:
 def test_a_missing_shard_is_an_integrity_error(tmp_path: Path) -> None:
     with pytest.raises(IntegrityError, match="my/shard: cannot be mapped"):
         map_shard(tmp_path / "absent", SCHEMA, where="my/shard")
+
+
+def test_tokens_are_counted_whatever_the_shard_was_made_for(shard: Path) -> None:
+    assert count_tokens(shard) == len(TOKENS)
+
+
+def test_the_tokens_of_what_is_no_shard_are_not_counted(tmp_path: Path) -> None:
+    (tmp_path / "shard").write_bytes(b"ARROW1")
+    with pytest.raises(IntegrityError, match="shard: not a readable Arrow shard"):
+        count_tokens(tmp_path / "shard")
+
+
+def test_slices_between_two_tokens_touch_no_other_row() -> None:
+    rows = [TOKENS[:300], TOKENS[300:301], TOKENS[301:]]
+    for start, stop in ((0, 10), (299, 302), (300, 301), (0, len(TOKENS)), (500, 500)):
+        assert np.concatenate([*slices_between(rows, start, stop), TOKENS[:0]]).tolist() == TOKENS[start:stop].tolist()
+    assert len(list(slices_between(rows, 300, 301))) == 1

@@ -49,6 +49,11 @@ def test_it_converts_as_a_row_of_numbers_does(shard: VerifiedShard) -> None:
     assert np.array_equal(np.concatenate([shard, shard]), np.concatenate([TOKENS, TOKENS]))
 
 
+def test_its_copy_is_somebody_elses_to_change(shard: VerifiedShard) -> None:
+    shard.copy()[0] = 7
+    assert shard[0] == 0
+
+
 def test_its_tokens_cannot_be_written(shard: VerifiedShard) -> None:
     with pytest.raises(ValueError, match="read-only"):
         shard[:2][0] = 1
