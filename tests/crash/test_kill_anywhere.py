@@ -30,7 +30,7 @@ def train_through(command: Command, kill_something: Callable[[subprocess.Popen[b
         if kill_something is not kill_trainer:
             process.wait()
     if process.poll() is None:
-        process.wait(timeout=120)
+        process.wait(timeout=240)
     command.train()
 
 

@@ -87,7 +87,7 @@ class Command:
     def train(self, *extra: str, exit_code: int = 0) -> None:
         """Run the command to its end and check how it left."""
         process = self.start(*extra)
-        code = process.wait(timeout=120)
+        code = process.wait(timeout=240)
         assert code == exit_code, f"exit {code}\n{self.output()}"
 
     def output(self) -> str:
