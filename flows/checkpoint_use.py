@@ -99,6 +99,7 @@ def write_sample(found: FoundCheckpoint, request: SampleRequest) -> Sample:
         snapshot_id=found.opened.data_snapshot,
         cache_dir=work_folder(os.environ) / "snapshots",
         device=torch.device("cpu"),
+        mask_documents=configuration_of(found.log.state).training.mask_documents,
     )
     ids = generate(
         opened.network,

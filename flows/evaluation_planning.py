@@ -21,4 +21,5 @@ def plan_evaluation(
         timeout_seconds=config.evaluation.timeout_seconds,
         budget=config.budgets.evaluator_failed,
         faults=faults,
+        mask_documents=config.training.mask_documents,
     )

@@ -36,10 +36,15 @@ def open_model(
     snapshot_id: str,
     cache_dir: Path,
     device: torch.device,
+    mask_documents: bool = False,
 ) -> CheckpointModel:
-    """Load the checkpoint's weights on `device`; raises `IntegrityError` where a byte is not what was committed."""
+    """Load the checkpoint's weights on `device`, attending within documents where they were trained so.
+
+    Raises `IntegrityError` where a byte is not what was committed.
+    """
     snapshot = open_snapshot(store, snapshot_id, cache_dir)
     network = GPT(model, snapshot.manifest.vocab_size)
+    network.boundary_id = snapshot.manifest.end_of_text_id if mask_documents else None
     load_weights(network, to_tensors(load_checkpoint(store, reference, group="weights").tensors))
     return CheckpointModel(
         network=network.to(device).eval(), tokenizer=Tokenizer.from_json(snapshot.tokenizer_json), snapshot=snapshot

@@ -45,6 +45,7 @@ class EvaluationPlan:
     timeout_seconds: float
     budget: BudgetConfig = field(default_factory=lambda: BudgetConfig(retries=0))
     faults: str = ""
+    mask_documents: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,6 +156,7 @@ def _order(log: RunLog, reference: CheckpointReference, plan: EvaluationPlan) ->
         "run_prefix": log.prefix,
         "number": 1 + len(log.state.evaluations) + len(log.state.failed_evaluations),
         "faults": plan.faults,
+        "mask_documents": plan.mask_documents,
     }
     return msgspec.json.encode(order)
 

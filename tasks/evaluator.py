@@ -42,6 +42,7 @@ class EvaluationOrder(BaseModel):
     cache_dir: Path
     device: str
     threads: int
+    mask_documents: bool = False
     run_prefix: str = ""
     number: int = 0
     faults: str = ""
@@ -65,6 +66,7 @@ def measure(order: EvaluationOrder) -> EvaluationResult:
         snapshot_id=order.snapshot_id,
         cache_dir=order.cache_dir,
         device=device,
+        mask_documents=order.mask_documents,
     )
     windows = TokenWindows(opened.snapshot.val, order.model.block_size, opened.snapshot.manifest.vocab_size)
     metrics = evaluate(

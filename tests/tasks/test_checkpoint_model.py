@@ -1,0 +1,40 @@
+"""A model is loaded as it was trained: masked at documents where it was, not where it was not."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from model.configuration import DataConfig, ModelConfig, TrainingConfig
+from model.train_state import TrainState
+from storage.checkpoint import stage_checkpoint
+from storage.memory_store import MemoryStore
+from storage.run_entries import CheckpointReference
+from tasks.checkpoint_model import open_model
+from tasks.snapshot_build import build_snapshot
+from tasks.tensor_exchange import to_group
+from tests.storage.builders import trainer_document
+
+MODEL = ModelConfig(n_layer=1, n_head=1, n_embd=8, block_size=8)
+
+
+@pytest.mark.parametrize("mask_documents", [True, False])
+def test_a_checkpoint_is_opened_with_the_masking_it_was_trained_with(tmp_path: Path, mask_documents: bool) -> None:
+    (tmp_path / "a.txt").write_text("\n\n".join(f"paragraph {number} of the text" for number in range(60)))
+    store, data = MemoryStore(), DataConfig(sources=("a.txt",), tokenizer="bytes")
+    snapshot = build_snapshot(store, data, tmp_path)
+    state = TrainState.fresh(MODEL, TrainingConfig(steps=1), snapshot.manifest.vocab_size, torch.device("cpu"))
+    groups = (to_group("weights", state.named_tensors()),)
+    staged = stage_checkpoint(
+        store, run_id="r", attempt=1, prefix="runs/r/c", groups=groups, trainer=trainer_document(0)
+    )
+    opened = open_model(
+        store,
+        CheckpointReference(step=0, attempt=1, prefix="runs/r/c", manifest_sha256=staged.manifest_sha256),
+        model=MODEL,
+        snapshot_id=snapshot.snapshot_id,
+        cache_dir=tmp_path / "cache",
+        device=torch.device("cpu"),
+        mask_documents=mask_documents,
+    )
+    assert opened.network.boundary_id == (snapshot.manifest.end_of_text_id if mask_documents else None)
