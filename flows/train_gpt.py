@@ -25,6 +25,7 @@ from flows.preflight import TrainingRequest, named_run, wanted_configuration
 from flows.progress import Progress
 from flows.run_artifacts import RunArtifacts
 from flows.store_choice import choose_store
+from flows.text_progress import TextProgress
 from flows.work_folder import work_folder
 from storage.entry_log import this_writer
 from storage.errors import Fenced
@@ -155,7 +156,10 @@ def _open_run(store: ObjectStore, request: TrainingRequest, notice: StopNotice) 
     wanted = wanted_configuration(request, log.state, os.environ)
     if opened is None:
         probe_store(store)
-        snapshot = tokenize_and_split(store.url, wanted.data, _base_dir(request))
+        with TextProgress().shown() as shown:
+            snapshot = tokenize_and_split(
+                store.url, wanted.data, _base_dir(request), cache_dir=work_folder(os.environ), on_progress=shown
+            )
         check_block_size(snapshot.manifest, wanted.model.block_size)
         opened = log.append(partial(_opening_entry, wanted, run_id, snapshot.snapshot_id), writer=this_writer()).opened
         assert opened is not None
