@@ -17,13 +17,15 @@ from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flows.exit_code import ExitCode, code_of_state
-from flows.preflight import TrainingRequest, named_run
 from storage.open_store import open_store
 from storage.run_log import RunLog
 from storage.run_state import RunState
+
+if TYPE_CHECKING:
+    from flows.preflight import TrainingRequest
 
 # A person sees our own progress; Prefect's log would show it twice, and every refusal as a traceback.
 QUIET = {
@@ -70,7 +72,7 @@ def terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def run_train_gpt(request: TrainingRequest, store: str, *, say: Callable[[str], None]) -> FlowEnd:
+def run_train_gpt(request: "TrainingRequest", store: str, *, say: Callable[[str], None]) -> FlowEnd:
     """Run the flow to its end in this process; raises whatever the flow's body raised."""
     quieten(os.environ)
     _forget_absent_server(os.environ, say)
@@ -79,6 +81,7 @@ def run_train_gpt(request: TrainingRequest, store: str, *, say: Callable[[str], 
     _start_own_server()
     from httpx import TransportError
 
+    from flows.preflight import named_run
     from flows.train_gpt import train_gpt
 
     log = RunLog(open_store(store), named_run(request))

@@ -45,7 +45,7 @@ def test_a_final_state_has_the_code_the_contract_gives_it(name: str, code: int) 
     assert code_of_state(name) == code
 
 
-@pytest.mark.parametrize("name", ["Failed", "Crashed", "Cancelled", ""])
+@pytest.mark.parametrize("name", ["Failed", "Crashed", ""])
 def test_a_state_of_the_orchestrators_own_has_no_code(name: str) -> None:
     assert code_of_state(name) is None
 
