@@ -22,8 +22,9 @@ from prefect.settings import PREFECT_API_URL
 from flows.errors import InvalidConfiguration
 from flows.preflight import TrainingRequest, named_run
 from flows.run_continuation import Begun, Busy, Standing
-from tasks.run_watch import FUTILE_LIMIT
 
+MOST_FLOW_RUNS = 20
+"""So many may end before they claim the run, then a person looks: here no memory spaces them out."""
 STUCK_SECONDS = 600.0
 """A flow run that has not claimed its run by then has lost its worker; Prefect goes on showing it as Running."""
 _AT_WORK = (StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING)
@@ -73,7 +74,7 @@ class ContinuationByDeployment:
 
     def _create(self, client: SyncPrefectClient, deployment_id: UUID, standing: Standing) -> Begun | Busy:
         attempt = standing.state.latest_attempt
-        for number in range(FUTILE_LIMIT):
+        for number in range(MOST_FLOW_RUNS):
             flow_run = client.create_flow_run_from_deployment(
                 deployment_id,
                 parameters={"config": "", "run_id": standing.run_id, "store": self._store_url},
@@ -82,7 +83,9 @@ class ContinuationByDeployment:
             )
             if flow_run.state is None or not flow_run.state.is_final():
                 return Begun(how=f"flow run {flow_run.id} of {self._deployment}")
-        return Busy(why=f"{FUTILE_LIMIT} flow runs have ended before they claimed it: a person looks at {flow_run.id}")
+        return Busy(
+            why=f"{MOST_FLOW_RUNS} flow runs have ended before they claimed it: a person looks at {flow_run.id}"
+        )
 
     def _key(self, standing: Standing, number: int) -> str:
         how = "open" if standing.state.open_attempt is not None else "ended"

@@ -110,11 +110,11 @@ class RunWatcher:
         observed, now = self._memory.observe(log), self._monotonic()
         match decide_watch(log.state, observed, now):
             case Leave(why=why):
-                how = self._continuation.where(run_id) if observed.futile else ""
-                return WatchRow(run_id=run_id, action=LEFT, why=why, how=how)
+                return WatchRow(run_id=run_id, action=LEFT, why=why)
             case Wait(until=until, why=why):
                 self._untils[run_id] = until
-                return WatchRow(run_id=run_id, action=WAITS, why=why, seconds=max(until - now, 0.0))
+                how = self._continuation.where(run_id) if observed.futile else ""
+                return WatchRow(run_id=run_id, action=WAITS, why=why, how=how, seconds=max(until - now, 0.0))
             case Continue(why=why):
                 standing = Standing(run_id=run_id, state=log.state, seconds=now - observed.unchanged_since)
                 return self._continue(standing, why)

@@ -14,9 +14,9 @@ from tasks.budgets import RESUME
 from tasks.failures import TerminationReason
 from tasks.settings import LeaseConfig
 
-FUTILE_LIMIT = 3
 _RETRY_SECONDS = 30.0
 _RETRY_GROWTH = 4.0
+_RETRY_LONGEST_SECONDS = 900.0
 
 
 class Life(Enum):
@@ -136,12 +136,12 @@ def _ended(state: RunState, last: AttemptRecord, observed: Observed, now: float)
 
 
 def _tempered(verdict: Continue, observed: Observed, now: float) -> Verdict:
-    """No news, no retry: what was continued and stands where it stood is tried ever later, then left to a person."""
-    if observed.futile >= FUTILE_LIMIT:
-        return Leave(why=f"{verdict.why}; continued {observed.futile} times and never claimed: a person looks")
+    """What was continued and stands where it stood is tried ever later: what was in the way may go by itself."""
     if not observed.futile:
         return verdict
-    until = observed.tried_at + _RETRY_SECONDS * _RETRY_GROWTH ** (observed.futile - 1)
+    until = observed.tried_at + min(
+        _RETRY_LONGEST_SECONDS, _RETRY_SECONDS * _RETRY_GROWTH ** min(observed.futile - 1, 8)
+    )
     if now >= until:
         return verdict
     return Wait(until=until, why=f"{verdict.why}; continued {observed.futile} time(s) and not yet claimed")
