@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.training_command import SHAKESPEARE, Command
+from tests.crash.training_command import Command
 
 
 @pytest.fixture(scope="session")
@@ -44,8 +44,6 @@ def command(tmp_path: Path, api_url: str) -> Command:
 @pytest.fixture(scope="session")
 def undisturbed_sha256(tmp_path_factory: pytest.TempPathFactory, api_url: str) -> str:
     """The digest of the run nobody touched."""
-    if not SHAKESPEARE.exists():
-        pytest.skip("Tiny Shakespeare is not at ../shared/data: the crash suite needs real text")
     command = Command(tmp_path_factory.mktemp("undisturbed"), api_url)
     command.train()
     return command.state_sha256()

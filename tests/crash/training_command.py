@@ -12,11 +12,12 @@ from storage.run_log import RunLog
 from storage.run_state import RunState
 
 SHAKESPEARE = Path(__file__).parents[3] / "shared" / "data" / "tinyshakespeare.txt"
+SOURCE = SHAKESPEARE if SHAKESPEARE.exists() else "python:topics"  # real text either way
 STEPS = 60
 CONFIG = f"""
 model_family = "gpt2-tiny"
 [data]
-sources = ["{SHAKESPEARE}"]
+sources = ["{SOURCE}"]
 tokenizer = "bytes"
 [model]
 n_layer = 2
