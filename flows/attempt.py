@@ -31,7 +31,7 @@ from tasks.failure_remedy import DataOrigin
 from tasks.failures import Evidence, classify
 from tasks.heartbeat_writer import beating
 from tasks.stop_notice import StopNotice
-from tasks.store_patience import StorePatience, run_patience
+from tasks.store_patience import StorePatience
 from tasks.train_segment import train_segment
 from tasks.trainer_process import TrainerProcess
 from tasks.trainer_protocol import SegmentDone, TrainerOrder, Waiting
@@ -44,6 +44,7 @@ class AttemptPlan:
     config: RunConfig
     evaluation: EvaluationPlan
     origin: DataOrigin
+    patience: StorePatience
     work_dir: Path
     threads: int
     faults: str
@@ -69,8 +70,7 @@ class Attempt:
         self._log, self._started, self._plan = log, started, plan
         self._notice, self._progress, self._sweep, self._artifacts = notice, progress, sweep, artifacts
         self._writer: Writer = _writer(started, plan)
-        patience = run_patience(plan.config.checkpoint.patience_seconds)
-        self._patience = StorePatience(patience=patience, say=progress.say)
+        self._patience = plan.patience
         self._trainer: TrainerProcess | None = None
         self._commits: list[PrefectFuture[CheckpointReference]] = []
         self._evaluations: list[PrefectFuture[Any]] = []

@@ -103,8 +103,7 @@ def train_gpt(
 
 def _train(run: _Run) -> State[None]:
     while run.log.refresh().finished is None or run.log.state.open_attempt is not None:
-        patience = StorePatience(patience=run_patience(run.config.checkpoint.patience_seconds), say=run.progress.say)
-        started = patience.ask(lambda: claim_attempt(run.log, _claimant(run), partial(_claim, run)))
+        started = run.plan.patience.ask(lambda: claim_attempt(run.log, _claimant(run), partial(_claim, run)))
         run.progress.say(_opening(started, run.config.training.steps))
         run.artifacts.change()
         attempt = Attempt(
@@ -164,13 +163,14 @@ def _open_run(store: ObjectStore, request: TrainingRequest, notice: StopNotice) 
         opened = log.append(partial(_opening_entry, wanted, run_id, snapshot.snapshot_id), writer=this_writer()).opened
         assert opened is not None
     check_drift(opened.config, wanted, run_id=run_id)
-    plan = _plan(log, opened, wanted, _base_dir(request))
+    progress = Progress(wanted.training.steps)
+    plan = _plan(log, opened, wanted, _base_dir(request), progress)
     return _Run(
         log=log,
         config=wanted,
         plan=plan,
         notice=notice,
-        progress=Progress(wanted.training.steps),
+        progress=progress,
         sweep=BackgroundSweep(store, run_id, wanted.checkpoint, plan.evaluation.suite.sha256),
         artifacts=RunArtifacts(log, plan.flow_run_id),
         cancellation=CancellationWatch(plan.flow_run_id, notice),
@@ -196,7 +196,7 @@ def _base_dir(request: TrainingRequest) -> Path:
     return Path(request.config).absolute().parent if request.config else Path.cwd()
 
 
-def _plan(log: RunLog, opened: RunOpened, config: RunConfig, base_dir: Path) -> AttemptPlan:
+def _plan(log: RunLog, opened: RunOpened, config: RunConfig, base_dir: Path, progress: Progress) -> AttemptPlan:
     folder, faults = work_folder(os.environ), os.environ.get("CAIRN_FAULTS", "")
     threads = config.training.threads or usable_cores()
     return AttemptPlan(
@@ -209,6 +209,7 @@ def _plan(log: RunLog, opened: RunOpened, config: RunConfig, base_dir: Path) -> 
             base_dir=base_dir,
             cache_dir=folder / "snapshots",
         ),
+        patience=StorePatience(patience=run_patience(config.checkpoint.patience_seconds), say=progress.say),
         work_dir=folder / "work" / log.run_id,
         threads=threads,
         faults=faults,

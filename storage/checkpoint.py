@@ -142,18 +142,17 @@ def read_manifest(store: ObjectStore, prefix: str, manifest_sha256: str) -> Mani
     return decode_manifest(data, where=key)
 
 
-def verify_checkpoint(store: ObjectStore, reference: CheckpointReference, *, downloads: int = 1) -> tuple[str, ...]:
+def verify_checkpoint(store: ObjectStore, reference: CheckpointReference) -> tuple[str, ...]:
     """Return one line for each object of the checkpoint that is not what it must be; empty means all is well.
 
-    Nothing is kept in memory but a few pieces for each of the `downloads` under way.
+    Nothing is kept in memory but a few pieces.
     """
     try:
         manifest = read_manifest(store, reference.prefix, reference.manifest_sha256)
     except IntegrityError as error:
         return (str(error),)
-    with _threads(downloads) as run:
-        checks = [run(_problem, store, _promised(reference.prefix, item)) for item in manifest.objects]
-        return tuple(problem for check in checks if (problem := check()) is not None)
+    problems = (_problem(store, _promised(reference.prefix, item)) for item in manifest.objects)
+    return tuple(problem for problem in problems if problem is not None)
 
 
 def load_checkpoint(
@@ -198,14 +197,19 @@ def newest_verified(log: RunLog, *, writer: Writer) -> CheckpointReference | Non
         problems = verify_checkpoint(log.store, newest.committed.reference)
         if not problems:
             return newest.committed.reference
-        body = CheckpointQuarantined(
-            step=newest.committed.step,
-            attempt=newest.committed.attempt,
-            prefix=newest.committed.prefix,
-            manifest_sha256=newest.committed.manifest_sha256,
-            detail="; ".join(problems),
-        )
-        log.append(partial(_unless_quarantined, body), writer=writer)
+        quarantine_checkpoint(log, newest.committed, "; ".join(problems), writer=writer)
+
+
+def quarantine_checkpoint(log: RunLog, committed: CheckpointCommitted, detail: str, *, writer: Writer) -> RunState:
+    """Append that nothing resumes from this checkpoint any more, and why; one that is not readable is left as it is."""
+    body = CheckpointQuarantined(
+        step=committed.step,
+        attempt=committed.attempt,
+        prefix=committed.prefix,
+        manifest_sha256=committed.manifest_sha256,
+        detail=detail,
+    )
+    return log.append(partial(_unless_unreadable, body), writer=writer)
 
 
 def _nothing_readable(run_id: str, state: RunState) -> str:
@@ -222,7 +226,7 @@ def _unless_committed(body: CheckpointCommitted, state: RunState) -> CheckpointC
     return None if known is not None and known.committed.manifest_sha256 == body.manifest_sha256 else body
 
 
-def _unless_quarantined(body: CheckpointQuarantined, state: RunState) -> CheckpointQuarantined | None:
+def _unless_unreadable(body: CheckpointQuarantined, state: RunState) -> CheckpointQuarantined | None:
     return body if any(record.committed.prefix == body.prefix for record in state.readable) else None
 
 

@@ -4,12 +4,35 @@ Owns taking and releasing. Refuses to know why anybody needs a checkpoint, and w
 `tasks.retention` decides that on proof.
 """
 
+import uuid
 from functools import partial
 
 from storage.log_entry import Writer
-from storage.run_entries import CheckpointHeld, CheckpointReleased
+from storage.run_entries import CheckpointHeld, CheckpointReference, CheckpointReleased, Placement
 from storage.run_log import RunLog
 from storage.run_state import COMMITTED, RunState
+
+
+def new_hold(
+    reference: CheckpointReference,
+    holder: Placement,
+    *,
+    alias: str | None = None,
+    suite_sha256: str | None = None,
+    during_attempt: int | None = None,
+) -> CheckpointHeld:
+    """Return a hold with an id of its own, for an alias or for an evaluation; it counts once it is appended."""
+    return CheckpointHeld(
+        step=reference.step,
+        attempt=reference.attempt,
+        prefix=reference.prefix,
+        manifest_sha256=reference.manifest_sha256,
+        hold_id=uuid.uuid4().hex,
+        holder=holder,
+        alias=alias,
+        suite_sha256=suite_sha256,
+        during_attempt=during_attempt,
+    )
 
 
 def hold_checkpoint(log: RunLog, hold: CheckpointHeld, *, writer: Writer) -> bool:
@@ -20,8 +43,14 @@ def hold_checkpoint(log: RunLog, hold: CheckpointHeld, *, writer: Writer) -> boo
 
 def release_checkpoint(log: RunLog, hold: CheckpointHeld, why: str, *, writer: Writer) -> RunState:
     """Append that the hold is over; one that is over already is left as it is."""
-    released = CheckpointReleased(hold_id=hold.hold_id, prefix=hold.prefix, why=why)
-    return log.append(partial(_unless_over, released), writer=writer)
+    return log.append(partial(releasing, hold, why), writer=writer)
+
+
+def releasing(hold: CheckpointHeld, why: str, state: RunState) -> CheckpointReleased | None:
+    """Decide the entry that ends the hold: None where it is over already."""
+    if not any(held.hold_id == hold.hold_id for held in state.holds):
+        return None
+    return CheckpointReleased(hold_id=hold.hold_id, prefix=hold.prefix, why=why)
 
 
 def _unless_too_late(hold: CheckpointHeld, state: RunState) -> CheckpointHeld | None:
@@ -29,7 +58,3 @@ def _unless_too_late(hold: CheckpointHeld, state: RunState) -> CheckpointHeld | 
     late = hold.during_attempt is not None and hold.during_attempt != state.latest_attempt
     taken = any(held.hold_id == hold.hold_id for held in state.holds)
     return None if record is None or record.state != COMMITTED or late or taken else hold
-
-
-def _unless_over(released: CheckpointReleased, state: RunState) -> CheckpointReleased | None:
-    return released if any(hold.hold_id == released.hold_id for hold in state.holds) else None

@@ -83,7 +83,7 @@ class RunLog:
             body = decide(state)
             if body is None:
                 return state
-            after = fold([_preview(body, writer)], state)
+            after = fold([imagined_entry(body, writer)], state)
             if len(after.refused) > len(state.refused):
                 raise Fenced(
                     f"run {self.run_id}: every reader would refuse this entry now, so it is not written: {body}"
@@ -115,5 +115,6 @@ class RunLog:
         return f"run {self.run_id}: attempt {writer.attempt} is fenced by attempt {state.latest_attempt}"
 
 
-def _preview(body: Any, writer: Writer) -> Entry:
+def imagined_entry(body: Any, writer: Writer) -> Entry:
+    """Return an entry that is only folded, never appended: what would be true after it."""
     return Entry(seq=-1, kind="", at=utc_now(), write_id="", prev=None, writer=writer, resume=(), body=body)

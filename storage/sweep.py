@@ -10,17 +10,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from storage.entry_log import utc_now
-from storage.log_entry import Entry, Writer
+from storage.checkpoint_hold import releasing
+from storage.log_entry import Writer
 from storage.object_store import ObjectStore, UnfinishedWrite
 from storage.run_entries import (
     CheckpointCommitted,
     CheckpointDeleted,
     CheckpointHeld,
-    CheckpointReleased,
     CheckpointSuperseded,
 )
-from storage.run_log import RunLog
+from storage.run_log import RunLog, imagined_entry
 from storage.run_state import COMMITTED, DELETED, QUARANTINED, SUPERSEDED, CheckpointRecord, RunState, fold
 
 KEEP, SUPERSEDE, DELETE, RELEASE, DISCARD = "keep", "supersede", "delete", "release", "discard"
@@ -117,8 +116,7 @@ class _Sweep:
         for verdict in self._plan(self._state, ()).holds:
             hold = holds[verdict.key]
             if verdict.is_over:
-                body = CheckpointReleased(hold_id=hold.hold_id, prefix=hold.prefix, why=verdict.why)
-                self._append(partial(_unless_over, body))
+                self._append(partial(releasing, hold, verdict.why))
             self._note(HOLD, hold.prefix, RELEASE if verdict.is_over else KEEP, verdict.why, held=hold)
 
     def _supersede(self) -> None:
@@ -203,7 +201,7 @@ class _Sweep:
         if not self._dry_run:
             self._state = self._log.append(decide, writer=self._writer)
         elif (body := decide(self._state)) is not None:
-            self._state = fold([_imagined(body, self._writer)], self._state)
+            self._state = fold([imagined_entry(body, self._writer)], self._state)
 
     def _record(self, prefix: str) -> CheckpointRecord:
         record = self._state.find(prefix)
@@ -228,14 +226,6 @@ def _identity(committed: CheckpointCommitted) -> dict[str, Any]:
     return {name: getattr(committed, name) for name in ("step", "attempt", "prefix", "manifest_sha256")}
 
 
-def _unless_over(body: CheckpointReleased, state: RunState) -> CheckpointReleased | None:
-    return body if any(hold.hold_id == body.hold_id for hold in state.holds) else None
-
-
 def _unless_deleted(body: CheckpointDeleted, state: RunState) -> CheckpointDeleted | None:
     record = state.find(body.prefix)
     return body if record is not None and record.state == SUPERSEDED else None
-
-
-def _imagined(body: object, writer: Writer) -> Entry:
-    return Entry(seq=-1, kind="", at=utc_now(), write_id="", prev=None, writer=writer, resume=(), body=body)

@@ -7,7 +7,6 @@ the weights are the child's business.
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -17,9 +16,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from storage.checkpoint_hold import hold_checkpoint
+from storage.checkpoint_hold import hold_checkpoint, new_hold
 from storage.entry_log import this_writer, utc_now
-from storage.run_entries import CheckpointHeld, CheckpointReference, EvaluationFailed, EvaluationRecorded
+from storage.run_entries import CheckpointReference, EvaluationFailed, EvaluationRecorded
 from storage.run_log import RunLog
 from storage.run_state import COMMITTED, RunState
 from tasks.budgets import evaluator_retries_left
@@ -74,16 +73,7 @@ def hold_for_evaluation(
     for held in log.refresh().holds:
         if (held.prefix, held.suite_sha256, held.during_attempt, held.holder) == asked:
             return held.hold_id
-    hold = CheckpointHeld(
-        step=reference.step,
-        attempt=reference.attempt,
-        prefix=reference.prefix,
-        manifest_sha256=reference.manifest_sha256,
-        hold_id=uuid.uuid4().hex,
-        holder=holder,
-        suite_sha256=suite_sha256,
-        during_attempt=during_attempt,
-    )
+    hold = new_hold(reference, holder, suite_sha256=suite_sha256, during_attempt=during_attempt)
     return hold.hold_id if hold_checkpoint(log, hold, writer=this_writer()) else None
 
 

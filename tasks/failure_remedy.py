@@ -8,8 +8,9 @@ from functools import partial
 from pathlib import Path
 
 from model.configuration import DataConfig
+from storage.checkpoint import quarantine_checkpoint
 from storage.log_entry import Writer
-from storage.run_entries import CheckpointQuarantined, DataQuarantined
+from storage.run_entries import DataQuarantined
 from storage.run_log import RunLog
 from storage.run_state import CheckpointRecord, RunState
 from tasks.attempt_receipt import NO_REMEDY, Remedy
@@ -66,21 +67,10 @@ def _go_back(log: RunLog, before_step: int, failure: Failure, writer: Writer) ->
         spoiled = _spoiled(log.refresh(), before_step)
         if spoiled is None:
             return
-        committed = spoiled.committed
-        body = CheckpointQuarantined(
-            step=committed.step,
-            attempt=committed.attempt,
-            prefix=committed.prefix,
-            manifest_sha256=committed.manifest_sha256,
-            detail=f"committed when the spike had begun at step {before_step}: {failure.detail}",
-        )
-        log.append(partial(_unless_gone, body), writer=writer)
+        why = f"committed when the spike had begun at step {before_step}: {failure.detail}"
+        quarantine_checkpoint(log, spoiled.committed, why, writer=writer)
 
 
 def _spoiled(state: RunState, before_step: int) -> CheckpointRecord | None:
     readable = state.readable
     return next((record for record in readable[:-1] if record.committed.step >= before_step), None)
-
-
-def _unless_gone(body: CheckpointQuarantined, state: RunState) -> CheckpointQuarantined | None:
-    return body if any(record.committed.prefix == body.prefix for record in state.readable) else None

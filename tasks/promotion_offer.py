@@ -4,11 +4,10 @@ Owns the order of the two logs: the run's log holds the checkpoint before the re
 sweep can come between. Refuses to know the orchestrator: a person offers without one.
 """
 
-import uuid
 from dataclasses import replace
 from functools import partial
 
-from storage.checkpoint_hold import hold_checkpoint, release_checkpoint
+from storage.checkpoint_hold import hold_checkpoint, new_hold, release_checkpoint
 from storage.entry_log import this_writer
 from storage.registry import Registry, RegistryState
 from storage.run_entries import CheckpointHeld
@@ -23,7 +22,7 @@ def offer(log: RunLog, registry: Registry, candidate: Candidate, *, min_improvem
     state = registry.refresh()
     if _is_champion(state, candidate):
         return state
-    hold = _hold(registry.alias, candidate)
+    hold = new_hold(candidate.reference, this_placement(device="cpu", threads=1), alias=registry.alias)
     candidate = replace(candidate, hold_id=hold.hold_id)
     if not hold_checkpoint(log, hold, writer=this_writer()):
         state = registry.append(lambda _: refuse_unreadable(candidate, registry.alias))
@@ -42,19 +41,6 @@ def _settle(log: RunLog, state: RegistryState, candidate: Candidate, hold: Check
     if own:
         raise GateRefused(f"gate {own[-1].gate!r} refused step {candidate.reference.step}: {own[-1].detail}")
     return state
-
-
-def _hold(alias: str, candidate: Candidate) -> CheckpointHeld:
-    reference = candidate.reference
-    return CheckpointHeld(
-        step=reference.step,
-        attempt=reference.attempt,
-        prefix=reference.prefix,
-        manifest_sha256=reference.manifest_sha256,
-        hold_id=uuid.uuid4().hex,
-        holder=this_placement(device="cpu", threads=1),
-        alias=alias,
-    )
 
 
 def _is_champion(state: RegistryState, candidate: Candidate) -> bool:
