@@ -123,8 +123,18 @@ class AttemptEnded:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CurveVerdict:
+    """What the loss curve up to a step looks like: one kind, why in a sentence, the numbers, and the usual cures."""
+
+    kind: str
+    why: str
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    cures: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationRecorded:
-    """Metrics of exact weights under an exact suite."""
+    """Metrics of exact weights under an exact suite, and the verdict on the curve up to them where there is one."""
 
     step: int
     manifest_sha256: str
@@ -137,6 +147,7 @@ class EvaluationRecorded:
     started_at: datetime
     seconds: float
     hold_id: str | None = None
+    verdict: CurveVerdict | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -240,12 +251,17 @@ class CheckpointDeleted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFinished:
-    """The last step is committed; the run needs no further attempt."""
+    """The run needs no further attempt: its last step is committed, or `rule` of its policy stopped it early.
+
+    `stopped` says why, empty where every step was trained; `step` is then the step whose evaluation decided.
+    """
 
     attempt: int
     step: int
     manifest_sha256: str
     state_sha256: str
+    stopped: str = ""
+    rule: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
