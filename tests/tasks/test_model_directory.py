@@ -1,0 +1,150 @@
+"""What `transformers` itself makes of a directory written here: the same logits, the same ids, the same text."""
+
+import importlib
+import json
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from model.configuration import DataConfig, ModelConfig
+from model.generation import generate
+from model.gpt import GPT
+from model.tokenizer import Tokenizer
+from storage.data_snapshot import open_snapshot
+from storage.memory_store import MemoryStore
+from tasks.checkpoint_model import CheckpointModel
+from tasks.errors import TaskError
+from tasks.model_directory import write_model_directory
+from tasks.snapshot_build import build_snapshot
+
+TEXT = "\n\n".join(f"Zeile {number} über Ünïcode, 東京 and 🪨 stones;\n\tthe {number}th cairn." for number in range(80))
+TEXTS = (TEXT[:500], "a\n\n b\r\n\tc  d", "🪨東京 ñ \u200b\x00 end", "one<|endoftext|>two", "", " ")
+MODEL = ModelConfig(n_layer=2, n_head=2, n_embd=12, block_size=32, dropout=0.1)
+pytestmark = pytest.mark.xdist_group("transformers")  # importing it takes seconds
+
+
+@pytest.fixture(scope="module")
+def transformers() -> Iterator[Any]:
+    """The real library, told to stay offline."""
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        patch.setitem(os.environ, "HF_HUB_OFFLINE", "1")
+        warnings.simplefilter("ignore")
+        yield importlib.import_module("transformers")
+
+
+def opened(folder: Path, *, bias: bool = True, tokenizer: str = "bpe:301", mask: bool = False) -> CheckpointModel:
+    """A network whose every weight, biases too, is far from where it begins."""
+    (folder / "a.txt").write_text(TEXT, encoding="utf-8")
+    store = MemoryStore()
+    made = build_snapshot(store, DataConfig(sources=("a.txt",), tokenizer=tokenizer, val_fraction=0.3), folder)
+    snapshot = open_snapshot(store, made.snapshot_id, folder / "cache")
+    network = GPT(MODEL.model_copy(update={"bias": bias}), made.manifest.vocab_size)
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.3)
+    if mask:
+        network.boundary_id = made.manifest.end_of_text_id
+    tokens = Tokenizer.from_json(snapshot.tokenizer_json)
+    return CheckpointModel(network=network.eval(), tokenizer=tokens, snapshot=snapshot)
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["bias", "no bias"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CheckpointModel:
+    return opened(tmp_path_factory.mktemp("model"), bias=request.param)
+
+
+@pytest.fixture(scope="module")
+def folder(model: CheckpointModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("exported")
+    write_model_directory(folder, model, card="# A card\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def theirs(transformers: Any, folder: Path) -> Any:
+    found, report = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert {name: list(keys) for name, keys in report.items() if keys} == {}, "a weight was missing or left over"
+    return found.eval()
+
+
+def test_transformers_computes_the_same_logits(model: CheckpointModel, theirs: Any) -> None:
+    ids = torch.tensor([model.tokenizer.encode_batch([TEXT])[0][:64]]).view(2, 32)
+    with torch.no_grad():
+        assert torch.allclose(theirs(ids).logits, model.network(ids), rtol=0, atol=1e-5)
+    assert theirs.dtype == torch.float32 and theirs.config.vocab_size == 301
+
+
+def test_transformers_generates_the_same_text_greedily(model: CheckpointModel, theirs: Any) -> None:
+    prompt = model.tokenizer.encode_batch(["Zeile 5"])[0]
+    ours = generate(model.network, prompt, new_tokens=20, temperature=0)
+    ended = ours.index(model.tokenizer.end_of_text_id) + 1 if model.tokenizer.end_of_text_id in ours else len(ours)
+    found = theirs.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False)
+    assert found[0, len(prompt) :].tolist() == ours[:ended]
+
+
+@pytest.mark.parametrize("tokenizer", ["bpe:301", "bytes"])
+def test_transformers_reads_text_as_the_same_ids_and_back(transformers: Any, tmp_path: Path, tokenizer: str) -> None:
+    model = opened(tmp_path, tokenizer=tokenizer)
+    write_model_directory(tmp_path / "out", model, card="")
+    found = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    ours = model.tokenizer.encode_batch(TEXTS)
+    assert [found(text)["input_ids"] for text in TEXTS] == ours
+    assert [found.decode(ids) for ids in ours] == [model.tokenizer.decode(ids) for ids in ours]
+    end = model.tokenizer.end_of_text_id
+    assert (found.eos_token_id, found.bos_token_id, found.unk_token_id, found.model_max_length) == (end, end, end, 32)
+
+
+def test_a_tokenizer_that_adds_tokens_around_a_text_adds_none_here(transformers: Any, tmp_path: Path) -> None:
+    document = json.loads(Tokenizer.bytes().to_json())
+    mark = {"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}
+    document["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [mark, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"<|endoftext|>": {"id": "<|endoftext|>", "ids": [256], "tokens": ["<|endoftext|>"]}},
+    }
+    (tmp_path / "template.json").write_text(json.dumps(document), encoding="utf-8")
+    write_model_directory(tmp_path / "out", opened(tmp_path, tokenizer="template.json"), card="")
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "out")("ab")["input_ids"] == [97, 98]
+
+
+def test_equal_models_give_equal_bytes(tmp_path: Path, model: CheckpointModel, folder: Path) -> None:
+    write_model_directory(tmp_path / "again", model, card="# A card\n")
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == sorted(path.name for path in (tmp_path / "again").iterdir())
+    assert all((folder / name).read_bytes() == (tmp_path / "again" / name).read_bytes() for name in names)
+
+
+def test_the_files_are_those_the_hub_expects(folder: Path) -> None:
+    names = {"README.md", "config.json", "generation_config.json", "model.safetensors"}
+    assert {path.name for path in folder.iterdir()} == names | {"tokenizer.json", "tokenizer_config.json"}
+    assert (folder / "README.md").read_text() == "# A card\n"
+
+
+def test_the_embedding_is_written_once_and_the_format_is_named(folder: Path) -> None:
+    with safe_open(folder / "model.safetensors", framework="pt") as file:
+        assert file.metadata() == {"format": "pt"}
+        assert "lm_head.weight" not in file.keys() and "transformer.wte.weight" in file.keys()  # noqa: SIM118
+
+
+@pytest.mark.parametrize("place", ["full", "full/file.txt"])
+def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path, model: CheckpointModel, place: str) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file.txt").write_text("mine")
+    with pytest.raises(TaskError, match="name a"):
+        write_model_directory(tmp_path / place, model, card="")
+    assert [path.name for path in tmp_path.rglob("*")] == ["full", "file.txt"]
+
+
+def test_an_export_that_fails_leaves_nothing_behind(tmp_path: Path, model: CheckpointModel) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(TaskError, match="cannot be written"):
+        write_model_directory(tmp_path / "file" / "below", model, card="")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
