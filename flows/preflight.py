@@ -4,6 +4,7 @@ Owns the cheap refusals: the orchestrator's server takes seconds to start, and n
 typing error. The flow checks again, exactly; here a size is refused only when no tokenizer could make it possible.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +21,12 @@ from storage.run_log import RunLog
 from storage.run_state import RunState
 from storage.store_probe import probe_store
 from tasks.corpus import preview_corpus
-from tasks.document import InvalidCorpus, Source
+from tasks.document import Document, InvalidCorpus, Source
 from tasks.document_reader import ReadingRules
 from tasks.document_split import Split, require_both_splits, split_of
+from tasks.snapshot_build import check_block_size
+from tasks.snapshot_choice import chosen_snapshot
+from tasks.source_weights import too_few_tokens
 
 _BYTES_AND_END = 257
 
@@ -63,7 +67,11 @@ def check_before_start(store: ObjectStore, request: TrainingRequest, environment
         return wanted
     wanted = wanted or wanted_configuration(request, log.state, environment)
     _check_store(store)
-    _check_text(wanted, Path(request.config).absolute().parent if request.config else Path.cwd())
+    if wanted.data.snapshot:
+        manifest = chosen_snapshot(store, wanted.data.snapshot).manifest
+        check_block_size(manifest, wanted.model.block_size, wanted.data)
+    else:
+        _check_text(wanted, Path(request.config).absolute().parent if request.config else Path.cwd())
     return wanted
 
 
@@ -96,7 +104,8 @@ def _check_store(store: ObjectStore) -> None:
 def _check_text(config: RunConfig, base_dir: Path) -> None:
     _check_tokenizer(config.data, base_dir)
     rules = ReadingRules(text_field=config.data.text_field, max_document_bytes=config.data.max_document_bytes)
-    sources = preview_corpus(config.data.sources, base_dir, rules)
+    groups = config.data.source_names if config.data.weights else ()
+    sources = preview_corpus(config.data.sources, base_dir, rules, groups=groups)
     if not config.data.tokenizer.endswith(".json"):  # only of byte-level tokens is it known that each has a byte
         _check_sizes(config, sources)
 
@@ -112,20 +121,44 @@ def _check_tokenizer(data: DataConfig, base_dir: Path) -> None:
         ) from error
 
 
+class _TextHeld:
+    """How many tokens the text read so far gives at most: a token holds a byte or more, a document adds one mark."""
+
+    def __init__(self, config: RunConfig, vocabulary: int) -> None:
+        self._val_fraction, self._window = config.data.val_fraction, config.model.block_size + 1
+        merges = vocabulary - _BYTES_AND_END  # each costs a byte of train text
+        self._needed = {Split.TRAIN: max(self._window, merges), Split.VAL: self._window}
+        self.tokens, self.documents = dict.fromkeys(Split, 0), dict.fromkeys(Split, 0)
+        self.train_tokens_of = Counter[str]()
+
+    def add(self, document: Document, group: str) -> None:
+        split = split_of(document.sha256, self._val_fraction)
+        self.tokens[split] += document.bytes + 1
+        self.documents[split] += 1
+        if split is Split.TRAIN:
+            self.train_tokens_of[group] += document.bytes + 1
+
+    def is_enough(self) -> bool:
+        return all(self.tokens[split] >= self._needed[split] for split in Split)
+
+    def is_enough_of(self, group: str) -> bool:
+        return not group or self.train_tokens_of[group] >= self._window
+
+
 def _check_sizes(config: RunConfig, sources: Sequence[Source]) -> None:
-    """Read only as far as needed: a token holds at least one byte, a document adds one mark, a merge costs a byte."""
-    vocabulary, block_size = config.data.bpe_vocab_size or _BYTES_AND_END, config.model.block_size
-    needed = {Split.TRAIN: max(block_size + 1, vocabulary - _BYTES_AND_END), Split.VAL: block_size + 1}
-    held, documents = dict.fromkeys(needed, 0), dict.fromkeys(needed, 0)
+    """Read only as far as needed to know that no split, and no weighted source, is too small whatever the tokenizer."""
+    vocabulary = config.data.bpe_vocab_size or _BYTES_AND_END
+    held = _TextHeld(config, vocabulary)
     for source in sources:
-        for document in source.documents():
-            split = split_of(document.sha256, config.data.val_fraction)
-            held[split] += document.bytes + 1
-            documents[split] += 1
-            if all(held[name] >= needed[name] for name in needed):
-                return
-    require_both_splits(documents[Split.TRAIN], documents[Split.VAL], config.data.val_fraction)
-    _refuse_sizes(config, held, vocabulary)
+        documents = source.documents()
+        while not (held.is_enough() and held.is_enough_of(source.group)) and (document := next(documents, None)):
+            held.add(document, source.group)
+    if not held.is_enough():
+        require_both_splits(held.documents[Split.TRAIN], held.documents[Split.VAL], config.data.val_fraction)
+        _refuse_sizes(config, held.tokens, vocabulary)
+    for name, entry in zip(config.data.source_names, config.data.sources, strict=True) if config.data.weights else ():
+        if not held.is_enough_of(name):
+            raise too_few_tokens(entry, held.train_tokens_of[name], config.model.block_size)
 
 
 def _refuse_sizes(config: RunConfig, held: Mapping[Split, int], vocabulary: int) -> None:

@@ -159,7 +159,7 @@ def _open_run(store: ObjectStore, request: TrainingRequest, notice: StopNotice) 
             snapshot = tokenize_and_split(
                 store.url, wanted.data, _base_dir(request), cache_dir=work_folder(os.environ), on_progress=shown
             )
-        check_block_size(snapshot.manifest, wanted.model.block_size)
+        check_block_size(snapshot.manifest, wanted.model.block_size, wanted.data)
         opened = log.append(partial(_opening_entry, wanted, run_id, snapshot.snapshot_id), writer=this_writer()).opened
         assert opened is not None
     check_drift(opened.config, wanted, run_id=run_id)

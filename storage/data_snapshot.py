@@ -23,111 +23,24 @@ from storage.document_index import SplitName as SplitName
 from storage.errors import IntegrityError, ObjectMissing, SnapshotDamaged
 from storage.object_store import ObjectStore
 from storage.snapshot_cache import DEFAULT_CACHE_BYTES, SnapshotCache, cache_bytes
-from storage.token_shard import SHARD_SUFFIX, ShardSchema, count_tokens, map_shard
+from storage.snapshot_manifest import SNAPSHOT_VERSION as SNAPSHOT_VERSION
+from storage.snapshot_manifest import RejectedCount as RejectedCount
+from storage.snapshot_manifest import SnapshotGroup as SnapshotGroup
+from storage.snapshot_manifest import SnapshotManifest as SnapshotManifest
+from storage.snapshot_manifest import SnapshotObject as SnapshotObject
+from storage.snapshot_manifest import SnapshotSource as SnapshotSource
+from storage.snapshot_manifest import SnapshotSplits as SnapshotSplits
+from storage.snapshot_manifest import SplitSize as SplitSize
+from storage.token_shard import SHARD_SUFFIX, count_tokens, map_shard
 from storage.verified_object import PromisedObject, check_object, describe_file
 from storage.verified_shard import VerifiedShard
 
-SNAPSHOT_VERSION = 1
+ID_CHARACTERS = 64
 TOKENIZER = "tokenizer.json"
 DOCUMENTS = "documents.parquet"
 CHUNK_BYTES = 1 << 20
 EAGER_BYTES = 64 * 1024 * 1024
 REJECTED = "rejected.parquet"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SplitSize:
-    """How much a split holds: ``bytes`` of UTF-8 text in ``documents``, ``tokens`` with the end-of-text tokens."""
-
-    documents: int
-    tokens: int
-    bytes: int
-
-    def __post_init__(self) -> None:
-        """Refuse an empty split."""
-        for name in ("documents", "tokens", "bytes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)}: a split holds at least 1")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SnapshotSplits:
-    """The two sides of the split."""
-
-    train: SplitSize
-    val: SplitSize
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SnapshotObject:
-    """One object of the snapshot; ``key`` is relative to the snapshot's own folder.
-
-    ``tokens`` is what a token shard holds; None for another object, and in manifests older than the field.
-    """
-
-    key: str
-    bytes: int
-    sha256: str
-    tokens: int | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse a key that is not a plain name, so that a manifest can point only into its own folder."""
-        if not self.key or "/" in self.key or self.key.startswith("."):
-            raise ValueError(f"key = {self.key!r}: must be a plain file name")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SnapshotSource:
-    """Where text came from: a source's name, its content, and how many documents of which ``unit`` it gave."""
-
-    name: str
-    bytes: int
-    sha256: str
-    unit: str
-    documents: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RejectedCount:
-    """How many documents were left out for one ``kind`` of fault; the listing is `rejected.parquet`."""
-
-    kind: str
-    documents: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SnapshotManifest:
-    """Everything there is to know of a snapshot; its encoded bytes are what the snapshot id hashes."""
-
-    version: int
-    tokenizer_sha256: str
-    vocab_size: int
-    end_of_text_id: int
-    val_fraction: float
-    splits: SnapshotSplits
-    sources: tuple[SnapshotSource, ...]
-    objects: tuple[SnapshotObject, ...] = ()
-    rejected: tuple[RejectedCount, ...] = ()
-
-    def __post_init__(self) -> None:
-        """Refuse a version this code does not know, and an end-of-text token outside the vocabulary."""
-        if self.version != SNAPSHOT_VERSION:
-            raise ValueError(f"version = {self.version}: only {SNAPSHOT_VERSION} is read; update cairn")
-        if not 0 <= self.end_of_text_id < self.vocab_size:
-            raise ValueError(f"end_of_text_id = {self.end_of_text_id}: must be below vocab_size = {self.vocab_size}")
-
-    @property
-    def shard_schema(self) -> ShardSchema:
-        """The schema every shard of this snapshot must have."""
-        return ShardSchema(tokenizer_sha256=self.tokenizer_sha256, vocab_size=self.vocab_size)
-
-    def split(self, name: SplitName) -> SplitSize:
-        """Return the size of ``train`` or ``val``."""
-        return self.splits.train if name == "train" else self.splits.val
-
-    def bytes_per_token(self, name: SplitName) -> float:
-        """Return UTF-8 bytes of text per token of a split, end-of-text tokens counted, as bits per byte needs it."""
-        return self.split(name).bytes / self.split(name).tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -180,6 +93,12 @@ def read_manifest(store: ObjectStore, snapshot_id: str) -> SnapshotManifest:
     if sha256(data) != snapshot_id:
         raise _damaged(key, sha256(data), snapshot_id)
     return decode(data, SnapshotManifest, where=key)
+
+
+def snapshot_ids(store: ObjectStore) -> tuple[str, ...]:
+    """Return the ids of the snapshots in the store, sorted; one whose upload is not over may be among them."""
+    names = (key.rpartition("/")[2] for key in store.folders("data"))
+    return tuple(name for name in names if len(name) == ID_CHARACTERS)
 
 
 def damaged_objects(store: ObjectStore, snapshot_id: str) -> tuple[SnapshotObject, ...]:

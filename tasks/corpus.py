@@ -7,10 +7,10 @@ however it is named. The rule looks at one source at a time, so that adding a so
 """
 
 import codecs
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -34,6 +34,7 @@ class _Named:
     file: TextFile
     name: str
     rules: ReadingRules
+    group: str
 
 
 def open_corpus(
@@ -41,14 +42,17 @@ def open_corpus(
     base_dir: Path,
     rules: ReadingRules = DEFAULT_RULES,
     on_bytes: Callable[[int, int], None] | None = None,
+    *,
+    groups: Sequence[str] = (),
 ) -> tuple[Source, ...]:
     """Find and check every source before any work; relative paths start at ``base_dir``.
 
-    The result is ordered by name, whatever the order of the configuration or of a directory listing. ``on_bytes`` is
-    told how many bytes of how many are checked. Raises InvalidCorpus for a source that is missing, empty, not UTF-8
-    or of a kind that is not read.
+    The result is ordered by name, whatever the order of the configuration or of a directory listing; with ``groups``,
+    a name for each of ``sources``, by group first, so that what one entry names lies together. ``on_bytes`` is told
+    how many bytes of how many are checked. Raises InvalidCorpus for a source that is missing, empty, not UTF-8 or of
+    a kind that is not read, and for a file in two groups.
     """
-    python, files = _find(sources, base_dir, rules)
+    python, files = _find(sources, base_dir, rules, groups)
     checked = list(python)
     total, done = sum(item.file.bytes for item in files), 0
     with ThreadPoolExecutor(CHECKING_THREADS, thread_name_prefix="check") as pool:
@@ -61,28 +65,41 @@ def open_corpus(
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return tuple(sorted(checked, key=lambda source: source.name))
+    return _in_order(checked)
 
 
-def preview_corpus(sources: Sequence[str], base_dir: Path, rules: ReadingRules = DEFAULT_RULES) -> tuple[Source, ...]:
+def preview_corpus(
+    sources: Sequence[str], base_dir: Path, rules: ReadingRules = DEFAULT_RULES, *, groups: Sequence[str] = ()
+) -> tuple[Source, ...]:
     """Return the sources for a quick look: checked like `open_corpus` where that is quick, else found and no more.
 
     Sources that were only found have an empty ``sha256``.
     """
-    python, files = _find(sources, base_dir, rules)
+    python, files = _find(sources, base_dir, rules, groups)
     if sum(item.file.bytes for item in files) <= PREVIEW_BYTES:
-        return open_corpus(sources, base_dir, rules)
-    found = [_source(item, item.file.bytes, "") for item in files]
-    return tuple(sorted([*python, *found], key=lambda source: source.name))
+        return open_corpus(sources, base_dir, rules, groups=groups)
+    return _in_order([*python, *(_source(item, item.file.bytes, "") for item in files)])
 
 
-def _find(sources: Sequence[str], base_dir: Path, rules: ReadingRules) -> tuple[list[Source], list[_Named]]:
+def _in_order(sources: Iterable[Source]) -> tuple[Source, ...]:
+    return tuple(sorted(sources, key=lambda source: (source.group, source.name)))
+
+
+def _find(
+    sources: Sequence[str], base_dir: Path, rules: ReadingRules, groups: Sequence[str]
+) -> tuple[list[Source], list[_Named]]:
     if not sources:
         raise InvalidCorpus("data.sources = []: rule: at least one source; name a text file or a glob")
-    python = [open_python_source(source) for source in dict.fromkeys(sources) if source.startswith("python:")]
-    files = find_files([source for source in sources if not source.startswith("python:")], base_dir)
+    group_of = dict(zip(sources, groups, strict=True)) if groups else dict.fromkeys(sources, "")
+    python = [
+        replace(open_python_source(source), group=group)
+        for source, group in group_of.items()
+        if source.startswith("python:")
+    ]
+    paths = [source for source in group_of if not source.startswith("python:")]
+    files = find_files(paths, base_dir, apart=bool(groups))
     named = zip(files, portable_names(files), strict=True)
-    return python, [_Named(file=file, name=name, rules=rules) for file, name in named]
+    return python, [_Named(file=file, name=name, rules=rules, group=group_of[file.source]) for file, name in named]
 
 
 def _source(named: _Named, size_bytes: int, digest: str) -> Source:
@@ -92,6 +109,7 @@ def _source(named: _Named, size_bytes: int, digest: str) -> Source:
         sha256=digest,
         unit=named.file.unit,
         pieces=partial(_pieces, named, digest),
+        group=named.group,
     )
 
 

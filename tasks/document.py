@@ -87,6 +87,7 @@ class Source:
 
     ``name`` does not depend on the machine's folders, ``sha256`` covers the ``bytes`` bytes as they are stored,
     ``unit`` says what a document is here. ``pieces`` starts a fresh pass over documents and rejected ones, in order.
+    ``group`` is the entry of the configuration it belongs to, where these are to be kept apart, else empty.
     """
 
     name: str
@@ -94,6 +95,7 @@ class Source:
     sha256: str
     unit: str
     pieces: Callable[[], Iterator[Piece]]
+    group: str = ""
 
     def documents(self) -> Iterator[Document]:
         """Yield the documents of a fresh pass, without those that are rejected."""

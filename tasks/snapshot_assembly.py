@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -23,6 +24,7 @@ from storage.data_snapshot import (
     RejectedCount,
     RejectedRow,
     RejectedWriter,
+    SnapshotGroup,
     SnapshotManifest,
     SnapshotSource,
     SnapshotSplits,
@@ -65,6 +67,7 @@ def assemble(
         splits=SnapshotSplits(train=assembly.size(Split.TRAIN), val=assembly.size(Split.VAL)),
         sources=tuple(_snapshot_source(item, assembly.documents_of[item.name]) for item in sources),
         rejected=tuple(RejectedCount(kind=kind, documents=n) for kind, n in sorted(assembly.rejected.items())),
+        groups=_groups(sources, assembly.tokens_of) or msgspec.UNSET,
     )
 
 
@@ -77,6 +80,7 @@ class _Assembly:
         self._rejects: RejectedWriter | None = None
         self._documents, self._tokens, self._bytes = Counter[Split](), Counter[Split](), Counter[Split]()
         self.documents_of, self.rejected = Counter[str](), Counter[str]()
+        self.tokens_of = Counter[tuple[str, Split]]()
 
     def __enter__(self) -> "_Assembly":
         self._index = self._stack.enter_context(DocumentIndexWriter(self._folder / DOCUMENTS))
@@ -127,6 +131,7 @@ class _Assembly:
         self._tokens[side] += tokens
         self._bytes[side] += size_bytes
         self.documents_of[source] += 1
+        self.tokens_of[source, side] += tokens
 
     def _add_rejected(self, row: RejectedRow) -> None:
         if self._rejects is None:  # no file says that nothing was left out
@@ -138,4 +143,21 @@ class _Assembly:
 def _snapshot_source(source: Source, documents: int) -> SnapshotSource:
     return SnapshotSource(
         name=source.name, bytes=source.bytes, sha256=source.sha256, unit=source.unit, documents=documents
+    )
+
+
+def _groups(sources: Sequence[Source], tokens_of: Counter[tuple[str, Split]]) -> tuple[SnapshotGroup, ...]:
+    """Sum up the sources of each group, in their order; a source without a group is in none."""
+    members: dict[str, list[Source]] = {}
+    for source in sources:
+        if source.group:
+            members.setdefault(source.group, []).append(source)
+    return tuple(
+        SnapshotGroup(
+            name=name,
+            sources=len(own),
+            train_tokens=sum(tokens_of[source.name, Split.TRAIN] for source in own),
+            val_tokens=sum(tokens_of[source.name, Split.VAL] for source in own),
+        )
+        for name, own in members.items()
     )

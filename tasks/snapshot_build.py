@@ -37,8 +37,10 @@ from tasks.document import InvalidCorpus, RejectionKind, Source
 from tasks.document_reader import ReadingRules
 from tasks.document_split import require_both_splits
 from tasks.snapshot_assembly import assemble, shard_schema
+from tasks.snapshot_choice import chosen_snapshot
 from tasks.snapshot_recipe import SnapshotReference as SnapshotReference
 from tasks.snapshot_recipe import keep_recipe, known_snapshot, recipe_id, recipe_of
+from tasks.source_weights import weighted_components
 from tasks.token_parts import (
     BATCH_BYTES,
     PART_BYTES,
@@ -84,9 +86,13 @@ def build_snapshot(
 ) -> SnapshotReference:
     """Return the snapshot of ``data``, building it unless its recipe is known; relative paths start at ``base_dir``.
 
-    With a ``cache_dir`` a killed build leaves its finished parts there for the next. Raises InvalidCorpus for text or
+    Of ``data.weights`` only that there are some matters: then the documents of each source lie together, the sources
+    in the order of their names (`DataConfig.source_names`). A ``snapshot:`` source is looked up and never built. With
+    a ``cache_dir`` a killed build leaves its finished parts there for the next. Raises InvalidCorpus for text or
     settings that cannot be used, IntegrityError when the store keeps other bytes than it was given.
     """
+    if data.snapshot:
+        return chosen_snapshot(store, data.snapshot)
     work = _work(data, base_dir, shard_tokens, workshop)
     recipe = recipe_of(data, work.sources, _tokenizer_name(work), shard_tokens)
     known = known_snapshot(store, recipe)
@@ -102,13 +108,20 @@ def build_snapshot(
 def repair_snapshot(store: ObjectStore, snapshot_id: str, data: DataConfig, base_dir: Path, cache_dir: Path) -> int:
     """Make damaged objects of a snapshot anew from its sources; returns how many, copies in `cache_dir` included.
 
-    Raises `SnapshotDamaged` where the sources are gone or give other bytes now: then nothing was changed.
+    Raises `SnapshotDamaged` where the sources are gone or give other bytes now, or where the snapshot itself is the
+    source: then nothing was changed.
     """
     manifest = read_manifest(store, snapshot_id)
     dropped = drop_damaged_copies(cache_dir, manifest)
     damaged = damaged_objects(store, snapshot_id)
     if not damaged:
         return dropped
+    if data.snapshot:
+        names = ", ".join(item.key for item in damaged)
+        raise SnapshotDamaged(
+            f"data/{snapshot_id}: {names} damaged, and this run knows no text to make it anew from: import it again "
+            "with `cairn import-tokens`, or train on its text again the run it was built for"
+        )
     try:
         with tempfile.TemporaryDirectory(prefix="cairn-snapshot-") as staging:
             _stage(Path(staging), _work(data, base_dir, DEFAULT_SHARD_TOKENS, USUAL_WORKSHOP))
@@ -121,8 +134,8 @@ def repair_snapshot(store: ObjectStore, snapshot_id: str, data: DataConfig, base
     return dropped + len(damaged)
 
 
-def check_block_size(manifest: SnapshotManifest, block_size: int) -> None:
-    """Refuse a block_size that leaves a split without a single window of block_size + 1 tokens (InvalidCorpus)."""
+def check_block_size(manifest: SnapshotManifest, block_size: int, data: DataConfig) -> None:
+    """Refuse a block_size that leaves a split, or a weighted source, without a window of its own (InvalidCorpus)."""
     splits: tuple[SplitName, ...] = ("train", "val")
     name = min(splits, key=lambda split: manifest.split(split).tokens)
     tokens = manifest.split(name).tokens
@@ -131,6 +144,7 @@ def check_block_size(manifest: SnapshotManifest, block_size: int) -> None:
             f"model.block_size = {block_size}: the {name} split has {tokens} tokens; rule: block_size is at most "
             f"{tokens - 1}, one less than the tokens of each split. Lower model.block_size or add text to data.sources"
         )
+    weighted_components(manifest, data, block_size)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,7 +160,8 @@ def _work(data: DataConfig, base_dir: Path, shard_tokens: int, workshop: Worksho
     tokenizer = _given_tokenizer(data.tokenizer, base_dir)
     rules = ReadingRules(text_field=data.text_field, max_document_bytes=data.max_document_bytes)
     heard = _Heard(workshop.on_progress, BuildStage.CHECKING, 0)
-    sources = open_corpus(data.sources, base_dir, rules, heard.files)
+    groups = data.source_names if data.weights else ()
+    sources = open_corpus(data.sources, base_dir, rules, heard.files, groups=groups)
     return _Work(data=data, sources=sources, tokenizer=tokenizer, shard_tokens=shard_tokens, workshop=workshop)
 
 

@@ -1,11 +1,13 @@
 """The recipe of a data snapshot: what goes in, and which snapshot came out of it before.
 
 Owns the record and its place in the store. A recipe is only a cache: without it, or with a broken one, the same
-snapshot is built again. Refuses to know how.
+snapshot is built again. Weights are no part of it: how much of a group is drawn changes no byte. Refuses to know how.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import msgspec
 
 from model.configuration import DataConfig
 from storage.data_snapshot import SnapshotManifest, read_manifest
@@ -28,11 +30,13 @@ class SnapshotReference:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecipeSource:
-    """One ingredient: a source by name and content."""
+    """One ingredient: a source by name and content, and the group it lies in where groups are kept apart."""
 
     name: str
     sha256: str
     unit: str
+    # Not written unless there is one: recipes of before the field keep their ids.
+    group: str | msgspec.UnsetType = msgspec.UNSET
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +66,10 @@ def recipe_of(data: DataConfig, sources: Sequence[Source], tokenizer: str, shard
     """Return the recipe; ``tokenizer`` is the hash of a given one, or how it is learned."""
     return Recipe(
         version=RECIPE_VERSION,
-        sources=tuple(RecipeSource(name=item.name, sha256=item.sha256, unit=item.unit) for item in sources),
+        sources=tuple(
+            RecipeSource(name=item.name, sha256=item.sha256, unit=item.unit, group=item.group or msgspec.UNSET)
+            for item in sources
+        ),
         tokenizer=tokenizer,
         tokenizer_bytes=data.tokenizer_bytes,
         text_field=data.text_field,

@@ -36,17 +36,18 @@ class TextFile:
         return InvalidCorpus(f"data.sources = {self.source!r}: file {self.place}: {problem}; rule: {rule}")
 
 
-def find_files(sources: Sequence[str], base_dir: Path) -> list[TextFile]:
+def find_files(sources: Sequence[str], base_dir: Path, *, apart: bool = False) -> list[TextFile]:
     """Return every file the sources name, once; relative paths start at ``base_dir``.
 
-    Raises InvalidCorpus for a source that is missing, a folder, matches nothing, or is of a kind that is not read.
+    Raises InvalidCorpus for a source that is missing, a folder, matches nothing, or is of a kind that is not read, and
+    for a file that two sources name where these are kept ``apart``.
     """
     found = [file for source in dict.fromkeys(sources) for file in _find_source(source, base_dir)]
     for file in found:
         suffix = unread_suffix(file.place)
         if suffix:
             raise file.refusal(f"{suffix} files are not read", "plain text, .jsonl or .parquet, also as .gz or .zst")
-    return _one_per_place(found)
+    return _one_per_place(found, apart=apart)
 
 
 def portable_names(files: Sequence[TextFile]) -> list[str]:
@@ -136,12 +137,15 @@ def _nothing_matched(source: str, pattern: str) -> InvalidCorpus:
     )
 
 
-def _one_per_place(files: list[TextFile]) -> list[TextFile]:
-    """Drop files named twice; refuse one that two sources would cut into different documents."""
+def _one_per_place(files: list[TextFile], *, apart: bool) -> list[TextFile]:
+    """Drop files named twice; refuse one that two sources would cut or weigh differently."""
     kept: dict[str, TextFile] = {}
     for file in files:
         place = file.place if "://" in file.place else os.path.realpath(file.place)
         first = kept.setdefault(place, file)
+        if apart and first.source != file.source:
+            rule = "with data.weights one source a file, so that it has one weight. Make the globs narrower"
+            raise file.refusal(f"also named by data.sources = {first.source!r}", rule)
         if first.unit != file.unit:
             rule = f"one source a file, as it is cut into {first.unit} by the one and read as {file.unit} by the other"
             raise file.refusal(f"also named by data.sources = {first.source!r}", rule)

@@ -80,9 +80,9 @@ def finished_parts(folder: Path) -> PartsDone:
 
 def pieces_left(sources: Sequence[Source], done: PartsDone) -> Iterator[Piece]:
     """Yield what no part holds yet; the source that was broken off is read from its start, to be hashed whole."""
-    for source in sources:
-        if source.name >= done.source:
-            yield from islice(source.pieces(), done.pieces if source.name == done.source else 0, None)
+    names = [source.name for source in sources]
+    for source in sources[names.index(done.source) if done.paths else 0 :]:
+        yield from islice(source.pieces(), done.pieces if source.name == done.source else 0, None)
 
 
 def seen_in(done: PartsDone) -> SeenDigests:

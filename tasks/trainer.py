@@ -40,6 +40,7 @@ from storage.trainer_document import TrainerDocument, small_tensor
 from tasks.checkpoint_model import prompt_ids
 from tasks.failures import ORPHANED_EXIT_CODE
 from tasks.practice_faults import BAD_DATA, OOM, TRAINER_KINDS, due, flip_byte, parse_faults, strike_process
+from tasks.source_weights import weighted_components
 from tasks.staging import HostCheckpoint, Reports, Staging
 from tasks.tensor_exchange import to_group, to_tensors
 from tasks.trainer_protocol import (
@@ -113,6 +114,7 @@ class Trainer:
             seed=order.training.seed,
             global_batch=order.training.global_batch,
             quarantined=frozenset(order.quarantined),
+            components=weighted_components(snapshot.manifest, order.data, order.model.block_size),
         )
         training = order.training.model_copy(update={"activation_checkpointing": order.activation_checkpointing})
         self._state = TrainState.fresh(

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 from pydantic import BaseModel, ConfigDict
 
-from model.configuration import ModelConfig, TrainingConfig
+from model.configuration import DataConfig, ModelConfig, TrainingConfig
 from storage.run_entries import CheckpointReference
 from tasks.errors import TaskError
 from tasks.settings import DivergenceConfig
@@ -24,6 +24,7 @@ class TrainerOrder(BaseModel):
     attempt: int
     store_url: str
     snapshot_id: str
+    data: DataConfig
     model: ModelConfig
     training: TrainingConfig
     micro_batch: int

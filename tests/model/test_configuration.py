@@ -102,6 +102,69 @@ def test_how_documents_are_rejected_is_written_where_it_is_said():
     assert said.items() <= DataConfig(sources=("a.txt",), **said).model_dump(mode="json").items()
 
 
+def test_a_run_opened_before_weights_existed_is_still_the_same_run():
+    assert "weights" not in DataConfig(sources=("a", "b")).model_dump()
+    assert DataConfig(sources=("a", "b"), weights=(3, 1)).model_dump(mode="json")["weights"] == [3.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("weights", "rule"),
+    [
+        ((1.0,), "as many as the 2 sources"),
+        ((1.0, 2.0, 3.0), "as many as the 2 sources"),
+        ((1.0, 0.0), "greater than 0"),
+        ((1.0, -1.0), "greater than 0"),
+        ((1.0, float("inf")), "finite"),
+        ((1.0, float("nan")), "weights"),
+        ((1.0, 1e-12), "round them to fewer digits"),
+    ],
+)
+def test_weights_that_cannot_be_drawn_by_are_refused(weights, rule):
+    with pytest.raises(ValidationError, match=rule):
+        DataConfig(sources=("a", "b"), weights=weights)
+
+
+def test_an_entry_that_stands_there_twice_cannot_have_two_weights():
+    with pytest.raises(ValidationError, match="sources name 'a' twice"):
+        DataConfig(sources=("in/a", "./in/a"), weights=(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("sources", "names"),
+    [
+        (("b/*.txt", "a.txt"), ("b/*.txt", "a.txt")),
+        (("/here/b/*.txt", "/here/a.txt"), ("b/*.txt", "a.txt")),
+        (("../x/b/*.txt", "../x/./a.txt"), ("b/*.txt", "a.txt")),
+        (("/a.txt", "/b/c.txt"), ("a.txt", "b/c.txt")),
+        (("/here/a.txt", "b.txt"), ("/here/a.txt", "b.txt")),
+        (("s3://bucket/x/*.txt", "x/a.txt", "python:topics"), ("s3://bucket/x/*.txt", "a.txt", "python:topics")),
+    ],
+)
+def test_a_source_is_named_from_the_folder_all_paths_share(sources, names):
+    assert DataConfig(sources=sources).source_names == names
+
+
+def test_a_snapshot_is_a_source():
+    assert DataConfig(sources=("snapshot:0123abcd",)).snapshot == "0123abcd"
+    assert DataConfig(sources=("a.txt",)).snapshot is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "rule"),
+    [
+        ({"sources": ("snapshot:0123abcd", "a.txt")}, "must be the only one"),
+        ({"sources": ("snapshot:0123abc",)}, "at least its first 8 characters"),
+        ({"sources": ("snapshot:0123ABCD",)}, "at least its first 8 characters"),
+        ({"sources": ("snapshot:" + "0" * 65,)}, "at least its first 8 characters"),
+        ({"sources": ("snapshot:0123abcd",), "weights": (1.0,)}, "weights: decided by 'snapshot:0123abcd'"),
+        ({"sources": ("snapshot:0123abcd",), "tokenizer": "bytes", "val_fraction": 0.5}, "val_fraction, tokenizer: "),
+    ],
+)
+def test_a_snapshot_is_taken_as_it_is(fields, rule):
+    with pytest.raises(ValidationError, match=rule):
+        DataConfig(**fields)
+
+
 def test_a_configuration_survives_its_own_json():
     config = TrainingConfig(steps=10, betas=(0.8, 0.9), micro_batch=7)
     assert TrainingConfig.model_validate_json(config.model_dump_json()) == config

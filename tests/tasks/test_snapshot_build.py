@@ -247,14 +247,14 @@ def test_what_cannot_work_is_refused_and_nothing_written(text: Path, data: DataC
 
 def test_a_block_size_that_fits_both_splits_is_accepted(text: Path) -> None:
     manifest = build_snapshot(MemoryStore(), BYTES, text).manifest
-    check_block_size(manifest, manifest.splits.val.tokens - 1)
+    check_block_size(manifest, manifest.splits.val.tokens - 1, BYTES)
 
 
 def test_a_block_size_longer_than_a_split_is_refused_with_the_greatest_that_fits(text: Path) -> None:
     manifest = build_snapshot(MemoryStore(), BYTES, text).manifest
     held = manifest.splits.val.tokens
     with pytest.raises(InvalidCorpus, match=rf"model.block_size = {held}: the val split .* at most {held - 1},"):
-        check_block_size(manifest, held)
+        check_block_size(manifest, held, BYTES)
 
 
 def test_tiny_shakespeare_becomes_a_snapshot(tiny_shakespeare: Path, tmp_path: Path) -> None:

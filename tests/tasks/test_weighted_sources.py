@@ -1,0 +1,180 @@
+"""Sources mixed by weight: what lies where in the snapshot, what a step draws, and what is refused."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from model.configuration import DataConfig
+from model.sample_order import SampleOrder
+from model.tokenizer import Tokenizer
+from storage.data_snapshot import OpenSnapshot, open_snapshot
+from storage.memory_store import MemoryStore
+from tasks.corpus import open_corpus
+from tasks.document import InvalidCorpus
+from tasks.snapshot_build import SnapshotReference, Workshop, build_snapshot, check_block_size
+from tasks.source_weights import weighted_components
+from tests.tasks import killed_build
+
+ROOT = Path(killed_build.__file__).parents[2]
+BLOCK = 16
+SOURCES = ("web/*.txt", "books.txt", "code/*.jsonl")
+"""Neither as they are listed, nor by the names of their files, do they come in the order of their names."""
+
+DATA = DataConfig(sources=SOURCES, weights=(3, 1, 2), tokenizer="bytes", val_fraction=0.2)
+GOLDEN = "8303099106c190abf69164fe1a99f3126fae78140c423eedca9cc4955f51b08a"
+GOLDEN_RECIPE = "bea12fd476af97692aab907944369feebd3023dd26eec20f86c844f5711b47bb"
+
+
+def write_corpus(folder: Path) -> Path:
+    """Text whose every byte tells which entry named it: w, b or c."""
+    for name in ("web", "code"):
+        (folder / name).mkdir(parents=True)
+    for number in range(30):
+        (folder / "web" / f"{number:02d}.txt").write_text("w" * (20 + number))
+    (folder / "books.txt").write_text("\n\n".join("b" * (10 + number) for number in range(60)))
+    for name in ("a", "z"):
+        lines = (json.dumps({"text": "c" * (30 + number) + name}) for number in range(25))
+        (folder / "code" / f"{name}.jsonl").write_text("\n".join(lines))
+    return folder
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    return write_corpus(tmp_path / "corpus")
+
+
+def built(data: DataConfig, base: Path, store: MemoryStore | None = None) -> SnapshotReference:
+    return build_snapshot(store or MemoryStore(), data, base, shard_tokens=512)
+
+
+def opened(data: DataConfig, base: Path) -> OpenSnapshot:
+    store = MemoryStore()
+    return open_snapshot(store, built(data, base, store).snapshot_id, base / "cache")
+
+
+def order_of(snapshot: OpenSnapshot, data: DataConfig) -> SampleOrder:
+    return SampleOrder(
+        window_count=(snapshot.manifest.splits.train.tokens - 1) // BLOCK,
+        seed=5,
+        global_batch=6,
+        components=weighted_components(snapshot.manifest, data, BLOCK),
+    )
+
+
+def letters(snapshot: OpenSnapshot, window: int) -> str:
+    """Return which entries' letters stand in a window and its target."""
+    tokens = np.concatenate([np.asarray(shard) for shard in snapshot.train])
+    text = Tokenizer.from_json(snapshot.tokenizer_json).decode(
+        [token for token in tokens[window * BLOCK : (window + 1) * BLOCK + 1].tolist() if token != 256]
+    )
+    return "".join(sorted(set(text) & set("wbc")))
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_the_documents_of_an_entry_lie_together_in_the_order_of_the_entries_names(corpus: Path, split: str) -> None:
+    snapshot = opened(DATA, corpus)
+    tokens = np.concatenate([np.asarray(shard) for shard in getattr(snapshot, split)])
+    assert [group.name for group in snapshot.manifest.known_groups] == ["books.txt", "code/*.jsonl", "web/*.txt"]
+    start = 0
+    for group, letter in zip(snapshot.manifest.known_groups, "bcw", strict=True):
+        own = tokens[start : start + group.tokens(split)]  # type: ignore[arg-type]
+        assert set(own.tolist()) <= {ord(letter), 256, ord("a"), ord("z")} and ord(letter) in own
+        start += len(own)
+    assert start == len(tokens)
+
+
+def test_a_group_counts_its_files(corpus: Path) -> None:
+    assert [group.sources for group in built(DATA, corpus).manifest.known_groups] == [1, 2, 30]
+
+
+def test_steps_draw_the_entries_by_their_weights_and_no_window_of_two(corpus: Path) -> None:
+    snapshot = opened(DATA, corpus)
+    drawn = order_of(snapshot, DATA).windows_between(0, 30).ravel().tolist()
+    seen = [letters(snapshot, window) for window in drawn]
+    assert {letter: seen.count(letter) for letter in set(seen)} == {"w": 90, "b": 30, "c": 60}
+
+
+def test_the_order_of_the_entries_changes_neither_snapshot_nor_batches(corpus: Path) -> None:
+    turned = DATA.model_copy(update={"sources": SOURCES[::-1], "weights": DATA.weights[::-1]})
+    one, two = opened(DATA, corpus), opened(turned, corpus)
+    assert one.snapshot_id == two.snapshot_id
+    batches = [order_of(one, data).windows_between(0, 20).tolist() for data in (DATA, turned)]
+    assert batches[0] == batches[1]
+
+
+def test_other_weights_use_the_same_snapshot(corpus: Path) -> None:
+    store = MemoryStore()
+    first = built(DATA, corpus, store)
+    second = built(DATA.model_copy(update={"weights": (1.0, 5.0, 1.0)}), corpus, store)
+    assert (second.snapshot_id, second.reused) == (first.snapshot_id, True)
+
+
+def test_where_the_text_lies_and_how_its_path_is_written_changes_no_id(corpus: Path, tmp_path: Path) -> None:
+    elsewhere = write_corpus(tmp_path / "else" / "where")
+    absolute = DATA.model_copy(update={"sources": tuple(f"{elsewhere}/{source}" for source in SOURCES)})
+    from_above = DATA.model_copy(update={"sources": tuple(f"./corpus/{source}" for source in SOURCES)})
+    ids = {built(DATA, corpus).snapshot_id, built(absolute, Path("/")).snapshot_id}
+    assert ids == {built(from_above, tmp_path).snapshot_id}
+
+
+def test_grouping_is_another_snapshot_than_none(corpus: Path) -> None:
+    plain = DATA.model_copy(update={"weights": ()})
+    manifest = built(plain, corpus).manifest
+    assert manifest.known_groups == () and built(DATA, corpus).manifest != manifest
+
+
+def test_without_weights_ids_and_recipes_are_those_of_before_there_were_weights(tmp_path: Path) -> None:
+    for number in range(20):
+        text = f"Paragraph {number} speaks of stone {number * number % 97} on the long way up.\n\nagain {number}"
+        (tmp_path / f"{number:02d}.txt").write_text(text)
+    store, data = MemoryStore(), DataConfig(sources=("*.txt",), tokenizer="bytes", val_fraction=0.3)
+    assert build_snapshot(store, data, tmp_path).snapshot_id == GOLDEN
+    assert store.keys("data/recipes") == [f"data/recipes/{GOLDEN_RECIPE}.json"]
+
+
+def test_without_weights_a_step_draws_from_all_windows(corpus: Path) -> None:
+    plain = DATA.model_copy(update={"weights": ()})
+    snapshot = opened(plain, corpus)
+    assert weighted_components(snapshot.manifest, plain, BLOCK) == ()
+
+
+@pytest.mark.parametrize("part", [1, 3, 10**6])
+def test_a_killed_build_goes_on_from_its_parts_to_the_same_groups(corpus: Path, part: int) -> None:
+    data = DATA.model_copy(update={"tokenizer": "bpe:300"})
+    whole = build_snapshot(MemoryStore(), data, corpus, shard_tokens=4096)
+    command = [sys.executable, killed_build.__file__, str(corpus), str(part), data.model_dump_json()]
+    assert subprocess.run(command, env={"PYTHONPATH": str(ROOT)}, check=False).returncode == -signal.SIGKILL
+    assert list((corpus / "cache").glob("snapshots-in-work/*/part-*.arrow"))
+    again = build_snapshot(
+        MemoryStore(), data, corpus, shard_tokens=4096, cache_dir=corpus / "cache", workshop=Workshop(batch_bytes=1500)
+    )
+    assert (again.snapshot_id, again.manifest) == (whole.snapshot_id, whole.manifest)
+
+
+def test_a_file_of_two_entries_is_refused_with_both(corpus: Path) -> None:
+    data = DATA.model_copy(update={"sources": ("web/*.txt", "web/0*.txt"), "weights": (1.0, 1.0)})
+    with pytest.raises(InvalidCorpus, match=r"'web/0\*.txt'.*also named by data.sources = 'web/\*.txt'.*one weight"):
+        built(data, corpus)
+
+
+def test_without_weights_a_file_of_two_globs_is_read_once(corpus: Path) -> None:
+    assert len(open_corpus(("web/*.txt", "web/0*.txt"), corpus)) == 30
+
+
+def test_an_entry_too_small_for_a_window_of_its_own_is_refused_by_name(corpus: Path) -> None:
+    (corpus / "small.txt").write_text("\n\n".join(f"s{number}" for number in range(3)))
+    data = DATA.model_copy(update={"sources": (*SOURCES, "small.txt"), "weights": (1.0, 1.0, 1.0, 1.0)})
+    manifest = built(data, corpus).manifest
+    with pytest.raises(InvalidCorpus, match=r"data.sources = 'small.txt': \d+ tokens .*block_size \+ 1 = 17 tokens"):
+        check_block_size(manifest, BLOCK, data)
+
+
+def test_weights_for_a_snapshot_that_keeps_nothing_apart_are_refused(corpus: Path) -> None:
+    manifest = built(DATA.model_copy(update={"weights": ()}), corpus).manifest
+    with pytest.raises(InvalidCorpus, match="keeps apart no groups"):
+        weighted_components(manifest, DATA, BLOCK)
