@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from model.configuration import ModelConfig
 from model.errors import InvalidInput
+from model.key_value_cache import KeyValueCache
 
 INITIAL_STD = 0.02
 
@@ -45,6 +46,22 @@ class Attention(nn.Module):
         )
         joined = mixed.transpose(1, 2).reshape(batch, time, width)  # (B, H, T, C/H) -> (B, T, C)
         return F.dropout(self.c_proj(joined), self.dropout, self.training)
+
+    def extend(self, x: Tensor, cache: KeyValueCache, layer: int, visible: Tensor | None) -> Tensor:
+        """Mix the newest positions with all that `cache` remembers: (1, T, C) -> (1, T, C).
+
+        `visible` (1, 1, T, length) as `forward` takes it; None for one new token, or where nothing precedes them.
+        """
+        _, time, width = x.shape
+        query, key, value = (
+            part.view(1, time, self.n_head, width // self.n_head).transpose(1, 2)  # (1, T, C) -> (1, H, T, C/H)
+            for part in self.c_attn(x).split(width, dim=2)  # (1, T, 3C) -> 3 x (1, T, C)
+        )
+        keys, values = cache.append(layer, key, value)  # (1, H, T, C/H) -> (1, H, length, C/H)
+        causal = visible is None and time == cache.length
+        mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=visible, is_causal=causal)
+        joined: Tensor = self.c_proj(mixed.transpose(1, 2).reshape(1, time, width))  # (1, H, T, C/H) -> (1, T, C)
+        return joined
 
 
 class FeedForward(nn.Module):
@@ -80,6 +97,12 @@ class Block(nn.Module):
         result: Tensor = attended + self.mlp(self.ln_2(attended))
         return result
 
+    def extend(self, x: Tensor, cache: KeyValueCache, layer: int, visible: Tensor | None) -> Tensor:
+        """Do what `forward` does for the newest positions alone, (1, T, C) -> (1, T, C), as Attention.extend does."""
+        attended: Tensor = x + self.attn.extend(self.ln_1(x), cache, layer, visible)
+        result: Tensor = attended + self.mlp(self.ln_2(attended))
+        return result
+
 
 def same_document(tokens: Tensor, boundary_id: int) -> Tensor:
     """Return which key each query may see, (B, T) -> bool (B, 1, T, T): those of its own document that are not later.
@@ -90,6 +113,19 @@ def same_document(tokens: Tensor, boundary_id: int) -> Tensor:
     document = (tokens == boundary_id).cumsum(dim=1)  # (B, T)
     same = document[:, :, None] == document[:, None, :]  # (B, T, T)
     return same.tril()[:, None]
+
+
+def visible_to_newest(tokens: Tensor, newest: int, boundary_id: int | None) -> Tensor | None:
+    """Return which of `tokens` (1, S) each of its last `newest` T may see, bool (1, 1, T, S), as `same_document` does.
+
+    None where attention needs no mask: no borders, and one new token or nothing but new ones.
+    """
+    length = tokens.shape[1]
+    if boundary_id is None and newest in (1, length):
+        return None
+    document = torch.zeros_like(tokens) if boundary_id is None else (tokens == boundary_id).cumsum(dim=1)  # (1, S)
+    same = document[:, -newest:, None] == document[:, None, :]  # (1, T, S)
+    return same.tril(length - newest)[:, None]
 
 
 class GPT(nn.Module):
@@ -133,6 +169,23 @@ class GPT(nn.Module):
         for block in self.h:
             x = checkpoint(block, x, visible, use_reentrant=False) if recompute else block(x, visible)
         return F.linear(self.ln_f(x), self.wte.weight)  # (B, T, C) -> (B, T, V)
+
+    def extend(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:
+        """Predict what follows `tokens`, which follow what `cache` remembers: ids (1, T) -> logits (1, V).
+
+        Agrees with the last position of `forward` over the whole text in evaluation mode, up to rounding, at the cost
+        of the new tokens alone. More than block_size tokens in all are an InvalidInput and change nothing.
+        """
+        time, begin = tokens.shape[1], cache.length
+        if begin + time > self.config.block_size:
+            raise InvalidInput(f"text of {begin + time} tokens must be at most block_size={self.config.block_size}")
+        cache.begin(tokens)
+        x = self.wte(tokens) + self.wpe.weight[begin : begin + time]  # (1, T, C) + (T, C)
+        visible = visible_to_newest(cache.tokens, time, self.boundary_id)
+        for layer, block in enumerate(self.h):
+            assert isinstance(block, Block)
+            x = block.extend(x, cache, layer, visible)
+        return F.linear(self.ln_f(x[:, -1]), self.wte.weight)  # (1, T, C) -> (1, C) -> (1, V)
 
     @torch.no_grad()
     def _initialise(self) -> None:

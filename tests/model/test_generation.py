@@ -1,10 +1,18 @@
 """Sampling from a model."""
 
+from itertools import islice
+
 import pytest
 import torch
 
-from model.errors import InvalidInput
-from model.generation import generate
+from model.configuration import ModelConfig
+from model.errors import InvalidInput, ModelError
+from model.generation import Drawing, generate, generate_stream
+from model.gpt import GPT
+from model.key_value_cache import KeyValueCache
+from model.modes import evaluating
+
+VOCAB, END = 61, 7
 
 
 def test_equal_seeds_give_equal_text(tiny_run):
@@ -47,11 +55,13 @@ def test_generating_leaves_mode_and_process_generator_alone(tiny_run):
         ([61], {}, r"\[0, 61\)"),
         ([0], {"temperature": -1.0}, "temperature=-1.0"),
         ([0], {"top_k": 0}, "top_k=0"),
+        ([0], {"temperature": float("nan")}, "temperature=nan"),
+        ([0], {"new_tokens": -1}, "new_tokens=-1"),
     ],
 )
 def test_impossible_requests_are_refused(tiny_run, prompt, settings, words):
     with pytest.raises(InvalidInput, match=words):
-        generate(tiny_run().state.model, prompt, new_tokens=3, **settings)
+        generate(tiny_run().state.model, prompt, **{"new_tokens": 3, **settings})
 
 
 def test_a_network_that_masks_documents_writes_on_from_the_last_one_alone(tiny_run):
@@ -59,3 +69,147 @@ def test_a_network_that_masks_documents_writes_on_from_the_last_one_alone(tiny_r
     model.boundary_id = 7
     ids = [generate(model, [*before, 7, 3], new_tokens=2, seed=1) for before in ([1, 2, 4], [5, 6, 8])]
     assert ids[0] == ids[1]
+
+
+def network(block_size=32, boundary_id=None, **more):
+    """A network with scores far enough apart that rounding does not choose the token."""
+    torch.manual_seed(3)
+    model = GPT(ModelConfig(**{"n_layer": 3, "n_head": 2, "n_embd": 16, "block_size": block_size, **more}), VOCAB)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    model.boundary_id = boundary_id
+    return model.eval()
+
+
+def text(length, *ends):
+    ids = torch.randint(0, VOCAB, (1, length), generator=torch.Generator().manual_seed(1))
+    ids[ids == END] = END + 1
+    ids[:, list(ends)] = END
+    return ids
+
+
+def pieces(sizes):
+    begins = [sum(sizes[:place]) for place in range(len(sizes))]
+    return [slice(begin, begin + size) for begin, size in zip(begins, sizes, strict=True)]
+
+
+@pytest.mark.parametrize("boundary_id", [None, END])
+@pytest.mark.parametrize("sizes", [[1] * 32, [32], [20, *[1] * 12], [5, 9, 1, 17]])
+def test_with_a_cache_the_scores_of_every_position_are_those_of_the_whole_text(sizes, boundary_id):
+    model, ids = network(boundary_id=boundary_id), text(32, 0, 6, 11, 12, 31)
+    cache = KeyValueCache(model.config, device=model.device)
+    with torch.no_grad():
+        whole = model(ids)[0]
+        for piece in pieces(sizes):
+            torch.testing.assert_close(model.extend(ids[:, piece], cache)[0], whole[piece.stop - 1], atol=1e-5, rtol=0)
+
+
+def test_without_bias_too_the_cache_changes_no_score():
+    model, ids = network(bias=False), text(32)
+    cache = KeyValueCache(model.config, device=model.device)
+    with torch.no_grad():
+        last = [model.extend(ids[:, place : place + 1], cache)[0] for place in range(32)]
+        torch.testing.assert_close(torch.stack(last), model(ids)[0], atol=1e-5, rtol=0)
+
+
+def test_a_forgotten_text_leaves_nothing_behind():
+    model, cache = network(), KeyValueCache(network().config, device=torch.device("cpu"))
+    with torch.no_grad():
+        model.extend(text(32), cache)
+        cache.forget()
+        torch.testing.assert_close(model.extend(text(9, 4), cache)[0], model(text(9, 4))[0, -1], atol=1e-5, rtol=0)
+
+
+def test_a_text_longer_than_the_block_is_refused_and_the_cache_stays_as_it_was():
+    model = network()
+    cache = KeyValueCache(model.config, device=model.device)
+    with torch.no_grad():
+        model.extend(text(30), cache)
+        with pytest.raises(InvalidInput, match=r"33 tokens.*block_size=32"):
+            model.extend(text(3), cache)
+    assert cache.length == 30
+
+
+@pytest.mark.parametrize("boundary_id", [None, END])
+@pytest.mark.parametrize("drawing", [Drawing(temperature=0), Drawing(temperature=0.8, top_k=20)])
+def test_within_a_block_the_stream_writes_what_a_pass_over_everything_writes(drawing, boundary_id):
+    model = network(boundary_id=boundary_id)
+    settings = {"temperature": drawing.temperature, "top_k": drawing.top_k}
+    stream = generate_stream(model, [5, END, 3], new_tokens=29, drawing=drawing, seed=2)
+    assert list(stream) == generate(model, [5, END, 3], new_tokens=29, seed=2, **settings)
+
+
+@pytest.mark.parametrize("boundary_id", [None, END])
+@pytest.mark.parametrize("block_size", [1, 2, 7, 16])
+def test_beyond_the_block_the_stream_goes_on_from_the_newest_half(block_size, boundary_id):
+    model, prompt = network(block_size, boundary_id), [1, 2, END, 3, 9, 4, 12, 30, 8]
+    expected, seen = [], prompt[-block_size:]
+    with torch.no_grad():
+        for _ in range(40):
+            seen = seen if len(seen) <= block_size else seen[-max(block_size // 2, 1) :]
+            expected.append(int(model(torch.tensor([seen]))[0, -1].argmax()))
+            seen = [*seen, expected[-1]]
+    assert list(generate_stream(model, prompt, new_tokens=40, drawing=Drawing(temperature=0))) == expected
+
+
+def test_the_stream_draws_no_token_before_it_is_asked_for(tiny_run):
+    model = tiny_run().state.model
+    asked = generate_stream(model, [1], new_tokens=10**9, drawing=Drawing(), seed=4)
+    assert list(islice(asked, 20)) == list(generate_stream(model, [1], new_tokens=20, drawing=Drawing(), seed=4))
+
+
+def test_between_two_tokens_of_a_stream_the_network_is_in_its_own_mode(tiny_run):
+    model, before = tiny_run(model={"dropout": 0.5}).state.model.train(), torch.get_rng_state()
+    for _ in generate_stream(model, [0], new_tokens=3, drawing=Drawing()):
+        assert model.training and torch.is_grad_enabled()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_an_impossible_stream_is_refused_before_its_first_token(tiny_run):
+    with pytest.raises(InvalidInput, match="prompt_ids is empty"):
+        generate_stream(tiny_run().state.model, [], new_tokens=3, drawing=Drawing())
+
+
+def drawn(chances, drawing, *, times=400):
+    logits, generator = torch.tensor(chances).log(), torch.Generator().manual_seed(0)
+    return {drawing.pick(logits, generator) for _ in range(times)}
+
+
+@pytest.mark.parametrize(
+    ("top_p", "kept"),
+    [(0.01, {1}), (0.39, {1}), (0.45, {1, 3}), (0.75, {1, 3, 0}), (0.99, {0, 1, 2, 3}), (1.0, {0, 1, 2, 3})],
+)
+def test_the_nucleus_is_the_fewest_likeliest_tokens_that_hold_top_p(top_p, kept):
+    assert drawn([0.2, 0.4, 0.1, 0.3], Drawing(top_p=top_p)) == kept
+
+
+def test_equally_likely_tokens_do_not_all_slip_into_the_nucleus():
+    assert drawn([0.25] * 4, Drawing(top_p=0.5)) == {0, 1}
+
+
+def test_the_nucleus_is_taken_of_what_top_k_left():
+    assert drawn([0.2, 0.4, 0.1, 0.3], Drawing(top_k=2, top_p=0.57)) == {1}  # 0.4 of 0.7 left
+
+
+def test_a_flat_temperature_widens_the_nucleus():
+    sharp, flat = Drawing(temperature=0.5, top_p=0.5), Drawing(temperature=100.0, top_p=0.5)
+    assert len(drawn([0.2, 0.4, 0.1, 0.3], sharp)) < len(drawn([0.2, 0.4, 0.1, 0.3], flat))
+
+
+def test_a_temperature_next_to_zero_takes_the_likeliest_token():
+    assert drawn([0.2, 0.4, 0.1, 0.3], Drawing(temperature=1e-40)) == {1}
+
+
+@pytest.mark.parametrize("top_p", [0.0, 1.1, float("nan")])
+def test_a_nucleus_that_is_no_share_is_refused(top_p):
+    with pytest.raises(InvalidInput, match="top_p"):
+        Drawing(top_p=top_p)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_network_that_has_diverged_writes_nothing(tiny_run, temperature):
+    model = tiny_run().state.model
+    with torch.no_grad():
+        model.wte.weight[3, 0] = float("nan")
+    with pytest.raises(ModelError, match="diverged"), evaluating(model):
+        next(generate_stream(model, [3], new_tokens=1, drawing=Drawing(temperature=temperature)))
