@@ -172,6 +172,25 @@ def sample(
     print_document(written) if json else print(f"{written.prompt}{written.text}")
 
 
+def export(reference: Reference, folder: str, *, store: StoreOption = "", json: JsonOption = False) -> None:
+    """Write a committed checkpoint as a directory that `transformers` opens, with a model card that says whence it is.
+
+    Args:
+        folder: a new or empty folder; nothing is overwritten.
+    """
+    from pathlib import Path
+
+    from flows.model_export import export_model
+    from flows.run_lookup import find_checkpoint
+
+    written = export_model(find_checkpoint(opened_store(store), reference), Path(folder))
+    if json:
+        print_document(written)
+    else:
+        for file in written.files:
+            print(f"{Path(written.folder) / file.name}  {file.bytes:,} bytes")
+
+
 def import_tokens(
     *,
     train: TokenPaths,
@@ -238,6 +257,7 @@ ACTING_VERBS = (
     promote,
     rollback,
     sample,
+    export,
     import_tokens,
     export_tokens,
 )

@@ -50,7 +50,7 @@ class Decision:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunOpened:
-    """A run exists: its frozen configuration and its data."""
+    """A run exists: its frozen configuration, its data, and the weights step 0 has where it does not draw its own."""
 
     run_id: str
     model_family: str
@@ -59,6 +59,7 @@ class RunOpened:
     data_snapshot: str
     total_steps: int
     code_version: str
+    initial_weights_sha256: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -83,6 +83,8 @@ def _documents(opened: CheckpointModel) -> Iterator[tuple[str, Mapping[str, Any]
             "eos_token": end_of_text,
             "unk_token": end_of_text,
             "model_max_length": network.config.block_size,
+            # No token types: GPT-2 would add the embedding of their numbers to every token's.
+            "model_input_names": ["input_ids", "attention_mask"],
             "clean_up_tokenization_spaces": False,
             # As in training: text that spells the marker is text, not the end of a document.
             "split_special_tokens": True,

@@ -1,0 +1,114 @@
+"""A run with one committed checkpoint of a real, small network, made without a trainer's process."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flows.configuration import RunConfig, parse_configuration
+from model.train_state import TrainState
+from storage.checkpoint import checkpoint_prefix, commit_checkpoint, stage_checkpoint
+from storage.log_entry import Writer
+from storage.object_store import ObjectStore
+from storage.run_entries import (
+    AttemptStarted,
+    CheckpointReference,
+    EvaluationRecorded,
+    Placement,
+    RunOpened,
+)
+from storage.run_log import RunLog
+from tasks.snapshot_build import build_snapshot
+from tasks.tensor_exchange import to_group
+from tests.storage.builders import trainer_document
+
+TEXT = "\n\n".join(f"Zeile {number} über Ünïcode, 東京 and stones;\n\tthe {number}th cairn." for number in range(200))
+PLACEMENT = Placement(host="here", boot_id="b", pid=1, process_started=1.0, device="cpu", world_size=1, threads=1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CommittedModel:
+    """The run's log, what it was opened with, and its one checkpoint, of step 7 by attempt 1."""
+
+    log: RunLog
+    config: RunConfig
+    reference: CheckpointReference
+    state: TrainState
+
+    def evaluate(self, loss: float) -> None:
+        """Record an evaluation of these weights."""
+        body = EvaluationRecorded(
+            step=self.reference.step,
+            manifest_sha256=self.reference.manifest_sha256,
+            suite="held-out",
+            suite_sha256="5" * 64,
+            data_snapshot="d" * 64,
+            metrics={"val_loss": loss},
+            samples=(),
+            evaluator_version="1",
+            started_at=datetime(2026, 1, 1, tzinfo=UTC),
+            seconds=1.0,
+        )
+        self.log.append(lambda state: body, writer=Writer(host="here", pid=1))
+
+
+def small_configuration(
+    *, data: Mapping[str, Any] | None = None, model: Mapping[str, Any] | None = None, **training: Any
+) -> RunConfig:
+    """A configuration whose text lies in `text.txt`."""
+    document = {
+        "data": {"sources": ["text.txt"], "tokenizer": "bpe:301", "val_fraction": 0.3, **(data or {})},
+        "model": {"n_layer": 2, "n_head": 2, "n_embd": 12, "block_size": 16, **(model or {})},
+        "training": {"steps": 20, "global_batch": 2, "device": "cpu", "threads": 1, **training},
+    }
+    return parse_configuration(document, overrides=(), environment={}, name="test")
+
+
+def commit_model(store: ObjectStore, folder: Path, config: RunConfig, run_id: str = "bard") -> CommittedModel:
+    """Build the snapshot of `folder`'s text, open a run, and commit a network whose every weight has moved."""
+    (folder / "text.txt").write_text(TEXT, encoding="utf-8")
+    snapshot = build_snapshot(store, config.data, folder)
+    log, human = RunLog(store, run_id), Writer(host="here", pid=1)
+    opened = RunOpened(
+        run_id=run_id,
+        model_family=config.model_family,
+        config=config.frozen(),
+        config_sha256=config.frozen_sha256(),
+        data_snapshot=snapshot.snapshot_id,
+        total_steps=config.training.steps,
+        code_version="0.1.0+abc",
+    )
+    started = AttemptStarted(
+        attempt=1,
+        placement=PLACEMENT,
+        config=config.document(),
+        config_sha256=config.frozen_sha256(),
+        code_version="0.1.0+abc",
+        flow_run_id=None,
+        micro_batch=2,
+        resumed_from=None,
+    )
+    for body in (opened, started):
+        log.append(lambda state, body=body: body, writer=human)
+    state = _moved(TrainState.fresh(config.model, config.training, snapshot.manifest.vocab_size, torch.device("cpu")))
+    staged = stage_checkpoint(
+        store,
+        run_id=run_id,
+        attempt=1,
+        prefix=checkpoint_prefix(log.prefix, step=7, attempt=1),
+        groups=(to_group("weights", state.named_tensors()),),
+        trainer=trainer_document(7),
+    )
+    after = commit_checkpoint(log, staged, writer=Writer(host="here", pid=1, attempt=1), tokens=224, gpu_seconds=1.0)
+    return CommittedModel(log=log, config=config, reference=after.checkpoints[-1].committed.reference, state=state)
+
+
+@torch.no_grad()
+def _moved(state: TrainState) -> TrainState:
+    generator = torch.Generator().manual_seed(11)
+    for parameter in state.model.parameters():
+        parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    return state
