@@ -6,21 +6,23 @@ Refuses to change anything.
 """
 
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
 
 from flows.errors import InvalidConfiguration, RunNotFound
 from flows.run_lookup import find_run
+from model.configuration import SHORTEST_SNAPSHOT_ID, DataConfig
+from model.source_mixture import whole_windows
 from model.tokenizer import Tokenizer
-from storage.data_snapshot import DOCUMENTS, TOKENIZER, SnapshotFiles, SnapshotManifest
+from storage.data_snapshot import DOCUMENTS, TOKENIZER, SnapshotFiles, SnapshotManifest, snapshot_ids
 from storage.document_index import SPLITS, SplitName, documents_between
 from storage.object_store import ObjectStore
 from storage.token_shard import slices_between
+from tasks.source_weights import weighted_groups
 
 DEFAULT_BLOCK_SIZE = 256
-_ID_CHARACTERS = 64
-_ENOUGH_CHARACTERS = 8
 _LISTED = 20
 
 
@@ -41,13 +43,20 @@ class WindowDocument:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WindowView:
-    """One training window: block_size inputs from ``first_token`` of its split on, as text, and its documents."""
+    """One training window: block_size inputs from ``first_token`` of its split on, as text, and its documents.
+
+    ``groups`` are those its tokens, the last target too, belong to: empty where sources are not kept apart. One of
+    train that has several is drawn by no step of a run with weights: then ``is_drawn`` is false, and also where the
+    run is not known.
+    """
 
     split: str
     window: int
     first_token: int
     text: str
     documents: tuple[WindowDocument, ...]
+    groups: tuple[str, ...]
+    is_drawn: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +82,22 @@ class SourceView:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class GroupView:
+    """Sources that are drawn together: their number and tokens, the windows of train that are wholly theirs.
+
+    ``weight`` and ``share`` (of all draws, 0 to 1) are a run's: None where none was asked for, or it has no weights.
+    """
+
+    name: str
+    sources: int
+    train_tokens: int
+    val_tokens: int
+    windows: int
+    weight: float | None
+    share: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DataView:
     """A snapshot: sizes, sources, splits, tokenizer, what was left out, and windows. Sizes are bytes."""
 
@@ -86,6 +111,7 @@ class DataView:
     block_size: int
     splits: dict[str, SplitView]
     sources: tuple[SourceView, ...]
+    groups: tuple[GroupView, ...]
     rejected: dict[str, int]
     windows: tuple[WindowView, ...]
 
@@ -106,13 +132,13 @@ class WindowChoice:
 
 def view_data(store: ObjectStore, reference: str, choice: WindowChoice, *, cache_dir: Path) -> DataView:
     """Look at the snapshot that `reference` names; raises `RunNotFound` where it names none."""
-    snapshot_id, run_id, block_size = find_snapshot(store, reference)
-    block_size = choice.block_size or block_size or DEFAULT_BLOCK_SIZE
-    files = SnapshotFiles(store, snapshot_id, cache_dir)
+    found = _find(store, reference)
+    block_size = choice.block_size or found.block_size or DEFAULT_BLOCK_SIZE
+    files = SnapshotFiles(store, found.snapshot_id, cache_dir)
     manifest = files.manifest
     return DataView(
-        snapshot_id=snapshot_id,
-        run_id=run_id,
+        snapshot_id=found.snapshot_id,
+        run_id=found.run_id,
         bytes=sum(item.bytes for item in manifest.objects),
         tokenizer_sha256=manifest.tokenizer_sha256,
         vocab_size=manifest.vocab_size,
@@ -124,8 +150,9 @@ def view_data(store: ObjectStore, reference: str, choice: WindowChoice, *, cache
             SourceView(name=item.name, bytes=item.bytes, sha256=item.sha256, unit=item.unit, documents=item.documents)
             for item in manifest.sources
         ),
+        groups=_group_views(manifest, found, block_size),
         rejected={item.kind: item.documents for item in manifest.rejected},
-        windows=_windows(files, choice, block_size),
+        windows=_windows(files, choice, found, block_size),
     )
 
 
@@ -134,21 +161,60 @@ def find_snapshot(store: ObjectStore, reference: str) -> tuple[str, str | None, 
 
     A snapshot by its own id has no run, and 0 as block size.
     """
-    names = [key.rpartition("/")[2] for key in store.folders("data")]
-    snapshots = [name for name in names if len(name) == _ID_CHARACTERS]
-    found = [name for name in snapshots if name.startswith(reference) and len(reference) >= _ENOUGH_CHARACTERS]
-    if len(found) == 1:
-        return found[0], None, 0
-    if found:
-        raise RunNotFound(f"{reference}: {len(found)} snapshots begin so: {', '.join(found)}")
+    found = _find(store, reference)
+    return found.snapshot_id, found.run_id, found.block_size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Found:
+    snapshot_id: str
+    run_id: str | None = None
+    block_size: int = 0
+    data: DataConfig | None = None
+
+
+def _find(store: ObjectStore, reference: str) -> _Found:
+    snapshots = snapshot_ids(store)
+    begins = [name for name in snapshots if name.startswith(reference) and len(reference) >= SHORTEST_SNAPSHOT_ID]
+    if len(begins) == 1:
+        return _Found(snapshot_id=begins[0])
+    if begins:
+        raise RunNotFound(f"{reference}: {len(begins)} snapshots begin so: {', '.join(begins)}")
     try:
         opened = find_run(store, reference).state.opened
     except RunNotFound as missing:
         listed = ", ".join(name[:12] for name in snapshots[:_LISTED]) or "none"
         raise RunNotFound(f"no snapshot {reference!r}, and {missing}; snapshots here: {listed}") from missing
     assert opened is not None
-    model = opened.config.get("model")
-    return opened.data_snapshot, reference, int(model["block_size"]) if isinstance(model, dict) else 0
+    model, data = opened.config.get("model"), opened.config.get("data")
+    return _Found(
+        snapshot_id=opened.data_snapshot,
+        run_id=reference,
+        block_size=int(model["block_size"]) if isinstance(model, dict) else 0,
+        data=DataConfig.model_validate(data),
+    )
+
+
+def _group_views(manifest: SnapshotManifest, found: _Found, block_size: int) -> tuple[GroupView, ...]:
+    weighted = weighted_groups(manifest, found.data) if found.data else ()
+    weight_of = {item.group.name: item.weight for item in weighted}
+    total = sum(weight_of.values())
+    views, start = [], 0
+    for group in manifest.known_groups:
+        weight = weight_of.get(group.name)
+        views.append(
+            GroupView(
+                name=group.name,
+                sources=group.sources,
+                train_tokens=group.train_tokens,
+                val_tokens=group.val_tokens,
+                windows=whole_windows(start, group.train_tokens, block_size)[1],
+                weight=weight,
+                share=None if weight is None else weight / total,
+            )
+        )
+        start += group.train_tokens
+    return tuple(views)
 
 
 def _split_view(manifest: SnapshotManifest, split: SplitName, block_size: int) -> SplitView:
@@ -166,10 +232,11 @@ def _window_count(manifest: SnapshotManifest, split: SplitName, block_size: int)
     return (manifest.split(split).tokens - 1) // block_size
 
 
-def _windows(files: SnapshotFiles, choice: WindowChoice, block_size: int) -> tuple[WindowView, ...]:
+def _windows(files: SnapshotFiles, choice: WindowChoice, found: _Found, block_size: int) -> tuple[WindowView, ...]:
     tokenizer = Tokenizer.from_json(files.path(TOKENIZER).read_text(encoding="utf-8"))
+    is_weighted = found.data is None or bool(found.data.weights)
     return tuple(
-        _window_view(files, tokenizer, split, window, block_size)
+        _window_view(files, tokenizer, split, window, block_size, is_weighted=is_weighted)
         for split, window in _shown(files.manifest, choice, block_size)
     )
 
@@ -188,10 +255,11 @@ def _shown(manifest: SnapshotManifest, choice: WindowChoice, block_size: int) ->
 
 
 def _window_view(
-    files: SnapshotFiles, tokenizer: Tokenizer, split: SplitName, window: int, block_size: int
+    files: SnapshotFiles, tokenizer: Tokenizer, split: SplitName, window: int, block_size: int, *, is_weighted: bool
 ) -> WindowView:
     first = window * block_size
     documents = documents_between(files.path(DOCUMENTS), split, first, first + block_size)
+    groups = _groups_between(files.manifest, split, first, first + block_size + 1)
     tokens = np.concatenate(list(slices_between(files.shards(split), first, first + block_size)))
     return WindowView(
         split=split,
@@ -208,4 +276,13 @@ def _window_view(
             )
             for place in documents
         ),
+        groups=groups,
+        is_drawn=split == "val" or len(groups) < 2 or not is_weighted,
     )
+
+
+def _groups_between(manifest: SnapshotManifest, split: SplitName, first: int, end: int) -> tuple[str, ...]:
+    ends = tuple(accumulate(group.tokens(split) for group in manifest.known_groups))
+    starts = (0, *ends[:-1])
+    spans = zip(manifest.known_groups, starts, ends, strict=False)
+    return tuple(group.name for group, start, stop in spans if start < min(end, stop) and first < stop)

@@ -11,7 +11,7 @@ from flows.output import cell, print_facts, print_table, short
 
 if TYPE_CHECKING:
     from flows.data_trade import ImportView
-    from flows.data_view import DataView, SplitView
+    from flows.data_view import DataView, GroupView, SplitView
     from flows.model_views import ModelView
     from flows.run_simulation import OutcomeView, SimulationView
     from flows.run_status import RunRow, StatusView
@@ -221,13 +221,37 @@ def print_data(view: "DataView") -> None:
     )
     if len(view.sources) > _SOURCES_SHOWN:
         print(f"and {len(view.sources) - _SOURCES_SHOWN:,} more; --json lists all")
+    if view.groups:
+        print()
+        _print_groups(view.groups)
     for window in view.windows:
         last = window.first_token + view.block_size - 1
         print(f"\n{window.split} window {window.window}, tokens {window.first_token:,} to {last:,}, from")
         for document in window.documents:
             where = f"{document.source} byte {document.offset_bytes:,} ({document.bytes:,} bytes)"
             print(f"  {where}, sha256 {short(document.sha256)}, from its token {document.first_token:,} on")
+        if not window.is_drawn:
+            print(f"  it crosses the border of {' and '.join(window.groups)}: with weights no step draws it")
         print(_harmless(window.text))
+
+
+def _print_groups(groups: "Sequence[GroupView]") -> None:
+    weights = [] if groups[0].weight is None else ["weight", "share of draws"]
+    print_table(
+        ["drawn together", "files", "train tokens", "val tokens", "train windows of its own", *weights],
+        [
+            (
+                group.name,
+                f"{group.sources:,}",
+                f"{group.train_tokens:,}",
+                f"{group.val_tokens:,}",
+                f"{group.windows:,}",
+                *(() if group.share is None else (f"{group.weight:g}", f"{group.share:.2%}")),
+            )
+            for group in groups
+        ],
+        empty="",
+    )
 
 
 def print_import(view: "ImportView") -> None:

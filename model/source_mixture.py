@@ -111,8 +111,7 @@ def components_of(token_counts: Sequence[int], weights: Sequence[float], block_s
         raise InvalidInput(f"{len(weights)} weights must be as many as the {len(token_counts)} sources")
     components, start = [], 0
     for number, (tokens, weight) in enumerate(zip(token_counts, weights, strict=True)):
-        first = -(-start // block_size)
-        count = (start + tokens - 1) // block_size - first
+        first, count = whole_windows(start, tokens, block_size)
         if count < 1:
             raise InvalidInput(
                 f"source {number} has {tokens} tokens, too few for a window of block_size={block_size} of its own; "
@@ -121,6 +120,12 @@ def components_of(token_counts: Sequence[int], weights: Sequence[float], block_s
         components.append(Component(first_window=first, window_count=count, weight=weight))
         start += tokens
     return tuple(components)
+
+
+def whole_windows(start: int, tokens: int, block_size: int) -> tuple[int, int]:
+    """Return the first window, and how many there are, whose tokens all lie in [start, start + tokens) of a stream."""
+    first = -(-start // block_size)
+    return first, max(0, (start + tokens - 1) // block_size - first)
 
 
 def _line(draws: NDArray[np.int64], share: int, total: int) -> NDArray[np.int64]:

@@ -11,8 +11,13 @@ from flows.data_view import DataView, WindowChoice, find_snapshot, view_data
 from flows.errors import RunNotFound
 from model.configuration import DataConfig
 from model.tokenizer import Tokenizer
+from storage.data_snapshot import open_snapshot
 from storage.local_store import LocalStore
+from storage.log_entry import Writer
+from storage.run_entries import RunOpened
+from storage.run_log import RunLog
 from tasks.snapshot_build import build_snapshot
+from tasks.source_weights import weighted_components
 
 BLOCK = 64
 LISTS_LOADED = "import sys, flows.command as c; c.run_command(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
@@ -123,6 +128,60 @@ def test_a_snapshot_that_is_not_there_is_refused_with_what_there_is(cairn: Any, 
 
 def test_a_run_names_its_snapshot_and_its_window_size(bard: Any, store: LocalStore) -> None:
     assert find_snapshot(store, "bard") == ("d" * 64, "bard", 8)
+
+
+WEIGHTED = DataConfig(sources=("0*.txt", "1*.txt", "2*.txt"), weights=(1, 2, 5), tokenizer="bytes", val_fraction=0.3)
+
+
+@pytest.fixture
+def weighted_run(store: LocalStore, corpus: Path) -> str:
+    """A run whose sources are mixed by weight, opened and no more."""
+    snapshot_id = build_snapshot(store, WEIGHTED, corpus).snapshot_id
+    body = RunOpened(
+        run_id="mixed",
+        model_family="gpt2-tiny",
+        config={"data": WEIGHTED.model_dump(mode="json"), "model": {"block_size": BLOCK}},
+        config_sha256="0" * 64,
+        data_snapshot=snapshot_id,
+        total_steps=1,
+        code_version="0",
+    )
+    RunLog(store, "mixed").append(lambda state: body, writer=Writer(host="here", pid=1))
+    return snapshot_id
+
+
+def test_what_is_drawn_together_is_shown_with_a_runs_weights(
+    store: LocalStore, weighted_run: str, tmp_path: Path
+) -> None:
+    view = look(store, "mixed", tmp_path)
+    shown = [(group.name, group.sources, group.weight, group.share) for group in view.groups]
+    assert shown == [("0*.txt", 10, 1.0, 0.125), ("1*.txt", 10, 2.0, 0.25), ("2*.txt", 10, 5.0, 0.625)]
+    components = weighted_components(open_snapshot(store, weighted_run, tmp_path / "cache").manifest, WEIGHTED, BLOCK)
+    assert [group.windows for group in view.groups] == [part.window_count for part in components]
+    assert [group.weight for group in look(store, weighted_run, tmp_path).groups] == [None] * 3
+    assert sum(group.train_tokens for group in view.groups) == view.splits["train"].tokens
+
+
+def test_a_window_is_shown_as_drawn_exactly_where_a_component_has_it(
+    store: LocalStore, weighted_run: str, tmp_path: Path
+) -> None:
+    components = weighted_components(open_snapshot(store, weighted_run, tmp_path / "cache").manifest, WEIGHTED, BLOCK)
+    drawn = {window for part in components for window in range(part.first_window, part.end_window)}
+    count = look(store, "mixed", tmp_path).splits["train"].windows
+    assert len(drawn) < count
+    for window in range(count):
+        (shown,) = look(store, "mixed", tmp_path, window=window).windows
+        assert (shown.is_drawn, len(shown.groups) == 1) == (window in drawn, window in drawn)
+        assert {document.source[0] for document in shown.documents} <= {name[0] for name in shown.groups}
+
+
+def test_people_are_told_of_weights_and_of_a_window_nobody_draws(
+    cairn: Any, store: LocalStore, weighted_run: str, tmp_path: Path
+) -> None:
+    first = look(store, "mixed", tmp_path).groups[0].train_tokens // BLOCK
+    shown = cairn("data", "mixed", "--window", str(first)).out
+    assert "share of draws" in shown and "62.50%" in shown
+    assert "it crosses the border of 0*.txt and 1*.txt: with weights no step draws it" in shown
 
 
 def test_a_beginning_that_several_ids_have_is_refused_with_them(store: LocalStore) -> None:

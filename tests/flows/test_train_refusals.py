@@ -1,5 +1,6 @@
 """Bad input is refused before the orchestrator is even imported: each command here would hang on its first request."""
 
+import json
 import os
 import signal
 import subprocess
@@ -8,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 ROOT = str(Path(__file__).parents[2])
@@ -44,12 +46,47 @@ def train(tmp_path: Path, cairn: Any) -> Callable[..., Any]:
         pytest.param('data.sources=["gone.txt"]', ("data.sources", "gone.txt", "rule"), id="missing source"),
         pytest.param("data.tokenizer=bpe:60000", ("data.tokenizer", "too big", "rule"), id="vocabulary too big"),
         pytest.param("data.tokenizer=gone.json", ("data.tokenizer", "gone.json", "rule"), id="missing tokenizer"),
+        pytest.param("data.weights=[1, 2]", ("weights", "2 of them", "1 sources"), id="more weights than sources"),
+        pytest.param("data.weights=[0]", ("data.weights.0", "greater than 0"), id="weight zero"),
+        pytest.param('data.sources=["snapshot:0123"]', ("snapshot:0123", "first 8 characters"), id="short snapshot id"),
         pytest.param("training.steps", ("--set", "section.key=value"), id="no value"),
     ],
 )
 def test_a_value_that_cannot_work_is_named_with_its_rule(train: Any, override: str, words: tuple[str, ...]) -> None:
     ended = train("--set", override)
     assert ended.code == 2 and [word for word in words if word not in ended.err] == []
+
+
+def test_a_weighted_source_with_too_little_text_is_named(train: Any, tmp_path: Path) -> None:
+    (tmp_path / "small.txt").write_text("abc")
+    ended = train("--set", 'data.sources=["text.txt", "small.txt"]', "--set", "data.weights=[3, 1]")
+    assert ended.code == 2 and "data.sources = 'small.txt': " in ended.err
+    assert "no window of its own; rule: with data.weights every source fills one" in ended.err
+
+
+def snapshot_config(source: str) -> str:
+    return CONFIG.replace('tokenizer = "bytes"\n', "").replace("text.txt", source)
+
+
+def test_a_snapshot_that_is_not_there_is_refused_with_what_to_do(train: Any, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(snapshot_config("snapshot:0123abcd"))
+    ended = train()
+    assert ended.code == 2 and "no such snapshot in " in ended.err and "cairn import-tokens" in ended.err
+
+
+def test_a_tokenizer_beside_a_snapshot_is_refused_by_name(train: Any, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(CONFIG.replace("text.txt", "snapshot:0123abcd"))
+    ended = train()
+    assert ended.code == 2 and "tokenizer: decided by 'snapshot:0123abcd' already" in ended.err
+
+
+def test_a_block_longer_than_a_split_of_the_snapshot_is_refused(train: Any, cairn: Any, tmp_path: Path) -> None:
+    for name, first in (("train", 0), ("val", 100)):
+        np.arange(first, first + 100, dtype="<u2").tofile(tmp_path / f"{name}.bin")
+    made = cairn("import-tokens", "--train", "train.bin", "--val", "val.bin", "--vocab-size", "300", "--json")
+    (tmp_path / "run.toml").write_text(snapshot_config(f"snapshot:{json.loads(made.out)['snapshot_id']}"))
+    ended = train("--set", "model.block_size=100")
+    assert ended.code == 2 and "model.block_size = 100: the " in ended.err
 
 
 def test_an_unknown_key_in_the_file_is_named_with_the_file(train: Any, tmp_path: Path) -> None:
