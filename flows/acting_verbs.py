@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from flows.exit_code import ExitCode
 from flows.output import print_document, say
 from flows.store_choice import choose_store
-from flows.verb_options import AliasOption, JsonOption, Overrides, Reference, StoreOption, opened_store
+from flows.verb_options import AliasOption, JsonOption, Overrides, Reference, StoreOption, WhyOption, opened_store
 
 TokenPaths = Annotated[tuple[str, ...], Parameter(negative="", consume_multiple=True, help=".bin files, in order")]
 
@@ -122,25 +122,39 @@ def evaluate(reference: Reference, *, store: StoreOption = "", json: JsonOption 
 
 
 def promote(
-    reference: Reference, *, alias: AliasOption = "champion", store: StoreOption = "", json: JsonOption = False
+    reference: Reference,
+    *,
+    alias: AliasOption = "champion",
+    why: WhyOption = "",
+    store: StoreOption = "",
+    json: JsonOption = False,
 ) -> None:
-    """Offer a checkpoint to an alias: the gates decide, the decision is recorded, exit 3 is a no."""
-    from flows.checkpoint_use import offer_to
-    from flows.model_views import view_alias
-    from flows.run_lookup import find_checkpoint
-    from flows.tables import print_models
+    """Offer a checkpoint to an alias: the gates decide, the decision is recorded, exit 3 is a no.
 
-    views = view_alias(alias, offer_to(find_checkpoint(opened_store(store), reference), alias))[:1]
+    Where the run's configuration requires a person's approval, this is it.
+    """
+    from flows.model_tables import print_models
+    from flows.model_views import view_alias
+    from flows.promotion_use import offer_to
+    from flows.run_lookup import find_checkpoint
+
+    views = view_alias(alias, offer_to(find_checkpoint(opened_store(store), reference), alias, why=why))[:1]
     print_document(views[0]) if json else print_models(views)
 
 
-def rollback(*, alias: AliasOption = "champion", store: StoreOption = "", json: JsonOption = False) -> None:
-    """Point an alias back at what it pointed at before; the decision is recorded."""
-    from flows.checkpoint_use import this_person
+def rollback(
+    *,
+    alias: AliasOption = "champion",
+    why: WhyOption = "",
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Point an alias back at what it pointed at before; the decision is recorded. Again: one further back."""
+    from flows.model_tables import print_models
     from flows.model_views import roll_back
-    from flows.tables import print_models
+    from flows.promotion_use import this_person
 
-    view = roll_back(opened_store(store), alias, by=this_person())
+    view = roll_back(opened_store(store), alias, by=this_person(), why=why)
     print_document(view) if json else print_models([view])
 
 

@@ -74,11 +74,24 @@ def log(run: str, *, store: StoreOption = "", json: JsonOption = False) -> None:
     print_document(entries) if json else print_entries(entries)
 
 
-def models(*, store: StoreOption = "", json: JsonOption = False) -> None:
-    """Show what every alias points at, and pointed at before; a star marks the present."""
-    from flows.model_views import view_models
-    from flows.tables import print_models
+def models(
+    *,
+    history: Annotated[bool, Parameter(negative="")] = False,
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Show what every alias points at, and could be rolled back to; a star marks the present.
 
+    Args:
+        history: show every decision instead: promotions, also those gone back on, refusals with their gate, roll-backs.
+    """
+    from flows.model_tables import print_decisions, print_models
+    from flows.model_views import view_history, view_models
+
+    if history:
+        decisions = view_history(opened_store(store))
+        print_document(decisions) if json else print_decisions(decisions)
+        return
     views = view_models(opened_store(store))
     print_document(views) if json else print_models(views)
 

@@ -12,7 +12,6 @@ from flows.output import cell, print_facts, print_table, short
 if TYPE_CHECKING:
     from flows.data_trade import ImportView
     from flows.data_view import DataView, GroupView, SplitView
-    from flows.model_views import ModelView
     from flows.run_simulation import OutcomeView, SimulationView
     from flows.run_status import RunRow, StatusView
     from flows.run_views import AttemptView, CheckpointView, EvaluationView
@@ -155,27 +154,6 @@ def print_entries(entries: "Sequence[Entry]") -> None:
             for entry in entries
         ],
         empty="the log is empty",
-    )
-
-
-def print_models(views: "Sequence[ModelView]") -> None:
-    """Print the history of every alias."""
-    columns = ("alias", "points at", "promoted (UTC)", "by", "why", "manifest", "previous")
-    print_table(
-        columns,
-        [
-            (
-                f"{view.alias} *" if view.current else view.alias,
-                f"{view.run_id}@{view.step}",
-                view.promoted_at,
-                view.by,
-                view.why,
-                short(view.manifest_sha256),
-                short(view.previous),
-            )
-            for view in views
-        ],
-        empty="nothing is promoted yet; a run that finishes offers its best checkpoint",
     )
 
 

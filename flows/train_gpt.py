@@ -23,7 +23,9 @@ from flows.configuration import RunConfig, check_drift
 from flows.evaluation_planning import plan_evaluation
 from flows.preflight import TrainingRequest, named_run, wanted_configuration
 from flows.progress import Progress
+from flows.promotion_use import rules_of
 from flows.run_artifacts import RunArtifacts
+from flows.run_promotion import FinishedRun, offer_best
 from flows.store_choice import choose_store
 from flows.text_progress import TextProgress
 from flows.work_folder import work_folder
@@ -31,20 +33,16 @@ from storage.entry_log import this_writer
 from storage.errors import Fenced
 from storage.object_store import ObjectStore
 from storage.open_store import open_store
-from storage.registry import Registry
 from storage.run_entries import AttemptEnded, AttemptStarted, CheckpointReference, RunOpened
 from storage.run_log import RunLog
 from storage.run_state import RunState
 from storage.store_probe import probe_store
 from tasks.attempt_claim import Claimant, claim_attempt
-from tasks.errors import GateRefused
 from tasks.evaluate import evaluate
 from tasks.failure_remedy import DataOrigin
 from tasks.failures import TerminationReason
 from tasks.kubernetes_reason import kubernetes_reason
 from tasks.preemption_notice import announced, notice_sources
-from tasks.promote import promote
-from tasks.promotion import Candidate, best_evaluated
 from tasks.snapshot_build import check_block_size
 from tasks.stop_notice import StopNotice
 from tasks.store_patience import StorePatience, run_patience
@@ -255,32 +253,25 @@ def _changed(before: AttemptEnded) -> str:
 
 
 def _promote_best(run: _Run) -> State[None]:
-    state, alias = run.log.refresh(), run.config.promotion.alias
-    suite = run.plan.evaluation.suite
-    newest = state.newest_committed
+    newest = run.log.refresh().newest_committed
     if newest is not None:
         last = newest.committed.reference
         evaluate(run.log, lambda: last, run.plan.evaluation, step=last.step)
-        state = run.log.refresh()
-    best = best_evaluated(state, suite.sha256)
-    if best is None:
-        return Completed(message="trained; nothing to promote: no evaluation succeeded")
-    reference = next(
-        r.committed.reference for r in state.readable if r.committed.manifest_sha256 == best.manifest_sha256
-    )
-    candidate = Candidate(run_id=run.log.run_id, reference=reference, evaluation=best, by=f"run {run.log.run_id}")
-    try:
-        promote(
-            run.log,
-            Registry(run.log.store, alias),
-            candidate,
-            alias=alias,
-            step=reference.step,
-            min_improvement=run.config.promotion.min_improvement,
+    offered = offer_best(
+        FinishedRun(
+            log=run.log,
+            promotion=run.config.promotion,
+            rules=rules_of(run.config),
+            flow_run_id=run.plan.flow_run_id,
+            notice=run.notice,
+            say=run.progress.say,
         )
-    except GateRefused as refused:
-        return Completed(message=f"trained; not promoted: {refused}")
-    return Completed(message=f"trained; {alias} is step {best.step} with held-out loss {best.metrics['val_loss']:.4f}")
+    )
+    if not offered.is_interrupted:
+        return Completed(message=offered.message)
+    if run.cancellation.is_cancelling():
+        return Cancelled(message=offered.message)
+    return Failed(name="Interrupted" if run.notice.signal == "SIGINT" else "Preempted", message=offered.message)
 
 
 def _opening(started: AttemptStarted, steps: int) -> str:

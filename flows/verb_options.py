@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 StoreOption = Annotated[str, Parameter(name="--store", help="folder or URL of the store [CAIRN_STORE, ./cairn-store]")]
 JsonOption = Annotated[bool, Parameter(name="--json", negative="", help="print one JSON document on stdout")]
 AliasOption = Annotated[str, Parameter(name="--alias", help="the name that points at a checkpoint")]
+WhyOption = Annotated[str, Parameter(name="--why", help="your reason, for the record")]
 Reference = Annotated[str, Parameter(help="an alias such as champion, RUN, or RUN@STEP")]
 Overrides = Annotated[tuple[str, ...], Parameter(name="--set", negative="", help="section.key=value; may be repeated")]
 

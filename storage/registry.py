@@ -12,19 +12,29 @@ from storage.entry_log import EntryLog, ReadEntry, this_writer
 from storage.object_store import ObjectStore, checked_key
 from storage.registry_entries import MODEL_KINDS, Promoted, Refused, RolledBack
 
+ModelDecision = Promoted | Refused | RolledBack
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RegistryState:
-    """What an alias points at now, and everything it pointed at before, oldest first."""
+    """What an alias points at now, everything it pointed at before, and every decision there was; all oldest first.
+
+    `champions` are the promotions in force: the last one, and those a rollback would go back to.
+    """
 
     champions: tuple[tuple[datetime, Promoted], ...] = ()
-    refusals: tuple[tuple[datetime, Refused], ...] = ()
+    history: tuple[tuple[datetime, ModelDecision], ...] = ()
     decided_holds: frozenset[str] = frozenset()
 
     @property
     def champion(self) -> Promoted | None:
         """The promotion in force, or None."""
         return self.champions[-1][1] if self.champions else None
+
+    @property
+    def refusals(self) -> tuple[tuple[datetime, Refused], ...]:
+        """Every refusal, oldest first."""
+        return tuple((at, body) for at, body in self.history if isinstance(body, Refused))
 
     def reaches(self, manifest_sha256: str) -> bool:
         """Whether the alias points at these weights, or a rollback could take it there."""
@@ -47,7 +57,7 @@ class Registry:
             self._accept(read)
         return self.state
 
-    def append(self, decide: Callable[[RegistryState], Promoted | Refused | RolledBack | None]) -> RegistryState:
+    def append(self, decide: Callable[[RegistryState], ModelDecision | None]) -> RegistryState:
         """Append what `decide` returns for the newest state, deciding again whenever somebody was faster."""
         while True:
             body = decide(self.refresh())
@@ -71,15 +81,24 @@ def list_aliases(store: ObjectStore) -> list[str]:
 def _after(state: RegistryState, at: datetime, body: object) -> RegistryState:
     match body:
         case Promoted():
-            champions = (*state.champions, (at, body))
-            return replace(state, champions=champions, decided_holds=_decided(state, body))
+            champions, decided = (*state.champions, (at, body)), _decided(state, body)
         case Refused():
-            refusals = (*state.refusals, (at, body))
-            return replace(state, refusals=refusals, decided_holds=_decided(state, body))
+            champions, decided = state.champions, _decided(state, body)
         case RolledBack():
-            return replace(state, champions=state.champions[:-1])
+            champions, decided = _back_at(state.champions, body.manifest_sha256), state.decided_holds
         case _:
             return state
+    return replace(state, champions=champions, history=(*state.history, (at, body)), decided_holds=decided)
+
+
+def _back_at(
+    champions: tuple[tuple[datetime, Promoted], ...], manifest_sha256: str | None
+) -> tuple[tuple[datetime, Promoted], ...]:
+    """Leave the newest promotion, and those between it and the one named: their weights can no longer be read."""
+    before = champions[:-1]
+    while before and before[-1][1].manifest_sha256 != manifest_sha256:
+        before = before[:-1]
+    return before
 
 
 def _decided(state: RegistryState, body: Promoted | Refused) -> frozenset[str]:

@@ -5,13 +5,13 @@ from prefect.cache_policies import NO_CACHE
 
 from storage.registry import Registry, RegistryState
 from storage.run_log import RunLog
-from tasks.promotion import Candidate
+from tasks.promotion import Candidate, PromotionRules
 from tasks.promotion_offer import offer
 
 
 @task(name="promote", task_run_name="promote step {step} to {alias}", cache_policy=NO_CACHE, persist_result=False)
 def promote(
-    log: RunLog, registry: Registry, candidate: Candidate, *, alias: str, step: int, min_improvement: float
+    log: RunLog, registry: Registry, candidate: Candidate, rules: PromotionRules, *, alias: str, step: int
 ) -> RegistryState:
     """Append the decision of the gates; raises `GateRefused` (after recording it) when one said no."""
-    return offer(log, registry, candidate, min_improvement=min_improvement)
+    return offer(log, registry, candidate, rules)

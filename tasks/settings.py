@@ -43,12 +43,23 @@ class EvaluationConfig(BaseModel):
 
 
 class PromotionConfig(BaseModel):
-    """Which alias the best checkpoint of a finished run is offered to, and by how much it must be better."""
+    """Which alias the best checkpoint of a finished run is offered to, and what the gates ask of it.
+
+    It must be better by `min_improvement`, its loss curve may not be one of `refuse_verdicts`, and with
+    `require_approval` a person has the last word: asked in Prefect for `approval_timeout_seconds`, afterwards by
+    `cairn promote`.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     alias: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")] = "champion"
     min_improvement: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    refuse_verdicts: tuple[Literal["diverging", "stuck", "spiking", "overfitting", "plateau"], ...] = (
+        "diverging",
+        "stuck",
+    )
+    require_approval: bool = False
+    approval_timeout_seconds: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 86_400.0
 
 
 class LeaseConfig(BaseModel):

@@ -28,6 +28,7 @@ from storage.heartbeat import Heartbeat, write_heartbeat
 from storage.log_entry import Writer
 from storage.object_store import ObjectStore
 from storage.registry import Registry
+from storage.registry_entries import SuiteReference
 from storage.run_entries import (
     AttemptStarted,
     CheckpointReference,
@@ -38,9 +39,9 @@ from storage.run_entries import (
 from storage.run_log import RunLog
 from storage.run_state import RunState
 from tasks.errors import CheckpointGone, GateRefused, TaskError
-from tasks.evaluation_run import EvaluationPlan, Outcome, find_evaluation
+from tasks.evaluation_run import EvaluationPlan, Outcome
 from tasks.evaluation_suite import Suite
-from tasks.promotion import Candidate
+from tasks.promotion import Candidate, PromotionRules, evaluations_of
 from tasks.settings import BudgetsConfig, CheckpointConfig, LeaseConfig
 from tests.protocol.raw_history import require, tell_run
 from tests.protocol.world import Ledger, as_store
@@ -282,11 +283,12 @@ def promote(process: Process, prefix: str) -> None:
     record = state.find(prefix)
     if record is None:
         return
-    evaluation = find_evaluation(state, record.committed.manifest_sha256, SUITE.sha256)
-    candidate = Candidate(run_id=RUN, reference=record.committed.reference, evaluation=evaluation, by="me")
+    evaluations = evaluations_of(state, record.committed.manifest_sha256)
+    candidate = Candidate(run_id=RUN, reference=record.committed.reference, evaluations=evaluations, by="me")
+    rules = PromotionRules(required=(SuiteReference(name=SUITE.name, sha256=SUITE.sha256),))
     try:
         with being(process):
-            promotion_offer.offer(log, Registry(store, ALIAS), candidate, min_improvement=0.0)
+            promotion_offer.offer(log, Registry(store, ALIAS), candidate, rules)
     except GateRefused:
         process.ledger.acknowledge(f"refused {prefix}")
         return

@@ -26,7 +26,7 @@ from storage.run_log import RunLog
 from storage.run_state import RunState
 from storage.sweep import SweepReport, sweep
 from tasks.checkpoint_sweep import sweep_run
-from tasks.promotion import Candidate
+from tasks.promotion import Candidate, PromotionRules
 from tasks.promotion_offer import offer
 from tasks.retention import RetentionTerms, plan_retention
 from tasks.settings import CheckpointConfig
@@ -101,8 +101,8 @@ def promote(log: RunLog, step: int, *, loss: float) -> CheckpointReference:
     record = log.refresh().find(prefix_of(step, log.state.latest_attempt))
     assert record is not None
     reference = record.committed.reference
-    candidate = Candidate(run_id=RUN, reference=reference, evaluation=evaluated(step, loss), by="a test")
-    offer(log, Registry(log.store, "champion"), candidate, min_improvement=0.0)
+    candidate = Candidate(run_id=RUN, reference=reference, evaluations=(evaluated(step, loss),), by="a test")
+    offer(log, Registry(log.store, "champion"), candidate, PromotionRules())
     return reference
 
 

@@ -1,0 +1,226 @@
+"""The gates, in their order: each says no for its own reason, and tells what to do."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from storage.registry import RegistryState
+from storage.registry_entries import Promoted, Refused, RolledBack, SuiteReference
+from storage.run_entries import CheckpointReference, CurveVerdict, EvaluationRecorded
+from tasks.promotion import (
+    GATES,
+    Approval,
+    Candidate,
+    PromotionRules,
+    decide_promotion,
+    decision_on_record,
+    refuse_unreadable,
+)
+from tests.storage.builders import NOON, evaluated
+
+PRIMARY = SuiteReference(name="held-out", sha256="s")
+RULES = PromotionRules(required=(PRIMARY,), refuse_verdicts=("diverging", "stuck"))
+
+
+def evaluation(step: int = 20, val_loss: float = 2.0, **other: Any) -> EvaluationRecorded:
+    return replace(evaluated(step, val_loss), **other)
+
+
+def candidate(*evaluations: EvaluationRecorded, **other: Any) -> Candidate:
+    reference = CheckpointReference(step=20, attempt=1, prefix="p20", manifest_sha256=f"{20:064x}")
+    return Candidate(**{"run_id": "r1", "reference": reference, "evaluations": evaluations, "by": "run r1", **other})
+
+
+def promoted(step: int = 10, val_loss: float = 3.0, **other: Any) -> Promoted:
+    fields: dict[str, Any] = {
+        "alias": "champion",
+        "run_id": "r0",
+        "step": step,
+        "prefix": f"p{step}",
+        "manifest_sha256": f"{step:064x}",
+        "suite_sha256": "s",
+        "data_snapshot": "d",
+        "metrics": {"val_loss": val_loss},
+        "by": "somebody",
+        "why": "",
+        "previous": None,
+    }
+    return Promoted(**{**fields, **other})
+
+
+def holding(*bodies: Promoted) -> RegistryState:
+    champions = tuple((NOON, body) for body in bodies)
+    return RegistryState(champions=champions, history=champions)
+
+
+def decide(
+    offered: Candidate, *, state: RegistryState | None = None, rules: PromotionRules = RULES, **other: Any
+) -> Promoted | Refused | None:
+    return decide_promotion(state or holding(promoted()), offered, rules, alias="champion", **other)
+
+
+def gate(decision: Promoted | Refused | None) -> str:
+    return decision.gate if isinstance(decision, Refused) else type(decision).__name__
+
+
+def test_the_gates_are_asked_in_one_order() -> None:
+    assert [name for name, _ in GATES] == ["evaluated", "finite", "verdict", "comparable", "better", "approved"]
+
+
+def test_weights_without_an_evaluation_are_refused_with_the_command_that_makes_one() -> None:
+    decision = decide(candidate())
+    assert gate(decision) == "evaluated"
+    assert isinstance(decision, Refused) and "`cairn evaluate r1@20`" in decision.detail
+
+
+def test_every_missing_required_evaluation_is_named() -> None:
+    others = (SuiteReference(name="trivia", sha256="t"), SuiteReference(name="spelling", sha256="u"))
+    decision = decide(
+        candidate(evaluation(), evaluation(suite_sha256="t")), rules=replace(RULES, required=(PRIMARY, *others))
+    )
+    assert isinstance(decision, Refused)
+    assert (decision.gate, "spelling" in decision.detail, "trivia" in decision.detail) == ("evaluated", True, False)
+
+
+def test_with_all_required_evaluations_the_promotion_names_them() -> None:
+    required = (PRIMARY, SuiteReference(name="trivia", sha256="t"))
+    trivia = evaluation(suite_sha256="t", metrics={"accuracy": 0.5})
+    decision = decide(candidate(trivia, evaluation()), rules=replace(RULES, required=required))
+    assert isinstance(decision, Promoted)
+    assert (decision.required, decision.metrics) == (required, {"val_loss": 2.0})
+
+
+@pytest.mark.parametrize("metrics", [{"val_loss": math.nan}, {"val_loss": math.inf}, {"perplexity": 1.0}])
+def test_a_loss_that_is_no_number_is_refused(metrics: Mapping[str, float]) -> None:
+    assert gate(decide(candidate(evaluation(metrics=metrics)))) == "finite"
+
+
+def test_a_required_metric_that_is_no_number_is_refused_by_name() -> None:
+    trivia = evaluation(suite="trivia", suite_sha256="t", metrics={"accuracy": math.nan})
+    rules = replace(RULES, required=(PRIMARY, SuiteReference(name="trivia", sha256="t")))
+    decision = decide(candidate(evaluation(), trivia), rules=rules)
+    assert isinstance(decision, Refused) and (decision.gate, "accuracy (trivia) is nan" in decision.detail) == (
+        "finite",
+        True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("diverging", "verdict"), ("stuck", "verdict"), ("overfitting", "Promoted"), ("healthy", "Promoted")],
+)
+def test_only_the_verdicts_the_policy_names_are_refused(kind: str, expected: str) -> None:
+    verdict = CurveVerdict(kind=kind, why="because")
+    assert gate(decide(candidate(evaluation(verdict=verdict)))) == expected
+
+
+def test_an_evaluation_without_a_verdict_passes() -> None:
+    assert gate(decide(candidate(evaluation()))) == "Promoted"
+
+
+def test_a_champion_measured_under_another_suite_cannot_be_compared_and_the_command_that_helps_is_named() -> None:
+    decision = decide(candidate(evaluation()), state=holding(promoted(suite_sha256="other")))
+    assert gate(decision) == "comparable"
+    assert isinstance(decision, Refused) and "`cairn evaluate r0@10 --suite FILE`" in decision.detail
+
+
+def test_a_champion_measured_on_other_data_cannot_be_compared() -> None:
+    decision = decide(candidate(evaluation()), state=holding(promoted(data_snapshot="e")))
+    assert isinstance(decision, Refused) and (decision.gate, "other data" in decision.detail) == ("comparable", True)
+
+
+def test_a_promotion_from_before_data_was_recorded_is_compared_by_its_suite() -> None:
+    assert gate(decide(candidate(evaluation()), state=holding(promoted(data_snapshot=None)))) == "Promoted"
+
+
+@pytest.mark.parametrize(("champion_loss", "expected"), [(2.5, "Promoted"), (1.5, "better")])
+def test_the_champions_later_evaluation_under_the_candidates_suite_decides(champion_loss: float, expected: str) -> None:
+    decision = decide(
+        candidate(evaluation()),
+        state=holding(promoted(suite_sha256="other", val_loss=9.0)),
+        champion_evaluation=evaluation(10, champion_loss),
+    )
+    assert gate(decision) == expected
+
+
+def test_the_candidates_evaluation_under_the_champions_suite_is_compared_where_there_is_one() -> None:
+    under_other = evaluation(suite_sha256="other", metrics={"val_loss": 7.0})
+    decision = decide(candidate(evaluation(), under_other), state=holding(promoted(suite_sha256="other", val_loss=9.0)))
+    assert isinstance(decision, Promoted) and (decision.suite_sha256, decision.metrics["val_loss"]) == ("other", 7.0)
+
+
+@pytest.mark.parametrize(
+    ("val_loss", "least", "expected"),
+    [
+        (3.0, 0.0, "better"),
+        (3.1, 0.0, "better"),
+        (2.9, 0.2, "better"),
+        (2.75, 0.25, "Promoted"),
+        (2.9, 0.0, "Promoted"),
+    ],
+)
+def test_the_loss_must_be_below_the_champions_by_the_improvement_asked_for(
+    val_loss: float, least: float, expected: str
+) -> None:
+    rules = replace(RULES, min_improvement=least)
+    assert gate(decide(candidate(evaluation(val_loss=val_loss)), rules=rules)) == expected
+
+
+def test_the_first_promotion_has_nothing_to_be_better_than() -> None:
+    decision = decide(candidate(evaluation()), state=RegistryState())
+    assert isinstance(decision, Promoted) and (decision.previous, decision.why) == (
+        None,
+        "val_loss 2.0000, the first one",
+    )
+
+
+def test_weights_the_alias_points_at_are_not_promoted_again() -> None:
+    assert decide(candidate(evaluation()), state=holding(promoted(20))) is None
+
+
+def test_without_a_persons_answer_nothing_that_needs_one_is_promoted() -> None:
+    assert gate(decide(candidate(evaluation()), rules=replace(RULES, needs_approval=True))) == "approved"
+
+
+def test_a_no_is_on_record_with_who_said_it_and_why() -> None:
+    answer = Approval(is_given=False, by="ann", why="it insults people")
+    decision = decide(candidate(evaluation(), approval=answer), rules=replace(RULES, needs_approval=True))
+    assert isinstance(decision, Refused)
+    assert (decision.gate, decision.by, "it insults people" in decision.detail) == ("approved", "ann", True)
+
+
+def test_a_yes_promotes_in_the_name_and_the_words_of_who_said_it() -> None:
+    answer = Approval(is_given=True, by="ann", why="it rhymes")
+    decision = decide(candidate(evaluation(), approval=answer), rules=replace(RULES, needs_approval=True))
+    assert isinstance(decision, Promoted)
+    assert (decision.by, decision.why) == ("ann", "val_loss 2.0000, before 3.0000: it rhymes")
+
+
+def test_a_yes_does_not_overrule_a_gate_before_it() -> None:
+    answer = Approval(is_given=True, by="ann")
+    assert gate(decide(candidate(evaluation(val_loss=4.0), approval=answer))) == "better"
+
+
+def test_a_refusal_keeps_what_the_gate_looked_at_and_the_words_of_who_offered() -> None:
+    decision = decide(candidate(evaluation(val_loss=4.0), why="a try"))
+    assert isinstance(decision, Refused)
+    assert (decision.suite_sha256, decision.metrics, decision.why) == ("s", {"val_loss": 4.0}, "a try")
+
+
+def test_a_checkpoint_that_is_gone_is_refused_with_the_command_that_lists_the_others() -> None:
+    refused = refuse_unreadable(candidate(), "champion")
+    assert (refused.gate, "`cairn checkpoints r1`" in refused.detail) == ("readable", True)
+
+
+def test_what_was_decided_of_weights_is_found_though_it_was_rolled_back_since() -> None:
+    back = RolledBack(alias="champion", manifest_sha256=None, by="ann", why="")
+    state = RegistryState(history=((NOON, promoted(20)), (NOON, back)))
+    assert decision_on_record(state, f"{20:064x}") == promoted(20)
+
+
+def test_an_offer_abandoned_before_the_gates_decided_is_no_decision() -> None:
+    refused = replace(refuse_unreadable(candidate(), "champion"), gate="abandoned")
+    assert decision_on_record(RegistryState(history=((NOON, refused),)), f"{20:064x}") is None

@@ -1,0 +1,160 @@
+"""Offers at once: one is promoted, every other one is judged against it; what is reached is held, nothing else."""
+
+import multiprocessing
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+
+import pytest
+
+from storage.local_store import LocalStore
+from storage.memory_store import MemoryStore
+from storage.object_store import ObjectStore
+from storage.registry import ModelDecision, Registry, RegistryState
+from storage.registry_entries import Promoted, Refused, SuiteReference
+from storage.run_log import RunLog
+from tasks.errors import GateRefused
+from tasks.promotion import Candidate, PromotionRules, evaluations_of
+from tasks.promotion_offer import foresee, offer
+from tests.storage.builders import RUN, evaluated, run_with_commits, writer
+
+RULES = PromotionRules(required=(SuiteReference(name="held-out", sha256="s"),))
+
+
+@pytest.fixture(params=["memory", "local"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
+    """A store that threads share."""
+    return MemoryStore("test") if request.param == "memory" else LocalStore(tmp_path / "store")
+
+
+def measured(store: ObjectStore, **losses: float) -> RunLog:
+    """A run with a commit for each `step_N=loss`, measured."""
+    steps = {int(name.removeprefix("step_")): loss for name, loss in losses.items()}
+    log = run_with_commits(store, *steps)
+    for record in log.state.checkpoints:
+        step, manifest = record.committed.step, record.committed.manifest_sha256
+        body = replace(evaluated(step, steps[step]), manifest_sha256=manifest)
+        log.append(lambda state, body=body: body, writer=writer())  # type: ignore[misc]
+    return log
+
+
+def candidate(store: ObjectStore, step: int) -> tuple[RunLog, Candidate]:
+    log = RunLog(store, RUN)
+    record = next(item for item in log.refresh().checkpoints if item.committed.step == step)
+    reference = record.committed.reference
+    evaluations = evaluations_of(log.state, reference.manifest_sha256)
+    return log, Candidate(run_id=RUN, reference=reference, evaluations=evaluations, by=f"offerer of {step}")
+
+
+def offered(store: ObjectStore, step: int, registry: Registry | None = None) -> bool:
+    log, offered = candidate(store, step)
+    try:
+        offer(log, registry or Registry(store, "champion"), offered, RULES)
+    except GateRefused:
+        return False
+    return True
+
+
+def steps_of(state: RegistryState) -> list[tuple[str, int]]:
+    return [(type(body).__name__, body.step) for _, body in state.history if isinstance(body, (Promoted, Refused))]
+
+
+class Late(Registry):
+    """Lets a rival be faster once, between its own decision and its append."""
+
+    def __init__(self, store: ObjectStore, rival: int) -> None:
+        super().__init__(store, "champion")
+        self._store, self._rivals = store, [rival]
+
+    def append(self, decide: Callable[[RegistryState], ModelDecision | None]) -> RegistryState:
+        def decide_slowly(state: RegistryState) -> ModelDecision | None:
+            body = decide(state)
+            if self._rivals:
+                offered(self._store, self._rivals.pop())
+            return body
+
+        return super().append(decide_slowly)
+
+
+def test_of_two_offers_at_once_the_slower_is_judged_against_the_new_champion(store: ObjectStore) -> None:
+    measured(store, step_10=2.5, step_20=2.0)
+    assert not offered(store, 10, Late(store, rival=20))
+    state = Registry(store, "champion").refresh()
+    assert steps_of(state) == [("Promoted", 20), ("Refused", 10)]
+    assert "champion's 2.0000" in state.refusals[0][1].detail
+
+
+def test_a_slower_offer_that_is_better_still_names_the_new_champion_as_the_one_before(store: ObjectStore) -> None:
+    measured(store, step_10=2.5, step_20=2.0)
+    assert offered(store, 20, Late(store, rival=10))
+    champion = Registry(store, "champion").refresh().champion
+    assert champion is not None
+    assert (champion.step, champion.previous) == (20, candidate(store, 10)[1].reference.manifest_sha256)
+
+
+def test_of_many_threads_the_best_ends_as_champion_and_every_promotion_was_better_than_the_one_before(
+    store: ObjectStore,
+) -> None:
+    losses = {f"step_{step}": 3.0 - step / 100 for step in range(10, 90, 10)}
+    measured(store, **losses)
+    barrier = threading.Barrier(8)
+
+    def run(step: int) -> bool:
+        barrier.wait(30)
+        return offered(store, step)
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(run, range(10, 90, 10)))
+    state = Registry(store, "champion").refresh()
+    taken = [body for _, body in state.champions]
+    assert taken[-1].step == 80 and len(state.history) == 8 and answers.count(True) == len(taken)
+    assert [body.previous for body in taken] == [None, *(body.manifest_sha256 for body in taken[:-1])]
+    held = {hold.manifest_sha256 for hold in RunLog(store, RUN).refresh().holds}
+    assert held == {body.manifest_sha256 for body in taken}, "what a rollback reaches is held, what was refused is not"
+
+
+def offer_in_a_process(folder: Path, step: int, barrier: Barrier) -> None:
+    store = LocalStore(folder)
+    barrier.wait(60)
+    offered(store, step)
+
+
+def test_of_two_processes_at_once_one_wins_and_the_other_is_judged_against_it(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    measured(store, step_10=2.0, step_20=2.0)
+    context = multiprocessing.get_context("spawn")
+    barrier = context.Barrier(2)
+    processes = [
+        context.Process(target=offer_in_a_process, args=(tmp_path / "store", step, barrier)) for step in (10, 20)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0, 0]
+    state = Registry(store, "champion").refresh()
+    assert [kind for kind, _ in steps_of(state)] == ["Promoted", "Refused"]
+    assert [refused.gate for _, refused in state.refusals] == ["better"]
+
+
+def test_the_champions_evaluation_is_looked_up_in_its_own_run_when_it_was_promoted_under_another_suite(
+    store: ObjectStore,
+) -> None:
+    log = measured(store, step_10=2.0, step_20=2.5)
+    _, first = candidate(store, 10)
+    elsewhere = replace(first.evaluations[0], suite_sha256="old", metrics={"val_loss": 9.0})
+    old = PromotionRules(required=(SuiteReference(name="old", sha256="old"),))
+    offer(log, Registry(store, "champion"), replace(first, evaluations=(elsewhere,)), old)
+    assert not offered(store, 20)
+    assert Registry(store, "champion").refresh().refusals[0][1].gate == "better"
+
+
+def test_foreseeing_leaves_nothing_on_record(store: ObjectStore) -> None:
+    measured(store, step_10=2.0)
+    before = store.keys("runs"), store.keys("models")
+    log, offered = candidate(store, 10)
+    assert isinstance(foresee(log, Registry(store, "champion"), offered, RULES), Promoted)
+    assert (store.keys("runs"), store.keys("models")) == before
