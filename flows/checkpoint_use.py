@@ -1,17 +1,14 @@
-"""What a person does with one committed checkpoint: measure it, offer it to an alias, let it write.
+"""What a person does with one committed checkpoint: measure it, let it write.
 
 Owns how these follow from the run's own log: its configuration, its data, its suite. Imports torch and the
 orchestrator only in the function that needs them.
 """
 
-import getpass
 import os
-import socket
 from dataclasses import dataclass
 
 from flows.run_lookup import FoundCheckpoint, configuration_of
 from flows.work_folder import work_folder
-from storage.registry import Registry, RegistryState
 from storage.run_entries import EvaluationFailed, EvaluationRecorded
 
 
@@ -38,14 +35,6 @@ class Sample:
     seed: int
 
 
-def this_person() -> str:
-    """Return who is at the keyboard, for the record."""
-    try:
-        return f"{getpass.getuser()}@{socket.gethostname()}"
-    except (OSError, KeyError):  # a container's user may have no name
-        return f"uid {os.getuid()}@{socket.gethostname()}"
-
-
 def measure(found: FoundCheckpoint) -> EvaluationRecorded | EvaluationFailed:
     """Evaluate under the run's own suite; what is already on record is not measured again."""
     from flows.evaluation_planning import plan_evaluation
@@ -56,32 +45,6 @@ def measure(found: FoundCheckpoint) -> EvaluationRecorded | EvaluationFailed:
     threads = config.training.threads or usable_cores()
     plan = plan_evaluation(config, found.opened.data_snapshot, work_folder(os.environ), threads=threads)
     return record_evaluation(found.log, found.reference, plan)
-
-
-def offer_to(found: FoundCheckpoint, alias: str) -> RegistryState:
-    """Let the gates decide and record it; raises `GateRefused`.
-
-    The evaluation under the champion's suite counts where there is one, else the one under the run's own suite.
-    """
-    from tasks.evaluation_run import find_evaluation
-    from tasks.evaluation_suite import suite_of
-    from tasks.promotion import Candidate
-    from tasks.promotion_offer import offer
-
-    config, registry = configuration_of(found.log.state), Registry(found.log.store, alias)
-    champion = registry.refresh().champion
-    suites = [champion.suite_sha256] if champion else []
-    evaluations = (
-        find_evaluation(found.log.state, found.reference.manifest_sha256, suite)
-        for suite in [*suites, suite_of(config.evaluation).sha256]
-    )
-    candidate = Candidate(
-        run_id=found.log.run_id,
-        reference=found.reference,
-        evaluation=next((item for item in evaluations if item is not None), None),
-        by=this_person(),
-    )
-    return offer(found.log, registry, candidate, min_improvement=config.promotion.min_improvement)
 
 
 def write_sample(found: FoundCheckpoint, request: SampleRequest) -> Sample:
