@@ -237,6 +237,7 @@ class Attempt:
             patience_seconds=plan.config.checkpoint.patience_seconds,
             threads=plan.threads,
             resume=self._started.resumed_from,
+            initial_weights_sha256=self._log.state.opened.initial_weights_sha256 if self._log.state.opened else None,
             cache_dir=plan.origin.cache_dir,
             work_dir=plan.work_dir,
             prompt=plan.evaluation.suite.prompts[0] if plan.evaluation.suite.prompts else "",

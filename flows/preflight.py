@@ -24,6 +24,7 @@ from tasks.corpus import preview_corpus
 from tasks.document import Document, InvalidCorpus, Source
 from tasks.document_reader import ReadingRules
 from tasks.document_split import Split, require_both_splits, split_of
+from tasks.initial_weights import check_directory, find_directory
 from tasks.snapshot_build import check_block_size
 from tasks.snapshot_choice import chosen_snapshot
 from tasks.source_weights import too_few_tokens
@@ -67,11 +68,13 @@ def check_before_start(store: ObjectStore, request: TrainingRequest, environment
         return wanted
     wanted = wanted or wanted_configuration(request, log.state, environment)
     _check_store(store)
+    base_dir = Path(request.config).absolute().parent if request.config else Path.cwd()
     if wanted.data.snapshot:
         manifest = chosen_snapshot(store, wanted.data.snapshot).manifest
         check_block_size(manifest, wanted.model.block_size, wanted.data)
     else:
-        _check_text(wanted, Path(request.config).absolute().parent if request.config else Path.cwd())
+        _check_text(wanted, base_dir)
+    _check_initial_weights(store, wanted, base_dir)
     return wanted
 
 
@@ -108,6 +111,19 @@ def _check_text(config: RunConfig, base_dir: Path) -> None:
     sources = preview_corpus(config.data.sources, base_dir, rules, groups=groups)
     if not config.data.tokenizer.endswith(".json"):  # only of byte-level tokens is it known that each has a byte
         _check_sizes(config, sources)
+
+
+def _check_initial_weights(store: ObjectStore, config: RunConfig, base_dir: Path) -> None:
+    if config.training.init_from is None:
+        return
+    data = config.data
+    if data.snapshot:
+        vocab_size = chosen_snapshot(store, data.snapshot).manifest.vocab_size
+    elif data.tokenizer.endswith(".json"):
+        vocab_size = Tokenizer.from_file(base_dir / Path(data.tokenizer).expanduser()).vocab_size
+    else:
+        vocab_size = data.bpe_vocab_size or _BYTES_AND_END
+    check_directory(find_directory(config.training.init_from, base_dir), config.model, vocab_size)
 
 
 def _check_tokenizer(data: DataConfig, base_dir: Path) -> None:

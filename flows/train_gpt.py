@@ -29,6 +29,7 @@ from flows.run_promotion import FinishedRun, offer_best
 from flows.store_choice import choose_store
 from flows.text_progress import TextProgress
 from flows.work_folder import work_folder
+from storage.data_snapshot import TOKENIZER, SnapshotFiles
 from storage.entry_log import this_writer
 from storage.errors import Fenced
 from storage.object_store import ObjectStore
@@ -41,6 +42,7 @@ from tasks.attempt_claim import Claimant, claim_attempt
 from tasks.evaluate import evaluate
 from tasks.failure_remedy import DataOrigin
 from tasks.failures import TerminationReason
+from tasks.initial_weights import find_directory, keep_initial_weights
 from tasks.kubernetes_reason import kubernetes_reason
 from tasks.preemption_notice import announced, notice_sources
 from tasks.snapshot_build import check_block_size
@@ -158,7 +160,9 @@ def _open_run(store: ObjectStore, request: TrainingRequest, notice: StopNotice) 
                 store.url, wanted.data, _base_dir(request), cache_dir=work_folder(os.environ), on_progress=shown
             )
         check_block_size(snapshot.manifest, wanted.model.block_size, wanted.data)
-        opened = log.append(partial(_opening_entry, wanted, run_id, snapshot.snapshot_id), writer=this_writer()).opened
+        initial = _keep_initial_weights(store, wanted, snapshot.snapshot_id, _base_dir(request))
+        opening = partial(_opening_entry, wanted, run_id, snapshot.snapshot_id, initial)
+        opened = log.append(opening, writer=this_writer()).opened
         assert opened is not None
     check_drift(opened.config, wanted, run_id=run_id)
     progress = Progress(wanted.training.steps)
@@ -176,7 +180,22 @@ def _open_run(store: ObjectStore, request: TrainingRequest, notice: StopNotice) 
     )
 
 
-def _opening_entry(config: RunConfig, run_id: str, snapshot_id: str, state: RunState) -> RunOpened | None:
+def _keep_initial_weights(store: ObjectStore, config: RunConfig, snapshot_id: str, base_dir: Path) -> str | None:
+    if config.training.init_from is None:
+        return None
+    files = SnapshotFiles(store, snapshot_id, work_folder(os.environ) / "snapshots")
+    return keep_initial_weights(
+        store,
+        find_directory(config.training.init_from, base_dir),
+        config.model,
+        tokenizer_json=files.path(TOKENIZER).read_text(encoding="utf-8"),
+        vocab_size=files.manifest.vocab_size,
+    )
+
+
+def _opening_entry(
+    config: RunConfig, run_id: str, snapshot_id: str, initial_sha256: str | None, state: RunState
+) -> RunOpened | None:
     if state.opened is not None:
         return None
     return RunOpened(
@@ -187,6 +206,7 @@ def _opening_entry(config: RunConfig, run_id: str, snapshot_id: str, state: RunS
         data_snapshot=snapshot_id,
         total_steps=config.training.steps,
         code_version=_code_version(),
+        initial_weights_sha256=initial_sha256,
     )
 
 

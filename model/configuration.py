@@ -40,6 +40,7 @@ SNAPSHOT_SOURCE = "snapshot:"
 SHORTEST_SNAPSHOT_ID = 8
 
 _LATER_DATA_KEYS = ("tokenizer_bytes", "max_document_bytes", "max_rejected_fraction", "deduplicate", "weights")
+_LATER_TRAINING_KEYS = ("mask_documents", "init_from")
 
 Precision = Literal["fp32", "bf16", "fp16"]
 
@@ -83,6 +84,7 @@ class TrainingConfig(BaseModel):
     precision: Precision = "fp32"
     compile: bool = False
     mask_documents: bool = False
+    init_from: Annotated[str, Field(min_length=1)] | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1337
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
     activation_checkpointing: bool = False
@@ -92,10 +94,10 @@ class TrainingConfig(BaseModel):
     threads: Positive | None = None
 
     @model_serializer(mode="wrap")
-    def _without_masking_unless_wanted(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # A run opened before there was the key is still the same run: what is not said is not written.
+    def _without_later_keys_unless_wanted(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # A run opened before there were these keys is still the same run: what is not said is not written.
         document: dict[str, Any] = handler(self)
-        return {name: value for name, value in document.items() if name != "mask_documents" or value}
+        return {name: value for name, value in document.items() if name not in _LATER_TRAINING_KEYS or value}
 
     @field_validator("micro_batch", mode="before")
     @classmethod

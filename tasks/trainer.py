@@ -31,14 +31,17 @@ from model.token_windows import TokenWindows
 from model.tokenizer import Tokenizer
 from model.train_state import TrainState
 from model.training_loop import LoopOutcome, StepRecord, train_until
+from model.weights import WEIGHT_PREFIX, load_weights
 from storage.checkpoint import StagedCheckpoint, checkpoint_prefix, load_checkpoint
 from storage.data_snapshot import OpenSnapshot, open_snapshot
+from storage.object_store import ObjectStore
 from storage.open_store import open_store
 from storage.run_log import run_prefix
 from storage.step_log import StepLine, StepLog
 from storage.trainer_document import TrainerDocument, small_tensor
 from tasks.checkpoint_model import prompt_ids
 from tasks.failures import ORPHANED_EXIT_CODE
+from tasks.initial_weights import read_initial_weights
 from tasks.practice_faults import BAD_DATA, OOM, TRAINER_KINDS, due, flip_byte, parse_faults, strike_process
 from tasks.source_weights import weighted_components
 from tasks.staging import HostCheckpoint, Reports, Staging
@@ -133,12 +136,14 @@ class Trainer:
         self._lr = 0.0
 
     def resume(self) -> None:
-        """Load the checkpoint the parent chose and say that training can begin."""
+        """Load the checkpoint the parent chose, or the weights the run begins from, and say that training can begin."""
         digest = None
         if self._order.resume is not None:
             loaded = load_checkpoint(self._store, self._order.resume, downloads=_DOWNLOADS)
             self._state.load(to_tensors([*loaded.tensors, *loaded.trainer.records()]))
             digest = loaded.state_sha256
+        elif self._order.initial_weights_sha256 is not None:
+            load_weights(self._state.model, _initial_weights(self._store, self._order.initial_weights_sha256))
         self._line.send(
             Ready(
                 step=self._state.step,
@@ -309,6 +314,11 @@ def main() -> None:
         die(line, error)
     # Interpreter shutdown of a torch process takes long and has nothing left to save.
     os._exit(0)
+
+
+def _initial_weights(store: ObjectStore, sha256: str) -> dict[str, torch.Tensor]:
+    weights = to_tensors(read_initial_weights(store, sha256))
+    return {f"{WEIGHT_PREFIX}{name}": tensor for name, tensor in weights.items()}
 
 
 def _probe(order: TrainerOrder, snapshot: OpenSnapshot) -> Probe | None:

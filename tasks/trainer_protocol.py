@@ -34,6 +34,7 @@ class TrainerOrder(BaseModel):
     patience_seconds: float
     threads: int
     resume: CheckpointReference | None
+    initial_weights_sha256: str | None = None
     cache_dir: Path
     work_dir: Path
     prompt: str

@@ -1,0 +1,96 @@
+"""`training.init_from` through the real command: refused before the orchestrator, or kept at run-opened."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.configuration import parse_configuration
+from storage.local_store import LocalStore
+from storage.log_entry import decode_entry
+from storage.run_entries import RUN_KINDS, RunOpened
+from storage.run_log import RunLog
+from tests.tasks.committed_model import commit_model, small_configuration
+
+CONFIG = """
+[data]
+sources = ["text.txt"]
+tokenizer = "out/tokenizer.json"
+val_fraction = 0.3
+[model]
+n_layer = 2
+n_head = 2
+n_embd = 12
+block_size = 16
+[training]
+steps = 4
+global_batch = 2
+threads = 1
+device = "cpu"
+init_from = "out"
+probe_every_steps = 0
+"""
+NOWHERE = "http://127.0.0.1:9/api"
+
+
+@pytest.fixture
+def exported(cairn: Any, store: LocalStore, tmp_path: Path) -> Path:
+    """A model in `here/out`, beside a configuration that begins from it; the command itself runs one folder above."""
+    (tmp_path / "here").mkdir()
+    commit_model(store, tmp_path / "here", small_configuration())
+    assert cairn("export", "bard", "here/out").code == 0
+    (tmp_path / "here" / "run.toml").write_text(CONFIG)
+    return tmp_path / "here"
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("training.init_from=gone", ("training.init_from = 'gone'", "config.json cannot be read", "rule")),
+        ("model.n_layer=3", ("training.init_from = 'out'", "model.n_layer = 3", "use model.n_layer = 2")),
+        ("model.block_size=32", ("model.block_size = 32", "16 positions", "use model.block_size = 16 or less")),
+        ("data.tokenizer=bytes", ("has 257 ids, the weights have 301", "use data.tokenizer = 'out/tokenizer.json'")),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused_before_anything_is_started(
+    cairn: Any, exported: Path, override: str, words: tuple[str, ...]
+) -> None:
+    ended = cairn("train", "here/run.toml", "--set", override, PREFECT_API_URL=NOWHERE)
+    assert ended.code == 2 and [word for word in words if word not in ended.err] == []
+
+
+def test_a_run_opened_before_the_key_existed_reads_as_ever(store: LocalStore) -> None:
+    body = {"run_id": "r", "model_family": "f", "config": {}, "config_sha256": "c", "data_snapshot": "d"}
+    entry = {
+        "version": 1, "seq": 0, "kind": "run-opened", "at": "2026-01-01T00:00:00Z", "write_id": "w", "prev": None,
+        "writer": {"host": "h", "pid": 1}, "resume": [], "body": {**body, "total_steps": 1, "code_version": "0"},
+    }  # fmt: skip
+    opened = decode_entry(json.dumps(entry).encode(), RUN_KINDS, where="here").body
+    assert isinstance(opened, RunOpened) and opened.initial_weights_sha256 is None
+
+
+def test_a_configuration_without_the_key_has_the_hash_it_always_had() -> None:
+    document: dict[str, Any] = {
+        "data": {"sources": ["text.txt"], "tokenizer": "bytes"},
+        "model": {"n_layer": 1, "n_head": 1, "n_embd": 8, "block_size": 8},
+        "training": {"steps": 40, "global_batch": 2, "device": "cpu"},
+    }
+    config = parse_configuration(document, overrides=(), environment={}, name="test")
+    assert config.frozen_sha256() == "736d8ffc37b63a2b4e922d0b68107a98ab8dd0f06057a52ad69f82708afa17f0"
+    assert "init_from" not in config.frozen()["training"]
+
+
+@pytest.mark.slow
+def test_a_run_begins_from_the_weights_and_goes_on_without_their_directory(
+    cairn: Any, exported: Path, store: LocalStore
+) -> None:
+    ended = cairn("train", "here/run.toml", "--set", "checkpoint.every_steps=2")
+    assert ended.code == 0, ended.err
+    state = RunLog(store, "run").refresh()
+    assert state.opened is not None and state.finished is not None
+    key = f"initial/{state.opened.initial_weights_sha256}/weights.safetensors"
+    assert store.keys("initial") == [key]
+    shutil.rmtree(exported / "out")
+    assert cairn("train", "--run-id", "run").code == 0

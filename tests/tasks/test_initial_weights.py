@@ -1,0 +1,253 @@
+"""A run that begins from weights: read once, kept by hash, the same bits wherever and however often it starts."""
+
+import json
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from model.errors import InvalidInput
+from model.tokenizer import Tokenizer
+from storage.data_snapshot import open_snapshot
+from storage.errors import IntegrityError
+from storage.local_store import LocalStore
+from storage.tensor_record import TensorRecord
+from storage.tensor_shard import parse_shard, shard_chunks
+from tasks.checkpoint_model import open_model
+from tasks.initial_weights import find_directory, keep_initial_weights, read_initial_weights
+from tasks.model_directory import write_model_directory
+from tasks.tensor_exchange import to_tensors
+from tasks.token_trade import numbered_vocabulary
+from tasks.trainer import Line, Trainer
+from tasks.trainer_protocol import Event, Ready, Staged, TrainerOrder
+from tests.tasks.committed_model import CommittedModel, commit_model, small_configuration
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path / "store")
+
+
+@pytest.fixture
+def model(store: LocalStore, tmp_path: Path) -> CommittedModel:
+    """A committed model that lies in `out` as a directory."""
+    model = commit_model(store, tmp_path, small_configuration())
+    opened = open_model(
+        store,
+        model.reference,
+        model=model.config.model,
+        snapshot_id=snapshot_id(model),
+        cache_dir=tmp_path / "cache",
+        device=torch.device("cpu"),
+    )
+    write_model_directory(tmp_path / "out", opened, card="")
+    return model
+
+
+def snapshot_id(model: CommittedModel) -> str:
+    opened = model.log.state.opened
+    assert opened is not None
+    return opened.data_snapshot
+
+
+def keep(store: LocalStore, model: CommittedModel, folder: Path, **changes: Any) -> str:
+    """Keep the weights of `out` for a run on the model's own snapshot."""
+    snapshot = open_snapshot(store, snapshot_id(model), folder / "cache")
+    wanted: dict[str, Any] = {
+        "tokenizer_json": snapshot.tokenizer_json,
+        "vocab_size": snapshot.manifest.vocab_size,
+        "model": model.config.model,
+        **changes,
+    }
+    return keep_initial_weights(store, find_directory("out", folder), wanted.pop("model"), **wanted)
+
+
+def altered(folder: Path, change: Callable[[dict[str, TensorRecord]], None]) -> None:
+    """Rewrite the directory's weights."""
+    path = folder / "out" / "model.safetensors"
+    records = {record.name: record for record in parse_shard(path.read_bytes(), where="")}
+    change(records)
+    path.write_bytes(b"".join(shard_chunks(list(records.values()))))
+
+
+class Heard(Line):
+    """A line whose events are kept."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def send(self, event: Event) -> None:
+        self.events.append(event)
+
+
+def train(store: LocalStore, model: CommittedModel, sha256: str | None, place: Path) -> tuple[Trainer, Heard]:
+    """Start a trainer at step 0 on a machine whose files lie in `place`."""
+    config = small_configuration(model={"dropout": 0.1}, init_from="out", probe_every_steps=0)
+    order = TrainerOrder(
+        run_id="begun",
+        attempt=1,
+        store_url=store.url,
+        snapshot_id=snapshot_id(model),
+        data=config.data,
+        model=config.model,
+        training=config.training,
+        micro_batch=2,
+        activation_checkpointing=False,
+        quarantined=(),
+        divergence=config.divergence,
+        patience_seconds=1.0,
+        threads=1,
+        resume=None,
+        initial_weights_sha256=sha256,
+        cache_dir=place / "cache",
+        work_dir=place / "work",
+        prompt="",
+        faults="",
+    )
+    line = Heard()
+    trainer = Trainer(order, line, threading.Event())
+    trainer.resume()
+    return trainer, line
+
+
+def leave(trainer: Trainer) -> None:
+    """End as its process would, which closes its files by ending."""
+    trainer.finish()
+    trainer._steps._file.close()
+
+
+def weights_of(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in trainer._state.model.named_parameters()}
+
+
+def test_step_0_has_exactly_the_exported_weights(store: LocalStore, model: CommittedModel, tmp_path: Path) -> None:
+    trainer, line = train(store, model, keep(store, model, tmp_path), tmp_path / "here")
+    assert isinstance(line.events[0], Ready) and line.events[0].step == 0
+    begun, exported = weights_of(trainer), dict(model.state.model.named_parameters())
+    assert begun.keys() == exported.keys() and all(begun[name].equal(exported[name]) for name in begun)
+    leave(trainer)
+
+
+def test_killed_before_its_first_commit_it_begins_elsewhere_with_the_same_bits(
+    store: LocalStore, model: CommittedModel, tmp_path: Path
+) -> None:
+    sha256 = keep(store, model, tmp_path)
+    killed, _ = train(store, model, sha256, tmp_path / "here")
+    killed.train_segment(2)  # staged, never committed
+    leave(killed)
+    shutil.rmtree(tmp_path / "out")
+    digests = []
+    for place in ("there", "elsewhere"):
+        trainer, line = train(store, model, sha256, tmp_path / place)
+        trainer.train_segment(4)
+        leave(trainer)
+        digests.append([event.state_sha256 for event in line.events if isinstance(event, Staged)])
+    assert len(digests[0]) == 1 and digests[0] == digests[1]
+
+
+def test_a_run_that_names_no_weights_draws_its_own(store: LocalStore, model: CommittedModel, tmp_path: Path) -> None:
+    trainer, _ = train(store, model, None, tmp_path / "here")
+    assert not weights_of(trainer)["wte.weight"].equal(model.state.model.wte.weight)
+    leave(trainer)
+
+
+def test_equal_weights_are_kept_once_and_read_back(store: LocalStore, model: CommittedModel, tmp_path: Path) -> None:
+    first, second = keep(store, model, tmp_path), keep(store, model, tmp_path)
+    assert first == second and store.keys("initial") == [f"initial/{first}/weights.safetensors"]
+    kept = to_tensors(read_initial_weights(store, first))
+    assert all(kept[name].equal(parameter) for name, parameter in model.state.model.named_parameters())
+
+
+@pytest.mark.parametrize("damage", ["flipped", "gone"])
+def test_kept_weights_that_do_not_verify_are_not_used_and_can_be_kept_again(
+    store: LocalStore, model: CommittedModel, tmp_path: Path, damage: str
+) -> None:
+    sha256 = keep(store, model, tmp_path)
+    key = f"initial/{sha256}/weights.safetensors"
+    store.write(key, store.read(key)[:-1] + b"?") if damage == "flipped" else store.delete(key)
+    with pytest.raises(IntegrityError, match=key):
+        read_initial_weights(store, sha256)
+    assert keep(store, model, tmp_path) == sha256
+    assert read_initial_weights(store, sha256)
+
+
+def test_weights_in_shards_and_in_bfloat16_are_read(store: LocalStore, model: CommittedModel, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    records = parse_shard((folder / "model.safetensors").read_bytes(), where="")
+    halves = [_upper_half(record) for record in records]
+    names = {}
+    for number, part in enumerate((halves[::2], halves[1::2])):
+        file = f"model-0000{number}-of-00002.safetensors"
+        (folder / file).write_bytes(b"".join(shard_chunks(part)))
+        names |= {record.name: file for record in part}
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
+    kept = to_tensors(read_initial_weights(store, keep(store, model, tmp_path)))
+    embedding = model.state.model.wte.weight.detach()
+    truncated = torch.from_numpy((embedding.numpy().view(np.uint32) & 0xFFFF0000).view(np.float32))
+    assert kept["wte.weight"].equal(truncated) and kept["wte.weight"].dtype == torch.float32
+
+
+def _upper_half(record: TensorRecord) -> TensorRecord:
+    data = (np.frombuffer(record.data, dtype="<u4") >> 16).astype("<u2").tobytes()
+    return TensorRecord(name=record.name, dtype="BF16", shape=record.shape, data=memoryview(data))
+
+
+def test_a_pickle_is_refused_by_name(store: LocalStore, model: CommittedModel, tmp_path: Path) -> None:
+    (tmp_path / "out" / "model.safetensors").rename(tmp_path / "out" / "pytorch_model.bin")
+    with pytest.raises(InvalidInput, match=r"training.init_from = 'out': pytorch_model.bin is a pickle"):
+        keep(store, model, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../out/model.safetensors", "absent.safetensors", "model.bin"])
+def test_an_index_may_only_name_files_beside_it(
+    store: LocalStore, model: CommittedModel, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "out" / "model.safetensors").unlink()
+    (tmp_path / "out" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+    with pytest.raises(InvalidInput, match=r"index\.json"):
+        keep(store, model, tmp_path)
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_file_that_is_torn_is_named(store: LocalStore, model: CommittedModel, tmp_path: Path, file: str) -> None:
+    path = tmp_path / "out" / file
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(InvalidInput, match=rf"training.init_from = 'out': {file}"):
+        keep(store, model, tmp_path)
+
+
+def test_weights_of_another_vocabulary_are_refused_with_the_tokenizer_to_use(
+    store: LocalStore, model: CommittedModel, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidInput, match=r"has 257 ids, the weights have 301.*data.tokenizer = 'out/tokenizer.json'"):
+        keep(store, model, tmp_path, vocab_size=257)
+
+
+def test_a_tokenizer_of_the_same_size_that_means_other_text_is_refused(
+    store: LocalStore, model: CommittedModel, tmp_path: Path
+) -> None:
+    other = Tokenizer.train_bpe(
+        ["completely other words, learned from quite another text than theirs " * 9], 301
+    ).to_json()
+    with pytest.raises(InvalidInput, match=r"another than the weights' own tokenizer\.json"):
+        keep(store, model, tmp_path, tokenizer_json=other)
+
+
+def test_tokens_imported_without_their_tokenizer_are_taken_at_their_word(
+    store: LocalStore, model: CommittedModel, tmp_path: Path
+) -> None:
+    assert keep(store, model, tmp_path, tokenizer_json=numbered_vocabulary(301, 300).to_json())
+
+
+def test_a_shape_that_config_and_weights_disagree_on_is_refused(
+    store: LocalStore, model: CommittedModel, tmp_path: Path
+) -> None:
+    altered(tmp_path, lambda records: records.pop("transformer.h.1.ln_1.weight"))  # type: ignore[arg-type,return-value]
+    with pytest.raises(InvalidInput, match=r"training.init_from = 'out': missing weights: h.1.ln_1.weight"):
+        keep(store, model, tmp_path)
