@@ -4,6 +4,7 @@ Owns what a person types to act. Each verb imports what it needs when it runs. R
 """
 
 import os
+import sys
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
@@ -162,28 +163,65 @@ def sample(
     reference: Reference,
     *,
     prompt: str = "",
+    prompt_file: str = "",
     tokens: int = 200,
     temperature: float = 0.8,
     top_k: int = 50,
+    top_p: float = 1.0,
     seed: int = 0,
+    count: int | None = None,
+    stop_at_end: Annotated[bool, Parameter(negative="--ignore-end-of-text")] = True,
+    device: Literal["cpu", "cuda", "auto"] = "cpu",
+    follow: Annotated[bool, Parameter(negative="")] = False,
+    every: float = 2.0,
     store: StoreOption = "",
     json: JsonOption = False,
-) -> None:
-    """Let a committed checkpoint write.
+) -> ExitCode:
+    """Let a committed checkpoint write; the text appears as it is drawn, and Ctrl-C ends it.
+
+    The network sees at most a block of text; whenever that is full, it goes on from the newest half of it.
 
     Args:
-        prompt: what the text begins with.
-        tokens: how many tokens follow.
+        prompt: what the text begins with, - for stdin; without one a new text begins.
+        prompt_file: path of what the text begins with.
+        tokens: at most this many tokens follow.
         temperature: 0 takes the likeliest token each time.
         top_k: draw from this many likeliest tokens; 0 leaves all in.
-        seed: equal seeds give equal text.
+        top_p: draw from the fewest likeliest tokens that have this chance together; 1 leaves all in.
+        seed: equal seeds give equal text on one device.
+        count: so many texts, drawn with --seed, --seed + 1, …; with --json a list of them.
+        stop_at_end: stop where the text ends, or write on behind the end-of-text token.
+        device: where it is computed; auto takes a GPU where there is one.
+        follow: RUN's newest checkpoint writes, then each new one as it is committed, until the run has finished.
+        every: seconds between two looks of --follow.
     """
-    from flows.checkpoint_use import SampleRequest, write_sample
+    from flows.checkpoint_following import follow_run
     from flows.run_lookup import find_checkpoint
+    from flows.text_display import end_interrupted, show_nothing, show_text, write_checkpoint
+    from flows.text_sampling import SampleRequest, read_prompt
 
-    request = SampleRequest(prompt=prompt, tokens=tokens, temperature=temperature, top_k=top_k, seed=seed)
-    written = write_sample(find_checkpoint(opened_store(store), reference), request)
-    print_document(written) if json else print(f"{written.prompt}{written.text}")
+    try:
+        request = SampleRequest(
+            prompt=read_prompt(prompt, prompt_file, sys.stdin.buffer),
+            tokens=tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            count=1 if count is None else count,
+            stop_at_end=stop_at_end,
+            device=device,
+        )
+        if follow:
+            follow_run(opened_store(store), reference, request, every_seconds=every, json=json)
+            return ExitCode.DONE
+        found = find_checkpoint(opened_store(store), reference)
+        written = write_checkpoint(found, request, show=show_nothing if json else show_text)
+    except KeyboardInterrupt:
+        return end_interrupted()
+    if json:
+        print_document(written[0] if count is None else written)
+    return ExitCode.DONE
 
 
 def export(reference: Reference, folder: str, *, store: StoreOption = "", json: JsonOption = False) -> None:

@@ -1,0 +1,151 @@
+"""A run whose checkpoints can write: a real snapshot and real, untrained weights, committed without any training."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flows.configuration import RunConfig, parse_configuration
+from model.train_state import TrainState
+from storage.checkpoint import StagedCheckpoint, TensorGroup, checkpoint_prefix, commit_checkpoint, stage_checkpoint
+from storage.data_snapshot import SnapshotManifest
+from storage.entry_log import this_writer
+from storage.object_store import ObjectStore
+from storage.run_entries import (
+    AttemptEnded,
+    AttemptStarted,
+    CheckpointReference,
+    CheckpointSuperseded,
+    Decision,
+    Placement,
+    RunFinished,
+    RunOpened,
+)
+from storage.run_log import RunLog
+from tasks.snapshot_build import build_snapshot
+from tasks.tensor_exchange import to_group
+from tests.storage.builders import trainer_document
+
+RUN = "bard"
+
+
+def configuration(folder: Path) -> RunConfig:
+    """A network whose untrained weights write bytes of every kind, end-of-text among them."""
+    source = folder / "text.txt"
+    source.write_text("\n\n".join(f"paragraph {number} of the text" for number in range(60)))
+    document: dict[str, Any] = {
+        "data": {"sources": [str(source)], "tokenizer": "bytes"},
+        "model": {"n_layer": 1, "n_head": 1, "n_embd": 8, "block_size": 32},
+        "training": {"steps": 40, "global_batch": 2, "device": "cpu"},
+    }
+    return parse_configuration(document, overrides=(), environment={}, name="test")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WritingRun:
+    """Appends what a trainer's flow would append, one call a fact."""
+
+    log: RunLog
+    config: RunConfig
+    manifest: SnapshotManifest
+
+    def start(self) -> int:
+        """Start the next attempt; returns its number."""
+        placement = Placement(
+            host="elsewhere", boot_id="b", pid=1, process_started=1.0, device="cpu", world_size=1, threads=1
+        )
+        number = self.log.refresh().latest_attempt + 1
+        body = AttemptStarted(
+            attempt=number,
+            placement=placement,
+            config=self.config.document(),
+            config_sha256=self.config.frozen_sha256(),
+            code_version="0",
+            flow_run_id=None,
+            micro_batch=2,
+            resumed_from=None,
+        )
+        self.log.append(lambda state: body, writer=this_writer())
+        return number
+
+    def commit(self, step: int, *, seed: int = 0, scale: float = 1.0) -> CheckpointReference:
+        """Commit weights made from `seed`, far apart when `scale` is great."""
+        staged = self._staged(step, seed, scale)
+        writer = this_writer(attempt=staged.attempt)
+        state = commit_checkpoint(self.log, staged, writer=writer, tokens=step, gpu_seconds=1.0)
+        return state.checkpoints[-1].committed.reference
+
+    def supersede(self, reference: CheckpointReference) -> None:
+        """Let retention pass over a checkpoint."""
+        body = CheckpointSuperseded(
+            step=reference.step,
+            attempt=reference.attempt,
+            prefix=reference.prefix,
+            manifest_sha256=reference.manifest_sha256,
+            why="it is old",
+        )
+        self.log.append(lambda state: body, writer=this_writer())
+
+    def end(self, reason: str) -> None:
+        """End the open attempt."""
+        body = AttemptEnded(
+            attempt=self.log.state.latest_attempt,
+            reason=reason,
+            detail="",
+            fingerprint="",
+            last_step=1,
+            tokens=1,
+            gpu_seconds=1.0,
+            useful_gpu_seconds=1.0,
+            wasted_gpu_seconds=0.0,
+            stderr_tail=(),
+            decision=Decision(action="resume", reason=""),
+        )
+        self.log.append(lambda state: body, writer=this_writer())
+
+    def finish(self, reference: CheckpointReference) -> None:
+        """Say that the last step is committed."""
+        body = RunFinished(
+            attempt=reference.attempt,
+            step=reference.step,
+            manifest_sha256=reference.manifest_sha256,
+            state_sha256="s" * 64,
+        )
+        self.log.append(lambda state: body, writer=this_writer(attempt=reference.attempt))
+
+    def _staged(self, step: int, seed: int, scale: float) -> StagedCheckpoint:
+        training = self.config.training.model_copy(update={"seed": seed})
+        vocab_size = self.manifest.vocab_size
+        state = TrainState.fresh(self.config.model, training, vocab_size, torch.device("cpu"))
+        with torch.no_grad():
+            for parameter in state.model.parameters():
+                parameter.mul_(scale)
+        attempt = self.log.state.latest_attempt
+        groups: tuple[TensorGroup, ...] = (to_group("weights", state.named_tensors()),)
+        return stage_checkpoint(
+            self.log.store,
+            run_id=self.log.run_id,
+            attempt=attempt,
+            prefix=checkpoint_prefix(self.log.prefix, step=step, attempt=attempt),
+            groups=groups,
+            trainer=trainer_document(step),
+        )
+
+
+def open_writing_run(store: ObjectStore, folder: Path) -> WritingRun:
+    """Build the snapshot and open the run; no attempt is started."""
+    config = configuration(folder)
+    snapshot = build_snapshot(store, config.data, folder)
+    log = RunLog(store, RUN)
+    body = RunOpened(
+        run_id=RUN,
+        model_family=config.model_family,
+        config=config.frozen(),
+        config_sha256=config.frozen_sha256(),
+        data_snapshot=snapshot.snapshot_id,
+        total_steps=40,
+        code_version="0",
+    )
+    log.append(lambda state: body, writer=this_writer())
+    return WritingRun(log=log, config=config, manifest=snapshot.manifest)
