@@ -4,7 +4,7 @@ Owns the cut of a token stream into windows. Refuses to know files, the order of
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -15,6 +15,28 @@ from model.errors import InvalidInput, TokenOutOfRange
 SHARD_DTYPES = (np.dtype(np.uint16), np.dtype(np.uint32))
 
 
+class TokenRow(Protocol):
+    """What is needed of a shard: a row of tokens (N,) whose slices are arrays, such as an array or one read lazily."""
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes: 1."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The number of tokens, as NumPy gives it."""
+
+    @property
+    def dtype(self) -> "np.dtype[Any]":
+        """Token width."""
+
+    def __len__(self) -> int:
+        """Return the number of tokens."""
+
+    def __getitem__(self, place: slice, /) -> Any:
+        """Return the tokens there (n,) as an array."""
+
+
 class TokenWindows:
     """Windows of block_size + 1 tokens over the concatenation of shards; memory maps stay memory maps.
 
@@ -22,7 +44,7 @@ class TokenWindows:
     last token is only ever a target there.
     """
 
-    def __init__(self, shards: Sequence[NDArray[Any]], block_size: int, vocab_size: int) -> None:
+    def __init__(self, shards: Sequence[TokenRow], block_size: int, vocab_size: int) -> None:
         """Take uint16 or uint32 shards (N_k,) in order; InvalidInput when they hold less than one window."""
         for number, shard in enumerate(shards):
             if shard.ndim != 1 or shard.dtype not in SHARD_DTYPES:

@@ -10,9 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
-
-from numpy.typing import NDArray
 
 from storage.document import decode, encode, sha256
 from storage.document_index import DocumentIndexWriter as DocumentIndexWriter
@@ -47,15 +44,15 @@ REJECTED = "rejected.parquet"
 class OpenSnapshot:
     """A snapshot to train on: read-only rows of tokens (N_k,) that are memory maps, and the tokenizer as JSON text.
 
-    The rows are `VerifiedShard`: they slice and convert as NumPy rows do, and raise SnapshotDamaged naming their shard
-    before a token of a damaged one is used.
+    The rows slice and convert as NumPy rows do, and raise SnapshotDamaged naming their shard before a token of a
+    damaged one is used.
     """
 
     snapshot_id: str
     manifest: SnapshotManifest
     tokenizer_json: str
-    train: tuple[NDArray[Any], ...]
-    val: tuple[NDArray[Any], ...]
+    train: tuple[VerifiedShard, ...]
+    val: tuple[VerifiedShard, ...]
     train_files: tuple[Path, ...] = ()
 
     def bytes_per_token(self, name: SplitName) -> float:
@@ -215,8 +212,8 @@ def open_snapshot(
         snapshot_id=snapshot_id,
         manifest=files.manifest,
         tokenizer_json=files.path(TOKENIZER).read_text(encoding="utf-8"),
-        train=cast("tuple[NDArray[Any], ...]", train),
-        val=cast("tuple[NDArray[Any], ...]", val),
+        train=train,
+        val=val,
         train_files=files.at_hand("train"),
     )
 

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ from storage.data_snapshot import (
     DOCUMENTS,
     SNAPSHOT_VERSION,
     TOKENIZER,
+    SnapshotGroup,
     SnapshotManifest,
     SnapshotObject,
     SnapshotSource,
@@ -17,7 +19,7 @@ from storage.data_snapshot import (
     publish_snapshot,
     read_manifest,
 )
-from storage.document import encode, sha256
+from storage.document import decode, encode, sha256
 from storage.document_index import DocumentIndexWriter, DocumentRow
 from storage.errors import IntegrityError, ObjectMissing
 from storage.local_store import LocalStore
@@ -182,3 +184,17 @@ def test_bytes_per_token_counts_the_text_of_its_own_split() -> None:
 def test_the_document_index_keeps_every_field(staged: Path) -> None:
     (row,) = parquet.read_table(staged / DOCUMENTS).to_pylist()
     assert DocumentRow(**row) == ROW
+
+
+def test_groups_are_written_only_where_there_are_some() -> None:
+    groups = (SnapshotGroup(name="a.txt", sources=1, train_tokens=100, val_tokens=10),)
+    plain, grouped = encode(MANIFEST), encode(replace(MANIFEST, groups=groups))
+    assert b"groups" not in plain and decode(plain, SnapshotManifest, where="here").known_groups == ()
+    assert decode(grouped, SnapshotManifest, where="here").known_groups == groups
+
+
+@pytest.mark.parametrize(("train", "val"), [(99, 10), (100, 11)])
+def test_groups_that_are_not_the_whole_snapshot_are_refused(train: int, val: int) -> None:
+    groups = (SnapshotGroup(name="a.txt", sources=1, train_tokens=train, val_tokens=val),)
+    with pytest.raises(ValueError, match="must be all of its"):
+        replace(MANIFEST, groups=groups)

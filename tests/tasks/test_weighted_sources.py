@@ -156,6 +156,16 @@ def test_a_killed_build_goes_on_from_its_parts_to_the_same_groups(corpus: Path, 
     assert (again.snapshot_id, again.manifest) == (whole.snapshot_id, whole.manifest)
 
 
+def test_builtin_text_and_urls_are_entries_like_any_other(corpus: Path) -> None:
+    import fsspec
+
+    fsspec.filesystem("memory").pipe_file(f"/{corpus.parent.name}/x.txt", b"one")
+    url = f"memory://{corpus.parent.name}/*.txt"
+    data = DataConfig(sources=("web/*.txt", "python:topics", url), weights=(1, 1, 1))
+    found = open_corpus(data.sources, corpus, groups=data.source_names)
+    assert list(dict.fromkeys(source.group for source in found)) == ["*.txt", url, "python:topics"]
+
+
 def test_a_file_of_two_entries_is_refused_with_both(corpus: Path) -> None:
     data = DATA.model_copy(update={"sources": ("web/*.txt", "web/0*.txt"), "weights": (1.0, 1.0)})
     with pytest.raises(InvalidCorpus, match=r"'web/0\*.txt'.*also named by data.sources = 'web/\*.txt'.*one weight"):
