@@ -1,0 +1,158 @@
+"""What a person does to an alias and sees of it: who, when, why; undone decisions stay visible; nothing unreadable is
+gone back to.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.model_views import roll_back, view_history, view_models
+from flows.promotion_approval import PromotionApproval, Question, Unanswered, Waiting, ask, describe
+from storage.checkpoint import quarantine_checkpoint
+from storage.document import encode
+from storage.errors import IntegrityError
+from storage.local_store import LocalStore
+from storage.log_entry import Writer
+from storage.registry import Registry
+from storage.registry_entries import Promoted
+from tasks.stop_notice import StopNotice
+from tests.flows.conftest import promote
+
+HUMAN = Writer(host="here", pid=1)
+DECISION = {
+    "alias",
+    "decision",
+    "at",
+    "run_id",
+    "step",
+    "manifest_sha256",
+    "gate",
+    "by",
+    "why",
+    "evaluation",
+    "previous",
+}
+
+
+@pytest.fixture
+def three(bard: Any, store: LocalStore) -> Any:
+    """The run whose steps 10, 20 and 30 were each the champion, in that order."""
+    promote(store, "bard", bard.log.state.readable[0].committed.reference, loss=1.0, alias="champion")
+    return bard
+
+
+def champion(store: LocalStore) -> Promoted:
+    body = Registry(store, "champion").refresh().champion
+    assert body is not None
+    return body
+
+
+def test_rolling_back_twice_walks_back_twice(three: Any, store: LocalStore) -> None:
+    steps = [roll_back(store, "champion", by="ann").step for _ in range(2)]
+    assert (steps, champion(store).step) == ([20, 10], 10)
+
+
+def test_a_rollback_says_who_why_and_what_it_left(three: Any, cairn: Any, store: LocalStore) -> None:
+    assert cairn("rollback", "--why", "it repeats itself").code == 0
+    view = view_history(store)[0]
+    assert (view.decision, view.step, view.why) == (
+        "rolled-back",
+        20,
+        "from bard@30 back to bard@20: it repeats itself",
+    )
+    assert "@" in view.by and view.previous == three.log.state.readable[0].committed.manifest_sha256
+
+
+def test_a_rollback_passes_over_weights_that_are_quarantined(three: Any, store: LocalStore) -> None:
+    broken = three.log.state.readable[1].committed
+    quarantine_checkpoint(three.log, broken, "a flipped byte", writer=HUMAN)
+    assert roll_back(store, "champion", by="ann").step == 10
+    assert [view.step for view in view_models(store)] == [10]
+
+
+def test_a_rollback_passes_over_weights_whose_bytes_are_gone(three: Any, store: LocalStore) -> None:
+    store.delete(f"{three.log.state.readable[1].committed.prefix}/weights-00001-of-00001.safetensors")
+    assert roll_back(store, "champion", by="ann").step == 10
+
+
+def test_a_rollback_to_nothing_that_can_be_read_is_refused_and_says_what_is_wrong(
+    three: Any, cairn: Any, store: LocalStore
+) -> None:
+    for record in three.log.state.readable[1:]:
+        store.delete(f"{record.committed.prefix}/manifest.json")
+    with pytest.raises(IntegrityError, match=r"bard@20 has no manifest.*bard@10 has no manifest"):
+        roll_back(store, "champion", by="ann")
+    assert (cairn("rollback").code, champion(store).step) == (5, 30)
+
+
+def test_the_history_keeps_what_was_undone_and_what_was_refused(three: Any, cairn: Any, store: LocalStore) -> None:
+    roll_back(store, "champion", by="ann")
+    assert cairn("promote", "bard@10", "--why", "nostalgia").code == 3
+    views = view_history(store)
+    assert [(view.decision, view.step, view.gate) for view in views] == [
+        ("refused", 10, "better"),
+        ("rolled-back", 20, None),
+        ("promoted", 30, None),
+        ("promoted", 20, None),
+        ("promoted", 10, None),
+    ]
+    assert views[0].why.endswith("offered because nostalgia")
+
+
+def test_the_history_as_json_has_every_field_and_as_text_every_decision(three: Any, cairn: Any) -> None:
+    printed = json.loads(cairn("models", "--history", "--json").out)
+    assert [set(item) for item in printed] == [DECISION] * 3
+    assert cairn("models", "--history").out.count("promoted") >= 3
+
+
+def test_a_promotion_by_hand_carries_the_persons_words(bard: Any, cairn: Any, store: LocalStore) -> None:
+    bard.evaluate(bard.log.state.readable[0].committed.reference, loss=1.0)
+    assert cairn("promote", "bard@30", "--why", "it rhymes").code == 0
+    assert champion(store).why == "val_loss 1.0000, before 2.0000: it rhymes"
+
+
+def question(bard: Any, store: LocalStore) -> Question:
+    proposal = champion(store)
+    return Question(proposal=proposal, champion=proposal, timeout_seconds=60)
+
+
+def test_nobody_is_asked_where_no_server_is_named(bard: Any, store: LocalStore) -> None:
+    waiting = Waiting(notice=StopNotice(), is_settled=lambda: False, say=print)
+    answer = ask(question(bard, store), "0" * 8 + "-0000-0000-0000-" + "0" * 12, waiting)
+    assert isinstance(answer, Unanswered) and "PREFECT_API_URL" in answer.why
+
+
+def test_the_question_shows_both_checkpoints_with_their_numbers(bard: Any, store: LocalStore) -> None:
+    text = describe(question(bard, store))
+    assert "| val_loss | 2.0000 | 2.0000 |" in text and "bard@20" in text
+
+
+def test_the_form_wants_a_name() -> None:
+    with pytest.raises(ValueError, match="by"):
+        PromotionApproval(approve=True, by="")
+
+
+def test_the_history_is_readable_as_it_was_stored_before_it_had_these_fields(store: LocalStore) -> None:
+    fields = {"alias", "run_id", "step", "prefix", "manifest_sha256", "suite_sha256", "metrics", "by", "why"}
+    old = {name: f"{name}" for name in fields} | {"step": 1, "metrics": {"val_loss": 1.0}, "previous": None}
+    entry = {
+        "version": 1,
+        "seq": 0,
+        "kind": "promoted",
+        "at": "2026-01-01T12:00:00Z",
+        "write_id": "w",
+        "prev": None,
+        "writer": {"host": "h", "pid": 1, "attempt": None, "flow_run_id": None},
+        "resume": [],
+        "body": old,
+    }
+    assert store.create("models/champion/log/9999999999.json", encode(entry))
+    assert [(view.decision, view.step) for view in view_history(store)] == [("promoted", 1)]
+
+
+def test_reading_the_history_needs_no_folder_of_the_runs(three: Any, store: LocalStore, tmp_path: Path) -> None:
+    for key in store.keys("runs"):
+        store.delete(key)
+    assert len(view_history(store)) == 3
