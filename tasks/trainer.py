@@ -37,6 +37,7 @@ from storage.data_snapshot import OpenSnapshot, open_snapshot
 from storage.object_store import ObjectStore
 from storage.open_store import open_store
 from storage.run_log import run_prefix
+from storage.shard_prefetch import verify_ahead
 from storage.step_log import StepLine, StepLog
 from storage.trainer_document import TrainerDocument, small_tensor
 from tasks.checkpoint_model import prompt_ids
@@ -111,6 +112,7 @@ class Trainer:
         self._store = open_store(order.store_url)
         self._prefix = run_prefix(order.run_id)
         snapshot = open_snapshot(self._store, order.snapshot_id, order.cache_dir)
+        verify_ahead(snapshot.train, threads=_DOWNLOADS)
         self._windows = TokenWindows(snapshot.train, order.model.block_size, snapshot.manifest.vocab_size)
         self._sample_order = SampleOrder(
             window_count=self._windows.window_count,
