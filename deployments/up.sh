@@ -87,6 +87,7 @@ cat <<EOF
 
   the UI          http://$HOST:$PORT
   start a run     PREFECT_API_URL=$PREFECT_API_URL $BIN/prefect deployment run train-gpt/train-gpt
+  measure again   PREFECT_API_URL=$PREFECT_API_URL $BIN/prefect deployment run evaluate-promoted/evaluate-promoted -p reference=champion
   stop it all     Ctrl-C (runs commit first; after the next start watch-runs continues them within a minute)
 
 EOF

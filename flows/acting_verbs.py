@@ -110,15 +110,29 @@ def sweep(
     print_document(report) if json else print_sweep(report)
 
 
-def evaluate(reference: Reference, *, store: StoreOption = "", json: JsonOption = False) -> ExitCode:
-    """Measure a committed checkpoint under its run's suite, in a process of its own; nothing is trained."""
-    from flows.checkpoint_use import measure
-    from flows.run_lookup import find_checkpoint
-    from flows.run_views import view_evaluation
-    from flows.tables import print_evaluations
+def evaluate(
+    reference: Reference,
+    *,
+    suite: str = "",
+    again: Annotated[bool, Parameter(negative="")] = False,
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> ExitCode:
+    """Measure a committed checkpoint, in processes of their own, and show it beside others; nothing is trained.
 
-    view = view_evaluation(measure(find_checkpoint(opened_store(store), reference)))
-    print_document(view) if json else print_evaluations([view])
+    What is on record is not measured again. Exit 1 where an evaluator failed: that is on record too.
+
+    Args:
+        suite: path of a suite file (TOML) [the suites of the checkpoint's run].
+        again: measure also what is on record, and add a second row.
+    """
+    from flows.checkpoint_evaluation import EvaluationRequest, compare, measure
+    from flows.evaluation_tables import print_comparison
+    from flows.run_lookup import find_checkpoint
+
+    found = find_checkpoint(opened_store(store), reference)
+    view = compare(found, measure(found, EvaluationRequest(suite=suite, again=again)))
+    print_document(view) if json else print_comparison(view)
     return ExitCode.DONE if view.status == "recorded" else ExitCode.ERROR
 
 

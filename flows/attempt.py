@@ -4,6 +4,7 @@ Owns the order of things; what is noticed and what is decided is found out elsew
 """
 
 import random
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from tasks.attempt_end import AttemptOver, end_attempt
 from tasks.attempt_receipt import Usage
 from tasks.commit_checkpoint import commit_checkpoint
 from tasks.errors import TrainerGone
-from tasks.evaluate import evaluate
+from tasks.evaluate import evaluate, task_name
 from tasks.evaluation_run import EvaluationPlan
 from tasks.failure_remedy import DataOrigin
 from tasks.failures import Evidence, classify
@@ -74,6 +75,7 @@ class Attempt:
         self._trainer: TrainerProcess | None = None
         self._commits: list[PrefectFuture[CheckpointReference]] = []
         self._evaluations: list[PrefectFuture[Any]] = []
+        self._leaving = threading.Event()
         self._segments = 0
         self._stopped_child = False
         self._observation = TrainerObservation(plan.config, notice, cancellation)
@@ -90,7 +92,11 @@ class Attempt:
             every_seconds=self._plan.config.lease.heartbeat_seconds,
         ):
             evidence = self._train()
-        return self._end(evidence)
+        try:
+            return self._end(evidence)
+        finally:
+            if self._notice.signal is not None:
+                self._leaving.set()  # no evaluator keeps a process that was told to go
 
     def wait_evaluations(self) -> None:
         """Wait for every evaluation this attempt submitted; their failures are in the log already."""
@@ -157,11 +163,22 @@ class Attempt:
         )
         self._commits.append(commit)
         if is_evaluated:
+            self._submit_evaluations(plan, commit, segment.step)
+
+    def _submit_evaluations(self, plan: EvaluationPlan, commit: PrefectFuture[CheckpointReference], step: int) -> None:
+        for one in plan.all:
             before = self._evaluations[-1:]  # one evaluator at a time: they share the machine with training
+            named = evaluate.with_options(task_run_name=task_name(step, one))
             self._evaluations.append(
                 # Prefect's stubs know `wait_for` only where they know no other parameter.
-                evaluate.submit(  # type: ignore[call-overload]
-                    self._log, commit.result, plan, step=segment.step, during_attempt=number, wait_for=before
+                named.submit(  # type: ignore[call-overload]
+                    self._log,
+                    commit.result,
+                    one,
+                    step=step,
+                    during_attempt=self._started.attempt,
+                    stopping=self._leaving.is_set,
+                    wait_for=before,
                 )
             )
 
@@ -240,7 +257,7 @@ class Attempt:
             initial_weights_sha256=self._log.state.opened.initial_weights_sha256 if self._log.state.opened else None,
             cache_dir=plan.origin.cache_dir,
             work_dir=plan.work_dir,
-            prompt=plan.evaluation.suite.prompts[0] if plan.evaluation.suite.prompts else "",
+            prompt=plan.config.evaluation.prompts[0] if plan.config.evaluation.prompts else "",
             faults=plan.faults,
         )
 

@@ -14,7 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from flows.errors import ConfigDrift, InvalidConfiguration
 from model.configuration import UNFROZEN_TRAINING, DataConfig, ModelConfig, TrainingConfig
 from storage.document import encode, sha256
+from tasks.errors import TaskError
 from tasks.settings import (
+    SUITE_KEYS,
     BudgetsConfig,
     CheckpointConfig,
     DivergenceConfig,
@@ -24,6 +26,7 @@ from tasks.settings import (
     PromotionConfig,
     WatchdogConfig,
 )
+from tasks.suite_file import resolve_evaluation
 
 FROZEN_SECTIONS = ("model_family", "data", "model", "training")
 
@@ -64,13 +67,27 @@ class RunConfig(BaseModel):
 def load_configuration(path: Path | None, *, overrides: Sequence[str], environment: Mapping[str, str]) -> RunConfig:
     """Read, overlay and validate; raises `InvalidConfiguration` with one line for each broken rule."""
     document = _read(path) if path else {}
-    return parse_configuration(document, overrides=overrides, environment=environment, name=str(path or "(no file)"))
+    return parse_configuration(
+        document,
+        overrides=overrides,
+        environment=environment,
+        name=str(path or "(no file)"),
+        folder=path.absolute().parent if path else None,
+    )
 
 
 def parse_configuration(
-    document: Mapping[str, Any], *, overrides: Sequence[str], environment: Mapping[str, str], name: str
+    document: Mapping[str, Any],
+    *,
+    overrides: Sequence[str],
+    environment: Mapping[str, str],
+    name: str,
+    folder: Path | None = None,
 ) -> RunConfig:
-    """Overlay environment and `--set` on a document and validate the whole."""
+    """Overlay environment and `--set` on a document, validate the whole, and read the suite it names.
+
+    Relative paths of suites and evaluators start at `folder`, without one at the working directory.
+    """
     layered = _copied(document)
     origins: dict[str, str] = {}
     for variable, value in sorted(environment.items()):
@@ -81,10 +98,18 @@ def parse_configuration(
         if not separator or not key:
             raise InvalidConfiguration(f"--set {override!r}: must be section.key=value")
         _put(layered, key.split("."), value, origin=f"--set {override}", origins=origins)
+    if "evaluation.suite" in origins:  # it replaces what the layers below measure
+        for key in (*SUITE_KEYS, "command"):
+            if f"evaluation.{key}" not in origins:
+                layered["evaluation"].pop(key, None)
     try:
-        return RunConfig.model_validate(layered)
+        config = RunConfig.model_validate(layered)
+        evaluation = resolve_evaluation(config.evaluation, folder or Path.cwd())
     except ValidationError as error:
         raise InvalidConfiguration(_explained(error, name, origins)) from error
+    except TaskError as error:
+        raise InvalidConfiguration(f"{name}: evaluation: {error}") from error
+    return config.model_copy(update={"evaluation": evaluation})
 
 
 def check_drift(opened: Mapping[str, Any], config: RunConfig, *, run_id: str) -> None:

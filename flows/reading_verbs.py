@@ -57,9 +57,9 @@ def checkpoints(run: str, *, store: StoreOption = "", json: JsonOption = False) 
 
 def evaluations(run: str, *, store: StoreOption = "", json: JsonOption = False) -> None:
     """Show every evaluation, recorded or failed."""
+    from flows.evaluation_tables import print_evaluations
     from flows.run_lookup import find_run
     from flows.run_views import view_evaluations
-    from flows.tables import print_evaluations
 
     views = view_evaluations(find_run(opened_store(store), run).state)
     print_document(views) if json else print_evaluations(views)

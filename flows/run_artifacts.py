@@ -95,7 +95,7 @@ def receipts_table(log: RunLog) -> str:
         )
         for item in reversed(view_attempts(log))
     ]
-    return _markdown(
+    return markdown_table(
         ("attempt", "reason", "steps", "committed", "gpu s", "wasted s", "micro-batch", "decision", "detail"), rows
     )
 
@@ -104,10 +104,11 @@ def budgets_table(log: RunLog) -> str:
     """Return what each budget has spent and left as a Markdown table."""
     budgets = view_status(log).budgets
     rows = [(reason, item.spent, item.left, item.spent_total, item.left_total) for reason, item in budgets.items()]
-    return _markdown(("reason", "spent since progress", "left", "spent in all", "left in all"), rows)
+    return markdown_table(("reason", "spent since progress", "left", "spent in all", "left in all"), rows)
 
 
-def _markdown(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a Markdown table; text in cells cannot break it."""
     lines = [columns, ["---"] * len(columns), *([_escaped(cell(value)) for value in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from flows.data_view import DataView, GroupView, SplitView
     from flows.run_simulation import OutcomeView, SimulationView
     from flows.run_status import RunRow, StatusView
-    from flows.run_views import AttemptView, CheckpointView, EvaluationView
+    from flows.run_views import AttemptView, CheckpointView
     from flows.run_watcher import WatchRow
     from storage.log_entry import Entry
     from storage.sweep import SweepReport
@@ -34,7 +34,7 @@ _SOURCES_SHOWN = 20
 
 def print_runs(rows: "Sequence[RunRow]") -> None:
     """Print all runs."""
-    columns = ("run", "state", "family", "step", "committed", "attempts", "opened (UTC)")
+    columns = ("run", "state", "family", "step", "committed", "attempts", "opened (UTC)", "detail")
     print_table(
         columns,
         [
@@ -46,6 +46,7 @@ def print_runs(rows: "Sequence[RunRow]") -> None:
                 row.newest_committed_step,
                 row.attempts,
                 row.opened_at,
+                row.detail,
             )
             for row in rows
         ],
@@ -112,28 +113,6 @@ def print_checkpoints(views: "Sequence[CheckpointView]") -> None:
             for view in views
         ],
         empty="no checkpoints yet",
-    )
-
-
-def print_evaluations(views: "Sequence[EvaluationView]") -> None:
-    """Print the evaluations."""
-    columns = ("step", "status", "suite", "val_loss", "perplexity", "bits/byte", "seconds", "manifest", "detail")
-    names = ("val_loss", "perplexity", "bits_per_byte")
-    print_table(
-        columns,
-        [
-            (
-                view.step,
-                view.status,
-                f"{view.suite} {short(view.suite_sha256)}",
-                *(view.metrics.get(name) for name in names),
-                view.seconds,
-                short(view.manifest_sha256),
-                view.detail,
-            )
-            for view in views
-        ],
-        empty="no evaluations yet",
     )
 
 

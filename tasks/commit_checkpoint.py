@@ -53,5 +53,6 @@ def commit_checkpoint(
     reference = record.committed.reference
     if evaluation is not None:
         with suppress(StoreUnavailable, AppendUnknown):  # it is committed; the evaluation itself asks again
-            hold_for_evaluation(log, reference, evaluation, during_attempt=attempt)
+            for plan in evaluation.all:
+                hold_for_evaluation(log, reference, plan, during_attempt=attempt)
     return reference

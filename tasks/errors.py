@@ -23,3 +23,7 @@ class GateRefused(TaskError):
 
 class CheckpointGone(TaskError):
     """The checkpoint is no longer committed: retention or a quarantine took it before its turn came."""
+
+
+class EvaluationInterrupted(TaskError):
+    """The evaluator was told to stop because the run has to leave: nothing failed, nothing is on record."""

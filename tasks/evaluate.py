@@ -8,6 +8,8 @@ from prefect.cache_policies import NO_CACHE
 from storage.run_entries import CheckpointReference, EvaluationFailed, EvaluationRecorded
 from storage.run_log import RunLog
 from tasks.evaluation_run import EvaluationPlan, record_evaluation
+from tasks.evaluation_suite import CommandSuite
+from tasks.evaluator_process import never
 
 
 @task(name="evaluate", task_run_name="evaluate {step}", cache_policy=NO_CACHE, persist_result=False)
@@ -18,10 +20,19 @@ def evaluate(
     *,
     step: int,
     during_attempt: int | None = None,
+    again: bool = False,
+    stopping: Callable[[], bool] = never,
 ) -> EvaluationRecorded | EvaluationFailed:
     """Return the recorded evaluation, or the recorded failure of the evaluator; raises `CheckpointGone`.
+
+    Once `stopping` says so the evaluator is ended and `EvaluationInterrupted` is raised, with nothing on record.
 
     `committed` waits for the commit and raises what ended it. It is no future: of a future Prefect asks its API for the
     state, and an API that is away would cost the evaluation.
     """
-    return record_evaluation(log, committed(), plan, during_attempt=during_attempt)
+    return record_evaluation(log, committed(), plan, during_attempt=during_attempt, again=again, stopping=stopping)
+
+
+def task_name(step: int, plan: EvaluationPlan) -> str:
+    """Return what people see of the task run; the held-out suite, which every checkpoint has, goes unnamed."""
+    return f"evaluate {step} · {plan.suite.name}" if isinstance(plan.suite, CommandSuite) else f"evaluate {step}"

@@ -4,8 +4,6 @@ Owns the evaluator process from outside, and re-use: equal manifest, suite and d
 the weights are the child's business.
 """
 
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -16,14 +14,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from storage.checkpoint_hold import hold_checkpoint, new_hold
+from storage.checkpoint_hold import hold_checkpoint, new_hold, releasing
 from storage.entry_log import this_writer, utc_now
-from storage.run_entries import CheckpointReference, EvaluationFailed, EvaluationRecorded
+from storage.run_entries import CheckpointReference, CheckpointReleased, EvaluationFailed, EvaluationRecorded
 from storage.run_log import RunLog
 from storage.run_state import COMMITTED, RunState
 from tasks.budgets import evaluator_retries_left
 from tasks.errors import CheckpointGone
-from tasks.evaluation_suite import Suite
+from tasks.evaluation_folder import evaluation_folder
+from tasks.evaluation_suite import AnySuite, CommandSuite
+from tasks.evaluator_process import Outcome, never, run_evaluator
 from tasks.settings import BudgetConfig
 from tasks.this_machine import this_placement
 
@@ -33,9 +33,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationPlan:
-    """How a run's checkpoints are measured."""
+    """How a run's checkpoints are measured under one suite, and the plans whose turn comes after it.
 
-    suite: Suite
+    Every suite has a plan of its own, so that its failures, retries, re-use and record are its own.
+    """
+
+    suite: AnySuite
     model: "ModelConfig"
     snapshot_id: str
     cache_dir: Path
@@ -45,20 +48,27 @@ class EvaluationPlan:
     budget: BudgetConfig = field(default_factory=lambda: BudgetConfig(retries=0))
     faults: str = ""
     mask_documents: bool = False
+    following: tuple["EvaluationPlan", ...] = ()
+
+    @property
+    def all(self) -> tuple["EvaluationPlan", ...]:
+        """This plan and those that follow it, in order."""
+        return (self, *self.following)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
-    """What the evaluator printed, or what was wrong with it."""
+def find_evaluation(
+    state: RunState, manifest_sha256: str, suite_sha256: str, data_snapshot: str | None = None
+) -> EvaluationRecorded | None:
+    """Return the evaluation of exactly these weights under exactly this suite, newest first, or None.
 
-    result: bytes
-    problem: str
-
-
-def find_evaluation(state: RunState, manifest_sha256: str, suite_sha256: str) -> EvaluationRecorded | None:
-    """Return the evaluation of exactly these weights under exactly this suite, newest first, or None."""
-    wanted = (manifest_sha256, suite_sha256)
-    return next((e for e in reversed(state.evaluations) if (e.manifest_sha256, e.suite_sha256) == wanted), None)
+    Without a `data_snapshot` it is the run's own: no run has two.
+    """
+    for item in reversed(state.evaluations):
+        if (item.manifest_sha256, item.suite_sha256) != (manifest_sha256, suite_sha256):
+            continue
+        if data_snapshot in (None, item.data_snapshot):
+            return item
+    return None
 
 
 def hold_for_evaluation(
@@ -83,21 +93,42 @@ def record_evaluation(
     plan: EvaluationPlan,
     *,
     during_attempt: int | None = None,
+    again: bool = False,
+    stopping: Callable[[], bool] = never,
     clock: Callable[[], datetime] = utc_now,
     measure: Callable[[bytes, float], Outcome] | None = None,
 ) -> EvaluationRecorded | EvaluationFailed:
     """Measure the checkpoint unless that is on record, and append what came of it; never raises for the evaluator.
 
-    An evaluator that fails is run again as often as its budget allows. Raises `CheckpointGone` where the log no longer
-    calls the checkpoint committed.
+    `again` measures what is on record once more. An evaluator that fails is run again as often as its budget allows.
+    Raises `CheckpointGone` where the log no longer calls the checkpoint committed, `EvaluationInterrupted` with nothing
+    on record once `stopping` says so.
     """
-    known = find_evaluation(log.refresh(), reference.manifest_sha256, plan.suite.sha256)
-    while known is None:
-        body = _measure_once(log, reference, plan, during_attempt, clock, measure or run_evaluator)
+    measure = measure or partial(run_evaluator, stopping=stopping)
+    trial = _Trial(log=log, reference=reference, plan=plan, during_attempt=during_attempt, again=again, clock=clock)
+    log.refresh()
+    while (known := trial.known(log.state)) is None:
+        body = _measure_once(trial, measure)
         if isinstance(body, EvaluationRecorded) or not _may_try_again(log.refresh(), body, plan):
             return body
-        known = find_evaluation(log.state, reference.manifest_sha256, plan.suite.sha256)
     return known
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Trial:
+    log: RunLog
+    reference: CheckpointReference
+    plan: EvaluationPlan
+    during_attempt: int | None
+    again: bool
+    clock: Callable[[], datetime]
+
+    def known(self, state: RunState) -> EvaluationRecorded | None:
+        """Return what is on record and makes measuring needless."""
+        if self.again:
+            return None
+        plan = self.plan
+        return find_evaluation(state, self.reference.manifest_sha256, plan.suite.sha256, plan.snapshot_id)
 
 
 def _may_try_again(state: RunState, failed: EvaluationFailed, plan: EvaluationPlan) -> bool:
@@ -105,35 +136,43 @@ def _may_try_again(state: RunState, failed: EvaluationFailed, plan: EvaluationPl
     return evaluator_retries_left(plan.budget, state.failed_evaluations, *names) > 0
 
 
-def _measure_once(
-    log: RunLog,
-    reference: CheckpointReference,
-    plan: EvaluationPlan,
-    during_attempt: int | None,
-    clock: Callable[[], datetime],
-    measure: Callable[[bytes, float], Outcome],
-) -> EvaluationRecorded | EvaluationFailed:
-    hold_id = hold_for_evaluation(log, reference, plan, during_attempt=during_attempt)
+def _measure_once(trial: _Trial, measure: Callable[[bytes, float], Outcome]) -> EvaluationRecorded | EvaluationFailed:
+    log, reference, plan = trial.log, trial.reference, trial.plan
+    hold_id = hold_for_evaluation(log, reference, plan, during_attempt=trial.during_attempt)
     if hold_id is None:
         raise CheckpointGone(f"{reference.prefix}: is no longer committed, so it is not evaluated")
-    started_at, started = clock(), time.monotonic()
-    outcome = measure(_order(log, reference, plan), plan.timeout_seconds)
+    started_at, started = trial.clock(), time.monotonic()
+    outcome = _measured(log, reference, plan, measure)
     body = _body(outcome, reference, plan, started_at, time.monotonic() - started)
     body = replace(body, hold_id=hold_id)
-    log.append(partial(_unless_recorded, body, reference.prefix), writer=this_writer())
-    return body
+    state = log.append(partial(_unless_recorded, body, trial), writer=this_writer())
+    return (trial.known(state) or body) if isinstance(body, EvaluationRecorded) else body
+
+
+def _measured(
+    log: RunLog, reference: CheckpointReference, plan: EvaluationPlan, measure: Callable[[bytes, float], Outcome]
+) -> Outcome:
+    if not isinstance(plan.suite, CommandSuite):
+        return measure(_order(log, reference, plan, folder=None), plan.timeout_seconds)
+    with evaluation_folder(plan.cache_dir.parent / "evaluations") as folder:
+        return measure(_order(log, reference, plan, folder=folder), plan.timeout_seconds)
 
 
 def _unless_recorded(
-    body: EvaluationRecorded | EvaluationFailed, prefix: str, state: RunState
-) -> EvaluationRecorded | EvaluationFailed | None:
-    record = state.find(prefix)
+    body: EvaluationRecorded | EvaluationFailed, trial: _Trial, state: RunState
+) -> EvaluationRecorded | EvaluationFailed | CheckpointReleased | None:
+    record = state.find(trial.reference.prefix)
     if isinstance(body, EvaluationFailed) and (record is None or record.state != COMMITTED):
         return None  # its hold had ended and the bytes went: no fault of the evaluator
-    return None if body in state.evaluations or body in state.failed_evaluations else body
+    if body in state.evaluations or body in state.failed_evaluations:
+        return None
+    if isinstance(body, EvaluationRecorded) and trial.known(state) is not None:
+        held = next((hold for hold in state.holds if hold.hold_id == body.hold_id), None)
+        return releasing(held, "another evaluator was sooner: one outcome is enough", state) if held else None
+    return body
 
 
-def _order(log: RunLog, reference: CheckpointReference, plan: EvaluationPlan) -> bytes:
+def _order(log: RunLog, reference: CheckpointReference, plan: EvaluationPlan, *, folder: Path | None) -> bytes:
     order = {
         "store_url": log.store.url,
         "snapshot_id": plan.snapshot_id,
@@ -143,31 +182,14 @@ def _order(log: RunLog, reference: CheckpointReference, plan: EvaluationPlan) ->
         "cache_dir": str(plan.cache_dir),
         "device": plan.device,
         "threads": plan.threads,
+        "folder": str(folder) if folder else None,
+        "run_id": log.run_id,
         "run_prefix": log.prefix,
         "number": 1 + len(log.state.evaluations) + len(log.state.failed_evaluations),
         "faults": plan.faults,
         "mask_documents": plan.mask_documents,
     }
     return msgspec.json.encode(order)
-
-
-def run_evaluator(order: bytes, timeout_seconds: float) -> Outcome:
-    """Run the evaluator process on an order; whatever it does comes back as an outcome."""
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "tasks.evaluator"],
-            input=order,
-            capture_output=True,
-            timeout=timeout_seconds,
-            start_new_session=True,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return Outcome(result=b"", problem=f"the evaluator did not answer within {timeout_seconds:g} s")
-    if done.returncode != 0:
-        tail = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["nothing on stderr"]
-        return Outcome(result=b"", problem=f"the evaluator exited with {done.returncode}: {tail[0]}")
-    return Outcome(result=done.stdout, problem="")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

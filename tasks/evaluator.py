@@ -5,6 +5,7 @@ the run nor the weights.
 """
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -22,7 +23,10 @@ from model.token_windows import TokenWindows
 from storage.open_store import open_store
 from storage.run_entries import CheckpointReference
 from tasks.checkpoint_model import CheckpointModel, open_model, prompt_ids
-from tasks.evaluation_suite import Suite
+from tasks.command_evaluator import CommandOrder, guard_group, run_command
+from tasks.errors import TaskError
+from tasks.evaluation_suite import CommandSuite, Suite
+from tasks.model_directory import write_model_directory
 from tasks.practice_faults import EVALUATOR, due, parse_faults, strike_process
 
 _NICENESS = 15
@@ -38,11 +42,13 @@ class EvaluationOrder(BaseModel):
     snapshot_id: str
     model: ModelConfig
     checkpoint: CheckpointReference
-    suite: Suite
+    suite: Suite | CommandSuite
     cache_dir: Path
     device: str
     threads: int
     mask_documents: bool = False
+    folder: Path | None = None
+    run_id: str = ""
     run_prefix: str = ""
     number: int = 0
     faults: str = ""
@@ -57,27 +63,63 @@ class EvaluationResult:
 
 
 def measure(order: EvaluationOrder) -> EvaluationResult:
-    """Load the weights, measure the suite's slice, write its samples."""
-    device = resolve_device(order.device)
-    opened = open_model(
+    """Load the weights and measure them under the order's suite."""
+    if isinstance(order.suite, CommandSuite):
+        return _measure_by_command(order, order.suite)
+    return _measure_held_out(_open(order), order.suite)
+
+
+def _open(order: EvaluationOrder, device: str | None = None) -> CheckpointModel:
+    return open_model(
         open_store(order.store_url),
         order.checkpoint,
         model=order.model,
         snapshot_id=order.snapshot_id,
         cache_dir=order.cache_dir,
-        device=device,
+        device=resolve_device(device or order.device),
         mask_documents=order.mask_documents,
     )
-    windows = TokenWindows(opened.snapshot.val, order.model.block_size, opened.snapshot.manifest.vocab_size)
+
+
+def _measure_held_out(opened: CheckpointModel, suite: Suite) -> EvaluationResult:
+    windows = TokenWindows(opened.snapshot.val, opened.network.config.block_size, opened.snapshot.manifest.vocab_size)
     metrics = evaluate(
         opened.network,
         windows,
-        batches=order.suite.batches,
-        batch_size=order.suite.batch_size,
+        batches=suite.batches,
+        batch_size=suite.batch_size,
         bytes_per_token=opened.snapshot.bytes_per_token("val"),
     )
-    samples = tuple(_sample(opened, order.suite, prompt) for prompt in order.suite.prompts)
+    samples = tuple(_sample(opened, suite, prompt) for prompt in suite.prompts)
     return EvaluationResult(metrics={name: float(value) for name, value in asdict(metrics).items()}, samples=samples)
+
+
+def _measure_by_command(order: EvaluationOrder, suite: CommandSuite) -> EvaluationResult:
+    """Write the model into the order's folder, where the command finds it; the parent removes the folder."""
+    if order.folder is None:
+        raise TaskError(f"evaluator {suite.name}: the order names no folder for the model")
+    told = CommandOrder(
+        model_dir=order.folder / "model",
+        scratch_dir=order.folder / "scratch",
+        run_id=order.run_id,
+        reference=order.checkpoint,
+        device=order.device,
+        threads=order.threads,
+    )
+    guard = guard_group()
+    told.scratch_dir.mkdir(parents=True)
+    # Not bound to a name: the weights need not be kept in memory while the command runs.
+    write_model_directory(told.model_dir, _open(order, "cpu"), card=_card(order))
+    metrics = run_command(suite, told)
+    del guard  # it has to live until here
+    return EvaluationResult(metrics=metrics, samples=())
+
+
+def _card(order: EvaluationOrder) -> str:
+    return (
+        f"Step {order.checkpoint.step} of run {order.run_id}, manifest sha256 {order.checkpoint.manifest_sha256}, "
+        f"trained on data snapshot {order.snapshot_id}. Written for an evaluator; `cairn export` writes a model card.\n"
+    )
 
 
 def main() -> None:
@@ -91,8 +133,14 @@ def main() -> None:
     ):
         strike_process(kind)
     os.nice(_NICENESS)
-    make_deterministic(seed=order.suite.sample_seed, threads=order.threads)
-    out.write(msgspec.json.encode(measure(order)) + b"\n")
+    seed = order.suite.sample_seed if isinstance(order.suite, Suite) else 0
+    make_deterministic(seed=seed, threads=order.threads)
+    try:
+        result = measure(order)
+    except TaskError as error:  # said in words; anything else shows where it happened
+        print(error, file=sys.stderr, flush=True)
+        os._exit(1)
+    out.write(msgspec.json.encode(result) + b"\n")
     out.flush()
     os._exit(0)
 
@@ -112,6 +160,8 @@ def _sample(opened: CheckpointModel, suite: Suite, prompt: str) -> str:
 def _leave_with_parent(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.5)
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)  # what an evaluator started leaves with it
     os._exit(1)
 
 

@@ -3,9 +3,10 @@
 Owns sections that never change which run it is. Refuses to know the whole run configuration: `flows` composes it.
 """
 
+import shlex
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0)]
@@ -29,17 +30,77 @@ class CheckpointConfig(BaseModel):
     keep_every: Count = 0
 
 
+def _split_command(command: object) -> object:
+    return tuple(shlex.split(command)) if isinstance(command, str) else command
+
+
+SuiteName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")]
+Command = Annotated[tuple[str, ...], BeforeValidator(_split_command)]
+
+
+class EvaluatorConfig(BaseModel):
+    """An evaluator of somebody's own: a command that is given a model directory and prints numbers as JSON.
+
+    `timeout_seconds` is for all of it, writing the directory included. Without `required` its failure is on record and
+    nothing waits for it. `folder` and `files` are filled in when the configuration is read: where the command runs, and
+    the sha256 of every file it names.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: SuiteName
+    command: Annotated[Command, Field(min_length=1)]
+    timeout_seconds: Seconds = 600.0
+    required: bool = False
+    folder: str = ""
+    files: dict[str, str] | None = None
+
+    @model_validator(mode="after")
+    def _files_come_with_their_folder(self) -> Self:
+        if (self.files is None) != (not self.folder):
+            raise ValueError(f"folder={self.folder!r}: folder and files are filled in on reading; leave both out")
+        return self
+
+
 class EvaluationConfig(BaseModel):
-    """The suite every committed checkpoint is measured with, in a process of its own."""
+    """The suites every committed checkpoint is measured with, each in a process of its own.
+
+    `suite` names a file that says what is measured, instead of the keys here; `command` is short for one required
+    evaluator called "command".
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     every_commits: Annotated[int, Field(gt=0)] = 1
+    timeout_seconds: Seconds = 600.0
+    suite: str = ""
+    name: SuiteName = "held-out"
     batches: Annotated[int, Field(gt=0)] = 20
     batch_size: Annotated[int, Field(gt=0)] = 16
     prompts: tuple[str, ...] = ("The ",)
     sample_tokens: Annotated[int, Field(ge=0)] = 120
-    timeout_seconds: Seconds = 600.0
+    sample_seed: Annotated[int, Field(ge=0)] = 0
+    command: Command = ()
+    evaluators: tuple[EvaluatorConfig, ...] = ()
+
+    @model_validator(mode="after")
+    def _suite_stands_alone(self) -> Self:
+        both = sorted(self.model_fields_set & {*SUITE_KEYS, "command"})
+        if self.suite and both:
+            raise ValueError(f"suite={self.suite!r} says what is measured; remove {', '.join(both)} or suite")
+        return self
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        names = [self.name, *(evaluator.name for evaluator in self.evaluators)]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"evaluators: {', '.join(twice)}: every suite needs a name of its own")
+        return self
+
+
+SUITE_KEYS = ("name", "batches", "batch_size", "prompts", "sample_tokens", "sample_seed", "evaluators")
+"""The keys that say what is measured: those a suite file may hold."""
 
 
 class PromotionConfig(BaseModel):

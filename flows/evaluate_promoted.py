@@ -1,0 +1,75 @@
+"""The flow `evaluate-promoted`: measure a committed checkpoint, by default the champion, and show it beside others.
+
+Owns the order of things. Trains nothing: it adds a row to the run's log, or finds it there. The end state is named by
+the outcome; what an evaluator did wrong is in the log, and no reason to run anything again.
+"""
+
+import os
+from contextlib import suppress
+from uuid import UUID
+
+from prefect import flow, get_run_logger
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import ArtifactCreate
+from prefect.client.schemas.objects import State
+from prefect.runtime import flow_run
+from prefect.states import Completed, Failed
+
+from flows.checkpoint_evaluation import ComparisonView, EvaluationRequest, compare, plan_checkpoint
+from flows.evaluation_tables import comparison_table
+from flows.run_artifacts import artifact_key
+from flows.run_lookup import find_checkpoint
+from flows.store_choice import choose_store
+from storage.open_store import open_store
+from tasks.evaluate import evaluate, task_name
+
+
+@flow(name="evaluate-promoted", retries=0, validate_parameters=True)
+def evaluate_promoted(
+    reference: str = "champion", suite: str = "", store: str = "", again: bool = False
+) -> State[None]:
+    """Measure a committed checkpoint under its run's suites or a suite file; what is on record is not measured again.
+
+    Args:
+        reference: an alias such as champion, RUN, or RUN@STEP.
+        suite: path of a suite file (TOML); empty: the suites of the checkpoint's run.
+        store: folder or URL of the object store; empty: CAIRN_STORE, else ./cairn-store.
+        again: measure also what is on record, and add a second row.
+    """
+    logger = get_run_logger()
+    found = find_checkpoint(open_store(choose_store(store, os.environ)), reference)
+    plan = plan_checkpoint(found, EvaluationRequest(suite=suite, again=again))
+    outcomes = [
+        evaluate.with_options(task_run_name=task_name(found.reference.step, one))(
+            found.log, lambda: found.reference, one, step=found.reference.step, again=again
+        )
+        for one in plan.all
+    ]
+    view = compare(found, outcomes)
+    _publish(view)
+    words = "; ".join(_words(view))
+    logger.info("%s", words)
+    return Failed(name="EvaluatorFailed", message=words) if view.status == "failed" else Completed(message=words)
+
+
+def _words(view: ComparisonView) -> list[str]:
+    mine = [row.evaluation for row in view.rows if row.role == "this"]
+    return [
+        f"{item.suite} of {view.run_id}@{view.step}: "
+        + (item.detail or ", ".join(f"{name} {value:.4g}" for name, value in sorted(item.metrics.items())[:8]))
+        for item in mine
+    ]
+
+
+def _publish(view: ComparisonView) -> None:
+    """Show the table in the UI; an API that is away or old costs the table, never the evaluation."""
+    with suppress(Exception), get_client(sync_client=True) as client:
+        client.create_artifact(
+            ArtifactCreate(
+                key=artifact_key(view.run_id, "evaluations"),
+                type="markdown",
+                description=f"step {view.step} of run {view.run_id} beside others under the same suites",
+                data=comparison_table(view),
+                flow_run_id=UUID(flow_run.get_id()),
+            )
+        )

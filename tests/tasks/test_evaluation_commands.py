@@ -1,0 +1,166 @@
+"""Evaluators of one's own that crash, hang, lie and snoop, as real commands."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from storage.run_entries import CheckpointReference
+from tasks import command_evaluator
+from tasks.command_evaluator import CommandOrder, command_environment, parse_metrics, run_command
+from tasks.errors import TaskError
+from tasks.evaluation_folder import evaluation_folder
+from tasks.evaluation_suite import CommandSuite, command_suites_of
+from tasks.settings import EvaluationConfig
+from tasks.suite_file import resolve_evaluation
+
+Script = Callable[..., CommandSuite]
+
+
+@pytest.fixture
+def order(tmp_path: Path) -> CommandOrder:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "scratch").mkdir()
+    reference = CheckpointReference(step=7, attempt=1, prefix="runs/r/c", manifest_sha256="m" * 64)
+    return CommandOrder(
+        model_dir=tmp_path / "model",
+        scratch_dir=tmp_path / "scratch",
+        run_id="bard",
+        reference=reference,
+        device="cpu",
+        threads=1,
+    )
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Script:
+    """A suite of one Python script with this text."""
+
+    def made(text: str, *arguments: str) -> CommandSuite:
+        (tmp_path / "score.py").write_text(text)
+        section = {"evaluators": [{"name": "score", "command": ["python", "score.py", *arguments]}]}
+        return command_suites_of(resolve_evaluation(EvaluationConfig.model_validate(section), tmp_path))[0]
+
+    return made
+
+
+def test_nested_numbers_become_names_with_slashes(script: Script, order: CommandOrder) -> None:
+    suite = script('print(\'{"acc": 0.5, "by": {"topic": {"law": 3}}}\')')
+    assert run_command(suite, order) == {"acc": 0.5, "by/topic/law": 3.0}
+
+
+def test_the_model_is_the_last_argument_unless_it_is_placed(script: Script, order: CommandOrder) -> None:
+    text = "import sys, os; print('{\"n\": %d}' % (sys.argv.index(os.environ['CAIRN_MODEL_DIR'])))"
+    assert run_command(script(text, "--fast"), order) == {"n": 2.0}
+    assert run_command(script(text, "{model}", "--fast"), order) == {"n": 1.0}
+    inside = "import sys, os; print('{\"n\": %d}' % (sys.argv[1] == 'in=' + os.environ['CAIRN_MODEL_DIR']))"
+    assert run_command(script(inside, "in={model}"), order) == {"n": 1.0}
+
+
+def test_the_command_runs_in_the_suites_folder_with_nothing_to_read(script: Script, order: CommandOrder) -> None:
+    text = "import sys, os; print('{\"same\": %d}' % (os.path.exists('score.py') and sys.stdin.read() == ''))"
+    assert run_command(script(text), order) == {"same": 1.0}
+
+
+def test_python_is_the_interpreter_of_the_project(script: Script, order: CommandOrder) -> None:
+    text = f"import sys; print('{{\"same\": %d}}' % (sys.prefix == {sys.prefix!r}))"
+    assert run_command(script(text), order) == {"same": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        pytest.param("import sys; sys.exit('no harness here')", "exited with 1: no harness here", id="crash"),
+        pytest.param("print('epoch 1 …')", "printed nonsense", id="words"),
+        pytest.param("print('{\"a\": NaN}')", "printed nonsense", id="NaN"),
+        pytest.param("print('{\"a\": 1e999}')", "printed nonsense", id="infinity"),
+        pytest.param("print('{\"a\": null}')", "a is 'None'; rule: every value is a finite number", id="null"),
+        pytest.param('print(\'{"a": {"b": "0.5"}}\')', "a/b is '0.5'; rule", id="text"),
+        pytest.param("print('{\"a\": true}')", "a is 'True'; rule", id="truth"),
+        pytest.param("print('{\"a\": [1, 2]}')", "a is '[1, 2]'; rule", id="list"),
+        pytest.param("print('{\"a\": 1' + '0' * 400 + '}')", "printed nonsense", id="beyond floats"),
+        pytest.param("print('[0.5]')", "rule: stdout is one JSON object", id="no object"),
+        pytest.param("print('{}')", "0 numbers; rule: 1 to 1000", id="empty"),
+        pytest.param("pass", "rule: stdout is one JSON object", id="nothing"),
+        pytest.param('print(\'{"a": 1}\\n{"a": 2}\')', "rule: stdout is one JSON object", id="two"),
+        pytest.param("import os\nwhile True: os.write(1, b'1' * 65536)", "more than 1,048,576 bytes", id="flood"),
+    ],
+)
+def test_what_is_wrong_is_said_in_words(script: Script, order: CommandOrder, text: str, problem: str) -> None:
+    with pytest.raises(TaskError) as failed:
+        run_command(script(text), order)
+    assert problem in str(failed.value) and "score" in str(failed.value)
+
+
+def test_a_program_that_is_not_there_is_named(tmp_path: Path, order: CommandOrder) -> None:
+    suite = CommandSuite(
+        name="score",
+        command=("no-such-program-anywhere",),
+        folder=str(tmp_path),
+        timeout_seconds=1.0,
+        required=False,
+        evaluator_version="1",
+    )
+    with pytest.raises(TaskError, match="no-such-program-anywhere: cannot be started"):
+        run_command(suite, order)
+
+
+def test_a_script_that_was_edited_is_not_the_suites_any_more(script: Script, order: CommandOrder) -> None:
+    suite = script("print('{\"a\": 1}')")
+    script("print('{\"a\": 2}')")
+    with pytest.raises(TaskError, match=r"score\.py: sha256 .* it was edited"):
+        run_command(suite, order)
+
+
+def test_the_command_is_told_whose_weights_these_are(order: CommandOrder) -> None:
+    told = command_environment({"PATH": "/bin"}, order)
+    assert (told["CAIRN_RUN_ID"], told["CAIRN_STEP"], told["CAIRN_MANIFEST_SHA256"]) == ("bard", "7", "m" * 64)
+    assert told["PATH"].split(os.pathsep) == [str(Path(sys.executable).parent), "/bin"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("AWS_ACCESS_KEY_ID", "x"),
+        ("AWS_SESSION_TOKEN", "x"),
+        ("HF_TOKEN", "x"),
+        ("PREFECT_API_KEY", "x"),
+        ("PREFECT_API_AUTH_STRING", "x"),
+        ("GOOGLE_APPLICATION_CREDENTIALS", "key.json"),
+        ("db_password", "x"),
+        ("PREFECT_API_DATABASE_CONNECTION_URL", "postgresql://me:hidden@host/db"),
+    ],
+)
+def test_credentials_do_not_reach_the_command(order: CommandOrder, name: str, value: str) -> None:
+    assert name not in command_environment({name: value}, order)
+
+
+@pytest.mark.parametrize("name", ["HOME", "LANG", "TOKENIZERS_PARALLELISM", "HF_HOME", "KEYBOARD"])
+def test_other_variables_do(order: CommandOrder, name: str) -> None:
+    assert command_environment({name: "x"}, order)[name] == "x"
+
+
+def test_more_numbers_than_anybody_reads_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command_evaluator, "MOST_METRICS", 2)
+    with pytest.raises(TaskError, match="3 numbers; rule: 1 to 2"):
+        parse_metrics("score", json.dumps({"a": 1, "b": 2, "c": 3}).encode())
+
+
+def test_an_evaluations_folder_is_gone_afterwards(tmp_path: Path) -> None:
+    with evaluation_folder(tmp_path / "evaluations") as folder:
+        (folder / "weights").write_text("many")
+    assert list((tmp_path / "evaluations").iterdir()) == []
+
+
+def test_folders_of_processes_that_died_are_removed_by_the_next_one(tmp_path: Path) -> None:
+    with evaluation_folder(tmp_path) as folder:
+        host, mine, _ = folder.name.split("+")
+        dead, elsewhere = tmp_path / f"{host}+999999999+x", tmp_path / f"another-{host}+999999999+x"
+        dead.mkdir()
+        elsewhere.mkdir()
+        with evaluation_folder(tmp_path):
+            assert (folder.exists(), dead.exists(), elsewhere.exists()) == (True, False, True)
+        assert mine == str(os.getpid())
