@@ -15,3 +15,7 @@ class ConfigDrift(FlowError):
 
 class RunNotFound(FlowError):
     """No run, checkpoint or alias of this name in the store."""
+
+
+class InvalidQuery(FlowError):
+    """The database refuses the query; the message is its own, with what can be asked."""

@@ -5,7 +5,7 @@ Owns the meaning of each number. Refuses to print, to import the orchestrator, a
 
 from enum import IntEnum
 
-from flows.errors import ConfigDrift, FlowError, InvalidConfiguration, RunNotFound
+from flows.errors import ConfigDrift, FlowError, InvalidConfiguration, InvalidQuery, RunNotFound
 from model.errors import InvalidInput, ModelError
 from storage.errors import Fenced, IntegrityError, StorageError, StoreUnsound
 from tasks.document import InvalidCorpus
@@ -43,6 +43,7 @@ _STATES = {
 _ERRORS: tuple[tuple[type[BaseException], ExitCode], ...] = (
     (InvalidConfiguration, ExitCode.USAGE),
     (RunNotFound, ExitCode.USAGE),
+    (InvalidQuery, ExitCode.USAGE),
     (InvalidCorpus, ExitCode.USAGE),
     (InvalidInput, ExitCode.USAGE),
     (StoreUnsound, ExitCode.USAGE),

@@ -11,6 +11,7 @@ from cyclopts import Parameter
 
 from flows.exit_code import ExitCode
 from flows.output import print_document, print_facts, say
+from flows.query_verb import sql
 from flows.simulation_options import SimulationOptions
 from flows.store_choice import choose_store
 from flows.verb_options import JsonOption, StoreOption, opened_store
@@ -183,6 +184,7 @@ READING_VERBS = (
     checkpoints,
     evaluations,
     log,
+    sql,
     models,
     verify,
     simulate,

@@ -64,7 +64,7 @@ class RunRow:
 def view_status(log: RunLog) -> StatusView:
     """Return the status of a run that was read."""
     state = log.state
-    standing, newest = _standing(state), state.newest_committed
+    standing, newest = standing_of(state), state.newest_committed
     owner = state.open_attempt if standing == RUNNING else None
     return StatusView(
         run_id=log.run_id,
@@ -90,7 +90,7 @@ def _row(store: ObjectStore, run_id: str) -> RunRow:
         state = log.refresh()
     except IntegrityError as error:
         return RunRow(run_id=run_id, state=UNREADABLE, detail=str(error))
-    standing, newest = _standing(state), state.newest_committed
+    standing, newest = standing_of(state), state.newest_committed
     return RunRow(
         run_id=run_id,
         state=standing,
@@ -103,7 +103,8 @@ def _row(store: ObjectStore, run_id: str) -> RunRow:
     )
 
 
-def _standing(state: RunState) -> str:
+def standing_of(state: RunState) -> str:
+    """Return which of the five states a run is in; whether an open attempt's owner is gone is asked of this machine."""
     if not state.attempts:
         return OPENED
     if state.open_attempt is not None:

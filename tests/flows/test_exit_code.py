@@ -1,6 +1,6 @@
 import pytest
 
-from flows.errors import ConfigDrift, FlowError, InvalidConfiguration, RunNotFound
+from flows.errors import ConfigDrift, FlowError, InvalidConfiguration, InvalidQuery, RunNotFound
 from flows.exit_code import ExitCode, code_of_error, code_of_state
 from model.errors import InvalidInput
 from storage.errors import (
@@ -25,6 +25,7 @@ ERRORS: dict[type[BaseException], int] = {
     ObjectMissing: 1,
     AppendUnknown: 1,
     InvalidConfiguration: 2,
+    InvalidQuery: 2,
     InvalidCorpus: 2,
     InvalidInput: 2,
     RunNotFound: 2,

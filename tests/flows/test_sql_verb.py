@@ -1,0 +1,320 @@
+"""SQL over every run of a store, as a user asks it."""
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.errors import InvalidQuery
+from flows.queried_runs import named_tables
+from flows.run_query import answered
+from flows.run_views import view_attempts, view_checkpoints, view_evaluations
+from storage.document import builtins, encode, sha256
+from storage.local_store import LocalStore
+from storage.object_store import ObjectStore
+from storage.registry import Registry
+from storage.registry_entries import Refused, RolledBack
+from storage.run_entries import DataQuarantined
+from storage.run_tables import ROWS
+from storage.step_log import StepLine, step_log_key
+from tests.flows.conftest import HUMAN, FabricatedRun, fabricate
+
+CONTRACT = """
+    select termination_reason, count(*) as attempts, sum(gpu_seconds) / 3600 as gpu_hours
+    from training_attempts
+    where model_family = 'gpt2-tiny' and started_at >= now() - interval '7 days'
+    group by termination_reason order by gpu_hours desc
+"""
+
+
+def ask(store: ObjectStore, sql: str, work: Path) -> list[dict[str, Any]]:
+    with answered(store, sql, work=work) as found:
+        return [dict(zip([column.name for column in found.columns], row, strict=True)) for row in found.rows]
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+def steps(run: FabricatedRun, attempt: int, first: int, last: int) -> None:
+    rest: dict[str, Any] = dict.fromkeys(("lr", "grad_norm", "tokens_per_second", "mfu", "seconds"), 0.5)
+    lines = [
+        StepLine(step=n, attempt=attempt, train_loss=2.0, memory_bytes=1, probe_loss=None, sample="ß", **rest)
+        for n in range(first, last + 1)
+    ]
+    written = b"".join(encode(line).replace(b"\n", b"") + b"\n" for line in lines)
+    run.log.store.write(step_log_key(run.log.prefix, attempt), written + b'{"torn')
+
+
+def test_the_query_of_the_contract_runs_as_it_stands(store: LocalStore, cairn: Any) -> None:
+    run = fabricate(store, "recent", opened_at=datetime.now(UTC) - timedelta(days=1))
+    for reason in ("preempted", "preempted", "oom"):
+        run.start()
+        run.end(reason, action="resume", charged=reason)
+    run.start()
+    old = fabricate(store, "old")
+    old.start()
+    old.end("lost", action="resume")
+
+    ended = cairn("sql", CONTRACT, "--json")
+
+    assert (ended.code, ended.err) == (0, "")
+    assert json.loads(ended.out) == [
+        {"termination_reason": "preempted", "attempts": 2, "gpu_hours": 4 / 3600},
+        {"termination_reason": "oom", "attempts": 1, "gpu_hours": 2 / 3600},
+        {"termination_reason": None, "attempts": 1, "gpu_hours": 0.0},
+    ]
+
+
+def test_receipts_are_those_of_the_attempts_verb_field_by_field(bard: FabricatedRun, work: Path) -> None:
+    shown = list(builtins(view_attempts(bard.log)))
+    names = ", ".join(shown[0])
+    asked = ask(bard.log.store, f"select {names} from training_attempts order by attempt", work)
+    assert builtins(asked) == shown
+
+
+def test_nested_fields_are_columns_too(bard: FabricatedRun, work: Path) -> None:
+    sql = """select placement.host = placement_host and decision.action = decision_action
+        and decision_left = map {'retries': 3} as same from training_attempts where attempt = 1"""
+    assert ask(bard.log.store, sql, work) == [{"same": True}]
+
+
+def test_checkpoints_are_those_of_the_verb_but_for_the_ones_being_written(bard: FabricatedRun, work: Path) -> None:
+    shown = [builtins(view) for view in view_checkpoints(bard.log) if view.state != "writing"]
+    names = ", ".join(shown[0])
+    assert builtins(ask(bard.log.store, f"select {names} from checkpoints order by step", work)) == shown
+
+
+def test_evaluations_are_those_of_the_verb(bard: FabricatedRun, work: Path) -> None:
+    shown = json.loads(encode(view_evaluations(bard.log.state)))
+    asked = ask(bard.log.store, f"select {', '.join(shown[0])} from evaluations order by started_at", work)
+    assert json.loads(encode(asked)) == shown
+    losses = ask(bard.log.store, "select step, val_loss, metrics['val_loss'] as same, status from evaluations", work)
+    assert [(row["val_loss"], row["same"], row["status"]) for row in losses] == [
+        (3.0, 3.0, "recorded"),
+        (2.0, 2.0, "recorded"),
+        (None, None, "failed"),
+    ]
+
+
+def test_every_decision_on_an_alias_is_a_row(bard: FabricatedRun, work: Path) -> None:
+    store = bard.log.store
+    first, second = (record.committed.reference for record in bard.log.state.checkpoints[:2])
+    refused = Refused(
+        alias="champion", run_id="bard", step=30, manifest_sha256="m", gate="min_improvement", detail="worse", by="me"
+    )
+    Registry(store, "champion").append(lambda state: refused)
+    back = RolledBack(alias="champion", manifest_sha256=first.manifest_sha256, by="me", why="it stutters")
+    Registry(store, "champion").append(lambda state: back)
+
+    rows = ask(store, 'select kind, step, model_family, current, "by", gate from promotions order by decided_at', work)
+
+    assert [(row["kind"], row["step"], row["current"]) for row in rows] == [
+        ("promoted", 10, False),
+        ("promoted", 20, False),
+        ("refused", 30, False),
+        ("rolled-back", 10, True),
+    ]
+    assert {row["model_family"] for row in rows} == {"gpt2-tiny"} and rows[2]["gate"] == "min_improvement"
+    assert second.step == 20
+
+
+def test_the_curve_has_every_step_once_and_says_what_was_repeated(bard: FabricatedRun, work: Path) -> None:
+    steps(bard, 1, 1, 27)
+    steps(bard, 2, 21, 33)
+    rows = ask(bard.log.store, "select step, attempt, replays, tokens, sample from steps order by step", work)
+    assert [row["step"] for row in rows] == list(range(1, 34))
+    assert [row["attempt"] for row in rows] == [1] * 20 + [2] * 13
+    assert [row["replays"] for row in rows] == [0] * 20 + [1] * 7 + [0] * 6
+    assert rows[-1]["tokens"] == 33 * 2 * 8 and rows[0]["sample"] == "ß"
+
+
+def test_a_run_is_one_row_with_its_configuration(bard: FabricatedRun, work: Path) -> None:
+    sql = """select run_id, state, step, attempts, tokens, gpu_seconds, n_embd, global_batch, val_loss,
+        config.training.steps::int as steps, config->>'$.model.n_head' as n_head from runs"""
+    assert ask(bard.log.store, sql, work) == [
+        {
+            "run_id": "bard",
+            "state": "running",
+            "step": 33,
+            "attempts": 2,
+            "tokens": 8,
+            "gpu_seconds": 2.7,
+            "n_embd": 8,
+            "global_batch": 2,
+            "val_loss": 2.0,
+            "steps": 40,
+            "n_head": "1",
+        }
+    ]
+
+
+def test_an_empty_store_has_empty_tables_of_the_right_types(store: LocalStore, work: Path) -> None:
+    for table in ROWS:
+        assert ask(store, f"select * from {table}", work) == []
+    typed = "select typeof(any_value(started_at)) as type from training_attempts"
+    assert ask(store, typed, work) == [{"type": "TIMESTAMP WITH TIME ZONE"}]
+
+
+def test_a_run_that_cannot_be_believed_is_said_and_leaves_the_others(
+    bard: FabricatedRun, fresh: FabricatedRun, cairn: Any, tmp_path: Path
+) -> None:
+    entry = tmp_path / "store" / "runs" / "bard" / "log" / "9999999997.json"
+    entry.write_text(entry.read_text().replace("here", "there"))
+    ended = cairn("sql", "select run_id, state, detail is null as sound from runs order by all", "--json")
+    assert ended.code == 0 and "left out: runs/bard" in ended.err
+    assert json.loads(ended.out) == [
+        {"run_id": "bard", "sound": False, "state": "unreadable"},
+        {"run_id": "fresh", "sound": True, "state": "opened"},
+    ]
+
+
+def test_refused_entries_count_and_change_nothing(fresh: FabricatedRun, work: Path) -> None:
+    fresh.start()
+    fresh.end("lost", action="resume")
+    forged = fresh.log._log.append(
+        DataQuarantined(attempt=1, reason="bad-data", windows=(1,), detail="x"),
+        after=fresh.log._head,
+        writer=type(HUMAN)(host="zombie", pid=1, attempt=1),
+    )
+    assert forged is not None
+    sql = "select refused_entries, quarantined_windows, attempts from runs"
+    assert ask(fresh.log.store, sql, work) == [{"refused_entries": 1, "quarantined_windows": 0, "attempts": 1}]
+
+
+def test_entries_of_a_newer_kind_are_passed_over(fresh: FabricatedRun, work: Path) -> None:
+    fresh.start()
+    store, newest = fresh.log.store, fresh.log._log.newest()
+    assert newest is not None
+    data = store.read("runs/fresh/log/9999999998.json").decode()
+    digest = sha256(data.encode())
+    later = data.replace('"attempt-started"', '"dream-recorded"').replace('"seq": 1', '"seq": 2')
+    later = later.replace(f'"prev": "{newest.entry.prev}"', f'"prev": "{digest}"')
+    assert store.create("runs/fresh/log/9999999997.json", later.encode())
+    assert ask(store, "select count(*) as n from training_attempts", work) == [{"n": 1}]
+
+
+def test_text_of_any_language_comes_back_as_it_was(store: LocalStore, work: Path) -> None:
+    run = fabricate(store, "weltall")
+
+    run.start()
+
+    run.end('größe ☃ 🪨\t"x"', action="resume")
+    assert ask(store, "select termination_reason as r from training_attempts", work) == [{"r": 'größe ☃ 🪨\t"x"'}]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "select * from read_text('/etc/passwd')",
+        "select * from '/etc/passwd'",
+        "copy runs to 'stolen.csv'",
+        "attach 'other.db'",
+        "install httpfs",
+        "select * from read_csv('http://127.0.0.1/x')",
+        "select * from glob('/*')",
+        "set enable_external_access = true",
+        "reset lock_configuration",
+    ],
+)
+def test_a_query_reaches_nothing_but_the_tables(bard: FabricatedRun, work: Path, sql: str) -> None:
+    with pytest.raises(InvalidQuery):
+        ask(bard.log.store, f"select run_id from runs; {sql}", work)
+
+
+def test_a_mistake_is_one_line_that_says_what_there_is(bard: FabricatedRun, cairn: Any) -> None:
+    ended = cairn("sql", "select gpu_hours\nfrom training_attempts")
+    assert (ended.code, ended.out, len(ended.err.splitlines())) == (2, "", 1)
+    assert "gpu_hours" in ended.err and "training_attempts, checkpoints" in ended.err
+
+
+@pytest.mark.parametrize("sql", [";", "-- nothing", "selec 1"])
+def test_what_is_no_query_is_a_usage_error(cairn: Any, sql: str) -> None:
+    ended = cairn("sql", sql)
+    assert ended.code == 2 and "Traceback" not in ended.err
+
+
+def test_without_a_query_the_columns_are_listed(cairn: Any) -> None:
+    listed = json.loads(cairn("sql", "--json").out)
+    assert {"table": "runs", "column": "run_id", "type": "VARCHAR"} in listed
+    assert {item["table"] for item in listed} == set(ROWS)
+    assert "training_attempts" in cairn("sql").out
+
+
+def test_json_has_null_for_what_is_no_number_and_values_of_every_type(cairn: Any) -> None:
+    sql = """select 'nan'::double as a, null as b, map {'x': 1.5} as c, 170141183460469231731687303715884105727 as d,
+        timestamptz '2026-01-01 00:00:00+00' as e, 1.10 as f, '{"y": [1]}'::json as g, [true] as h, 1 as i, 2 as i"""
+    assert json.loads(cairn("sql", sql, "--json").out) == [
+        {
+            "a": None,
+            "b": None,
+            "c": {"x": 1.5},
+            "d": 1.7014118346046923e38,
+            "e": "2026-01-01T00:00:00Z",
+            "f": 1.1,
+            "g": {"y": [1]},
+            "h": [True],
+            "i": 1,
+            "i_2": 2,
+        }
+    ]
+
+
+def test_csv_is_read_back_by_any_reader_of_it(bard: FabricatedRun, cairn: Any) -> None:
+    sql = "select attempt, started_at, termination_reason as why, decision_left from training_attempts"
+    out = cairn("sql", sql, "--csv").out
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert [(row["attempt"], row["why"]) for row in rows] == [("1", "preempted"), ("2", "")]
+    assert rows[0]["started_at"] == "2026-01-01T12:00:01Z" and json.loads(rows[0]["decision_left"]) == {"retries": 3}
+
+
+def test_a_query_can_come_from_standard_input(bard: FabricatedRun, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.command", "sql", "-", "--csv", "--store", str(tmp_path / "store")],
+        cwd=Path(__file__).parents[2],
+        env={"CAIRN_CACHE": str(tmp_path / "cache"), "PATH": ""},
+        input="select count(*) as n from runs",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "n\n1\n"
+
+
+def test_an_answer_from_packs_imports_neither_torch_nor_the_orchestrator_nor_arrow(
+    bard: FabricatedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.table_cache.WORTH_RUNS", 1)
+    ask(bard.log.store, "select * from runs", tmp_path / "cache")
+    lists = "import sys, flows.command as c; c.run_command(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run(
+        [sys.executable, "-c", lists, "sql", "select run_id from runs", "--csv", "--store", str(tmp_path / "store")],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "run_id\nbard\n"
+    assert {"torch", "prefect", "fsspec", "pyarrow"} & set(done.stderr.split()) == set()
+
+
+def test_only_tables_that_are_named_are_read() -> None:
+    assert named_tables("select total_steps from RUNS") == {"runs"}
+    assert named_tables('select * from "Steps"') == {"steps"}
+    assert named_tables("from promotions") == {"promotions", "runs"}
+    assert named_tables("from query_table('st' || 'eps')") == set(ROWS)
+    assert named_tables("select 1") == set()
+
+
+def test_a_store_whose_path_is_a_pattern_can_be_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("storage.table_cache.WORTH_RUNS", 1)
+    store = LocalStore(tmp_path / "it's [1] *")
+    fabricate(store, "odd")
+    assert [ask(store, "select run_id from runs", tmp_path / "cache") for _ in range(2)] == [[{"run_id": "odd"}]] * 2

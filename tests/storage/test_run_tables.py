@@ -1,0 +1,128 @@
+"""Rows of one run, and what tells versions of them apart."""
+
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from storage import run_tables
+from storage.promotion_rows import promotion_rows
+from storage.registry_entries import Promoted, RolledBack
+from storage.run_entries import CheckpointReference, CheckpointSuperseded, RunFinished
+from storage.run_rows import attempt_rows, log_rows, run_row, step_rows, unreadable_row
+from storage.run_state import RunState, fold
+from storage.run_tables import ROWS, columns
+from storage.step_log import StepLine
+from storage.table_pack import arrow_table
+from tests.storage.builders import NOON, committed, ended, entry, evaluated, opened, started
+
+
+def folded(*bodies: Any) -> RunState:
+    """Fold bodies; what only an attempt may say is said by attempt 1."""
+    kinds = (type(committed(1, 1)), RunFinished)
+    return fold([entry(b, attempt=1 if isinstance(b, kinds) else None, seq=n) for n, b in enumerate(bodies)])
+
+
+FINISHED = RunFinished(attempt=1, step=20, manifest_sha256=f"{20:064x}", state_sha256="s")
+
+
+@pytest.mark.parametrize("table", ROWS)
+def test_an_empty_table_has_the_columns_and_types_of_a_full_one(table: str) -> None:
+    assert arrow_table(table, ()).column_names == [column.name for column in columns(table)]
+    assert len(arrow_table(table, ())) == 0
+
+
+def test_rows_become_arrow_without_a_loss() -> None:
+    state = folded(opened(), started(1), committed(20, 1), evaluated(20, 1.5), ended(1, "ß"))
+    for table, rows in log_rows("r1", state, "stopped").items():
+        (shown,), (row,) = arrow_table(table, rows).to_pylist(), rows
+        for column in columns(table):
+            value = getattr(row, column.name)
+            if column.type.startswith("MAP"):
+                value = sorted(value.items())
+            assert shown[column.name] == (list(value) if isinstance(value, tuple) else value)
+
+
+def test_a_table_of_repeated_configurations_holds_each_once() -> None:
+    rows = attempt_rows("r1", folded(opened(), started(1), ended(1)))
+    assert pa.types.is_dictionary(arrow_table("training_attempts", rows * 3)["config"].type)
+
+
+def test_an_open_attempt_has_no_reason_and_no_decision() -> None:
+    (row,) = attempt_rows("r1", folded(opened(), started(1), committed(20, 1)))
+    assert (row.termination_reason, row.ended_at, row.decision_action, row.decision_left) == (None,) * 4
+    assert (row.first_step, row.last_step, row.last_committed_step) == (0, 20, 20)
+
+
+def test_a_finished_run_says_when_its_last_step_was_committed() -> None:
+    state = folded(opened(), started(1), committed(20, 1), FINISHED, ended(1, "completed"))
+    row = run_row("r1", state, "finished")
+    assert (row.finished_at, row.state_sha256, row.attempts) == (state.checkpoints[0].committed_at, "s", 1)
+
+
+def test_a_superseded_checkpoint_keeps_its_row_and_says_why() -> None:
+    gone = committed(10, 1)
+    superseded = CheckpointSuperseded(
+        step=10, attempt=1, prefix=gone.prefix, manifest_sha256=gone.manifest_sha256, why="keep_last"
+    )
+    rows = log_rows("r1", folded(opened(), started(1), gone, committed(20, 1), superseded), "running")["checkpoints"]
+    assert [(row.state, row.detail) for row in rows] == [("superseded", "keep_last"), ("committed", "")]
+
+
+@pytest.mark.parametrize("config", [{}, {"model": 3}, {"model": {"n_layer": "six"}, "training": {"lr": None}}])
+def test_a_configuration_of_another_shape_leaves_its_columns_empty(config: dict[str, Any]) -> None:
+    row = run_row("r1", folded(replace(opened(), config=config)), "opened")
+    assert (row.n_layer, row.lr) == (None, None)
+
+
+def test_a_run_that_was_never_opened_is_still_a_row() -> None:
+    assert run_row("r1", folded(started(1)), "running").model_family is None
+
+
+def test_an_unreadable_run_says_only_why() -> None:
+    row = unreadable_row("r1", "torn")
+    assert (row.run_id, row.state, row.detail, row.attempts) == ("r1", "unreadable", "torn", None)
+
+
+def test_steps_count_tokens_where_the_configuration_says_how_many() -> None:
+    rest: dict[str, Any] = dict.fromkeys(("lr", "grad_norm", "tokens_per_second", "mfu", "seconds"), 0.0)
+    line = StepLine(step=3, attempt=1, train_loss=1.0, memory_bytes=0, probe_loss=None, sample=None, **rest)
+    known = {"training": {"global_batch": 4}, "model": {"block_size": 8}}
+    state = folded(replace(opened(), config=known), started(1))
+    assert [row.tokens for row in step_rows("r1", state, [line])] == [96]
+    assert [row.tokens for row in step_rows("r1", folded(opened(), started(1)), [line])] == [None]
+
+
+def test_after_a_roll_back_to_nothing_the_alias_points_nowhere() -> None:
+    reference = CheckpointReference(step=1, attempt=1, prefix="p", manifest_sha256="m")
+    promoted = Promoted(
+        alias="a",
+        run_id="r1",
+        step=reference.step,
+        prefix=reference.prefix,
+        manifest_sha256=reference.manifest_sha256,
+        suite_sha256="s",
+        metrics={},
+        by="me",
+        why="better",
+        previous=None,
+    )
+    back = RolledBack(alias="a", manifest_sha256=None, by="me", why="worse")
+    rows = promotion_rows("a", [(NOON, promoted), (NOON, back)])
+    assert [(row.kind, row.current, row.run_id, row.previous) for row in rows] == [
+        ("promoted", False, "r1", None),
+        ("rolled-back", True, None, "m"),
+    ]
+
+
+def test_packs_of_other_rows_or_another_fold_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = run_tables.schema_digest()
+    digests = {before}
+    for name in ("FOLD_VERSION", "TABLES_VERSION"):
+        monkeypatch.setattr(run_tables, name, 99)
+        run_tables.schema_digest.cache_clear()
+        digests.add(run_tables.schema_digest())
+        monkeypatch.undo()
+    run_tables.schema_digest.cache_clear()
+    assert len(digests) == 3 and run_tables.schema_digest() == before

@@ -1,0 +1,253 @@
+"""Packs are a cache: whatever becomes of them, the rows are those of the logs."""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+
+from storage import table_cache
+from storage.document import decode, encode
+from storage.errors import StoreRefused
+from storage.local_store import LocalStore
+from storage.log_entry import Writer
+from storage.memory_store import MemoryStore
+from storage.object_store import ObjectStore
+from storage.run_log import RunLog, list_run_ids
+from storage.run_rows import log_rows
+from storage.run_state import RunState
+from storage.table_cache import GatheredTables, TableCache, TableKind, index_key
+from tests.storage.builders import ended, opened, started
+
+RUNS = ("r1", "r2", "r3")
+KEY = index_key("log")
+FOLDER = "tables/log"
+
+
+class Folding:
+    """Makes rows and remembers of which runs."""
+
+    def __init__(self) -> None:
+        self.run_ids: list[str] = []
+
+    def __call__(self, run_id: str, state: RunState) -> Mapping[str, Sequence[Any]]:
+        self.run_ids.append(run_id)
+        return log_rows(run_id, state, "opened")
+
+
+class ReadOnly(MemoryStore):
+    """A store of which somebody may only read."""
+
+    def write(self, key: str, data: bytes) -> None:
+        raise StoreRefused(f"{key}: read-only")
+
+
+@pytest.fixture(autouse=True)
+def pack_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_cache, "WORTH_RUNS", 1)
+
+
+def go_on(store: ObjectStore, run_id: str) -> None:
+    """Append to a run: open it, or start and end an attempt."""
+    log, writer = RunLog(store, run_id), Writer(host="here", pid=1)
+    if log.refresh().opened is None:
+        log.append(lambda state: replace(opened(), run_id=run_id), writer=writer)
+    log.append(lambda state: started(state.latest_attempt + 1), writer=writer)
+    log.append(lambda state: ended(state.latest_attempt), writer=writer)
+
+
+def fill(store: ObjectStore) -> ObjectStore:
+    for run_id in RUNS:
+        go_on(store, run_id)
+    return store
+
+
+def gather(store: ObjectStore, folder: Path) -> tuple[GatheredTables, list[str]]:
+    """Return what a reader gathers, and the runs it had to fold."""
+    folding = Folding()
+    kind = TableKind(name="log", tables=("runs", "training_attempts"), make=folding)
+    cache = TableCache(store, spare=LocalStore(folder / "spare"), copies=folder / "copies")
+    return cache.gather(kind, list_run_ids(store), ["runs", "training_attempts"]), folding.run_ids
+
+
+def rows(found: GatheredTables, table: str = "training_attempts") -> list[tuple[str, int]]:
+    """Return run and number (of attempts) of every row."""
+    column = "attempts" if table == "runs" else "attempt"
+    tables = [fresh.rows for fresh in found.fresh if fresh.table == table]
+    for part in found.parts:
+        if part.table == table:
+            read = parquet.read_table(part.path, partitioning=None)
+            tables.append(pa.Table.from_pylist([row for row in read.to_pylist() if row["run_id"] not in part.without]))
+    return sorted((row["run_id"], row[column]) for table in tables for row in table.to_pylist())
+
+
+def test_what_was_packed_is_not_folded_again(store: ObjectStore, tmp_path: Path) -> None:
+    first, folded = gather(fill(store), tmp_path)
+    again, folded_again = gather(store, tmp_path)
+    assert (sorted(folded), folded_again) == (list(RUNS), [])
+    assert rows(first) == rows(again) == [(run_id, 1) for run_id in RUNS]
+
+
+def test_a_run_that_went_on_is_folded_and_its_old_rows_are_left_out(store: ObjectStore, tmp_path: Path) -> None:
+    gather(fill(store), tmp_path)
+    go_on(store, "r2")
+    found, folded = gather(store, tmp_path)
+    assert folded == ["r2"]
+    assert rows(found) == [("r1", 1), ("r2", 1), ("r2", 2), ("r3", 1)]
+    assert rows(found, "runs") == [("r1", 1), ("r2", 2), ("r3", 1)]
+    assert gather(store, tmp_path)[1] == []
+
+
+def test_a_run_of_the_same_name_and_length_is_another_run(tmp_path: Path) -> None:
+    store = fill(LocalStore(tmp_path / "store"))
+    gather(store, tmp_path)
+    for key in store.keys("runs/r1"):
+        store.delete(key)
+    go_on(store, "r1")
+    assert gather(store, tmp_path)[1] == ["r1"]
+
+
+def test_a_run_that_was_removed_is_no_row(tmp_path: Path) -> None:
+    store = fill(LocalStore(tmp_path / "store"))
+    gather(store, tmp_path)
+    for key in store.keys("runs/r1"):
+        store.delete(key)
+    assert rows(gather(store, tmp_path)[0], "runs") == [("r2", 1), ("r3", 1)]
+
+
+def delete_the_index(store: ObjectStore) -> None:
+    store.delete(KEY)
+
+
+def tear_the_index(store: ObjectStore) -> None:
+    store.write(KEY, store.read(KEY)[:-20])
+
+
+def write_nonsense_as_the_index(store: ObjectStore) -> None:
+    store.write(KEY, b'{"version": 1}')
+
+
+def change_a_number_in_the_index(store: ObjectStore) -> None:
+    store.write(KEY, store.read(KEY).replace(b'"latest_attempt": 1', b'"latest_attempt": 7', 1))
+
+
+def name_an_older_version(store: ObjectStore) -> None:
+    document = decode(store.read(KEY), dict, where=KEY)
+    store.write(KEY, encode({**document, "version": "0" * 64}))
+
+
+def delete_a_pack(store: ObjectStore) -> None:
+    store.delete(store.keys(FOLDER)[0])
+
+
+def tear_a_pack(store: ObjectStore) -> None:
+    key = store.keys(FOLDER)[0]
+    store.write(key, store.read(key)[:-8])
+
+
+def flip_a_byte_of_a_pack(store: ObjectStore) -> None:
+    key = store.keys(FOLDER)[0]
+    data = bytearray(store.read(key))
+    data[len(data) // 2] ^= 1
+    store.write(key, bytes(data))
+
+
+DAMAGES = [
+    delete_the_index,
+    tear_the_index,
+    write_nonsense_as_the_index,
+    change_a_number_in_the_index,
+    name_an_older_version,
+    delete_a_pack,
+    tear_a_pack,
+    flip_a_byte_of_a_pack,
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_damage_costs_time_and_changes_nothing(tmp_path: Path, damage: Any) -> None:
+    store = fill(LocalStore(tmp_path / "store"))
+    before, _ = gather(store, tmp_path)
+    expected = rows(before)
+    damage(store)
+    found, folded = gather(store, tmp_path)
+    assert (rows(found), sorted(folded)) == (expected, list(RUNS))
+    assert gather(store, tmp_path)[1] == [], "what was damaged is made again"
+
+
+def test_two_writers_at_once_cost_time_and_change_nothing(tmp_path: Path) -> None:
+    store = fill(LocalStore(tmp_path / "store"))
+    for _ in range(3):
+        go_on(store, "r3")
+        with ThreadPoolExecutor(4) as readers:
+            found = list(readers.map(lambda n: gather(store, tmp_path / str(n))[0], range(4)))
+        assert len({tuple(rows(each, "runs")) for each in found}) == 1
+    assert rows(gather(store, tmp_path)[0], "runs")[-1] == ("r3", 4)
+
+
+def test_where_the_store_may_not_be_written_packs_lie_on_this_machine(tmp_path: Path) -> None:
+    inner = fill(MemoryStore("inner"))
+    store = ReadOnly("inner")
+    store._objects = inner._objects  # type: ignore[attr-defined]
+    first, _ = gather(store, tmp_path)
+    again, folded = gather(store, tmp_path)
+    assert folded == [] and rows(first) == rows(again)
+    assert store.keys("tables") == []
+
+
+def test_where_nothing_may_be_written_the_rows_are_the_same(tmp_path: Path) -> None:
+    inner = fill(MemoryStore("inner"))
+    store = ReadOnly("inner")
+    store._objects = inner._objects  # type: ignore[attr-defined]
+    (tmp_path / "spare").write_text("a file where a folder should be")
+    (tmp_path / "copies").write_text("another one")
+    assert rows(gather(store, tmp_path)[0]) == [(run_id, 1) for run_id in RUNS]
+
+
+def test_many_small_packs_become_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_cache, "MANY_PACKS", 3)
+    store = LocalStore(tmp_path / "store")
+    for number in range(9):
+        go_on(store, f"r{number}")
+        found, _ = gather(store, tmp_path)
+        assert len({part.path for part in found.parts}) <= 2 * 4
+    assert rows(found) == [(f"r{number}", 1) for number in range(9)]
+    assert gather(store, tmp_path)[1] == []
+
+
+def test_rows_beyond_a_pack_begin_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_cache, "FULL_ROWS", 4)
+    store = fill(LocalStore(tmp_path / "store"))
+    found, _ = gather(store, tmp_path)
+    assert len(found.parts) == 4 and rows(found) == [(run_id, 1) for run_id in RUNS]
+
+
+def test_packs_nobody_names_any_more_are_deleted(tmp_path: Path) -> None:
+    store = fill(LocalStore(tmp_path / "store"))
+    for _ in range(5):
+        for run_id in RUNS:
+            go_on(store, run_id)
+        gather(store, tmp_path)
+    assert len(store.keys(FOLDER)) <= 2 * 2, "this generation and the one before, two tables each"
+
+
+def test_a_few_runs_are_not_worth_a_pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_cache, "WORTH_RUNS", 4)
+    store = fill(LocalStore(tmp_path / "store"))
+    found, _ = gather(store, tmp_path)
+    assert rows(found) == [(run_id, 1) for run_id in RUNS]
+    assert store.keys("tables") == []
+
+
+def test_a_log_that_cannot_be_believed_is_named_and_never_packed(tmp_path: Path) -> None:
+    store = fill(LocalStore(tmp_path / "store"))
+    key = store.keys("runs/r2/log")[-1]
+    store.write(key, store.read(key).replace(b"here", b"gone"))
+    for _ in range(2):
+        found, _ = gather(store, tmp_path)
+        assert [run.run_id for run in found.unreadable] == ["r2"]
+        assert rows(found, "runs") == [("r1", 1), ("r3", 1)]
