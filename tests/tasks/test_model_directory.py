@@ -20,8 +20,11 @@ from storage.data_snapshot import open_snapshot
 from storage.memory_store import MemoryStore
 from tasks.checkpoint_model import CheckpointModel
 from tasks.errors import TaskError
+from tasks.initial_weights import find_directory, keep_initial_weights, read_initial_weights
 from tasks.model_directory import write_model_directory
 from tasks.snapshot_build import build_snapshot
+from tasks.tensor_exchange import to_tensors
+from tasks.token_trade import numbered_vocabulary
 
 TEXT = "\n\n".join(f"Zeile {number} über Ünïcode, 東京 and 🪨 stones;\n\tthe {number}th cairn." for number in range(80))
 TEXTS = (TEXT[:500], "a\n\n b\r\n\tc  d", "🪨東京 ñ \u200b\x00 end", "one<|endoftext|>two", "", " ")
@@ -113,6 +116,23 @@ def test_a_tokenizer_that_adds_tokens_around_a_text_adds_none_here(transformers:
     (tmp_path / "template.json").write_text(json.dumps(document), encoding="utf-8")
     write_model_directory(tmp_path / "out", opened(tmp_path, tokenizer="template.json"), card="")
     assert transformers.AutoTokenizer.from_pretrained(tmp_path / "out")("ab")["input_ids"] == [97, 98]
+
+
+@pytest.mark.parametrize("shard", ["5KB", "1GB"])
+def test_what_transformers_saves_begins_a_run_with_its_logits(transformers: Any, tmp_path: Path, shard: str) -> None:
+    wanted = transformers.GPT2Config(
+        vocab_size=53, n_positions=16, n_embd=12, n_layer=2, n_head=3, bos_token_id=0, eos_token_id=0
+    )
+    theirs = transformers.GPT2LMHeadModel(wanted).eval()
+    theirs.save_pretrained(tmp_path, max_shard_size=shard)
+    store, config = MemoryStore(), ModelConfig(n_layer=2, n_head=3, n_embd=12, block_size=16)
+    directory, numbers = find_directory(".", tmp_path), numbered_vocabulary(53, 0).to_json()
+    sha256 = keep_initial_weights(store, directory, config, tokenizer_json=numbers, vocab_size=53)
+    ours, ids = GPT(config, 53).eval(), torch.arange(32).view(2, 16)
+    ours.load_state_dict(to_tensors(read_initial_weights(store, sha256)))
+    with torch.no_grad():
+        assert torch.allclose(ours(ids), theirs(ids).logits, rtol=0, atol=1e-5)
+    assert (len(list(tmp_path.glob("*.safetensors"))) > 1) == (shard == "5KB")
 
 
 def test_equal_models_give_equal_bytes(tmp_path: Path, model: CheckpointModel, folder: Path) -> None:
