@@ -97,6 +97,37 @@ def models(
     print_document(views) if json else print_models(views)
 
 
+def plot(
+    run: str,
+    file: str,
+    *,
+    width: int = 1200,
+    height: int = 900,
+    x: Literal["step", "tokens"] = "step",
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Draw a run into a file: losses, learning rate, gradient norm, speed, and where and why attempts ended.
+
+    JSON: run_id, file, bytes, sha256, width_px, height_px, last_step, attempts, interruptions (attempts by the reason
+    they ended for, without completed).
+
+    Args:
+        file: a .png or .svg; it is replaced where it exists.
+        width: pixels [1200].
+        height: pixels [900].
+        x: what the axis at the bottom counts; the other one is at the top [step].
+    """
+    from pathlib import Path
+
+    from flows.run_lookup import find_run
+    from flows.run_plot import PlotRequest, plot_run
+
+    request = PlotRequest(file=Path(file), width_px=width, height_px=height, across=x)
+    view = plot_run(find_run(opened_store(store), run), request)
+    print_document(view) if json else print(f"run {run} up to step {view.last_step:,}: {file} ({view.bytes:,} bytes)")
+
+
 def verify(run: str, *, store: StoreOption = "", json: JsonOption = False) -> ExitCode:
     """Re-hash everything a run has committed; exit 5 names what is not what it must be."""
     from flows.run_verification import verify_run
@@ -186,6 +217,7 @@ READING_VERBS = (
     log,
     sql,
     models,
+    plot,
     verify,
     simulate,
     data,

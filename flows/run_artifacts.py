@@ -1,4 +1,4 @@
-"""Receipts and budgets as tables in the orchestrator's UI, written as they change, best effort.
+"""Receipts and budgets as tables, the curve as a picture: the orchestrator's UI, as they change, best effort.
 
 Owns a thread of its own and the flow run's tags: whatever the API does, no training, commit or receipt waits for it or
 fails with it, and what it missed is in the next version. Task runs carry no tags: for a tag Prefect asks the API for a
@@ -7,6 +7,7 @@ concurrency slot before the task may begin. Refuses to hold anything the log doe
 
 import re
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from uuid import UUID
@@ -14,22 +15,25 @@ from uuid import UUID
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import ArtifactCreate
 
+from flows.curve_artifact import Drawing, curve_markdown, is_due
 from flows.output import cell
 from flows.run_status import view_status
 from flows.run_views import view_attempts
 from storage.run_log import RunLog
 
-_LAST_WORD_SECONDS = 5.0
+_LAST_WORD_SECONDS = 10.0
 _DETAIL_CHARACTERS = 160
 
 
 class RunArtifacts:
-    """Publishes a run's tables whenever it is told that something changed; the newest state wins."""
+    """Publishes a run's tables and its curve whenever it is told that something changed; the newest state wins."""
 
     def __init__(self, log: RunLog, flow_run_id: str | None) -> None:
         """Prepare; without a flow run there is nobody to show anything to."""
         self._log, self._flow_run_id = log, flow_run_id
         self._changed, self._stop = threading.Event(), False
+        self._began = time.monotonic()
+        self._drawn: Drawing | None = None
 
     @contextmanager
     def published(self) -> Iterator[None]:
@@ -64,18 +68,39 @@ class RunArtifacts:
         reasons = {item.termination_reason for item in view_attempts(self._log) if item.termination_reason}
         client.update_flow_run(flow_run_id, tags=[f"run:{self._log.run_id}", *(f"reason:{name}" for name in reasons)])
         for name, table in (("receipts", receipts_table(self._log)), ("budgets", budgets_table(self._log))):
-            artifact = ArtifactCreate(
-                key=artifact_key(self._log.run_id, name),
-                type="markdown",
-                description=f"{name} of run {self._log.run_id}, after entry {self._log.seq}",
-                data=table,
-                flow_run_id=flow_run_id,
-            )
-            client.create_artifact(artifact)
+            self._create(client, flow_run_id, name, table)
+        if self._stop or self._is_curve_due():
+            self._publish_curve(client, flow_run_id)
+
+    def _publish_curve(self, client: SyncPrefectClient, flow_run_id: UUID) -> None:
+        started, ended = time.monotonic(), self._ended_attempts
+        markdown = curve_markdown(self._log)
+        if markdown is not None:
+            now = time.monotonic()
+            self._drawn = Drawing(at_seconds=now, cost_seconds=now - started, ended_attempts=ended)
+            self._create(client, flow_run_id, "curve", markdown)
+
+    def _is_curve_due(self) -> bool:
+        now = time.monotonic()
+        return is_due(self._drawn, now_seconds=now, age_seconds=now - self._began, ended_attempts=self._ended_attempts)
+
+    @property
+    def _ended_attempts(self) -> int:
+        return sum(attempt.ended is not None for attempt in self._log.state.attempts)
+
+    def _create(self, client: SyncPrefectClient, flow_run_id: UUID, name: str, markdown: str) -> None:
+        artifact = ArtifactCreate(
+            key=artifact_key(self._log.run_id, name),
+            type="markdown",
+            description=f"{name} of run {self._log.run_id}, after entry {self._log.seq}",
+            data=markdown,
+            flow_run_id=flow_run_id,
+        )
+        client.create_artifact(artifact)
 
 
 def artifact_key(run_id: str, name: str) -> str:
-    """Return the key under which the table is found; the orchestrator allows lower case, digits and dashes."""
+    """Return the key under which table or picture is found; the orchestrator allows lower case, digits and dashes."""
     return f"cairn-{re.sub('[^a-z0-9]+', '-', run_id.lower()).strip('-')}-{name}"
 
 

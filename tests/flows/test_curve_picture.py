@@ -1,0 +1,307 @@
+"""What is gathered of a run for its picture, and that a picture comes of whatever was gathered."""
+
+import base64
+import math
+import re
+import struct
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from flows.curve_artifact import Drawing, curve_markdown, is_due
+from flows.curve_picture import draw_png, draw_svg
+from flows.curve_reduction import Series, smoothed, thinned
+from flows.curve_sheet import Sheet
+from flows.curve_words import footer, standing, title, written, written_small
+from flows.picture_colors import look_of, nearest_colors, pixel_colors
+from flows.run_artifacts import artifact_key
+from flows.run_curves import HeldOutPoint, Interruption, PromotedPoint, Replay, RunCurves, RunEnd, gather_curves
+from storage.object_store import ObjectStore
+from storage.step_curve import StepPoint
+from storage.step_log import StepLine, step_log_key
+from tasks.failures import TerminationReason
+
+
+def line(step: int, *, attempt: int = 1, loss: float = 3.0, **values: Any) -> StepLine:
+    usual: dict[str, Any] = {"lr": 1e-3, "grad_norm": 1.0, "tokens_per_second": 1e4, "probe_loss": None}
+    rest: dict[str, Any] = {"mfu": 0.0, "memory_bytes": 0, "seconds": 0.1, "sample": None}
+    return StepLine(step=step, attempt=attempt, train_loss=loss, **{**usual, **rest, **values})
+
+
+def curves(lines: Sequence[StepLine] = (), **values: Any) -> RunCurves:
+    usual: dict[str, Any] = {
+        "run_id": "bard",
+        "model_family": "gpt2-tiny",
+        "state": "running",
+        "verdict": "",
+        "snapshot_id": "ab" * 32,
+        "total_steps": 100,
+        "tokens_per_step": 16,
+        "attempts": 1,
+        "gpu_seconds": 60.0,
+        "points": tuple(StepPoint(line=item, replays=0) for item in lines),
+        "interruptions": (),
+        "replays": (),
+        "held_out": (),
+        "promotions": (),
+        "end": None,
+    }
+    return RunCurves(**{**usual, **values})
+
+
+def eventful() -> RunCurves:
+    held_out = tuple(HeldOutPoint(step=step, val_loss=6 - step / 100, manifest_sha256=str(step)) for step in (50, 100))
+    return curves(
+        [line(step, loss=6 - step / 90, probe_loss=6.0 if step % 10 == 0 else None) for step in range(1, 101)],
+        state="finished",
+        verdict="healthy",
+        interruptions=(Interruption(step=60, attempt=1, reason="lost"),),
+        replays=(Replay(first_step=51, last_step=60),),
+        held_out=held_out,
+        promotions=(PromotedPoint(step=100, alias="champion", current=True, val_loss=5.0),),
+        end=RunEnd(step=100, stopped=""),
+    )
+
+
+def size_of(png: bytes) -> tuple[int, int]:
+    assert png.startswith(b"\x89PNG\r\n\x1a\n")
+    width, height = struct.unpack(">II", png[16:24])
+    return width, height
+
+
+def record(store: ObjectStore, attempt: int, steps: range) -> None:
+    lines = (msgspec.json.encode(line(step, attempt=attempt, loss=float(attempt))) for step in steps)
+    store.write(step_log_key("runs/bard", attempt), b"\n".join(lines))
+
+
+def test_the_line_goes_on_from_the_commit_and_the_repeated_steps_are_named(
+    bard: Any, store: Any, tmp_path: Any
+) -> None:
+    record(store, 1, range(1, 28))
+    record(store, 2, range(21, 34))
+    found = gather_curves(bard.log)
+    assert [point.line.step for point in found.points] == list(range(1, 34))
+    assert found.replays == (Replay(first_step=21, last_step=27),)
+    assert (found.last_step, found.total_steps, found.attempts, found.state) == (33, 40, 2, "running")
+
+
+def test_an_attempt_is_marked_where_its_records_end_with_why_it_ended(bard: Any, store: Any) -> None:
+    record(store, 1, range(1, 28))
+    assert gather_curves(bard.log).interruptions == (Interruption(step=27, attempt=1, reason="preempted"),)
+
+
+def test_the_champion_and_what_was_promoted_before_it_are_marked(bard: Any) -> None:
+    assert gather_curves(bard.log).promotions == (
+        PromotedPoint(step=10, alias="champion", current=False, val_loss=3.0),
+        PromotedPoint(step=20, alias="champion", current=True, val_loss=2.0),
+    )
+
+
+def test_the_best_is_the_least_held_out_loss(bard: Any) -> None:
+    found = gather_curves(bard.log)
+    assert [(point.step, point.val_loss) for point in found.held_out] == [(10, 3.0), (20, 2.0)]
+    assert found.best is not None and found.best.step == 20
+
+
+def test_losses_measured_by_another_suite_are_not_drawn_into_the_line(fresh: Any) -> None:
+    fresh.start()
+    first, second = fresh.commit(10), fresh.commit(20)
+    fresh.evaluate(first, loss=3.0)
+    fresh.evaluate(second, loss=2.0)
+    fresh.evaluate(second, loss=0.1, suite_sha256="6" * 64)
+    assert [point.val_loss for point in gather_curves(fresh.log).held_out] == [3.0, 2.0]
+
+
+def test_a_loss_measured_again_replaces_the_one_before(fresh: Any) -> None:
+    fresh.start()
+    first = fresh.commit(10)
+    fresh.evaluate(first, loss=3.0)
+    fresh.evaluate(first, loss=2.5)
+    assert [point.val_loss for point in gather_curves(fresh.log).held_out] == [2.5]
+
+
+def test_a_run_that_was_only_opened_has_a_record_and_a_picture(fresh: Any) -> None:
+    found = gather_curves(fresh.log)
+    assert (found.last_step, found.best, found.tokens_per_step) == (0, None, 16)
+    assert size_of(draw_png(found)) == (1200, 900)
+
+
+@pytest.mark.parametrize("size", [(1200, 900), (901, 601), (600, 450), (1000, 333)])
+def test_the_picture_has_the_size_asked_for(size: tuple[int, int]) -> None:
+    assert size_of(draw_png(eventful(), width_px=size[0], height_px=size[1])) == size
+
+
+def test_equal_curves_give_equal_bytes() -> None:
+    assert draw_png(eventful()) == draw_png(eventful())
+    assert draw_svg(eventful()) == draw_svg(eventful())
+
+
+def test_pictures_hold_no_date() -> None:
+    assert b"<dc:date>" not in draw_svg(eventful())
+    assert b"tIME" not in draw_png(eventful()) and b"tEXt" not in draw_png(eventful())
+
+
+def test_tokens_may_run_along_the_bottom() -> None:
+    assert draw_png(eventful(), across="tokens") != draw_png(eventful())
+    assert size_of(draw_png(replace(eventful(), tokens_per_step=0), across="tokens")) == (1200, 900)
+
+
+NOT_FINITE = [math.nan, math.inf, -math.inf]
+ODD = {
+    "one-step": curves([line(1)]),
+    "two-steps": curves([line(1), line(2)]),
+    "nothing-finite": curves(
+        [line(s, loss=math.nan, lr=math.nan, grad_norm=math.inf, tokens_per_second=math.nan) for s in range(1, 20)],
+        held_out=(HeldOutPoint(step=3, val_loss=math.nan, manifest_sha256="m"),),
+    ),
+    "some-not-finite": curves([line(s, loss=NOT_FINITE[s % 3] if s > 9 else 3.0) for s in range(1, 20)]),
+    "exploding": curves([line(s, loss=10.0**s) for s in range(1, 300)]),
+    "all-zero": curves([line(s, loss=0.0, lr=0.0, grad_norm=0.0, tokens_per_second=0.0) for s in range(1, 20)]),
+    "negative": curves([line(s, loss=-1.0 * s) for s in range(1, 20)]),
+    "promoted-without-loss": curves(
+        [line(1)], promotions=(PromotedPoint(step=1, alias="a", current=True, val_loss=None),)
+    ),
+    "strange-names": curves([line(1)], run_id="$x^{y" + "z" * 90, model_family="$$", state="stopped"),
+    "stopped-early": curves([line(s) for s in range(1, 60)], end=RunEnd(step=40, stopped="overfitting")),
+    "evaluated-but-not-recorded": curves(held_out=(HeldOutPoint(step=3, val_loss=2.0, manifest_sha256="m"),)),
+    "every-reason": curves(
+        [line(s) for s in range(1, 60)],
+        interruptions=tuple(
+            Interruption(step=number, attempt=number, reason=reason)
+            for number, reason in enumerate([*TerminationReason, "unheard-of"], start=1)
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_whatever_happened_there_is_a_picture(name: str) -> None:
+    assert size_of(draw_png(ODD[name])) == (1200, 900)
+
+
+def test_twenty_thousand_steps_and_a_thousand_attempts_are_a_small_picture() -> None:
+    steps, generator = 20_000, np.random.default_rng(0)
+    noise = generator.normal(0, 0.1, steps)
+    ends = tuple(Interruption(step=n * 20, attempt=n, reason="preempted") for n in range(1, 1000))
+    rare = Interruption(step=10_010, attempt=1000, reason="oom")
+    replays = tuple(Replay(first_step=end.step - 8, last_step=end.step) for end in ends)
+    found = curves(
+        [line(step + 1, loss=3 + noise[step]) for step in range(steps)], interruptions=(*ends, rare), replays=replays
+    )
+    assert found.reasons == (("preempted", 999), ("oom", 1))
+    assert len(draw_png(found)) < 150_000
+
+
+def test_a_rare_reason_is_seen_among_a_thousand_preemptions() -> None:
+    purple = bytes.fromhex(look_of("oom")[0][1:])
+    ends = tuple(Interruption(step=step, attempt=step, reason="preempted") for step in range(1, 1001))
+    found = curves([line(step) for step in range(1, 1001)], interruptions=ends)
+    with_oom = replace(found, interruptions=(*ends, Interruption(step=500, attempt=1001, reason="oom")))
+    assert pixels_of(with_oom, purple) > 500 > 50 > pixels_of(found, purple)
+
+
+def pixels_of(drawn: RunCurves, color: bytes) -> int:
+    from io import BytesIO
+
+    from PIL import Image
+
+    pixels = np.asarray(Image.open(BytesIO(draw_png(drawn))).convert("RGB"))
+    return int((np.abs(pixels.astype(int) - np.frombuffer(color, np.uint8)).sum(axis=-1) < 12).sum())
+
+
+def test_every_reason_looks_different() -> None:
+    looks = [look_of(reason) for reason in TerminationReason if reason != "completed"]
+    assert len(set(looks)) == len(looks)
+
+
+def test_white_stays_white_and_every_hue_its_own_in_the_stored_colors() -> None:
+    colors = pixel_colors()
+    assert len(np.unique(colors, axis=0)) == len(colors) == 256
+    assert (colors[nearest_colors(colors)] == colors).all()
+
+
+def test_thinning_keeps_every_spike_both_ends_and_the_order() -> None:
+    steps = np.arange(1.0, 1_000_001.0)
+    values = np.full(len(steps), 3.0)
+    values[[123_456, 777_777]] = 90.0, -5.0
+    kept = thinned(Series(steps=steps, values=values), columns=500)
+    assert len(kept.steps) <= 4 * 500
+    assert {90.0, -5.0} <= set(kept.values) and (np.diff(kept.steps) > 0).all()
+    assert (kept.steps[0], kept.steps[-1]) == (1.0, 1_000_000.0)
+
+
+def test_the_trend_follows_the_line_from_its_first_value_and_ignores_one_spike() -> None:
+    steps = np.arange(1.0, 501.0)
+    values = 3 + 7 * np.exp(-steps / 40)
+    spiked = values.copy()
+    spiked[250] = 1000.0
+    trend = smoothed(Series(steps=steps, values=spiked))
+    assert np.abs(trend.values - values).max() < 0.35
+
+
+def test_what_is_not_finite_is_no_part_of_the_trend() -> None:
+    values = np.array([1.0, math.nan, 1.0, math.inf, 1.0])
+    assert (smoothed(Series(steps=np.arange(5.0), values=values)).values == 1.0).all()
+
+
+def test_ends_of_one_reason_share_a_pixel_column() -> None:
+    ends = tuple(Interruption(step=step, attempt=step, reason="lost") for step in range(1, 50_001))
+    assert len(Sheet(curves=curves(interruptions=ends), across="step", height_inches=6.0).places("lost")) <= 1201
+
+
+def test_the_words_say_what_it_is_a_picture_of() -> None:
+    drawn = eventful()
+    assert (title(drawn), standing(drawn)) == ("bard  ·  gpt2-tiny", "finished  ·  healthy")
+    assert footer(drawn).split("   ·   ") == [
+        "step 100 of 100",
+        "1.6k tokens",
+        "1.0 GPU minutes",
+        "1 attempt",
+        "data snapshot abababababab",
+    ]
+
+
+def test_numbers_on_axes_are_short() -> None:
+    assert [written(value) for value in (0, 500, 2_500, 1e6, 3e11)] == ["0", "500", "2.5k", "1M", "300B"]
+    assert [written_small(value) for value in (0, 6e-4, 2.5e-4, 0.001, 1.5, 1e9)] == [
+        "0",
+        "6e-4",
+        "2.5e-4",
+        "0.001",
+        "1.5",
+        "1e9",
+    ]
+
+
+def test_the_artifact_holds_the_picture_itself(bard: Any, store: Any) -> None:
+    record(store, 1, range(1, 28))
+    markdown = curve_markdown(bard.log)
+    assert markdown is not None and len(markdown) < 200_000
+    picture = re.search(r"!\[curves of bard\]\(data:image/png;base64,([^)]+)\)", markdown)
+    assert picture is not None and size_of(base64.b64decode(picture[1])) == (900, 600)
+
+
+def test_there_is_no_artifact_before_there_is_a_step(fresh: Any) -> None:
+    assert curve_markdown(fresh.log) is None
+
+
+def test_a_picture_is_due_at_once_then_after_a_minute_then_ever_later() -> None:
+    drawn = Drawing(at_seconds=1000.0, cost_seconds=1.0, ended_attempts=1)
+    assert is_due(None, now_seconds=0.0, age_seconds=0.0, ended_attempts=0)
+    assert not is_due(drawn, now_seconds=1059.0, age_seconds=100.0, ended_attempts=1)
+    assert is_due(drawn, now_seconds=1060.0, age_seconds=100.0, ended_attempts=1)
+    assert not is_due(drawn, now_seconds=1060.0, age_seconds=86_400.0, ended_attempts=1)
+
+
+def test_the_end_of_an_attempt_makes_a_picture_due_sooner_but_never_at_any_cost() -> None:
+    drawn = Drawing(at_seconds=1000.0, cost_seconds=10.0, ended_attempts=1)
+    assert is_due(drawn, now_seconds=1200.0, age_seconds=86_400.0, ended_attempts=2)
+    assert not is_due(drawn, now_seconds=1199.0, age_seconds=86_400.0, ended_attempts=2)
+
+
+def test_the_key_is_one_the_orchestrator_allows() -> None:
+    assert artifact_key("My.Run_1", "curve") == "cairn-my-run-1-curve"
