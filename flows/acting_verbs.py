@@ -176,7 +176,7 @@ def rollback(
 def sample(
     reference: Reference,
     *,
-    prompt: str = "",
+    prompt: Annotated[str, Parameter(allow_leading_hyphen=True)] = "",
     prompt_file: str = "",
     tokens: int = 200,
     temperature: float = 0.8,

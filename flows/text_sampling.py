@@ -98,9 +98,12 @@ class RunSampler:
         show(request.prompt)
         prompt = prompt_ids(opened.tokenizer, request.prompt)
         stream = TextStream(opened.tokenizer.decode, prompt if request.prompt else ())
-        pieces, ended = [], LENGTH
+        pieces: list[str] = []
+        ended = LENGTH
         for token in self._draw(opened, prompt, seed):
             if request.stop_at_end and token == opened.snapshot.manifest.end_of_text_id:
+                if not (pieces or request.prompt):
+                    continue  # a weak network likes to repeat what it begins with; an empty text is nobody's wish
                 ended = END_OF_TEXT
                 break
             pieces.append(stream.push(token))

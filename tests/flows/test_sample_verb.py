@@ -99,11 +99,23 @@ def test_several_texts_stand_under_headings(bard: WritingRun, sample: Any) -> No
 
 def test_a_text_stops_before_the_end_of_text_and_says_so(bard: WritingRun, sample: Any) -> None:
     bard.commit(10, scale=0.0)  # every token is as likely: one in 257 ends the text
-    arguments = (RUN, "--tokens", "5000", "--top-k", "0", "--temperature", "1", "--json")
+    arguments = (RUN, "--tokens", "1500", "--top-k", "0", "--temperature", "1", "--json")
     ended = json.loads(sample(*arguments))
     longer = json.loads(sample(*arguments, "--ignore-end-of-text"))
-    assert ended["ended"] == "end-of-text" and ended["tokens"] < 5000
-    assert longer["text"].startswith(ended["text"] + "<|endoftext|>") and longer["tokens"] == 5000
+    assert ended["ended"] == "end-of-text" and ended["tokens"] < 1500
+    assert longer["text"].startswith(ended["text"] + "<|endoftext|>") and longer["tokens"] == 1500
+
+
+@pytest.mark.parametrize(("prompt", "text", "tokens"), [("", "ab", 2), ("To be", "", 0)])
+def test_a_new_text_is_not_over_before_it_has_begun_and_a_prompt_may_be_the_whole_text(
+    bard: WritingRun, here: None, monkeypatch: pytest.MonkeyPatch, prompt: str, text: str, tokens: int
+) -> None:
+    drawn = [bard.manifest.end_of_text_id, *b"ab", bard.manifest.end_of_text_id, *b"c"]
+    monkeypatch.setattr("model.generation.generate_stream", lambda *arguments, **settings: iter(drawn))
+    sampler = RunSampler(bard.log, SampleRequest(prompt=prompt))
+    sampler.load(bard.commit(10))
+    written = sampler.write(0, lambda piece: None)
+    assert (written.text, written.tokens, written.ended) == (text, tokens, "end-of-text")
 
 
 def test_weights_that_were_changed_write_nothing(bard: WritingRun, here: None, tmp_path: Path) -> None:
@@ -138,6 +150,15 @@ def test_a_prompt_comes_from_the_command_line_from_stdin_or_from_a_file(tmp_path
     file, stdin = str(tmp_path / "prompt.txt"), io.BytesIO("aus der Röhre\n\n".encode())
     found = [read_prompt("so", "", stdin), read_prompt("-", "", stdin), read_prompt("", file, stdin)]
     assert found == ["so", "aus der Röhre\n", "von hier"]
+
+
+def test_a_hyphen_as_prompt_is_stdin_and_a_prompt_may_begin_with_one(
+    bard: WritingRun, sample: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bard.commit(10)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"To be\n")))
+    assert sample(RUN, "--prompt", "-", "--tokens", "0") == "To be\n"
+    assert sample(RUN, "--prompt", "- or not", "--tokens", "0") == "- or not\n"
 
 
 @pytest.mark.parametrize(
