@@ -83,6 +83,12 @@ def test_the_budgets_are_a_table(shown: Shown) -> None:
     assert "| oom | 0 | 6 | 1 | – |" in shown.newest_table("cairn-bard-budgets")
 
 
+def test_the_curve_is_a_picture_up_to_the_end_of_the_run(shown: Shown) -> None:
+    markdown = shown.newest_table("cairn-bard-curve")
+    assert markdown.startswith("![curves of bard](data:image/png;base64,iVBORw0KGgo")
+    assert "step 60 of 60" in markdown and len(markdown) < 200_000
+
+
 def test_cancelling_stops_the_trainer_within_seconds_and_is_booked_as_cancelled(command: Command, api_url: str) -> None:
     process = command.start("--set", "training.steps=100000")
     wait_for(partial(_has_trained, command, 3), process, "step 3")
