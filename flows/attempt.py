@@ -5,7 +5,9 @@ Owns the order of things; what is noticed and what is decided is found out elsew
 
 import random
 import threading
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from prefect.futures import PrefectFuture
 from flows.background_sweep import BackgroundSweep
 from flows.cancellation import CancellationWatch
 from flows.configuration import RunConfig
+from flows.early_stopping import EarlyStopping
 from flows.progress import Progress
 from flows.run_artifacts import RunArtifacts
 from flows.trainer_observation import TrainerObservation
@@ -76,7 +79,8 @@ class Attempt:
         self._commits: list[PrefectFuture[CheckpointReference]] = []
         self._evaluations: list[PrefectFuture[Any]] = []
         self._leaving = threading.Event()
-        self._segments = 0
+        self._earlier_evaluations: list[PrefectFuture[Any]] = []
+        self._early_stopping = EarlyStopping(log, plan.evaluation, notice, progress.say)
         self._stopped_child = False
         self._observation = TrainerObservation(plan.config, notice, cancellation)
 
@@ -106,7 +110,8 @@ class Attempt:
     def _train(self) -> Evidence:
         problem: BaseException | None = None
         try:
-            if self._first_step < self._plan.config.training.steps:
+            self._submit_missing_evaluations()
+            if self._first_step < self._plan.config.training.steps and not self._is_over(self._evaluations):
                 self._trainer = TrainerProcess(
                     self._order(),
                     on_step=self._progress.step,
@@ -124,12 +129,17 @@ class Attempt:
         step, steps, every = trainer.wait_ready().step, self._plan.config.training.steps, self._every_steps
         while step < steps and self._notice.signal is None and not self._stopped_child:
             until = min(steps, (step // every + 1) * every)
+            if self._is_over(self._evaluations if until == steps else self._earlier_evaluations):
+                break
             segment = self._train_segment(trainer, step, until)
             self._wait_commits()
             if segment.step > step:
                 self._submit(trainer, segment)
             step, self._stopped_child = segment.step, segment.stopped
         self._wait_commits()
+
+    def _is_over(self, awaited: Sequence[PrefectFuture[Any]]) -> bool:
+        return self._patience.ask(lambda: self._early_stopping.is_over(awaited))
 
     def _train_segment(self, trainer: TrainerProcess, first: int, until: int) -> SegmentDone:
         before, changed = len(trainer.segments), self._started.changed
@@ -147,9 +157,8 @@ class Attempt:
         return trainer.segments[-1]
 
     def _submit(self, trainer: TrainerProcess, segment: SegmentDone) -> None:
-        self._segments += 1
         is_last = segment.step == self._plan.config.training.steps
-        is_evaluated = is_last or self._segments % self._plan.config.evaluation.every_commits == 0
+        is_evaluated = is_last or self._early_stopping.is_due(segment.step)
         number, plan = self._started.attempt, self._plan.evaluation
         commit = commit_checkpoint.submit(
             trainer,
@@ -162,25 +171,31 @@ class Attempt:
             evaluation=plan if is_evaluated else None,
         )
         self._commits.append(commit)
+        self._earlier_evaluations = list(self._evaluations)
         if is_evaluated:
-            self._submit_evaluations(plan, commit, segment.step)
+            for one in plan.all:
+                self._submit_evaluation(one, commit.result, segment.step)
 
-    def _submit_evaluations(self, plan: EvaluationPlan, commit: PrefectFuture[CheckpointReference], step: int) -> None:
-        for one in plan.all:
-            before = self._evaluations[-1:]  # one evaluator at a time: they share the machine with training
-            named = evaluate.with_options(task_run_name=task_name(step, one))
-            self._evaluations.append(
-                # Prefect's stubs know `wait_for` only where they know no other parameter.
-                named.submit(  # type: ignore[call-overload]
-                    self._log,
-                    commit.result,
-                    one,
-                    step=step,
-                    during_attempt=self._started.attempt,
-                    stopping=self._leaving.is_set,
-                    wait_for=before,
-                )
+    def _submit_missing_evaluations(self) -> None:
+        """Measure what died with those who were to measure it."""
+        for plan, reference in self._early_stopping.missing():
+            self._submit_evaluation(plan, partial(_same, reference), reference.step)
+
+    def _submit_evaluation(self, plan: EvaluationPlan, committed: Callable[[], CheckpointReference], step: int) -> None:
+        before = self._evaluations[-1:]  # one evaluator at a time: they share the machine with training
+        named = evaluate.with_options(task_run_name=task_name(step, plan))
+        self._evaluations.append(
+            # Prefect's stubs know `wait_for` only where they know no other parameter.
+            named.submit(  # type: ignore[call-overload]
+                self._log,
+                committed,
+                plan,
+                step=step,
+                during_attempt=self._started.attempt,
+                stopping=self._leaving.is_set,
+                wait_for=before,
             )
+        )
 
     def _wait_commits(self) -> None:
         for future in self._commits:
@@ -191,6 +206,8 @@ class Attempt:
         self._commits.clear()
 
     def _finish_run(self) -> None:
+        if self._early_stopping.finish(self._started.attempt, self._writer):
+            return
         state = self._log.refresh()
         newest = state.newest_committed
         if newest is None or newest.committed.step < self._plan.config.training.steps or state.finished is not None:
@@ -204,8 +221,11 @@ class Attempt:
         self._log.append(lambda state: body, writer=self._writer)
 
     def _evidence(self, problem: BaseException | None) -> Evidence:
-        finished = problem is None and self._log.state.finished is not None
-        return self._observation.evidence(problem, finished=finished, stopped=self._stopped_child)
+        end = self._log.state.finished if problem is None else None
+        evidence = self._observation.evidence(problem, finished=end is not None, stopped=self._stopped_child)
+        if end is None or not end.stopped:
+            return evidence
+        return replace(evidence, stopped_early=f"stopped early at step {end.step}: {end.stopped}")
 
     def _end(self, evidence: Evidence) -> AttemptEnded:
         if evidence.fenced is not None:
@@ -277,3 +297,7 @@ def _writer(started: AttemptStarted, plan: AttemptPlan) -> Writer:
         attempt=started.attempt,
         flow_run_id=plan.flow_run_id,
     )
+
+
+def _same(reference: CheckpointReference) -> CheckpointReference:
+    return reference

@@ -20,6 +20,7 @@ from tasks.settings import (
     BudgetsConfig,
     CheckpointConfig,
     DivergenceConfig,
+    EarlyStopConfig,
     EvaluationConfig,
     LeaseConfig,
     PreemptionConfig,
@@ -42,6 +43,7 @@ class RunConfig(BaseModel):
     training: TrainingConfig
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    early_stop: EarlyStopConfig = EarlyStopConfig()
     promotion: PromotionConfig = PromotionConfig()
     budgets: BudgetsConfig = BudgetsConfig()
     lease: LeaseConfig = LeaseConfig()

@@ -66,6 +66,24 @@ def evaluations(run: str, *, store: StoreOption = "", json: JsonOption = False) 
     print_document(views) if json else print_evaluations(views)
 
 
+def explain(run: str, *, attempt: int | None = None, store: StoreOption = "", json: JsonOption = False) -> None:
+    """Explain one attempt to somebody who knows nothing of the run: what happened, why, what it cost, what was done.
+
+    JSON: run_id, model_family, run_state, run_attempts, total_steps, opened_at, next, budgets, receipt (as attempts
+    prints it), config_changes, changed, quarantines, where, origin, progress, end, open, successor, evaluations,
+    verdict, refused, stderr_tail.
+
+    Args:
+        attempt: which one [the newest that did not complete, else the newest].
+    """
+    from flows.post_mortem import gather_post_mortem
+    from flows.post_mortem_text import post_mortem_lines
+    from flows.run_lookup import find_run
+
+    facts = gather_post_mortem(find_run(opened_store(store), run), attempt)
+    print_document(facts) if json else print("\n".join(post_mortem_lines(facts)))
+
+
 def log(run: str, *, store: StoreOption = "", json: JsonOption = False) -> None:
     """Show the run log, entry by entry; --json prints them whole."""
     from flows.run_lookup import find_run
@@ -126,6 +144,19 @@ def plot(
     request = PlotRequest(file=Path(file), width_px=width, height_px=height, across=x)
     view = plot_run(find_run(opened_store(store), run), request)
     print_document(view) if json else print(f"run {run} up to step {view.last_step:,}: {file} ({view.bytes:,} bytes)")
+
+
+def diagnose(run: str, *, store: StoreOption = "", json: JsonOption = False) -> None:
+    """Say what the loss curve looks like, the numbers that say so, and the usual cures.
+
+    JSON: run_id, step, total_steps, verdict (healthy, too-early, plateau, spiking, overfitting, stuck, diverging), why,
+    numbers, cures, stopped_early, evaluations (step, val_loss, train_loss, kind, why of each).
+    """
+    from flows.run_diagnosis import diagnose_run, print_diagnosis
+    from flows.run_lookup import find_run
+
+    view = diagnose_run(find_run(opened_store(store), run))
+    print_document(view) if json else print_diagnosis(view)
 
 
 def verify(run: str, *, store: StoreOption = "", json: JsonOption = False) -> ExitCode:
@@ -214,10 +245,12 @@ READING_VERBS = (
     attempts,
     checkpoints,
     evaluations,
+    explain,
     log,
     sql,
     models,
     plot,
+    diagnose,
     verify,
     simulate,
     data,

@@ -44,11 +44,15 @@ class StatusView:
     owner: PlacementView | None
     budgets: Mapping[str, BudgetView]
     next: str
+    stopped_early: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRow:
-    """One run among others; an unreadable one says why in `detail` and has no more to tell."""
+    """One run among others; an unreadable one says why in `detail` and has no more to tell.
+
+    In `detail` a run that stopped early says where and why too.
+    """
 
     run_id: str
     state: str
@@ -75,6 +79,7 @@ def view_status(log: RunLog) -> StatusView:
         owner=view_placement(owner.started.placement) if owner else None,
         budgets=_budgets(state),
         next=_next(log.run_id, state, standing),
+        stopped_early=stopped_early(state),
     )
 
 
@@ -100,7 +105,14 @@ def _row(store: ObjectStore, run_id: str) -> RunRow:
         newest_committed_step=newest.committed.step if newest else None,
         attempts=len(state.attempts),
         opened_at=state.opened_at,
+        detail=stopped_early(state),
     )
+
+
+def stopped_early(state: RunState) -> str | None:
+    """Where and why a finished run ended before its last step, None where it did not."""
+    end = state.finished
+    return f"stopped early at step {end.step}: {end.stopped} (early_stop.{end.rule})" if end and end.stopped else None
 
 
 def standing_of(state: RunState) -> str:
@@ -163,7 +175,8 @@ def _next(run_id: str, state: RunState, standing: str) -> str:
         total = state.opened.total_steps if state.opened else 0
         return f"attempt {state.latest_attempt} trains on to step {total}; if it falls silent, {again} takes over"
     if standing == FINISHED:
-        return f"nothing: it is finished; `cairn sample {run_id}` writes text with it"
+        how = stopped_early(state) or "it is finished"
+        return f"nothing: {how}; `cairn sample {run_id}` writes text with it"
     ended = state.attempts[-1].ended
     if standing == INTERRUPTED:
         why = f"attempt {state.latest_attempt} ended: {ended.reason}" if ended else "its owner's process is gone"

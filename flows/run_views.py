@@ -11,7 +11,7 @@ from datetime import datetime
 
 from storage.heartbeat import read_heartbeat
 from storage.object_store import ObjectStore
-from storage.run_entries import Decision, EvaluationFailed, EvaluationRecorded, Placement
+from storage.run_entries import CurveVerdict, Decision, EvaluationFailed, EvaluationRecorded, Placement
 from storage.run_log import RunLog
 from storage.run_state import AttemptRecord, CheckpointRecord, RunState
 
@@ -102,6 +102,7 @@ class EvaluationView:
     started_at: datetime
     seconds: float
     detail: str | None
+    verdict: CurveVerdict | None = None
 
 
 def view_placement(placement: Placement) -> PlacementView:
@@ -113,10 +114,11 @@ def view_placement(placement: Placement) -> PlacementView:
 
 def view_attempts(log: RunLog) -> tuple[AttemptView, ...]:
     """Return the receipts of a run that was read, oldest first."""
-    return tuple(_view_attempt(log, record) for record in log.state.attempts)
+    return tuple(view_attempt(log, record) for record in log.state.attempts)
 
 
-def _view_attempt(log: RunLog, record: AttemptRecord) -> AttemptView:
+def view_attempt(log: RunLog, record: AttemptRecord) -> AttemptView:
+    """Return the receipt of one attempt of a run that was read."""
     started, resumed = record.started, record.started.resumed_from
     first_step = resumed.step if resumed else 0
     view = AttemptView(
@@ -257,4 +259,5 @@ def view_evaluation(item: EvaluationRecorded | EvaluationFailed) -> EvaluationVi
         started_at=item.started_at,
         seconds=item.seconds,
         detail=item.detail if isinstance(item, EvaluationFailed) else None,
+        verdict=recorded.verdict if recorded else None,
     )

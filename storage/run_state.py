@@ -97,6 +97,23 @@ class RunState:
         return tuple(record for record in reversed(self.checkpoints) if record.state == COMMITTED)
 
     @property
+    def surviving_line(self) -> tuple[CheckpointRecord, ...]:
+        """One checkpoint for each committed step that no later attempt trained again, in step order.
+
+        Aged-out ones are of it too; quarantined ones are not: what followed from them is trained again.
+        """
+        line, bound = list[CheckpointRecord](), float("inf")
+        for attempt in reversed(self.attempts):
+            number, resumed = attempt.started.attempt, attempt.started.resumed_from
+            line += [
+                record
+                for record in self.checkpoints
+                if record.committed.attempt == number and record.committed.step <= bound and record.state != QUARANTINED
+            ]
+            bound = min(bound, resumed.step if resumed else 0)
+        return tuple(sorted(line, key=lambda record: record.committed.step))
+
+    @property
     def newest_committed(self) -> CheckpointRecord | None:
         """The checkpoint a resume starts from."""
         return next(iter(self.readable), None)

@@ -24,6 +24,7 @@ from tasks.errors import CheckpointGone
 from tasks.evaluation_folder import evaluation_folder
 from tasks.evaluation_suite import AnySuite, CommandSuite
 from tasks.evaluator_process import Outcome, never, run_evaluator
+from tasks.run_curve import with_verdict
 from tasks.settings import BudgetConfig
 from tasks.this_machine import this_placement
 
@@ -94,13 +95,15 @@ def record_evaluation(
     *,
     during_attempt: int | None = None,
     again: bool = False,
+    asked: bool = True,
     stopping: Callable[[], bool] = never,
     clock: Callable[[], datetime] = utc_now,
     measure: Callable[[bytes, float], Outcome] | None = None,
 ) -> EvaluationRecorded | EvaluationFailed:
     """Measure the checkpoint unless that is on record, and append what came of it; never raises for the evaluator.
 
-    `again` measures what is on record once more. An evaluator that fails is run again as often as its budget allows.
+    `again` measures what is on record once more. An evaluator that fails is run again as often as its budget allows;
+    where that is spent already, it is run if somebody `asked`, else its last failure is returned.
     Raises `CheckpointGone` where the log no longer calls the checkpoint committed, `EvaluationInterrupted` with nothing
     on record once `stopping` says so.
     """
@@ -108,6 +111,8 @@ def record_evaluation(
     trial = _Trial(log=log, reference=reference, plan=plan, during_attempt=during_attempt, again=again, clock=clock)
     log.refresh()
     while (known := trial.known(log.state)) is None:
+        if not asked and (spent := trial.spent(log.state)) is not None:
+            return spent
         body = _measure_once(trial, measure)
         if isinstance(body, EvaluationRecorded) or not _may_try_again(log.refresh(), body, plan):
             return body
@@ -130,6 +135,12 @@ class _Trial:
         plan = self.plan
         return find_evaluation(state, self.reference.manifest_sha256, plan.suite.sha256, plan.snapshot_id)
 
+    def spent(self, state: RunState) -> EvaluationFailed | None:
+        """Return the last failure where the evaluator's budget is spent on these weights."""
+        names = (self.reference.manifest_sha256, self.plan.suite.sha256)
+        failed = [item for item in state.failed_evaluations if (item.manifest_sha256, item.suite_sha256) == names]
+        return failed[-1] if failed and not _may_try_again(state, failed[-1], self.plan) else None
+
 
 def _may_try_again(state: RunState, failed: EvaluationFailed, plan: EvaluationPlan) -> bool:
     names = (failed.manifest_sha256, failed.suite_sha256)
@@ -145,6 +156,8 @@ def _measure_once(trial: _Trial, measure: Callable[[bytes, float], Outcome]) -> 
     outcome = _measured(log, reference, plan, measure)
     body = _body(outcome, reference, plan, started_at, time.monotonic() - started)
     body = replace(body, hold_id=hold_id)
+    if isinstance(body, EvaluationRecorded):
+        body = with_verdict(log, body)
     state = log.append(partial(_unless_recorded, body, trial), writer=this_writer())
     return (trial.known(state) or body) if isinstance(body, EvaluationRecorded) else body
 

@@ -59,6 +59,7 @@ class Evidence:
     exit_code: int | None = None
     last_words: LastWords | None = None
     finished: bool = False
+    stopped_early: str = ""
     stop_signal: str | None = None
     notice: str = ""
     grace_ended: bool = False
@@ -141,7 +142,7 @@ _FULL = 0.95
 def classify(evidence: Evidence) -> Failure:
     """Return the one reason the evidence supports; stronger evidence is asked first."""
     if evidence.finished:
-        return _failure(TerminationReason.COMPLETED, "the last step is committed", "")
+        return _failure(TerminationReason.COMPLETED, evidence.stopped_early or "the last step is committed", "")
     if evidence.fenced is not None:
         return _failure(TerminationReason.FENCED, evidence.fenced, "")
     if evidence.cancelling:

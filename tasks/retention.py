@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from storage.run_entries import CheckpointHeld
 from storage.run_state import COMMITTED, DELETED, QUARANTINED, CheckpointRecord, RunState
 from storage.sweep import SweepPlan, Verdict, parse_checkpoint_folder
+from tasks.early_stop import find_stop, outstanding, stop_terms
 from tasks.promotion import METRIC
 from tasks.settings import CheckpointConfig
 
@@ -66,14 +67,23 @@ class _Standing:
     holds: tuple[CheckpointHeld, ...]
     resumed: str | None
     owner: int
+    stop_step: int | None
+    awaited: frozenset[str]
 
 
 def _standing(terms: RetentionTerms, state: RunState) -> _Standing:
     readable, owner = state.readable, state.open_attempt
     resumed = owner.started.resumed_from if owner else None
     losses = _losses(state, terms.suite_sha256)
+    stop = find_stop(state, terms.suite_sha256)
+    # What was trained beyond an early stop is no part of the run's end, however good it is.
+    ends = stop.step if stop else math.inf
     ranked = sorted(
-        (record.committed for record in readable if record.committed.manifest_sha256 in losses),
+        (
+            record.committed
+            for record in readable
+            if record.committed.manifest_sha256 in losses and record.committed.step <= ends
+        ),
         key=lambda committed: (losses[committed.manifest_sha256], committed.step),
     )
     return _Standing(
@@ -84,7 +94,18 @@ def _standing(terms: RetentionTerms, state: RunState) -> _Standing:
         holds=state.holds,
         resumed=resumed.prefix if resumed else None,
         owner=state.latest_attempt,
+        stop_step=stop.step if stop else None,
+        awaited=_awaited(state, terms.suite_sha256),
     )
+
+
+def _awaited(state: RunState, suite_sha256: str) -> frozenset[str]:
+    """Return the checkpoints whose evaluation an early stop may still depend on, whoever died before measuring them."""
+    if not state.attempts or state.finished is not None:
+        return frozenset()
+    terms = stop_terms(state.attempts[-1].started.config, suite_sha256)
+    found = outstanding(state, terms) if terms.policy.is_on else ()
+    return frozenset(record.committed.prefix for record in found)
 
 
 def _losses(state: RunState, suite_sha256: str) -> dict[str, float]:
@@ -126,6 +147,10 @@ def _needed(terms: RetentionTerms, standing: _Standing, record: CheckpointRecord
     for hold in standing.holds:
         if hold.prefix == committed.prefix and hold.alias not in reaching:
             yield f"held {_for(hold)} on host {hold.holder.host} (pid {hold.holder.pid})"
+    if committed.step == standing.stop_step:
+        yield "the run stops early here"
+    if committed.prefix in standing.awaited:
+        yield "its evaluation is outstanding, and decides on stopping early"
     if committed.prefix == standing.resumed:
         yield f"attempt {standing.owner} resumed from it"
     if not _newer(standing, committed.step):

@@ -115,7 +115,7 @@ class PromotionConfig(BaseModel):
 
     alias: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")] = "champion"
     min_improvement: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    refuse_verdicts: tuple[Literal["diverging", "stuck", "spiking", "overfitting", "plateau"], ...] = (
+    refuse_verdicts: tuple[Literal["diverging", "stuck", "spiking", "overfitting", "plateau", "too-early"], ...] = (
         "diverging",
         "stuck",
     )
@@ -206,3 +206,32 @@ class PreemptionConfig(BaseModel):
     metadata: Literal["", "aws", "gcp"] = ""
     signal: Literal["", "SIGUSR1", "SIGUSR2"] = ""
     poll_seconds: Seconds = 5.0
+
+
+class EarlyStopConfig(BaseModel):
+    """When a run ends before its last step; off by default. Held-out losses decide, in step order.
+
+    `patience` evaluations in a row do not improve on the best by more than `min_delta` nats (0: off); the held-out loss
+    is at least `overfit_ratio` times the train loss (0: off) for `overfit_patience` evaluations in a row; the verdict
+    on the curve is diverging, or stuck.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    patience: Count = 0
+    min_delta: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    overfit_ratio: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    overfit_patience: Annotated[int, Field(ge=1)] = 3
+    on_divergence: bool = False
+    on_stuck: bool = False
+
+    @model_validator(mode="after")
+    def _ratio_can_be_one_of_overfitting(self) -> Self:
+        if 0 < self.overfit_ratio <= 1:
+            raise ValueError(f"overfit_ratio={self.overfit_ratio} must be above 1, or 0 for off")
+        return self
+
+    @property
+    def is_on(self) -> bool:
+        """Whether any rule can stop a run."""
+        return bool(self.patience or self.overfit_ratio or self.on_divergence or self.on_stuck)

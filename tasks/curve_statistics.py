@@ -1,0 +1,142 @@
+"""What can be measured on a loss curve: its level now, its best before, its noise, its spikes.
+
+Owns the robust statistics: medians and median absolute deviations (Huber, Robust Statistics, 1981), which single wild
+steps do not move. Bounded work: a million steps are some blocks of medians. Refuses to say what is good or bad.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+SMALLEST_WINDOW, LARGEST_WINDOW = 5, 200
+_WINDOW_SHARE = 10
+_SPIKE_WINDOW = 16
+_SPIKES_LOOK_BACK, _MOST_LOOK_BACK = 500, 10_000
+_NORMAL = 1.4826
+"""The median absolute deviation of a normal distribution is its standard deviation divided by this."""
+_MEDIAN_ERROR = 1.2533
+"""The standard error of a median is the mean's times the square root of pi / 2."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Curve:
+    """A run's curve up to a step: one train loss a step, in nats per token, and the held-out losses there are.
+
+    `steps`, `train_losses` and, unless empty, `grad_norms` (None where not known) and `learning_rates` are equally
+    long, in step order; `val` is pairs of step and loss in step order. `vocab_size` 0 means not known.
+    """
+
+    steps: Sequence[int]
+    train_losses: Sequence[float]
+    grad_norms: Sequence[float | None] = ()
+    learning_rates: Sequence[float] = ()
+    val: Sequence[tuple[int, float]] = ()
+    vocab_size: int = 0
+    total_steps: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse columns that do not fit together."""
+        for name, column in (("grad_norms", self.grad_norms), ("learning_rates", self.learning_rates)):
+            if len(column) not in (0, len(self.steps)):
+                raise ValueError(f"{name}: {len(column)} values, must be none or {len(self.steps)} as steps")
+        if len(self.train_losses) != len(self.steps):
+            raise ValueError(f"train_losses: {len(self.train_losses)} values, must be {len(self.steps)} as steps")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Level:
+    """The median loss of the newest steps, of the best stretch before them, and how far such medians err."""
+
+    now: float
+    window_steps: int
+    best: float
+    best_step: int
+    standard_error: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spikes:
+    """Steps far above the median of the steps before them, and the noise they were held against."""
+
+    count: int
+    looked_back_steps: int
+    noise: float
+    worst_step: int = 0
+    worst_rise: float = 0.0
+    worst_grad_ratio: float = 0.0
+
+
+def window_of(count: int) -> int:
+    """Return over how many steps a level is taken in a curve of `count` steps."""
+    return int(np.clip(count // _WINDOW_SHARE, SMALLEST_WINDOW, LARGEST_WINDOW))
+
+
+def level_of(steps: Sequence[int], losses: Floats) -> Level:
+    """Return level now and best level before, over windows counted back from the newest step; needs two windows."""
+    window = window_of(len(losses))
+    blocks = losses[len(losses) % window :].reshape(-1, window)  # (blocks, window), the newest last
+    medians = np.median(blocks, axis=1)
+    best = int(np.argmin(medians[:-1]))
+    last_of_best = len(losses) % window + (best + 1) * window - 1
+    noise = deviation((blocks - medians[:, None])[-20:].ravel())
+    return Level(
+        now=float(medians[-1]),
+        window_steps=window,
+        best=float(medians[best]),
+        best_step=int(steps[last_of_best]),
+        standard_error=_MEDIAN_ERROR * noise / float(np.sqrt(window)),
+    )
+
+
+def levels_at(curve: Curve, losses: Floats, steps: Sequence[int]) -> tuple[float, ...]:
+    """Return the median losses of the windows that end at these steps, each as `level_of` would have seen it then."""
+    ends = np.searchsorted(np.asarray(curve.steps), np.asarray(steps), side="right").tolist()
+    return tuple(float(np.median(losses[max(0, end - window_of(end)) : end])) for end in ends)
+
+
+def spikes_of(curve: Curve, losses: Floats, *, sigmas: float, share: float) -> Spikes:
+    """Return the steps that rise by `sigmas` of noise and by `share` of the level over the median of those before."""
+    count = len(losses)
+    looked_back = min(max(count // 2, _SPIKES_LOOK_BACK), _MOST_LOOK_BACK, count - _SPIKE_WINDOW)
+    if looked_back < 1:
+        return Spikes(count=0, looked_back_steps=0, noise=0.0)
+    tail = losses[count - looked_back - _SPIKE_WINDOW :]
+    before = np.lib.stride_tricks.sliding_window_view(tail[:-1], _SPIKE_WINDOW)  # (looked_back, window)
+    base = np.median(before, axis=1)
+    rise = tail[_SPIKE_WINDOW:] - base
+    noise = deviation(rise)
+    found = np.flatnonzero(rise > np.maximum(sigmas * noise, share * np.abs(base)))
+    if not len(found):
+        return Spikes(count=0, looked_back_steps=looked_back, noise=noise)
+    worst = int(found[np.argmax(rise[found])])
+    return Spikes(
+        count=_runs(found),
+        looked_back_steps=looked_back,
+        noise=noise,
+        worst_step=int(curve.steps[count - looked_back + worst]),
+        worst_rise=float(rise[worst]),
+        worst_grad_ratio=_grad_ratio(curve, count - looked_back + worst),
+    )
+
+
+def deviation(values: Floats) -> float:
+    """Return the standard deviation as the median absolute deviation tells it."""
+    return float(_NORMAL * np.median(np.abs(values - np.median(values))))
+
+
+def _runs(found: NDArray[np.intp]) -> int:
+    """Count spikes: steps that follow each other within a window are one."""
+    return int(1 + np.count_nonzero(np.diff(found) > _SPIKE_WINDOW))
+
+
+def _grad_ratio(curve: Curve, index: int) -> float:
+    """Return the gradient norm of one step over the median of those around it, 0 where it is not known."""
+    around = curve.grad_norms[max(0, index - LARGEST_WINDOW) : index + LARGEST_WINDOW]
+    known = [norm for norm in around if norm is not None and np.isfinite(norm)]
+    norm = curve.grad_norms[index] if curve.grad_norms else None
+    middle = float(np.median(known)) if known else 0.0
+    return norm / middle if norm is not None and np.isfinite(norm) and middle > 0 else 0.0

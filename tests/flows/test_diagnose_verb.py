@@ -1,0 +1,132 @@
+"""`cairn diagnose`, and how a run that stopped early shows in the reading verbs."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from flows.run_diagnosis import diagnose_run
+from flows.run_status import view_runs, view_status
+from storage.log_entry import Writer
+from storage.run_entries import CurveVerdict, RunFinished
+from storage.step_log import StepLine, step_log_key
+
+FIELDS = {"run_id", "step", "total_steps", "verdict", "why", "numbers", "cures", "stopped_early", "evaluations"}
+LISTS_LOADED = "import sys, flows.command as c; c.run_command(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+
+
+def write_steps(run: Any, attempt: int, steps: range, *, loss: float = 5.5) -> None:
+    """Write the step records of an attempt as a trainer does; the loss falls by a hundredth a step."""
+    lines = [
+        StepLine(
+            step=step,
+            attempt=attempt,
+            train_loss=loss - step / 100,
+            lr=0.1,
+            grad_norm=1.0,
+            tokens_per_second=1.0,
+            mfu=0.1,
+            memory_bytes=1,
+            seconds=1.0,
+            probe_loss=None,
+            sample=None,
+        )
+        for step in steps
+    ]
+    key = step_log_key(run.log.prefix, attempt)
+    run.log.store.write(key, b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+
+
+def give_vocabulary(run: Any, size: int) -> None:
+    """Write as much of the run's snapshot manifest as a verdict reads."""
+    run.log.store.write(f"data/{'d' * 64}/snapshot.json", json.dumps({"vocab_size": size, "version": 1}).encode())
+
+
+@pytest.fixture
+def trained(bard: Any) -> Any:
+    """The run with step records: the second attempt resumed at 20 and trained 21 to 25 again."""
+    write_steps(bard, 1, range(1, 26))
+    write_steps(bard, 2, range(21, 34))
+    return bard
+
+
+def test_the_verdict_goes_by_the_surviving_line(trained: Any) -> None:
+    view = diagnose_run(trained.log)
+    assert (view.verdict, view.step, view.total_steps, view.numbers["steps"]) == ("healthy", 33, 40, 33)
+
+
+def test_the_vocabulary_of_the_snapshot_says_what_a_uniform_guess_loses(trained: Any) -> None:
+    give_vocabulary(trained, 180)
+    view = diagnose_run(trained.log)
+    assert view.verdict == "stuck" and "ln(180) = 5.19" in view.why and view.cures
+
+
+def test_a_run_without_step_records_is_too_early(fresh: Any) -> None:
+    view = diagnose_run(fresh.log)
+    assert (view.verdict, view.step, view.evaluations) == ("too-early", 0, ())
+
+
+def test_every_evaluation_of_the_line_is_listed_once_in_step_order(trained: Any) -> None:
+    found = [(item.step, item.val_loss, item.kind) for item in diagnose_run(trained.log).evaluations]
+    assert found == [(10, 3.0, None), (20, 2.0, None)]
+
+
+def test_json_is_one_document_with_the_fields_of_the_help(trained: Any, cairn: Any) -> None:
+    ended = cairn("diagnose", "bard", "--json")
+    assert (ended.code, ended.err, set(json.loads(ended.out))) == (0, "", FIELDS)
+
+
+def test_people_read_verdict_why_and_cures(trained: Any, cairn: Any) -> None:
+    give_vocabulary(trained, 180)
+    ended = cairn("diagnose", "bard")
+    assert ended.code == 0 and all(word in ended.out for word in ("stuck", "uniform guess", "cure 1", "val_loss"))
+
+
+def test_an_unknown_run_is_a_usage_error(cairn: Any) -> None:
+    assert cairn("diagnose", "nobody").code == 2
+
+
+def test_it_imports_neither_torch_nor_the_orchestrator(trained: Any, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LISTS_LOADED, "diagnose", "bard", "--store", str(tmp_path / "store")],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert {"torch", "prefect", "fsspec", "pyarrow"} & set(done.stderr.split()) == set()
+
+
+def test_a_run_that_stopped_early_says_where_and_why(trained: Any, store: Any, cairn: Any) -> None:
+    third = trained.log.state.newest_committed.committed
+    body = RunFinished(
+        attempt=2,
+        step=30,
+        manifest_sha256=third.manifest_sha256,
+        state_sha256=third.state_sha256,
+        stopped="val loss 9.0000: 2 evaluations without improving on 2.0000 at step 20",
+        rule="patience",
+    )
+    trained.log.append(lambda state: body, writer=Writer(host="here", pid=1, attempt=2))
+    trained.end("completed", action="finish")
+    words = f"stopped early at step 30: {body.stopped} (early_stop.patience)"
+    status = view_status(trained.log)
+    assert (status.state, status.stopped_early) == ("finished", words) and words in status.next
+    assert view_runs(store)[0].detail == words
+    assert diagnose_run(trained.log).stopped_early == words
+    assert "stopped early at step 30" in cairn("runs").out and cairn("status", "bard").code == 0
+
+
+def test_the_verdict_of_an_evaluation_is_in_its_json(trained: Any, cairn: Any) -> None:
+    state = trained.log.state
+    judged = CurveVerdict(kind="healthy", why="so", numbers={"train_loss": 2.0})
+    body = state.evaluations[-1]
+    again = type(body)(**{name: getattr(body, name) for name in body.__slots__} | {"verdict": judged})
+    trained.log.append(lambda state: again, writer=Writer(host="here", pid=1))
+    listed = json.loads(cairn("evaluations", "bard", "--json").out)
+    assert [item["verdict"]["kind"] for item in listed if item["verdict"]] == ["healthy"]
+    assert diagnose_run(trained.log).evaluations[-1].train_loss == 2.0

@@ -1,0 +1,153 @@
+"""The verdict on made-up curves: the borders of each rule, ten points and a million."""
+
+import math
+
+import numpy as np
+import pytest
+
+from tasks.curve_statistics import Curve, level_of, spikes_of
+from tasks.curve_verdict import CURES, VerdictKind, judge
+
+VOCAB = 257
+UNIFORM = math.log(VOCAB)
+
+
+def falling(count: int, *, noise: float = 0.05, seed: int = 0) -> np.ndarray:
+    steps = np.arange(count)
+    return 2.5 + 3.0 * np.exp(-4.0 * steps / count) + np.random.default_rng(seed).normal(0, noise, count)
+
+
+def curve(losses: np.ndarray, *, val: tuple[tuple[int, float], ...] = (), **fields: object) -> Curve:
+    return Curve(steps=range(1, len(losses) + 1), train_losses=losses, val=val, vocab_size=VOCAB, **fields)
+
+
+def kind(losses: np.ndarray, **fields: object) -> str:
+    return judge(curve(losses, **fields)).kind
+
+
+@pytest.mark.parametrize("count", [0, 1, 9])
+def test_fewer_than_ten_steps_are_too_early(count: int) -> None:
+    assert kind(falling(10)[:count]) == VerdictKind.TOO_EARLY
+
+
+@pytest.mark.parametrize("count", [10, 11, 100, 5_000, 1_000_000])
+def test_a_falling_curve_is_healthy_however_long_it_is(count: int) -> None:
+    val = tuple(
+        (step, float(2.6 + 3.0 * math.exp(-4.0 * step / count))) for step in range(1, count, max(1, count // 20))
+    )
+    assert kind(falling(count), val=val) == VerdictKind.HEALTHY
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_noise_alone_is_no_spike_and_no_divergence(seed: int) -> None:
+    assert kind(falling(400, noise=0.2, seed=seed)) == VerdictKind.HEALTHY
+
+
+def test_a_loss_that_is_not_a_number_is_diverging_and_names_its_step() -> None:
+    losses = falling(50)
+    losses[30] = math.nan
+    assert judge(curve(losses)).numbers == {"step": 31}
+
+
+def test_a_held_out_loss_that_is_not_finite_is_diverging() -> None:
+    assert kind(falling(50), val=((50, math.inf),)) == VerdictKind.DIVERGING
+
+
+def test_a_level_far_above_the_best_is_diverging_with_both_levels_as_numbers() -> None:
+    losses = falling(300)
+    losses[260:] += np.linspace(0, 2, 40)
+    verdict = judge(curve(losses))
+    assert verdict.kind == VerdictKind.DIVERGING
+    assert verdict.numbers["train_loss"] > verdict.numbers["best_train_loss"] + 0.5
+
+
+def test_worse_than_guessing_is_diverging_though_it_falls() -> None:
+    assert kind(np.linspace(40, 9, 100)) == VerdictKind.DIVERGING
+
+
+def test_near_ln_of_the_vocabulary_is_stuck_and_says_the_rate() -> None:
+    losses = np.full(60, UNIFORM) + np.random.default_rng(0).normal(0, 0.01, 60)
+    verdict = judge(curve(losses, learning_rates=[0.0] * 60))
+    assert verdict.kind == VerdictKind.STUCK and "the learning rate is 0" in verdict.why
+
+
+def test_near_ln_of_the_vocabulary_while_the_rate_still_rises_is_too_early() -> None:
+    losses = np.full(60, UNIFORM)
+    assert kind(losses, learning_rates=list(np.linspace(0, 1e-3, 60))) == VerdictKind.TOO_EARLY
+
+
+def test_without_a_known_vocabulary_nothing_is_held_against_a_uniform_guess() -> None:
+    losses = np.full(60, UNIFORM)
+    assert judge(Curve(steps=range(60), train_losses=losses)).kind not in (VerdictKind.STUCK, VerdictKind.DIVERGING)
+
+
+def test_one_wild_step_is_one_spike_with_step_height_and_gradient() -> None:
+    losses = falling(400)
+    losses[349] += 3.0
+    norms = [1.0] * 400
+    norms[349] = 12.0
+    verdict = judge(curve(losses, grad_norms=norms))
+    assert verdict.kind == VerdictKind.SPIKING
+    assert (verdict.numbers["spikes"], verdict.numbers["worst_spike_step"]) == (1, 350)
+    assert "gradient norm 12.0 × its median" in verdict.why
+
+
+def test_a_spike_long_ago_is_forgiven() -> None:
+    losses = falling(5_000)
+    losses[1_000] += 3.0
+    assert kind(losses) == VerdictKind.HEALTHY
+
+
+def test_unknown_gradient_norms_cost_nothing() -> None:
+    losses = falling(400)
+    losses[349] += 3.0
+    assert kind(losses, grad_norms=[None] * 400) == VerdictKind.SPIKING
+
+
+def test_held_out_loss_that_rises_while_the_train_loss_falls_is_overfitting() -> None:
+    val = tuple((step, 3.0 + abs(step - 150) / 100) for step in range(50, 401, 50))
+    verdict = judge(curve(falling(400), val=val))
+    assert verdict.kind == VerdictKind.OVERFITTING and "never better than at step 150" in verdict.why
+
+
+def test_a_constant_gap_between_the_losses_is_not_overfitting() -> None:
+    losses = falling(400)
+    val = tuple((step, 1.4 * float(losses[step - 1])) for step in range(50, 401, 50))
+    assert kind(losses, val=val) == VerdictKind.HEALTHY
+
+
+def test_a_held_out_loss_that_no_longer_improves_is_a_plateau() -> None:
+    losses = falling(400)
+    val = tuple((step, max(2.6, float(losses[step - 1]))) for step in range(20, 401, 20))
+    flat = (*val[:10], *((step, val[9][1]) for step, _ in val[10:]))
+    assert kind(losses, val=flat) == VerdictKind.PLATEAU
+
+
+def test_every_kind_but_healthy_has_cures() -> None:
+    assert {name for name in VerdictKind if not CURES[name]} == {VerdictKind.HEALTHY}
+
+
+def test_every_number_is_finite_so_that_json_can_hold_it() -> None:
+    verdicts = [judge(curve(losses)) for losses in (falling(400), np.full(40, UNIFORM), np.linspace(1, 400, 40))]
+    assert all(math.isfinite(value) for verdict in verdicts for value in verdict.numbers.values())
+
+
+def test_a_verdict_does_not_depend_on_the_container_of_the_losses() -> None:
+    losses = falling(400)
+    assert judge(curve(losses)) == judge(curve(losses.tolist()))
+
+
+def test_columns_of_different_length_are_refused() -> None:
+    with pytest.raises(ValueError, match="train_losses: 2 values, must be 1 as steps"):
+        Curve(steps=[1], train_losses=[1.0, 2.0])
+
+
+def test_a_level_is_the_median_of_the_newest_window() -> None:
+    losses = np.array([9.0] * 5 + [4.0] * 4 + [100.0])
+    assert level_of(range(10), losses).now == 4.0
+
+
+def test_spikes_that_follow_each_other_are_one() -> None:
+    losses = falling(400)
+    losses[300:304] += 3.0
+    assert spikes_of(curve(losses), losses, sigmas=8.0, share=0.1).count == 1

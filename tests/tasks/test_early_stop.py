@@ -1,0 +1,176 @@
+"""The policy in step order, and its reading of the log: whoever asks, whenever, gets one answer."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from storage.run_entries import CheckpointQuarantined, CheckpointSuperseded, CurveVerdict
+from storage.run_state import RunState, fold
+from tasks.early_stop import EvaluatedStep, Stop, decide, find_stop, outstanding, stop_terms
+from tasks.retention import RetentionTerms, plan_retention
+from tasks.settings import CheckpointConfig, EarlyStopConfig
+from tests.storage.builders import committed, entry, evaluated, opened, started
+
+SUITE = "s"
+PATIENT: dict[str, Any] = {"checkpoint": {"every_steps": 10}, "early_stop": {"patience": 2}}
+
+
+def steps(*losses: float, train: float | None = None, verdict: str = "") -> list[EvaluatedStep]:
+    return [
+        EvaluatedStep(step=10 * number, val_loss=loss, train_loss=train, verdict=verdict, why="so")
+        for number, loss in enumerate(losses, start=1)
+    ]
+
+
+def stop_of(policy: EarlyStopConfig, evaluations: list[EvaluatedStep]) -> tuple[int, str] | None:
+    stop = decide(policy, evaluations)
+    return (stop.step, stop.rule) if stop else None
+
+
+def test_by_default_nothing_stops_a_run() -> None:
+    worst = steps(3.0, 4.0, 5.0, 6.0, 7.0, train=0.1, verdict="diverging")
+    assert not EarlyStopConfig().is_on and decide(EarlyStopConfig(), worst) is None
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [
+        ((3.0, 2.0, 2.1, 2.2), (40, "patience")),
+        ((3.0, 2.0, 2.1, 1.9, 2.0), None),
+        ((3.0, 2.0, 2.0, 2.0), (40, "patience")),
+        ((3.0, 2.0, 2.1, 2.2, 1.0), (40, "patience")),
+        ((), None),
+    ],
+)
+def test_patience_counts_evaluations_since_the_best(losses: tuple[float, ...], expected: Any) -> None:
+    assert stop_of(EarlyStopConfig(patience=2), steps(*losses)) == expected
+
+
+def test_an_improvement_below_min_delta_is_none() -> None:
+    policy = EarlyStopConfig(patience=2, min_delta=0.5)
+    assert stop_of(policy, steps(3.0, 2.9, 2.8)) == (30, "patience")
+
+
+def test_a_loss_that_is_not_a_number_improves_on_nothing() -> None:
+    assert stop_of(EarlyStopConfig(patience=1), steps(3.0, float("nan"))) == (20, "patience")
+
+
+def test_overfitting_must_last_for_its_patience_in_a_row() -> None:
+    policy = EarlyStopConfig(overfit_ratio=1.5, overfit_patience=2)
+    assert stop_of(policy, steps(3.1, 2.9, 3.1, 3.2, train=2.0)) == (40, "overfit_ratio")
+
+
+def test_without_a_train_loss_there_is_no_overfitting() -> None:
+    assert stop_of(EarlyStopConfig(overfit_ratio=1.5, overfit_patience=1), steps(9.0)) is None
+
+
+@pytest.mark.parametrize(("rule", "verdict"), [("on_divergence", "diverging"), ("on_stuck", "stuck")])
+def test_a_verdict_stops_where_the_policy_says_so(rule: str, verdict: str) -> None:
+    assert stop_of(EarlyStopConfig(**{rule: True}), steps(3.0, verdict=verdict)) == (10, rule)
+    assert stop_of(EarlyStopConfig(**{rule: True}), steps(3.0, verdict="healthy")) is None
+
+
+def test_more_evaluations_never_move_a_stop() -> None:
+    policy, losses = EarlyStopConfig(patience=2), (3.0, 2.0, 2.1, 2.2, 1.0, 0.5)
+    assert {stop_of(policy, steps(*losses[:count])) for count in range(4, 7)} == {(40, "patience")}
+
+
+def test_a_ratio_that_every_run_has_is_refused() -> None:
+    with pytest.raises(ValidationError, match=r"overfit_ratio=0.9 must be above 1"):
+        EarlyStopConfig(overfit_ratio=0.9)
+
+
+def history(*bodies: object, config: dict[str, Any] | None = None) -> RunState:
+    """Fold an opened, started run and these bodies, whose writer is their attempt."""
+    first = started(1)
+    begun = type(first)(**{name: getattr(first, name) for name in first.__slots__} | {"config": config or PATIENT})
+    entries = [entry(opened()), entry(begun, attempt=1), *(entry(body, attempt=_writer(body)) for body in bodies)]
+    return fold(entries)
+
+
+def _writer(body: object) -> int | None:
+    return getattr(body, "attempt", None) if type(body).__name__ == "CheckpointCommitted" else None
+
+
+def measured(*losses: float) -> list[object]:
+    bodies: list[object] = []
+    for number, loss in enumerate(losses, start=1):
+        bodies += [committed(10 * number, 1), evaluated(10 * number, loss)]
+    return bodies
+
+
+def test_the_log_alone_says_where_a_run_stops() -> None:
+    state = history(*measured(3.0, 2.0, 2.1, 2.2, 1.0))
+    assert find_stop(state, SUITE) == Stop(
+        step=40, rule="patience", why="val loss 2.2000: 2 evaluations without improving on 2.0000 at step 20"
+    )
+
+
+def test_evaluations_of_another_suite_say_nothing() -> None:
+    assert find_stop(history(*measured(3.0, 2.0, 2.1, 2.2)), "another") is None
+
+
+def test_an_outstanding_evaluation_is_waited_for_whatever_later_ones_say() -> None:
+    bodies = measured(3.0, 2.0, 2.1, 2.2)
+    del bodies[3]
+    state = history(*bodies)
+    assert find_stop(state, SUITE) is None
+    assert [r.committed.step for r in outstanding(state, stop_terms(PATIENT, SUITE))] == [20]
+
+
+def test_an_evaluation_whose_checkpoint_aged_out_unmeasured_is_passed_over() -> None:
+    bodies = measured(3.0, 2.0, 2.1, 2.2)
+    old = committed(20, 1)
+    del bodies[3]
+    gone = CheckpointSuperseded(step=20, attempt=1, prefix=old.prefix, manifest_sha256=old.manifest_sha256, why="old")
+    assert find_stop(history(*bodies, gone), SUITE) is None
+    assert find_stop(history(*bodies, gone, committed(50, 1), evaluated(50, 3.1)), SUITE) is not None
+
+
+def test_a_commit_beside_the_rhythm_decides_nothing() -> None:
+    beside = [committed(37, 1), evaluated(37, 9.0)]
+    assert find_stop(history(*measured(3.0, 2.0, 2.1), *beside), SUITE) is None
+
+
+def test_a_run_that_trained_its_last_step_no_longer_stops_early() -> None:
+    assert find_stop(history(*measured(3.0, 2.0, 2.1, 2.2), committed(100, 1)), SUITE) is None
+
+
+def test_quarantined_checkpoints_are_not_of_the_surviving_line() -> None:
+    spoiled = committed(40, 1)
+    away = CheckpointQuarantined(
+        step=40, attempt=1, prefix=spoiled.prefix, manifest_sha256=spoiled.manifest_sha256, detail="torn"
+    )
+    assert find_stop(history(*measured(3.0, 2.0, 2.1, 2.2), away), SUITE) is None
+
+
+def verdicts(state: RunState, **policy: int) -> dict[int, str]:
+    """What retention keeps, by step, and why."""
+    terms = RetentionTerms(policy=CheckpointConfig(**policy), suite_sha256=SUITE)
+    by_prefix = {record.committed.prefix: record.committed.step for record in state.checkpoints}
+    found = plan_retention(terms, state, ()).checkpoints
+    return {by_prefix[verdict.key]: verdict.why for verdict in found if not verdict.is_over}
+
+
+def test_retention_keeps_the_step_a_run_stops_at_and_the_best_before_it() -> None:
+    state = history(*measured(3.0, 2.0, 2.1, 2.2, 1.0, 0.5))
+    kept = verdicts(state, keep_last=1, keep_best=1)
+    assert set(kept) == {20, 40, 60} and "stops early here" in kept[40] and "best 1" in kept[20]
+
+
+def test_retention_keeps_what_an_early_stop_still_waits_for() -> None:
+    bodies = measured(3.0, 2.9, 2.8, 2.7)
+    del bodies[1]
+    assert "outstanding" in verdicts(history(*bodies), keep_last=1, keep_best=0)[10]
+    off = history(*bodies, config={"checkpoint": {"every_steps": 10}})
+    assert 10 not in verdicts(off, keep_last=1, keep_best=0)
+
+
+def test_a_verdict_on_record_says_the_train_loss() -> None:
+    config = {"checkpoint": {"every_steps": 10}, "early_stop": {"overfit_ratio": 1.5, "overfit_patience": 1}}
+    item = evaluated(10, 3.0)
+    seen = CurveVerdict(kind="healthy", why="so", numbers={"train_loss": 1.0})
+    judged = type(item)(**{name: getattr(item, name) for name in item.__slots__} | {"verdict": seen})
+    stop = find_stop(history(committed(10, 1), judged, config=config), SUITE)
+    assert stop is not None and stop.rule == "overfit_ratio"
