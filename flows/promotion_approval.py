@@ -6,6 +6,7 @@ flow run waits in its process. Nobody is asked where no server is named that a p
 server dies with it. Refuses to decide: no answer is not a no.
 """
 
+import hashlib
 import threading
 import time
 from collections.abc import Callable
@@ -113,7 +114,9 @@ def _form(question: Question) -> Any:
 
 
 def _key(question: Question) -> str:
-    return f"{question.proposal.alias}-{question.proposal.manifest_sha256[:16]}"
+    """Return what tells this question from others of the flow run; Prefect takes lower-case letters and digits only."""
+    asked = f"{question.proposal.alias} {question.proposal.manifest_sha256}"
+    return hashlib.sha256(asked.encode()).hexdigest()[:32]
 
 
 def _wait(

@@ -12,7 +12,7 @@ from flows.configuration import RunConfig
 from flows.run_lookup import FoundCheckpoint, configuration_of
 from storage.registry import Registry, RegistryState
 from storage.registry_entries import SuiteReference
-from tasks.evaluation_suite import suite_of
+from tasks.evaluation_suite import required_suites_of
 from tasks.promotion import Approval, Candidate, PromotionRules, evaluations_of
 from tasks.promotion_offer import offer
 
@@ -27,9 +27,9 @@ def this_person() -> str:
 
 def rules_of(config: RunConfig) -> PromotionRules:
     """Return what the gates ask of the run's checkpoints."""
-    primary = suite_of(config.evaluation)
+    required = required_suites_of(config.evaluation)
     return PromotionRules(
-        required=(SuiteReference(name=primary.name, sha256=primary.sha256),),
+        required=tuple(SuiteReference(name=suite.name, sha256=suite.sha256) for suite in required),
         min_improvement=config.promotion.min_improvement,
         refuse_verdicts=config.promotion.refuse_verdicts,
         needs_approval=config.promotion.require_approval,

@@ -7,6 +7,8 @@ the log does not know.
 import os
 import subprocess
 import time
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +27,7 @@ from flows.preflight import TrainingRequest, named_run, wanted_configuration
 from flows.progress import Progress
 from flows.promotion_use import rules_of
 from flows.run_artifacts import RunArtifacts
-from flows.run_promotion import FinishedRun, offer_best
+from flows.run_promotion import FinishedRun, best_candidate, offer_best
 from flows.store_choice import choose_store
 from flows.text_progress import TextProgress
 from flows.work_folder import work_folder
@@ -39,12 +41,15 @@ from storage.run_log import RunLog
 from storage.run_state import RunState
 from storage.store_probe import probe_store
 from tasks.attempt_claim import Claimant, claim_attempt
-from tasks.evaluate import evaluate
+from tasks.errors import CheckpointGone, EvaluationInterrupted
+from tasks.evaluate import evaluate, task_name
+from tasks.evaluation_run import EvaluationPlan
 from tasks.failure_remedy import DataOrigin
 from tasks.failures import TerminationReason
 from tasks.initial_weights import find_directory, keep_initial_weights
 from tasks.kubernetes_reason import kubernetes_reason
 from tasks.preemption_notice import announced, notice_sources
+from tasks.promotion import PromotionRules, evaluations_of
 from tasks.snapshot_build import check_block_size
 from tasks.stop_notice import StopNotice
 from tasks.store_patience import StorePatience, run_patience
@@ -272,26 +277,51 @@ def _changed(before: AttemptEnded) -> str:
     return f"after {before.reason}: {before.decision.changed}" if before.decision.changed else f"after {before.reason}"
 
 
+def _measure_what_is_offered(run: _Run, rules: PromotionRules) -> None:
+    """Put the evaluations on record that promotion asks for: of the last checkpoint, then of the best one."""
+    state = run.log.refresh()
+    finished = state.finished.manifest_sha256 if state.finished else None
+    last = next((r for r in state.readable if r.committed.manifest_sha256 == finished), state.newest_committed)
+    if last is not None:
+        _measure(run, last.committed.reference, run.plan.evaluation.all)
+    best = best_candidate(run.log.run_id, run.log.refresh(), rules)
+    if best is not None and (last is None or best.reference != last.committed.reference):
+        required = {suite.sha256 for suite in rules.required}
+        with suppress(CheckpointGone):  # then another one is the best
+            _measure(run, best.reference, [plan for plan in run.plan.evaluation.all if plan.suite.sha256 in required])
+
+
+def _measure(run: _Run, reference: CheckpointReference, plans: Iterable[EvaluationPlan]) -> None:
+    known = {item.suite_sha256 for item in evaluations_of(run.log.state, reference.manifest_sha256)}
+    for plan in plans:
+        if plan.suite.sha256 not in known:
+            named = evaluate.with_options(task_run_name=task_name(reference.step, plan))
+            named(run.log, lambda: reference, plan, step=reference.step, stopping=lambda: run.notice.signal is not None)
+
+
 def _promote_best(run: _Run) -> State[None]:
-    newest = run.log.refresh().newest_committed
-    if newest is not None:
-        last = newest.committed.reference
-        evaluate(run.log, lambda: last, run.plan.evaluation, step=last.step)
+    rules = rules_of(run.config)
+    try:
+        _measure_what_is_offered(run, rules)
+    except EvaluationInterrupted as interrupted:
+        return _left(run, f"trained; {interrupted}; the same command continues")
     offered = offer_best(
         FinishedRun(
             log=run.log,
             promotion=run.config.promotion,
-            rules=rules_of(run.config),
+            rules=rules,
             flow_run_id=run.plan.flow_run_id,
             notice=run.notice,
             say=run.progress.say,
         )
     )
-    if not offered.is_interrupted:
-        return Completed(message=offered.message)
+    return _left(run, offered.message) if offered.is_interrupted else Completed(message=offered.message)
+
+
+def _left(run: _Run, message: str) -> State[None]:
     if run.cancellation.is_cancelling():
-        return Cancelled(message=offered.message)
-    return Failed(name="Interrupted" if run.notice.signal == "SIGINT" else "Preempted", message=offered.message)
+        return Cancelled(message=message)
+    return Failed(name="Interrupted" if run.notice.signal == "SIGINT" else "Preempted", message=message)
 
 
 def _opening(started: AttemptStarted, steps: int) -> str:
