@@ -27,6 +27,7 @@ from storage.table_index import RunStamp
 
 _READERS = 32
 _NEEDS = {"promotions": ("promotions", "runs")}
+_WITH_OPEN_ATTEMPTS = {"runs", "training_attempts"}
 _NAMED_AT_RUN_TIME = re.compile(r"\bquery(_table)?\b")
 
 
@@ -72,7 +73,7 @@ def gather_runs(store: ObjectStore, tables: frozenset[str], *, work: Path) -> Qu
         if tables & set(kind.tables)
     ]
     unreadable = {run.run_id: run.why for found in gathered for run in found.unreadable}
-    logs = [found for found in gathered if tables & set(LOG_TABLES)][:1]
+    logs = [found for found in gathered if tables & _WITH_OPEN_ATTEMPTS][:1]
     return QueriedRuns(
         gathered=tuple(gathered),
         fresh=_fresh(store, tables, unreadable),

@@ -203,9 +203,7 @@ def test_entries_of_a_newer_kind_are_passed_over(fresh: FabricatedRun, work: Pat
 
 def test_text_of_any_language_comes_back_as_it_was(store: LocalStore, work: Path) -> None:
     run = fabricate(store, "weltall")
-
     run.start()
-
     run.end('größe ☃ 🪨\t"x"', action="resume")
     assert ask(store, "select termination_reason as r from training_attempts", work) == [{"r": 'größe ☃ 🪨\t"x"'}]
 
@@ -311,6 +309,39 @@ def test_only_tables_that_are_named_are_read() -> None:
     assert named_tables("from promotions") == {"promotions", "runs"}
     assert named_tables("from query_table('st' || 'eps')") == set(ROWS)
     assert named_tables("select 1") == set()
+
+
+def test_an_open_attempt_is_as_far_as_its_heartbeat_says_now(
+    bard: FabricatedRun, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.table_cache.WORTH_RUNS", 1)
+    sql = "select r.step, a.last_step, a.tokens from runs r join training_attempts a using (run_id) where attempt = 2"
+    assert ask(bard.log.store, sql, work) == [{"step": 33, "last_step": 33, "tokens": 7}]
+    bard.beat(36)
+    assert ask(bard.log.store, sql, work) == [{"step": 36, "last_step": 36, "tokens": 7}]
+
+
+def test_an_owner_that_is_gone_interrupts_its_run(
+    store: LocalStore, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.table_cache.WORTH_RUNS", 1)
+    fabricate(store, "left").start()
+    monkeypatch.setattr("tasks.this_machine.is_known_dead", lambda placement: placement.host == "elsewhere")
+    assert ask(store, "select state from runs", work) == [{"state": "interrupted"}]
+    monkeypatch.setattr("tasks.this_machine.is_known_dead", lambda placement: False)
+    assert ask(store, "select state from runs", work) == [{"state": "running"}]
+
+
+def test_steps_trained_since_the_last_question_are_there(
+    bard: FabricatedRun, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.table_cache.WORTH_RUNS", 1)
+    steps(bard, 1, 1, 20)
+    steps(bard, 2, 21, 25)
+    counted = "select count(*) as n, max(step) as newest from steps"
+    assert ask(bard.log.store, counted, work) == [{"n": 25, "newest": 25}]
+    steps(bard, 2, 21, 33)
+    assert ask(bard.log.store, counted, work) == [{"n": 33, "newest": 33}]
 
 
 def test_a_store_whose_path_is_a_pattern_can_be_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
