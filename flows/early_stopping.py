@@ -41,7 +41,12 @@ class EarlyStopping:
             yield plan, committed.reference
 
     def is_over(self, awaited: Sequence[PrefectFuture[Any]]) -> bool:
-        """Wait for these evaluations, or a notice to leave, and return whether the run stops; without a policy, no."""
+        """Wait for these evaluations, or a notice to leave, and return whether the run stops; without a policy, no.
+
+        A run that is finished trains no further whatever its policy: whoever finished it may have died before its end.
+        """
+        if self._log.state.finished is not None:
+            return True
         if self._stop is None and self._terms(self._plan).policy.is_on:
             self._wait(awaited)
             self._stop = find_stop(self._log.refresh(), self._plan.suite.sha256)
