@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
+from flows.run_query import answered
 from storage import table_cache
 from storage.document import decode, encode
 from storage.errors import StoreRefused
@@ -251,3 +252,14 @@ def test_a_log_that_cannot_be_believed_is_named_and_never_packed(tmp_path: Path)
         found, _ = gather(store, tmp_path)
         assert [run.run_id for run in found.unreadable] == ["r2"]
         assert rows(found, "runs") == [("r1", 1), ("r3", 1)]
+
+
+def test_every_table_of_a_store_of_every_kind_can_be_asked(store: ObjectStore, tmp_path: Path) -> None:
+    sql = """select r.run_id, count(*) as attempts, (select count(*) from steps) as steps,
+        (select count(*) from promotions) + (select count(*) from checkpoints)
+            + (select count(*) from evaluations) as more
+        from runs r join training_attempts using (run_id) where ended_at <= now() group by all order by all"""
+    fill(store)
+    for _ in range(2):
+        with answered(store, sql, work=tmp_path) as found:
+            assert list(found.rows) == [(run_id, 1, 0, 0) for run_id in RUNS]
