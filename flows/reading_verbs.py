@@ -76,7 +76,7 @@ def explain(run: str, *, attempt: int | None = None, store: StoreOption = "", js
     Args:
         attempt: which one [the newest that did not complete, else the newest].
     """
-    from flows.post_mortem import gather_post_mortem
+    from flows.post_mortem_facts import gather_post_mortem
     from flows.post_mortem_text import post_mortem_lines
     from flows.run_lookup import find_run
 

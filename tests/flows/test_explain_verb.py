@@ -1,0 +1,297 @@
+import json
+import os
+import socket
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from flows.errors import RunNotFound
+from flows.post_mortem_facts import gather_post_mortem
+from flows.post_mortem_text import post_mortem_lines
+from storage.checkpoint import quarantine_checkpoint
+from storage.log_entry import Writer
+from storage.run_entries import AttemptEnded, DataQuarantined, Decision, Placement
+from storage.run_state import RefusedEntry
+from tasks.attempt_receipt import Usage, write_receipt
+from tasks.failures import Evidence, LastWords, classify
+from tasks.settings import BudgetsConfig
+from tasks.this_machine import boot_id
+
+HUMAN = Writer(host="here", pid=1)
+
+
+def explained(run: Any, number: int | None = None) -> str:
+    """The text without its line breaks, so that a claim may span lines."""
+    return " ".join(" ".join(post_mortem_lines(gather_post_mortem(run.log, number))).split())
+
+
+def end_by(run: Any, evidence: Evidence, *, step: int, writer: Writer | None = None, **budgets: Any) -> AttemptEnded:
+    """End the open attempt as the real parent does: classified, decided, on record."""
+    usage = Usage(last_step=step, tokens=step, gpu_seconds=step / 5)
+    body = write_receipt(
+        run.log.refresh(), classify(evidence), usage, budgets=BudgetsConfig(**budgets), evidence=evidence
+    )
+    own = Writer(host="elsewhere", pid=1, attempt=run.log.state.latest_attempt)
+    run.log.append(lambda state: body, writer=writer or own)
+    return body
+
+
+def test_the_newest_attempt_that_did_not_complete_is_explained(bard: Any) -> None:
+    assert gather_post_mortem(bard.log).receipt.attempt == 1  # type: ignore[union-attr]
+
+
+def test_without_a_failed_attempt_the_newest_is_explained(fresh: Any) -> None:
+    fresh.start()
+    fresh.finish(fresh.commit(40))
+    fresh.end("completed", action="finish")
+    assert explained(fresh).startswith("Attempt 1 of 1 of run fresh finished the run at step 40 of 40, on 2026-01-01")
+
+
+def test_an_unknown_attempt_is_refused_with_the_numbers_there_are(bard: Any, cairn: Any) -> None:
+    ended = cairn("explain", "bard", "--attempt", "7")
+    assert (ended.code, ended.err) == (2, "cairn: run bard has no attempt 7; it has attempts 1 to 2\n")
+
+
+def test_a_run_without_attempts_says_that_nothing_was_tried(fresh: Any) -> None:
+    assert "has no attempts yet" in explained(fresh) and "cairn train --run-id fresh" in explained(fresh)
+
+
+def test_a_run_without_attempts_has_no_first_one(fresh: Any) -> None:
+    with pytest.raises(RunNotFound, match="it has none yet"):
+        gather_post_mortem(fresh.log, 1)
+
+
+def test_a_kill_is_explained_by_its_signal_and_by_what_is_missing(fresh: Any) -> None:
+    fresh.start()
+    fresh.commit(10)
+    end_by(fresh, Evidence(exit_code=-9, rss_bytes=400_000_000), step=15)
+    text = explained(fresh)
+    assert "The trainer process was ended by signal 9 (SIGKILL)" in text.replace("the trainer", "The trainer")
+    assert "counted no kill for memory" in text and "used up to 400 MB" in text
+
+
+def test_what_was_lost_is_counted_in_steps_and_device_time(fresh: Any) -> None:
+    fresh.start()
+    fresh.commit(10)
+    end_by(fresh, Evidence(exit_code=-9), step=15)
+    assert "5 steps and 2.0 s of device time were lost; everything up to step 10 is kept." in explained(fresh)
+
+
+def test_one_step_is_one_step(fresh: Any) -> None:
+    fresh.start()
+    fresh.commit(10)
+    end_by(fresh, Evidence(exit_code=-9), step=11)
+    assert "1 step (step 11), trained but not committed" in explained(fresh)
+
+
+def test_an_attempt_that_reached_no_step_says_so(fresh: Any) -> None:
+    fresh.start()
+    words = LastWords(exception="FileNotFoundError", message="no text.txt", traceback=())
+    end_by(fresh, Evidence(exit_code=1, last_words=words), step=0)
+    text = explained(fresh)
+    assert "It had trained no step yet, so nothing was lost." in text
+    assert "it ended before its first step was done" in text and "error costs no retry" in text
+
+
+def test_out_of_memory_tells_the_kernels_count_and_the_limit(fresh: Any) -> None:
+    fresh.start()
+    end_by(
+        fresh, Evidence(exit_code=-9, oom_kills=1, rss_bytes=8_000_000_000, memory_limit_bytes=8_500_000_000), step=3
+    )
+    text = explained(fresh)
+    assert "1 kill for memory (oom_kill)" in text and "8.00 GB of 8.50 GB allowed" in text
+
+
+def test_what_a_decision_changed_is_told_with_the_next_attempt(fresh: Any) -> None:
+    fresh.start()
+    end_by(fresh, Evidence(exit_code=-9, oom_kills=1), step=3)
+    fresh.start()
+    assert "try again: oom: resume from the newest committed checkpoint, micro-batch 2→1." in explained(fresh)
+
+
+def test_a_changed_configuration_is_shown_key_by_key(fresh: Any) -> None:
+    fresh.start()
+    end_by(fresh, Evidence(exit_code=-9), step=3)
+    fresh.start(overrides=["checkpoint.every_steps=7"])
+    end_by(fresh, Evidence(exit_code=-9), step=3)
+    assert "different from attempt 1: checkpoint.every_steps 200 → 7." in explained(fresh)
+
+
+def test_silence_is_measured_against_what_was_allowed(fresh: Any) -> None:
+    fresh.start()
+    end_by(fresh, Evidence(exit_code=-9, silent_seconds=61.0, allowed_seconds=60.0, heartbeat_step=4), step=4)
+    text = explained(fresh)
+    assert "silent for 1 min 1 s after step 4; its own steps allowed 1 min, then it was killed" in text
+
+
+def test_a_notice_names_who_gave_it(fresh: Any) -> None:
+    fresh.start()
+    fresh.commit(10)
+    end_by(fresh, Evidence(exit_code=0, stop_signal="SIGTERM", notice="aws says so", grace_ended=True), step=10)
+    text = explained(fresh)
+    assert "notice to leave by SIGTERM: aws says so." in text and "grace period was over" in text
+
+
+def test_guilty_windows_are_named_and_cut_when_there_are_many(fresh: Any) -> None:
+    fresh.start()
+    words = LastWords(exception="BadBatch", message="bad", traceback=(), step=4, windows=tuple(range(20)))
+    end_by(fresh, Evidence(exit_code=1, last_words=words), step=3)
+    assert "(windows 0, 1, 2, 3, 4, 5, 6, 7, … and 12 more)" in explained(fresh)
+
+
+def test_quarantine_in_force_is_shown_with_its_reason(fresh: Any) -> None:
+    fresh.start()
+    body = DataQuarantined(attempt=1, reason="bad-data", windows=(5, 3), detail="token ids out of range")
+    fresh.log.append(lambda state: body, writer=HUMAN)
+    end_by(fresh, Evidence(exit_code=-9), step=3)
+    fresh.start()
+    text = explained(fresh, 2)
+    assert "2 windows of it quarantined (never drawn again) when this attempt started." in text
+    assert "Attempt 1, bad-data: windows 3, 5 (token ids out of range)." in text
+    assert "quarantined (never" not in explained(fresh, 1)
+
+
+def test_an_end_that_somebody_else_recorded_says_who_and_how(fresh: Any) -> None:
+    fresh.start()
+    end_by(fresh, Evidence(heartbeat_step=3), step=3, writer=Writer(host="rescuer", pid=77))
+    text = explained(fresh)
+    assert "left no last words: its end was put on record by process 77 on rescuer, which watched" in text
+    assert "the lease of 30 s" in text
+
+
+def test_an_end_found_on_the_same_host_names_the_missing_process(fresh: Any) -> None:
+    fresh.start()
+    end_by(fresh, Evidence(heartbeat_step=3), step=3, writer=Writer(host="elsewhere", pid=77))
+    assert "on the same host, where process 1 was no longer there" in explained(fresh)
+
+
+def test_an_open_attempt_is_told_as_it_stands(bard: Any) -> None:
+    text = explained(bard, 2)
+    assert text.startswith("Attempt 2 of 2 of run bard has not ended: it is at step 33 of 40; its last sign of life")
+
+
+def test_a_heartbeat_that_fell_silent_is_noticed(bard: Any, tmp_path: Any) -> None:
+    beat = tmp_path / "store" / "runs" / "bard" / "heartbeats" / "attempt-0002.json"
+    os.utime(beat, (1_800_000_000, 1_800_000_000))
+    now = datetime.fromtimestamp(1_800_003_600, tz=UTC)
+    text = " ".join(post_mortem_lines(gather_post_mortem(bard.log, 2, now=now)))
+    assert "fell silent; its last sign of life was 1 h ago" in text
+
+
+def test_an_owner_whose_process_is_gone_is_known_on_its_machine(fresh: Any) -> None:
+    fresh.start(host=socket.gethostname(), boot_id=boot_id())  # pid 1 was not started at second 1
+    assert "when its process disappeared, and nobody has put its end on record yet" in explained(fresh)
+
+
+def test_a_resumed_attempt_says_from_where_and_what_is_done_again(bard: Any) -> None:
+    text = explained(bard, 2)
+    assert "from step 20, committed by attempt 1 on 2026-01-01 12:00:03 UTC (step-00000020-attempt-0001" in text
+
+
+def test_a_checkpoint_that_could_not_be_read_is_passed_over_with_its_reason(fresh: Any) -> None:
+    fresh.start()
+    fresh.commit(10)
+    fresh.commit(20)
+    end_by(fresh, Evidence(exit_code=-9), step=25)
+    damaged = fresh.log.state.newest_committed.committed
+    quarantine_checkpoint(fresh.log, damaged, "weights: sha256 differs", writer=HUMAN)
+    fresh.start()
+    text = explained(fresh, 2)
+    assert "Not from step 20 of attempt 1: it is quarantined: weights: sha256 differs." in text
+    assert "The attempt before had reached step 25; steps 11 to 25 had to be done again." in text
+
+
+def test_bytes_without_a_commit_are_passed_over_with_their_reason(fresh: Any, store: Any) -> None:
+    fresh.start()
+    fresh.commit(10)
+    store.write(
+        f"{fresh.log.prefix}/checkpoints/step-00000020-attempt-0001/weights-00001-of-00001.safetensors", b"half"
+    )
+    end_by(fresh, Evidence(exit_code=-9), step=20)
+    fresh.start()
+    assert "Not from step 20 of attempt 1: its bytes were being written, but never committed." in explained(fresh, 2)
+
+
+def test_an_entry_without_effect_says_why(fresh: Any) -> None:
+    fresh.start()
+    end_by(fresh, Evidence(heartbeat_step=3), step=3, writer=HUMAN)
+    fresh.start()
+    seq = fresh.log.seq + 1
+    fresh.log.state = replace(fresh.log.state, refused=(RefusedEntry(seq=seq, kind="checkpoint-committed", attempt=1),))
+    assert f"its entry {seq} (checkpoint-committed) had no effect because attempt 2 had taken over" in explained(
+        fresh, 1
+    )
+
+
+def test_a_spent_budget_is_said_to_be_spent(fresh: Any) -> None:
+    fresh.start()
+    end_by(fresh, Evidence(exit_code=-9), step=3, lost={"retries": 0})
+    text = explained(fresh)
+    assert "lost had to pay for this end and could not: it is spent." in text and "raise budgets.lost.retries" in text
+
+
+def test_stderr_cannot_steer_the_terminal(fresh: Any) -> None:
+    fresh.start()
+    end_by(fresh, Evidence(exit_code=1, stderr_tail=("\x1b]0;owned\x07\x1b[31mred\x1b[0m", "\x07bell\x9b2J")), step=3)
+    text = "\n".join(post_mortem_lines(gather_post_mortem(fresh.log)))
+    assert "  red\n" in text and all(char.isprintable() or char == "\n" for char in text)
+
+
+def test_an_attempt_fits_one_screen_however_much_there_is(fresh: Any) -> None:
+    fresh.start()
+    first = [fresh.commit(step) for step in range(1, 30)]
+    for reference in first:
+        fresh.evaluate(reference, loss=2.0)
+        body = DataQuarantined(attempt=1, reason="bad-data", windows=tuple(range(500)), detail="d" * 500)
+        fresh.log.append(lambda state, body=body: body, writer=HUMAN)
+    end_by(fresh, Evidence(exit_code=-9), step=30)
+    fresh.start(overrides=[f"budgets.{name}.retries=77" for name in ("lost", "oom", "hung", "storage", "diverged")])
+    end_by(fresh, Evidence(exit_code=1, stderr_tail=tuple("e" * 300 for _ in range(40))), step=35)
+    lines = post_mortem_lines(gather_post_mortem(fresh.log))
+    assert len(lines) <= 50 and max(map(len, lines)) <= 110
+
+
+def test_evaluations_of_its_checkpoints_are_told(bard: Any) -> None:
+    assert "step 20 held-out: val_loss 2, bits_per_byte 1, perplexity 2." in explained(bard, 1).replace("Step", "step")
+
+
+def test_the_same_run_is_explained_in_the_same_words(fresh: Any) -> None:
+    fresh.start()
+    end_by(fresh, Evidence(exit_code=-9), step=3)
+    assert explained(fresh) == explained(fresh)
+
+
+def test_json_has_the_facts_under_stable_names(bard: Any, cairn: Any) -> None:
+    facts = json.loads(cairn("explain", "bard", "--json").out)
+    assert set(facts) == {
+        "run_id", "model_family", "run_state", "run_attempts", "total_steps", "opened_at", "next", "budgets", "receipt",
+        "config_changes", "changed", "quarantines", "where", "origin", "progress", "end", "open", "successor",
+        "evaluations", "verdict", "refused", "stderr_tail",
+    }  # fmt: skip
+
+
+def test_a_fenced_end_blames_the_newer_attempt(fresh: Any) -> None:
+    fresh.start()
+    decision = Decision(action="stop", reason="attempt 2 owns the run")
+    body = AttemptEnded(
+        attempt=1, reason="fenced", detail="attempt 2 owns the run", fingerprint="f", last_step=3, tokens=1,
+        gpu_seconds=1.0, useful_gpu_seconds=0.0, wasted_gpu_seconds=1.0, stderr_tail=(), decision=decision,
+        evidence={"fenced": "attempt 2 owns the run"},
+    )  # fmt: skip
+    fresh.log.append(lambda state: body, writer=HUMAN)
+    assert "gave way at step 3 of 40, on" in explained(fresh)
+
+
+def test_an_unknown_reason_and_bare_evidence_are_told_too(fresh: Any) -> None:
+    fresh.start()
+    fresh.end("moon-phase", action="stop")
+    text = explained(fresh)
+    assert "for the reason moon-phase" in text and "no exit code, no signal and no last words are on record" in text
+
+
+def test_a_many_device_placement_is_told(fresh: Any) -> None:
+    place = Placement(host="node-3", boot_id="b", pid=42, process_started=1.0, device="cuda", world_size=8, threads=1)
+    fresh.start(placement=place)
+    assert "host node-3, process 42, cuda × 8, 1 thread, boot b" in explained(fresh)
