@@ -1,0 +1,30 @@
+"""A deployment's flow run that asks a person is suspended: its process is gone, the answer starts it from the top."""
+
+import pytest
+
+from storage.registry import Registry
+from tests.crash.test_approval import answer, offering
+from tests.crash.test_watch_deployed import Prefect, deployed, flow_runs, prefect
+from tests.crash.training_command import Command
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("approval")]
+__all__ = ["deployed", "prefect"]  # fixtures
+
+
+@pytest.mark.usefixtures("deployed")
+def test_a_deployed_run_leaves_its_machine_while_a_person_thinks(
+    command: Command, api_url: str, prefect: Prefect
+) -> None:
+    overrides = [word for word in offering("champion") if word != "--set"]
+    parameters = (f"config={command.folder / 'run.toml'}", "run_id=bard", f"store={command.folder / 'store'}")
+    given = [word for parameter in parameters for word in ("-p", parameter)]
+    prefect("deployment", "run", "train-gpt/train-gpt", *given, "-p", f"overrides={overrides}".replace("'", '"'))
+    prefect("worker", "start", "--pool", "cairn", "--run-once")
+    (flow_run,) = [item for item in flow_runs(api_url, "train-gpt") if item["parameters"]["run_id"] == "bard"]
+    assert flow_run["state_name"] == "Suspended"
+    assert Registry(command.store, "champion").refresh().history == ()
+    answer(api_url, flow_run["id"], approve=True, by="ann", why="it rhymes")
+    prefect("worker", "start", "--pool", "cairn", "--run-once")
+    champion = Registry(command.store, "champion").refresh().champion
+    assert champion is not None and (champion.by, champion.step) == ("ann", 60)
+    assert len(command.state().attempts) == 1
