@@ -21,16 +21,19 @@ def evaluate(
     step: int,
     during_attempt: int | None = None,
     again: bool = False,
+    asked: bool = False,
     stopping: Callable[[], bool] = never,
 ) -> EvaluationRecorded | EvaluationFailed:
     """Return the recorded evaluation, or the recorded failure of the evaluator; raises `CheckpointGone`.
 
-    Once `stopping` says so the evaluator is ended and `EvaluationInterrupted` is raised, with nothing on record.
+    A spent budget is final unless somebody `asked`. Once `stopping` says so the evaluator is ended and `EvaluationInterrupted` is raised, with nothing on record.
 
     `committed` waits for the commit and raises what ended it. It is no future: of a future Prefect asks its API for the
     state, and an API that is away would cost the evaluation.
     """
-    return record_evaluation(log, committed(), plan, during_attempt=during_attempt, again=again, stopping=stopping)
+    return record_evaluation(
+        log, committed(), plan, during_attempt=during_attempt, again=again, asked=asked, stopping=stopping
+    )
 
 
 def task_name(step: int, plan: EvaluationPlan) -> str:

@@ -1,0 +1,86 @@
+"""EleutherAI's lm-evaluation-harness as an evaluator: its tasks on a model directory, its numbers as one JSON object.
+
+Needs the extra `eval` (`pip install cairn[eval]`). Offline unless told otherwise: tasks by name need their data in the
+cache of `datasets`; a task of one's own is a YAML file of the harness beside its JSON lines, both named on the command
+line, so that editing either makes another suite.
+"""
+
+import argparse
+import json
+import math
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def arguments() -> argparse.Namespace:
+    """What to measure, and the model's folder last."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tasks", default="", help="names of the harness's own tasks, by comma")
+    parser.add_argument("--task-file", type=Path, help="YAML of a task of one's own")
+    parser.add_argument("--data", type=Path, help="its documents, JSON lines")
+    parser.add_argument("--limit", type=int, help="at most this many documents a task")
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--online", action="store_true", help="let data sets be downloaded")
+    parser.add_argument("model", type=Path)
+    return parser.parse_args()
+
+
+def own_task(file: Path, data: Path | None) -> dict[str, Any]:
+    """Read a task of one's own; its documents come from `data`."""
+    import yaml
+
+    task: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
+    if data is not None:
+        task |= {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(data.resolve())}}}
+    return task
+
+
+def measured(given: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Run the harness; numbers by task and metric."""
+    import lm_eval
+
+    tasks: list[Any] = [name for name in given.tasks.split(",") if name]
+    if given.task_file is not None:
+        tasks.append(own_task(given.task_file, given.data))
+    device = os.environ.get("CAIRN_DEVICE", "cpu")
+    found = lm_eval.simple_evaluate(
+        model="hf",
+        model_args={"pretrained": str(given.model), "dtype": "float32"},
+        tasks=tasks,
+        device="cpu" if device == "auto" else device,
+        batch_size=given.batch_size,
+        limit=given.limit,
+        bootstrap_iters=0,
+    )
+    return {name: dict(numbers(result)) for name, result in found["results"].items()}
+
+
+def numbers(result: dict[str, Any]) -> list[tuple[str, float]]:
+    """The finite numbers of a result; `acc,none` is the metric acc without a filter."""
+    return [
+        (name.removesuffix(",none"), float(value))
+        for name, value in result.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    ]
+
+
+def main() -> None:
+    """Print one JSON object; whatever libraries print goes to stderr."""
+    given = arguments()
+    if not given.online:
+        os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    try:
+        import lm_eval  # noqa: F401
+    except ImportError as error:
+        sys.exit(f"lm-evaluation-harness is not installed: {error}; pip install 'cairn[eval]'")
+    json.dump(measured(given), out)
+    out.close()
+
+
+if __name__ == "__main__":
+    main()

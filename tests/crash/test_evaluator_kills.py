@@ -1,0 +1,121 @@
+"""Evaluators killed in the middle, each of them: the run does not notice, and every evaluation is there once."""
+
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from storage.run_log import RunLog
+from tests.crash.training_command import STEPS, Command
+
+pytestmark = pytest.mark.xdist_group("evaluator-kills")  # its run is made once for all its tests
+
+EVERY = ("--set", "checkpoint.every_steps=6", "--set", "evaluation.every_commits=2")
+
+EVALUATED = [12, 24, 36, 48, 60]
+SCORE = """
+import os, sys, time
+marker = os.path.join(os.path.dirname(os.path.abspath(__file__)), "seen-" + os.environ["CAIRN_STEP"])
+if not os.path.exists(marker):
+    open(marker, "w").close()
+    time.sleep(600)
+print('{"files": %d}' % len(os.listdir(sys.argv[1])))
+"""
+
+
+def evaluators(process: subprocess.Popen[bytes]) -> Iterator[psutil.Process]:
+    """The evaluators of a command that run now."""
+    try:
+        children = psutil.Process(process.pid).children()
+    except psutil.NoSuchProcess:
+        return
+    for child in children:
+        try:
+            if "tasks.evaluator" in child.cmdline():
+                yield child
+        except psutil.Error:
+            continue
+
+
+def is_in_the_middle(evaluator: psutil.Process) -> bool:
+    """Whether it has worked for a while: its libraries alone take it that long."""
+    try:
+        return bool(evaluator.cpu_times().user > 0.5)
+    except psutil.Error:
+        return False
+
+
+def kill_every_other(process: subprocess.Popen[bytes]) -> int:
+    """Kill each evaluation's first evaluator while it works, let the second live; return how many were killed."""
+    seen, killed = list[psutil.Process](), 0
+    deadline = time.monotonic() + 240
+    while process.poll() is None:
+        assert time.monotonic() < deadline, "the run does not end"
+        for evaluator in evaluators(process):
+            if evaluator not in seen:
+                seen.append(evaluator)
+            if seen.index(evaluator) % 2 == 0 and is_in_the_middle(evaluator):
+                evaluator.kill()
+                evaluator.wait()
+                killed += 1
+        time.sleep(0.02)
+    return killed
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory, api_url: str) -> Command:
+    """A run whose every evaluator was killed once."""
+    command = Command(tmp_path_factory.mktemp("killed"), api_url)
+    process = command.start(*EVERY)
+    kills = kill_every_other(process)
+    assert (process.wait(), kills) == (0, len(EVALUATED)), command.output()
+    return command
+
+
+def test_the_weights_are_those_of_the_run_nobody_touched(killed: Command, undisturbed_sha256: str) -> None:
+    assert killed.state_sha256() == undisturbed_sha256
+
+
+def test_every_evaluation_is_there_exactly_once(killed: Command) -> None:
+    assert [item.step for item in killed.state().evaluations] == EVALUATED
+
+
+def test_every_kill_is_on_record_as_the_evaluators(killed: Command) -> None:
+    failed = killed.state().failed_evaluations
+    assert [item.step for item in failed] == EVALUATED
+    assert {item.detail for item in failed} == {"the evaluator exited with -9: nothing on stderr"}
+
+
+def test_no_attempt_was_lost_or_charged_for_it(killed: Command) -> None:
+    [attempt] = killed.state().attempts
+    assert attempt.ended is not None and (attempt.ended.reason, attempt.ended.decision.charged) == ("completed", None)
+
+
+def test_evaluators_of_ones_own_that_hang_crash_and_lie_touch_nothing(
+    tmp_path: Path, api_url: str, undisturbed_sha256: str
+) -> None:
+    command = Command(tmp_path, api_url)
+    (tmp_path / "score.py").write_text(SCORE)
+    (tmp_path / "suite.toml").write_text(
+        "batches = 1\nbatch_size = 8\nsample_tokens = 8\n"
+        '[[evaluators]]\nname = "slow-once"\ncommand = "python score.py"\ntimeout_seconds = 25\n'
+        '[[evaluators]]\nname = "crash"\ncommand = ["python", "-c", "raise SystemExit(\'no data here\')"]\n'
+        '[[evaluators]]\nname = "nonsense"\ncommand = ["python", "-c", "print(\'NaN\')"]\n'
+    )
+    command.train("--set", "evaluation.suite=suite.toml", "--set", "checkpoint.every_steps=30")
+    state = command.state()
+    assert command.state_sha256() == undisturbed_sha256
+    assert Counter(item.suite for item in state.evaluations) == {"held-out": 1, "slow-once": 1}
+    assert Counter(item.suite for item in state.failed_evaluations) == {"slow-once": 1, "crash": 2, "nonsense": 2}
+    details = {item.suite: item.detail for item in state.failed_evaluations}
+    assert "within 25 s" in details["slow-once"] and "no data here" in details["crash"]
+    assert "printed nonsense" in details["nonsense"]
+    [own] = [item for item in state.evaluations if item.suite == "slow-once"]
+    assert (own.step, own.metrics) == (STEPS, {"files": 6.0})
+    assert state.holds == () or {hold.alias for hold in state.holds} == {"champion"}
+    assert list((tmp_path / "cache" / "evaluations").iterdir()) == []
+    assert RunLog(command.store, "bard").refresh().finished is not None
