@@ -59,7 +59,7 @@ class CurveRules:
     plateau_share: float = 0.005
     plateau_evaluations: int = 5
     flat_share: float = 0.02
-    flat_steps: int = 90
+    flat_steps: int = 300
 
 
 CURES: Mapping[str, tuple[str, ...]] = {

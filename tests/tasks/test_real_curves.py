@@ -42,7 +42,7 @@ class RealRun:
     training: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.config = TrainingConfig(**{"steps": 240, "global_batch": BATCH, "seed": self.seed, **self.training})
+        self.config = TrainingConfig(**{"steps": 180, "global_batch": BATCH, "seed": self.seed, **self.training})
         start = self.seed * 1000
         self.windows = TokenWindows([TEXT[start : start + self.train_tokens]], BLOCK, VOCAB)
         self.val = TokenWindows([TEXT[-4000:]], BLOCK, VOCAB)
@@ -103,7 +103,7 @@ def test_a_normal_run_is_healthy_at_every_evaluation(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_hundred_times_the_learning_rate_diverges_and_leaves_a_spike(seed: int) -> None:
-    found = kinds(RealRun(seed, training={"steps": 144, "lr": 1.0, "min_lr": 0.1}))
+    found = kinds(RealRun(seed, training={"steps": 120, "lr": 1.0, "min_lr": 0.1}))
     assert VerdictKind.DIVERGING in found and found[-1] in (VerdictKind.DIVERGING, VerdictKind.SPIKING)
 
 
@@ -115,10 +115,10 @@ def test_no_learning_rate_to_speak_of_is_stuck_near_the_loss_of_a_uniform_guess(
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_poisoned_batch_without_clipping_is_a_spike_at_its_step(seed: int) -> None:
-    run = RealRun(seed, poisoned_step=150, training={"lr": 3e-3, "grad_clip": 0.0})
+    run = RealRun(seed, poisoned_step=112, training={"lr": 3e-3, "grad_clip": 0.0})
     before, after = run.verdicts()[6], judge(run._curve([]))
     assert before.kind == VerdictKind.HEALTHY
-    assert after.kind == VerdictKind.SPIKING and after.numbers["worst_spike_step"] == 150
+    assert after.kind == VerdictKind.SPIKING and after.numbers["worst_spike_step"] == 112
 
 
 @pytest.mark.parametrize("seed", SEEDS)
