@@ -12,9 +12,11 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError, Parameter
 
 from flows.acting_verbs import ACTING_VERBS
+from flows.completion import completion
 from flows.exit_code import EXPECTED_ERRORS, ExitCode, code_of_error
 from flows.output import say
 from flows.reading_verbs import READING_VERBS
+from flows.verb_help import MORE, START_HERE, examples_text, help_groups
 
 
 def _version() -> str:
@@ -28,12 +30,17 @@ app = App(
     help="Trains GPTs on machines that will be taken away, and leaves tracks.",
     version=_version,
     help_format="plaintext",
+    help_epilogue=START_HERE,
+    group_commands=MORE,
     result_action="return_value",
     suppress_keyboard_interrupt=False,
     default_parameter=Parameter(show_default=False),
 )
-for verb in (*READING_VERBS, *ACTING_VERBS):
-    app.command(verb)
+_PLACES = {verb: (group, place) for group, verbs in help_groups() for place, verb in enumerate(verbs)}
+for function in (*READING_VERBS, *ACTING_VERBS, completion):
+    name = function.__name__.replace("_", "-")
+    group, place = _PLACES.get(name, (MORE, 0))
+    app.command(function, name=name, group=group, sort_key=place, help_epilogue=examples_text(name))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -47,7 +54,7 @@ def run_command(arguments: Sequence[str]) -> int:
         code = app(list(arguments), exit_on_error=False, print_error=False)
         sys.stdout.flush()
     except CycloptsError as error:
-        say(f"cairn: {error}\nsee `cairn --help` or `cairn VERB --help`")
+        say(f"cairn: {_refusal(error)}")
         return ExitCode.USAGE
     except BrokenPipeError:  # the reader of a pipe has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -55,6 +62,14 @@ def run_command(arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, Exception) as error:
         return _explained(error)
     return code if isinstance(code, int) else ExitCode.DONE
+
+
+def _refusal(error: CycloptsError) -> str:
+    """One line: what is wrong with the command line, and where its use is shown."""
+    problem = " ".join(str(error).partition(" Available commands:")[0].split()).removesuffix(".")
+    verb = error.command_chain[0] if error.command_chain else ""
+    where = f"`cairn {verb} --help` shows how it is used" if verb else "`cairn --help` lists the verbs"
+    return f"{problem} {where}" if problem.endswith("?") else f"{problem}; {where}"
 
 
 def _explained(error: BaseException) -> ExitCode:

@@ -1,0 +1,89 @@
+"""How the verbs are listed in `cairn --help`, and an example of each at the end of its own `--help`.
+
+Owns groups and examples, as text. Refuses to know what a verb does: each says that in its docstring.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from cyclopts import Group
+
+START_HERE = """Start here:
+  cairn train deployments/quickstart.toml   train a small model, or continue it
+  cairn status quickstart                   where it stands, what happens next
+  cairn sample champion --prompt "def "     what it writes
+Every verb takes --json; `cairn VERB --help` ends with examples."""
+
+_GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("Train", ("train", "watch")),
+    ("Look at runs", ("runs", "status", "explain", "report", "attempts", "checkpoints", "evaluations", "log")),
+    ("Curves and questions", ("plot", "diagnose", "sql", "simulate")),
+    ("Models", ("models", "sample", "evaluate", "promote", "rollback", "export")),
+    ("Data", ("data", "import-tokens", "export-tokens")),
+    ("Store and machine", ("verify", "sweep", "doctor", "completion")),
+)
+
+EXAMPLES: Mapping[str, tuple[str, ...]] = {
+    "train": (
+        "cairn train run.toml",
+        "cairn train run.toml --run-id wide --set model.n_embd=256",
+        "cairn train --run-id wide",
+    ),
+    "watch": ("cairn watch", "cairn watch --once --json", "cairn watch --deployment train-gpt/train-gpt"),
+    "runs": ("cairn runs", "cairn runs --store s3://bucket/cairn --json"),
+    "status": ("cairn status quickstart", "cairn status quickstart --json"),
+    "explain": ("cairn explain quickstart", "cairn explain quickstart --attempt 3"),
+    "report": ("cairn report quickstart", "cairn report quickstart --html report.html"),
+    "attempts": ("cairn attempts quickstart", "cairn attempts quickstart --json"),
+    "checkpoints": ("cairn checkpoints quickstart", "cairn checkpoints quickstart --json"),
+    "evaluations": ("cairn evaluations quickstart", "cairn evaluations quickstart --json"),
+    "log": ("cairn log quickstart", "cairn log quickstart --json"),
+    "plot": ("cairn plot quickstart curve.png", "cairn plot quickstart curve.svg --x tokens"),
+    "diagnose": ("cairn diagnose quickstart", "cairn diagnose quickstart --json"),
+    "sql": ('cairn sql "select run_id, state, step from runs"',),
+    "simulate": (
+        "cairn simulate quickstart --days 60",
+        "cairn simulate --config run.toml --trace rates.toml --devices 512",
+    ),
+    "models": ("cairn models", "cairn models --history"),
+    "sample": (
+        'cairn sample champion --prompt "Once "',
+        "cairn sample quickstart@400 --tokens 500 --temperature 0.7",
+        "cairn sample quickstart --follow",
+    ),
+    "evaluate": (
+        "cairn evaluate champion",
+        "cairn evaluate quickstart@400 --suite deployments/suites/repetition.toml",
+    ),
+    "promote": ("cairn promote quickstart", 'cairn promote quickstart@400 --alias next --why "best of three"'),
+    "rollback": ("cairn rollback", 'cairn rollback --alias next --why "it repeats itself"'),
+    "export": ("cairn export champion ./model", "cairn export quickstart@400 ./model --json"),
+    "data": ("cairn data quickstart", "cairn data 0123abcd --window 17 --split val"),
+    "import-tokens": (
+        "cairn import-tokens --train train.bin --val val.bin --vocab-size 50257",
+        "cairn import-tokens --train a.bin b.bin --val c.bin --tokenizer tokenizer.json",
+    ),
+    "export-tokens": (
+        "cairn export-tokens quickstart ./tokens",
+        "cairn export-tokens 0123abcd ./tokens --format llm.c",
+    ),
+    "verify": ("cairn verify quickstart", "cairn verify quickstart --json"),
+    "sweep": ("cairn sweep quickstart --dry-run", "cairn sweep quickstart"),
+    "doctor": ("cairn doctor", "cairn doctor --store s3://bucket/cairn"),
+    "completion": ("cairn completion --install", "cairn completion bash > cairn.bash"),
+}
+
+
+def examples_text(verb: str) -> str:
+    """Return the examples of a verb as its help shows them; empty where there is none."""
+    lines = EXAMPLES.get(verb, ())
+    return "\n".join(["Examples:", *(f"  {line}" for line in lines)]) if lines else ""
+
+
+MORE = Group("More", sort_key=len(_GROUPS))
+"""Where what has no group of its own is listed."""
+
+
+def help_groups() -> Iterator[tuple[Group, tuple[str, ...]]]:
+    """Yield each group of verbs, in the order they are listed, with the names of its verbs."""
+    for place, (title, verbs) in enumerate(_GROUPS):
+        yield Group(title, sort_key=place), verbs
