@@ -1,7 +1,7 @@
 """The `cairn` command: its verbs gathered, its errors explained, its exit code.
 
-Owns how a command line ends. The verbs live in `reading_verbs` and `acting_verbs`, and import what they need when they
-run. Refuses to know how anything is done.
+Owns how a command line ends. The verbs live in `reading_verbs`, `acting_verbs` and
+`model_verbs`, and import what they need when they run. Refuses to know how anything is done.
 """
 
 import os
@@ -14,6 +14,7 @@ from cyclopts import App, CycloptsError, Parameter
 from flows.acting_verbs import ACTING_VERBS
 from flows.completion import completion
 from flows.exit_code import EXPECTED_ERRORS, ExitCode, code_of_error
+from flows.model_verbs import MODEL_VERBS
 from flows.output import say
 from flows.reading_verbs import READING_VERBS
 from flows.verb_help import MORE, START_HERE, examples_text, help_groups
@@ -37,7 +38,7 @@ app = App(
     default_parameter=Parameter(show_default=False),
 )
 _PLACES = {verb: (group, place) for group, verbs in help_groups() for place, verb in enumerate(verbs)}
-for function in (*READING_VERBS, *ACTING_VERBS, completion):
+for function in (*READING_VERBS, *ACTING_VERBS, *MODEL_VERBS, completion):
     name = function.__name__.replace("_", "-")
     group, place = _PLACES.get(name, (MORE, 0))
     app.command(function, name=name, group=group, sort_key=place, help_epilogue=examples_text(name))
