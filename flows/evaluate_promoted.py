@@ -17,16 +17,22 @@ from prefect.states import Completed, Failed
 
 from flows.checkpoint_evaluation import ComparisonView, EvaluationRequest, compare, plan_checkpoint
 from flows.evaluation_tables import comparison_table
+from flows.refused_by_name import refused_by_name
 from flows.run_artifacts import artifact_key
 from flows.run_lookup import find_checkpoint
+from flows.run_parameters import AgainParameter, ReferenceParameter, StoreParameter, SuiteParameter
 from flows.store_choice import choose_store
 from storage.open_store import open_store
 from tasks.evaluate import evaluate, task_name
 
 
 @flow(name="evaluate-promoted", retries=0, validate_parameters=True)
+@refused_by_name
 def evaluate_promoted(
-    reference: str = "champion", suite: str = "", store: str = "", again: bool = False
+    reference: ReferenceParameter = "champion",
+    suite: SuiteParameter = "",
+    store: StoreParameter = "",
+    again: AgainParameter = False,
 ) -> State[None]:
     """Measure a committed checkpoint under its run's suites or a suite file; what is on record is not measured again.
 

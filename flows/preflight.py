@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flows.configuration import RunConfig, check_drift, load_configuration, parse_configuration
+from flows.configuration import RunConfig, check_drift, parse_configuration
+from flows.configuration_source import configuration_folder, configuration_name, read_configuration
 from flows.errors import InvalidConfiguration
 from flows.run_lookup import configuration_document
 from model.configuration import DataConfig
@@ -48,7 +49,7 @@ def named_run(request: TrainingRequest) -> str:
         return request.run_id
     if not request.config:
         raise InvalidConfiguration("neither a configuration file nor --run-id: say which run to train or continue")
-    return Path(request.config).stem
+    return configuration_name(request.config)
 
 
 def check_before_start(store: ObjectStore, request: TrainingRequest, environment: Mapping[str, str]) -> RunConfig:
@@ -68,7 +69,7 @@ def check_before_start(store: ObjectStore, request: TrainingRequest, environment
         return wanted
     wanted = wanted or wanted_configuration(request, log.state, environment)
     _check_store(store)
-    base_dir = Path(request.config).absolute().parent if request.config else Path.cwd()
+    base_dir = configuration_folder(request.config)
     if wanted.data.snapshot:
         manifest = chosen_snapshot(store, wanted.data.snapshot).manifest
         check_block_size(manifest, wanted.model.block_size, wanted.data)
@@ -84,8 +85,14 @@ def wanted_configuration(request: TrainingRequest, state: RunState, environment:
     The log says all of it: the newest attempt's budgets, lease and checkpoint interval too, not only what is frozen.
     """
     if request.config or state.opened is None:
-        path = Path(request.config) if request.config else None
-        return load_configuration(path, overrides=request.overrides, environment=environment)
+        try:
+            return read_configuration(request.config, overrides=request.overrides, environment=environment)
+        except InvalidConfiguration as error:
+            if request.config:
+                raise
+            raise InvalidConfiguration(
+                f"run {request.run_id!r} is not in this store, and no configuration file says what to train: {error}"
+            ) from error
     return parse_configuration(
         configuration_document(state),
         overrides=request.overrides,

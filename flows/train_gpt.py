@@ -5,7 +5,6 @@ the log does not know.
 """
 
 import os
-import subprocess
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -21,12 +20,22 @@ from prefect.states import Cancelled, Completed, Failed
 from flows.attempt import Attempt, AttemptPlan
 from flows.background_sweep import BackgroundSweep
 from flows.cancellation import CancellationWatch
+from flows.code_version import code_version
 from flows.configuration import RunConfig, check_drift
+from flows.configuration_source import configuration_folder
 from flows.evaluation_planning import plan_evaluation
-from flows.preflight import TrainingRequest, named_run, wanted_configuration
+from flows.preflight import TrainingRequest, check_before_start, named_run, wanted_configuration
 from flows.progress import Progress
 from flows.promotion_use import rules_of
+from flows.refused_by_name import is_deployed, refused_by_name
 from flows.run_artifacts import RunArtifacts
+from flows.run_parameters import (
+    ConfigParameter,
+    OverridesParameter,
+    RunIdParameter,
+    StartOverParameter,
+    StoreParameter,
+)
 from flows.run_promotion import FinishedRun, best_candidate, offer_best
 from flows.store_choice import choose_store
 from flows.text_progress import TextProgress
@@ -73,26 +82,29 @@ class _Run:
 
 
 @flow(name="train-gpt", retries=0, validate_parameters=True)
+@refused_by_name
 def train_gpt(
-    config: str = "",
-    run_id: str = "",
-    overrides: list[str] | None = None,
-    store: str = "",
-    start_over: bool = False,
+    config: ConfigParameter = "",
+    run_id: RunIdParameter = "",
+    overrides: OverridesParameter = (),
+    store: StoreParameter = "",
+    start_over: StartOverParameter = False,
 ) -> State[None]:
     """Train a run to its end, or continue it.
 
     Args:
-        config: path of the run configuration (TOML); may be empty for a run that exists.
+        config: run configuration (TOML): a name in deployments/, a path or a URL; may be empty for a run that exists.
         run_id: name of the run; the same name continues the same run. Empty: the configuration file's name.
-        overrides: `section.key=value` on top of the configuration.
+        overrides: `section.key=value` on top of the configuration, one each.
         store: folder or URL of the object store; empty: CAIRN_STORE, else ./cairn-store.
         start_over: begin again at step 0 where commits exist and none can be read any more.
     """
     notice = StopNotice()
     with notice.heard():
         opened_store = open_store(choose_store(store, os.environ))
-        request = TrainingRequest(config=config, run_id=run_id, overrides=tuple(overrides or ()), start_over=start_over)
+        request = TrainingRequest(config=config, run_id=run_id, overrides=overrides, start_over=start_over)
+        if is_deployed():  # the command has done so before it started the flow
+            check_before_start(opened_store, request, os.environ)
         run = _open_run(opened_store, request, notice)
         rules = run.config.preemption
         sources = notice_sources(rules, os.environ)
@@ -154,7 +166,7 @@ def _stopped(run: _Run, ended: AttemptEnded) -> State[None] | None:
 
 
 def _open_run(store: ObjectStore, request: TrainingRequest, notice: StopNotice) -> _Run:
-    run_id = named_run(request)
+    run_id, base_dir = named_run(request), configuration_folder(request.config)
     log = RunLog(store, run_id)
     opened = log.refresh().opened
     wanted = wanted_configuration(request, log.state, os.environ)
@@ -162,16 +174,16 @@ def _open_run(store: ObjectStore, request: TrainingRequest, notice: StopNotice) 
         probe_store(store)
         with TextProgress().shown() as shown:
             snapshot = tokenize_and_split(
-                store.url, wanted.data, _base_dir(request), cache_dir=work_folder(os.environ), on_progress=shown
+                store.url, wanted.data, base_dir, cache_dir=work_folder(os.environ), on_progress=shown
             )
         check_block_size(snapshot.manifest, wanted.model.block_size, wanted.data)
-        initial = _keep_initial_weights(store, wanted, snapshot.snapshot_id, _base_dir(request))
+        initial = _keep_initial_weights(store, wanted, snapshot.snapshot_id, base_dir)
         opening = partial(_opening_entry, wanted, run_id, snapshot.snapshot_id, initial)
         opened = log.append(opening, writer=this_writer()).opened
         assert opened is not None
     check_drift(opened.config, wanted, run_id=run_id)
     progress = Progress(wanted.training.steps)
-    plan = _plan(log, opened, wanted, _base_dir(request), progress)
+    plan = _plan(log, opened, wanted, base_dir, progress)
     return _Run(
         log=log,
         config=wanted,
@@ -210,13 +222,9 @@ def _opening_entry(
         config_sha256=config.frozen_sha256(),
         data_snapshot=snapshot_id,
         total_steps=config.training.steps,
-        code_version=_code_version(),
+        code_version=code_version(),
         initial_weights_sha256=initial_sha256,
     )
-
-
-def _base_dir(request: TrainingRequest) -> Path:
-    return Path(request.config).absolute().parent if request.config else Path.cwd()
 
 
 def _plan(log: RunLog, opened: RunOpened, config: RunConfig, base_dir: Path, progress: Progress) -> AttemptPlan:
@@ -262,7 +270,7 @@ def _claim(run: _Run, number: int, reference: CheckpointReference | None, state:
         placement=this_placement(device=run.config.training.device, threads=run.plan.threads),
         config=run.config.document(),
         config_sha256=run.config.frozen_sha256(),
-        code_version=_code_version(),
+        code_version=code_version(),
         flow_run_id=run.plan.flow_run_id,
         micro_batch=min([run.config.training.micro_batch, *smaller]),
         resumed_from=reference,
@@ -327,18 +335,3 @@ def _left(run: _Run, message: str) -> State[None]:
 def _opening(started: AttemptStarted, steps: int) -> str:
     origin = f"resumes from step {started.resumed_from.step}" if started.resumed_from else "starts at step 0"
     return f"attempt {started.attempt} {origin} of {steps}"
-
-
-def _code_version() -> str:
-    from importlib.metadata import version
-
-    try:
-        commit = subprocess.run(
-            ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        commit = "unknown"
-    return f"{version('cairn')}+{commit}"

@@ -11,13 +11,16 @@ from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
+from flows.refused_by_name import refused_by_name
+from flows.run_parameters import DeploymentParameter, StoreParameter
 from flows.run_watcher import CONTINUED
 from flows.run_watching import WatchRequest, watcher
 from flows.store_choice import choose_store
 
 
 @flow(name="watch-runs", retries=0, validate_parameters=True)
-def watch_runs(store: str = "", deployment: str = "train-gpt/train-gpt") -> State[None]:
+@refused_by_name
+def watch_runs(store: StoreParameter = "", deployment: DeploymentParameter = "train-gpt/train-gpt") -> State[None]:
     """Look once at all runs of a store and continue those that must be, through their deployment.
 
     Args:

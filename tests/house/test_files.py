@@ -47,5 +47,6 @@ def test_the_deployments_name_their_flows_by_dotted_path(root: Path) -> None:
     assert re.findall(r"entrypoint: (\S+)", text) == [
         "flows.train_gpt.train_gpt",
         "flows.watch_runs.watch_runs",
+        "flows.sweep_checkpoints.sweep_checkpoints",
         "flows.evaluate_promoted.evaluate_promoted",
     ]

@@ -1,0 +1,62 @@
+"""The flow `sweep-checkpoints`: on a schedule, apply retention to every run of a store and delete what nobody needs.
+
+Owns nothing but the round: what was freed is its log and its last state's message. Idempotent, and safe beside trainers
+and other sweeps; one that is skipped or killed anywhere is made good by the next.
+"""
+
+import os
+import time
+from collections import Counter
+from random import Random
+
+from prefect import flow, get_run_logger
+from prefect.client.schemas.objects import State
+from prefect.states import Completed, Failed
+
+from flows.refused_by_name import refused_by_name
+from flows.run_parameters import DryRunParameter, MostSecondsParameter, StoreParameter
+from flows.store_choice import choose_store
+from flows.store_sweep import FAILED, StoreSweepRow, sweep_store
+from storage.open_store import open_store
+
+
+@flow(name="sweep-checkpoints", retries=0, validate_parameters=True)
+@refused_by_name
+def sweep_checkpoints(
+    store: StoreParameter = "", dry_run: DryRunParameter = False, most_seconds: MostSecondsParameter = 900.0
+) -> State[None]:
+    """Apply each run's own retention to all runs of a store, also to finished ones, and delete orphans.
+
+    Args:
+        store: folder or URL of the object store; empty: CAIRN_STORE, else ./cairn-store.
+        dry_run: say what would go and change nothing.
+        most_seconds: after this time no further run is begun; the next sweep begins anywhere, so each has its turn.
+    """
+    logger = get_run_logger()
+    rows = sweep_store(
+        open_store(choose_store(store, os.environ)),
+        dry_run=dry_run,
+        most_seconds=most_seconds,
+        random=Random(),
+        monotonic=time.monotonic,
+    )
+    for row in rows:
+        if row.why or row.superseded or row.freed_bytes:
+            logger.info(
+                "%s: %s: %s superseded, %s bytes %s",
+                row.run_id,
+                row.action,
+                row.superseded,
+                f"{row.freed_bytes:,}",
+                row.why,
+            )
+    message = _words(rows, dry_run)
+    is_failed = any(row.action == FAILED for row in rows)
+    return Failed(name="SweepFailed", message=message) if is_failed else Completed(message=message)
+
+
+def _words(rows: tuple[StoreSweepRow, ...], dry_run: bool) -> str:
+    counts = ", ".join(f"{action} {count}" for action, count in sorted(Counter(row.action for row in rows).items()))
+    freed = f"{sum(row.freed_bytes for row in rows):,} bytes {'would be freed' if dry_run else 'freed'}"
+    failed = "; ".join(f"{row.run_id}: {row.why}" for row in rows if row.action == FAILED)
+    return "; ".join(part for part in (counts or "no runs", freed, failed) if part)

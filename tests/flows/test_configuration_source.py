@@ -1,0 +1,129 @@
+"""What a person may name as the configuration of a run, and what is said where nothing is there."""
+
+import http.server
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from flows.configuration_source import MOST_BYTES, configuration_folder, configuration_name, read_configuration
+from flows.errors import InvalidConfiguration
+
+TEXT = """
+model_family = "far-away"
+[data]
+sources = ["text.txt"]
+[training]
+steps = 4
+"""
+
+
+class _Silent(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        return
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Iterator[str]:
+    """A web server that serves a folder with one configuration."""
+    (tmp_path / "served").mkdir()
+    (tmp_path / "served" / "bard.toml").write_text(TEXT)
+    handler = partial(_Silent, directory=str(tmp_path / "served"))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def family(named: str) -> str:
+    return read_configuration(named, overrides=(), environment={}).model_family
+
+
+def test_a_bare_name_is_a_file_of_deployments_wherever_one_stands(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert family("quickstart") == "gpt2-tiny"
+    assert configuration_folder("quickstart").name == "deployments"
+
+
+def test_deployments_of_the_working_directory_come_first(tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "deployments").mkdir()
+    (tmp_path / "deployments" / "quickstart.toml").write_text(TEXT)
+    monkeypatch.chdir(tmp_path)
+    assert family("quickstart") == "far-away"
+
+
+def test_an_unknown_name_is_answered_with_the_names_there_are(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidConfiguration, match=r"'quickstar': .* quickstart, tiny-shakespeare"):
+        family("quickstar")
+
+
+def test_a_file_url_is_the_file(tmp_path: Path) -> None:
+    (tmp_path / "a run.toml").write_text(TEXT)
+    url = (tmp_path / "a run.toml").as_uri()
+    assert (family(url), configuration_folder(url)) == ("far-away", tmp_path)
+
+
+def test_a_configuration_is_read_from_the_web(web: str) -> None:
+    assert family(f"{web}/bard.toml?signature=abc") == "far-away"
+
+
+def test_a_configuration_is_read_from_any_fsspec_url() -> None:
+    with fsspec.open("memory://bucket/bard.toml", "w") as file:
+        file.write(TEXT)
+    assert family("memory://bucket/bard.toml") == "far-away"
+
+
+def test_relative_paths_of_a_configuration_from_a_url_start_at_the_working_directory(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert configuration_folder("s3://bucket/runs/bard.toml") == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("named", "name"),
+    [
+        ("quickstart", "quickstart"),
+        ("deployments/bard.toml", "bard"),
+        ("s3://bucket/runs/bard.v2.toml", "bard.v2"),
+        ("https://example.org/bard.toml?signature=a/b.c", "bard"),
+    ],
+)
+def test_the_name_of_the_file_is_the_name_of_the_run(named: str, name: str) -> None:
+    assert configuration_name(named) == name
+
+
+def test_a_url_where_nothing_is_says_so_without_its_signature(web: str) -> None:
+    with pytest.raises(InvalidConfiguration, match=r"gone.toml: no such configuration file") as refused:
+        family(f"{web}/gone.toml?signature=abc")
+    assert "abc" not in str(refused.value)
+
+
+def test_a_url_with_a_password_is_refused_without_printing_it() -> None:
+    with pytest.raises(InvalidConfiguration, match=r"credentials") as refused:
+        family("https://ann:secret@example.org/bard.toml")
+    assert "secret" not in str(refused.value)
+
+
+def test_a_scheme_nobody_knows_is_refused() -> None:
+    with pytest.raises(InvalidConfiguration, match=r"gopher://here/bard.toml: cannot be read: .*gopher"):
+        family("gopher://here/bard.toml")
+
+
+def test_a_rule_broken_in_a_remote_file_is_told_with_its_url() -> None:
+    with fsspec.open("memory://bucket/bad.toml", "w") as file:
+        file.write(TEXT.replace("steps = 4", "steps = 0"))
+    with pytest.raises(InvalidConfiguration, match=r"memory://bucket/bad.toml: training.steps = 0"):
+        family("memory://bucket/bad.toml")
+
+
+def test_an_object_that_cannot_be_a_configuration_is_not_read_to_its_end() -> None:
+    with fsspec.open("memory://bucket/huge.toml", "wb") as file:
+        file.write(b"#" * (MOST_BYTES + 1))
+    with pytest.raises(InvalidConfiguration, match=r"more than"):
+        family("memory://bucket/huge.toml")

@@ -1,0 +1,88 @@
+"""Retention over all runs of a store: each by its own policy, one error is one row, the time is bounded."""
+
+from itertools import count
+from random import Random
+from typing import Any
+
+from flows.store_sweep import FAILED, NEXT_TIME, SWEPT, StoreSweepRow, sweep_store
+from storage.local_store import LocalStore
+from tests.flows.conftest import fabricate
+
+KEEP_ONE = ("checkpoint.keep_last=1", "checkpoint.keep_best=0")
+
+
+def swept(store: LocalStore, **options: Any) -> dict[str, StoreSweepRow]:
+    chosen = {"dry_run": False, "most_seconds": 60.0, "random": Random(1), "monotonic": lambda: 0.0, **options}
+    return {row.run_id: row for row in sweep_store(store, **chosen)}
+
+
+def three_runs(store: LocalStore) -> None:
+    for run_id in ("ann", "bea", "cy"):
+        run = fabricate(store, run_id)
+        run.start(overrides=KEEP_ONE)
+        for step in (10, 20, 30):
+            run.commit(step)
+
+
+def test_every_run_is_swept_by_its_own_policy(store: LocalStore) -> None:
+    three_runs(store)
+    generous = fabricate(store, "dan")
+    generous.start()
+    generous.commit(10)
+    generous.commit(20)
+    rows = swept(store)
+    assert {run_id: row.superseded for run_id, row in rows.items()} == {"ann": 2, "bea": 2, "cy": 2, "dan": 0}
+    assert all(row.action == SWEPT for row in rows.values()) and rows["ann"].freed_bytes > 0
+
+
+def test_a_second_sweep_finds_nothing_to_do(store: LocalStore) -> None:
+    three_runs(store)
+    swept(store)
+    assert {(row.superseded, row.freed_bytes) for row in swept(store).values()} == {(0, 0)}
+
+
+def test_what_the_open_attempt_is_staging_stays(store: LocalStore) -> None:
+    three_runs(store)
+    staging = "runs/ann/checkpoints/step-00000040-attempt-0001/weights-00001-of-00001.safetensors"
+    store.write(staging, b"half")
+    swept(store)
+    assert store.read(staging) == b"half"
+
+
+def test_a_dry_run_deletes_nothing(store: LocalStore) -> None:
+    three_runs(store)
+    before = store.keys("runs")
+    assert swept(store, dry_run=True)["bea"].superseded == 2
+    assert store.keys("runs") == before
+
+
+def test_a_run_whose_log_is_broken_costs_only_its_own_row(store: LocalStore) -> None:
+    three_runs(store)
+    key = store.keys("runs/bea/log")[0]
+    store.write(key, b"{}")
+    rows = swept(store)
+    assert (rows["ann"].action, rows["bea"].action, rows["cy"].action) == (SWEPT, FAILED, SWEPT)
+    assert rows["bea"].why
+
+
+def test_after_its_time_no_further_run_is_begun(store: LocalStore) -> None:
+    three_runs(store)
+    seconds = count()
+    rows = swept(store, most_seconds=2.0, monotonic=lambda: float(next(seconds)))
+    assert sorted(row.action for row in rows.values()) == [NEXT_TIME, NEXT_TIME, SWEPT]
+
+
+def test_sweeps_that_are_always_cut_short_reach_every_run(store: LocalStore) -> None:
+    three_runs(store)
+    reached = set[str]()
+    for seed in range(20):
+        seconds = count()
+        rows = swept(
+            store, most_seconds=2.0, random=Random(seed), monotonic=lambda seconds=seconds: float(next(seconds))
+        )
+        reached |= {run_id for run_id, row in rows.items() if row.action == SWEPT}
+    assert reached == {"ann", "bea", "cy"}
+
+
+def test_a_store_without_runs_is_no_error(store: LocalStore) -> None:
+    assert swept(store) == {}
