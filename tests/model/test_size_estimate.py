@@ -1,0 +1,80 @@
+from typing import Any
+
+import pytest
+import torch
+
+from model.configuration import ModelConfig, TrainingConfig
+from model.gpt import GPT
+from model.loss import token_loss
+from model.size_estimate import checkpoint_bytes, count_parameters, estimate_memory
+from model.train_state import TrainState
+
+SHAPES = [
+    ModelConfig(n_layer=1, n_head=1, n_embd=8, block_size=8),
+    ModelConfig(n_layer=3, n_head=4, n_embd=48, block_size=32),
+    ModelConfig(n_layer=2, n_head=2, n_embd=32, block_size=16, bias=False),
+]
+VOCAB = 301
+TRAINING = TrainingConfig(steps=4, global_batch=4)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_number_of_parameters_is_exact(shape: ModelConfig) -> None:
+    network = GPT(shape, VOCAB)
+    assert count_parameters(shape, VOCAB) == sum(parameter.numel() for parameter in network.parameters())
+
+
+def test_gpt_2_has_the_size_it_is_known_for() -> None:
+    assert count_parameters(ModelConfig(n_layer=12, n_head=12, n_embd=768, block_size=1024), 50257) == 124_439_808
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_checkpoint_is_as_big_as_its_tensors_but_for_the_step_counters(shape: ModelConfig) -> None:
+    state = TrainState.fresh(shape, TRAINING, VOCAB, torch.device("cpu"))
+    tensors = [named.tensor for named in state.named_tensors() if named.group != "trainer" and named.tensor.ndim]
+    assert checkpoint_bytes(count_parameters(shape, VOCAB)) == sum(tensor.numel() * 4 for tensor in tensors)
+
+
+def saved_bytes(network: GPT, batch: int, autocast: bool) -> int:
+    """Bytes of every tensor the backward pass keeps, each storage once, without the parameters."""
+    kept: dict[int, int] = {}
+    own = {parameter.untyped_storage().data_ptr() for parameter in network.parameters()}
+
+    def keep(tensor: Any) -> Any:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    tokens = torch.randint(0, VOCAB, (batch, network.config.block_size))
+    with (
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast),
+    ):
+        loss = token_loss(network(tokens), tokens)
+    del loss
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_what_is_kept_for_the_backward_pass_is_estimated_within_a_fifth(precision: Any) -> None:
+    shape, batch = ModelConfig(n_layer=3, n_head=4, n_embd=64, block_size=64), 4
+    training = TRAINING.model_copy(update={"precision": precision})
+    estimate = estimate_memory(shape, training, VOCAB, micro_batch=batch, recompute=False)
+    log_softmax = batch * shape.block_size * VOCAB * 4
+    found = saved_bytes(GPT(shape, VOCAB), batch, precision == "bf16")
+    copies = estimate.parameters_bytes - 4 * count_parameters(shape, VOCAB)
+    assert found == pytest.approx(estimate.activations_bytes + log_softmax + copies, rel=0.2)
+
+
+def test_recomputing_keeps_less_and_more_layers_keep_more() -> None:
+    def kept(layers: int, recompute: bool) -> int:
+        shape = ModelConfig(n_layer=layers, n_head=4, n_embd=64, block_size=64)
+        return estimate_memory(shape, TRAINING, VOCAB, micro_batch=4, recompute=recompute).activations_bytes
+
+    assert kept(8, True) < kept(8, False) and kept(1, False) < kept(8, False)
+
+
+def test_the_total_is_the_sum_of_its_parts() -> None:
+    estimate = estimate_memory(SHAPES[1], TRAINING, VOCAB, micro_batch=2, recompute=False)
+    assert estimate.total_bytes == sum(getattr(estimate, name) for name in type(estimate).__slots__)
