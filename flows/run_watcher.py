@@ -6,7 +6,7 @@ continued (`Continuation`) and why (`tasks.run_watch`).
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from flows.run_continuation import Begun, Busy, Continuation, Standing
@@ -14,7 +14,8 @@ from flows.watcher_memory import WatcherMemory
 from storage.errors import StorageError
 from storage.object_store import ObjectStore
 from storage.run_log import RunLog, list_run_ids
-from tasks.run_watch import Continue, Leave, Wait, decide_watch, lease_seconds
+from tasks.pending_offer import pending_offer
+from tasks.run_watch import Continue, Leave, Observed, Wait, decide_watch, lease_seconds
 
 CONTINUED, WAITS, LEFT, FAILED = "continued", "waits", "left", "failed"
 _READERS = 8
@@ -49,6 +50,7 @@ class RunWatcher:
         self._monotonic, self._sleep = monotonic, sleep
         self._logs: dict[str, RunLog] = {}
         self._untils: dict[str, float] = {}
+        self._offered = set[str]()
 
     def look(self) -> tuple[WatchRow, ...]:
         """Look once at every run; raises `StorageError` where the store does not even list them."""
@@ -107,7 +109,7 @@ class RunWatcher:
 
     def _answer(self, run_id: str) -> WatchRow:
         log = self._logs[run_id]
-        observed, now = self._memory.observe(log), self._monotonic()
+        observed, now = self._observe(log), self._monotonic()
         match decide_watch(log.state, observed, now):
             case Leave(why=why):
                 return WatchRow(run_id=run_id, action=LEFT, why=why)
@@ -118,6 +120,15 @@ class RunWatcher:
             case Continue(why=why):
                 standing = Standing(run_id=run_id, state=log.state, seconds=now - observed.unchanged_since)
                 return self._continue(standing, why)
+
+    def _observe(self, log: RunLog) -> Observed:
+        observed = self._memory.observe(log)
+        if log.state.finished is None or log.run_id in self._offered:
+            return observed
+        alias = pending_offer(self._store, log.state)
+        if not alias:  # a decision on record stays on record
+            self._offered.add(log.run_id)
+        return replace(observed, unoffered_to=alias)
 
     def _continue(self, standing: Standing, why: str) -> WatchRow:
         match self._continuation.begin(standing):

@@ -12,7 +12,7 @@ from enum import Enum
 from storage.run_state import AttemptRecord, RunState
 from tasks.budgets import RESUME
 from tasks.failures import TerminationReason
-from tasks.settings import LeaseConfig
+from tasks.settings import EvaluationConfig, LeaseConfig
 
 _RETRY_SECONDS = 30.0
 _RETRY_GROWTH = 4.0
@@ -35,6 +35,7 @@ class Observed:
     `unchanged_since` is when this watcher first saw the run stand as it does: the same attempt with the same heartbeat,
     or ended. `shows_life` says that the heartbeat or the commits of the same attempt have moved since the look before.
     `futile` counts continuations begun since, the last at `tried_at`: a run that still stands here was not helped.
+    `unoffered_to` is the alias that a finished run's best checkpoint was never offered to, if there is one.
     """
 
     owner: Life
@@ -42,6 +43,7 @@ class Observed:
     shows_life: bool = False
     futile: int = 0
     tried_at: float = 0.0
+    unoffered_to: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +91,7 @@ def _verdict(state: RunState, observed: Observed, now: float) -> Verdict:
     if state.open_attempt is not None:
         return _open(state, state.open_attempt, observed, now)
     if state.finished is not None:
-        return Leave(why=f"finished at step {state.finished.step}")
+        return _finished(state, f"finished at step {state.finished.step}", observed, now)
     return _ended(state, state.attempts[-1], observed, now)
 
 
@@ -114,6 +116,24 @@ def _open(state: RunState, owner: AttemptRecord, observed: Observed, now: float)
     if silent >= lease:
         return Continue(why=f"{whose} has been silent for its whole lease of {lease:.0f} s")
     return Wait(until=observed.unchanged_since + lease, why=f"{whose} is lost if it stays silent for {lease:.0f} s")
+
+
+def _finished(state: RunState, how: str, observed: Observed, now: float) -> Verdict:
+    if not observed.unoffered_to:
+        return Leave(why=how)
+    how = f"{how}, its best checkpoint not yet offered to {observed.unoffered_to}"
+    if observed.owner is Life.HERE:
+        return Leave(why=f"{how}: its process is alive")
+    until = observed.unchanged_since + (_offer_seconds(state) if observed.owner is Life.UNKNOWN else 0.0)
+    if now >= until:
+        return Continue(why=how)
+    return Wait(until=until, why=f"{how}; the time in which its own process may do so is not yet over")
+
+
+def _offer_seconds(state: RunState) -> float:
+    """How long the end of a run may take where nobody can see its process: its last evaluation comes first."""
+    evaluation = state.attempts[-1].started.config.get("evaluation", {})
+    return lease_seconds(state) + float(evaluation.get("timeout_seconds", EvaluationConfig().timeout_seconds))
 
 
 def _ended(state: RunState, last: AttemptRecord, observed: Observed, now: float) -> Verdict:

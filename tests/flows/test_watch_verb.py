@@ -20,7 +20,7 @@ from storage.errors import StoreUnavailable
 from storage.local_store import LocalStore
 from storage.log_entry import Writer
 from tasks.this_machine import boot_id, this_placement
-from tests.flows.conftest import Cairn, FabricatedRun, fabricate
+from tests.flows.conftest import Cairn, FabricatedRun, fabricate, promote
 
 HERE = {"host": socket.gethostname(), "boot_id": boot_id()}  # its pid 1 was not started at second 1
 ABANDONED = pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")  # as a watcher does
@@ -290,8 +290,10 @@ def test_a_child_that_died_gives_its_place_back(store: LocalStore, tmp_path: Pat
 def test_the_verb_leaves_what_is_finished_stopped_or_alive_and_says_why(store: LocalStore, cairn: Cairn) -> None:
     done, stopped, alive = (fabricate(store, name) for name in ("done", "stopped", "alive"))
     done.start()
-    done.finish(done.commit(40))
+    final = done.commit(40)
+    done.finish(final)
     done.end("completed", action="finish")
+    promote(store, "done", final, loss=2.0, alias="champion")
     stopped.start()
     stopped.end("error", action="stop")
     alive.start(placement=this_placement(device="cpu", threads=1))

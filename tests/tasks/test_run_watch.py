@@ -30,6 +30,28 @@ def test_a_finished_run_is_left(run: FabricatedRun, owner: Life) -> None:
     assert verdict(run, owner, after=1e6) == Leave(why="finished at step 40")
 
 
+def finished(run: FabricatedRun) -> FabricatedRun:
+    run.start()
+    run.finish(run.commit(40))
+    run.end("completed", action="finish")
+    return run
+
+
+def test_a_finished_run_that_died_before_its_offer_is_continued(run: FabricatedRun) -> None:
+    found = verdict(finished(run), Life.GONE, unoffered_to="champion")
+    assert found == Continue(why="finished at step 40, its best checkpoint not yet offered to champion")
+
+
+def test_a_finished_run_whose_process_lives_offers_by_itself(run: FabricatedRun) -> None:
+    assert isinstance(verdict(finished(run), Life.HERE, after=1e6, unoffered_to="champion"), Leave)
+
+
+def test_a_finished_run_elsewhere_has_time_for_its_last_evaluation_before_it_is_continued(run: FabricatedRun) -> None:
+    waits = verdict(finished(run), Life.UNKNOWN, unoffered_to="champion")
+    assert isinstance(waits, Wait) and waits.until == SEEN + LEASE + 600.0
+    assert isinstance(verdict(run, Life.UNKNOWN, after=LEASE + 600.0, unoffered_to="champion"), Continue)
+
+
 def test_a_finished_run_whose_last_receipt_is_missing_is_continued(run: FabricatedRun) -> None:
     run.start()
     run.finish(run.commit(40))

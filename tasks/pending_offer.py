@@ -1,0 +1,27 @@
+"""A finished run whose end is missing: its best checkpoint was never offered to the alias of its configuration.
+
+Owns how that is known from the two logs: a flow killed between `run-finished` and its offer leaves no decision in the
+registry. Refuses to offer. A run that asks a person first is left to people: silence there is no sign of a death.
+"""
+
+from storage.object_store import ObjectStore
+from storage.registry import Registry
+from storage.registry_entries import Promoted, Refused
+from storage.run_state import RunState
+from tasks.settings import PromotionConfig
+
+
+def pending_offer(store: ObjectStore, state: RunState) -> str:
+    """Return the alias that a finished run's best checkpoint was not offered to, or nothing where none is missing.
+
+    A run of which no evaluation succeeded has nothing to offer, and is not looked at again.
+    """
+    if state.opened is None or state.finished is None or not state.attempts:
+        return ""
+    section = state.attempts[-1].started.config.get("promotion", {})
+    if section.get("require_approval") or (state.failed_evaluations and not state.evaluations):
+        return ""
+    alias = str(section.get("alias", PromotionConfig().alias))
+    history = Registry(store, alias).refresh().history
+    offered = {body.run_id for _, body in history if isinstance(body, Promoted | Refused)}
+    return "" if state.opened.run_id in offered else alias

@@ -1,0 +1,84 @@
+"""Which finished runs were killed before their best checkpoint was offered."""
+
+from typing import Any
+
+import pytest
+
+from storage.memory_store import MemoryStore
+from storage.object_store import ObjectStore
+from storage.registry import Registry
+from storage.registry_entries import Refused
+from storage.run_entries import CheckpointReference
+from tasks.pending_offer import pending_offer
+from tests.flows.conftest import FabricatedRun, fabricate, promote
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore("offers")
+
+
+@pytest.fixture
+def run(store: MemoryStore) -> FabricatedRun:
+    return fabricate(store, "bard")
+
+
+def finish(run: FabricatedRun, *overrides: str) -> CheckpointReference:
+    run.start(overrides=overrides)
+    final = run.commit(40)
+    run.finish(final)
+    run.end("completed", action="finish")
+    return final
+
+
+def refuse(store: ObjectStore, run_id: str, final: CheckpointReference) -> None:
+    body: Any = Refused(
+        alias="champion",
+        run_id=run_id,
+        step=final.step,
+        manifest_sha256=final.manifest_sha256,
+        gate="better",
+        detail="it is not",
+        by="a test",
+    )
+    Registry(store, "champion").append(lambda _: body)
+
+
+def test_a_run_that_is_not_finished_has_nothing_to_offer(store: MemoryStore, run: FabricatedRun) -> None:
+    run.start()
+    assert pending_offer(store, run.log.state) == ""
+
+
+def test_a_finished_run_without_a_decision_awaits_its_offer(store: MemoryStore, run: FabricatedRun) -> None:
+    run.evaluate(finish(run), loss=2.0)
+    assert pending_offer(store, run.log.state) == "champion"
+
+
+def test_the_alias_is_that_of_the_run(store: MemoryStore, run: FabricatedRun) -> None:
+    finish(run, "promotion.alias=rival")
+    assert pending_offer(store, run.log.state) == "rival"
+
+
+def test_a_promotion_of_the_run_settles_it(store: MemoryStore, run: FabricatedRun) -> None:
+    promote(store, "bard", finish(run), loss=2.0, alias="champion")
+    assert pending_offer(store, run.log.state) == ""
+
+
+def test_a_refusal_of_the_run_settles_it(store: MemoryStore, run: FabricatedRun) -> None:
+    refuse(store, "bard", finish(run))
+    assert pending_offer(store, run.log.state) == ""
+
+
+def test_a_decision_about_another_run_settles_nothing(store: MemoryStore, run: FabricatedRun) -> None:
+    promote(store, "other", finish(run), loss=2.0, alias="champion")
+    assert pending_offer(store, run.log.state) == "champion"
+
+
+def test_a_run_of_which_no_evaluation_succeeded_is_left(store: MemoryStore, run: FabricatedRun) -> None:
+    run.evaluate(finish(run), loss=None)
+    assert pending_offer(store, run.log.state) == ""
+
+
+def test_a_run_that_asks_a_person_first_is_left_to_people(store: MemoryStore, run: FabricatedRun) -> None:
+    run.evaluate(finish(run, "promotion.require_approval=true"), loss=2.0)
+    assert pending_offer(store, run.log.state) == ""
