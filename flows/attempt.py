@@ -4,7 +4,6 @@ Owns the order of things; what is noticed and what is decided is found out elsew
 """
 
 import random
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -78,7 +77,7 @@ class Attempt:
         self._trainer: TrainerProcess | None = None
         self._commits: list[PrefectFuture[CheckpointReference]] = []
         self._evaluations: list[PrefectFuture[Any]] = []
-        self._leaving = threading.Event()
+        self._has_ended = False
         self._earlier_evaluations: list[PrefectFuture[Any]] = []
         self._early_stopping = EarlyStopping(log, plan.evaluation, notice, progress.say)
         self._stopped_child = False
@@ -99,13 +98,16 @@ class Attempt:
         try:
             return self._end(evidence)
         finally:
-            if self._notice.signal is not None:
-                self._leaving.set()  # no evaluator keeps a process that was told to go
+            self._has_ended = True
 
     def wait_evaluations(self) -> None:
         """Wait for every evaluation this attempt submitted; their failures are in the log already."""
         for future in self._evaluations:
             future.wait()
+
+    def _must_leave(self) -> bool:
+        """Whether evaluators are given up: none keeps a process that was told to go and has written its receipt."""
+        return self._has_ended and self._notice.signal is not None
 
     def _train(self) -> Evidence:
         problem: BaseException | None = None
@@ -192,7 +194,7 @@ class Attempt:
                 plan,
                 step=step,
                 during_attempt=self._started.attempt,
-                stopping=self._leaving.is_set,
+                stopping=self._must_leave,
                 wait_for=before,
             )
         )

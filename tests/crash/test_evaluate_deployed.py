@@ -58,12 +58,13 @@ def test_the_champion_is_measured_under_a_file_by_a_worker_and_nothing_is_traine
     command: Command, api_url: str
 ) -> None:
     command.train()
-    (command.folder / "suite.toml").write_text(SUITE)
+    suite = command.folder / "suite.toml"  # a relative path would start where `deploy` was run
+    suite.write_text(SUITE)
     before = command.state()
     prefect(command, api_url, "work-pool", "create", "cairn", "--type", "process", "--overwrite")
     prefect(command, api_url, "--no-prompt", "deploy", "--all", "--prefect-file", "deployments/prefect.yaml")
     run = ("deployment", "run", "evaluate-promoted/evaluate-promoted", "-p", "reference=champion")
-    prefect(command, api_url, *run, "-p", "suite=suite.toml")
+    prefect(command, api_url, *run, "-p", f"suite={suite}")
     prefect(command, api_url, "worker", "start", "--pool", "cairn", "--run-once")
     after = command.state()
     [flow_run] = found(api_url, "flow_runs", {"flows": {"name": {"any_": ["evaluate-promoted"]}}})

@@ -11,6 +11,7 @@ import pytest
 
 from storage.run_log import RunLog
 from tests.crash.training_command import STEPS, Command
+from tests.crash.victims import wait_for
 
 pytestmark = pytest.mark.xdist_group("evaluator-kills")  # its run is made once for all its tests
 
@@ -24,6 +25,16 @@ if not os.path.exists(marker):
     open(marker, "w").close()
     time.sleep(600)
 print('{"files": %d}' % len(os.listdir(sys.argv[1])))
+"""
+
+HANG = """
+import os, time
+if os.path.exists("hang"):
+    with open("pid.part", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename("pid.part", "pid")
+    time.sleep(600)
+print('{"score": 1}')
 """
 
 
@@ -119,3 +130,21 @@ def test_evaluators_of_ones_own_that_hang_crash_and_lie_touch_nothing(
     assert state.holds == () or {hold.alias for hold in state.holds} == {"champion"}
     assert list((tmp_path / "cache" / "evaluations").iterdir()) == []
     assert RunLog(command.store, "bard").refresh().finished is not None
+
+
+def test_a_run_that_has_to_leave_waits_for_no_evaluator(tmp_path: Path, api_url: str, undisturbed_sha256: str) -> None:
+    command = Command(tmp_path, api_url)
+    (tmp_path / "score.py").write_text(HANG)
+    (tmp_path / "hang").touch()
+    rules = ("--set", "evaluation.command=python score.py", "--set", "evaluation.every_commits=2")
+    process = command.start(*rules)
+    wait_for((tmp_path / "pid").exists, process, "the evaluator")
+    process.terminate()
+    assert process.wait(timeout=60) == 75, command.output()
+    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
+    assert "command" not in {item.suite for item in command.state().failed_evaluations}
+    (tmp_path / "hang").unlink()
+    command.train(*rules)
+    assert command.state_sha256() == undisturbed_sha256
+    last = [item.suite for item in command.state().evaluations if item.step == STEPS]
+    assert sorted(last) == ["command", "held-out"]
