@@ -19,6 +19,7 @@ from tasks.settings import (
     SUITE_KEYS,
     BudgetsConfig,
     CheckpointConfig,
+    CostConfig,
     DivergenceConfig,
     EarlyStopConfig,
     EvaluationConfig,
@@ -50,6 +51,7 @@ class RunConfig(BaseModel):
     watchdog: WatchdogConfig = WatchdogConfig()
     divergence: DivergenceConfig = DivergenceConfig()
     preemption: PreemptionConfig = PreemptionConfig()
+    cost: CostConfig = CostConfig()
 
     def document(self) -> dict[str, Any]:
         """Return the configuration as plain JSON."""

@@ -115,6 +115,30 @@ def models(
     print_document(views) if json else print_models(views)
 
 
+def report(run: str, *, html: str = "", store: StoreOption = "", json: JsonOption = False) -> None:
+    """Report a run from its opening to now: curve, attempts, why they ended, cost, evaluations, how to make it again.
+
+    JSON: run_id, newest_seq, model_family, opened_at, status, state_sha256, best, verdict, cost, reasons, attempts,
+    curve, held_out, evaluations, checkpoints, promotions, data, machines, versions, reproduction.
+
+    Args:
+        html: write one self-contained page to this file, with the picture of the run; it is replaced where it exists
+            [Markdown on stdout].
+    """
+    from flows.report_pages import markdown_report, write_html_report
+    from flows.run_lookup import find_run
+    from flows.run_report import gather_report
+
+    gathered, curves = gather_report(find_run(opened_store(store), run), os.environ)
+    if html:
+        written = write_html_report(gathered, curves, html)
+        say(f"run {run} up to step {gathered.status.step:,}: {html} ({written:,} bytes)")
+    if json:
+        print_document(gathered)
+    elif not html:
+        print(markdown_report(gathered))
+
+
 def plot(
     run: str,
     file: str,
@@ -249,6 +273,7 @@ READING_VERBS = (
     log,
     sql,
     models,
+    report,
     plot,
     diagnose,
     verify,

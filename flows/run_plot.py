@@ -61,7 +61,7 @@ def plot_run(log: RunLog, request: PlotRequest) -> PlotView:
     curves = gather_curves(log)
     draw = draw_svg if request.file.suffix.lower() == ".svg" else draw_png
     picture = draw(curves, width_px=request.width_px, height_px=request.height_px, across=request.across)
-    _write_whole(request.file, picture)
+    write_whole(request.file, picture)
     return PlotView(
         run_id=curves.run_id,
         file=str(request.file),
@@ -75,7 +75,7 @@ def plot_run(log: RunLog, request: PlotRequest) -> PlotView:
     )
 
 
-def _write_whole(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes) -> None:
     """Replace the file at once, so that whoever shows it while it is drawn anew never shows half of it."""
     try:
         with tempfile.NamedTemporaryFile(dir=path.absolute().parent, prefix=f".{path.name}.", delete=False) as file:

@@ -45,13 +45,14 @@ class StatusView:
     budgets: Mapping[str, BudgetView]
     next: str
     stopped_early: str | None = None
+    quarantined_windows: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRow:
     """One run among others; an unreadable one says why in `detail` and has no more to tell.
 
-    In `detail` a run that stopped early says where and why too.
+    In `detail` a run that stopped early says where and why too, and one that a person must decide about, how it ended.
     """
 
     run_id: str
@@ -80,6 +81,7 @@ def view_status(log: RunLog) -> StatusView:
         budgets=_budgets(state),
         next=_next(log.run_id, state, standing),
         stopped_early=stopped_early(state),
+        quarantined_windows=len(state.quarantined_windows),
     )
 
 
@@ -105,8 +107,16 @@ def _row(store: ObjectStore, run_id: str) -> RunRow:
         newest_committed_step=newest.committed.step if newest else None,
         attempts=len(state.attempts),
         opened_at=state.opened_at,
-        detail=stopped_early(state),
+        detail=_detail(log.run_id, state, standing),
     )
+
+
+def _detail(run_id: str, state: RunState, standing: str) -> str | None:
+    """Return what one line must not keep to itself: why it needs a person, or why it ended before its last step."""
+    ended = state.attempts[-1].ended if state.attempts else None
+    if standing == STOPPED and ended is not None:
+        return f"attempt {ended.attempt} ended: {ended.reason}; `cairn explain {run_id}` says why"
+    return stopped_early(state)
 
 
 def stopped_early(state: RunState) -> str | None:

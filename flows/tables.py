@@ -66,9 +66,15 @@ def print_status(status: "StatusView") -> None:
             ("newest committed", status.newest_committed_step),
             ("owner", f"pid {owner.pid} on {owner.host} ({owner.device})" if owner else None),
             ("retries left", budgets),
+            *([("stopped early", status.stopped_early)] if status.stopped_early else []),
+            *([("quarantined", _windows(status.quarantined_windows))] if status.quarantined_windows else []),
             ("next", status.next),
         ]
     )
+
+
+def _windows(count: int) -> str:
+    return f"{count:,} window{'' if count == 1 else 's'} of the data, never drawn again; `cairn log` says why"
 
 
 def print_attempts(views: "Sequence[AttemptView]") -> None:

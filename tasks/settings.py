@@ -235,3 +235,12 @@ class EarlyStopConfig(BaseModel):
     def is_on(self) -> bool:
         """Whether any rule can stop a run."""
         return bool(self.patience or self.overfit_ratio or self.on_divergence or self.on_stuck)
+
+
+class CostConfig(BaseModel):
+    """What an hour of one device costs, for estimates in reports; without a price there is no money in them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    gpu_hour_price: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    currency: Annotated[str, Field(pattern=r"^[^\W\d_]{1,8}$|^[$€£¥]$")] = "USD"

@@ -24,7 +24,7 @@ EVALUATION = {
 }
 STATUS = {
     "run_id", "state", "step", "total_steps", "newest_committed_step", "owner", "budgets", "next",
-    "stopped_early",
+    "stopped_early", "quarantined_windows",
 }
 MODEL = {
     "alias", "run_id", "step", "manifest_sha256", "evaluation", "promoted_at", "by", "why", "previous",

@@ -1,0 +1,258 @@
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from datetime import timedelta
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from flows.configuration import parse_configuration
+from flows.report_markdown import sparkline
+from flows.report_pages import html_report, markdown_report
+from flows.run_report import gather_report
+from flows.run_status import view_runs, view_status
+from storage.log_entry import Writer
+from storage.run_entries import DataQuarantined, EvaluationRecorded
+from storage.step_log import StepLine
+from tests.flows.conftest import NOON, fabricate
+
+HUMAN = Writer(host="here", pid=1)
+HOSTILE = '<script>alert(1)</script> </td> "quoted" \x1b[31m| `tick` ```'
+
+
+def steps(run: Any, attempt: int, first: int, last: int) -> None:
+    """Write the step records of one attempt."""
+    lines = [
+        StepLine(
+            step=step, attempt=attempt, train_loss=5.0 - step / 20, lr=0.1, grad_norm=1.0, tokens_per_second=10.0,
+            mfu=0.1, memory_bytes=1, seconds=0.1, probe_loss=None, sample=None,
+        )
+        for step in range(first, last + 1)
+    ]  # fmt: skip
+    data = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+    run.log.store.write(f"{run.log.prefix}/steps/attempt-{attempt:04d}.jsonl", data)
+
+
+def markdown(run: Any, environment: Mapping[str, str] | None = None) -> str:
+    return markdown_report(gather_report(run.log, environment or {})[0])
+
+
+def html(run: Any) -> str:
+    return html_report(*gather_report(run.log, {}))
+
+
+class Seen(HTMLParser):
+    """What a browser would find: tags, addresses, text, and whether every tag is closed."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.addresses: list[str] = []
+        self.open: list[str] = []
+        self.text = ""
+        self.alternatives: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+        for name, value in attributes:
+            if name in ("src", "href"):
+                self.addresses.append(value or "")
+            if name in ("alt", "aria-label"):
+                self.alternatives.append(value or "")
+
+    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.fixture
+def hostile(store: Any) -> Any:
+    """A run whose every free text is an attack."""
+    run = fabricate(store, "hostile")
+    run.start(host=HOSTILE)
+    steps(run, 1, 1, 12)
+    reference = run.commit(10)
+    run.evaluate(reference, loss=None)
+    body = DataQuarantined(attempt=1, reason=HOSTILE, windows=(3,), detail=HOSTILE)
+    run.log.append(lambda state: body, writer=HUMAN)
+    run.end(HOSTILE.replace("\x1b", ""), action="stop")
+    return run
+
+
+def test_markdown_has_every_section(bard: Any) -> None:
+    assert re.findall("^## (.+)$", markdown(bard), re.MULTILINE) == [
+        "In short", "Curve", "Timeline", "Why attempts ended", "Receipts", "Cost", "Budgets", "Evaluations", "Samples",
+        "Checkpoints", "Promotions", "Data", "Environment", "How to make it again",
+    ]  # fmt: skip
+
+
+def test_the_digest_of_the_newest_commit_is_in_the_headline(bard: Any) -> None:
+    assert bard.log.state.newest_committed.committed.state_sha256 in markdown(bard).split("## Curve")[0]
+
+
+def test_rare_reasons_come_first_and_many_equal_ones_are_one_row(fresh: Any) -> None:
+    for reason in ["preempted"] * 30 + ["oom"] + ["preempted"] * 20:
+        fresh.start()
+        fresh.end(reason, action="resume", charged=reason)
+    text = markdown(fresh)
+    reasons = text.split("## Why attempts ended")[1].split("##")[0]
+    receipts = text.split("## Receipts")[1].split("<details>")[0]
+    assert reasons.index("| oom | 1 ") < reasons.index("| preempted | 50 ")
+    assert len([line for line in receipts.splitlines() if line.startswith("| ")]) == 2 + 3
+    assert "preempted × 30" in receipts and "<summary>30 attempts in a row, 1 to 30: preempted" in text
+
+
+def test_a_run_without_attempts_has_a_report(fresh: Any) -> None:
+    assert "No step is on record yet." in markdown(fresh) and "No attempt yet." in html(fresh)
+
+
+def test_money_is_an_estimate_and_absent_without_a_price(bard: Any) -> None:
+    priced = markdown(bard, {"CAIRN_COST__GPU_HOUR_PRICE": "3600", "CAIRN_COST__CURRENCY": "EUR"})
+    assert "money" not in markdown(bard)
+    assert "**money (an estimate)**: about 2.70 EUR, of it 0.50 lost; 3600 EUR a GPU hour" in priced
+
+
+def test_the_price_of_the_configuration_is_used(fresh: Any) -> None:
+    fresh.start(overrides=["cost.gpu_hour_price=1800"])
+    fresh.end("lost", action="resume", charged="lost")
+    assert "about 1.00 USD, of it 0.25 lost" in markdown(fresh)
+
+
+def test_device_time_is_kept_lost_or_not_settled(bard: Any) -> None:
+    cost = gather_report(bard.log, {})[0].cost
+    assert (cost.gpu_seconds, cost.useful_gpu_seconds, cost.wasted_gpu_seconds) == (2.7, 1.5, 0.5)
+    assert cost.open_gpu_seconds == 0.7
+
+
+def test_time_between_attempts_is_idle(bard: Any) -> None:
+    first, second = bard.log.state.attempts
+    between = (second.started_at - first.ended_at).total_seconds()
+    assert gather_report(bard.log, {})[0].cost.between_seconds == between == 1.0
+
+
+def test_steps_trained_again_are_counted(bard: Any) -> None:
+    steps(bard, 1, 1, 25)
+    steps(bard, 2, 21, 33)
+    assert gather_report(bard.log, {})[0].cost.replayed_steps == 5
+
+
+def test_the_command_makes_a_run_of_the_same_identity(bard: Any) -> None:
+    command = gather_report(bard.log, {})[0].reproduction.command
+    words = shlex.split(command.replace("\\\n", " "))
+    overrides = [after for before, after in pairwise(words) if before == "--set"]
+    again = parse_configuration({}, overrides=overrides, environment={}, name="again")
+    assert again.frozen_sha256() == bard.log.state.opened.config_sha256
+
+
+def test_the_page_is_one_file_that_loads_and_runs_nothing(bard: Any) -> None:
+    steps(bard, 1, 1, 20)
+    seen = Seen(html(bard))
+    assert not {"script", "link", "iframe", "object"} & set(seen.tags)
+    assert all(address.startswith(("#", "data:image/png;base64,")) for address in seen.addresses)
+
+
+def test_the_page_is_well_formed_and_readable_without_seeing(bard: Any) -> None:
+    steps(bard, 1, 1, 20)
+    seen = Seen(html(bard))
+    assert seen.open == [] and seen.tags.count("h1") == 1 and "th" in seen.tags
+    assert any("Loss over steps" in text for text in seen.alternatives)
+
+
+def test_the_page_has_a_bar_for_each_attempt(bard: Any) -> None:
+    titles = re.findall("<title>(attempt .+?)</title>", html(bard))
+    assert titles == ["attempt 1: preempted, steps 0 to 12, 5.0 s", "attempt 2: open, steps 20 to 33, 0.7 s"]
+
+
+def test_a_page_cannot_be_steered_from_inside_a_run(hostile: Any) -> None:
+    seen = Seen(html(hostile))
+    assert "script" not in seen.tags and "<script>alert(1)</script>" in seen.text and "\x1b" not in seen.text
+
+
+def test_markdown_cannot_be_steered_from_inside_a_run(hostile: Any) -> None:
+    text = markdown(hostile)
+    assert "<script" not in text and "&lt;script&gt;" in text and "\x1b" not in text
+
+
+def test_no_text_of_a_run_breaks_a_table(hostile: Any) -> None:
+    for table in re.findall(r"(?:^\| .*\n)+", markdown(hostile), re.MULTILINE):
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1
+
+
+def test_a_sample_cannot_leave_its_fence(store: Any) -> None:
+    run = fabricate(store, "sampled")
+    run.start()
+    reference = run.commit(10)
+    body = EvaluationRecorded(
+        step=10, manifest_sha256=reference.manifest_sha256, suite="s", suite_sha256="5" * 64, data_snapshot="d" * 64,
+        metrics={"val_loss": 2.0}, samples=("```\n# not a heading\n\x1b[2J<b>",), evaluator_version="1",
+        started_at=NOON + timedelta(seconds=1), seconds=1.0,
+    )  # fmt: skip
+    run.log.append(lambda state: body, writer=HUMAN)
+    assert "````\n```\n# not a heading\n<b>\n````" in markdown(run)
+    assert "&lt;b&gt;</pre>" in html(run)
+
+
+def test_a_thousand_attempts_stay_small_and_readable(store: Any) -> None:
+    run = fabricate(store, "long")
+    for number in range(1000):
+        run.start()
+        run.end("lost" if number % 50 == 7 else "preempted", action="resume", charged="lost")
+    page = html(run)
+    assert len(page) < 1_000_000 and "preempted × 49" in page
+    assert len(re.findall("<rect class=.r-", page)) < 100
+
+
+def test_equal_runs_give_equal_pages(bard: Any) -> None:
+    steps(bard, 1, 1, 20)
+    assert html(bard) == html(bard)
+
+
+def test_with_html_the_file_is_written_and_named(bard: Any, cairn: Any, tmp_path: Path) -> None:
+    steps(bard, 1, 1, 20)
+    ended = cairn("report", "bard", "--html", "page.html")
+    assert (ended.code, ended.out) == (0, "") and "page.html" in ended.err
+    assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
+
+
+def test_a_file_that_cannot_be_written_is_a_usage_error(bard: Any, cairn: Any) -> None:
+    assert cairn("report", "bard", "--html", "missing/page.html").code == 2
+
+
+def test_json_has_the_report_under_stable_names(bard: Any, cairn: Any) -> None:
+    report = json.loads(cairn("report", "bard", "--json").out)
+    assert set(report) >= {
+        "run_id", "newest_seq", "model_family", "opened_at", "status", "state_sha256", "best", "cost", "reasons",
+        "attempts", "curve", "held_out", "evaluations", "checkpoints", "promotions", "data", "machines", "versions",
+        "reproduction",
+    }  # fmt: skip
+
+
+def test_losses_become_a_line_of_bars() -> None:
+    assert (sparkline([3.0, 2.0, float("nan"), 1.0]), sparkline([]), sparkline([1.0])) == ("█▅ ▁", "", "▁")
+
+
+def test_a_status_says_that_data_is_quarantined(fresh: Any, cairn: Any) -> None:
+    fresh.start()
+    body = DataQuarantined(attempt=1, reason="bad-data", windows=(3,), detail="why")
+    fresh.log.append(lambda state: body, writer=HUMAN)
+    assert view_status(fresh.log).quarantined_windows == 1
+    assert "1 window of the data, never drawn again" in cairn("status", "fresh").out
+
+
+def test_a_run_that_needs_a_person_says_so_in_the_list(fresh: Any, store: Any) -> None:
+    fresh.start()
+    fresh.end("error", action="stop")
+    assert [row.detail for row in view_runs(store)] == ["attempt 1 ended: error; `cairn explain fresh` says why"]
