@@ -97,8 +97,9 @@ def _afterwards(facts: PostMortem, receipt: AttemptView) -> str:
     if after is None:
         return f"Now: {facts.next.removeprefix(f'attempt {receipt.attempt} ended: {receipt.termination_reason}; ')}"
     how = f" with {difference(after.changed)}" if difference(after.changed) else ""
+    reached = f"got to step {after.last_step:,}" if after.last_step > after.first_step else "did no step"
     became = {None: "is still open", "completed": "finished the run"}.get(
-        after.termination_reason, f"got to step {after.last_step:,}, where it ended ({after.termination_reason})"
+        after.termination_reason, f"{reached} before it ended ({after.termination_reason})"
     )
     state = "" if after.termination_reason == "completed" else f"; the run is {facts.run_state} now"
     return f"Attempt {after.attempt} went on from step {after.first_step:,}{how} and {became}{state}"
@@ -109,7 +110,7 @@ def _sections(facts: PostMortem, receipt: AttemptView) -> Iterator[tuple[str, Se
     yield "config", _config(facts, receipt)
     yield "data", list(_data(facts, receipt))
     yield "where", _where(facts)
-    yield "set out", list(_origin(facts))
+    yield "set out", list(_origin(facts, receipt.attempt))
     yield "got to", list(_progress(facts, receipt))
     if facts.end is not None:
         yield "ended", [f"reason {receipt.termination_reason}: {one_line(receipt.detail or '', _DETAIL_CHARACTERS)}"]
@@ -174,11 +175,12 @@ def _where(facts: PostMortem) -> list[str]:
     ]
 
 
-def _origin(facts: PostMortem) -> Iterator[str]:
+def _origin(facts: PostMortem, number: int) -> Iterator[str]:
     origin = facts.origin
     assert origin is not None
     if origin.prefix is None:
-        yield "from the beginning, step 0: no checkpoint was committed that could be read"
+        nothing = "nothing was committed yet" if number == 1 else "no checkpoint was committed that could be read"
+        yield f"from the beginning, step 0: {nothing}"
     else:
         folder = origin.prefix.rsplit("/", 1)[-1]
         when = f" on {moment(origin.committed_at)}" if origin.committed_at else ""

@@ -14,6 +14,8 @@ VERBS = [
     ("attempts", "bard"),
     ("checkpoints", "bard"),
     ("evaluations", "bard"),
+    ("explain", "bard"),
+    ("report", "bard"),
     ("log", "bard"),
     ("models",),
 ]
