@@ -6,11 +6,15 @@ set -euo pipefail -o monitor
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly HOST=127.0.0.1 PORT="${PORT:-4200}" POOL=cairn GRACE_SECONDS="${GRACE_SECONDS:-60}"
-readonly BIN="${BIN:-.venv/bin}" START_SECONDS=120 STOP_SECONDS=20
+readonly BIN="${BIN:-.venv/bin}" START_SECONDS="${START_SECONDS:-180}" STOP_SECONDS=20
 export PREFECT_API_URL="http://$HOST:$PORT/api" CAIRN_ROOT="$PWD"
 export PREFECT_SERVER_ANALYTICS_ENABLED=false DO_NOT_TRACK=1 PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT=false
 # Leases kept in memory would be lost when the server restarts.
 export PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE=prefect.server.concurrency.lease_storage.filesystem
+# The password the server asks for is the one its worker and the flow runs give.
+if [[ -n ${PREFECT_SERVER_API_AUTH_STRING:-} ]]; then
+    export PREFECT_API_AUTH_STRING="${PREFECT_API_AUTH_STRING:-$PREFECT_SERVER_API_AUTH_STRING}"
+fi
 
 server=""
 worker=""
@@ -18,7 +22,7 @@ worker=""
 # The flow runs go first: a worker that is told to stop kills them before they could commit.
 # The server goes last: those who leave still have somebody to tell.
 stop_all() {
-    trap '' INT TERM
+    trap '' INT TERM HUP
     if [[ -n $worker ]]; then
         stop_runs
         stop_group "$worker"
@@ -50,22 +54,44 @@ stop_group() {
     kill -KILL -- "-$1" 2>/dev/null || true
 }
 
+# No proxy, and no password: health is the one thing a server tells everybody.
 server_answers() {
     "$BIN/python" - "$PREFECT_API_URL/health" 2>/dev/null <<'PYTHON'
+import json
 import sys
 import urllib.request
 
 direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-direct.open(sys.argv[1], timeout=2).read()
+sys.exit(json.load(direct.open(sys.argv[1], timeout=2)) is not True)
 PYTHON
 }
 
+port_is_taken() { (exec 3<>"/dev/tcp/$HOST/$PORT") 2>/dev/null; }
+
+# What Prefect says is shown where it fails, and only there.
+quietly() {
+    local output
+    output="$("$@" 2>&1)" || { printf '%s\n' "$output" "failed: $*" >&2; return 1; }
+}
+
+if [[ ! -x $BIN/prefect ]]; then
+    echo "no Prefect in $BIN; \`make up\` makes the environment first" >&2
+    exit 1
+fi
+if ! [[ $PORT =~ ^[0-9]+$ ]] || ((PORT < 1 || PORT > 65535)); then
+    echo "PORT=$PORT: must be a number from 1 to 65535" >&2
+    exit 2
+fi
 if server_answers; then
     echo "a Prefect server already answers on $PREFECT_API_URL; stop it, or choose another port: make up PORT=4300" >&2
     exit 1
 fi
+if port_is_taken; then
+    echo "port $PORT of $HOST is in use by something that is no Prefect server; choose another: make up PORT=4300" >&2
+    exit 1
+fi
 trap stop_all EXIT
-trap 'exit 0' INT TERM
+trap 'exit 0' INT TERM HUP
 
 echo "starting the Prefect server on http://$HOST:$PORT"
 "$BIN/prefect" server start --host "$HOST" --port "$PORT" >/dev/null &
@@ -78,19 +104,23 @@ until server_answers; do
 done
 
 "$BIN/prefect" work-pool inspect "$POOL" >/dev/null 2>&1 ||
-    "$BIN/prefect" work-pool create "$POOL" --type process >/dev/null
-"$BIN/prefect" --no-prompt deploy --all --prefect-file deployments/prefect.yaml >/dev/null
+    quietly "$BIN/prefect" work-pool create "$POOL" --type process
+quietly "$BIN/prefect" --no-prompt deploy --all --prefect-file deployments/prefect.yaml
 
 "$BIN/prefect" worker start --pool "$POOL" --name "cairn-${HOSTNAME:-worker}" &
 worker=$!
 cat <<EOF
 
   the UI          http://$HOST:$PORT
-  start a run     PREFECT_API_URL=$PREFECT_API_URL $BIN/prefect deployment run train-gpt/train-gpt
-  measure again   PREFECT_API_URL=$PREFECT_API_URL $BIN/prefect deployment run evaluate-promoted/evaluate-promoted -p reference=champion
+  in a shell      export PREFECT_API_URL=$PREFECT_API_URL
+  start a run     $BIN/prefect deployment run train-gpt/train-gpt -p config=quickstart
+  measure again   $BIN/prefect deployment run evaluate-promoted/evaluate-promoted -p reference=champion
   stop it all     Ctrl-C (runs commit first; after the next start watch-runs continues them within a minute)
-
 EOF
+if [[ -n ${PREFECT_SERVER_API_AUTH_STRING:-} ]]; then
+    echo "  the password    PREFECT_SERVER_API_AUTH_STRING; shells need it as PREFECT_API_AUTH_STRING, the UI asks for it"
+fi
+echo
 wait -n || true # either child ending ends the other
 echo "a child has ended" >&2
 exit 1

@@ -20,9 +20,15 @@ _PLAIN_EVERY_SECONDS = 10.0
 class Progress:
     """Shows steps, probes and messages on stderr."""
 
-    def __init__(self, total_steps: int, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Show progress towards `total_steps`."""
-        self._total = total_steps
+    def __init__(
+        self,
+        total_steps: int,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        echo: Callable[[str], None] = lambda message: None,
+    ) -> None:
+        """Show progress towards `total_steps`; `echo` is told every line that stays, steps excepted."""
+        self._total, self._echo = total_steps, echo
         self._clock = clock
         self._console = Console(file=sys.stderr, highlight=False)
         self._live: Live | None = None
@@ -41,8 +47,9 @@ class Progress:
 
     def say(self, message: str) -> None:
         """Print a line that stays."""
-        with suppress(OSError):  # a closed terminal or pipe costs the words, never the run
-            self._console.print(Text(message), soft_wrap=True)
+        self._print(message)
+        with suppress(Exception):  # whoever listens costs the words, never the run
+            self._echo(message)
 
     def step(self, done: StepDone) -> None:
         """Show a completed step; a probe's loss and sample stay on the screen."""
@@ -53,10 +60,14 @@ class Progress:
             self._live.update(Text(line))
         elif now - self._spoken_at >= _PLAIN_EVERY_SECONDS:
             self._spoken_at = now
-            self.say(line)
+            self._print(line)
         if done.probe_loss is not None:
             sample = "" if done.sample is None else f" · {' '.join(done.sample.split())[:90]!r}"
             self.say(f"  held-out loss {done.probe_loss:.3f} at step {done.step}{sample}")
+
+    def _print(self, message: str) -> None:
+        with suppress(OSError):  # a closed terminal or pipe costs the words, never the run
+            self._console.print(Text(message), soft_wrap=True)
 
     def _line(self, done: StepDone, now: float) -> str:
         first_step, first_time = self._first or (done.step, now)

@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from prefect import flow
+from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed
 
 from flows.attempt import Attempt, AttemptPlan
+from flows.attempt_sizes import next_sizes
 from flows.background_sweep import BackgroundSweep
 from flows.cancellation import CancellationWatch
 from flows.code_version import code_version
@@ -37,8 +38,8 @@ from flows.run_parameters import (
     StoreParameter,
 )
 from flows.run_promotion import FinishedRun, best_candidate, offer_best
-from flows.store_choice import choose_store
 from flows.text_progress import TextProgress
+from flows.training_store import training_store
 from flows.work_folder import work_folder
 from storage.data_snapshot import TOKENIZER, SnapshotFiles
 from storage.entry_log import this_writer
@@ -96,13 +97,13 @@ def train_gpt(
         config: run configuration (TOML): a name in deployments/, a path or a URL; may be empty for a run that exists.
         run_id: name of the run; the same name continues the same run. Empty: the configuration file's name.
         overrides: `section.key=value` on top of the configuration, one each.
-        store: folder or URL of the object store; empty: CAIRN_STORE, else ./cairn-store.
+        store: folder or URL of the object store; empty: CAIRN_STORE, else the configuration's, else ./cairn-store.
         start_over: begin again at step 0 where commits exist and none can be read any more.
     """
     notice = StopNotice()
     with notice.heard():
-        opened_store = open_store(choose_store(store, os.environ))
         request = TrainingRequest(config=config, run_id=run_id, overrides=overrides, start_over=start_over)
+        opened_store = open_store(training_store(store, request, os.environ))
         if is_deployed():  # the command has done so before it started the flow
             check_before_start(opened_store, request, os.environ)
         run = _open_run(opened_store, request, notice)
@@ -182,7 +183,8 @@ def _open_run(store: ObjectStore, request: TrainingRequest, notice: StopNotice) 
         opened = log.append(opening, writer=this_writer()).opened
         assert opened is not None
     check_drift(opened.config, wanted, run_id=run_id)
-    progress = Progress(wanted.training.steps)
+    # A worker shows nobody what its processes print: the same words are the flow run's log.
+    progress = Progress(wanted.training.steps, echo=get_run_logger().info)
     plan = _plan(log, opened, wanted, base_dir, progress)
     return _Run(
         log=log,
@@ -263,8 +265,7 @@ def _claimant(run: _Run) -> Claimant:
 
 def _claim(run: _Run, number: int, reference: CheckpointReference | None, state: RunState) -> AttemptStarted:
     ends = [attempt.ended for attempt in state.attempts if attempt.ended is not None]
-    smaller = [ended.decision.micro_batch for ended in ends if ended.decision.micro_batch]
-    recompute = any(ended.decision.activation_checkpointing for ended in ends)
+    sizes = next_sizes(state, run.config.training)
     return AttemptStarted(
         attempt=number,
         placement=this_placement(device=run.config.training.device, threads=run.plan.threads),
@@ -272,9 +273,9 @@ def _claim(run: _Run, number: int, reference: CheckpointReference | None, state:
         config_sha256=run.config.frozen_sha256(),
         code_version=code_version(),
         flow_run_id=run.plan.flow_run_id,
-        micro_batch=min([run.config.training.micro_batch, *smaller]),
+        micro_batch=sizes.micro_batch,
         resumed_from=reference,
-        activation_checkpointing=run.config.training.activation_checkpointing or recompute,
+        activation_checkpointing=sizes.activation_checkpointing,
         quarantined_samples=len(state.quarantined_windows),
         changed=_changed(ends[-1]) if ends else "",
     )

@@ -1,0 +1,130 @@
+"""`deployments/up.sh` as a person starts it: on a free port, with a home, a store and a configuration of its own."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from storage.local_store import LocalStore
+from storage.run_log import RunLog
+from storage.run_state import RunState
+from tests.crash.training_command import CONFIG
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "deployments" / "up.sh"
+START_SECONDS = 240.0
+
+
+class StartedUp:
+    """Everything `make up` starts, and the shell beside it."""
+
+    def __init__(self, folder: Path, **environment: str) -> None:
+        self.folder, self.port = folder, free_port()
+        self.environment = {**up_environment(folder, self.port), **environment}
+        self.config = folder / "bard.toml"
+        self.config.write_text(CONFIG)
+        with (folder / "up.txt").open("wb") as output:
+            self._process = subprocess.Popen(
+                [str(SCRIPT)], cwd=folder, env=self.environment, stdout=output, stderr=output, start_new_session=True
+            )
+        self._wait_until("stop it all")
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def output(self) -> str:
+        return (self.folder / "up.txt").read_text(errors="replace")
+
+    def prefect(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run `prefect` in another shell, told of nothing but the server's address and password."""
+        return subprocess.run(
+            [sys.executable, "-m", "prefect", *arguments],
+            cwd=self.folder,
+            env={**self._shell(), **environment},
+            capture_output=True,
+            text=True,
+            timeout=400,
+            check=False,
+        )
+
+    def train(self, run_id: str, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run `prefect deployment run train-gpt/train-gpt` to its end."""
+        given = ("-p", f"config={self.config}", "-p", f"run_id={run_id}", *words)
+        return self.prefect("deployment", "run", "train-gpt/train-gpt", *given, "--watch", "--watch-interval", "1")
+
+    def ask(self, path: str, body: Mapping[str, Any] | None = None, **headers: str) -> Any:
+        """Ask the API."""
+        data = None if body is None else json.dumps(body).encode()
+        sent = {"Content-Type": "application/json", **headers}
+        with urllib.request.urlopen(urllib.request.Request(f"{self.url}/{path}", data, sent), timeout=30) as answer:
+            return json.loads(answer.read() or "null")
+
+    def flow_runs(self, flow: str, **headers: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.ask("api/flow_runs/filter", {"flows": {"name": {"any_": [flow]}}}, **headers)
+        return found
+
+    def state(self, run_id: str) -> RunState:
+        return RunLog(LocalStore(self.folder / "store"), run_id).refresh()
+
+    def processes(self) -> list[psutil.Process]:
+        """Return every living process that was started by this one, however deep and under whatever parent."""
+        return [process for process in psutil.process_iter() if self._is_ours(process)]
+
+    def stop(self, number: signal.Signals, *, within_seconds: float = 150.0) -> int:
+        """Send the signal to the script alone; returns its exit code once it has left."""
+        if self._process.poll() is None:
+            self._process.send_signal(number)
+        try:
+            return self._process.wait(timeout=within_seconds)
+        finally:
+            for process in self.processes() if self._process.poll() is None else []:
+                process.kill()
+
+    def _shell(self) -> dict[str, str]:
+        names = ("PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING")
+        kept = {key: value for key, value in self.environment.items() if key not in names}
+        password = {name: value for name, value in self.environment.items() if name == names[0]}
+        return {**kept, **password, "PREFECT_API_URL": f"{self.url}/api", "PREFECT_HOME": str(self.folder / "shell")}
+
+    def _is_ours(self, process: psutil.Process) -> bool:
+        try:
+            return process.environ().get("CAIRN_CACHE") == str(self.folder / "cache") and (
+                process.status() != psutil.STATUS_ZOMBIE
+            )
+        except psutil.Error:
+            return False
+
+    def _wait_until(self, words: str) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while words not in self.output():
+            assert self._process.poll() is None and time.monotonic() < deadline, self.output()
+            time.sleep(0.2)
+
+
+def up_environment(folder: Path, port: int) -> dict[str, str]:
+    """Return the environment of a person who has set nothing but where things lie."""
+    return {
+        **os.environ,
+        "BIN": str(Path(sys.executable).parent),
+        "PORT": str(port),
+        "PREFECT_HOME": str(folder / "home"),
+        "CAIRN_STORE": str(folder / "store"),
+        "CAIRN_CACHE": str(folder / "cache"),
+    }
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    return port

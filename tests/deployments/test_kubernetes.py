@@ -1,0 +1,155 @@
+"""What would be sent to a cluster: Prefect's own worker renders it, the Kubernetes schemas judge it."""
+
+import asyncio
+import json
+import re
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from flows.configuration import load_configuration
+
+FOLDER = Path(__file__).parents[2] / "deployments" / "kubernetes"
+TEMPLATE = json.loads((FOLDER / "job-template.json").read_text(encoding="utf-8"))
+DEPLOYMENTS = yaml.safe_load((FOLDER / "prefect.yaml").read_text(encoding="utf-8"))["deployments"]
+OLDEST, NEWEST = "1.30", "1.37"
+MANIFESTS = [
+    pytest.param(document, id=f"{path.stem}-{document['kind']}-{document['metadata']['name']}")
+    for path in sorted(FOLDER.glob("*.yaml"))
+    if path.stem not in ("prefect", "kustomization")
+    for document in yaml.safe_load_all(path.read_text(encoding="utf-8"))
+]
+
+
+def rendered(**job_variables: Any) -> dict[str, Any]:
+    """Return the Job that Prefect's worker would create for a flow run."""
+    from prefect.client.schemas.objects import Flow, FlowRun
+    from prefect_kubernetes.worker import KubernetesWorkerJobConfiguration
+
+    no_api: Any = object()  # asked only for blocks, which the template names none of; without it a server would start
+    rendering = KubernetesWorkerJobConfiguration.from_template_and_values(TEMPLATE, job_variables, client=no_api)
+    configuration = asyncio.run(rendering)
+    flow = Flow(name="train-gpt")
+    flow_run = FlowRun(id=uuid4(), flow_id=flow.id, name="bard · continued after attempt 1")
+    configuration.prepare_for_flow_run(flow_run, flow=flow, worker_name="cairn-worker")
+    manifest: dict[str, Any] = json.loads(json.dumps(configuration.job_manifest))
+    return manifest
+
+
+def pod_of(manifest: dict[str, Any]) -> dict[str, Any]:
+    pod: dict[str, Any] = manifest["spec"]["template"]["spec"]
+    return pod
+
+
+def environment_of(manifest: dict[str, Any]) -> dict[str, str]:
+    (container,) = pod_of(manifest)["containers"]
+    return {item["name"]: item["value"] for item in container["env"]}
+
+
+@pytest.fixture(scope="module")
+def job() -> dict[str, Any]:
+    """The Job of the template's own defaults."""
+    return rendered()
+
+
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+@pytest.mark.parametrize("manifest", MANIFESTS)
+def test_every_manifest_is_one_that_kubernetes_knows(manifest: dict[str, Any], version: str) -> None:
+    kubernetes_validate.validate(manifest, version, strict=True)
+
+
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+@pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=[item["name"] for item in DEPLOYMENTS])
+def test_the_job_of_every_deployment_is_one_that_kubernetes_knows(deployment: dict[str, Any], version: str) -> None:
+    manifest = rendered(**deployment["work_pool"]["job_variables"])
+    kubernetes_validate.validate(manifest, version, strict=True)
+    assert "{{" not in json.dumps(manifest)
+
+
+def test_the_schemas_do_refuse_what_is_wrong(job: dict[str, Any]) -> None:
+    wrong = json.loads(json.dumps(job))
+    pod_of(wrong)["terminationGracePeriod"] = 5
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, NEWEST, strict=True)
+
+
+def test_every_variable_of_the_template_is_used_and_every_use_is_a_variable() -> None:
+    used = set(re.findall(r"\{\{ (\w+) \}\}", json.dumps(TEMPLATE["job_configuration"])))
+    assert used == set(TEMPLATE["variables"]["properties"])
+
+
+def test_a_job_is_tried_once_by_one_pod(job: dict[str, Any]) -> None:
+    spec = job["spec"]
+    assert (spec["backoffLimit"], spec["parallelism"], spec["completions"]) == (0, 1, 1)
+    assert pod_of(job)["restartPolicy"] == "Never"
+
+
+def test_prefect_does_not_schedule_a_preempted_flow_run_again_by_itself(job: dict[str, Any]) -> None:
+    assert environment_of(job)["PREFECT_FLOW_RUN_EXECUTE_SIGTERM_BEHAVIOR"] == "crash"
+
+
+def test_the_grace_is_longer_than_what_the_run_takes_to_commit(job: dict[str, Any]) -> None:
+    checkpoint = load_configuration(FOLDER / "trainer.toml", overrides=(), environment={}).checkpoint
+    assert pod_of(job)["terminationGracePeriodSeconds"] > checkpoint.grace_seconds + 30
+
+
+def test_the_hook_writes_the_file_that_the_trainer_waits_for(job: dict[str, Any]) -> None:
+    (container,) = pod_of(job)["containers"]
+    notice_file = environment_of(job)["CAIRN_PREEMPTION__NOTICE_FILE"]
+    assert f"touch {notice_file};" in container["lifecycle"]["preStop"]["exec"]["command"][-1]
+    mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert {str(Path(notice_file).parent), environment_of(job)["CAIRN_CACHE"]} <= mounted
+
+
+def test_the_pods_environment_is_a_configuration_that_is_accepted(job: dict[str, Any]) -> None:
+    config = load_configuration(FOLDER / "trainer.toml", overrides=(), environment=environment_of(job))
+    assert (config.preemption.notice_file, config.preemption.poll_seconds) == ("/run/cairn/preempted", 1.0)
+
+
+def test_a_gpu_and_its_node_are_asked_for_unless_the_deployment_needs_none(job: dict[str, Any]) -> None:
+    (container,) = pod_of(job)["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
+    assert pod_of(job)["nodeSelector"] == {"nvidia.com/gpu.present": "true"}
+    small = {item["name"]: item for item in DEPLOYMENTS}["watch-runs"]["work_pool"]["job_variables"]
+    (container,) = pod_of(rendered(**small))["containers"]
+    assert container["resources"]["limits"].get("nvidia.com/gpu", 0) == 0
+    assert not pod_of(rendered(**small)).get("nodeSelector")
+
+
+def test_a_node_can_be_chosen_for_one_flow_run() -> None:
+    chosen = {"cloud.google.com/gke-accelerator": "nvidia-h100-80gb"}
+    assert pod_of(rendered(node_selector=chosen))["nodeSelector"] == chosen
+
+
+def test_what_is_secret_comes_from_the_secret_and_stands_in_no_manifest(job: dict[str, Any]) -> None:
+    (container,) = pod_of(job)["containers"]
+    assert container["envFrom"] == [{"secretRef": {"name": "cairn"}}]
+    assert [name for name in environment_of(job) if re.search("AUTH|KEY|SECRET|PASSWORD|TOKEN", name)] == []
+
+
+def test_the_trainer_has_no_rights_in_the_cluster_and_is_not_root(job: dict[str, Any]) -> None:
+    pod = pod_of(job)
+    assert (pod["automountServiceAccountToken"], pod["securityContext"]["runAsNonRoot"]) == (False, True)
+    bound = [
+        subject["name"]
+        for manifest in (parameter.values[0] for parameter in MANIFESTS)
+        if isinstance(manifest, dict) and manifest["kind"] == "RoleBinding"
+        for subject in manifest["subjects"]
+    ]
+    assert bound == ["cairn-worker"] and pod["serviceAccountName"] == "cairn-trainer"
+
+
+def test_both_prefect_files_deploy_the_same_flows() -> None:
+    here = yaml.safe_load((FOLDER.parent / "prefect.yaml").read_text(encoding="utf-8"))["deployments"]
+    assert [(item["name"], item["entrypoint"], item["tags"]) for item in here] == [
+        (item["name"], item["entrypoint"], item["tags"]) for item in sorted(DEPLOYMENTS, key=_as_in(here))
+    ]
+
+
+def _as_in(others: list[dict[str, Any]]) -> Any:
+    names = [item["name"] for item in others]
+    return lambda item: names.index(item["name"])
