@@ -4,14 +4,17 @@ Owns what a person types to act. Each verb imports what it needs when it runs. R
 """
 
 import os
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
 from flows.exit_code import ExitCode
-from flows.output import print_document, say
+from flows.output import print_document, print_facts, say
 from flows.store_choice import choose_store
 from flows.verb_options import JsonOption, Overrides, StoreOption, opened_store
+
+if TYPE_CHECKING:
+    from flows.preflight import TrainingRequest
 
 TokenPaths = Annotated[tuple[str, ...], Parameter(negative="", consume_multiple=True, help=".bin files, in order")]
 
@@ -22,6 +25,7 @@ def train(
     run_id: str = "",
     set_: Overrides = (),
     start_over: Annotated[bool, Parameter(negative="")] = False,
+    dry_run: Annotated[bool, Parameter(negative="")] = False,
     store: StoreOption = "",
     json: JsonOption = False,
 ) -> ExitCode:
@@ -31,24 +35,30 @@ def train(
         config: path of the run configuration (TOML); may be left out for a run that exists.
         run_id: name of the run [the configuration file's name].
         start_over: where a run has commits and none can be read any more, begin again at step 0 instead of exit 5.
+        dry_run: say what would happen, and how much memory, time, money and store it would take; start nothing.
     """
     from flows.prefect_session import Terminated, leave_undelivered, run_train_gpt, terminable
     from flows.preflight import TrainingRequest, check_before_start, named_run
     from flows.run_lookup import find_run
     from flows.run_status import view_status
+    from flows.training_store import store_option, training_store
     from flows.training_summary import summarize
 
     request = TrainingRequest(config=config, run_id=run_id, overrides=set_, start_over=start_over)
+    if dry_run:
+        _show_plan(request, training_store(store, request, os.environ), json=json)
+        return ExitCode.DONE
     try:
         with terminable():
-            configuration = check_before_start(opened_store(store), request, os.environ)
-            end = run_train_gpt(request, choose_store(store, os.environ), say=say)
+            chosen = training_store(store, request, os.environ)
+            configuration = check_before_start(opened_store(chosen), request, os.environ)
+            end = run_train_gpt(request, chosen, say=say)
     except Terminated:
         say("preempted; the same command continues")
         return ExitCode.PREEMPTED
-    log = find_run(opened_store(store), named_run(request))
+    log = find_run(opened_store(chosen), named_run(request))
     if end.code is ExitCode.DONE:
-        for line in summarize(log, configuration, ending=end.message, store_option=store):
+        for line in summarize(log, configuration, ending=end.message, store_option=store_option(chosen, os.environ)):
             say(line)
     else:
         say(f"cairn: {end.message}")
@@ -56,6 +66,21 @@ def train(
         print_document(view_status(log))
     leave_undelivered(end.code)
     return end.code
+
+
+def _show_plan(request: "TrainingRequest", store: str, *, json: bool) -> None:
+    from flows.configuration_source import configuration_folder
+    from flows.preflight import check_before_start, named_run
+    from flows.training_plan import plan_training
+    from flows.training_plan_text import plan_facts
+    from storage.run_log import RunLog
+
+    opened = opened_store(store)
+    configuration = check_before_start(opened, request, os.environ, writable=False)
+    log = RunLog(opened, named_run(request))
+    log.refresh()
+    plan = plan_training(log, configuration, configuration_folder(request.config))
+    print_document(plan) if json else print_facts(plan_facts(plan))
 
 
 def watch(

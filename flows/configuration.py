@@ -52,6 +52,8 @@ class RunConfig(BaseModel):
     divergence: DivergenceConfig = DivergenceConfig()
     preemption: PreemptionConfig = PreemptionConfig()
     cost: CostConfig = CostConfig()
+    # Where the log lies is no part of what it says: a store can be moved.
+    store: str = Field(default="", exclude=True)
 
     def document(self) -> dict[str, Any]:
         """Return the configuration as plain JSON."""

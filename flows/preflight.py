@@ -52,8 +52,13 @@ def named_run(request: TrainingRequest) -> str:
     return configuration_name(request.config)
 
 
-def check_before_start(store: ObjectStore, request: TrainingRequest, environment: Mapping[str, str]) -> RunConfig:
-    """Return the validated configuration; raises what makes the command leave at once."""
+def check_before_start(
+    store: ObjectStore, request: TrainingRequest, environment: Mapping[str, str], *, writable: bool = True
+) -> RunConfig:
+    """Return the validated configuration; raises what makes the command leave at once.
+
+    That a new run can be kept is found out by writing, unless `writable` is false: then nothing is written at all.
+    """
     log = RunLog(store, named_run(request))
     wanted = None
     if request.config:
@@ -68,7 +73,8 @@ def check_before_start(store: ObjectStore, request: TrainingRequest, environment
         check_drift(opened.config, wanted, run_id=log.run_id)
         return wanted
     wanted = wanted or wanted_configuration(request, log.state, environment)
-    _check_store(store)
+    if writable:
+        _check_store(store)
     base_dir = configuration_folder(request.config)
     if wanted.data.snapshot:
         manifest = chosen_snapshot(store, wanted.data.snapshot).manifest

@@ -152,10 +152,16 @@ def _step(log: RunLog, standing: str) -> int:
 
 
 def _budgets(state: RunState) -> dict[str, BudgetView]:
-    from tasks.budgets import spending
     from tasks.settings import BudgetsConfig
 
     limits = dict(configuration_document(state).get("budgets", {})) or BudgetsConfig().model_dump(mode="json")
+    return view_budgets(state, limits)
+
+
+def view_budgets(state: RunState, limits: Mapping[str, Any]) -> dict[str, BudgetView]:
+    """Return what each budget has spent and would have left under `limits`, a configuration's budgets as JSON."""
+    from tasks.budgets import spending
+
     reasons = {name.replace("_", "-"): limit for name, limit in limits.items()}
     return {
         reason: _budget(limit, spending(state.attempts, reason).since_progress, spending(state.attempts, reason).total)

@@ -25,6 +25,7 @@ _GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
 EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "train": (
         "cairn train run.toml",
+        "cairn train run.toml --dry-run",
         "cairn train run.toml --run-id wide --set model.n_embd=256",
         "cairn train --run-id wide",
     ),

@@ -4,12 +4,14 @@ Where the store is this machine's disk the lines go straight into the store; els
 published whole whenever a segment ends. These records are for curves; nothing is decided by them.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
 import msgspec
 
+from storage.errors import ObjectMissing
 from storage.object_store import ObjectStore
 
 
@@ -61,11 +63,20 @@ def step_log_key(run_prefix: str, attempt: int) -> str:
 
 def read_step_lines(store: ObjectStore, run_prefix: str) -> list[StepLine]:
     """Return every attempt's records in attempt order; a line torn by a crash is left out."""
-    lines = []
-    for key in store.keys(f"{run_prefix}/steps"):
-        for raw in store.read(key).splitlines():
-            try:
-                lines.append(msgspec.json.decode(raw, type=StepLine))
-            except msgspec.DecodeError:
-                continue
-    return lines
+    return [line for key in store.keys(f"{run_prefix}/steps") for line in _parsed(store.read(key))]
+
+
+def read_attempt_lines(store: ObjectStore, run_prefix: str, attempt: int) -> list[StepLine]:
+    """Return one attempt's records, none where it left none; a line torn by a crash is left out."""
+    try:
+        return list(_parsed(store.read(step_log_key(run_prefix, attempt))))
+    except ObjectMissing:
+        return []
+
+
+def _parsed(data: bytes) -> Iterator[StepLine]:
+    for raw in data.splitlines():
+        try:
+            yield msgspec.json.decode(raw, type=StepLine)
+        except msgspec.DecodeError:
+            continue

@@ -6,6 +6,7 @@ to know the orchestrator.
 
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,7 +95,7 @@ def build_snapshot(
     if data.snapshot:
         return chosen_snapshot(store, data.snapshot)
     work = _work(data, base_dir, shard_tokens, workshop)
-    recipe = recipe_of(data, work.sources, _tokenizer_name(work), shard_tokens)
+    recipe = recipe_of(data, work.sources, _tokenizer_name(data, work.tokenizer), shard_tokens)
     known = known_snapshot(store, recipe)
     if known:
         _require_few_rejected(known.manifest, data)
@@ -103,6 +104,19 @@ def build_snapshot(
         snapshot_id, manifest = publish_snapshot(store, folder / "snapshot", _stage(folder, work))
         keep_recipe(store, recipe, snapshot_id)
     return SnapshotReference(snapshot_id=snapshot_id, manifest=manifest, reused=False)
+
+
+def find_built(
+    store: ObjectStore, data: DataConfig, base_dir: Path, sources: Sequence[Source]
+) -> SnapshotReference | None:
+    """Return what building from these sources, as `preview_corpus` gives them, would find made; None: it would build.
+
+    Sources of more text than is read through for a preview have no hash yet: None, too.
+    """
+    if not all(source.sha256 for source in sources):
+        return None
+    tokenizer = _given_tokenizer(data.tokenizer, base_dir)
+    return known_snapshot(store, recipe_of(data, sources, _tokenizer_name(data, tokenizer), DEFAULT_SHARD_TOKENS))
 
 
 def repair_snapshot(store: ObjectStore, snapshot_id: str, data: DataConfig, base_dir: Path, cache_dir: Path) -> int:
@@ -194,8 +208,8 @@ class _Heard:
         self.text(self._done + more, self._documents + batch.column("kind").null_count)
 
 
-def _tokenizer_name(work: _Work) -> str:
-    return f"sha256:{work.tokenizer.sha256}" if work.tokenizer else work.data.tokenizer
+def _tokenizer_name(data: DataConfig, given: Tokenizer | None) -> str:
+    return f"sha256:{given.sha256}" if given else data.tokenizer
 
 
 def _given_tokenizer(spec: str, base_dir: Path) -> Tokenizer | None:

@@ -1,0 +1,209 @@
+"""`cairn train --dry-run`: what it tells of new, interrupted, owned and finished runs, and that it changes nothing."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from flows.command import run_command
+from flows.configuration import RunConfig
+from flows.training_plan import TrainingPlan, plan_training
+from flows.training_plan_text import plan_facts
+from storage.local_store import LocalStore
+from storage.run_log import RunLog
+from storage.step_log import StepLine, step_log_key
+from tests.flows.writing_run import WritingRun, configuration, open_writing_run
+
+CONFIG = """
+[data]
+sources = ["text.txt"]
+tokenizer = "bytes"
+[model]
+n_layer = 2
+n_head = 2
+n_embd = 8
+block_size = 16
+[training]
+steps = 50
+global_batch = 4
+[checkpoint]
+every_steps = 20
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    (tmp_path / "text.txt").write_text("\n\n".join(f"line {number} of a text" for number in range(100)))
+    path = tmp_path / "run.toml"
+    path.write_text(CONFIG)
+    return path
+
+
+@pytest.fixture
+def written(tmp_path: Path, store: LocalStore) -> WritingRun:
+    """A run of 40 steps with a real snapshot; nothing is trained."""
+    return open_writing_run(store, tmp_path)
+
+
+def planned(run: WritingRun, config: RunConfig | None = None) -> TrainingPlan:
+    run.log.refresh()
+    return plan_training(run.log, config or run.config, Path.cwd())
+
+
+def shown(plan: TrainingPlan) -> dict[str, str]:
+    return dict(plan_facts(plan))
+
+
+def told(capsys: pytest.CaptureFixture[str], config: Path, *arguments: str) -> Any:
+    code = run_command(["train", str(config), "--dry-run", "--store", str(config.parent / "store"), *arguments])
+    printed = capsys.readouterr()
+    assert code == 0, printed.err
+    return json.loads(printed.out) if "--json" in arguments else printed.out
+
+
+def test_a_new_run_would_be_opened_at_step_0(capsys: pytest.CaptureFixture[str], config: Path) -> None:
+    plan = told(capsys, config, "--json")
+    assert (plan["action"], plan["attempt"], plan["from_step"], plan["total_steps"]) == ("open", 1, 0, 50)
+    assert (plan["tokens_per_step"], plan["tokens_ahead"]) == (64, 3200)
+    assert plan["checkpoints"] == {"ahead": 3, "bytes_each": 3 * 4 * 3944, "every_steps": 20, "kept_at_most": 3}
+    assert plan["model"]["parameters"] == 3944 and plan["data"]["snapshot_id"] is None
+    assert plan["evaluations"] == {"commits": 3, "suites": ["held-out"]}
+
+
+def test_people_read_one_fact_a_line(capsys: pytest.CaptureFixture[str], config: Path) -> None:
+    names = [line.split("  ")[0] for line in told(capsys, config).splitlines()]
+    expected = "would because store data model memory steps time checkpoints evaluations"
+    assert names == [*expected.split(), "retries left"]
+
+
+def test_nothing_is_written(capsys: pytest.CaptureFixture[str], config: Path) -> None:
+    told(capsys, config)
+    assert sorted(path.name for path in config.parent.rglob("*")) == ["run.toml", "text.txt"]
+
+
+def test_neither_torch_nor_the_orchestrator_is_needed(config: Path) -> None:
+    code = "import sys, flows.command as c; c.run_command(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+    command = [sys.executable, "-c", code, "train", str(config), "--dry-run", "--store", str(config.parent / "store")]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True, timeout=60)
+    assert {"torch", "prefect"} & set(done.stderr.split()) == set()
+
+
+def test_text_that_was_tokenized_before_is_known(tmp_path: Path, store: LocalStore, written: WritingRun) -> None:
+    assert written.log.state.opened is not None
+    plan = plan_training(RunLog(store, "another"), configuration(tmp_path), tmp_path)
+    assert plan.action == "open" and plan.data.snapshot_id == written.log.state.opened.data_snapshot
+
+
+def test_an_interrupted_run_would_continue_from_its_newest_commit(written: WritingRun) -> None:
+    written.start()
+    written.commit(10)
+    written.end("preempted")
+    plan = planned(written)
+    assert (plan.action, plan.attempt, plan.from_step, plan.tokens_ahead) == ("continue", 2, 10, 30 * 64)
+    assert shown(plan)["would"] == "continue run bard from step 10 of 40 as attempt 2"
+    assert shown(plan)["because"].startswith("attempt 1 ended: preempted")
+
+
+def test_a_run_with_a_live_owner_would_wait_for_it(written: WritingRun) -> None:
+    written.start()
+    plan = planned(written)
+    assert plan.action == "wait" and "exit code 7" in plan.why and shown(plan)["would"].startswith("wait for the owner")
+
+
+def test_a_finished_run_would_train_nothing(written: WritingRun) -> None:
+    written.start()
+    written.finish(written.commit(40))
+    written.end("completed")
+    plan = planned(written)
+    assert (plan.action, plan.attempt, plan.tokens_ahead) == ("nothing", None, 0)
+    assert "steps" not in shown(plan) and shown(plan)["would"] == "train nothing: run bard is finished"
+
+
+def test_a_run_killed_between_its_last_commit_and_its_end_would_be_finished(written: WritingRun) -> None:
+    written.start()
+    written.commit(40)
+    written.end("lost")
+    assert planned(written).action == "finish"
+
+
+def record(run: WritingRun, attempt: int, speeds: list[float]) -> None:
+    lines = [
+        StepLine(
+            step=step,
+            attempt=attempt,
+            train_loss=1.0,
+            lr=0.1,
+            grad_norm=1.0,
+            tokens_per_second=speed,
+            mfu=0.1,
+            memory_bytes=1,
+            seconds=0.1,
+            probe_loss=None,
+            sample=None,
+        )
+        for step, speed in enumerate(speeds, 1)
+    ]
+    run.log.store.write(step_log_key(run.log.prefix, attempt), b"\n".join(map(msgspec.json.encode, lines)))
+
+
+def test_time_is_what_the_newest_recorded_steps_say(written: WritingRun) -> None:
+    for _ in range(2):
+        written.start()
+        written.end("preempted")
+    record(written, 1, [64.0, 640.0, 1.0])
+    plan = planned(written)
+    assert (plan.time.tokens_per_second, plan.time.seconds) == (64.0, 40.0)
+    assert shown(plan)["time"] == "an estimate: 40 s of training at the 64 tokens/s of its newest steps"
+
+
+def test_without_records_and_without_a_price_nothing_is_made_up(written: WritingRun) -> None:
+    plan = planned(written)
+    assert plan.time.seconds is None and plan.cost.money is None
+    assert "cost" not in shown(plan) and shown(plan)["time"] == "not known before the run has trained a step"
+
+
+def test_cost_is_hours_times_the_price(written: WritingRun) -> None:
+    written.start()
+    record(written, 1, [64.0])
+    written.end("preempted")
+    config = written.config.model_copy(
+        update={"cost": written.config.cost.model_copy(update={"gpu_hour_price": 90.0, "currency": "EUR"})}
+    )
+    assert shown(planned(written, config))["cost"] == "an estimate: 1.00 EUR, at 90 EUR an hour"
+
+
+def test_budgets_are_those_of_the_configuration_at_hand(written: WritingRun) -> None:
+    lost = written.config.budgets.lost.model_copy(update={"retries": 77})
+    config = written.config.model_copy(update={"budgets": written.config.budgets.model_copy(update={"lost": lost})})
+    assert planned(written, config).budgets["lost"].left == 77
+
+
+@pytest.mark.parametrize(
+    ("every", "keep_every", "ahead", "kept"), [(20, 0, 2, 2), (15, 0, 3, 3), (10, 0, 4, 4), (4, 8, 10, 9)]
+)
+def test_commits_are_counted_to_the_last_step(
+    written: WritingRun, every: int, keep_every: int, ahead: int, kept: int
+) -> None:
+    rules = written.config.checkpoint.model_copy(update={"every_steps": every, "keep_every": keep_every})
+    found = planned(written, written.config.model_copy(update={"checkpoint": rules})).checkpoints
+    assert (found.ahead, found.kept_at_most) == (ahead, kept)
+
+
+def test_a_changed_frozen_value_is_drift(written: WritingRun, tmp_path: Path, cairn: Any) -> None:
+    ended = cairn("train", "--run-id", "bard", "--dry-run", "--set", "training.lr=0.5")
+    assert ended.code == 6 and "training.lr" in ended.err
+
+
+def test_an_invalid_configuration_is_a_usage_error(config: Path, cairn: Any) -> None:
+    ended = cairn("train", "run.toml", "--dry-run", "--set", "model.n_head=3")
+    assert ended.code == 2 and "n_embd=8" in ended.err
+
+
+def test_the_store_of_the_configuration_is_planned_with(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["train", str(config), "--dry-run", "--json", "--set", "store=elsewhere"]) == 0
+    assert json.loads(capsys.readouterr().out)["store"] == f"file://{config.parent / 'elsewhere'}"
