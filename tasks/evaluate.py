@@ -26,7 +26,8 @@ def evaluate(
 ) -> EvaluationRecorded | EvaluationFailed:
     """Return the recorded evaluation, or the recorded failure of the evaluator; raises `CheckpointGone`.
 
-    A spent budget is final unless somebody `asked`. Once `stopping` says so the evaluator is ended and `EvaluationInterrupted` is raised, with nothing on record.
+    A spent budget is final unless somebody `asked`. Once `stopping` says so the evaluator is ended and
+    `EvaluationInterrupted` is raised, with nothing on record.
 
     `committed` waits for the commit and raises what ended it. It is no future: of a future Prefect asks its API for the
     state, and an API that is away would cost the evaluation.
