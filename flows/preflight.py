@@ -96,9 +96,10 @@ def wanted_configuration(request: TrainingRequest, state: RunState, environment:
         except InvalidConfiguration as error:
             if request.config:
                 raise
-            raise InvalidConfiguration(
-                f"run {request.run_id!r} is not in this store, and no configuration file says what to train: {error}"
-            ) from error
+            missing = f"run {request.run_id!r} is not in this store, and no configuration file says what to train"
+            # Who overrides nothing wanted to continue, and forgot no key but the store or the name.
+            problem = str(error) if request.overrides else "`cairn runs` lists those there are; --store names another"
+            raise InvalidConfiguration(f"{missing}: {problem}") from error
     return parse_configuration(
         configuration_document(state),
         overrides=request.overrides,

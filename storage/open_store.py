@@ -18,24 +18,30 @@ def open_store(url: str) -> ObjectStore:
     """Open `./folder`, `file://…`, `memory://name`, `s3://bucket/prefix` or any other fsspec URL.
 
     The same memory URL is the same store within a process; a remote store asks again for some seconds where that is
-    safe. Raises `StorageError` on an empty URL, one that carries credentials, which belong to the environment, or a
-    chain of file systems, whose caches are never fresh.
+    safe. Raises `StorageError` on an empty URL, a path that is no folder, a URL that carries credentials, which belong
+    to the environment, or a chain of file systems, whose caches are never fresh.
     """
     if not url:
         raise StorageError("store '': must be a folder or a URL such as ./cairn-store or s3://bucket/prefix")
     if "://" not in url:
-        return LocalStore(Path(url).expanduser())
+        return _open_folder(Path(url).expanduser())
     if "::" in url:
         raise StorageError("store URL is a chain ('::'): name the store itself; caches in between serve stale names")
     parts = urlsplit(url)
     if parts.password or (parts.username and parts.scheme != "abfs"):
         raise StorageError("store URL carries credentials: put them into the environment or the credentials file")
     if parts.scheme == "file":
-        return LocalStore(Path(unquote(parts.path)))
+        return _open_folder(Path(unquote(parts.path)))
     if parts.scheme == "memory":
         with _MEMORY_LOCK:
             return _MEMORY_STORES.setdefault(parts.netloc + parts.path, MemoryStore(parts.netloc + parts.path))
     return PatientStore(_open_remote(url))
+
+
+def _open_folder(path: Path) -> LocalStore:
+    if path.exists() and not path.is_dir():
+        raise StorageError(f"store {path}: is not a folder, cannot be written or read; choose another --store")
+    return LocalStore(path)
 
 
 def _open_remote(url: str) -> ObjectStore:

@@ -1,0 +1,76 @@
+"""The exit codes that only a command with an orchestrator leaves with, from stores made by hand: nothing is trained.
+
+4: ending a lost attempt spends the last of its budget. 7: the owner shows life. The others of CONTRACT come from real
+commands in tests/flows (0, 1, 2, 3, 5, 6, 75, 130) and, after real training, beside this file (0, 4, 7, 75, 130).
+"""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from storage.heartbeat import Heartbeat, write_heartbeat
+from storage.run_entries import Placement
+from tasks.this_machine import this_placement
+from tests.crash.training_command import Command
+from tests.flows.conftest import FabricatedRun, fabricate
+
+SHORT_LEASE = ("--set", "lease.seconds=3", "--set", "lease.heartbeat_seconds=0.3")
+
+
+def continued(command: Command, *extra: str) -> int:
+    return command.start_verb("train", "--run-id", "bard", *SHORT_LEASE, *extra).wait(timeout=200)
+
+
+def vanished_here() -> Placement:
+    """A placement on this machine whose process is no more."""
+    process = os.posix_spawn("/bin/true", ["true"], {})
+    os.waitpid(process, 0)
+    here = this_placement(device="cpu", threads=1)
+    return Placement(
+        host=here.host,
+        boot_id=here.boot_id,
+        pid=process,
+        process_started=here.process_started,
+        device="cpu",
+        world_size=1,
+        threads=1,
+    )
+
+
+@contextmanager
+def beating(run: FabricatedRun) -> Iterator[None]:
+    """Show life as a trainer elsewhere would."""
+    stopped = threading.Event()
+
+    def beat() -> None:
+        number = 0
+        while not stopped.wait(0.1):
+            number += 1
+            heartbeat = Heartbeat(attempt=1, beat=number, step=1, train_loss=1.0, tokens=1, gpu_seconds=1.0)
+            write_heartbeat(run.log.store, run.log.prefix, heartbeat)
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        thread.join()
+
+
+def test_a_spent_budget_leaves_with_4_and_says_which(command: Command) -> None:
+    fabricate(command.store, "bard").start(placement=vanished_here())
+    assert continued(command, "--set", "budgets.lost.retries=0") == 4, command.output()
+    ended = command.state().attempts[-1].ended
+    assert ended is not None and (ended.reason, ended.decision.action) == ("lost", "stop")
+    assert "lost" in command.output() and "Traceback" not in command.output()
+
+
+def test_a_live_owner_leaves_with_7_and_says_where_it_is(command: Command) -> None:
+    run = fabricate(command.store, "bard")
+    run.start(host="elsewhere")
+    with beating(run):
+        assert continued(command) == 7, command.output()
+    assert "attempt 1 on elsewhere" in command.output() and "Traceback" not in command.output()
+    assert command.state().open_attempt is not None
