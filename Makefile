@@ -13,7 +13,7 @@ SUITABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.11; do \
 	if $$name -c '$(SUITABLE)' >/dev/null 2>&1; then echo $$name; break; fi; done)
 
-.PHONY: help .venv train test test-slow test-s3 bench-data bench-sql check format up clean
+.PHONY: help .venv train test test-slow test-s3 chaos bench-data bench-sql check format up clean
 
 help:  ## show this list
 	@grep -E '^[.a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([.a-z-]+):[^#]*## /\1\t/' | expand -t 14
@@ -51,6 +51,9 @@ test-s3: $(STAMP)  ## the storage tests on a real S3 server (Ceph), started and 
 			echo "make test-s3 needs Ceph's programs. On Debian or Ubuntu:" \
 				"sudo apt-get install --no-install-recommends $(CEPH)" >&2; exit 1; fi; fi
 	@$(BIN)/python -m pytest -n 2 -m s3 $(ARGS)
+
+chaos: $(STAMP)  ## kill real runs as seeds say and judge them; ARGS="--runs 20 --seed 7 --store local|s3 --minutes 30"
+	@$(BIN)/python -m tests.chaos.campaign $(ARGS)
 
 bench-data: $(STAMP)  ## text to snapshot beside the tokenizer library alone, and its peak memory; ARGS= adds options
 	@PYTHONPATH=. $(BIN)/python tests/benchmarks/bench_tokenize.py $(ARGS)

@@ -1,0 +1,94 @@
+"""Who is on stage: the processes of one run, found by a variable in their environment, whoever started them.
+
+Owns roles and signals. What has a variable of its own cannot be confused with anybody else's process.
+"""
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+TAG = "CAIRN_CHAOS_RUN"
+
+
+class Role(StrEnum):
+    """What a process is for."""
+
+    FLOW = "flow"
+    TRAINER = "trainer"
+    EVALUATOR = "evaluator"
+    WATCHER = "watcher"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Actor:
+    """One living process of the run."""
+
+    pid: int
+    role: Role
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal; one that is gone already is no error."""
+        try:
+            os.kill(self.pid, number)
+        except ProcessLookupError:
+            return
+
+
+class Cast:
+    """The processes that carry one run's tag."""
+
+    def __init__(self, tag: str) -> None:
+        self._mark = f"{TAG}={tag}".encode()
+
+    def all(self) -> list[Actor]:
+        """Return every living process of the run; one that has ended and is not buried yet has no environment."""
+        found = []
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdigit() and (role := self._role(folder)) is not None:
+                found.append(Actor(pid=int(folder.name), role=role))
+        return found
+
+    def of(self, *roles: Role) -> list[Actor]:
+        """Return the living ones with these roles."""
+        return [actor for actor in self.all() if actor.role in roles]
+
+    def strike(self, number: signal.Signals, *roles: Role) -> list[int]:
+        """Send all of these roles a signal, parents first; returns whom."""
+        struck = sorted(self.of(*roles), key=lambda actor: list(Role).index(actor.role))
+        for actor in struck:
+            actor.signal(number)
+        return [actor.pid for actor in struck]
+
+    def wait_gone(self, pids: list[int] | None = None, *, seconds: float) -> list[Actor]:
+        """Wait until these, or all, are gone; returns those that are not."""
+        deadline = time.monotonic() + seconds
+        while True:
+            left = [actor for actor in self.all() if pids is None or actor.pid in pids]
+            if not left or time.monotonic() > deadline:
+                return left
+            time.sleep(0.02)
+
+    def _role(self, folder: Path) -> Role | None:
+        try:
+            if self._mark not in (folder / "environ").read_bytes().split(b"\0"):
+                return None
+            words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            return None
+        return role_of(words)
+
+
+def role_of(words: list[str]) -> Role:
+    """Return what a process with this command line is for."""
+    if "tasks.trainer" in words:
+        return Role.TRAINER
+    if "tasks.evaluator" in words:
+        return Role.EVALUATOR
+    if "flows.command" in words:
+        verb = words[words.index("flows.command") + 1]
+        return {"train": Role.FLOW, "watch": Role.WATCHER}.get(verb, Role.OTHER)
+    return Role.OTHER

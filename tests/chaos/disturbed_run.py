@@ -1,0 +1,90 @@
+"""One run from its first command to its end, with everything its plan does to it on the way.
+
+Owns the waiting for moments and the patience with a run that does not get there.
+"""
+
+import time
+from dataclasses import dataclass
+
+from tests.chaos.cast import Role
+from tests.chaos.plan import Fault, Moment, RunPlan
+from tests.chaos.scene import Scene
+from tests.chaos.strikes import Strike, strike
+
+_MOMENT_SECONDS = 90.0
+_END_SECONDS = 240.0
+_LOOKED_AFTER_SECONDS = 0.25
+_LAST_COMMANDS = 4
+
+
+class DoesNotEnd(AssertionError):
+    """The run is not brought to its end by those who continue it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Course:
+    """What was done to a run, and which faults never saw their moment."""
+
+    strikes: tuple[Strike, ...]
+    missed: tuple[Fault, ...]
+
+
+def disturb(scene: Scene, plan: RunPlan) -> Course:
+    """Start the run, do to it what the plan says, and have it finished; raises `DoesNotEnd`."""
+    strikes, missed, after_attempt = list[Strike](), list[Fault](), 0
+    scene.train()
+    for fault in plan.faults:
+        if _comes(scene, fault, after_attempt):
+            strikes.append(strike(scene, fault))
+            after_attempt = strikes[-1].first_attempt
+        else:
+            missed.append(fault)
+    finish(scene)
+    return Course(strikes=tuple(strikes), missed=tuple(missed))
+
+
+def finish(scene: Scene) -> None:
+    """Have the run finished by who continues it, then by the command until it says so with exit 0."""
+    deadline = time.monotonic() + _END_SECONDS
+    while scene.observer.state().finished is None or scene.cast.of(Role.FLOW):
+        if scene.observer.state().finished is None:
+            scene.keep_going()
+        if time.monotonic() > deadline:
+            raise DoesNotEnd(f"not finished after {_END_SECONDS:.0f} s: {_last_words(scene)}")
+        time.sleep(0.1)
+    scene.dismiss_watcher()
+    scene.next_environment = {}
+    for _ in range(_LAST_COMMANDS):
+        code = scene.train().process.wait(timeout=_END_SECONDS)
+        if code == 0:
+            return
+    raise DoesNotEnd(f"the command left with {code} again and again: {_last_words(scene)}")
+
+
+def _comes(scene: Scene, fault: Fault, after_attempt: int) -> bool:
+    """Wait for the fault's moment; False where it will not come any more."""
+    deadline, looked_after = time.monotonic() + _MOMENT_SECONDS, 0.0
+    while time.monotonic() < deadline:
+        if scene.observer.is_reached(fault, after_attempt):
+            return True
+        if _is_over(scene, fault):
+            return False
+        if time.monotonic() - looked_after > _LOOKED_AFTER_SECONDS:
+            looked_after = time.monotonic()
+            if scene.observer.state().finished is None:
+                scene.keep_going()
+        time.sleep(0.003 if scene.proxy is None else 0.03)
+    return False
+
+
+def _is_over(scene: Scene, fault: Fault) -> bool:
+    if scene.observer.state().finished is None:
+        return False
+    return fault.moment is not Moment.PROMOTION or not scene.cast.of(Role.FLOW)
+
+
+def _last_words(scene: Scene) -> str:
+    if not scene.started:
+        return "nothing was started"
+    words = scene.started[-1].output.read_text(errors="replace")
+    return words[-800:]

@@ -1,0 +1,236 @@
+"""What must be true of a run after everything that was done to it.
+
+Owns the questions, asked of raw entries and bytes wherever that can be; the product's own reader is asked only whether
+it agrees. The rules for single entries are those of `tests.protocol.raw_history`.
+"""
+
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from storage.errors import StorageError
+from storage.object_store import ObjectStore
+from storage.run_log import RunLog
+from storage.run_state import RunState, fold
+from storage.step_curve import splice
+from storage.step_log import read_step_lines
+from tests.chaos.observer import RUN
+from tests.chaos.plan import Kind
+from tests.chaos.scene import Scene, Started
+from tests.chaos.strikes import REASONS, Strike
+from tests.protocol.raw_history import BROKEN, READABLE, RawRun, Violation, mirrored, read_raw, tell_aliases, tell_run
+
+PREFIX = f"runs/{RUN}"
+COMPLETED = "completed"
+_FINE_CODES = frozenset({0, 7, 75, -9})
+_STORE_FAULTS = {Kind.FULL_DISK, Kind.STORE_AWAY, Kind.STORE_THROTTLED, Kind.STORE_LOSES_ANSWERS}
+_OLD_SECONDS = 2 * 86_400.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reference:
+    """The run nobody touched: its last digest, its curve, its held-out losses."""
+
+    state_sha256: str
+    curve: tuple[tuple[int, float], ...]
+    losses: frozenset[tuple[int, float]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judgement:
+    """What does not hold, and what the run cost; `is_comparable` is False where data was left out or sizes changed."""
+
+    violations: tuple[str, ...]
+    is_comparable: bool
+    attempts: int
+    reasons: dict[str, int]
+    gpu_seconds: float
+    useful_gpu_seconds: float
+
+
+def reference_of(store: ObjectStore) -> Reference:
+    """Return what another run of this configuration must equal; raises `Violation` where this one is not finished."""
+    state = RunLog(store, RUN).refresh()
+    if state.finished is None:
+        raise Violation("the run nobody touched did not finish")
+    return Reference(state_sha256=state.finished.state_sha256, curve=_curve(store, state), losses=_losses(state))
+
+
+def judge(scene: Scene, strikes: tuple[Strike, ...], reference: Reference) -> Judgement:
+    """Ask everything; a question that cannot be asked is a violation itself."""
+    store = scene.observer.store
+    state = RunLog(store, RUN).refresh()
+    is_comparable = not state.quarantines and len({a.started.micro_batch for a in state.attempts}) == 1
+    questions: list[Callable[[], Iterator[str]]] = [
+        lambda: _orphans(scene),
+        lambda: _same_run(store, state, reference) if is_comparable else iter(()),
+        lambda: _log(store, scene.observer.seen),
+        lambda: _receipts(state, strikes),
+        lambda: _commands(scene.exits()),
+        lambda: _swept(scene),
+        lambda: _verified(scene),
+    ]
+    violations = [said for question in questions for said in _asked(question)]
+    ends = [attempt.ended for attempt in state.attempts if attempt.ended is not None]
+    reasons = [ended.reason for ended in ends]
+    return Judgement(
+        violations=tuple(violations),
+        is_comparable=is_comparable,
+        attempts=len(state.attempts),
+        reasons={reason: reasons.count(reason) for reason in sorted(set(reasons))},
+        gpu_seconds=sum(ended.gpu_seconds for ended in ends),
+        useful_gpu_seconds=sum(ended.useful_gpu_seconds for ended in ends),
+    )
+
+
+def _asked(question: Callable[[], Iterator[str]]) -> list[str]:
+    try:
+        return list(question())
+    except (Violation, StorageError, KeyError, ValueError) as error:
+        return [f"{type(error).__name__}: {error}"]
+
+
+def _orphans(scene: Scene) -> Iterator[str]:
+    for actor in scene.cast.wait_gone(seconds=15.0):
+        yield f"orphan: {actor.role} {actor.pid} outlives the run"
+
+
+def _same_run(store: ObjectStore, state: RunState, reference: Reference) -> Iterator[str]:
+    if state.finished is None or state.finished.state_sha256 != reference.state_sha256:
+        yield f"other bits: {state.finished} is not {reference.state_sha256}"
+    curve = _curve(store, state)
+    steps = [step for step, _ in curve]
+    if steps != [step for step, _ in reference.curve]:
+        yield f"curve: dropped {sorted({step for step, _ in reference.curve} - set(steps))}, {len(steps)} points"
+    elif curve != reference.curve:
+        other = next(mine for mine, theirs in zip(curve, reference.curve, strict=True) if mine != theirs)
+        yield f"curve: another loss at step {other[0]}"
+    known = dict(reference.losses)
+    for step, loss in _losses(state):
+        if step in known and known[step] != loss:
+            yield f"evaluation: val_loss {loss} at step {step} is not {known[step]}"
+
+
+def _log(store: ObjectStore, seen: dict[int, str]) -> Iterator[str]:
+    left = mirrored(store)
+    told = tell_run(left, PREFIX)
+    raw = read_raw(left, f"{PREFIX}/log")
+    for seq, write_id in seen.items():
+        if seq >= len(raw) or raw[seq]["write_id"] != write_id:
+            yield f"nothing acknowledged is lost: seq {seq} was seen and is another now"
+    log = RunLog(left, RUN)
+    entries = log.read_entries()
+    state = fold(entries)
+    if state != log.refresh():
+        yield "the cache does not agree with the entries"
+    if state.refused:
+        yield f"refused entries: {state.refused}"
+    if not told.finished or told.owner is not None:
+        yield f"the run is not at its end: owner {told.owner}"
+    for prefix, status in told.status.items():
+        if status == READABLE:
+            yield from _broken_objects(left, told.commits[prefix])
+    if not any(tell_aliases(left).values()):
+        yield "nothing was promoted"
+
+
+def _broken_objects(store: ObjectStore, body: dict[str, str]) -> Iterator[str]:
+    """Hash a committed checkpoint with nothing of the product's."""
+    prefix = body["prefix"]
+    data = store.read(f"{prefix}/manifest.json")
+    if hashlib.sha256(data).hexdigest() != body["manifest_sha256"]:
+        yield f"committed verifies: {prefix}/manifest.json"
+    for item in json.loads(data)["objects"]:
+        if hashlib.sha256(store.read(f"{prefix}/{item['name']}")).hexdigest() != item["sha256"]:
+            yield f"committed verifies: {prefix}/{item['name']}"
+
+
+def _receipts(state: RunState, strikes: tuple[Strike, ...]) -> Iterator[str]:
+    for attempt in state.attempts:
+        number, ended = attempt.started.attempt, attempt.ended
+        if ended is None:
+            yield f"receipt: attempt {number} has no end"
+            continue
+        met = [s for s in strikes if not s.skipped and s.first_attempt <= number <= s.last_attempt]
+        explained = frozenset({COMPLETED}).union(*(REASONS.get(s.fault.kind, frozenset()) for s in met))
+        if ended.reason not in explained:
+            done = ", ".join(s.fault.kind for s in met) or "nothing"
+            yield f"receipt: attempt {number} ended as {ended.reason} ({ended.detail}), but {done} was done to it"
+
+
+def _commands(ended: list[Started]) -> Iterator[str]:
+    for one in ended:
+        is_excused = one.code == 1 and one.suffered & _STORE_FAULTS
+        if one.code not in _FINE_CODES and not is_excused:
+            words = one.output.read_text(errors="replace").strip().splitlines()[-3:]
+            yield f"exit: command {one.number} left with {one.code} after {sorted(one.suffered)}: {' / '.join(words)}"
+
+
+def _swept(scene: Scene) -> Iterator[str]:
+    """What remains after a sweep is something the log names; what is old and unfinished goes too."""
+    local = scene.observer.store.local_path("runs")
+    if local is not None:
+        _age_unfinished(local.parent)
+    code, words = scene.verb("sweep", RUN)
+    if code != 0:
+        yield f"sweep: exit {code}: {words[-300:]}"
+    store = scene.observer.store
+    told = tell_run(mirrored(store), PREFIX)
+    for room in ("runs", "data", "models", "probe", "initial"):
+        for key in store.keys(room):
+            if not _is_referred_to(key, told, store):
+                yield f"nobody refers to {key}"
+    if local is not None:
+        for path in local.parent.rglob(".*"):
+            yield f"an unfinished write is left: {path.relative_to(local.parent)}"
+
+
+def _is_referred_to(key: str, told: RawRun, store: ObjectStore) -> bool:
+    if re.fullmatch(rf"{PREFIX}/log/\d{{10}}\.json|{PREFIX}/fold\.json|models/[\w.-]+/(log/\d{{10}}|fold)\.json", key):
+        return True
+    if found := re.fullmatch(rf"{PREFIX}/(steps|heartbeats)/attempt-(\d+)\.jsonl?", key):
+        return 1 <= int(found[2]) <= told.claims
+    if key.startswith(f"{PREFIX}/checkpoints/"):
+        prefix, name = key.rsplit("/", 1)
+        return told.status.get(prefix) in (READABLE, BROKEN) and name in _names(store, prefix)
+    room, snapshot, name = key.split("/", 2)
+    if snapshot == "recipes":  # what a snapshot was made from, so that it is found again
+        return json.loads(store.read(key))["snapshot_id"] in {folder.split("/")[1] for folder in store.folders(room)}
+    return room == "data" and name in _data_names(store, snapshot)
+
+
+def _names(store: ObjectStore, prefix: str) -> set[str]:
+    manifest = json.loads(store.read(f"{prefix}/manifest.json"))
+    return {"manifest.json", *(item["name"] for item in manifest["objects"])}
+
+
+def _data_names(store: ObjectStore, snapshot: str) -> set[str]:
+    manifest = json.loads(store.read(f"data/{snapshot}/snapshot.json"))
+    return {"snapshot.json", *(item["key"] for item in manifest["objects"])}
+
+
+def _age_unfinished(root: Path) -> None:
+    """Let everything unfinished be two days old: by then nobody may be at it any more."""
+    then = time.time() - _OLD_SECONDS
+    for path in root.rglob(".*"):
+        os.utime(path, (then, then))
+
+
+def _verified(scene: Scene) -> Iterator[str]:
+    code, words = scene.verb("verify", RUN)
+    if code != 0:
+        yield f"verify: exit {code}: {words[-600:]}"
+
+
+def _curve(store: ObjectStore, state: RunState) -> tuple[tuple[int, float], ...]:
+    points = splice(read_step_lines(store, PREFIX), state.attempts)
+    return tuple((point.line.step, point.line.train_loss) for point in points)
+
+
+def _losses(state: RunState) -> frozenset[tuple[int, float]]:
+    return frozenset((item.step, item.metrics["val_loss"]) for item in state.evaluations)

@@ -1,0 +1,82 @@
+"""What a stranger sees of a run while it is disturbed: its log, its steps, its staged folders.
+
+Owns the reading and the memory of it: what was once seen in the log must be there at the end. Reads past every fault.
+"""
+
+from functools import partial
+from pathlib import Path
+
+from storage.heartbeat import read_heartbeat
+from storage.object_store import ObjectStore
+from storage.run_log import RunLog
+from storage.run_state import SUPERSEDED, RunState
+from tests.chaos.cast import Cast, Role
+from tests.chaos.plan import Fault, Moment
+
+RUN = "bard"
+
+
+class Observer:
+    """Looks at one run, again and again."""
+
+    def __init__(self, store: ObjectStore, cast: Cast) -> None:
+        self.store, self.cast = store, cast
+        self._log = RunLog(store, RUN)
+        self.seen: dict[int, str] = {}
+
+    def state(self) -> RunState:
+        """Return the run's state now, and remember the newest entry."""
+        state = self._log.refresh()
+        if self._log._head is not None:
+            self.seen[self._log.seq] = self._log._head.entry.write_id
+        return state
+
+    def trained_step(self, state: RunState) -> int:
+        """Return how far the newest attempt is; a store elsewhere is told by heartbeats."""
+        attempt = state.latest_attempt
+        folder = self.store.local_path(f"runs/{RUN}/steps")
+        if folder is None:
+            beat = read_heartbeat(self.store, f"runs/{RUN}", attempt)
+            return beat.step if beat else 0
+        return _last_step(folder / f"attempt-{attempt:04d}.jsonl")
+
+    def staged(self, state: RunState) -> list[str]:
+        """Return the folders of checkpoints that the newest attempt has not committed yet."""
+        ending = f"-attempt-{state.latest_attempt:04d}"
+        folders = self.store.folders(f"runs/{RUN}/checkpoints")
+        return [folder for folder in folders if folder.endswith(ending) and state.find(folder) is None]
+
+    def is_reached(self, fault: Fault, after_attempt: int) -> bool:
+        """Whether the fault's moment is now; a resume is one of an attempt after `after_attempt`."""
+        state = self.state()
+        is_there = partial(self._is_there, state)
+        match fault.moment:
+            case Moment.PROMOTION:
+                return state.finished is not None and is_there(Role.FLOW)
+            case Moment.RESUME:
+                is_new = state.open_attempt is not None and state.latest_attempt > after_attempt
+                return is_new and is_there(Role.TRAINER)
+        if state.open_attempt is None or self.trained_step(state) < fault.step:
+            return False
+        match fault.moment:
+            case Moment.STEP:
+                return is_there(Role.TRAINER)
+            case Moment.COMMIT:
+                return bool(self.staged(state)) and is_there(Role.FLOW)
+            case Moment.EVALUATION:
+                return is_there(Role.EVALUATOR)
+            case Moment.SWEEP:
+                return any(record.state == SUPERSEDED for record in state.checkpoints) and is_there(Role.FLOW)
+        raise AssertionError(fault.moment)
+
+    def _is_there(self, state: RunState, role: Role) -> bool:
+        return bool(self.cast.of(role))
+
+
+def _last_step(path: Path) -> int:
+    """Return the step of the last whole line; 0 where there is none."""
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]
+    except OSError:
+        return 0
+    return int(lines[-1].split(b'"step":', 1)[1].split(b",")[0].rstrip(b"}")) if lines else 0

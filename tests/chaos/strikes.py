@@ -1,0 +1,243 @@
+"""How each fault strikes: real signals, a really full disk, really flipped bytes, a clock that really lies.
+
+Owns the deed and what it may explain afterwards: which reasons an attempt that met it may end with. A fault that this
+machine cannot do is skipped, and says why.
+"""
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.chaos.cast import Role
+from tests.chaos.observer import RUN
+from tests.chaos.plan import Fault, Kind
+from tests.chaos.scene import Scene
+from tests.s3.fault_proxy import NetworkFault
+
+STOPPED_SECONDS = 4.0  # the lease is three
+AWAY_SECONDS = 4.0
+FULL_SECONDS = 4.0
+_LIBRARIES = ("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1", "/usr/lib/faketime/libfaketimeMT.so.1")
+_WORKERS = (Role.FLOW, Role.TRAINER, Role.EVALUATOR)
+LOST, PREEMPTED, STORAGE = "lost", "preempted", "storage"
+REASONS: dict[Kind, frozenset[str]] = {
+    Kind.KILL_TRAINER: frozenset({LOST}),
+    Kind.KILL_FLOW: frozenset({LOST}),
+    Kind.KILL_BOTH: frozenset({LOST}),
+    Kind.NOTICE: frozenset({PREEMPTED}),
+    Kind.NOTICE_WITHOUT_GRACE: frozenset({PREEMPTED, LOST}),
+    Kind.ZOMBIE: frozenset({LOST}),
+    Kind.FULL_DISK: frozenset({STORAGE}),
+    Kind.STORE_AWAY: frozenset({STORAGE}),
+    Kind.STORE_THROTTLED: frozenset({STORAGE}),
+    Kind.STORE_LOSES_ANSWERS: frozenset({STORAGE}),
+    Kind.FLIP_CHECKPOINT: frozenset({LOST}),
+    Kind.FLIP_DATA: frozenset({LOST, "bad-data"}),
+    Kind.CLOCK_BACK: frozenset({LOST}),
+    Kind.CLOCK_FORWARD: frozenset({LOST}),
+    Kind.TWO_FLOWS: frozenset({LOST}),
+}
+"""Besides completed. What is not here explains no end at all."""
+
+
+class Skipped(Exception):
+    """This fault cannot be done here, or not now; the message says why."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Strike:
+    """A fault that was done (or skipped, and why), to which attempts, and how many processes were killed by it."""
+
+    fault: Fault
+    first_attempt: int
+    last_attempt: int
+    kills: int
+    skipped: str = ""
+
+
+def strike(scene: Scene, fault: Fault) -> Strike:
+    """Do it now; returns what was done."""
+    before = max(scene.observer.state().latest_attempt, 1)
+    scene.suffer(fault.kind)
+    try:
+        kills = _DEEDS[fault.kind](scene)
+    except Skipped as skipped:
+        return Strike(fault=fault, first_attempt=before, last_attempt=before, kills=0, skipped=str(skipped))
+    after = scene.observer.state().latest_attempt
+    after += fault.kind is Kind.FLIP_DATA  # found by the attempt that reads it next
+    return Strike(fault=fault, first_attempt=before, last_attempt=max(before, after), kills=kills)
+
+
+def _kill(*roles: Role) -> Callable[[Scene], int]:
+    def kill(scene: Scene) -> int:
+        struck = scene.cast.strike(signal.SIGKILL, *roles)
+        if not struck:
+            raise Skipped(f"no {' or '.join(roles)} is left")
+        scene.cast.wait_gone(struck, seconds=10.0)
+        return len(struck)
+
+    return kill
+
+
+def _kill_server(scene: Scene) -> int:
+    server = scene.server
+    if not server.is_alive:
+        raise Skipped("the server is being started already")
+    server.kill()
+
+    def restart() -> None:
+        time.sleep(2.0)  # away for a moment
+        server.start()
+
+    threading.Thread(target=restart, daemon=True).start()
+    return 1
+
+
+def _notice(scene: Scene) -> int:
+    struck = scene.cast.strike(signal.SIGTERM, Role.FLOW)
+    if not struck:
+        raise Skipped("no flow is left")
+    if scene.cast.wait_gone(struck, seconds=60.0):
+        raise AssertionError("a flow that was told to go is there a minute later")
+    return 0
+
+
+def _notice_without_grace(scene: Scene) -> int:
+    if not scene.cast.strike(signal.SIGTERM, Role.FLOW):
+        raise Skipped("no flow is left")
+    time.sleep(0.1)  # all the grace there is
+    struck = scene.cast.strike(signal.SIGKILL, *_WORKERS)
+    scene.cast.wait_gone(struck, seconds=10.0)
+    return len(struck)
+
+
+def _zombie(scene: Scene) -> int:
+    asleep = scene.cast.strike(signal.SIGSTOP, *_WORKERS)
+    number = scene.observer.state().latest_attempt
+    scene.train()
+    deadline = time.monotonic() + 120
+    while not _has_succeeded(scene, number) and time.monotonic() < deadline:
+        if scene.started[-1].process.poll() is not None:
+            scene.train()  # the notice of a zombie's live process, a lost race: again, as a person would
+        time.sleep(0.05)
+    for pid in asleep:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+    if left := scene.cast.wait_gone(asleep, seconds=60.0):
+        raise AssertionError(f"a zombie that was fenced is there a minute later: {left}")
+    return 0
+
+
+def _has_succeeded(scene: Scene, number: int) -> bool:
+    """Whether a successor has committed."""
+    state = scene.observer.state()
+    newest = state.newest_committed
+    return state.finished is not None or (newest is not None and newest.committed.attempt > number)
+
+
+def _full_disk(scene: Scene) -> int:
+    if not scene.has_small_disk:
+        raise Skipped("needs root and tmpfs")
+    ballast = scene.folder / "store" / ".ballast"
+    with ballast.open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(b"\0" * 65536):
+            pass
+    with ballast.open("ab", buffering=0) as file, suppress(OSError):
+        while file.write(b"\0" * 64):
+            pass
+    time.sleep(FULL_SECONDS)
+    ballast.unlink()
+    return 0
+
+
+def _break_store(fault: NetworkFault, pattern: str, times: int, seconds: float) -> Callable[[Scene], int]:
+    def send(scene: Scene) -> int:
+        assert scene.proxy is not None
+        scene.proxy.aim(fault, pattern, times=times)
+        time.sleep(seconds)
+        scene.proxy.aims.clear()
+        return 0
+
+    return send
+
+
+def _flip_checkpoint(scene: Scene) -> int:
+    scene.cast.strike(signal.SIGSTOP, *_WORKERS)
+    state = scene.observer.state()
+    if len(state.readable) < 2 or state.open_attempt is None:
+        scene.cast.strike(signal.SIGCONT, *_WORKERS)
+        raise Skipped("fewer than two checkpoints can be read")
+    shards = [key for key in scene.observer.store.keys(state.readable[0].committed.prefix) if "weights" in key]
+    data = scene.observer.store.read(shards[0])
+    scene.observer.store.write(shards[0], flipped(data, scene.tag))
+    return _kill(*_WORKERS)(scene)
+
+
+def _flip_data(scene: Scene) -> int:
+    scene.cast.strike(signal.SIGSTOP, *_WORKERS)
+    folders = (scene.folder / "store" / "data", scene.folder / "cache" / "snapshots")
+    shards = [path for folder in folders for path in sorted(folder.rglob("*")) if _is_shard(path)]
+    path = random.Random(scene.tag).choice(shards)
+    path.write_bytes(flipped(path.read_bytes(), scene.tag))
+    return _kill(*_WORKERS)(scene)
+
+
+def _is_shard(path: Path) -> bool:
+    is_plain = path.is_file() and not path.name.startswith(".") and "leases" not in path.parts
+    return is_plain and path.stat().st_size > 100_000
+
+
+def flipped(data: bytes, seed: str) -> bytes:
+    """Return the bytes with one bit another."""
+    chance, changed = random.Random(seed), bytearray(data)
+    changed[chance.randrange(len(data) // 2, len(data))] ^= 1 << chance.randrange(8)
+    return bytes(changed)
+
+
+def _wrong_clock(shift: str) -> Callable[[Scene], int]:
+    def set_clock(scene: Scene) -> int:
+        library = next((path for path in _LIBRARIES if Path(path).exists()), None)
+        if library is None:
+            raise Skipped("libfaketime is not installed")
+        struck = _kill(Role.FLOW, Role.TRAINER)(scene)
+        clock = {"LD_PRELOAD": library, "FAKETIME": shift, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+        scene.next_environment = {**clock, "DONT_FAKE_MONOTONIC": "1"}
+        return struck
+
+    return set_clock
+
+
+def _two_flows(scene: Scene) -> int:
+    struck = _kill(Role.FLOW, Role.TRAINER)(scene)
+    for _ in range(2):
+        scene.train().suffered.add(Kind.TWO_FLOWS)
+    return struck
+
+
+_LOG = rf"PUT .*runs/{RUN}/log/"
+_DEEDS: dict[Kind, Callable[[Scene], int]] = {
+    Kind.KILL_TRAINER: _kill(Role.TRAINER),
+    Kind.KILL_FLOW: _kill(Role.FLOW),
+    Kind.KILL_BOTH: _kill(Role.FLOW, Role.TRAINER),
+    Kind.KILL_EVALUATOR: _kill(Role.EVALUATOR),
+    Kind.KILL_SERVER: _kill_server,
+    Kind.KILL_WATCHER: _kill(Role.WATCHER),
+    Kind.NOTICE: _notice,
+    Kind.NOTICE_WITHOUT_GRACE: _notice_without_grace,
+    Kind.ZOMBIE: _zombie,
+    Kind.FULL_DISK: _full_disk,
+    Kind.STORE_AWAY: _break_store(NetworkFault.SLOW_DOWN, ".", 1_000_000, AWAY_SECONDS),
+    Kind.STORE_THROTTLED: _break_store(NetworkFault.SLOW_DOWN, "PUT ", 8, 3.0),
+    Kind.STORE_LOSES_ANSWERS: _break_store(NetworkFault.RESPONSE_LOST, f"{_LOG}|PUT .*checkpoints/", 3, 3.0),
+    Kind.FLIP_CHECKPOINT: _flip_checkpoint,
+    Kind.FLIP_DATA: _flip_data,
+    Kind.CLOCK_BACK: _wrong_clock("-90m"),
+    Kind.CLOCK_FORWARD: _wrong_clock("+90m"),
+    Kind.TWO_FLOWS: _two_flows,
+}
