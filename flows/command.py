@@ -52,17 +52,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run_command(arguments: Sequence[str]) -> int:
     """Run one command line; returns the exit code and prints errors as a person wants to read them."""
     try:
-        code = app(list(arguments), exit_on_error=False, print_error=False)
-        sys.stdout.flush()
+        returned = app(list(arguments), exit_on_error=False, print_error=False)
     except CycloptsError as error:
         say(f"cairn: {_refusal(error)}")
         return ExitCode.USAGE
     except BrokenPipeError:  # the reader of a pipe has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_stdout()
         return ExitCode.DONE
     except (KeyboardInterrupt, Exception) as error:
         return _explained(error)
-    return code if isinstance(code, int) else ExitCode.DONE
+    code = returned if isinstance(returned, int) else ExitCode.DONE
+    try:
+        sys.stdout.flush()
+    except OSError:  # what was done is done, and ended as it ended, whether or not anybody reads of it
+        _forget_stdout()
+    return code
+
+
+def _forget_stdout() -> None:
+    """Let the interpreter's last flush go nowhere, or it would complain at its very end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _refusal(error: CycloptsError) -> str:

@@ -5,6 +5,7 @@ Owns the looks. Refuses to know what is shown.
 
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime
 
 from storage.document import encode
@@ -44,8 +45,9 @@ def print_facts(facts: Iterable[tuple[str, object]]) -> None:
 
 
 def say(message: str) -> None:
-    """Print a line for people on stderr at once."""
-    print(message, file=sys.stderr, flush=True)
+    """Print a line for people on stderr at once; where nobody listens any more the words are lost, and nothing else."""
+    with suppress(OSError):
+        print(message, file=sys.stderr, flush=True)
 
 
 def cell(value: object) -> str:

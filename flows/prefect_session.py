@@ -163,9 +163,9 @@ def quieten(environment: MutableMapping[str, str]) -> None:
 
 
 def _start_own_server() -> None:
-    """Start the server Prefect would start by itself, but deaf to Ctrl-C.
+    """Start the server Prefect would start by itself, but deaf to Ctrl-C and to a terminal that is closed.
 
-    It shares the terminal's process group, so Ctrl-C would kill it before the flow has said good-bye. A blocked signal
+    It shares the terminal's process group, so both would kill it before the flow has said good-bye. A blocked signal
     is inherited, and only by what the blocking thread starts; this thread stays interruptible meanwhile.
     """
     from prefect.settings import PREFECT_API_URL
@@ -177,7 +177,7 @@ def _start_own_server() -> None:
     server, problems = SubprocessASGIServer(), list[BaseException]()
 
     def start() -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
         try:
             server.start()
         except Exception as error:

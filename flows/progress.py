@@ -1,4 +1,4 @@
-"""What a person sees while a run trains: one live line on a terminal, sparse plain lines elsewhere.
+"""What a person sees while a run trains: one live line with a bar on a terminal, sparse plain lines elsewhere.
 
 Owns the looks. Called from the trainer's listening thread; refuses to influence anything.
 """
@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from rich.console import Console
-from rich.live import Live
 from rich.text import Text
 
+from flows.live_line import LiveLines
+from flows.time_left import TimeLeft, bar, clock_time
 from tasks.trainer_protocol import StepDone
 
 _PLAIN_EVERY_SECONDS = 10.0
+_BAR_CELLS, _LEAST_CELLS = 20, 6
 
 
 class Progress:
@@ -26,24 +28,21 @@ class Progress:
         *,
         clock: Callable[[], float] = time.monotonic,
         echo: Callable[[str], None] = lambda message: None,
+        console: Console | None = None,
     ) -> None:
         """Show progress towards `total_steps`; `echo` is told every line that stays, steps excepted."""
         self._total, self._echo = total_steps, echo
         self._clock = clock
-        self._console = Console(file=sys.stderr, highlight=False)
-        self._live: Live | None = None
+        self._console = console or Console(file=sys.stderr, highlight=False)
+        self._live = LiveLines(self._console, stays=True)
+        self._left = TimeLeft()
         self._spoken_at = float("-inf")
-        self._first: tuple[int, float] | None = None
 
     @contextmanager
     def shown(self) -> Iterator[None]:
         """Keep a live line while the block runs, where stderr is a terminal."""
-        if not self._console.is_terminal:
+        with self._live.shown():
             yield
-            return
-        with Live(console=self._console, refresh_per_second=8, transient=False) as self._live:
-            yield
-        self._live = None
 
     def say(self, message: str) -> None:
         """Print a line that stays."""
@@ -54,13 +53,12 @@ class Progress:
     def step(self, done: StepDone) -> None:
         """Show a completed step; a probe's loss and sample stay on the screen."""
         now = self._clock()
-        self._first = self._first or (done.step, now)
-        line = self._line(done, now)
-        if self._live is not None:
-            self._live.update(Text(line))
+        self._left.add(done.step, now)
+        if self._live.are_shown:
+            self._live.write([self._fitting_line(done)])
         elif now - self._spoken_at >= _PLAIN_EVERY_SECONDS:
             self._spoken_at = now
-            self._print(line)
+            self._print(self._line(done))
         if done.probe_loss is not None:
             sample = "" if done.sample is None else f" · {' '.join(done.sample.split())[:90]!r}"
             self.say(f"  held-out loss {done.probe_loss:.3f} at step {done.step}{sample}")
@@ -69,13 +67,22 @@ class Progress:
         with suppress(OSError):  # a closed terminal or pipe costs the words, never the run
             self._console.print(Text(message), soft_wrap=True)
 
-    def _line(self, done: StepDone, now: float) -> str:
-        first_step, first_time = self._first or (done.step, now)
-        trained = done.step - first_step
-        left = (now - first_time) / trained * (self._total - done.step) if trained else 0.0
-        eta = f"{int(left) // 60}:{int(left) % 60:02d}" if trained else "–"
-        percent = 100 * done.step // self._total
+    def _line(self, done: StepDone) -> str:
+        return " · ".join(self._parts(done))
+
+    def _fitting_line(self, done: StepDone) -> str:
+        """The line as wide as the terminal is now: what matters least is left out, and a bar fills what is left."""
+        step, loss, speed, eta = self._parts(done)
+        room = self._console.width
+        fitting = ([step, loss, speed, eta], [step, loss, eta], [step, eta])
+        line = next((line for parts in fitting if len(line := " · ".join(parts)) <= room), step)
+        cells = min(_BAR_CELLS, room - len(line) - 1)
+        return f"{bar(done.step / self._total, cells)} {line}" if cells >= _LEAST_CELLS else line
+
+    def _parts(self, done: StepDone) -> tuple[str, str, str, str]:
         return (
-            f"step {done.step}/{self._total} ({percent} %) · loss {done.train_loss:.3f} · "
-            f"{done.tokens_per_second:,.0f} tokens/s · ETA {eta}"
+            f"step {done.step}/{self._total} ({100 * done.step // self._total} %)",
+            f"loss {done.train_loss:.3f}",
+            f"{done.tokens_per_second:,.0f} tokens/s",
+            f"ETA {clock_time(self._left.seconds(self._total))}",
         )

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from rich.console import Console
-from rich.live import Live
 from rich.text import Text
 
+from flows.live_line import LiveLines
+from flows.time_left import bar, clock_time
 from tasks.build_progress import BuildProgress, BuildStage
 
 _PLAIN_EVERY_SECONDS = 10.0
@@ -27,7 +28,7 @@ class TextProgress:
         """Show on stderr, or on the given console."""
         self._clock = clock
         self._console = console or Console(file=sys.stderr, highlight=False)
-        self._live: Live | None = None
+        self._live = LiveLines(self._console, stays=False)
         self._stage: BuildStage | None = None
         self._begun: tuple[float, int] = (0.0, 0)
         self._spoken_at = clock()
@@ -35,36 +36,30 @@ class TextProgress:
     @contextmanager
     def shown(self) -> Iterator["TextProgress"]:
         """Keep a live line while the block runs, where the console is a terminal; it is gone afterwards."""
-        if not self._console.is_terminal:
+        with self._live.shown():
             yield self
-            return
-        with Live(console=self._console, refresh_per_second=8, transient=True) as self._live:
-            yield self
-        self._live = None
 
     def __call__(self, progress: BuildProgress) -> None:
         """Show how far it has come."""
         now = self._clock()
         if progress.stage is not self._stage:
             self._stage, self._begun = progress.stage, (now, progress.bytes_done)
-        if self._live is not None:
-            self._live.update(Text(self._line(progress, now, bar=True)))
+        if self._live.are_shown:
+            self._live.write([self._line(progress, now, drawn=True)])
         elif now - self._spoken_at >= _PLAIN_EVERY_SECONDS:
             self._spoken_at = now
             with suppress(OSError):
-                self._console.print(Text(self._line(progress, now, bar=False)), soft_wrap=True)
+                self._console.print(Text(self._line(progress, now, drawn=False)), soft_wrap=True)
 
-    def _line(self, progress: BuildProgress, now: float, *, bar: bool) -> str:
+    def _line(self, progress: BuildProgress, now: float, *, drawn: bool) -> str:
         share = progress.bytes_done / progress.bytes_total if progress.bytes_total else 0.0
-        filled = int(share * _BAR_CELLS)
-        drawn = f" {'━' * filled}{'─' * (_BAR_CELLS - filled)}" if bar else ""
+        cells = f" {bar(share, _BAR_CELLS)}" if drawn else ""
         begun_at, begun_bytes = self._begun
         seconds, done = now - begun_at, progress.bytes_done - begun_bytes
         left = (progress.bytes_total - progress.bytes_done) * seconds / done if done else None
-        eta = "–" if left is None else f"{int(left) // 60}:{int(left) % 60:02d}"
         documents = f"{progress.documents:,} documents · " if progress.documents else ""
         return (
-            f"{progress.stage.value} text{drawn} {100 * share:.0f} % · {progress.bytes_done / _MEGABYTE:,.1f} of "
+            f"{progress.stage.value} text{cells} {100 * share:.0f} % · {progress.bytes_done / _MEGABYTE:,.1f} of "
             f"{progress.bytes_total / _MEGABYTE:,.1f} MB · {documents}"
-            f"{done / seconds / _MEGABYTE if seconds > 0 else 0.0:,.1f} MB/s · ETA {eta}"
+            f"{done / seconds / _MEGABYTE if seconds > 0 else 0.0:,.1f} MB/s · ETA {clock_time(left)}"
         )

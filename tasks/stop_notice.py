@@ -1,5 +1,8 @@
 """Notices that this process has to leave: SIGTERM and others announce a preemption, SIGINT is a person.
 
+SIGHUP says that the terminal is gone, by a closed window or a lost connection: the same good order, unless whoever
+started the process has it ignored, as nohup does.
+
 Owns the signal handlers while a run is trained, and the first notice's name and words. Refuses to stop anything itself.
 """
 
@@ -10,6 +13,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 _HEARD = (signal.SIGTERM, signal.SIGINT)
+_CLOSED = "the terminal was closed (nohup or a deployment outlives it)"
 
 
 class StopNotice:
@@ -57,7 +61,8 @@ class StopNotice:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        numbers = (*_HEARD, signal.Signals[extra_signal]) if extra_signal else _HEARD
+        hangup = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+        numbers = {*_HEARD, *hangup, *((signal.Signals[extra_signal],) if extra_signal else ())}
         before = {number: signal.getsignal(number) for number in numbers}
         for number in numbers:
             signal.signal(number, self._on_signal)
@@ -69,5 +74,6 @@ class StopNotice:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
-        told = "" if number in _HEARD else f"the scheduler announced with {name} that this machine will be taken away"
-        self.give(name, told)
+        told = {signal.SIGTERM: "", signal.SIGINT: "", signal.SIGHUP: _CLOSED}
+        scheduled = f"the scheduler announced with {name} that this machine will be taken away"
+        self.give(name, told.get(signal.Signals(number), scheduled))

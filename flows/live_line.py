@@ -1,0 +1,51 @@
+"""Lines at the bottom of a terminal that are rewritten in place; nothing at all where there is no terminal.
+
+Owns that a terminal that is narrow, resized, dumb or closed costs the words and never the work: every write may fail.
+NO_COLOR and TERM are rich's to respect. Refuses to know what the lines say.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+_PER_SECOND = 8
+
+
+class LiveLines:
+    """Lines that are shown until the block ends; each is cut where the terminal is narrower."""
+
+    def __init__(self, console: Console, *, stays: bool) -> None:
+        """Write to `console`; the last lines stay on it, or are wiped when the block ends."""
+        self._console, self._stays = console, stays
+        self._live: Live | None = None
+
+    @property
+    def are_shown(self) -> bool:
+        """Whether somebody sees them now."""
+        return self._live is not None
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Keep the lines on the terminal while the block runs."""
+        if not self._console.is_terminal or self._console.is_dumb_terminal:
+            yield
+            return
+        live = Live(console=self._console, refresh_per_second=_PER_SECOND, transient=not self._stays)
+        with suppress(OSError):
+            live.start()
+        self._live = live
+        try:
+            yield
+        finally:
+            self._live = None
+            with suppress(OSError):
+                live.stop()
+
+    def write(self, lines: Sequence[str]) -> None:
+        """Show these lines from now on."""
+        if self._live is not None:
+            with suppress(OSError):
+                self._live.update(Group(*(Text(line, overflow="ellipsis", no_wrap=True) for line in lines)))

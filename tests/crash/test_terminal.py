@@ -1,0 +1,92 @@
+"""A terminal around `cairn train`: resized it is drawn anew, closed it ends the run in good order."""
+
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+
+from tests.crash.training_command import Command
+from tests.crash.victims import trained_steps, wait_for
+
+
+class Terminal:
+    """The side of a terminal that a person sits at."""
+
+    def __init__(self, person: int) -> None:
+        self._person = person
+        self.text = ""
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._closed = threading.Event()
+        self._reader.start()
+
+    def resize(self, columns: int) -> None:
+        fcntl.ioctl(self._person, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+
+    def close(self) -> None:
+        self._closed.set()
+        self._reader.join()
+        os.close(self._person)
+
+    def _read(self) -> None:
+        while not self._closed.is_set():
+            if select.select([self._person], [], [], 0.1)[0]:
+                with suppress(OSError):
+                    self.text += os.read(self._person, 65536).decode(errors="replace")
+
+
+@contextmanager
+def trained_at_a_terminal(command: Command, columns: int) -> Iterator[tuple[subprocess.Popen[bytes], Terminal]]:
+    """Start training in a session of its own, whose terminal this is."""
+    person, process_side = pty.openpty()
+    terminal = Terminal(person)
+    terminal.resize(columns)
+    takes_it = "import fcntl, sys, termios; fcntl.ioctl(2, termios.TIOCSCTTY, 0); sys.argv[:] = sys.argv[1:]; "
+    runs = "from flows.command import main; main()"
+    arguments = ("train", "run.toml", "--run-id", "bard", "--set", "training.steps=100000")
+    environment = {**os.environ, "TERM": "xterm", "PREFECT_HOME": str(command.folder / "prefect")}
+    process = subprocess.Popen(
+        [sys.executable, "-c", takes_it.replace("sys.argv[1:]", "['cairn', *sys.argv[1:]]") + runs, *arguments],
+        cwd=command.folder,
+        env={**environment, "PREFECT_API_URL": command._api_url, "CAIRN_STORE": str(command.folder / "store")},
+        stdin=process_side,
+        stdout=process_side,
+        stderr=process_side,
+        start_new_session=True,
+    )
+    os.close(process_side)
+    try:
+        yield process, terminal
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def test_a_resized_terminal_is_drawn_anew_and_a_closed_one_ends_the_run_as_a_preemption(command: Command) -> None:
+    with trained_at_a_terminal(command, 120) as (process, terminal):
+        wait_for(partial(_has_trained, command, 5), process, "step 5")
+        wait_for(lambda: "tokens/s · ETA" in terminal.text, process, "a wide line")
+        terminal.resize(40)
+        terminal.text = ""
+        wait_for(lambda: "%) · ETA" in terminal.text, process, "a narrow line")
+        assert process.poll() is None
+        terminal.close()
+        assert process.wait(timeout=60) == 75
+    ended = command.state().attempts[0].ended
+    assert ended is not None and (ended.reason, ended.decision.action) == ("preempted", "resume")
+    assert "terminal was closed" in ended.detail
+    newest = command.state().newest_committed
+    assert newest is not None and newest.committed.step == ended.last_step, "it committed where it was"
+
+
+def _has_trained(command: Command, step: int) -> bool:
+    return trained_steps(command) >= step

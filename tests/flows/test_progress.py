@@ -1,0 +1,131 @@
+import io
+import re
+from collections.abc import Sequence
+
+import pytest
+from rich.console import Console
+
+from flows.progress import Progress
+from flows.time_left import TimeLeft, bar, clock_time
+from tasks.trainer_protocol import StepDone
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class ClosedTerminal(io.StringIO):
+    def write(self, text: str) -> int:
+        raise OSError(5, "Input/output error")
+
+
+def done(step: int, probe_loss: float | None = None) -> StepDone:
+    return StepDone(
+        step=step,
+        train_loss=2.5,
+        tokens_per_second=1000.0,
+        tokens=step,
+        gpu_seconds=float(step),
+        probe_loss=probe_loss,
+        sample="a b\n  c" if probe_loss else None,
+    )
+
+
+def shown(steps: Sequence[int], *, screen: io.StringIO | None = None, width: int = 200, terminal: bool = False) -> str:
+    """What is written when each step takes two seconds."""
+    clock, screen = Clock(), screen or io.StringIO()
+    console = Console(file=screen, force_terminal=terminal, width=width, color_system=None, legacy_windows=False)
+    progress = Progress(100, clock=clock, console=console)
+    with progress.shown():
+        for step in steps:
+            clock.now += 2.0
+            progress.step(done(step))
+    return "" if isinstance(screen, ClosedTerminal) else screen.getvalue()
+
+
+def last_line(text: str) -> str:
+    """The line as it stands at the end, without what only steers the terminal."""
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace("\r", "\n").strip().split("\n")[-1]
+
+
+def test_without_a_terminal_there_is_a_line_every_ten_seconds() -> None:
+    assert shown(range(1, 13)).splitlines() == [
+        "step 1/100 (1 %) · loss 2.500 · 1,000 tokens/s · ETA –",
+        "step 6/100 (6 %) · loss 2.500 · 1,000 tokens/s · ETA 3:08",
+        "step 11/100 (11 %) · loss 2.500 · 1,000 tokens/s · ETA 2:58",
+    ]
+
+
+def test_after_a_restart_time_is_left_by_the_new_attempt_alone() -> None:
+    left = TimeLeft()
+    for step, now in ((48, 0.0), (49, 1.0), (31, 500.0), (32, 502.0)):
+        left.add(step, now)
+    assert left.seconds(100) == 136.0
+
+
+def test_a_terminal_has_one_line_with_a_bar_and_the_time_left() -> None:
+    line = last_line(shown(range(1, 51), terminal=True))
+    assert line == f"{'━' * 10}{'─' * 10} step 50/100 (50 %) · loss 2.500 · 1,000 tokens/s · ETA 1:40"
+
+
+@pytest.mark.parametrize(
+    ("width", "line"),
+    [
+        (78, "━━━━━━━━━───────── step 50/100 (50 %) · loss 2.500 · 1,000 tokens/s · ETA 1:40"),
+        (60, "step 50/100 (50 %) · loss 2.500 · 1,000 tokens/s · ETA 1:40"),
+        (50, "━━━──── step 50/100 (50 %) · loss 2.500 · ETA 1:40"),
+        (30, "step 50/100 (50 %) · ETA 1:40"),
+        (20, "step 50/100 (50 %)"),
+        (9, "step 50/…"),
+    ],
+)
+def test_a_narrow_terminal_loses_the_bar_then_the_speed_then_the_loss(width: int, line: str) -> None:
+    found = last_line(shown(range(1, 51), width=width, terminal=True))
+    assert found == line
+
+
+def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    assert "\x1b" not in shown(range(1, 5), terminal=True)
+
+
+def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[3" not in shown(range(1, 5), terminal=True).replace("\x1b[?25", "")
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_closed_terminal_costs_the_words_and_nothing_else(terminal: bool) -> None:
+    shown(range(1, 20), screen=ClosedTerminal(), terminal=terminal)
+
+
+def test_a_probe_stays_on_the_screen_in_one_line() -> None:
+    screen = io.StringIO()
+    progress = Progress(100, clock=Clock(), console=Console(file=screen, width=200))
+    progress.step(done(7, probe_loss=3.25))
+    assert "  held-out loss 3.250 at step 7 · 'a b c'\n" in screen.getvalue()
+
+
+def test_a_listener_that_fails_costs_nothing() -> None:
+    def fail(message: str) -> None:
+        raise RuntimeError(message)
+
+    screen = io.StringIO()
+    Progress(100, echo=fail, console=Console(file=screen, width=200)).say("committed")
+    assert screen.getvalue() == "committed\n"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(None, "–"), (0.4, "0:00"), (40, "0:40"), (725, "12:05"), (10_809, "3:00:09")]
+)
+def test_time_is_written_as_a_clock_does(seconds: float | None, words: str) -> None:
+    assert clock_time(seconds) == words
+
+
+@pytest.mark.parametrize(("share", "drawn"), [(-1, "────"), (0.5, "━━──"), (7, "━━━━")])
+def test_a_bar_is_never_longer_than_it_may_be(share: float, drawn: str) -> None:
+    assert bar(share, 4) == drawn
