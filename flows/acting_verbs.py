@@ -4,6 +4,7 @@ Owns what a person types to act. Each verb imports what it needs when it runs. R
 """
 
 import os
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
@@ -103,6 +104,7 @@ def watch(
     from flows.prefect_session import quieten
     from flows.run_watching import WatchRequest, watch_until_stopped, watcher
     from flows.tables import print_watch
+    from flows.watch_display import WatchDisplay
 
     quieten(os.environ)
     request = WatchRequest(
@@ -112,7 +114,9 @@ def watch(
     if once:
         tell(watcher(request).look_patiently())
     else:
-        watch_until_stopped(request, tell=lambda rows: tell(rows) if rows else None, say=say)
+        display = WatchDisplay()
+        with nullcontext() if json else display.shown():
+            watch_until_stopped(request, tell=tell, show=(lambda pulses: None) if json else display.show, say=say)
 
 
 def sweep(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from flows.run_continuation import Begun, Busy, Continuation, Standing
+from flows.run_pulse import RunPulse, pulse_of
 from flows.watcher_memory import WatcherMemory
 from storage.errors import StorageError
 from storage.object_store import ObjectStore
@@ -65,10 +66,18 @@ class RunWatcher:
             rows.update((row.run_id, row) for row in self._look_at(near))
         return tuple(rows.values())
 
+    def pulses(self) -> tuple[RunPulse, ...]:
+        """Return how far the runs are that trained at the last look, by their heartbeats."""
+        with ThreadPoolExecutor(_READERS) as readers:
+            return tuple(pulse for pulse in readers.map(pulse_of, self._logs.values()) if pulse is not None)
+
     def watch(
         self, *, every_seconds: float, tell: Callable[[tuple[WatchRow, ...]], None], say: Callable[[str], None]
     ) -> NoReturn:
-        """Look every `every_seconds`, or sooner where a wait is over, until something raises; tells what is new."""
+        """Look every `every_seconds`, or sooner where a wait is over, until something raises; tells what is new.
+
+        It is told after every look, also where nothing is.
+        """
         told: dict[str, tuple[str, str]] = {}
         while True:
             pause = every_seconds

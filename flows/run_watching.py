@@ -14,6 +14,7 @@ from pathlib import Path
 from flows.errors import InvalidConfiguration
 from flows.prefect_session import Terminated, terminable
 from flows.run_continuation import Continuation, ContinuationHere
+from flows.run_pulse import RunPulse
 from flows.run_watcher import RunWatcher, WatchRow
 from flows.watcher_memory import WatcherMemory
 from flows.work_folder import work_folder
@@ -51,12 +52,23 @@ def watcher(request: WatchRequest) -> RunWatcher:
 
 
 def watch_until_stopped(
-    request: WatchRequest, *, tell: Callable[[tuple[WatchRow, ...]], None], say: Callable[[str], None]
+    request: WatchRequest,
+    *,
+    tell: Callable[[tuple[WatchRow, ...]], None],
+    show: Callable[[tuple[RunPulse, ...]], None],
+    say: Callable[[str], None],
 ) -> None:
-    """Look again and again until SIGTERM or Ctrl-C."""
+    """Look again and again until SIGTERM or Ctrl-C: `tell` what is new, if anything is, and `show` how far runs are."""
     try:
         with terminable():
-            watcher(request).watch(every_seconds=request.every_seconds, tell=tell, say=say)
+            watching = watcher(request)
+
+            def looked(rows: tuple[WatchRow, ...]) -> None:
+                if rows:
+                    tell(rows)
+                show(watching.pulses())
+
+            watching.watch(every_seconds=request.every_seconds, tell=looked, say=say)
     except (Terminated, KeyboardInterrupt):
         say("stopped watching; what was continued goes on")
 

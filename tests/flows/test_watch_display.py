@@ -1,0 +1,88 @@
+import io
+from collections.abc import Sequence
+
+import pytest
+from rich.console import Console
+
+from flows.run_pulse import RunPulse, pulse_line, pulse_of
+from flows.watch_display import WatchDisplay
+from storage.heartbeat import Heartbeat, write_heartbeat
+from storage.local_store import LocalStore
+from storage.run_log import RunLog
+from tests.flows.conftest import FabricatedRun, fabricate
+
+
+def beat(run: FabricatedRun, attempt: int, step: int, gpu_seconds: float) -> None:
+    heartbeat = Heartbeat(attempt=attempt, beat=1, step=step, train_loss=2.5, tokens=1, gpu_seconds=gpu_seconds)
+    write_heartbeat(run.log.store, run.log.prefix, heartbeat)
+
+
+def read(run: FabricatedRun) -> RunPulse | None:
+    log = RunLog(run.log.store, run.log.run_id)
+    log.refresh()
+    return pulse_of(log)
+
+
+@pytest.fixture
+def run(store: LocalStore) -> FabricatedRun:
+    return fabricate(store, "bard")
+
+
+def test_a_pulse_is_how_far_the_heartbeat_is_and_how_long_the_rest_takes_at_its_speed(run: FabricatedRun) -> None:
+    run.start()
+    run.commit(10)
+    run.end("preempted", action="resume")
+    run.start()
+    beat(run, 2, 20, 50.0)
+    pulse = read(run)
+    assert pulse is not None and (pulse.attempt, pulse.step, pulse.total_steps) == (2, 20, 40)
+    assert pulse.seconds_left == 100.0, "ten steps since it resumed took fifty seconds"
+    assert pulse_line(pulse) == "bard: step 20/40 (50 %) · loss 2.500 · attempt 2 · ETA 1:40"
+
+
+def test_before_the_first_step_the_time_left_is_not_known(run: FabricatedRun) -> None:
+    run.start()
+    beat(run, 1, 0, 0.0)
+    pulse = read(run)
+    assert pulse is not None and pulse.seconds_left is None and pulse_line(pulse).endswith("ETA –")
+
+
+def test_a_run_nobody_trains_has_no_pulse(run: FabricatedRun) -> None:
+    assert read(run) is None
+    run.start()
+    assert read(run) is None, "no heartbeat yet"
+    beat(run, 1, 3, 1.0)
+    run.end("preempted", action="resume")
+    assert read(run) is None
+
+
+def pulses(*steps: int) -> Sequence[RunPulse]:
+    return [
+        RunPulse(run_id=f"run-{number}", attempt=1, step=step, total_steps=100, train_loss=None, seconds_left=9.0)
+        for number, step in enumerate(steps)
+    ]
+
+
+def test_elsewhere_than_on_a_terminal_a_run_that_moved_has_a_line_at_most_once_a_minute() -> None:
+    now, said = [0.0], list[str]()
+    display = WatchDisplay(clock=lambda: now[0], console=Console(file=io.StringIO()), say=said.append)
+    with display.shown():
+        for at, steps in ((0.0, (1, 5)), (30.0, (2, 5)), (60.0, (3, 5)), (120.0, (3, 6))):
+            now[0] = at
+            display.show(pulses(*steps))
+    assert [line.split(" (")[0] for line in said] == [
+        "run-0: step 1/100",
+        "run-1: step 5/100",
+        "run-0: step 3/100",
+        "run-1: step 6/100",
+    ]
+
+
+def test_on_a_terminal_the_lines_are_renewed_in_place_and_gone_at_the_end() -> None:
+    screen, said = io.StringIO(), list[str]()
+    console = Console(file=screen, force_terminal=True, width=100, color_system=None, legacy_windows=False)
+    display = WatchDisplay(console=console, say=said.append)
+    with display.shown():
+        display.show(pulses(1, 2))
+    assert "run-0: step 1/100 (1 %) · attempt 1 · ETA 0:09" in screen.getvalue() and said == []
+    assert screen.getvalue().rstrip().endswith("\x1b[2K"), "wiped"
