@@ -9,6 +9,8 @@ readonly HOST=127.0.0.1 PORT="${PORT:-4200}" POOL=cairn GRACE_SECONDS="${GRACE_S
 readonly BIN="${BIN:-.venv/bin}" START_SECONDS="${START_SECONDS:-180}" STOP_SECONDS=20
 export PREFECT_API_URL="http://$HOST:$PORT/api" CAIRN_ROOT="$PWD"
 export PREFECT_SERVER_ANALYTICS_ENABLED=false DO_NOT_TRACK=1 PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT=false
+# The page asks whom it came from, also through an ssh tunnel to another port.
+export PREFECT_SERVER_UI_API_URL=/api
 # Leases kept in memory would be lost when the server restarts.
 export PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE=prefect.server.concurrency.lease_storage.filesystem
 # The password the server asks for is the one its worker and the flow runs give.

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 _NAMES = ("val_loss", "perplexity", "bits_per_byte")
 _UNSHOWN = frozenset({*_NAMES, "samples"})
 _OTHERS_SHOWN = 4
+_ROWS_SHOWN = 200
 _COMPARED = (
     "",
     "checkpoint",
@@ -45,6 +46,18 @@ def comparison_table(view: "ComparisonView") -> str:
     from flows.run_artifacts import markdown_table
 
     return markdown_table((*_COMPARED, "detail"), _compared(view))
+
+
+def evaluations_table(views: "Sequence[EvaluationView]") -> str:
+    """Return the newest evaluations as a Markdown table, newest first, as many as a page can show."""
+    from flows.run_artifacts import markdown_table
+
+    columns = ("step", "status", "suite", *_COMPARED[4:8], "seconds", "manifest", "verdict", "detail")
+    newest = list(reversed(views))[:_ROWS_SHOWN]
+    rows = [(view.step, *_cells(view), view.verdict.kind if view.verdict else None, view.detail) for view in newest]
+    table = markdown_table(columns, rows)
+    older = len(views) - len(newest)
+    return f"{table}\n\nand {older:,} older ones: `cairn evaluations`" if older else table
 
 
 def others(metrics: Mapping[str, float]) -> str | None:

@@ -1,4 +1,4 @@
-"""Receipts and budgets as tables, the curve as a picture: the orchestrator's UI, as they change, best effort.
+"""Receipts, budgets and evaluations as tables, the curve as a picture: in the orchestrator's UI, renewed, best effort.
 
 Owns a thread of its own and the flow run's tags: whatever the API does, no training, commit or receipt waits for it or
 fails with it, and what it missed is in the next version. Task runs carry no tags: for a tag Prefect asks the API for a
@@ -16,9 +16,11 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import ArtifactCreate
 
 from flows.curve_artifact import Drawing, curve_markdown, is_due
+from flows.evaluation_tables import evaluations_table
 from flows.output import cell
 from flows.run_status import view_status
-from flows.run_views import view_attempts
+from flows.run_views import view_attempts, view_evaluations
+from flows.stale_task_runs import close_lost
 from storage.run_log import RunLog
 
 _LAST_WORD_SECONDS = 10.0
@@ -34,6 +36,8 @@ class RunArtifacts:
         self._changed, self._stop = threading.Event(), False
         self._began = time.monotonic()
         self._drawn: Drawing | None = None
+        self._shown: dict[str, str] = {}
+        self._are_lost_closed = False
 
     @contextmanager
     def published(self) -> Iterator[None]:
@@ -67,10 +71,21 @@ class RunArtifacts:
     def _publish(self, client: SyncPrefectClient, flow_run_id: UUID) -> None:
         reasons = {item.termination_reason for item in view_attempts(self._log) if item.termination_reason}
         client.update_flow_run(flow_run_id, tags=[f"run:{self._log.run_id}", *(f"reason:{name}" for name in reasons)])
-        for name, table in (("receipts", receipts_table(self._log)), ("budgets", budgets_table(self._log))):
-            self._create(client, flow_run_id, name, table)
+        for name, table in self._tables():
+            if self._shown.get(name) != table:  # each version stays in the orchestrator's database
+                self._create(client, flow_run_id, name, table)
+                self._shown[name] = table
         if self._stop or self._is_curve_due():
             self._publish_curve(client, flow_run_id)
+        if not self._are_lost_closed and self._log.state.latest_attempt:
+            close_lost(client, self._log.state, flow_run_id)
+            self._are_lost_closed = True
+
+    def _tables(self) -> Iterator[tuple[str, str]]:
+        yield "receipts", receipts_table(self._log)
+        yield "budgets", budgets_table(self._log)
+        if evaluations := view_evaluations(self._log.state):
+            yield "evaluations", evaluations_table(evaluations)
 
     def _publish_curve(self, client: SyncPrefectClient, flow_run_id: UUID) -> None:
         started, ended = time.monotonic(), self._ended_attempts

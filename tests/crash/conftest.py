@@ -23,7 +23,8 @@ def api_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     home = tmp_path_factory.mktemp("prefect")
-    environment = {**os.environ, "PREFECT_HOME": str(home)}
+    # The page asks whom it came from; by default it would ask port 4200.
+    environment = {**os.environ, "PREFECT_HOME": str(home), "PREFECT_SERVER_UI_API_URL": "/api"}
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
     with (home / "server.txt").open("wb") as output:
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)

@@ -1,0 +1,140 @@
+"""The UI in a real browser: after a run with two failures, reasons, tables and the curve are on the page."""
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.crash.test_prefect_view import Shown, ask
+from tests.crash.training_command import Command
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("ui")]
+CHROMIUM = os.environ.get("CAIRN_TEST_CHROMIUM") or next(
+    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
+)
+PAGE_MILLISECONDS = 30_000
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory, api_url: str) -> Shown:
+    """A run whose trainer was killed once and whose machine was taken away once, finished by a second flow run."""
+    command = Command(tmp_path_factory.mktemp("ui"), api_url, environment={"CAIRN_FAULTS": "kill@8,preempt@33"})
+    command.train("--set", "evaluation.every_commits=4", exit_code=75)
+    command.train("--set", "evaluation.every_commits=4")
+    return Shown(command, api_url)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A headless Chromium that is installed here."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[dev]'")
+    if CHROMIUM is None:
+        pytest.skip("no Chromium here: install the package chromium, or name one in CAIRN_TEST_CHROMIUM")
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    """A fresh page, as wide as a laptop, that speaks to this machine alone."""
+    context = browser.new_context(viewport={"width": 1360, "height": 900})
+    context.route(re.compile(r"^https?://(?!127\.0\.0\.1)"), lambda route: route.abort())
+    page = context.new_page()
+    page.set_default_timeout(PAGE_MILLISECONDS)
+    yield page
+    context.close()
+
+
+def ui_of(api_url: str) -> str:
+    return api_url.removesuffix("/api")
+
+
+def flow_run_ids(shown: Shown) -> list[str]:
+    """Both flow runs of the run, in order."""
+    attempts = shown.command.state().attempts
+    return list(dict.fromkeys(attempt.started.flow_run_id or "" for attempt in attempts))
+
+
+def open_flow_run(page: Any, shown: Shown, flow_run_id: str) -> None:
+    page.goto(f"{ui_of(shown.api_url)}/runs/flow-run/{flow_run_id}", wait_until="domcontentloaded")
+
+
+def open_artifact(page: Any, shown: Shown, name: str, *, ui: str = "") -> None:
+    """Open the newest version of an artifact of the run."""
+    rule = {"artifacts": {"key": {"any_": [f"cairn-bard-{name}"]}}}
+    newest = ask(shown.api_url, "artifacts/latest/filter", rule)
+    ids = [item["latest_id"] for item in newest if item["flow_run_id"] == flow_run_ids(shown)[-1]]
+    page.goto(f"{ui_of(shown.api_url)}{ui}/artifacts/artifact/{ids[0]}", wait_until="domcontentloaded")
+
+
+def wait_for_words(page: Any, *words: str) -> None:
+    for word in words:
+        page.get_by_text(word).first.wait_for(state="visible")
+
+
+def test_the_page_of_the_flow_run_names_the_reasons(page: Any, shown: Shown, tmp_path: Path) -> None:
+    first, second = flow_run_ids(shown)
+    open_flow_run(page, shown, first)
+    wait_for_words(page, "Preempted", "run:bard")
+    page.screenshot(path=tmp_path / "preempted.png")
+    open_flow_run(page, shown, second)
+    wait_for_words(page, "Completed", "reason:lost", "reason:preempted")
+    page.screenshot(path=tmp_path / "completed.png")
+
+
+def test_the_tasks_of_the_flow_run_carry_their_attempt_and_its_end(page: Any, shown: Shown, tmp_path: Path) -> None:
+    open_flow_run(page, shown, flow_run_ids(shown)[0])
+    page.get_by_text("Task Runs", exact=True).first.click()
+    wait_for_words(page, "attempt 2 (after lost)")
+    page.screenshot(path=tmp_path / "tasks.png", full_page=True)
+    assert "Lost" in page.inner_text("body")
+
+
+def test_all_four_artifacts_are_listed_with_the_flow_run(page: Any, shown: Shown, tmp_path: Path) -> None:
+    open_flow_run(page, shown, flow_run_ids(shown)[1])
+    page.get_by_text("Artifacts", exact=True).first.click()
+    wait_for_words(page, *(f"cairn-bard-{name}" for name in ("receipts", "budgets", "evaluations", "curve")))
+    page.screenshot(path=tmp_path / "artifacts.png", full_page=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("receipts", ("preempted", "lost", "completed")),
+        ("budgets", ("spent since progress", "evaluator-failed")),
+        ("evaluations", ("val_loss", "held-out", "verdict")),
+    ],
+)
+def test_a_table_is_a_table_on_its_page(
+    page: Any, shown: Shown, tmp_path: Path, name: str, words: tuple[str, ...]
+) -> None:
+    open_artifact(page, shown, name)
+    page.locator("table").first.wait_for(state="visible")
+    page.screenshot(path=tmp_path / f"{name}.png", full_page=True)
+    text = page.inner_text("body")
+    assert [word for word in words if word not in text] == []
+
+
+@pytest.mark.parametrize("ui", ["", "/v2"], ids=["V1", "V2"])
+def test_the_curve_is_a_picture_that_was_drawn(page: Any, shown: Shown, tmp_path: Path, ui: str) -> None:
+    open_artifact(page, shown, "curve", ui=ui)
+    picture = page.locator("img[alt='curves of bard']").first
+    picture.wait_for(state="visible")
+    assert picture.evaluate("image => image.complete && image.naturalWidth") == 900
+    page.screenshot(path=tmp_path / "curve.png", full_page=True)
+    wait_for_words(page, "step 60 of 60")
+
+
+def test_the_page_asks_nobody_else_on_the_network_for_anything(page: Any, shown: Shown) -> None:
+    asked: set[str] = set()
+    page.on("request", lambda request: asked.add(request.url))
+    open_flow_run(page, shown, flow_run_ids(shown)[1])
+    wait_for_words(page, "Completed")
+    outside = sorted(url for url in asked if url.startswith("http") and not url.startswith(ui_of(shown.api_url)))
+    assert outside == []

@@ -1,0 +1,39 @@
+"""A killed flow tells Prefect nothing: the flow that goes on in its place ends what it left as Running."""
+
+from typing import Any
+
+import pytest
+
+from tests.crash.test_prefect_view import ask
+from tests.crash.training_command import Command
+from tests.crash.victims import kill_both, trained_steps, wait_for
+
+pytestmark = pytest.mark.slow
+
+
+def task_runs(api_url: str, flow_run_id: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = ask(
+        api_url, "task_runs/filter", {"flow_runs": {"id": {"any_": [flow_run_id]}}, "limit": 200}
+    )
+    return found
+
+
+def unfinished(api_url: str, flow_run_id: str) -> list[str]:
+    return [item["name"] for item in task_runs(api_url, flow_run_id) if item["state_type"] in ("RUNNING", "PENDING")]
+
+
+def test_what_a_killed_flow_left_running_is_closed_by_the_next(command: Command, api_url: str) -> None:
+    process = command.start()
+    wait_for(lambda: trained_steps(command) >= 12, process, "step 12")
+    killed = command.state().attempts[0].started.flow_run_id
+    assert killed is not None
+    wait_for(lambda: bool(unfinished(api_url, killed)), process, "a task run at work")
+    kill_both(process)
+    process.wait()
+    command.train()
+    assert unfinished(api_url, killed) == []
+    flow_run = ask(api_url, "flow_runs/filter", {"flow_runs": {"id": {"any_": [killed]}}})[0]
+    assert (flow_run["state_type"], flow_run["state_name"]) == ("CRASHED", "Lost")
+    assert str(command.state().attempts[-1].started.flow_run_id) in flow_run["state"]["message"]
+    states = {item["state_name"] for item in task_runs(api_url, killed)}
+    assert "Lost" in states and "Completed" in states

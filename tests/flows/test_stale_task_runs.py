@@ -1,0 +1,73 @@
+"""Whose flow runs are ended in the orchestrator: those of lost attempts, and nobody else's."""
+
+from datetime import UTC, datetime
+from uuid import UUID
+
+from flows.stale_task_runs import MOST_FLOW_RUNS, lost_flow_runs
+from storage.run_entries import AttemptEnded, AttemptStarted, Decision, Placement
+from storage.run_state import AttemptRecord, RunState
+
+MINE = UUID(int=999)
+
+
+def attempt(number: int, flow_run: int | None, reason: str | None) -> AttemptRecord:
+    started = AttemptStarted(
+        attempt=number,
+        placement=Placement(host="h", boot_id="b", pid=1, process_started=1.0, device="cpu", world_size=1, threads=1),
+        config={},
+        config_sha256="c",
+        code_version="0",
+        flow_run_id=None if flow_run is None else str(UUID(int=flow_run)),
+        micro_batch=1,
+        resumed_from=None,
+    )
+    return AttemptRecord(
+        started=started,
+        started_at=datetime(2026, 1, 1, tzinfo=UTC),
+        ended=None if reason is None else ended(number, reason),
+    )
+
+
+def ended(number: int, reason: str) -> AttemptEnded:
+    return AttemptEnded(
+        attempt=number,
+        reason=reason,
+        detail="",
+        fingerprint="",
+        last_step=1,
+        tokens=1,
+        gpu_seconds=0.0,
+        useful_gpu_seconds=0.0,
+        wasted_gpu_seconds=0.0,
+        stderr_tail=(),
+        decision=Decision(action="resume", reason="", charged=None, left={}, delay_seconds=0.0),
+    )
+
+
+def lost(*attempts: tuple[int | None, str | None]) -> list[int]:
+    records = tuple(attempt(number, flow_run, reason) for number, (flow_run, reason) in enumerate(attempts, 1))
+    return [flow_run_id.int for flow_run_id in lost_flow_runs(RunState(attempts=records), MINE)]
+
+
+def test_the_flow_run_of_a_lost_attempt_is_closed() -> None:
+    assert lost((1, "lost"), (999, None)) == [1]
+
+
+def test_a_flow_run_that_went_on_after_a_lost_attempt_is_alive() -> None:
+    assert lost((1, "lost"), (1, "completed"), (999, None)) == []
+
+
+def test_who_left_in_order_says_so_itself() -> None:
+    assert lost((1, "preempted"), (2, "cancelled"), (3, "error"), (999, None)) == []
+
+
+def test_ones_own_flow_run_is_never_closed() -> None:
+    assert lost((999, "lost"), (999, None)) == []
+
+
+def test_an_attempt_without_a_flow_run_is_nothing_to_close() -> None:
+    assert lost((None, "lost"), (999, None)) == []
+
+
+def test_after_many_kills_only_the_newest_are_asked_about() -> None:
+    assert lost(*((number, "lost") for number in range(1, 100))) == list(range(99, 99 - MOST_FLOW_RUNS, -1))
