@@ -40,9 +40,10 @@ SNAPSHOT_SOURCE = "snapshot:"
 SHORTEST_SNAPSHOT_ID = 8
 
 _LATER_DATA_KEYS = ("tokenizer_bytes", "max_document_bytes", "max_rejected_fraction", "deduplicate", "weights")
-_LATER_TRAINING_KEYS = ("mask_documents", "init_from")
+_LATER_TRAINING_KEYS = ("mask_documents", "init_from", "kernels")
 
 Precision = Literal["fp32", "bf16", "fp16"]
+Kernels = Literal["stock", "fused"]
 
 Positive = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[int, Field(ge=0)]
@@ -83,6 +84,7 @@ class TrainingConfig(BaseModel):
     grad_clip: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 1.0
     precision: Precision = "fp32"
     compile: bool = False
+    kernels: Kernels = "stock"
     mask_documents: bool = False
     init_from: Annotated[str, Field(min_length=1)] | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1337
@@ -97,7 +99,8 @@ class TrainingConfig(BaseModel):
     def _without_later_keys_unless_wanted(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # A run opened before there were these keys is still the same run: what is not said is not written.
         document: dict[str, Any] = handler(self)
-        return {name: value for name, value in document.items() if name not in _LATER_TRAINING_KEYS or value}
+        unsaid = {name for name in _LATER_TRAINING_KEYS if getattr(self, name) == type(self).model_fields[name].default}
+        return {name: value for name, value in document.items() if name not in unsaid}
 
     @field_validator("micro_batch", mode="before")
     @classmethod
@@ -112,6 +115,14 @@ class TrainingConfig(BaseModel):
             raise ValueError(f"warmup_steps={self.warmup_steps} must be at most steps={self.steps}")
         if self.min_lr > self.lr:
             raise ValueError(f"min_lr={self.min_lr} must be at most lr={self.lr}")
+        return self
+
+    @model_validator(mode="after")
+    def _kernels_fit(self) -> Self:
+        # The head's gradient is made before the scaler's factor is known, and a compiler would take the kernels apart.
+        if self.kernels == "fused" and (self.precision == "fp16" or self.compile):
+            said = "compile=True" if self.compile else "precision='fp16'"
+            raise ValueError(f"kernels='fused' cannot be combined with {said}: use kernels='stock', or bf16 uncompiled")
         return self
 
 

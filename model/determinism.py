@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from model.errors import InvalidInput
+from model.host_allocator import keep_freed_memory
 
 
 def resolve_device(name: str) -> torch.device:
@@ -39,6 +40,7 @@ def make_deterministic(*, seed: int, threads: int | None) -> None:
     `threads` None keeps torch's own count but pins it, so that no library changes it under way. Call it before the
     first CUDA work: cuBLAS reads its workspace setting once.
     """
+    keep_freed_memory()  # changes no bit: a step on a CPU takes the same blocks again and again
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     random.seed(seed)
     np.random.seed(seed % 2**32)

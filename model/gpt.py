@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from model.blocked_attention import blocked_attention
 from model.configuration import ModelConfig
 from model.errors import InvalidInput
 from model.key_value_cache import KeyValueCache
@@ -27,6 +28,8 @@ class Attention(nn.Module):
         super().__init__()
         self.n_head = config.n_head
         self.dropout = config.dropout
+        self.by_blocks = False
+        """Whether half precision on a CPU takes `blocked_attention`, which is faster there and rounds differently."""
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
 
@@ -41,9 +44,12 @@ class Attention(nn.Module):
             for part in self.c_attn(x).split(width, dim=2)  # (B, T, 3C) -> 3 x (B, T, C)
         )
         dropout = self.dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=visible, dropout_p=dropout, is_causal=visible is None
-        )
+        if self.by_blocks and x.device.type == "cpu" and query.dtype != torch.float32:
+            mixed = blocked_attention(query, key, value, visible, dropout)
+        else:
+            mixed = F.scaled_dot_product_attention(
+                query, key, value, attn_mask=visible, dropout_p=dropout, is_causal=visible is None
+            )
         joined = mixed.transpose(1, 2).reshape(batch, time, width)  # (B, H, T, C/H) -> (B, T, C)
         return F.dropout(self.c_proj(joined), self.dropout, self.training)
 
@@ -159,6 +165,10 @@ class GPT(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Predict every next token: ids (B, T) -> logits (B, T, V). T above block_size is an InvalidInput."""
+        return F.linear(self.hidden(tokens), self.wte.weight)  # (B, T, C) -> (B, T, V)
+
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """Return what the head reads: ids (B, T) -> (B, T, C), normed. T above block_size is an InvalidInput."""
         time = tokens.shape[1]
         if time > self.config.block_size:
             raise InvalidInput(f"sequence of {time} tokens must be at most block_size={self.config.block_size}")
@@ -168,7 +178,8 @@ class GPT(nn.Module):
         recompute = self.activation_checkpointing and self.training and torch.is_grad_enabled()
         for block in self.h:
             x = checkpoint(block, x, visible, use_reentrant=False) if recompute else block(x, visible)
-        return F.linear(self.ln_f(x), self.wte.weight)  # (B, T, C) -> (B, T, V)
+        normed: Tensor = self.ln_f(x)
+        return normed
 
     def extend(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:
         """Predict what follows `tokens`, which follow what `cache` remembers: ids (1, T) -> logits (1, V).
@@ -186,6 +197,12 @@ class GPT(nn.Module):
             assert isinstance(block, Block)
             x = block.extend(x, cache, layer, visible)
         return F.linear(self.ln_f(x[:, -1]), self.wte.weight)  # (1, T, C) -> (1, C) -> (1, V)
+
+    def attend_by_blocks(self, wanted: bool) -> None:
+        """Choose whether half precision on a CPU takes `blocked_attention`: faster there, equal up to rounding."""
+        for block in self.h:
+            assert isinstance(block, Block)
+            block.attn.by_blocks = wanted
 
     @torch.no_grad()
     def _initialise(self) -> None:

@@ -66,6 +66,7 @@ class TrainState:
         with seeded_generators(training_config.seed, device) as generators:
             model = GPT(model_config, vocab_size, training_config.activation_checkpointing)
         model = model.to(device)
+        model.attend_by_blocks(training_config.kernels == "fused")
         return cls(
             model=model,
             optimizer=make_optimizer(model, training_config),

@@ -12,6 +12,7 @@ from torch import Tensor
 from model.batch_loader import Batch, BatchLoader, gather_batch
 from model.configuration import Precision, TrainingConfig
 from model.errors import InvalidInput, NonFiniteLoss
+from model.head_loss import head_loss
 from model.loss import token_loss
 from model.optimizer import set_learning_rate
 from model.sample_order import SampleOrder
@@ -56,7 +57,7 @@ def take_step(
     batch = gather_batch(windows, order.windows_of(state.step)) if loader is None else loader.batch(state.step)
     state.optimizer.zero_grad(set_to_none=True)
     with state.generators.active(state.device):
-        loss = _accumulate(state, batch, micro_batch=micro_batch, precision=training.precision)
+        loss = _accumulate(state, batch, micro_batch=micro_batch, training=training)
         grad_norm = _clip(state, batch, limit=training.grad_clip)
     _update(state)
     state.optimizer.zero_grad(set_to_none=True)
@@ -64,15 +65,13 @@ def take_step(
     return StepResult(loss=loss, lr=rate, grad_norm=grad_norm)
 
 
-def _accumulate(state: TrainState, batch: Batch, *, micro_batch: int, precision: Precision) -> float:
+def _accumulate(state: TrainState, batch: Batch, *, micro_batch: int, training: TrainingConfig) -> float:
     losses: list[Tensor] = []
     parts = batch.tokens.split(micro_batch)  # each (b, T+1)
     for part in parts:
         tokens = part.to(state.device, non_blocking=True)  # asynchronous from page-locked memory only
-        with torch.autocast(state.device.type, dtype=AUTOCAST_DTYPES.get(precision), enabled=precision != "fp32"):
-            logits = state.network(tokens[:, :-1])
         # The last part may be smaller: weighting by samples makes the sum the mean over the whole batch.
-        loss = token_loss(logits, tokens[:, 1:]) * (len(part) / len(batch.tokens))
+        loss = _mean_loss(state, tokens, training) * (len(part) / len(batch.tokens))
         scaled: Tensor = loss if state.scaler is None else state.scaler.scale(loss)
         scaled.backward()
         losses.append(loss.detach())
@@ -83,6 +82,16 @@ def _accumulate(state: TrainState, batch: Batch, *, micro_batch: int, precision:
             guilty = batch.windows[number * micro_batch : (number + 1) * micro_batch]
             raise NonFiniteLoss(step=state.step + 1, quantity="loss", value=value, windows=guilty)
     return math.fsum(values)
+
+
+def _mean_loss(state: TrainState, tokens: Tensor, training: TrainingConfig) -> Tensor:
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]  # (B, T+1) -> 2 x (B, T)
+    dtype = AUTOCAST_DTYPES.get(training.precision)
+    with torch.autocast(state.device.type, dtype=dtype, enabled=dtype is not None):
+        if training.kernels == "fused":
+            return head_loss(state.model.hidden(inputs), state.model.wte.weight, targets)
+        logits = state.network(inputs)
+    return token_loss(logits, targets)
 
 
 def _clip(state: TrainState, batch: Batch, *, limit: float) -> float:

@@ -37,6 +37,8 @@ def test_an_impossible_model_is_refused_with_field_value_and_rule(fields, words)
         ({"min_lr": 0.1}, ["min_lr=0.1", "at most", "lr=0.001"]),
         ({"precision": "fp8"}, ["precision", "fp8"]),
         ({"device": "tpu"}, ["device", "tpu"]),
+        ({"kernels": "fused", "precision": "fp16"}, ["kernels='fused'", "precision='fp16'", "bf16"]),
+        ({"kernels": "fused", "compile": True}, ["kernels='fused'", "compile=True", "stock"]),
         ({"betas": (0.9, 1.0)}, ["betas", "less than 1"]),
     ],
 )
@@ -66,6 +68,12 @@ def test_a_run_opened_before_masking_existed_is_still_the_same_run():
 
 def test_a_run_that_masks_says_so():
     assert TrainingConfig(steps=1, mask_documents=True).model_dump(mode="json")["mask_documents"] is True
+
+
+def test_a_run_opened_before_there_were_fused_kernels_is_still_the_same_run():
+    assert "kernels" not in TrainingConfig(steps=1).model_dump(mode="json")
+    said = TrainingConfig(steps=1, kernels="fused").model_dump(mode="json")
+    assert said["kernels"] == "fused" and "kernels" not in UNFROZEN_TRAINING
 
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "bpe:257", "somewhere/tokenizer.json"])

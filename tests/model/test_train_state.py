@@ -12,6 +12,8 @@ MODES = {
     "dropout": {"model": {"dropout": 0.3}},
     "bf16": {"precision": "bf16", "model": {"dropout": 0.1}},
     "fp16": {"precision": "fp16"},
+    "fused": {"kernels": "fused", "micro_batch": 4},
+    "fused bf16": {"kernels": "fused", "precision": "bf16", "micro_batch": 4, "model": {"dropout": 0.1}},
     "accumulation": {"micro_batch": 4, "model": {"dropout": 0.1}},
     "checkpointing": {"activation_checkpointing": True, "model": {"dropout": 0.1}},
     "no clip, no bias": {"grad_clip": 0.0, "model": {"bias": False}},

@@ -1,0 +1,76 @@
+"""Fused kernels: the same learning as the stock ones, the same bits in every process."""
+
+import hashlib
+import statistics
+import subprocess
+import sys
+
+import pytest
+import torch
+
+MODES = {
+    "stock bf16": {"precision": "bf16"},
+    "fused": {"kernels": "fused"},
+    "fused bf16": {"kernels": "fused", "precision": "bf16"},
+}
+LEARNING = {"steps": 60, "lr": 3e-3, "model": {"n_embd": 32, "block_size": 8}}
+
+IN_ANOTHER_PROCESS = """
+import hashlib, sys
+import torch
+from model.determinism import make_deterministic
+from tests.model.conftest import TinyRun
+make_deterministic(seed=1, threads=1)
+path, until = sys.argv[1], int(sys.argv[2])
+run = TinyRun(kernels="fused", precision="bf16", model={"dropout": 0.1, "block_size": 70})
+if until == 12:
+    run.state.load(torch.load(path, weights_only=True))
+run.train(until)
+torch.save(run.tensors(), path)
+print(hashlib.sha256(repr(sorted(run.bits().items())).encode()).hexdigest())
+"""
+
+
+def last_losses(run):
+    return statistics.fmean(record.train_loss for record in run.train(run.training.steps)[-10:])
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+def test_every_mode_learns_what_fp32_learns(tiny_run, mode):
+    # Other seeds draw other weights and move this mean by some hundredths; a mode may move it by much less.
+    exact = last_losses(tiny_run(**LEARNING))
+    noise = statistics.stdev(last_losses(tiny_run(**LEARNING, seed=seed)) for seed in range(4))
+    assert abs(last_losses(tiny_run(**LEARNING, **mode)) - exact) < noise / 2
+
+
+def test_fused_kernels_say_the_loss_of_the_stock_ones_at_the_first_step(tiny_run):
+    stock, fused = (tiny_run(kernels=kernels).train(1)[0] for kernels in ("stock", "fused"))
+    assert fused.train_loss == pytest.approx(stock.train_loss, rel=1e-6)
+    assert fused.grad_norm == pytest.approx(stock.grad_norm, rel=1e-5)
+
+
+def test_fused_kernels_keep_attention_within_documents(tiny_run):
+    def first(kernels):
+        run = tiny_run(kernels=kernels, precision="bf16", mask_documents=True)
+        run.state.model.boundary_id = 7
+        return run.train(1)[0]
+
+    assert first("fused").train_loss == pytest.approx(first("stock").train_loss, rel=1e-3)
+
+
+def test_a_fused_run_killed_and_continued_in_other_processes_ends_in_the_bits_of_one(tiny_run, tmp_path):
+    path = tmp_path / "state.pt"
+    for until in ("5", "12"):
+        command = [sys.executable, "-c", IN_ANOTHER_PROCESS, str(path), until]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+    run = tiny_run(kernels="fused", precision="bf16", model={"dropout": 0.1, "block_size": 70})
+    run.train(12)
+    assert done.stdout.strip() == hashlib.sha256(repr(sorted(run.bits().items())).encode()).hexdigest()
+
+
+def test_a_probe_sees_the_network_in_fp32_whatever_kernels_train_it(tiny_run):
+    run = tiny_run(kernels="fused", precision="bf16")
+    tokens = torch.arange(16).view(2, 8)
+    expected = tiny_run().state.model(tokens)
+    assert torch.equal(run.state.model(tokens), expected)
