@@ -1,4 +1,4 @@
-"""The campaign, short: three seeded runs that are killed at chosen moments and judged. `make chaos` is the long one."""
+"""The campaign, short: runs that are killed at chosen moments and judged. `make chaos` is the long one."""
 
 from collections.abc import Iterator
 
@@ -15,6 +15,11 @@ LOCAL = (
     Fault(kind=Kind.KILL_EVALUATOR, moment=Moment.EVALUATION, step=20),
     Fault(kind=Kind.KILL_BOTH, moment=Moment.SWEEP, step=30),
     Fault(kind=Kind.KILL_FLOW, moment=Moment.PROMOTION, step=80),
+)
+WATCHED = (
+    Fault(kind=Kind.KILL_BOTH, moment=Moment.STEP, step=12),
+    Fault(kind=Kind.KILL_WATCHER, moment=Moment.RESUME, step=12),
+    Fault(kind=Kind.KILL_TRAINER, moment=Moment.STEP, step=50),
 )
 REMOTE = (
     Fault(kind=Kind.STORE_LOSES_ANSWERS, moment=Moment.STEP, step=5),
@@ -34,9 +39,10 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Campaign]:
     "plan",
     [
         RunPlan(seed=1, store="local", driver="command", faults=LOCAL),
-        RunPlan(seed=2, store="s3", driver="command", faults=REMOTE),
+        RunPlan(seed=2, store="local", driver="watch", faults=WATCHED),
+        pytest.param(RunPlan(seed=3, store="s3", driver="command", faults=REMOTE), marks=pytest.mark.slow),
     ],
-    ids=["local", "s3"],
+    ids=["by-hand", "watched", "s3"],
 )
 def test_a_run_that_is_killed_at_chosen_moments_holds_everything_it_promises(
     campaign: Campaign, plan: RunPlan, capsys: pytest.CaptureFixture[str]
