@@ -24,6 +24,7 @@ from tasks.settings import (
     EarlyStopConfig,
     EvaluationConfig,
     LeaseConfig,
+    MirrorsConfig,
     PreemptionConfig,
     PromotionConfig,
     WatchdogConfig,
@@ -52,6 +53,7 @@ class RunConfig(BaseModel):
     divergence: DivergenceConfig = DivergenceConfig()
     preemption: PreemptionConfig = PreemptionConfig()
     cost: CostConfig = CostConfig()
+    mirrors: MirrorsConfig = MirrorsConfig()
     # Where the log lies is no part of what it says: a store can be moved.
     store: str = Field(default="", exclude=True)
 
@@ -92,7 +94,7 @@ def parse_configuration(
 ) -> RunConfig:
     """Overlay environment and `--set` on a document, validate the whole, and read the suite it names.
 
-    Relative paths of suites and evaluators start at `folder`, without one at the working directory.
+    Relative paths of suites, evaluators and mirrors start at `folder`, without one at the working directory.
     """
     layered = _copied(document)
     origins: dict[str, str] = {}
@@ -115,12 +117,13 @@ def parse_configuration(
         raise InvalidConfiguration(_explained(error, name, origins)) from error
     except TaskError as error:
         raise InvalidConfiguration(f"{name}: evaluation: {error}") from error
-    return config.model_copy(update={"evaluation": evaluation})
+    mirrors = config.mirrors.based_at(folder or Path.cwd())
+    return config.model_copy(update={"evaluation": evaluation, "mirrors": mirrors})
 
 
 def check_drift(opened: Mapping[str, Any], config: RunConfig, *, run_id: str) -> None:
     """Raise `ConfigDrift` printing the difference when `config` would not be the run that was opened."""
-    before, now = _flat(opened), _flat(config.frozen())
+    before, now = flattened(opened), flattened(config.frozen())
     lines = [
         f"  {key}: run has {before.get(key, '(absent)')!r}, this command has {now.get(key, '(absent)')!r}"
         for key in sorted(before.keys() | now.keys())
@@ -171,11 +174,12 @@ def _explained(error: ValidationError, name: str, origins: Mapping[str, str]) ->
     return "\n".join(lines)
 
 
-def _flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flattened(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return a configuration's values under their dotted names: `training.lr`."""
     flat: dict[str, Any] = {}
     for key, value in document.items():
         if isinstance(value, Mapping):
-            flat.update(_flat(value, f"{prefix}{key}."))
+            flat.update(flattened(value, f"{prefix}{key}."))
         else:
             flat[f"{prefix}{key}"] = list(value) if isinstance(value, tuple) else value
     return flat

@@ -12,6 +12,7 @@ from pathlib import Path
 from flows.configuration import RunConfig, check_drift, parse_configuration
 from flows.configuration_source import configuration_folder, configuration_name, read_configuration
 from flows.errors import InvalidConfiguration
+from flows.mirrors import check_mirrors
 from flows.run_lookup import configuration_document
 from model.configuration import DataConfig
 from model.errors import InvalidInput
@@ -71,8 +72,10 @@ def check_before_start(
     if opened is not None:
         wanted = wanted or wanted_configuration(request, log.state, environment)
         check_drift(opened.config, wanted, run_id=log.run_id)
+        check_mirrors(wanted.mirrors)
         return wanted
     wanted = wanted or wanted_configuration(request, log.state, environment)
+    check_mirrors(wanted.mirrors)
     if writable:
         _check_store(store)
     base_dir = configuration_folder(request.config)

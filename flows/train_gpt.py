@@ -25,6 +25,7 @@ from flows.code_version import code_version
 from flows.configuration import RunConfig, check_drift
 from flows.configuration_source import configuration_folder
 from flows.evaluation_planning import plan_evaluation
+from flows.mirrors import mirrored
 from flows.preflight import TrainingRequest, check_before_start, named_run, wanted_configuration
 from flows.progress import Progress
 from flows.promotion_use import rules_of
@@ -112,6 +113,7 @@ def train_gpt(
         with (
             run.progress.shown(),
             run.artifacts.published(),
+            mirrored(run.log, run.config.mirrors, os.environ, run.progress.say),
             run.cancellation.watching(),
             notice.heard(rules.signal),
             announced(notice, sources, poll_seconds=rules.poll_seconds, on_problem=run.progress.say),

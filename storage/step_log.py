@@ -63,18 +63,19 @@ def step_log_key(run_prefix: str, attempt: int) -> str:
 
 def read_step_lines(store: ObjectStore, run_prefix: str) -> list[StepLine]:
     """Return every attempt's records in attempt order; a line torn by a crash is left out."""
-    return [line for key in store.keys(f"{run_prefix}/steps") for line in _parsed(store.read(key))]
+    return [line for key in store.keys(f"{run_prefix}/steps") for line in parse_lines(store.read(key))]
 
 
 def read_attempt_lines(store: ObjectStore, run_prefix: str, attempt: int) -> list[StepLine]:
     """Return one attempt's records, none where it left none; a line torn by a crash is left out."""
     try:
-        return list(_parsed(store.read(step_log_key(run_prefix, attempt))))
+        return list(parse_lines(store.read(step_log_key(run_prefix, attempt))))
     except ObjectMissing:
         return []
 
 
-def _parsed(data: bytes) -> Iterator[StepLine]:
+def parse_lines(data: bytes) -> Iterator[StepLine]:
+    """Yield the records among these lines; what is none is left out."""
     for raw in data.splitlines():
         try:
             yield msgspec.json.decode(raw, type=StepLine)

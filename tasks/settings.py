@@ -4,7 +4,9 @@ Owns sections that never change which run it is. Refuses to know the whole run c
 """
 
 import shlex
+from pathlib import Path
 from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -244,3 +246,40 @@ class CostConfig(BaseModel):
 
     gpu_hour_price: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     currency: Annotated[str, Field(pattern=r"^[^\W\d_]{1,8}$|^[$€£¥]$")] = "USD"
+
+
+class MirrorsConfig(BaseModel):
+    """Where else a run's curve is shown, beside the store: it is only ever copied there, never read or waited for.
+
+    `tensorboard` is a folder of this machine that TensorBoard watches, `mlflow` the address of an MLflow tracking
+    server; its credentials stay in MLflow's own environment variables.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tensorboard: str = ""
+    mlflow: str = ""
+
+    @model_validator(mode="after")
+    def _each_is_where_it_can_be(self) -> Self:
+        if "://" in self.tensorboard:
+            raise ValueError(f"tensorboard={self.tensorboard!r} must be a folder of this machine")
+        if not self.mlflow:
+            return self
+        parts = urlsplit(self.mlflow)
+        if parts.username or parts.password:
+            raise ValueError(
+                "mlflow: the address carries credentials; put them into MLFLOW_TRACKING_USERNAME and "
+                "MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
+            )
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(
+                f"mlflow={self.mlflow!r} must be the http(s) address of a tracking server; `mlflow server` starts one"
+            )
+        return self
+
+    def based_at(self, folder: Path) -> "MirrorsConfig":
+        """Return the same with an absolute folder; a relative one starts at `folder`."""
+        if not self.tensorboard:
+            return self
+        return self.model_copy(update={"tensorboard": str(folder / Path(self.tensorboard).expanduser())})

@@ -1,0 +1,382 @@
+"""TensorBoard and MLflow show one unbroken curve, and nothing that happens to them reaches training."""
+
+import errno
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.configuration import parse_configuration
+from flows.curve_follower import CurveFollower, CurveNews, TimedLine
+from flows.errors import InvalidConfiguration
+from flows.mirrors import check_mirrors, mirrored
+from flows.mlflow_client import MlflowClient, MlflowRefused
+from flows.mlflow_mirror import MlflowMirror
+from flows.step_mirror import Mirror, Mirroring
+from flows.tensorboard_mirror import TensorBoardMirror
+from storage.local_store import LocalStore
+from storage.run_state import RunState
+from storage.step_tail import StepTail
+from tasks.settings import MirrorsConfig
+from tests.flows.conftest import DOCUMENT, NOON, fabricate
+from tests.flows.mirrored_run import MirroredRun, interrupted_run, step_line
+from tests.flows.tracking_server import TrackingServer, tracking_server
+
+Follow = Callable[[], None]
+
+
+def following(run: MirroredRun, mirror: Mirror) -> Follow:
+    """Begin a mirror as a process that trains the run would; each call tells it what is new."""
+    mirror.begin(run.state)
+    follower = CurveFollower(StepTail(run.run.log.store, run.run.log.prefix))
+
+    def follow() -> None:
+        more = True
+        while more:
+            news = follower.follow(run.state)
+            mirror.write(news)
+            more = news.more
+
+    return follow
+
+
+def curve(folder: Path, tag: str = "train/loss") -> list[tuple[int, float]]:
+    """What TensorBoard itself shows of a run's folder."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    accumulator = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    accumulator.Reload()
+    return [(event.step, pytest.approx(event.value)) for event in accumulator.Scalars(tag)]  # type: ignore[misc]
+
+
+Board = Callable[..., TensorBoardMirror]
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Iterator[Board]:
+    """Makes mirrors of a run, one for each process that trains it; their files are closed in the end."""
+    made: list[TensorBoardMirror] = []
+
+    def make(run: MirroredRun, store_url: str = "") -> TensorBoardMirror:
+        made.append(TensorBoardMirror(tmp_path, run.run.log.run_id, store_url or run.run.log.store.url))
+        return made[-1]
+
+    yield make
+    for mirror in made:
+        mirror.end(RunState())
+
+
+def test_tensorboard_shows_the_surviving_line_and_the_evaluations(
+    store: LocalStore, tmp_path: Path, board: Board
+) -> None:
+    run, folder = interrupted_run(store), tmp_path / "bard"
+    following(run, board(run))()
+    assert run.curve() == curve(folder) and len(run.curve()) == 20
+    assert curve(folder, "held-out/val_loss") == [(10, 3.0), (20, 2.0)]
+    assert curve(folder, "probe/loss") == [(10, 2.0), (20, 2.0)]
+
+
+def test_tensorboard_forgets_what_an_attempt_trains_again(store: LocalStore, tmp_path: Path, board: Board) -> None:
+    run = MirroredRun(run=fabricate(store, "bard"))
+    follow = following(run, board(run))
+    run.start()
+    run.train(1, 10)
+    run.run.commit(10)
+    run.train(11, 14)
+    follow()
+    assert len(curve(tmp_path / "bard")) == 14
+    run.die()
+    run.start()
+    run.train(11, 12)
+    follow()
+    assert run.curve() == curve(tmp_path / "bard") and len(run.curve()) == 12
+
+
+def test_a_process_that_goes_on_leaves_one_file_and_no_step_twice(
+    store: LocalStore, tmp_path: Path, board: Board
+) -> None:
+    run = interrupted_run(store)
+    following(run, board(run))()  # and dies without a word
+    run.train(21, 22)
+    following(run, board(run))()
+    assert run.curve() == curve(tmp_path / "bard") and len(run.curve()) == 22
+    assert len(list((tmp_path / "bard").iterdir())) == 1
+
+
+def test_files_of_others_in_the_folder_are_left_alone(store: LocalStore, tmp_path: Path, board: Board) -> None:
+    (tmp_path / "bard").mkdir()
+    (tmp_path / "bard" / "events.out.tfevents.1.somebody").write_bytes(b"")
+    run = interrupted_run(store)
+    following(run, board(run, "another store"))()
+    following(run, board(run))()
+    assert len(list((tmp_path / "bard").iterdir())) == 3
+
+
+@pytest.fixture
+def server() -> Iterator[TrackingServer]:
+    with tracking_server() as serving:
+        yield serving
+
+
+def mlflow(run: MirroredRun, server: TrackingServer) -> MlflowMirror:
+    return MlflowMirror(MlflowClient(server.url, {}), run.run.log.run_id, experiment="cairn")
+
+
+def test_mlflow_has_one_run_with_parameters_curve_evaluations_and_reasons(
+    store: LocalStore, server: TrackingServer
+) -> None:
+    run = interrupted_run(store)
+    following(run, mlflow(run, server))()
+    [told] = server.runs.values()
+    assert server.values("train.loss") == run.curve()
+    assert server.values("held-out.val_loss") == [(10, 3.0), (20, 2.0)]
+    assert told["name"] == "bard" and told["params"]["model.n_embd"] == "8" and told["status"] == "RUNNING"
+    assert told["tags"]["cairn.attempt.0001"] == "preempted at step 12: preempted it was"
+
+
+def test_mlflow_is_told_a_step_only_once_it_is_committed(store: LocalStore, server: TrackingServer) -> None:
+    run = MirroredRun(run=fabricate(store, "bard"))
+    run.start()
+    follow = following(run, mlflow(run, server))
+    run.train(1, 14)
+    follow()
+    assert server.values("train.loss") == []
+    run.run.commit(10)
+    follow()
+    assert [step for step, _ in server.values("train.loss")] == list(range(1, 11))
+    run.die()
+    run.start()
+    run.train(11, 12)
+    run.run.commit(12)
+    follow()
+    assert server.values("train.loss") == run.curve(), "no step twice, none of what was lost"
+
+
+def test_a_process_that_goes_on_continues_the_same_mlflow_run(store: LocalStore, server: TrackingServer) -> None:
+    run = interrupted_run(store)
+    following(run, mlflow(run, server))()
+    run.train(21, 30)
+    run.run.commit(30)
+    server.requests.clear()
+    follow = following(run, mlflow(run, server))
+    follow()
+    assert len(server.runs) == 1 and server.values("train.loss") == run.curve() and len(run.curve()) == 30
+    assert len([item for item in server.runs["run0"]["metrics"] if item[0] == "train.loss"]) == 30
+    follow()
+    assert server.requests.count("runs/log-batch") <= 5, "what is known is not sent again"
+
+
+def test_mlflow_sends_again_what_was_trained_again_while_nobody_told(store: LocalStore, server: TrackingServer) -> None:
+    run = interrupted_run(store)
+    following(run, mlflow(run, server))()
+    server.runs["run0"]["tags"]["cairn.mirrored"] = "14:1"  # of the first attempt, whose steps after 10 were lost
+    following(run, mlflow(run, server))()
+    assert server.runs["run0"]["tags"]["cairn.mirrored"] == "20:2"
+
+
+def test_a_number_that_is_none_is_told_by_its_name(store: LocalStore, server: TrackingServer) -> None:
+    run = interrupted_run(store)
+    mirror = mlflow(run, server)
+    mirror.begin(run.state)
+    lines = (
+        TimedLine(at_seconds=1.0, line=replace(step_line(21, 2), train_loss=math.inf)),
+        TimedLine(at_seconds=2.0, line=replace(step_line(22, 2), train_loss=math.nan)),
+    )
+    mirror.write(CurveNews(lines=lines, settled_step=22))
+    assert server.values("train.loss") == [(21, "Infinity"), (22, "NaN")]
+
+
+@pytest.mark.parametrize(("last", "status"), [("finish", "FINISHED"), ("resume", "KILLED"), ("stop", "FAILED")])
+def test_mlflow_is_told_how_it_ended(store: LocalStore, server: TrackingServer, last: str, status: str) -> None:
+    run = MirroredRun(run=fabricate(store, "bard"))
+    run.start()
+    if last == "finish":
+        run.run.finish(run.run.commit(40))
+    run.run.end("completed" if last == "finish" else "error", action=last)
+    mirror = mlflow(run, server)
+    mirror.begin(run.state)
+    mirror.end(run.state)
+    assert server.runs["run0"]["status"] == status
+
+
+def test_a_run_of_the_same_name_in_another_store_is_another_mlflow_run(
+    store: LocalStore, tmp_path: Path, server: TrackingServer
+) -> None:
+    first = MirroredRun(run=fabricate(store, "bard"))
+    second = MirroredRun(run=fabricate(LocalStore(tmp_path / "other"), "bard", opened_at=NOON + timedelta(days=1)))
+    for run in (first, second):
+        mlflow(run, server).begin(run.state)
+    assert len(server.runs) == 2
+
+
+def test_the_servers_words_are_in_the_error_and_credentials_only_in_the_header(server: TrackingServer) -> None:
+    client = MlflowClient(f"{server.url}/", {"MLFLOW_TRACKING_TOKEN": "hidden"})
+    with pytest.raises(MlflowRefused, match="RESOURCE_DOES_NOT_EXIST: no"):
+        client.get("experiments/get-by-name", experiment_name="nobody's")
+    assert server.headers["Authorization"] == "Bearer hidden"
+    MlflowClient(server.url, {"MLFLOW_TRACKING_USERNAME": "ada"}).post("experiments/create", name="x")
+    assert server.headers["Authorization"] == "Basic YWRhOg=="
+
+
+class Faulty:
+    """A mirror that does what it is told to, and counts."""
+
+    name = "Faulty"
+
+    def __init__(self, act: Callable[[], None] = lambda: None) -> None:
+        self._act = act
+        self.begun = 0
+        self.steps: list[int] = []
+        self.ended = threading.Event()
+        self.written = threading.Event()
+
+    def begin(self, state: RunState) -> None:
+        self.begun += 1
+        self.steps.clear()
+
+    def write(self, news: CurveNews) -> None:
+        self.written.set()
+        self._act()
+        self.steps += [timed.line.step for timed in news.lines]
+
+    def end(self, state: RunState) -> None:
+        self.ended.set()
+
+
+def kept(run: MirroredRun, mirror: Mirror, said: list[str], **options: Any) -> Any:
+    return Mirroring(run.run.log, mirror, said.append, **{"every_seconds": 0.01, **options}).kept()
+
+
+def test_the_mirror_is_whole_when_the_block_ends(store: LocalStore) -> None:
+    run, mirror, said = interrupted_run(store), Faulty(), list[str]()
+    with kept(run, mirror, said, every_seconds=60.0):
+        assert mirror.written.wait(10)
+        run.train(21, 23)
+    assert mirror.ended.is_set() and mirror.steps == list(range(1, 24)) and said == []
+
+
+def fails(times: int, error: Exception) -> Callable[[], None]:
+    left = [times]
+
+    def act() -> None:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise error
+
+    return act
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("a\nbug"), OSError(errno.ENOSPC, "No space left on device"), TimeoutError("timed out")],
+    ids=type,
+)
+def test_a_mirror_that_raises_is_said_once_and_made_whole_later(store: LocalStore, error: Exception) -> None:
+    run, said = interrupted_run(store), list[str]()
+    mirror = Faulty(fails(3, error))
+    with kept(run, mirror, said):
+        deadline = time.monotonic() + 20
+        while mirror.begun < 4 and time.monotonic() < deadline:
+            mirror.written.clear()
+            mirror.written.wait(1)
+    assert mirror.steps == list(range(1, 21)) and mirror.begun >= 4, "told from the first step each time"
+    assert len(said) == 1 and said[0].startswith("Faulty cannot be kept up to date, training goes on: ")
+    assert "\n" not in said[0]
+
+
+def test_a_mirror_that_hangs_costs_a_moment_at_the_end_and_nothing_before(store: LocalStore) -> None:
+    run, said, let_go = interrupted_run(store), list[str](), threading.Event()
+    mirror = Faulty(lambda: print(let_go.wait(60)))
+    started = time.monotonic()
+    with kept(run, mirror, said, last_word_seconds=0.2):
+        assert mirror.written.wait(10)
+    assert time.monotonic() - started < 10 and not mirror.ended.is_set()
+    assert said == ["Faulty is behind and left so; whoever continues this run makes up for it"]
+    let_go.set()
+
+
+def test_a_block_that_raises_raises_its_own(store: LocalStore) -> None:
+    run, said = interrupted_run(store), list[str]()
+    with pytest.raises(ZeroDivisionError), kept(run, Faulty(fails(99, ValueError("no"))), said):
+        raise ZeroDivisionError
+
+
+def test_a_full_disk_is_met_by_a_new_file_that_is_whole(store: LocalStore, tmp_path: Path, board: Board) -> None:
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    run = interrupted_run(store)
+    mirror = board(run)
+    follow = following(run, mirror)
+    with open("/dev/full", "wb", buffering=0) as full:
+        mirror._records = RecordWriter(full)
+        with pytest.raises(OSError, match="No space left"):
+            follow()
+    following(run, mirror)()
+    assert run.curve() == curve(tmp_path / "bard")
+
+
+def test_a_folder_that_cannot_be_made_is_said_once_and_training_goes_on(store: LocalStore, tmp_path: Path) -> None:
+    run, said = interrupted_run(store), list[str]()
+    (tmp_path / "file").write_text("in the way")
+    with mirrored(run.run.log, MirrorsConfig(tensorboard=str(tmp_path / "file")), {}, said.append):
+        pass
+    assert len(said) == 1 and said[0].startswith("TensorBoard cannot be kept up to date, training goes on: ")
+
+
+def test_a_server_that_is_away_is_said_once_and_training_goes_on(store: LocalStore) -> None:
+    run, said = interrupted_run(store), list[str]()
+    with mirrored(run.run.log, MirrorsConfig(mlflow="http://127.0.0.1:9"), {}, said.append):
+        pass
+    assert len(said) == 1 and said[0].startswith("MLflow cannot be kept up to date, training goes on: ")
+
+
+def test_both_mirrors_of_a_configuration_are_kept(store: LocalStore, tmp_path: Path, server: TrackingServer) -> None:
+    run, said = interrupted_run(store), list[str]()
+    wanted = MirrorsConfig(tensorboard=str(tmp_path / "board"), mlflow=server.url)
+    with mirrored(run.run.log, wanted, {"MLFLOW_EXPERIMENT_NAME": "poems"}, said.append):
+        pass
+    assert said == [] and list(server.experiments) == ["poems"]
+    assert run.curve() == curve(tmp_path / "board" / "bard") and server.values("train.loss") == run.curve()
+
+
+def configured(overrides: Sequence[str], folder: Path | None = None) -> MirrorsConfig:
+    return parse_configuration(DOCUMENT, overrides=overrides, environment={}, name="run.toml", folder=folder).mirrors
+
+
+def test_a_relative_folder_starts_at_the_configuration(tmp_path: Path) -> None:
+    assert configured(["mirrors.tensorboard=board"], tmp_path).tensorboard == str(tmp_path / "board")
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("mirrors.tensorboard=gs://bucket/board", "must be a folder of this machine"),
+        ("mirrors.mlflow=sqlite:///x.db", "must be the http"),
+        ("mirrors.mlflow=http://ada:secret@host", "MLFLOW_TRACKING_USERNAME"),
+        ("mirrors.wandb=x", "unknown key"),
+    ],
+)
+def test_what_cannot_be_a_mirror_is_refused(override: str, words: str) -> None:
+    with pytest.raises(InvalidConfiguration, match=words) as refused:
+        configured([override])
+    assert "secret" not in str(refused.value)
+
+
+def test_a_missing_library_is_refused_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flows.mirrors.find_spec", lambda name: None)
+    with pytest.raises(InvalidConfiguration, match=r"pip install 'cairn\[tensorboard\]'"):
+        check_mirrors(MirrorsConfig(tensorboard="board"))
+    check_mirrors(MirrorsConfig(mlflow="http://127.0.0.1:9"))
+
+
+def test_where_a_run_is_shown_is_no_part_of_which_run_it_is(tmp_path: Path) -> None:
+    def frozen(*overrides: str) -> str:
+        return parse_configuration(DOCUMENT, overrides=overrides, environment={}, name="x").frozen_sha256()
+
+    assert frozen() == frozen(f"mirrors.tensorboard={tmp_path}")

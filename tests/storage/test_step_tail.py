@@ -1,0 +1,78 @@
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from storage.local_store import LocalStore
+from storage.memory_store import MemoryStore
+from storage.object_store import ObjectStore
+from storage.step_log import StepLine, read_attempt_lines, step_log_key
+from storage.step_tail import StepTail
+
+RUN = "runs/bard"
+
+
+def encoded(*steps: int) -> bytes:
+    lines = (
+        StepLine(
+            step=step,
+            attempt=1,
+            train_loss=1.0,
+            lr=0.1,
+            grad_norm=1.0,
+            tokens_per_second=1.0,
+            mfu=0.1,
+            memory_bytes=1,
+            seconds=0.5,
+            probe_loss=None,
+            sample=None,
+        )
+        for step in steps
+    )
+    return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+
+
+@pytest.fixture(params=["local", "elsewhere"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
+    return LocalStore(tmp_path) if request.param == "local" else MemoryStore("tail")
+
+
+def steps(lines: list[StepLine]) -> list[int]:
+    return [line.step for line in lines]
+
+
+def test_each_record_is_read_once_as_the_file_grows(store: ObjectStore) -> None:
+    tail = StepTail(store, RUN)
+    assert tail.read(1) == []
+    store.write(step_log_key(RUN, 1), encoded(1, 2))
+    assert steps(tail.read(1)) == [1, 2] and tail.read(1) == []
+    store.write(step_log_key(RUN, 1), encoded(1, 2, 3))
+    assert steps(tail.read(1)) == [3]
+
+
+def test_a_line_that_is_still_being_written_waits_until_it_is_whole(store: ObjectStore) -> None:
+    tail, whole = StepTail(store, RUN), encoded(1, 2)
+    store.write(step_log_key(RUN, 1), whole[:-5])
+    assert steps(tail.read(1)) == [1]
+    store.write(step_log_key(RUN, 1), whole)
+    assert steps(tail.read(1)) == [2]
+
+
+def test_a_long_file_is_read_piece_by_piece(store: ObjectStore) -> None:
+    store.write(step_log_key(RUN, 1), encoded(*range(1, 101)))
+    tail, found, looks = StepTail(store, RUN, most_bytes=2000), list[int](), 0
+    while piece := tail.read(1):
+        found, looks = found + steps(piece), looks + 1
+    assert found == list(range(1, 101)) and looks > 5
+
+
+def test_attempts_are_read_apart(store: ObjectStore) -> None:
+    tail = StepTail(store, RUN)
+    for attempt, step in ((1, 5), (2, 3)):
+        store.write(step_log_key(RUN, attempt), encoded(step))
+    assert (steps(tail.read(2)), steps(tail.read(1))) == ([3], [5])
+
+
+def test_one_attempts_records_are_read_whole_and_none_is_no_error(store: ObjectStore) -> None:
+    store.write(step_log_key(RUN, 1), encoded(1, 2) + b'{"step": torn')
+    assert steps(read_attempt_lines(store, RUN, 1)) == [1, 2] and read_attempt_lines(store, RUN, 2) == []
