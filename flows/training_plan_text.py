@@ -85,7 +85,8 @@ def _ahead(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
     if plan.cost.gpu_hour_price is not None:
         money = "not known before the run has trained a step"
         if plan.cost.money is not None:
-            money = f"an estimate: {plan.cost.money:,.2f} {plan.cost.currency}"
+            amount = f"{plan.cost.money:,.2f}" if plan.cost.money >= 0.005 else "less than 0.01"
+            money = f"an estimate: {amount} {plan.cost.currency}"
         yield "cost", f"{money}, at {plan.cost.gpu_hour_price:g} {plan.cost.currency} an hour"
 
 

@@ -167,14 +167,15 @@ def test_without_records_and_without_a_price_nothing_is_made_up(written: Writing
     assert "cost" not in shown(plan) and shown(plan)["time"] == "not known before the run has trained a step"
 
 
-def test_cost_is_hours_times_the_price(written: WritingRun) -> None:
+@pytest.mark.parametrize(("price", "words"), [(90.0, "1.00 EUR, at 90"), (0.09, "less than 0.01 EUR, at 0.09")])
+def test_cost_is_hours_times_the_price(written: WritingRun, price: float, words: str) -> None:
     written.start()
     record(written, 1, [64.0])
     written.end("preempted")
     config = written.config.model_copy(
-        update={"cost": written.config.cost.model_copy(update={"gpu_hour_price": 90.0, "currency": "EUR"})}
+        update={"cost": written.config.cost.model_copy(update={"gpu_hour_price": price, "currency": "EUR"})}
     )
-    assert shown(planned(written, config))["cost"] == "an estimate: 1.00 EUR, at 90 EUR an hour"
+    assert shown(planned(written, config))["cost"] == f"an estimate: {words} EUR an hour"
 
 
 def test_budgets_are_those_of_the_configuration_at_hand(written: WritingRun) -> None:
