@@ -13,7 +13,7 @@ SUITABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.11; do \
 	if $$name -c '$(SUITABLE)' >/dev/null 2>&1; then echo $$name; break; fi; done)
 
-.PHONY: help .venv train test test-slow test-s3 chaos bench-data bench-sql check format up clean
+.PHONY: help .venv train test test-slow test-s3 chaos bench-data bench-sql bench-step check format up clean
 
 help:  ## show this list
 	@grep -E '^[.a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([.a-z-]+):[^#]*## /\1\t/' | expand -t 14
@@ -60,6 +60,9 @@ bench-data: $(STAMP)  ## text to snapshot beside the tokenizer library alone, an
 
 bench-sql: $(STAMP)  ## SQL over 1,000 runs of 1,000 attempts beside DuckDB on plain Parquet (some minutes to make them); ARGS= adds options
 	@PYTHONPATH=. $(BIN)/python tests/benchmarks/bench_sql.py $(ARGS)
+
+bench-step: $(STAMP)  ## the training step's modes against each other; ARGS="--nanogpt DIR" sets nanoGPT's beside them
+	@PYTHONPATH=. $(BIN)/python -m tests.benchmarks.bench_step $(ARGS)
 
 check: $(STAMP)  ## ruff, mypy --strict, import linter
 	@$(BIN)/ruff check .
