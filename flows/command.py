@@ -15,7 +15,7 @@ from flows.acting_verbs import ACTING_VERBS
 from flows.completion import completion
 from flows.exit_code import EXPECTED_ERRORS, ExitCode, code_of_error
 from flows.model_verbs import MODEL_VERBS
-from flows.output import say
+from flows.output import forget_stdout, say
 from flows.reading_verbs import READING_VERBS
 from flows.verb_help import MORE, START_HERE, examples_text, help_groups
 
@@ -46,6 +46,9 @@ for function in (*READING_VERBS, *ACTING_VERBS, *MODEL_VERBS, completion):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and leave with its exit code."""
+    # Started with a stream closed, as `>&-` does, Python has none at all: what would be said goes nowhere.
+    nowhere = open(os.devnull, "w")  # noqa: SIM115 (for as long as the process lives)
+    sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
     sys.exit(run_command(sys.argv[1:] if arguments is None else arguments))
 
 
@@ -57,21 +60,20 @@ def run_command(arguments: Sequence[str]) -> int:
         say(f"cairn: {_refusal(error)}")
         return ExitCode.USAGE
     except BrokenPipeError:  # the reader of a pipe has seen enough
-        _forget_stdout()
+        forget_stdout()
         return ExitCode.DONE
     except (KeyboardInterrupt, Exception) as error:
         return _explained(error)
     code = returned if isinstance(returned, int) else ExitCode.DONE
     try:
         sys.stdout.flush()
-    except OSError:  # what was done is done, and ended as it ended, whether or not anybody reads of it
-        _forget_stdout()
+    except BrokenPipeError:  # what was done is done, and ended as it ended, whether or not anybody reads of it
+        forget_stdout()
+    except OSError as error:
+        forget_stdout()
+        say(f"cairn: the output could not be written: {error}")
+        return code or ExitCode.ERROR
     return code
-
-
-def _forget_stdout() -> None:
-    """Let the interpreter's last flush go nowhere, or it would complain at its very end."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _refusal(error: CycloptsError) -> str:

@@ -3,19 +3,35 @@
 Owns the looks. Refuses to know what is shown.
 """
 
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
 
+from flows.errors import FlowError
 from storage.document import encode
 
 _PIPE_COLUMNS = 200
 
 
 def print_document(record: object) -> None:
-    """Print a record as one JSON document: sorted keys, times ISO 8601 in UTC."""
-    sys.stdout.write(encode(record).decode())
+    """Print a record as one JSON document: sorted keys, times ISO 8601 in UTC.
+
+    A reader that has gone costs the words; a disk that is full is a `FlowError`: somebody counts on the file.
+    """
+    try:
+        sys.stdout.write(encode(record).decode())
+    except BrokenPipeError:
+        forget_stdout()
+    except OSError as error:
+        forget_stdout()
+        raise FlowError(f"the output could not be written: {error}") from error
+
+
+def forget_stdout() -> None:
+    """Let all further output go nowhere; or the interpreter's last flush would complain at its very end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:

@@ -1,0 +1,47 @@
+"""Who stops reading loses the words: what the command does, and the code it leaves with, stay as they were."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def command(tmp_path: Path, line: str, redirection: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "CAIRN_STORE": str(tmp_path / "store"), "PYTHONPATH": str(Path(__file__).parents[2])}
+    shell = ["sh", "-c", f"exec {sys.executable} -m flows.command {line} {redirection}"]
+    return subprocess.run(shell, env={**environment, **variables}, check=False, timeout=60, stderr=-1, text=True)
+
+
+@pytest.fixture
+def damaged(bard: Any, tmp_path: Path) -> Any:
+    [shard] = (tmp_path / "store").rglob("step-00000020-attempt-0001/weights-*")
+    shard.write_bytes(b"?")
+    return bard
+
+
+@pytest.mark.parametrize("redirection", [">&-", "2>&-", ">&- 2>&-", "2> /dev/full"])
+def test_a_verb_leaves_with_the_code_of_what_it_found(damaged: Any, tmp_path: Path, redirection: str) -> None:
+    assert command(tmp_path, "verify bard --json", redirection).returncode == 5
+    assert command(tmp_path, "status nobody", redirection).returncode == 2
+    assert command(tmp_path, "status bard --json", redirection).returncode == 0
+
+
+def test_a_reader_that_has_gone_changes_no_code(damaged: Any, tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    environment = {**os.environ, "CAIRN_STORE": str(tmp_path / "store")}
+    arguments = [sys.executable, "-m", "flows.command", "verify", "bard", "--json"]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(arguments, cwd=root, env=environment, stdout=writing, check=False, timeout=60)
+    os.close(writing)
+    assert done.returncode == 5
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_finds_no_room_is_an_error_in_one_line(bard: Any, tmp_path: Path, unbuffered: str) -> None:
+    ended = command(tmp_path, "status bard --json", "> /dev/full", PYTHONUNBUFFERED=unbuffered)
+    assert ended.returncode == 1
+    assert ended.stderr == "cairn: the output could not be written: [Errno 28] No space left on device\n"
