@@ -11,11 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-CHUNK_BYTES = 128 * 2**20
-"""A chunk's logits in fp32: large enough for the matrix product, small beside a model with a vocabulary that large."""
+from model.size_estimate import HEAD_CHUNK_BYTES
 
 
-def head_loss(hidden: Tensor, weight: Tensor, targets: Tensor, *, chunk_bytes: int = CHUNK_BYTES) -> Tensor:
+def head_loss(hidden: Tensor, weight: Tensor, targets: Tensor, *, chunk_bytes: int = HEAD_CHUNK_BYTES) -> Tensor:
     """Mean cross-entropy in nats of the logits hidden x weight': (B, T, C), (V, C), (B, T) -> scalar.
 
     Products are made in the precision autocast has chosen, if any; losses, and what is summed over chunks, in fp32.

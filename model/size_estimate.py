@@ -14,11 +14,16 @@ fp32 (2 for what bf16 or fp16 compute in):
                  values, and both sides of the GELU, kept for the backward pass; attention is never written out.
                  Recomputed: L B T · 4 C, and one layer's share of the above
     logits       B T V (a + 8), and 4 more where a is 2: the logits, and in fp32 their log-softmax and its gradient
+    fused        logits of at most HEAD_CHUNK_BYTES / 4 V positions at once, and 4 (V + B T) C for the gradients made
+                 with them; in half precision attention's weights are kept, L B H T² · 2 · 5/8 (four blocks of queries)
 """
 
 from dataclasses import dataclass
 
 from model.configuration import ModelConfig, TrainingConfig
+
+HEAD_CHUNK_BYTES = 128 * 2**20
+"""Logits in fp32 that fused kernels hold at once: enough for the matrix product, small beside so large a vocabulary."""
 
 _FP32_BYTES, _HALF_BYTES = 4, 2
 _MOMENTS = 2
@@ -67,10 +72,28 @@ def estimate_memory(
     positions = micro_batch * model.block_size
     layer = positions * model.n_embd * (_NORMED * _FP32_BYTES + _COMPUTED * number)
     kept = positions * model.n_embd * _FP32_BYTES
+    fused = training.kernels == "fused"
+    if fused and half:
+        layer += positions * model.block_size * model.n_head * _HALF_BYTES * 5 // 8
+    rows = min(positions, HEAD_CHUNK_BYTES // (_FP32_BYTES * vocab_size)) if fused else positions
+    logits = rows * vocab_size * (number + 2 * _FP32_BYTES + (_FP32_BYTES if half else 0))
     return MemoryEstimate(
         parameters_bytes=parameters * (_FP32_BYTES + (number if half else 0)),
         gradients_bytes=parameters * _FP32_BYTES,
         optimizer_bytes=parameters * _MOMENTS * _FP32_BYTES,
         activations_bytes=model.n_layer * kept + layer if recompute else model.n_layer * layer,
-        logits_bytes=positions * vocab_size * (number + 2 * _FP32_BYTES + (_FP32_BYTES if half else 0)),
+        logits_bytes=logits + ((vocab_size + positions) * model.n_embd * _FP32_BYTES if fused else 0),
     )
+
+
+def largest_micro_batch(
+    model: ModelConfig, training: TrainingConfig, vocab_size: int, *, memory_bytes: int, recompute: bool
+) -> int | None:
+    """Return the most windows, by halving the global batch, that fit `memory_bytes`; None where not one does."""
+    windows = training.global_batch
+    while windows:
+        estimate = estimate_memory(model, training, vocab_size, micro_batch=windows, recompute=recompute)
+        if estimate.total_bytes <= memory_bytes:
+            return windows
+        windows //= 2
+    return None

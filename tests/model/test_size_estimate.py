@@ -6,7 +6,7 @@ import torch
 from model.configuration import ModelConfig, TrainingConfig
 from model.gpt import GPT
 from model.loss import token_loss
-from model.size_estimate import checkpoint_bytes, count_parameters, estimate_memory
+from model.size_estimate import checkpoint_bytes, count_parameters, estimate_memory, largest_micro_batch
 from model.train_state import TrainState
 
 SHAPES = [
@@ -78,3 +78,28 @@ def test_recomputing_keeps_less_and_more_layers_keep_more() -> None:
 def test_the_total_is_the_sum_of_its_parts() -> None:
     estimate = estimate_memory(SHAPES[1], TRAINING, VOCAB, micro_batch=2, recompute=False)
     assert estimate.total_bytes == sum(getattr(estimate, name) for name in type(estimate).__slots__)
+
+
+def test_the_micro_batch_chosen_is_the_largest_half_that_fits() -> None:
+    training = TrainingConfig(steps=4, global_batch=12)
+
+    def needed(windows: int) -> int:
+        return estimate_memory(SHAPES[1], training, VOCAB, micro_batch=windows, recompute=False).total_bytes
+
+    def chosen(memory_bytes: int) -> int | None:
+        return largest_micro_batch(SHAPES[1], training, VOCAB, memory_bytes=memory_bytes, recompute=False)
+
+    assert [chosen(needed(windows)) for windows in (12, 11, 6, 3, 2, 1)] == [12, 6, 6, 3, 1, 1]
+    assert chosen(needed(1) - 1) is None
+
+
+def test_fused_kernels_hold_no_more_logits_than_a_chunk() -> None:
+    shape = ModelConfig(n_layer=1, n_head=1, n_embd=64, block_size=1024)
+
+    def logits(kernels: Any, windows: int) -> int:
+        training = TrainingConfig(steps=1, global_batch=16, kernels=kernels)
+        return estimate_memory(shape, training, 50_304, micro_batch=windows, recompute=False).logits_bytes
+
+    assert logits("fused", 4) < logits("stock", 4) / 4
+    assert logits("fused", 8) - logits("fused", 4) == 4 * 1024 * 64 * 4
+    assert logits("stock", 8) == 2 * logits("stock", 4)
