@@ -13,7 +13,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from tests.chaos.disturbed_run import Course, disturb
+from storage.errors import StorageError
+from tests.chaos.disturbed_run import Course, disturb, finish
 from tests.chaos.judge import Reference, judge, reference_of
 from tests.chaos.plan import FAULTS_PER_RUN, Kind, RunPlan, plan_run
 from tests.chaos.scene import Scene
@@ -74,8 +75,9 @@ def _outcome(scene: Scene, plan: RunPlan, reference: Reference, began: float) ->
     course = Course(strikes=(), missed=())
     try:
         course = disturb(scene, plan)
+        finish(scene)
         told = judge(scene, course.strikes, reference)
-    except AssertionError as error:
+    except (AssertionError, StorageError) as error:  # what a reader cannot read does not hold either
         said = f"{type(error).__name__}: {error}"
         return Outcome(
             plan=plan, strikes=course.strikes, missed=0, seconds=time.monotonic() - began, violations=(said,)

@@ -7,10 +7,10 @@ import os
 import signal
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tests.chaos.cast import Role
-from tests.chaos.plan import Fault, Moment, RunPlan
+from tests.chaos.plan import ENDING, Fault, Moment, RunPlan
 from tests.chaos.scene import Scene
 from tests.chaos.strikes import Strike, strike
 
@@ -36,21 +36,23 @@ class Course:
 
 
 def disturb(scene: Scene, plan: RunPlan) -> Course:
-    """Start the run, do to it what the plan says, and have it finished; raises `DoesNotEnd`."""
-    strikes, missed, after_attempt = list[Strike](), list[Fault](), 0
+    """Start the run and do to it what the plan says; `finish` has it finished then."""
+    strikes, missed, after_attempt, resumes = list[Strike](), list[Fault](), 0, False
     scene.train()
-    for fault in plan.faults:
-        if _comes(scene, fault, after_attempt):
-            strikes.append(strike(scene, fault))
-            after_attempt = strikes[-1].first_attempt
-        else:
+    for planned in plan.faults:
+        # What was to make the run resume may have been missed or skipped.
+        is_resume = planned.moment is Moment.RESUME
+        fault = replace(planned, moment=Moment.STEP) if is_resume and not resumes else planned
+        if not _comes(scene, fault, after_attempt):
             missed.append(fault)
-    finish(scene)
+            continue
+        strikes.append(strike(scene, fault))
+        after_attempt, resumes = strikes[-1].first_attempt, fault.kind in ENDING and not strikes[-1].skipped
     return Course(strikes=tuple(strikes), missed=tuple(missed))
 
 
 def finish(scene: Scene) -> None:
-    """Have the run finished by who continues it, then by the command until it says so with exit 0."""
+    """Have the run finished by who continues it, then by the command until it leaves with 0; raises `DoesNotEnd`."""
     deadline = time.monotonic() + _END_SECONDS
     while scene.observer.state().finished is None or scene.cast.of(Role.FLOW):
         if scene.observer.state().finished is None:
@@ -81,7 +83,7 @@ def _comes(scene: Scene, fault: Fault, after_attempt: int) -> bool:
             looked_after = time.monotonic()
             if scene.observer.state().finished is None:
                 scene.keep_going()
-        time.sleep(0.003 if scene.proxy is None else 0.03)
+        time.sleep(0.003 if scene.proxy is None else 0.2)  # looking costs the emulator time
     return False
 
 

@@ -5,7 +5,7 @@ can be done on this machine is found out where it is done, so that a seed means 
 """
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 STEPS = 80
@@ -69,7 +69,17 @@ MOMENTS: dict[Kind, tuple[Moment, ...]] = {
     Kind.CLOCK_FORWARD: _RUNNING,
     Kind.TWO_FLOWS: _RUNNING,
 }
-WEIGHTS: dict[Kind, int] = {Kind.KILL_TRAINER: 6, Kind.KILL_FLOW: 5, Kind.KILL_BOTH: 5, Kind.NOTICE: 3}
+WEIGHTS: dict[Kind, int] = {
+    Kind.KILL_TRAINER: 6,
+    Kind.KILL_FLOW: 5,
+    Kind.KILL_BOTH: 5,
+    Kind.NOTICE: 3,
+    Kind.STORE_AWAY: 4,
+    Kind.STORE_THROTTLED: 4,
+    Kind.STORE_LOSES_ANSWERS: 4,
+}
+EARLIEST: dict[Kind | Moment, int] = {Kind.FLIP_CHECKPOINT: 12, Moment.SWEEP: 16, Moment.EVALUATION: 16}
+"""Before these steps there are not two checkpoints, nothing to sweep, and nothing to evaluate."""
 ENDING: frozenset[Kind] = frozenset(
     {
         Kind.KILL_TRAINER,
@@ -116,16 +126,19 @@ def plan_run(seed: int, *, store: str, faults: int = FAULTS_PER_RUN) -> RunPlan:
     driver = chance.choice(("command", "command", "watch"))
     kinds = possible_kinds(store, driver)
     drawn = chance.choices(kinds, [WEIGHTS.get(kind, 1) for kind in kinds], k=faults)
-    steps = sorted(chance.choices(range(1, LAST_STRUCK_STEP), k=faults))
-    planned: list[Fault] = []
-    for kind, step in zip(drawn, steps, strict=True):
-        moment = chance.choice(MOMENTS[kind])
-        if moment is Moment.RESUME and not (planned and planned[-1].kind in ENDING):
-            moment = Moment.STEP
-        planned.append(Fault(kind=kind, moment=moment, step=step))
+    planned = sorted((_drawn(chance, kind) for kind in drawn), key=lambda fault: fault.step)
+    for place, fault in enumerate(planned):
+        if fault.moment is Moment.RESUME and (place == 0 or planned[place - 1].kind not in ENDING):
+            planned[place] = replace(fault, moment=Moment.STEP)
     if chance.random() < 0.5:
         planned.append(Fault(kind=chance.choice(AT_THE_END), moment=Moment.PROMOTION, step=STEPS))
     return RunPlan(seed=seed, store=store, driver=driver, faults=tuple(planned))
+
+
+def _drawn(chance: random.Random, kind: Kind) -> Fault:
+    moment = chance.choice(MOMENTS[kind])
+    earliest = max(EARLIEST.get(kind, 1), EARLIEST.get(moment, 1))
+    return Fault(kind=kind, moment=moment, step=chance.randrange(earliest, LAST_STRUCK_STEP))
 
 
 def possible_kinds(store: str, driver: str) -> list[Kind]:
