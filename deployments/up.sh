@@ -117,7 +117,7 @@ cat <<EOF
   in a shell      export PREFECT_API_URL=$PREFECT_API_URL
   start a run     $BIN/prefect deployment run train-gpt/train-gpt -p config=quickstart
   measure again   $BIN/prefect deployment run evaluate-promoted/evaluate-promoted -p reference=champion
-  stop it all     Ctrl-C (runs commit first; after the next start watch-runs continues them within a minute)
+  stop it all     Ctrl-C (runs commit first; after the next start watch-runs continues them in a minute or two)
 EOF
 if [[ -n ${PREFECT_SERVER_API_AUTH_STRING:-} ]]; then
     echo "  the password    PREFECT_SERVER_API_AUTH_STRING; shells need it as PREFECT_API_AUTH_STRING, the UI asks for it"

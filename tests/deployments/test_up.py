@@ -169,6 +169,28 @@ def test_retention_is_applied_from_another_shell(up: StartedUp) -> None:
 
 
 @slow
+def test_a_watcher_that_dies_before_it_begins_holds_up_the_others_for_two_minutes_at_most(up: StartedUp) -> None:
+    (deployment,) = [item for item in up.ask("api/deployments/filter", {}) if item["name"] == "watch-runs"]
+    dead = None
+    while dead is None:  # the schedule's own may be at work just now
+        pending = {"state": {"type": "PENDING", "message": "its worker is about to die"}}
+        made = up.ask(f"api/deployments/{deployment['id']}/create_flow_run", {})
+        up.ask(f"api/flow_runs/{made['id']}/set_state", pending)
+        dead = made if up.ask(f"api/flow_runs/{made['id']}")["state_type"] == "PENDING" else None
+        time.sleep(1)
+    began = time.monotonic()
+
+    def has_completed() -> bool:
+        return any(
+            item["state_type"] == "COMPLETED" and item["end_time"] > dead["created"]
+            for item in up.flow_runs("watch-runs")
+        )
+
+    wait_for(has_completed, "a watcher that was let in")
+    assert time.monotonic() - began < 180
+
+
+@slow
 def test_the_same_server_takes_the_kubernetes_pool_and_its_deployments(up: StartedUp) -> None:
     folder = SCRIPT.parent / "kubernetes"
     pool = ("work-pool", "create", "cairn-gpu", "--type", "kubernetes", "--base-job-template")
