@@ -20,24 +20,24 @@ from flows.progress import Progress
 from flows.run_artifacts import RunArtifacts
 from flows.trainer_observation import TrainerObservation
 from storage.errors import Fenced, StorageError
-from storage.heartbeat import Heartbeat
-from storage.log_entry import Writer
-from storage.run_entries import AttemptEnded, AttemptStarted, CheckpointReference, RunFinished
-from storage.run_log import RunLog
-from tasks.attempt_end import AttemptOver, end_attempt
-from tasks.attempt_receipt import Usage
+from storage.logs.heartbeat import Heartbeat
+from storage.logs.log_entry import Writer
+from storage.logs.run_entries import AttemptEnded, AttemptStarted, CheckpointReference, RunFinished
+from storage.logs.run_log import RunLog
+from tasks.attempt.attempt_end import AttemptOver, end_attempt
+from tasks.attempt.attempt_receipt import Usage
+from tasks.attempt.failure_remedy import DataOrigin
+from tasks.attempt.heartbeat_writer import beating
+from tasks.attempt.stop_notice import StopNotice
 from tasks.commit_checkpoint import commit_checkpoint
 from tasks.errors import TrainerGone
 from tasks.evaluate import evaluate, task_name
-from tasks.evaluation_run import EvaluationPlan
-from tasks.failure_remedy import DataOrigin
-from tasks.failures import Evidence, classify
-from tasks.heartbeat_writer import beating
-from tasks.stop_notice import StopNotice
+from tasks.evaluation.evaluation_run import EvaluationPlan
+from tasks.policy.failures import Evidence, classify
 from tasks.store_patience import StorePatience
 from tasks.train_segment import train_segment
-from tasks.trainer_process import TrainerProcess
-from tasks.trainer_protocol import SegmentDone, TrainerOrder, Waiting
+from tasks.training.trainer_process import TrainerProcess
+from tasks.training.trainer_protocol import SegmentDone, TrainerOrder, Waiting
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,8 +8,8 @@ from typing import Any
 
 from prefect.futures import PrefectFuture
 
-from storage.object_store import ObjectStore
-from storage.run_log import RunLog
+from storage.logs.run_log import RunLog
+from storage.stores.object_store import ObjectStore
 from tasks.settings import CheckpointConfig
 from tasks.sweep_checkpoints import sweep_checkpoints
 

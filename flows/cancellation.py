@@ -11,7 +11,7 @@ from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
 
-from tasks.stop_notice import StopNotice
+from tasks.attempt.stop_notice import StopNotice
 
 CANCELLED = "cancelled in Prefect"
 ASK_SECONDS = 3.0

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError, Parameter
 
-from flows.acting_verbs import ACTING_VERBS
-from flows.completion import completion
-from flows.exit_code import EXPECTED_ERRORS, ExitCode, code_of_error
-from flows.model_verbs import MODEL_VERBS
-from flows.output import forget_stdout, say
-from flows.reading_verbs import READING_VERBS
-from flows.verb_help import MORE, START_HERE, examples_text, help_groups
+from flows.verbs.acting_verbs import ACTING_VERBS
+from flows.verbs.completion import completion
+from flows.verbs.exit_code import EXPECTED_ERRORS, ExitCode, code_of_error
+from flows.verbs.model_verbs import MODEL_VERBS
+from flows.verbs.output import forget_stdout, say
+from flows.verbs.reading_verbs import READING_VERBS
+from flows.verbs.verb_help import MORE, START_HERE, examples_text, help_groups
 
 
 def _version() -> str:

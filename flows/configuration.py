@@ -15,6 +15,7 @@ from flows.errors import ConfigDrift, InvalidConfiguration
 from model.configuration import UNFROZEN_TRAINING, DataConfig, ModelConfig, TrainingConfig
 from storage.document import encode, sha256
 from tasks.errors import TaskError
+from tasks.evaluation.suite_file import resolve_evaluation
 from tasks.settings import (
     SUITE_KEYS,
     BudgetsConfig,
@@ -29,7 +30,6 @@ from tasks.settings import (
     PromotionConfig,
     WatchdogConfig,
 )
-from tasks.suite_file import resolve_evaluation
 
 FROZEN_SECTIONS = ("model_family", "data", "model", "training")
 

@@ -1,7 +1,7 @@
 """Early stopping of one attempt: which evaluations to wait for, when to end, and what is then the run's last step.
 
-Owns acting on `tasks.early_stop`. With a policy on, training is at most one evaluation ahead, and the last segment
-waits for all of them: a run that completes its steps was never to stop, and one that stops has wasted little. Refuses
+Owns acting on `tasks.policy.early_stop`. With a policy on, training is at most one evaluation ahead, and the last
+segment waits for all of them: a run that completes its steps was never to stop, and one that stops has wasted little. Refuses
 to train, to measure and to decide.
 """
 
@@ -11,14 +11,14 @@ from typing import Any
 
 from prefect.futures import PrefectFuture
 
-from storage.checkpoint import quarantine_checkpoint
-from storage.log_entry import Writer
-from storage.run_entries import CheckpointReference, RunFinished
-from storage.run_log import RunLog
-from storage.run_state import CheckpointRecord
-from tasks.early_stop import Stop, StopTerms, find_stop, outstanding, stop_terms
-from tasks.evaluation_run import EvaluationPlan
-from tasks.stop_notice import StopNotice
+from storage.checkpoints.checkpoint import quarantine_checkpoint
+from storage.logs.log_entry import Writer
+from storage.logs.run_entries import CheckpointReference, RunFinished
+from storage.logs.run_log import RunLog
+from storage.logs.run_state import CheckpointRecord
+from tasks.attempt.stop_notice import StopNotice
+from tasks.evaluation.evaluation_run import EvaluationPlan
+from tasks.policy.early_stop import Stop, StopTerms, find_stop, outstanding, stop_terms
 
 
 class EarlyStopping:

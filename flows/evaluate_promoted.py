@@ -15,14 +15,14 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 
-from flows.checkpoint_evaluation import ComparisonView, EvaluationRequest, compare, plan_checkpoint
-from flows.evaluation_tables import comparison_table
+from flows.by_hand.checkpoint_evaluation import ComparisonView, EvaluationRequest, compare, plan_checkpoint
 from flows.refused_by_name import refused_by_name
 from flows.run_artifacts import artifact_key
-from flows.run_lookup import find_checkpoint
 from flows.run_parameters import AgainParameter, ReferenceParameter, StoreParameter, SuiteParameter
 from flows.store_choice import choose_store
-from storage.open_store import open_store
+from flows.verbs.evaluation_tables import comparison_table
+from flows.views.run_lookup import find_checkpoint
+from storage.stores.open_store import open_store
 from tasks.evaluate import evaluate, task_name
 
 

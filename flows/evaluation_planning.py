@@ -4,8 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from flows.configuration import RunConfig
-from tasks.evaluation_run import EvaluationPlan
-from tasks.evaluation_suite import command_suites_of, suite_of
+from tasks.evaluation.evaluation_run import EvaluationPlan
+from tasks.evaluation.evaluation_suite import command_suites_of, suite_of
 
 
 def plan_evaluation(

@@ -19,10 +19,10 @@ from dataclasses import dataclass, replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from flows.exit_code import ExitCode, code_of_state
-from storage.open_store import open_store
-from storage.run_log import RunLog
-from storage.run_state import RunState
+from flows.verbs.exit_code import ExitCode, code_of_state
+from storage.logs.run_log import RunLog
+from storage.logs.run_state import RunState
+from storage.stores.open_store import open_store
 
 if TYPE_CHECKING:
     from flows.preflight import TrainingRequest

@@ -12,24 +12,24 @@ from pathlib import Path
 from flows.configuration import RunConfig, check_drift, parse_configuration
 from flows.configuration_source import configuration_folder, configuration_name, read_configuration
 from flows.errors import InvalidConfiguration
-from flows.mirrors import check_mirrors
-from flows.run_lookup import configuration_document
+from flows.mirror.mirrors import check_mirrors
+from flows.views.run_lookup import configuration_document
 from model.configuration import DataConfig
 from model.errors import InvalidInput
 from model.tokenizer import Tokenizer
 from storage.errors import StoreUnavailable
-from storage.object_store import ObjectStore
-from storage.run_log import RunLog
-from storage.run_state import RunState
-from storage.store_probe import probe_store
-from tasks.corpus import preview_corpus
-from tasks.document import Document, InvalidCorpus, Source
-from tasks.document_reader import ReadingRules
-from tasks.document_split import Split, require_both_splits, split_of
-from tasks.initial_weights import check_directory, find_directory
-from tasks.snapshot_build import check_block_size
-from tasks.snapshot_choice import chosen_snapshot
-from tasks.source_weights import too_few_tokens
+from storage.logs.run_log import RunLog
+from storage.logs.run_state import RunState
+from storage.stores.object_store import ObjectStore
+from storage.stores.store_probe import probe_store
+from tasks.data.corpus import preview_corpus
+from tasks.data.document import Document, InvalidCorpus, Source
+from tasks.data.document_reader import ReadingRules
+from tasks.data.document_split import Split, require_both_splits, split_of
+from tasks.data.snapshot_build import check_block_size
+from tasks.data.snapshot_choice import chosen_snapshot
+from tasks.data.source_weights import too_few_tokens
+from tasks.training.initial_weights import check_directory, find_directory
 
 _BYTES_AND_END = 257
 

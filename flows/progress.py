@@ -13,7 +13,7 @@ from rich.text import Text
 
 from flows.live_line import LiveLines
 from flows.time_left import TimeLeft, bar, clock_time
-from tasks.trainer_protocol import StepDone
+from tasks.training.trainer_protocol import StepDone
 
 _PLAIN_EVERY_SECONDS = 10.0
 _BAR_CELLS, _LEAST_CELLS = 20, 6

@@ -24,9 +24,9 @@ from prefect.settings import PREFECT_API_URL
 from prefect.states import Paused
 from pydantic import BaseModel, ConfigDict, Field
 
-from storage.registry_entries import Promoted
-from tasks.promotion import Approval
-from tasks.stop_notice import StopNotice
+from storage.logs.registry_entries import Promoted
+from tasks.attempt.stop_notice import StopNotice
+from tasks.policy.promotion import Approval
 
 POLL_SECONDS = 2.0
 _SLACK_SECONDS = 3600.0

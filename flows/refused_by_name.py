@@ -14,7 +14,7 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import deployment
 from prefect.states import Failed
 
-from flows.exit_code import EXPECTED_ERRORS
+from flows.verbs.exit_code import EXPECTED_ERRORS
 
 P = ParamSpec("P")
 

@@ -15,13 +15,13 @@ from uuid import UUID
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import ArtifactCreate
 
-from flows.curve_artifact import Drawing, curve_markdown, is_due
-from flows.evaluation_tables import evaluations_table
-from flows.output import cell
-from flows.run_status import view_status
-from flows.run_views import view_attempts, view_evaluations
+from flows.picture.curve_artifact import Drawing, curve_markdown, is_due
 from flows.stale_task_runs import close_lost
-from storage.run_log import RunLog
+from flows.verbs.evaluation_tables import evaluations_table
+from flows.verbs.output import cell
+from flows.views.run_status import view_status
+from flows.views.run_views import view_attempts, view_evaluations
+from storage.logs.run_log import RunLog
 
 _LAST_WORD_SECONDS = 10.0
 _DETAIL_CHARACTERS = 160

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from flows.promotion_approval import Question, Unanswered, Waiting, ask
-from storage.registry import Registry
-from storage.registry_entries import Promoted, Refused
-from storage.run_log import RunLog
-from storage.run_state import RunState
+from storage.logs.registry import Registry
+from storage.logs.registry_entries import Promoted, Refused
+from storage.logs.run_log import RunLog
+from storage.logs.run_state import RunState
+from tasks.attempt.stop_notice import StopNotice
 from tasks.errors import GateRefused
-from tasks.promote import promote
-from tasks.promotion import (
+from tasks.policy.promotion import (
     EVALUATED,
     METRIC,
     Approval,
@@ -23,9 +23,9 @@ from tasks.promotion import (
     decision_on_record,
     evaluations_of,
 )
+from tasks.promote import promote
 from tasks.promotion_offer import foresee
 from tasks.settings import PromotionConfig
-from tasks.stop_notice import StopNotice
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

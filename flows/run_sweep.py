@@ -3,11 +3,11 @@
 Owns where the policy comes from. Refuses to know what retention means, and the orchestrator.
 """
 
-from flows.run_lookup import configuration_of, find_run
-from storage.object_store import ObjectStore
-from storage.sweep import SweepReport
+from flows.views.run_lookup import configuration_of, find_run
+from storage.checkpoints.sweep import SweepReport
+from storage.stores.object_store import ObjectStore
 from tasks.checkpoint_sweep import sweep_run
-from tasks.evaluation_suite import suite_of
+from tasks.evaluation.evaluation_suite import suite_of
 
 
 def sweep_one(store: ObjectStore, run_id: str, *, dry_run: bool) -> SweepReport:

@@ -21,8 +21,8 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import State, StateType
 from prefect.states import Crashed
 
-from storage.run_state import RunState
-from tasks.failures import TerminationReason
+from storage.logs.run_state import RunState
+from tasks.policy.failures import TerminationReason
 
 MOST_FLOW_RUNS = 20
 _AT_WORK = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]

@@ -12,9 +12,9 @@ from functools import partial
 from random import Random
 
 from flows.run_sweep import sweep_one
-from storage.object_store import ObjectStore
-from storage.run_log import list_run_ids
-from storage.sweep import SUPERSEDE
+from storage.checkpoints.sweep import SUPERSEDE
+from storage.logs.run_log import list_run_ids
+from storage.stores.object_store import ObjectStore
 
 SWEPT, FAILED, NEXT_TIME = "swept", "failed", "next time"
 _SWEEPERS = 4

@@ -17,7 +17,7 @@ from flows.refused_by_name import refused_by_name
 from flows.run_parameters import DryRunParameter, MostSecondsParameter, StoreParameter
 from flows.store_choice import choose_store
 from flows.store_sweep import FAILED, StoreSweepRow, sweep_store
-from storage.open_store import open_store
+from storage.stores.open_store import open_store
 
 
 @flow(name="sweep-checkpoints", retries=0, validate_parameters=True)

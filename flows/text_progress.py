@@ -14,7 +14,7 @@ from rich.text import Text
 
 from flows.live_line import LiveLines
 from flows.time_left import bar, clock_time
-from tasks.build_progress import BuildProgress, BuildStage
+from tasks.data.build_progress import BuildProgress, BuildStage
 
 _PLAIN_EVERY_SECONDS = 10.0
 _BAR_CELLS = 24

@@ -18,17 +18,16 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed
 
 from flows.attempt import Attempt, AttemptPlan
-from flows.attempt_sizes import next_sizes
 from flows.background_sweep import BackgroundSweep
+from flows.by_hand.promotion_use import rules_of
 from flows.cancellation import CancellationWatch
 from flows.code_version import code_version
 from flows.configuration import RunConfig, check_drift
 from flows.configuration_source import configuration_folder
 from flows.evaluation_planning import plan_evaluation
-from flows.mirrors import mirrored
+from flows.mirror.mirrors import mirrored
 from flows.preflight import TrainingRequest, check_before_start, named_run, wanted_configuration
 from flows.progress import Progress
-from flows.promotion_use import rules_of
 from flows.refused_by_name import is_deployed, refused_by_name
 from flows.run_artifacts import RunArtifacts
 from flows.run_parameters import (
@@ -41,31 +40,32 @@ from flows.run_parameters import (
 from flows.run_promotion import FinishedRun, best_candidate, offer_best
 from flows.text_progress import TextProgress
 from flows.training_store import training_store
+from flows.views.attempt_sizes import next_sizes
 from flows.work_folder import work_folder
-from storage.data_snapshot import TOKENIZER, SnapshotFiles
-from storage.entry_log import this_writer
 from storage.errors import Fenced
-from storage.object_store import ObjectStore
-from storage.open_store import open_store
-from storage.run_entries import AttemptEnded, AttemptStarted, CheckpointReference, RunOpened
-from storage.run_log import RunLog
-from storage.run_state import RunState
-from storage.store_probe import probe_store
-from tasks.attempt_claim import Claimant, claim_attempt
+from storage.logs.entry_log import this_writer
+from storage.logs.run_entries import AttemptEnded, AttemptStarted, CheckpointReference, RunOpened
+from storage.logs.run_log import RunLog
+from storage.logs.run_state import RunState
+from storage.snapshots.data_snapshot import TOKENIZER, SnapshotFiles
+from storage.stores.object_store import ObjectStore
+from storage.stores.open_store import open_store
+from storage.stores.store_probe import probe_store
+from tasks.attempt.attempt_claim import Claimant, claim_attempt
+from tasks.attempt.failure_remedy import DataOrigin
+from tasks.attempt.kubernetes_reason import kubernetes_reason
+from tasks.attempt.preemption_notice import announced, notice_sources
+from tasks.attempt.stop_notice import StopNotice
+from tasks.data.snapshot_build import check_block_size
 from tasks.errors import CheckpointGone, EvaluationInterrupted
 from tasks.evaluate import evaluate, task_name
-from tasks.evaluation_run import EvaluationPlan
-from tasks.failure_remedy import DataOrigin
-from tasks.failures import TerminationReason
-from tasks.initial_weights import find_directory, keep_initial_weights
-from tasks.kubernetes_reason import kubernetes_reason
-from tasks.preemption_notice import announced, notice_sources
-from tasks.promotion import PromotionRules, evaluations_of
-from tasks.snapshot_build import check_block_size
-from tasks.stop_notice import StopNotice
+from tasks.evaluation.evaluation_run import EvaluationPlan
+from tasks.policy.failures import TerminationReason
+from tasks.policy.promotion import PromotionRules, evaluations_of
 from tasks.store_patience import StorePatience, run_patience
 from tasks.this_machine import this_placement, usable_cores
 from tasks.tokenize_and_split import tokenize_and_split
+from tasks.training.initial_weights import find_directory, keep_initial_weights
 
 _STATE_NAMES = {"preempted": "Preempted", "cancelled": "Interrupted"}
 

@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from flows.cancellation import CancellationWatch
 from flows.configuration import RunConfig
 from storage.errors import Fenced, StorageError, StoreRefused
+from tasks.attempt.process_memory import MemoryReading, MemoryWatch, sampling
+from tasks.attempt.stop_notice import StopNotice
+from tasks.attempt.watchdog import Silence, Watch, watching
 from tasks.errors import TrainerGone
-from tasks.failures import Evidence, LastWords
-from tasks.process_memory import MemoryReading, MemoryWatch, sampling
-from tasks.stop_notice import StopNotice
-from tasks.trainer_process import TrainerProcess
-from tasks.watchdog import Silence, Watch, watching
+from tasks.policy.failures import Evidence, LastWords
+from tasks.training.trainer_process import TrainerProcess
 
 
 class TrainerObservation:

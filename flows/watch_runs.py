@@ -13,9 +13,9 @@ from prefect.states import Completed
 
 from flows.refused_by_name import refused_by_name
 from flows.run_parameters import DeploymentParameter, StoreParameter
-from flows.run_watcher import CONTINUED
-from flows.run_watching import WatchRequest, watcher
 from flows.store_choice import choose_store
+from flows.watching.run_watcher import CONTINUED
+from flows.watching.run_watching import WatchRequest, watcher
 
 
 @flow(name="watch-runs", retries=0, validate_parameters=True)

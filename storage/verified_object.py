@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from storage.errors import IntegrityError, ObjectMissing
-from storage.object_store import ObjectStore, WrittenObject
+from storage.stores.object_store import ObjectStore, WrittenObject
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,14 +7,14 @@ none will follow. Refuses to know the orchestrator: a person sweeps without one.
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from storage.entry_log import this_writer
+from storage.checkpoints.sweep import SweepReport, sweep
 from storage.errors import IntegrityError
-from storage.registry import Registry, RegistryState, list_aliases
-from storage.registry_entries import Refused
-from storage.run_entries import CheckpointHeld, Placement
-from storage.run_log import RunLog
-from storage.sweep import SweepReport, sweep
-from tasks.retention import AliasReach, RetentionTerms, plan_retention
+from storage.logs.entry_log import this_writer
+from storage.logs.registry import Registry, RegistryState, list_aliases
+from storage.logs.registry_entries import Refused
+from storage.logs.run_entries import CheckpointHeld, Placement
+from storage.logs.run_log import RunLog
+from tasks.policy.retention import AliasReach, RetentionTerms, plan_retention
 from tasks.settings import CheckpointConfig
 from tasks.this_machine import is_known_dead
 

@@ -6,15 +6,15 @@ from functools import partial
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from storage import checkpoint
+from storage.checkpoints import checkpoint
 from storage.errors import AppendUnknown, StoreUnavailable
-from storage.log_entry import Writer
-from storage.run_entries import CheckpointReference
-from storage.run_log import RunLog
-from tasks.evaluation_run import EvaluationPlan, hold_for_evaluation
+from storage.logs.log_entry import Writer
+from storage.logs.run_entries import CheckpointReference
+from storage.logs.run_log import RunLog
+from tasks.evaluation.evaluation_run import EvaluationPlan, hold_for_evaluation
 from tasks.store_patience import StorePatience
-from tasks.trainer_process import TrainerProcess
-from tasks.trainer_protocol import SegmentDone
+from tasks.training.trainer_process import TrainerProcess
+from tasks.training.trainer_protocol import SegmentDone
 
 
 @task(

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from storage.run_entries import CheckpointReference, EvaluationFailed, EvaluationRecorded
-from storage.run_log import RunLog
-from tasks.evaluation_run import EvaluationPlan, record_evaluation
-from tasks.evaluation_suite import CommandSuite
-from tasks.evaluator_process import never
+from storage.logs.run_entries import CheckpointReference, EvaluationFailed, EvaluationRecorded
+from storage.logs.run_log import RunLog
+from tasks.evaluation.evaluation_run import EvaluationPlan, record_evaluation
+from tasks.evaluation.evaluation_suite import CommandSuite
+from tasks.evaluation.evaluator_process import never
 
 
 @task(name="evaluate", task_run_name="evaluate {step}", cache_policy=NO_CACHE, persist_result=False)

@@ -20,13 +20,13 @@ from model.determinism import make_deterministic, resolve_device
 from model.evaluation import evaluate
 from model.generation import generate
 from model.token_windows import TokenWindows
-from storage.open_store import open_store
-from storage.run_entries import CheckpointReference
-from tasks.checkpoint_model import CheckpointModel, open_model, prompt_ids
-from tasks.command_evaluator import CommandOrder, guard_group, run_command
+from storage.logs.run_entries import CheckpointReference
+from storage.stores.open_store import open_store
 from tasks.errors import TaskError
-from tasks.evaluation_suite import CommandSuite, Suite
-from tasks.model_directory import write_model_directory
+from tasks.evaluation.checkpoint_model import CheckpointModel, open_model, prompt_ids
+from tasks.evaluation.command_evaluator import CommandOrder, guard_group, run_command
+from tasks.evaluation.evaluation_suite import CommandSuite, Suite
+from tasks.evaluation.model_directory import write_model_directory
 from tasks.practice_faults import EVALUATOR, due, parse_faults, strike_process
 
 _NICENESS = 15

@@ -4,10 +4,10 @@ Owns how that is known from the two logs: a flow killed between `run-finished` a
 registry. Refuses to offer. A run that asks a person first is left to people: silence there is no sign of a death.
 """
 
-from storage.object_store import ObjectStore
-from storage.registry import Registry
-from storage.registry_entries import Promoted, Refused
-from storage.run_state import RunState
+from storage.logs.registry import Registry
+from storage.logs.registry_entries import Promoted, Refused
+from storage.logs.run_state import RunState
+from storage.stores.object_store import ObjectStore
 from tasks.settings import PromotionConfig
 
 

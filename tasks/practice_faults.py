@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from storage.object_store import ObjectStore
+from storage.stores.object_store import ObjectStore
 from tasks.errors import TaskError
 
 PREEMPT, KILL, OOM, BAD_DATA, HANG, EVALUATOR = "preempt", "kill", "oom", "bad-data", "hang", "evaluator"

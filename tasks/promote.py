@@ -3,9 +3,9 @@
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from storage.registry import Registry, RegistryState
-from storage.run_log import RunLog
-from tasks.promotion import Candidate, PromotionRules
+from storage.logs.registry import Registry, RegistryState
+from storage.logs.run_log import RunLog
+from tasks.policy.promotion import Candidate, PromotionRules
 from tasks.promotion_offer import offer
 
 

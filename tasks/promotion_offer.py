@@ -9,15 +9,15 @@ without one.
 from dataclasses import replace
 from functools import partial
 
-from storage.checkpoint_hold import hold_checkpoint, new_hold, release_checkpoint
-from storage.entry_log import this_writer
-from storage.object_store import ObjectStore
-from storage.registry import Registry, RegistryState
-from storage.registry_entries import Promoted, Refused
-from storage.run_entries import CheckpointHeld, EvaluationRecorded
-from storage.run_log import RunLog
+from storage.checkpoints.checkpoint_hold import hold_checkpoint, new_hold, release_checkpoint
+from storage.logs.entry_log import this_writer
+from storage.logs.registry import Registry, RegistryState
+from storage.logs.registry_entries import Promoted, Refused
+from storage.logs.run_entries import CheckpointHeld, EvaluationRecorded
+from storage.logs.run_log import RunLog
+from storage.stores.object_store import ObjectStore
 from tasks.errors import GateRefused
-from tasks.promotion import (
+from tasks.policy.promotion import (
     Candidate,
     PromotionRules,
     compared_evaluation,

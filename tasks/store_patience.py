@@ -1,7 +1,7 @@
 """How long a run waits for a store that is away, before the attempt is over.
 
-Owns the numbers: a run is patient for minutes, where a single request is for seconds. `storage.patience` does the
-waiting. Only for operations that may be done twice, such as appends that recognise what they appended.
+Owns the numbers: a run is patient for minutes, where a single request is for seconds. `storage.stores.patience` does
+the waiting. Only for operations that may be done twice, such as appends that recognise what they appended.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from storage.errors import StorageError
-from storage.patience import Patience
+from storage.stores.patience import Patience
 
 T = TypeVar("T")
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 15.0

@@ -4,9 +4,9 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 
+from storage.checkpoints.sweep import SweepReport
 from storage.errors import StorageError
-from storage.run_log import RunLog
-from storage.sweep import SweepReport
+from storage.logs.run_log import RunLog
 from tasks.checkpoint_sweep import sweep_run
 from tasks.settings import CheckpointConfig
 

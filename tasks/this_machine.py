@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from storage.run_entries import Placement
+from storage.logs.run_entries import Placement
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 

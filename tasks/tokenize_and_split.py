@@ -8,9 +8,9 @@ from pathlib import Path
 from prefect import task
 
 from model.configuration import DataConfig
-from storage.open_store import open_store
-from tasks.build_progress import ProgressListener, unheard
-from tasks.snapshot_build import SnapshotReference, Workshop, build_snapshot
+from storage.stores.open_store import open_store
+from tasks.data.build_progress import ProgressListener, unheard
+from tasks.data.snapshot_build import SnapshotReference, Workshop, build_snapshot
 
 
 @task(name="tokenize-and-split", persist_result=False)

@@ -9,8 +9,8 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
 from tasks.errors import TrainerGone
-from tasks.failures import Failure, TerminationReason, state_name
-from tasks.trainer_process import TrainerProcess
+from tasks.policy.failures import Failure, TerminationReason, state_name
+from tasks.training.trainer_process import TrainerProcess
 
 
 @task(

@@ -32,22 +32,22 @@ from model.tokenizer import Tokenizer
 from model.train_state import TrainState
 from model.training_loop import LoopOutcome, StepRecord, train_until
 from model.weights import WEIGHT_PREFIX, load_weights
-from storage.checkpoint import StagedCheckpoint, checkpoint_prefix, load_checkpoint
-from storage.data_snapshot import OpenSnapshot, open_snapshot
-from storage.object_store import ObjectStore
-from storage.open_store import open_store
-from storage.run_log import run_prefix
-from storage.shard_prefetch import verify_ahead
-from storage.step_log import StepLine, StepLog
-from storage.trainer_document import TrainerDocument, small_tensor
-from tasks.checkpoint_model import prompt_ids
-from tasks.failures import ORPHANED_EXIT_CODE
-from tasks.initial_weights import read_initial_weights
+from storage.checkpoints.checkpoint import StagedCheckpoint, checkpoint_prefix, load_checkpoint
+from storage.checkpoints.trainer_document import TrainerDocument, small_tensor
+from storage.logs.run_log import run_prefix
+from storage.logs.step_log import StepLine, StepLog
+from storage.snapshots.data_snapshot import OpenSnapshot, open_snapshot
+from storage.snapshots.shard_prefetch import verify_ahead
+from storage.stores.object_store import ObjectStore
+from storage.stores.open_store import open_store
+from tasks.data.source_weights import weighted_components
+from tasks.evaluation.checkpoint_model import prompt_ids
+from tasks.policy.failures import ORPHANED_EXIT_CODE
 from tasks.practice_faults import BAD_DATA, OOM, TRAINER_KINDS, due, flip_byte, parse_faults, strike_process
-from tasks.source_weights import weighted_components
-from tasks.staging import HostCheckpoint, Reports, Staging
-from tasks.tensor_exchange import to_group, to_tensors
-from tasks.trainer_protocol import (
+from tasks.training.initial_weights import read_initial_weights
+from tasks.training.staging import HostCheckpoint, Reports, Staging
+from tasks.training.tensor_exchange import to_group, to_tensors
+from tasks.training.trainer_protocol import (
     Command,
     Dying,
     Event,

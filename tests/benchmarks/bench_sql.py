@@ -20,19 +20,19 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from flows.run_query import answered
+from flows.views.run_query import answered
 from storage.document import sha256
-from storage.entry_log import ReadEntry
-from storage.fold_cache import FoldedLog, write_fold
-from storage.local_store import LocalStore
-from storage.log_entry import Entry, Writer, encode_entry, entry_name
-from storage.run_entries import AttemptEnded, AttemptStarted, CheckpointCommitted, Decision, Placement, RunOpened
-from storage.run_rows import log_rows
-from storage.run_state import AttemptRecord, CheckpointRecord, RunState
-from storage.run_tables import LOG_TABLES
-from storage.table_cache import FULL_ROWS, index_key
-from storage.table_index import Pack, stamp_run, write_index
-from storage.table_pack import PackBuilder
+from storage.logs.entry_log import ReadEntry
+from storage.logs.fold_cache import FoldedLog, write_fold
+from storage.logs.log_entry import Entry, Writer, encode_entry, entry_name
+from storage.logs.run_entries import AttemptEnded, AttemptStarted, CheckpointCommitted, Decision, Placement, RunOpened
+from storage.logs.run_state import AttemptRecord, CheckpointRecord, RunState
+from storage.stores.local_store import LocalStore
+from storage.tables.run_rows import log_rows
+from storage.tables.run_tables import LOG_TABLES
+from storage.tables.table_cache import FULL_ROWS, index_key
+from storage.tables.table_index import Pack, stamp_run, write_index
+from storage.tables.table_pack import PackBuilder
 
 CONTRACT = """select termination_reason, count(*) as attempts, sum(gpu_seconds) / 3600 as gpu_hours
 from training_attempts

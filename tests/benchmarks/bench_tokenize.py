@@ -23,9 +23,9 @@ from tokenizers import Tokenizer as LibraryTokenizer
 
 from model.configuration import DataConfig
 from model.tokenizer import Tokenizer
-from storage.local_store import LocalStore
-from tasks.corpus import open_corpus
-from tasks.snapshot_build import build_snapshot
+from storage.stores.local_store import LocalStore
+from tasks.data.corpus import open_corpus
+from tasks.data.snapshot_build import build_snapshot
 
 MEGABYTE = 1_000_000
 DOCUMENT_CHARACTERS = 4000

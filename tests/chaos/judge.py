@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from storage.errors import StorageError
-from storage.object_store import ObjectStore
-from storage.run_log import RunLog
-from storage.run_state import RunState, fold
-from storage.step_curve import splice
-from storage.step_log import read_step_lines
+from storage.logs.run_log import RunLog
+from storage.logs.run_state import RunState, fold
+from storage.logs.step_curve import splice
+from storage.logs.step_log import read_step_lines
+from storage.stores.object_store import ObjectStore
 from tests.chaos.observer import RUN
 from tests.chaos.plan import Kind
 from tests.chaos.scene import Scene, Started

@@ -5,10 +5,10 @@ Owns the reading and the memory of it: what was once seen in the log must be the
 
 from pathlib import Path
 
-from storage.heartbeat import read_heartbeat
-from storage.object_store import ObjectStore
-from storage.run_log import RunLog
-from storage.run_state import SUPERSEDED, RunState
+from storage.logs.heartbeat import read_heartbeat
+from storage.logs.run_log import RunLog
+from storage.logs.run_state import SUPERSEDED, RunState
+from storage.stores.object_store import ObjectStore
 from tests.chaos.cast import Cast, Role
 from tests.chaos.plan import Fault, Moment
 

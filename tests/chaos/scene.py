@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from storage.local_store import LocalStore
-from storage.object_store import ObjectStore
-from storage.patient_store import PatientStore
-from storage.s3_store import S3Store
+from storage.stores.local_store import LocalStore
+from storage.stores.object_store import ObjectStore
+from storage.stores.patient_store import PatientStore
+from storage.stores.s3_store import S3Store
 from tests.chaos.cast import TAG, Cast, Role
 from tests.chaos.observer import Observer
 from tests.chaos.plan import STEPS

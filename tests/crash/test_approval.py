@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from storage.registry import Registry, RegistryState
-from storage.registry_entries import Promoted
+from storage.logs.registry import Registry, RegistryState
+from storage.logs.registry_entries import Promoted
 from tests.crash.training_command import Command
 from tests.crash.victims import kill_flow, wait_for
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from storage.registry import Registry
+from storage.logs.registry import Registry
 from tests.crash.test_approval import answer, offering
 from tests.crash.test_watch_deployed import Prefect, deployed, flow_runs, prefect
 from tests.crash.training_command import Command

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from storage.run_log import RunLog
+from storage.logs.run_log import RunLog
 from tests.crash.training_command import STEPS, Command
 from tests.crash.victims import wait_for
 

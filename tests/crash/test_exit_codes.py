@@ -9,8 +9,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from storage.heartbeat import Heartbeat, write_heartbeat
-from storage.run_entries import Placement
+from storage.logs.heartbeat import Heartbeat, write_heartbeat
+from storage.logs.run_entries import Placement
 from tasks.this_machine import this_placement
 from tests.crash.training_command import Command
 from tests.flows.conftest import FabricatedRun, fabricate

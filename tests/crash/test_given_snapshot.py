@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from storage.run_entries import RunOpened
+from storage.logs.run_entries import RunOpened
 from tests.crash.training_command import Command
 
 CONFIG = """

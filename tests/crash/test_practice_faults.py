@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.run_entries import AttemptEnded
+from storage.logs.run_entries import AttemptEnded
 from tests.crash.training_command import Command
 
 pytestmark = pytest.mark.xdist_group("practice-faults")  # its runs are made once for all its tests

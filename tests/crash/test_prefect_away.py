@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.registry import Registry
+from storage.logs.registry import Registry
 from tests.crash.conftest import wait_until_healthy
 from tests.crash.training_command import STEPS, Command
 from tests.crash.victims import trained_steps, wait_for

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.registry import Registry
+from storage.logs.registry import Registry
 from tests.crash.refusing_api import RefusingApi
 from tests.crash.test_prefect_view import ask, flow_run_of
 from tests.crash.training_command import Command

@@ -8,14 +8,14 @@ import pytest
 from flows.configuration import load_configuration
 from model.sample_order import SampleOrder
 from model.token_windows import TokenWindows
-from storage.data_snapshot import open_snapshot, read_manifest
 from storage.document import encode, sha256
-from storage.entry_log import this_writer
-from storage.local_store import LocalStore
-from storage.run_entries import DataQuarantined, RunOpened
-from storage.run_log import RunLog
+from storage.logs.entry_log import this_writer
+from storage.logs.run_entries import DataQuarantined, RunOpened
+from storage.logs.run_log import RunLog
+from storage.snapshots.data_snapshot import open_snapshot, read_manifest
+from storage.stores.local_store import LocalStore
+from tasks.data.snapshot_build import build_snapshot
 from tasks.practice_faults import flip_byte
-from tasks.snapshot_build import build_snapshot
 from tests.crash.training_command import Command
 
 pytestmark = pytest.mark.xdist_group("quarantine")  # its runs are made once for all its tests

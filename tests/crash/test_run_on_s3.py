@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from storage.object_store import ObjectStore
-from storage.patient_store import PatientStore
-from storage.s3_store import S3Store
+from storage.stores.object_store import ObjectStore
+from storage.stores.patient_store import PatientStore
+from storage.stores.s3_store import S3Store
 from tests.crash.training_command import Command
 from tests.s3.servers import BUCKET, CEPH, S3Server, s3_server
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from storage.patient_store import PatientStore
-from storage.s3_store import S3Store
+from storage.stores.patient_store import PatientStore
+from storage.stores.s3_store import S3Store
 from tests.crash.training_command import Command
 from tests.crash.victims import wait_for
 from tests.s3.fault_proxy import FaultProxy, NetworkFault

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from storage.local_store import LocalStore
-from storage.object_store import ObjectStore
-from storage.run_log import RunLog
-from storage.run_state import RunState
+from storage.logs.run_log import RunLog
+from storage.logs.run_state import RunState
+from storage.stores.local_store import LocalStore
+from storage.stores.object_store import ObjectStore
 
 SHAKESPEARE = Path(__file__).parents[3] / "shared" / "data" / "tinyshakespeare.txt"
 SOURCE = SHAKESPEARE if SHAKESPEARE.exists() else "python:topics"  # real text either way

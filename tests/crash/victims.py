@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import psutil
 
-from storage.step_log import read_step_lines
+from storage.logs.step_log import read_step_lines
 from tests.crash.training_command import Command
 
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import psutil
 
-from storage.local_store import LocalStore
-from storage.run_log import RunLog
-from storage.run_state import RunState
+from storage.logs.run_log import RunLog
+from storage.logs.run_state import RunState
+from storage.stores.local_store import LocalStore
 from tests.crash.training_command import CONFIG
 
 ROOT = Path(__file__).parents[2]

@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 
 from flows.configuration import RunConfig, parse_configuration
-from storage.checkpoint import TensorGroup, checkpoint_prefix, commit_checkpoint, stage_checkpoint
-from storage.entry_log import EntryLog
-from storage.heartbeat import Heartbeat, write_heartbeat
-from storage.local_store import LocalStore
-from storage.log_entry import Writer
-from storage.object_store import ObjectStore
-from storage.registry import Registry
-from storage.registry_entries import Promoted
-from storage.run_entries import (
+from storage.checkpoints.checkpoint import TensorGroup, checkpoint_prefix, commit_checkpoint, stage_checkpoint
+from storage.checkpoints.tensor_record import TensorRecord
+from storage.checkpoints.trainer_document import TrainerDocument
+from storage.logs.entry_log import EntryLog
+from storage.logs.heartbeat import Heartbeat, write_heartbeat
+from storage.logs.log_entry import Writer
+from storage.logs.registry import Registry
+from storage.logs.registry_entries import Promoted
+from storage.logs.run_entries import (
     RUN_KINDS,
     AttemptEnded,
     AttemptStarted,
@@ -34,9 +34,9 @@ from storage.run_entries import (
     RunFinished,
     RunOpened,
 )
-from storage.run_log import RunLog
-from storage.tensor_record import TensorRecord
-from storage.trainer_document import TrainerDocument
+from storage.logs.run_log import RunLog
+from storage.stores.local_store import LocalStore
+from storage.stores.object_store import ObjectStore
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 DOCUMENT: dict[str, Any] = {

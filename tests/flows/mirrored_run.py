@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from storage.object_store import ObjectStore
-from storage.run_state import RunState
-from storage.step_curve import splice
-from storage.step_log import StepLine, read_step_lines, step_log_key
+from storage.logs.run_state import RunState
+from storage.logs.step_curve import splice
+from storage.logs.step_log import StepLine, read_step_lines, step_log_key
+from storage.stores.object_store import ObjectStore
 from tests.flows.conftest import FabricatedRun, fabricate
 
 

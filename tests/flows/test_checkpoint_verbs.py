@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 
 from flows.errors import InvalidConfiguration, RunNotFound
-from flows.run_lookup import find_checkpoint
+from flows.views.run_lookup import find_checkpoint
 from storage.errors import IntegrityError
-from storage.local_store import LocalStore
-from storage.log_entry import Writer
-from storage.registry import Registry
-from storage.run_entries import CheckpointQuarantined
+from storage.logs.log_entry import Writer
+from storage.logs.registry import Registry
+from storage.logs.run_entries import CheckpointQuarantined
+from storage.stores.local_store import LocalStore
 
 
 def test_an_alias_is_the_checkpoint_it_points_at(bard: Any, store: LocalStore) -> None:

@@ -1,11 +1,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flows.curve_follower import CurveFollower
-from storage.memory_store import MemoryStore
-from storage.run_entries import CheckpointQuarantined
-from storage.run_state import RunState
-from storage.step_tail import StepTail
+from flows.mirror.curve_follower import CurveFollower
+from storage.logs.run_entries import CheckpointQuarantined
+from storage.logs.run_state import RunState
+from storage.logs.step_tail import StepTail
+from storage.stores.memory_store import MemoryStore
 from tests.flows.conftest import HUMAN, fabricate
 from tests.flows.mirrored_run import MirroredRun, interrupted_run
 

@@ -12,18 +12,18 @@ import msgspec
 import numpy as np
 import pytest
 
-from flows.curve_artifact import Drawing, curve_markdown, is_due
-from flows.curve_picture import draw_png, draw_svg
-from flows.curve_reduction import Series, smoothed, thinned
-from flows.curve_sheet import Sheet
-from flows.curve_words import footer, standing, title, written, written_small
-from flows.picture_colors import look_of, nearest_colors, pixel_colors
+from flows.picture.curve_artifact import Drawing, curve_markdown, is_due
+from flows.picture.curve_picture import draw_png, draw_svg
+from flows.picture.curve_reduction import Series, smoothed, thinned
+from flows.picture.curve_sheet import Sheet
+from flows.picture.curve_words import footer, standing, title, written, written_small
+from flows.picture.picture_colors import look_of, nearest_colors, pixel_colors
+from flows.picture.run_curves import HeldOutPoint, Interruption, PromotedPoint, Replay, RunCurves, RunEnd, gather_curves
 from flows.run_artifacts import artifact_key
-from flows.run_curves import HeldOutPoint, Interruption, PromotedPoint, Replay, RunCurves, RunEnd, gather_curves
-from storage.object_store import ObjectStore
-from storage.step_curve import StepPoint
-from storage.step_log import StepLine, step_log_key
-from tasks.failures import TerminationReason
+from storage.logs.step_curve import StepPoint
+from storage.logs.step_log import StepLine, step_log_key
+from storage.stores.object_store import ObjectStore
+from tasks.policy.failures import TerminationReason
 
 
 def line(step: int, *, attempt: int = 1, loss: float = 3.0, **values: Any) -> StepLine:

@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flows.data_view import DataView, WindowChoice, find_snapshot, view_data
 from flows.errors import RunNotFound
+from flows.views.data_view import DataView, WindowChoice, find_snapshot, view_data
 from model.configuration import DataConfig
 from model.tokenizer import Tokenizer
-from storage.data_snapshot import open_snapshot
-from storage.local_store import LocalStore
-from storage.log_entry import Writer
-from storage.run_entries import RunOpened
-from storage.run_log import RunLog
-from tasks.snapshot_build import build_snapshot
-from tasks.source_weights import weighted_components
+from storage.logs.log_entry import Writer
+from storage.logs.run_entries import RunOpened
+from storage.logs.run_log import RunLog
+from storage.snapshots.data_snapshot import open_snapshot
+from storage.stores.local_store import LocalStore
+from tasks.data.snapshot_build import build_snapshot
+from tasks.data.source_weights import weighted_components
 
 BLOCK = 64
 LISTS_LOADED = "import sys, flows.command as c; c.run_command(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"

@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from flows.run_diagnosis import diagnose_run
-from flows.run_status import view_runs, view_status
-from storage.log_entry import Writer
-from storage.run_entries import CurveVerdict, RunFinished
-from storage.step_log import StepLine, step_log_key
+from flows.views.run_diagnosis import diagnose_run
+from flows.views.run_status import view_runs, view_status
+from storage.logs.log_entry import Writer
+from storage.logs.run_entries import CurveVerdict, RunFinished
+from storage.logs.step_log import StepLine, step_log_key
 
 FIELDS = {"run_id", "step", "total_steps", "verdict", "why", "numbers", "cures", "stopped_early", "evaluations"}
 LISTS_LOADED = "import sys, flows.command as c; c.run_command(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"

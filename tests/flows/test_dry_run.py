@@ -11,11 +11,11 @@ import pytest
 
 from flows.command import run_command
 from flows.configuration import RunConfig
-from flows.training_plan import TrainingPlan, plan_training
-from flows.training_plan_text import plan_facts
-from storage.local_store import LocalStore
-from storage.run_log import RunLog
-from storage.step_log import StepLine, step_log_key
+from flows.verbs.training_plan_text import plan_facts
+from flows.views.training_plan import TrainingPlan, plan_training
+from storage.logs.run_log import RunLog
+from storage.logs.step_log import StepLine, step_log_key
+from storage.stores.local_store import LocalStore
 from tests.flows.writing_run import WritingRun, configuration, open_writing_run
 
 CONFIG = """

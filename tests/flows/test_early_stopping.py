@@ -8,12 +8,12 @@ import pytest
 
 from flows.early_stopping import EarlyStopping
 from model.configuration import ModelConfig
-from storage.log_entry import Writer
-from storage.run_state import QUARANTINED
-from tasks.evaluation_run import EvaluationPlan
-from tasks.evaluation_suite import suite_of
+from storage.logs.log_entry import Writer
+from storage.logs.run_state import QUARANTINED
+from tasks.attempt.stop_notice import StopNotice
+from tasks.evaluation.evaluation_run import EvaluationPlan
+from tasks.evaluation.evaluation_suite import suite_of
 from tasks.settings import EvaluationConfig
-from tasks.stop_notice import StopNotice
 
 SUITE = suite_of(EvaluationConfig())
 PATIENT = ("checkpoint.every_steps=5", "early_stop.patience=1")

@@ -13,13 +13,13 @@ import torch
 
 from flows.configuration import RunConfig, parse_configuration
 from model.train_state import TrainState
-from storage.checkpoint import checkpoint_prefix, commit_checkpoint, stage_checkpoint
-from storage.entry_log import this_writer
-from storage.local_store import LocalStore
-from storage.run_entries import AttemptStarted, Placement, RunOpened
-from storage.run_log import RunLog
-from tasks.snapshot_build import build_snapshot
-from tasks.tensor_exchange import to_group
+from storage.checkpoints.checkpoint import checkpoint_prefix, commit_checkpoint, stage_checkpoint
+from storage.logs.entry_log import this_writer
+from storage.logs.run_entries import AttemptStarted, Placement, RunOpened
+from storage.logs.run_log import RunLog
+from storage.stores.local_store import LocalStore
+from tasks.data.snapshot_build import build_snapshot
+from tasks.training.tensor_exchange import to_group
 from tests.storage.builders import trainer_document
 
 pytestmark = pytest.mark.xdist_group("evaluate-verb")  # its run is made once for all its tests

@@ -1,7 +1,7 @@
 import pytest
 
 from flows.errors import ConfigDrift, FlowError, InvalidConfiguration, InvalidQuery, RunNotFound
-from flows.exit_code import ExitCode, code_of_error, code_of_state
+from flows.verbs.exit_code import ExitCode, code_of_error, code_of_state
 from model.errors import InvalidInput
 from storage.errors import (
     AppendUnknown,
@@ -12,7 +12,7 @@ from storage.errors import (
     StoreUnavailable,
     StoreUnsound,
 )
-from tasks.document import InvalidCorpus
+from tasks.data.document import InvalidCorpus
 from tasks.errors import BudgetExhausted, GateRefused, LiveOwner, TaskError, TrainerGone
 
 STATES = {"Completed": 0, "Error": 1, "BudgetExhausted": 4, "Fenced": 7, "Preempted": 75, "Interrupted": 130}

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from flows.errors import RunNotFound
-from flows.post_mortem_facts import gather_post_mortem
-from flows.post_mortem_text import post_mortem_lines
-from storage.checkpoint import quarantine_checkpoint
-from storage.log_entry import Writer
-from storage.run_entries import AttemptEnded, DataQuarantined, Decision, Placement
-from storage.run_state import RefusedEntry
-from tasks.attempt_receipt import Usage, write_receipt
-from tasks.failures import Evidence, LastWords, classify
+from flows.report.post_mortem_facts import gather_post_mortem
+from flows.report.post_mortem_text import post_mortem_lines
+from storage.checkpoints.checkpoint import quarantine_checkpoint
+from storage.logs.log_entry import Writer
+from storage.logs.run_entries import AttemptEnded, DataQuarantined, Decision, Placement
+from storage.logs.run_state import RefusedEntry
+from tasks.attempt.attempt_receipt import Usage, write_receipt
+from tasks.policy.failures import Evidence, LastWords, classify
 from tasks.settings import BudgetsConfig
 from tasks.this_machine import boot_id
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from storage.local_store import LocalStore
+from storage.stores.local_store import LocalStore
 from tests.flows.conftest import promote
 from tests.tasks.committed_model import CommittedModel, commit_model, small_configuration
 

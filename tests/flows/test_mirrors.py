@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 
 from flows.configuration import parse_configuration
-from flows.curve_follower import CurveFollower, CurveNews, TimedLine
 from flows.errors import InvalidConfiguration
-from flows.mirrors import check_mirrors, mirrored
-from flows.mlflow_client import MlflowClient, MlflowRefused
-from flows.mlflow_mirror import MlflowMirror
-from flows.step_mirror import Mirror, Mirroring
-from flows.tensorboard_mirror import TensorBoardMirror
-from storage.local_store import LocalStore
-from storage.run_state import RunState
-from storage.step_tail import StepTail
+from flows.mirror.curve_follower import CurveFollower, CurveNews, TimedLine
+from flows.mirror.mirrors import check_mirrors, mirrored
+from flows.mirror.mlflow_client import MlflowClient, MlflowRefused
+from flows.mirror.mlflow_mirror import MlflowMirror
+from flows.mirror.step_mirror import Mirror, Mirroring
+from flows.mirror.tensorboard_mirror import TensorBoardMirror
+from storage.logs.run_state import RunState
+from storage.logs.step_tail import StepTail
+from storage.stores.local_store import LocalStore
 from tasks.settings import MirrorsConfig
 from tests.flows.conftest import DOCUMENT, NOON, fabricate
 from tests.flows.mirrored_run import MirroredRun, interrupted_run, step_line
@@ -369,7 +369,7 @@ def test_what_cannot_be_a_mirror_is_refused(override: str, words: str) -> None:
 
 
 def test_a_missing_library_is_refused_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.mirrors.find_spec", lambda name: None)
+    monkeypatch.setattr("flows.mirror.mirrors.find_spec", lambda name: None)
     with pytest.raises(InvalidConfiguration, match=r"pip install 'cairn\[tensorboard\]'"):
         check_mirrors(MirrorsConfig(tensorboard="board"))
     check_mirrors(MirrorsConfig(mlflow="http://127.0.0.1:9"))

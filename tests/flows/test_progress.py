@@ -7,7 +7,7 @@ from rich.console import Console
 
 from flows.progress import Progress
 from flows.time_left import TimeLeft, bar, clock_time
-from tasks.trainer_protocol import StepDone
+from tasks.training.trainer_protocol import StepDone
 
 
 class Clock:

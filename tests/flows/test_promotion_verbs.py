@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from flows.model_views import roll_back, view_history, view_models
 from flows.promotion_approval import PromotionApproval, Question, Unanswered, Waiting, ask, describe
-from storage.checkpoint import quarantine_checkpoint
+from flows.views.model_views import roll_back, view_history, view_models
+from storage.checkpoints.checkpoint import quarantine_checkpoint
 from storage.document import encode
 from storage.errors import IntegrityError
-from storage.local_store import LocalStore
-from storage.log_entry import Writer
-from storage.registry import Registry
-from storage.registry_entries import Promoted
-from tasks.stop_notice import StopNotice
+from storage.logs.log_entry import Writer
+from storage.logs.registry import Registry
+from storage.logs.registry_entries import Promoted
+from storage.stores.local_store import LocalStore
+from tasks.attempt.stop_notice import StopNotice
 from tests.flows.conftest import promote
 
 HUMAN = Writer(host="here", pid=1)

@@ -12,13 +12,13 @@ import msgspec
 import pytest
 
 from flows.configuration import parse_configuration
-from flows.report_markdown import sparkline
-from flows.report_pages import html_report, markdown_report
-from flows.run_report import gather_report
-from flows.run_status import view_runs, view_status
-from storage.log_entry import Writer
-from storage.run_entries import DataQuarantined, EvaluationRecorded
-from storage.step_log import StepLine
+from flows.report.report_markdown import sparkline
+from flows.report.report_pages import html_report, markdown_report
+from flows.report.run_report import gather_report
+from flows.views.run_status import view_runs, view_status
+from storage.logs.log_entry import Writer
+from storage.logs.run_entries import DataQuarantined, EvaluationRecorded
+from storage.logs.step_log import StepLine
 from tests.flows.conftest import NOON, fabricate
 
 HUMAN = Writer(host="here", pid=1)

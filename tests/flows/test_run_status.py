@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
-from flows.run_status import view_runs, view_status
-from storage.local_store import LocalStore
+from flows.views.run_status import view_runs, view_status
+from storage.stores.local_store import LocalStore
 from tasks.this_machine import boot_id
 
 

@@ -1,11 +1,11 @@
 import json
 from typing import Any
 
-from flows.model_views import view_models
-from flows.run_status import view_status
-from flows.run_views import view_attempts, view_checkpoints, view_evaluations
+from flows.views.model_views import view_models
+from flows.views.run_status import view_status
+from flows.views.run_views import view_attempts, view_checkpoints, view_evaluations
 from storage.document import encode
-from storage.local_store import LocalStore
+from storage.stores.local_store import LocalStore
 
 # fmt: off
 ATTEMPT = {

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from flows.checkpoint_following import CheckpointFollower
+from flows.by_hand.checkpoint_following import CheckpointFollower
+from flows.by_hand.text_sampling import RunSampler, SampleRequest, read_prompt
 from flows.command import run_command
 from flows.errors import InvalidConfiguration
-from flows.text_display import show_text
-from flows.text_sampling import RunSampler, SampleRequest, read_prompt
+from flows.verbs.text_display import show_text
 from storage.errors import IntegrityError, StoreRefused, StoreUnavailable
-from storage.local_store import LocalStore
-from storage.run_entries import CheckpointReference
-from storage.run_log import RunLog
+from storage.logs.run_entries import CheckpointReference
+from storage.logs.run_log import RunLog
+from storage.stores.local_store import LocalStore
 from tests.flows.writing_run import RUN, WritingRun, open_writing_run
 
 

@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 
 from flows.errors import InvalidQuery
-from flows.queried_runs import named_tables
-from flows.run_query import answered
-from flows.run_views import view_attempts, view_checkpoints, view_evaluations
+from flows.views.queried_runs import named_tables
+from flows.views.run_query import answered
+from flows.views.run_views import view_attempts, view_checkpoints, view_evaluations
 from storage.document import builtins, encode, sha256
-from storage.local_store import LocalStore
-from storage.object_store import ObjectStore
-from storage.registry import Registry
-from storage.registry_entries import Refused, RolledBack
-from storage.run_entries import DataQuarantined
-from storage.run_tables import ROWS
-from storage.step_log import StepLine, step_log_key
+from storage.logs.registry import Registry
+from storage.logs.registry_entries import Refused, RolledBack
+from storage.logs.run_entries import DataQuarantined
+from storage.logs.step_log import StepLine, step_log_key
+from storage.stores.local_store import LocalStore
+from storage.stores.object_store import ObjectStore
+from storage.tables.run_tables import ROWS
 from tests.flows.conftest import HUMAN, FabricatedRun, fabricate
 
 CONTRACT = """
@@ -289,7 +289,7 @@ def test_a_query_can_come_from_standard_input(bard: FabricatedRun, tmp_path: Pat
 def test_an_answer_from_packs_imports_neither_torch_nor_the_orchestrator_nor_arrow(
     bard: FabricatedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storage.table_cache.WORTH_RUNS", 1)
+    monkeypatch.setattr("storage.tables.table_cache.WORTH_RUNS", 1)
     ask(bard.log.store, "select * from runs", tmp_path / "cache")
     lists = "import sys, flows.command as c; c.run_command(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
     done = subprocess.run(
@@ -314,7 +314,7 @@ def test_only_tables_that_are_named_are_read() -> None:
 def test_an_open_attempt_is_as_far_as_its_heartbeat_says_now(
     bard: FabricatedRun, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storage.table_cache.WORTH_RUNS", 1)
+    monkeypatch.setattr("storage.tables.table_cache.WORTH_RUNS", 1)
     sql = "select r.step, a.last_step, a.tokens from runs r join training_attempts a using (run_id) where attempt = 2"
     assert ask(bard.log.store, sql, work) == [{"step": 33, "last_step": 33, "tokens": 7}]
     bard.beat(36)
@@ -324,7 +324,7 @@ def test_an_open_attempt_is_as_far_as_its_heartbeat_says_now(
 def test_an_owner_that_is_gone_interrupts_its_run(
     store: LocalStore, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storage.table_cache.WORTH_RUNS", 1)
+    monkeypatch.setattr("storage.tables.table_cache.WORTH_RUNS", 1)
     fabricate(store, "left").start()
     monkeypatch.setattr("tasks.this_machine.is_known_dead", lambda placement: placement.host == "elsewhere")
     assert ask(store, "select state from runs", work) == [{"state": "interrupted"}]
@@ -335,7 +335,7 @@ def test_an_owner_that_is_gone_interrupts_its_run(
 def test_steps_trained_since_the_last_question_are_there(
     bard: FabricatedRun, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storage.table_cache.WORTH_RUNS", 1)
+    monkeypatch.setattr("storage.tables.table_cache.WORTH_RUNS", 1)
     steps(bard, 1, 1, 20)
     steps(bard, 2, 21, 25)
     counted = "select count(*) as n, max(step) as newest from steps"
@@ -345,7 +345,7 @@ def test_steps_trained_since_the_last_question_are_there(
 
 
 def test_a_store_whose_path_is_a_pattern_can_be_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.table_cache.WORTH_RUNS", 1)
+    monkeypatch.setattr("storage.tables.table_cache.WORTH_RUNS", 1)
     store = LocalStore(tmp_path / "it's [1] *")
     fabricate(store, "odd")
     assert [ask(store, "select run_id from runs", tmp_path / "cache") for _ in range(2)] == [[{"run_id": "odd"}]] * 2

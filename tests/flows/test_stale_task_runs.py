@@ -4,8 +4,8 @@ from datetime import UTC, datetime
 from uuid import UUID
 
 from flows.stale_task_runs import MOST_FLOW_RUNS, lost_flow_runs
-from storage.run_entries import AttemptEnded, AttemptStarted, Decision, Placement
-from storage.run_state import AttemptRecord, RunState
+from storage.logs.run_entries import AttemptEnded, AttemptStarted, Decision, Placement
+from storage.logs.run_state import AttemptRecord, RunState
 
 MINE = UUID(int=999)
 

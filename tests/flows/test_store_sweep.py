@@ -5,7 +5,7 @@ from random import Random
 from typing import Any
 
 from flows.store_sweep import FAILED, NEXT_TIME, SWEPT, StoreSweepRow, sweep_store
-from storage.local_store import LocalStore
+from storage.stores.local_store import LocalStore
 from tests.flows.conftest import fabricate
 
 KEEP_ONE = ("checkpoint.keep_last=1", "checkpoint.keep_best=0")

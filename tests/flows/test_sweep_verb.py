@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from storage.local_store import LocalStore
-from storage.registry import Registry
+from storage.logs.registry import Registry
+from storage.stores.local_store import LocalStore
 
 LISTS_LOADED = "import sys, flows.command as c; c.run_command(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
 STAGED = "runs/bard/checkpoints/step-00000040-attempt-0002"

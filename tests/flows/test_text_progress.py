@@ -3,7 +3,7 @@ import io
 from rich.console import Console
 
 from flows.text_progress import TextProgress
-from tasks.build_progress import BuildProgress, BuildStage
+from tasks.data.build_progress import BuildProgress, BuildStage
 
 
 class Clock:

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 import pytest
 from rich.console import Console
 
-from flows.run_pulse import RunPulse, pulse_line, pulse_of
-from flows.watch_display import WatchDisplay
-from storage.heartbeat import Heartbeat, write_heartbeat
-from storage.local_store import LocalStore
-from storage.run_log import RunLog
+from flows.watching.run_pulse import RunPulse, pulse_line, pulse_of
+from flows.watching.watch_display import WatchDisplay
+from storage.logs.heartbeat import Heartbeat, write_heartbeat
+from storage.logs.run_log import RunLog
+from storage.stores.local_store import LocalStore
 from tests.flows.conftest import FabricatedRun, fabricate
 
 

@@ -13,12 +13,12 @@ from typing import Any
 import psutil
 import pytest
 
-from flows.run_continuation import Begun, Busy, ContinuationHere, Standing
-from flows.run_watcher import RunWatcher, WatchRow
-from flows.watcher_memory import WatcherMemory
+from flows.watching.run_continuation import Begun, Busy, ContinuationHere, Standing
+from flows.watching.run_watcher import RunWatcher, WatchRow
+from flows.watching.watcher_memory import WatcherMemory
 from storage.errors import StoreUnavailable
-from storage.local_store import LocalStore
-from storage.log_entry import Writer
+from storage.logs.log_entry import Writer
+from storage.stores.local_store import LocalStore
 from tasks.this_machine import boot_id, this_placement
 from tests.flows.conftest import Cairn, FabricatedRun, fabricate, promote
 

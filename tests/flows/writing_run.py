@@ -8,11 +8,15 @@ import torch
 
 from flows.configuration import RunConfig, parse_configuration
 from model.train_state import TrainState
-from storage.checkpoint import StagedCheckpoint, TensorGroup, checkpoint_prefix, commit_checkpoint, stage_checkpoint
-from storage.data_snapshot import SnapshotManifest
-from storage.entry_log import this_writer
-from storage.object_store import ObjectStore
-from storage.run_entries import (
+from storage.checkpoints.checkpoint import (
+    StagedCheckpoint,
+    TensorGroup,
+    checkpoint_prefix,
+    commit_checkpoint,
+    stage_checkpoint,
+)
+from storage.logs.entry_log import this_writer
+from storage.logs.run_entries import (
     AttemptEnded,
     AttemptStarted,
     CheckpointReference,
@@ -22,9 +26,11 @@ from storage.run_entries import (
     RunFinished,
     RunOpened,
 )
-from storage.run_log import RunLog
-from tasks.snapshot_build import build_snapshot
-from tasks.tensor_exchange import to_group
+from storage.logs.run_log import RunLog
+from storage.snapshots.data_snapshot import SnapshotManifest
+from storage.stores.object_store import ObjectStore
+from tasks.data.snapshot_build import build_snapshot
+from tasks.training.tensor_exchange import to_group
 from tests.storage.builders import trainer_document
 
 RUN = "bard"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 
-from storage.object_store import ObjectStore
+from storage.stores.object_store import ObjectStore
 from tests.protocol import processes
 from tests.protocol.invariants import continue_run, examine
 from tests.protocol.processes import REFUSALS, Process

@@ -8,11 +8,11 @@ import hashlib
 import json
 from typing import Any
 
-from storage.checkpoint import checkpoint_prefix
+from storage.checkpoints.checkpoint import checkpoint_prefix
 from storage.errors import StorageError
-from storage.object_store import ObjectStore
-from storage.registry import Registry
-from storage.run_state import fold
+from storage.logs.registry import Registry
+from storage.logs.run_state import fold
+from storage.stores.object_store import ObjectStore
 from tasks.errors import TaskError
 from tests.protocol.processes import PREFIX, Process, commit, end_attempt, load_resume_point, stage
 from tests.protocol.processes import claim as claim_attempt

@@ -12,23 +12,23 @@ from uuid import uuid4
 
 import pytest
 
-import storage.checkpoint as checkpoint
-import storage.run_log as run_log
-import storage.sweep as sweep
-import tasks.attempt_claim as attempt_claim
+import storage.checkpoints.checkpoint as checkpoint
+import storage.checkpoints.sweep as sweep
+import storage.logs.run_log as run_log
+import tasks.attempt.attempt_claim as attempt_claim
+import tasks.policy.retention as retention
 import tasks.promotion_offer as promotion_offer
-import tasks.retention as retention
-from storage.checkpoint import StagedCheckpoint
+from storage.checkpoints.checkpoint import StagedCheckpoint
+from storage.checkpoints.sweep import Verdict
 from storage.document import decode, sha256
-from storage.entry_log import EntryLog, ReadEntry
 from storage.errors import ObjectMissing, StoreUnavailable
-from storage.fold_cache import FoldedLog
-from storage.log_entry import Entry, decode_entry, encode_entry, entry_name
-from storage.memory_store import MemoryStore
-from storage.object_store import ObjectStore
-from storage.run_entries import CheckpointCommitted, CheckpointReference
-from storage.run_state import RunState
-from storage.sweep import Verdict
+from storage.logs.entry_log import EntryLog, ReadEntry
+from storage.logs.fold_cache import FoldedLog
+from storage.logs.log_entry import Entry, decode_entry, encode_entry, entry_name
+from storage.logs.run_entries import CheckpointCommitted, CheckpointReference
+from storage.logs.run_state import RunState
+from storage.stores.memory_store import MemoryStore
+from storage.stores.object_store import ObjectStore
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 

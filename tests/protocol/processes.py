@@ -14,34 +14,34 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import storage.checkpoint as checkpoint
-import tasks.attempt_claim as attempt_claim
+import storage.checkpoints.checkpoint as checkpoint
+import tasks.attempt.attempt_claim as attempt_claim
 import tasks.checkpoint_sweep as checkpoint_sweep
-import tasks.evaluation_run as evaluation_run
+import tasks.evaluation.evaluation_run as evaluation_run
 import tasks.promotion_offer as promotion_offer
 from flows.errors import RunNotFound
-from flows.model_views import roll_back
+from flows.views.model_views import roll_back
 from model.configuration import ModelConfig
-from storage.checkpoint import StagedCheckpoint, TensorGroup, checkpoint_prefix
+from storage.checkpoints.checkpoint import StagedCheckpoint, TensorGroup, checkpoint_prefix
 from storage.errors import AppendUnknown, Fenced, IntegrityError, StorageError
-from storage.heartbeat import Heartbeat, write_heartbeat
-from storage.log_entry import Writer
-from storage.object_store import ObjectStore
-from storage.registry import Registry
-from storage.registry_entries import SuiteReference
-from storage.run_entries import (
+from storage.logs.heartbeat import Heartbeat, write_heartbeat
+from storage.logs.log_entry import Writer
+from storage.logs.registry import Registry
+from storage.logs.registry_entries import SuiteReference
+from storage.logs.run_entries import (
     AttemptStarted,
     CheckpointReference,
     EvaluationFailed,
     Placement,
     RunFinished,
 )
-from storage.run_log import RunLog
-from storage.run_state import RunState
+from storage.logs.run_log import RunLog
+from storage.logs.run_state import RunState
+from storage.stores.object_store import ObjectStore
 from tasks.errors import CheckpointGone, GateRefused, TaskError
-from tasks.evaluation_run import EvaluationPlan, Outcome
-from tasks.evaluation_suite import Suite
-from tasks.promotion import Candidate, PromotionRules, evaluations_of
+from tasks.evaluation.evaluation_run import EvaluationPlan, Outcome
+from tasks.evaluation.evaluation_suite import Suite
+from tasks.policy.promotion import Candidate, PromotionRules, evaluations_of
 from tasks.settings import BudgetsConfig, CheckpointConfig, LeaseConfig
 from tests.protocol.raw_history import require, tell_run
 from tests.protocol.world import Ledger, as_store

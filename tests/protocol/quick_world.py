@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-import storage.entry_log
-import storage.run_log
-import tasks.evaluation_run
+import storage.logs.entry_log
+import storage.logs.run_log
+import tasks.evaluation.evaluation_run
 import tasks.promotion_offer
-from storage.entry_log import EntryLog, ReadEntry
+from storage.logs.entry_log import EntryLog, ReadEntry
 from tests.protocol.processes import present_placement
 from tests.protocol.world import Ledger
 from tests.storage.builders import clock, no_sleep
@@ -64,8 +64,8 @@ def quick_world() -> Iterator[pytest.MonkeyPatch]:
         patch.setattr(os, "fsync", lambda descriptor: None)
         patch.setattr(EntryLog.__init__, "__kwdefaults__", {"sleep": no_sleep, "clock": clock})
         patch.setattr(EntryLog, "append", noted)
-        patch.setattr(storage.entry_log, "ThreadPoolExecutor", InlineExecutor)
-        patch.setattr(storage.run_log, "FOLD_EVERY_ENTRIES", 3)
-        patch.setattr(tasks.evaluation_run, "this_placement", present_placement)
+        patch.setattr(storage.logs.entry_log, "ThreadPoolExecutor", InlineExecutor)
+        patch.setattr(storage.logs.run_log, "FOLD_EVERY_ENTRIES", 3)
+        patch.setattr(tasks.evaluation.evaluation_run, "this_placement", present_placement)
         patch.setattr(tasks.promotion_offer, "this_placement", present_placement)
         yield patch

@@ -14,9 +14,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from storage.log_entry import entry_name
-from storage.memory_store import MemoryStore
-from storage.object_store import ObjectStore
+from storage.logs.log_entry import entry_name
+from storage.stores.memory_store import MemoryStore
+from storage.stores.object_store import ObjectStore
 
 READABLE, BROKEN, GIVEN_UP, GONE = "committed", "quarantined", "superseded", "deleted"
 RESUME_POINTS = 8

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-import storage.checkpoint as checkpoint
-from storage.checkpoint import checkpoint_prefix
-from storage.memory_store import MemoryStore
-from storage.run_log import RunLog, list_run_ids
-from tasks.evaluation_run import Outcome
+import storage.checkpoints.checkpoint as checkpoint
+from storage.checkpoints.checkpoint import checkpoint_prefix
+from storage.logs.run_log import RunLog, list_run_ids
+from storage.stores.memory_store import MemoryStore
+from tasks.evaluation.evaluation_run import Outcome
 from tests.protocol import processes
 from tests.protocol.processes import PREFIX, Process, measured
 from tests.protocol.world import Ledger, Snapshot, WatchedStore, as_store, take_snapshot

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from storage.object_store import ObjectStore
-from storage.registry_entries import MODEL_KINDS
-from storage.run_entries import RUN_KINDS
+from storage.logs.registry_entries import MODEL_KINDS
+from storage.logs.run_entries import RUN_KINDS
+from storage.stores.object_store import ObjectStore
 from tests.protocol.enumeration import all_cases, operations, run_case
 from tests.protocol.invariants import continue_run, examine
 from tests.protocol.processes import ALIAS, PREFIX, Process

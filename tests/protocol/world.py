@@ -11,9 +11,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from storage.local_store import LocalStore
-from storage.memory_store import MemoryStore
-from storage.object_store import ObjectStore, UnfinishedWrite, WrittenObject
+from storage.stores.local_store import LocalStore
+from storage.stores.memory_store import MemoryStore
+from storage.stores.object_store import ObjectStore, UnfinishedWrite, WrittenObject
 from tests.protocol.raw_history import prove_deletable
 from tests.storage.faulty_store import Death
 

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from storage.patience import Patience
-from storage.patient_store import PatientStore
-from storage.s3_bucket import S3Bucket, Timeouts
-from storage.s3_store import S3Store
+from storage.stores.patience import Patience
+from storage.stores.patient_store import PatientStore
+from storage.stores.s3_bucket import S3Bucket, Timeouts
+from storage.stores.s3_store import S3Store
 from tests.s3.fault_proxy import FaultProxy
 from tests.s3.servers import CEPH, S3Server, s3_server
 
@@ -53,7 +53,7 @@ def proxy(shared_proxy: FaultProxy) -> Iterator[FaultProxy]:
 @pytest.fixture
 def bare(proxied_bucket: S3Bucket, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> S3Store:
     """An empty store behind the proxy that repeats pieces, the smallest S3 allows, but no whole operation."""
-    monkeypatch.setattr("storage.multipart_upload.PART_BYTES", PART_BYTES)
+    monkeypatch.setattr("storage.stores.multipart_upload.PART_BYTES", PART_BYTES)
     return S3Store(proxied_bucket, uuid.uuid4().hex, patience=QUICK)
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from storage.errors import StoreUnavailable, StoreUnsound
-from storage.open_store import open_store
-from storage.s3_store import S3Store
-from storage.store_probe import probe_store
+from storage.stores.open_store import open_store
+from storage.stores.s3_store import S3Store
+from storage.stores.store_probe import probe_store
 from tests.s3.ceph_server import free_ports
 from tests.s3.fault_proxy import FaultProxy, NetworkFault
 from tests.s3.servers import S3Server, aws_environment

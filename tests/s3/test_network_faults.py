@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from storage.checkpoint import newest_verified
+from storage.checkpoints.checkpoint import newest_verified
 from storage.errors import IntegrityError, StoreUnavailable, StoreUnsound
-from storage.patient_store import PatientStore
-from storage.s3_store import S3Store
-from storage.store_probe import probe_store
+from storage.stores.patient_store import PatientStore
+from storage.stores.s3_store import S3Store
+from storage.stores.store_probe import probe_store
 from tests.s3.conftest import PART_BYTES
 from tests.s3.fault_proxy import FaultProxy, NetworkFault
 from tests.s3.servers import S3Server

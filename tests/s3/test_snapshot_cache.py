@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from storage.data_snapshot import (
+from storage.document import sha256
+from storage.errors import SnapshotDamaged
+from storage.snapshots.data_snapshot import (
     DOCUMENTS,
     TOKENIZER,
     SnapshotManifest,
@@ -19,11 +21,9 @@ from storage.data_snapshot import (
     open_snapshot,
     publish_snapshot,
 )
-from storage.document import sha256
-from storage.document_index import DocumentIndexWriter
-from storage.errors import SnapshotDamaged
-from storage.s3_store import S3Store
-from storage.token_shard import ShardWriter
+from storage.snapshots.document_index import DocumentIndexWriter
+from storage.snapshots.token_shard import ShardWriter
+from storage.stores.s3_store import S3Store
 from tests.s3.servers import S3Server
 
 TOKENS = 200_000
@@ -43,8 +43,8 @@ MANIFEST = SnapshotManifest(
 READS_ALL = """
 import sys
 from pathlib import Path
-from storage.data_snapshot import open_snapshot
-from storage.open_store import open_store
+from storage.snapshots.data_snapshot import open_snapshot
+from storage.stores.open_store import open_store
 opened = open_snapshot(open_store(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), eager_bytes=0, limit_bytes=50_000)
 print(sum(int(shard.tokens().sum(dtype="int64")) for shard in opened.train))
 """

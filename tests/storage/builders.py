@@ -9,12 +9,19 @@ from typing import Any
 
 import msgspec
 
-from storage.checkpoint import StagedCheckpoint, TensorGroup, checkpoint_prefix, commit_checkpoint, stage_checkpoint
-from storage.checkpoint import verify_checkpoint as verify
-from storage.entry_log import EntryLog, ReadEntry
-from storage.log_entry import Entry, Writer, encode_entry, entry_name
-from storage.object_store import ObjectStore
-from storage.run_entries import (
+from storage.checkpoints.checkpoint import (
+    StagedCheckpoint,
+    TensorGroup,
+    checkpoint_prefix,
+    commit_checkpoint,
+    stage_checkpoint,
+)
+from storage.checkpoints.checkpoint import verify_checkpoint as verify
+from storage.checkpoints.tensor_record import TensorRecord
+from storage.checkpoints.trainer_document import TrainerDocument, small_tensor
+from storage.logs.entry_log import EntryLog, ReadEntry
+from storage.logs.log_entry import Entry, Writer, encode_entry, entry_name
+from storage.logs.run_entries import (
     RUN_KINDS,
     AttemptEnded,
     AttemptStarted,
@@ -24,10 +31,9 @@ from storage.run_entries import (
     Placement,
     RunOpened,
 )
-from storage.run_log import RunLog
-from storage.run_state import RunState
-from storage.tensor_record import TensorRecord
-from storage.trainer_document import TrainerDocument, small_tensor
+from storage.logs.run_log import RunLog
+from storage.logs.run_state import RunState
+from storage.stores.object_store import ObjectStore
 
 RUN = "r1"
 LOG = f"runs/{RUN}/log"

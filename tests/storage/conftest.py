@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from storage.local_store import LocalStore
-from storage.memory_store import MemoryStore
-from storage.object_store import ObjectStore
-from storage.patient_store import PatientStore
-from storage.s3_bucket import S3Bucket
-from storage.s3_store import S3Store
+from storage.stores.local_store import LocalStore
+from storage.stores.memory_store import MemoryStore
+from storage.stores.object_store import ObjectStore
+from storage.stores.patient_store import PatientStore
+from storage.stores.s3_bucket import S3Bucket
+from storage.stores.s3_store import S3Store
 from tests.s3.servers import CEPH, S3Server, s3_server
 
 

@@ -11,7 +11,7 @@ from inspect import isgeneratorfunction
 from typing import Any
 
 from storage.errors import StoreUnavailable
-from storage.object_store import ObjectStore
+from storage.stores.object_store import ObjectStore
 
 
 class Death(BaseException):

@@ -5,15 +5,21 @@ from collections.abc import Callable
 
 import pytest
 
-from storage.checkpoint import TensorGroup, load_checkpoint, newest_verified, stage_checkpoint, verify_checkpoint
+from storage.checkpoints.checkpoint import (
+    TensorGroup,
+    load_checkpoint,
+    newest_verified,
+    stage_checkpoint,
+    verify_checkpoint,
+)
+from storage.checkpoints.manifest import Manifest, ManifestObject, decode_manifest, encode_manifest
+from storage.checkpoints.tensor_record import TensorRecord
+from storage.checkpoints.tensor_shard import parse_shard
 from storage.document import encode, sha256
 from storage.errors import IntegrityError, NothingReadable
-from storage.manifest import Manifest, ManifestObject, decode_manifest, encode_manifest
-from storage.memory_store import MemoryStore
-from storage.object_store import ObjectStore
-from storage.run_entries import CheckpointReference
-from storage.tensor_record import TensorRecord
-from storage.tensor_shard import parse_shard
+from storage.logs.run_entries import CheckpointReference
+from storage.stores.memory_store import MemoryStore
+from storage.stores.object_store import ObjectStore
 from tests.storage.builders import (
     check_invariants,
     commit,

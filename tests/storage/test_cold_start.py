@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from flows.run_lookup import find_run
-from flows.run_status import view_runs, view_status
+from flows.views.run_lookup import find_run
+from flows.views.run_status import view_runs, view_status
 from storage.document import sha256
-from storage.entry_log import EntryLog
-from storage.fold_cache import FOLD_EVERY_ENTRIES
-from storage.local_store import LocalStore
-from storage.log_entry import Entry, encode_entry, entry_name
-from storage.memory_store import MemoryStore
-from storage.object_store import ObjectStore
-from storage.run_entries import RUN_KINDS, CheckpointDeleted, CheckpointSuperseded, EvaluationRecorded
-from storage.run_state import RunState, fold
+from storage.logs.entry_log import EntryLog
+from storage.logs.fold_cache import FOLD_EVERY_ENTRIES
+from storage.logs.log_entry import Entry, encode_entry, entry_name
+from storage.logs.run_entries import RUN_KINDS, CheckpointDeleted, CheckpointSuperseded, EvaluationRecorded
+from storage.logs.run_state import RunState, fold
+from storage.stores.local_store import LocalStore
+from storage.stores.memory_store import MemoryStore
+from storage.stores.object_store import ObjectStore
 from tests.storage.builders import LOG, RUN, committed, ended, entry, evaluated, opened, run_log, started, writer
 from tests.storage.faulty_store import FaultyStore
 

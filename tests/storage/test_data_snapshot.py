@@ -5,7 +5,9 @@ import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 
-from storage.data_snapshot import (
+from storage.document import decode, encode, sha256
+from storage.errors import IntegrityError, ObjectMissing
+from storage.snapshots.data_snapshot import (
     DOCUMENTS,
     SNAPSHOT_VERSION,
     TOKENIZER,
@@ -19,13 +21,11 @@ from storage.data_snapshot import (
     publish_snapshot,
     read_manifest,
 )
-from storage.document import decode, encode, sha256
-from storage.document_index import DocumentIndexWriter, DocumentRow
-from storage.errors import IntegrityError, ObjectMissing
-from storage.local_store import LocalStore
-from storage.memory_store import MemoryStore
-from storage.object_store import ObjectStore
-from storage.token_shard import ShardWriter
+from storage.snapshots.document_index import DocumentIndexWriter, DocumentRow
+from storage.snapshots.token_shard import ShardWriter
+from storage.stores.local_store import LocalStore
+from storage.stores.memory_store import MemoryStore
+from storage.stores.object_store import ObjectStore
 
 ROW = DocumentRow(source="a.txt", offset_bytes=3, bytes=400, tokens=100, split="train", sha256="ab" * 32)
 MANIFEST = SnapshotManifest(

@@ -5,7 +5,8 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from storage.document_index import (
+from storage.errors import IntegrityError
+from storage.snapshots.document_index import (
     SPLITS,
     DocumentIndexWriter,
     DocumentPlace,
@@ -16,7 +17,6 @@ from storage.document_index import (
     documents_between,
     read_documents,
 )
-from storage.errors import IntegrityError
 
 
 def row(number: int, *, split: str = "train") -> DocumentRow:
@@ -30,7 +30,7 @@ ROWS = [row(number, split="val" if number % 5 == 4 else "train") for number in r
 
 @pytest.fixture(autouse=True)
 def small_row_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.document_index.ROW_GROUP_ROWS", 4)
+    monkeypatch.setattr("storage.snapshots.document_index.ROW_GROUP_ROWS", 4)
 
 
 def write(path: Path, rows: Iterable[DocumentRow] = ROWS) -> Path:

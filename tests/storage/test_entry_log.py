@@ -5,13 +5,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from storage.entry_log import EntryLog
 from storage.errors import AppendUnknown, Fenced, IntegrityError, StoreUnavailable
-from storage.log_entry import encode_entry, entry_name
-from storage.memory_store import MemoryStore
-from storage.object_store import ObjectStore
-from storage.run_entries import CheckpointCommitted
-from storage.run_state import RunState
+from storage.logs.entry_log import EntryLog
+from storage.logs.log_entry import encode_entry, entry_name
+from storage.logs.run_entries import CheckpointCommitted
+from storage.logs.run_state import RunState
+from storage.stores.memory_store import MemoryStore
+from storage.stores.object_store import ObjectStore
 from tests.storage.builders import (
     LOG,
     check_invariants,

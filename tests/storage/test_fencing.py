@@ -2,9 +2,9 @@
 
 import pytest
 
-from storage.checkpoint import StagedCheckpoint
+from storage.checkpoints.checkpoint import StagedCheckpoint
 from storage.errors import Fenced
-from storage.object_store import ObjectStore
+from storage.stores.object_store import ObjectStore
 from tests.storage.builders import (
     LOG,
     claim,

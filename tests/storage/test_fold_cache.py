@@ -7,11 +7,11 @@ import pytest
 
 from storage import run_log as run_log_module
 from storage.errors import IntegrityError, StoreUnavailable
-from storage.fold_cache import FoldedLog, write_fold
-from storage.log_entry import entry_name
-from storage.memory_store import MemoryStore
-from storage.object_store import ObjectStore
-from storage.run_state import RunState, fold
+from storage.logs.fold_cache import FoldedLog, write_fold
+from storage.logs.log_entry import entry_name
+from storage.logs.run_state import RunState, fold
+from storage.stores.memory_store import MemoryStore
+from storage.stores.object_store import ObjectStore
 from tests.storage.builders import LOG, claim, commit, ended, evaluated, open_run, run_log, stage, writer
 from tests.storage.faulty_store import Fault, FaultyStore
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from storage.errors import IntegrityError, StorageError, StoreUnavailable
-from storage.local_store import LocalStore
-from storage.object_store import UnfinishedWrite
+from storage.stores.local_store import LocalStore
+from storage.stores.object_store import UnfinishedWrite
 from tests.storage.test_object_store import OPERATIONS
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from storage.errors import ObjectMissing, StorageError
-from storage.object_store import ObjectStore, UnfinishedWrite, checked_key
+from storage.stores.object_store import ObjectStore, UnfinishedWrite, checked_key
 
 OPERATIONS: dict[str, Callable[[Any, str], object]] = {
     "read": lambda store, key: store.read(key),

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from storage.errors import StorageError
-from storage.local_store import LocalStore
-from storage.open_store import open_store
-from storage.patient_store import PatientStore
+from storage.stores.local_store import LocalStore
+from storage.stores.open_store import open_store
+from storage.stores.patient_store import PatientStore
 
 
 @pytest.mark.parametrize(

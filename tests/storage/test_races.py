@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from storage.errors import StoreUnsound
-from storage.local_store import LocalStore
-from storage.log_entry import Writer
-from storage.memory_store import MemoryStore
-from storage.object_store import ObjectStore
-from storage.run_state import RunState
-from storage.store_probe import probe_store
+from storage.logs.log_entry import Writer
+from storage.logs.run_state import RunState
+from storage.stores.local_store import LocalStore
+from storage.stores.memory_store import MemoryStore
+from storage.stores.object_store import ObjectStore
+from storage.stores.store_probe import probe_store
 from tests.storage.builders import check_invariants, entry_log, evaluated, open_run, run_log, started, writer
 
 THREADS = 32

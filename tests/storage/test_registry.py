@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from storage.errors import StorageError
-from storage.object_store import ObjectStore
-from storage.registry import Registry, RegistryState, list_aliases
-from storage.registry_entries import Promoted, Refused, RolledBack
+from storage.logs.registry import Registry, RegistryState, list_aliases
+from storage.logs.registry_entries import Promoted, Refused, RolledBack
+from storage.stores.object_store import ObjectStore
 
 
 def promoted(step: int, previous: str | None = None, val_loss: float = 1.0) -> Promoted:

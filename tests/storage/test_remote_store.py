@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from storage.errors import IntegrityError, ObjectMissing, StorageError, StoreRefused
-from storage.multipart_upload import PART_BYTES, PARTS_UNDER_WAY, upload_stream
-from storage.open_store import open_store
-from storage.patience import Patience
-from storage.patient_store import PatientStore
-from storage.remote_store import RemoteStore
-from storage.s3_bucket import S3Bucket, Timeouts
-from storage.s3_store import S3Store
+from storage.stores.multipart_upload import PART_BYTES, PARTS_UNDER_WAY, upload_stream
+from storage.stores.open_store import open_store
+from storage.stores.patience import Patience
+from storage.stores.patient_store import PatientStore
+from storage.stores.remote_store import RemoteStore
+from storage.stores.s3_bucket import S3Bucket, Timeouts
+from storage.stores.s3_store import S3Store
 from tests.s3.servers import CEPH, S3Server, aws_environment
 from tests.storage.builders import check_invariants, evaluated, open_run, run_log, writer
 from tests.storage.test_object_store import BAD_KEYS, OPERATIONS
@@ -182,7 +182,7 @@ def test_a_stream_of_300_mb_holds_a_few_parts_at_once() -> None:
 @pytest.mark.slow
 def test_a_stream_of_300_mb_needs_the_memory_of_a_few_parts(environment: dict[str, str]) -> None:
     code = (
-        "import resource, sys; from storage.open_store import open_store\n"
+        "import resource, sys; from storage.stores.open_store import open_store\n"
         "store = open_store(sys.argv[1]); store.write_stream('a/b', [b'1'])\n"
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024\n"
         "before, chunk = peak(), bytes(1 << 20)\n"

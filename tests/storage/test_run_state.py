@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.log_entry import Entry
-from storage.run_entries import CheckpointQuarantined, RunFinished
-from storage.run_state import fold
+from storage.logs.log_entry import Entry
+from storage.logs.run_entries import CheckpointQuarantined, RunFinished
+from storage.logs.run_state import fold
 from tests.storage.builders import committed, ended, entry, evaluated, opened, started
 
 

@@ -6,15 +6,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from storage import run_tables
-from storage.promotion_rows import promotion_rows
-from storage.registry_entries import Promoted, RolledBack
-from storage.run_entries import CheckpointReference, CheckpointSuperseded, RunFinished
-from storage.run_rows import attempt_rows, log_rows, run_row, step_rows, unreadable_row
-from storage.run_state import RunState, fold
-from storage.run_tables import ROWS, columns
-from storage.step_log import StepLine
-from storage.table_pack import arrow_table
+from storage.logs.registry_entries import Promoted, RolledBack
+from storage.logs.run_entries import CheckpointReference, CheckpointSuperseded, RunFinished
+from storage.logs.run_state import RunState, fold
+from storage.logs.step_log import StepLine
+from storage.tables import run_tables
+from storage.tables.promotion_rows import promotion_rows
+from storage.tables.run_rows import attempt_rows, log_rows, run_row, step_rows, unreadable_row
+from storage.tables.run_tables import ROWS, columns
+from storage.tables.table_pack import arrow_table
 from tests.storage.builders import NOON, committed, ended, entry, evaluated, opened, started
 
 

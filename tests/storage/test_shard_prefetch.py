@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from storage.errors import SnapshotDamaged
-from storage.shard_prefetch import verify_ahead
-from storage.token_shard import ShardSchema, write_shard
-from storage.verified_shard import VerifiedShard
+from storage.snapshots.shard_prefetch import verify_ahead
+from storage.snapshots.token_shard import ShardSchema, write_shard
+from storage.snapshots.verified_shard import VerifiedShard
 
 SCHEMA = ShardSchema(tokenizer_sha256="ab" * 32, vocab_size=1000)
 PATIENCE_SECONDS = 30

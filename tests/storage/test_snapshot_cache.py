@@ -8,16 +8,16 @@ import pytest
 
 from storage.document import sha256
 from storage.errors import IntegrityError, StorageError
-from storage.memory_store import MemoryStore
-from storage.snapshot_cache import DEFAULT_CACHE_BYTES, SnapshotCache, cache_bytes
+from storage.snapshots.snapshot_cache import DEFAULT_CACHE_BYTES, SnapshotCache, cache_bytes
+from storage.stores.memory_store import MemoryStore
 from storage.verified_object import PromisedObject
 
 SIZE_BYTES = 1000
 USES_ONE = """
 import sys
 from pathlib import Path
-from storage.memory_store import MemoryStore
-from storage.snapshot_cache import SnapshotCache
+from storage.stores.memory_store import MemoryStore
+from storage.snapshots.snapshot_cache import SnapshotCache
 from storage.verified_object import PromisedObject
 data = bytes([int(sys.argv[2])]) * 1000
 store = MemoryStore()

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from model.token_windows import TokenWindows
-from storage.data_snapshot import (
+from storage.document import sha256
+from storage.errors import IntegrityError, SnapshotDamaged
+from storage.snapshots.data_snapshot import (
     DOCUMENTS,
     TOKENIZER,
     OpenSnapshot,
@@ -20,13 +22,11 @@ from storage.data_snapshot import (
     open_snapshot,
     publish_snapshot,
 )
-from storage.document import sha256
-from storage.document_index import DocumentIndexWriter, DocumentRow
-from storage.errors import IntegrityError, SnapshotDamaged
-from storage.local_store import LocalStore
-from storage.memory_store import MemoryStore
-from storage.object_store import ObjectStore
-from storage.token_shard import ShardWriter
+from storage.snapshots.document_index import DocumentIndexWriter, DocumentRow
+from storage.snapshots.token_shard import ShardWriter
+from storage.stores.local_store import LocalStore
+from storage.stores.memory_store import MemoryStore
+from storage.stores.object_store import ObjectStore
 
 BLOCK = 8
 SHARDS = ("train-00000.arrow", "train-00001.arrow", "val-00000.arrow")

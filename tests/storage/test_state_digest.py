@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from storage.checkpoints.state_digest import state_sha256
+from storage.checkpoints.tensor_record import TensorRecord
 from storage.errors import IntegrityError
-from storage.state_digest import state_sha256
-from storage.tensor_record import TensorRecord
 from tests.storage.builders import floats
 
 

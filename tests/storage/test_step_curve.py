@@ -6,10 +6,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.run_entries import AttemptStarted, CheckpointReference, Placement
-from storage.run_state import AttemptRecord
-from storage.step_curve import splice
-from storage.step_log import StepLine
+from storage.logs.run_entries import AttemptStarted, CheckpointReference, Placement
+from storage.logs.run_state import AttemptRecord
+from storage.logs.step_curve import splice
+from storage.logs.step_log import StepLine
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 PLACEMENT = Placement(host="h", boot_id="b", pid=1, process_started=1.0, device="cpu", world_size=1, threads=1)

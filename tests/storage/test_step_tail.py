@@ -3,11 +3,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from storage.local_store import LocalStore
-from storage.memory_store import MemoryStore
-from storage.object_store import ObjectStore
-from storage.step_log import StepLine, read_attempt_lines, step_log_key
-from storage.step_tail import StepTail
+from storage.logs.step_log import StepLine, read_attempt_lines, step_log_key
+from storage.logs.step_tail import StepTail
+from storage.stores.local_store import LocalStore
+from storage.stores.memory_store import MemoryStore
+from storage.stores.object_store import ObjectStore
 
 RUN = "runs/bard"
 

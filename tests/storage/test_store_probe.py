@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from storage.errors import ObjectMissing, StoreRefused, StoreUnavailable, StoreUnsound
-from storage.memory_store import MemoryStore
-from storage.object_store import ObjectStore
-from storage.store_probe import probe_store
+from storage.stores.memory_store import MemoryStore
+from storage.stores.object_store import ObjectStore
+from storage.stores.store_probe import probe_store
 
 
 class Ignoring(MemoryStore):

@@ -12,23 +12,23 @@ from typing import Any
 
 import pytest
 
-from storage.checkpoint import checkpoint_prefix, verify_checkpoint
-from storage.checkpoint_hold import hold_checkpoint
-from storage.entry_log import EntryLog
+from storage.checkpoints.checkpoint import checkpoint_prefix, verify_checkpoint
+from storage.checkpoints.checkpoint_hold import hold_checkpoint
+from storage.checkpoints.sweep import SweepReport, sweep
 from storage.errors import IntegrityError, StorageError
-from storage.local_store import LocalStore
-from storage.memory_store import MemoryStore
-from storage.object_store import ObjectStore
-from storage.registry import Registry
-from storage.registry_entries import MODEL_KINDS, Promoted, RolledBack
-from storage.run_entries import CheckpointHeld, CheckpointQuarantined, CheckpointReference, Placement
-from storage.run_log import RunLog
-from storage.run_state import RunState
-from storage.sweep import SweepReport, sweep
+from storage.logs.entry_log import EntryLog
+from storage.logs.registry import Registry
+from storage.logs.registry_entries import MODEL_KINDS, Promoted, RolledBack
+from storage.logs.run_entries import CheckpointHeld, CheckpointQuarantined, CheckpointReference, Placement
+from storage.logs.run_log import RunLog
+from storage.logs.run_state import RunState
+from storage.stores.local_store import LocalStore
+from storage.stores.memory_store import MemoryStore
+from storage.stores.object_store import ObjectStore
 from tasks.checkpoint_sweep import sweep_run
-from tasks.promotion import Candidate, PromotionRules
+from tasks.policy.promotion import Candidate, PromotionRules
+from tasks.policy.retention import RetentionTerms, plan_retention
 from tasks.promotion_offer import offer
-from tasks.retention import RetentionTerms, plan_retention
 from tasks.settings import CheckpointConfig
 from tests.storage.builders import (
     RUN,

@@ -10,18 +10,18 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from flows.run_query import answered
-from storage import table_cache
+from flows.views.run_query import answered
 from storage.document import decode, encode
 from storage.errors import StoreRefused
-from storage.local_store import LocalStore
-from storage.log_entry import Writer
-from storage.memory_store import MemoryStore
-from storage.object_store import ObjectStore
-from storage.run_log import RunLog, list_run_ids
-from storage.run_rows import log_rows
-from storage.run_state import RunState
-from storage.table_cache import GatheredTables, TableCache, TableKind, index_key
+from storage.logs.log_entry import Writer
+from storage.logs.run_log import RunLog, list_run_ids
+from storage.logs.run_state import RunState
+from storage.stores.local_store import LocalStore
+from storage.stores.memory_store import MemoryStore
+from storage.stores.object_store import ObjectStore
+from storage.tables import table_cache
+from storage.tables.run_rows import log_rows
+from storage.tables.table_cache import GatheredTables, TableCache, TableKind, index_key
 from tests.storage.builders import ended, opened, started
 
 RUNS = ("r1", "r2", "r3")

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from storage.checkpoints.tensor_record import DTYPE_BYTES, TensorRecord
+from storage.checkpoints.tensor_shard import parse_shard, shard_chunks
 from storage.errors import IntegrityError
-from storage.tensor_record import DTYPE_BYTES, TensorRecord
-from storage.tensor_shard import parse_shard, shard_chunks
 
 
 def record(name: str, dtype: str, *shape: int) -> TensorRecord:

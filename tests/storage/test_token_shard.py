@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 
 from storage.errors import IntegrityError, StorageError
-from storage.token_shard import (
+from storage.snapshots.token_shard import (
     ShardSchema,
     ShardWriter,
     count_tokens,
@@ -115,7 +115,7 @@ def test_a_shard_made_for_something_else_is_refused(shard: Path, expected: Shard
 
 
 def test_a_shard_of_another_version_is_refused(shard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.token_shard.SHARD_VERSION", 2)
+    monkeypatch.setattr("storage.snapshots.token_shard.SHARD_VERSION", 2)
     with pytest.raises(IntegrityError, match=r"cairn\.shard_version is '1', expected '2'"):
         map_shard(shard, SCHEMA, where="shard")
 

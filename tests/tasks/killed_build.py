@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 from model.configuration import DataConfig
-from storage.local_store import LocalStore
-from tasks.build_progress import BuildProgress, BuildStage
-from tasks.snapshot_build import Workshop, build_snapshot
+from storage.stores.local_store import LocalStore
+from tasks.data.build_progress import BuildProgress, BuildStage
+from tasks.data.snapshot_build import Workshop, build_snapshot
 
 
 def main() -> None:

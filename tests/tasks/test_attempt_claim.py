@@ -1,10 +1,10 @@
 import pytest
 
-from storage.log_entry import Writer
-from storage.memory_store import MemoryStore
-from storage.run_entries import AttemptStarted
-from storage.run_log import RunLog
-from tasks.attempt_claim import Claimant, claim_attempt
+from storage.logs.log_entry import Writer
+from storage.logs.run_entries import AttemptStarted
+from storage.logs.run_log import RunLog
+from storage.stores.memory_store import MemoryStore
+from tasks.attempt.attempt_claim import Claimant, claim_attempt
 from tasks.errors import LiveOwner
 from tasks.settings import BudgetsConfig, LeaseConfig
 from tests.flows.conftest import FabricatedRun, fabricate

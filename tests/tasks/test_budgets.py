@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.run_entries import DataQuarantined, Decision, EvaluationFailed
-from storage.run_state import RunState, fold
-from tasks.budgets import Setback, decide, evaluator_retries_left, spending
-from tasks.failures import Evidence, Failure, TerminationReason, classify
+from storage.logs.run_entries import DataQuarantined, Decision, EvaluationFailed
+from storage.logs.run_state import RunState, fold
+from tasks.policy.budgets import Setback, decide, evaluator_retries_left, spending
+from tasks.policy.failures import Evidence, Failure, TerminationReason, classify
 from tasks.settings import BudgetConfig, BudgetsConfig
 from tests.storage.builders import NOON, committed, ended, entry, opened, started
 

@@ -7,12 +7,12 @@ import torch
 
 from model.configuration import DataConfig, ModelConfig, TrainingConfig
 from model.train_state import TrainState
-from storage.checkpoint import stage_checkpoint
-from storage.memory_store import MemoryStore
-from storage.run_entries import CheckpointReference
-from tasks.checkpoint_model import open_model
-from tasks.snapshot_build import build_snapshot
-from tasks.tensor_exchange import to_group
+from storage.checkpoints.checkpoint import stage_checkpoint
+from storage.logs.run_entries import CheckpointReference
+from storage.stores.memory_store import MemoryStore
+from tasks.data.snapshot_build import build_snapshot
+from tasks.evaluation.checkpoint_model import open_model
+from tasks.training.tensor_exchange import to_group
 from tests.storage.builders import trainer_document
 
 MODEL = ModelConfig(n_layer=1, n_head=1, n_embd=8, block_size=8)

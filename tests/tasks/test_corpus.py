@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks import corpus
-from tasks.corpus import open_corpus, preview_corpus
-from tasks.document import InvalidCorpus
-from tasks.document_reader import blocks_of
-from tasks.text_format import CHUNK_BYTES
+from tasks.data import corpus
+from tasks.data.corpus import open_corpus, preview_corpus
+from tasks.data.document import InvalidCorpus
+from tasks.data.document_reader import blocks_of
+from tasks.data.text_format import CHUNK_BYTES
 
 
 def texts_of(sources: list[str], base_dir: Path) -> list[str]:

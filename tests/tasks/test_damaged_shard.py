@@ -10,11 +10,11 @@ from model.batch_loader import BatchLoader
 from model.configuration import DataConfig
 from model.sample_order import SampleOrder
 from model.token_windows import TokenWindows
-from storage.data_snapshot import open_snapshot
 from storage.errors import SnapshotDamaged
-from storage.local_store import LocalStore
-from tasks.failures import Evidence, LastWords, TerminationReason, classify
-from tasks.snapshot_build import build_snapshot, repair_snapshot
+from storage.snapshots.data_snapshot import open_snapshot
+from storage.stores.local_store import LocalStore
+from tasks.data.snapshot_build import build_snapshot, repair_snapshot
+from tasks.policy.failures import Evidence, LastWords, TerminationReason, classify
 
 BLOCK = 16
 SHARD_TOKENS = 512
@@ -82,7 +82,7 @@ def test_the_trainers_last_words_become_bad_data_with_the_shards_name(
 def test_a_damaged_shard_of_a_large_snapshot_is_made_anew_from_its_sources(
     store: LocalStore, snapshot_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.snapshot_build.DEFAULT_SHARD_TOKENS", SHARD_TOKENS)
+    monkeypatch.setattr("tasks.data.snapshot_build.DEFAULT_SHARD_TOKENS", SHARD_TOKENS)
     sound = store.read(f"data/{snapshot_id}/train-00002.arrow")
     flip(store, f"data/{snapshot_id}/train-00002.arrow")
     assert repair_snapshot(store, snapshot_id, DATA, tmp_path, tmp_path / "cache") == 1

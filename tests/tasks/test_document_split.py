@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.document import InvalidCorpus
-from tasks.document_split import Split, require_both_splits, split_of
+from tasks.data.document import InvalidCorpus
+from tasks.data.document_split import Split, require_both_splits, split_of
 
 fractions = st.floats(min_value=0.001, max_value=0.999)
 

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from storage.run_entries import CheckpointQuarantined, CheckpointSuperseded, CurveVerdict
-from storage.run_state import RunState, fold
-from tasks.early_stop import EvaluatedStep, Stop, decide, find_stop, outstanding, stop_terms
-from tasks.retention import RetentionTerms, plan_retention
+from storage.logs.run_entries import CheckpointQuarantined, CheckpointSuperseded, CurveVerdict
+from storage.logs.run_state import RunState, fold
+from tasks.policy.early_stop import EvaluatedStep, Stop, decide, find_stop, outstanding, stop_terms
+from tasks.policy.retention import RetentionTerms, plan_retention
 from tasks.settings import CheckpointConfig, EarlyStopConfig
 from tests.storage.builders import committed, entry, evaluated, opened, started
 

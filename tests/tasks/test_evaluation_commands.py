@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from storage.run_entries import CheckpointReference
-from tasks import command_evaluator
-from tasks.command_evaluator import CommandOrder, command_environment, parse_metrics, run_command
+from storage.logs.run_entries import CheckpointReference
 from tasks.errors import TaskError
-from tasks.evaluation_folder import evaluation_folder
-from tasks.evaluation_suite import CommandSuite, command_suites_of
+from tasks.evaluation import command_evaluator
+from tasks.evaluation.command_evaluator import CommandOrder, command_environment, parse_metrics, run_command
+from tasks.evaluation.evaluation_folder import evaluation_folder
+from tasks.evaluation.evaluation_suite import CommandSuite, command_suites_of
+from tasks.evaluation.suite_file import resolve_evaluation
 from tasks.settings import EvaluationConfig
-from tasks.suite_file import resolve_evaluation
 
 Script = Callable[..., CommandSuite]
 

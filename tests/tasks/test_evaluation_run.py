@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from model.configuration import ModelConfig
-from storage.memory_store import MemoryStore
-from storage.run_entries import CheckpointReference, EvaluationFailed, EvaluationRecorded
-from storage.run_log import RunLog
+from storage.logs.run_entries import CheckpointReference, EvaluationFailed, EvaluationRecorded
+from storage.logs.run_log import RunLog
+from storage.stores.memory_store import MemoryStore
 from tasks.errors import CheckpointGone, EvaluationInterrupted
-from tasks.evaluation_run import EvaluationPlan, find_evaluation, record_evaluation
-from tasks.evaluation_suite import CommandSuite, suite_of
-from tasks.evaluator_process import Outcome
+from tasks.evaluation.evaluation_run import EvaluationPlan, find_evaluation, record_evaluation
+from tasks.evaluation.evaluation_suite import CommandSuite, suite_of
+from tasks.evaluation.evaluator_process import Outcome
 from tasks.settings import BudgetConfig, EvaluationConfig
 from tests.storage.builders import run_with_commits
 

@@ -9,9 +9,9 @@ from pydantic import ValidationError
 from flows.configuration import RunConfig, load_configuration, parse_configuration
 from flows.errors import InvalidConfiguration
 from tasks.errors import TaskError
-from tasks.evaluation_suite import command_suites_of, required_suites_of, suite_of
+from tasks.evaluation.evaluation_suite import command_suites_of, required_suites_of, suite_of
+from tasks.evaluation.suite_file import read_suite, resolve_evaluation
 from tasks.settings import EvaluationConfig
-from tasks.suite_file import read_suite, resolve_evaluation
 
 MINIMAL: dict[str, Any] = {
     "data": {"sources": ["text.txt"], "tokenizer": "bytes"},

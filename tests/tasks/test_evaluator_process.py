@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tasks import evaluator_process
 from tasks.errors import EvaluationInterrupted
-from tasks.evaluator_process import Outcome, run_evaluator
+from tasks.evaluation import evaluator_process
+from tasks.evaluation.evaluator_process import Outcome, run_evaluator
 
 PATIENCE_SECONDS = 30.0
 LEAVE_A_CHILD = """
@@ -123,7 +123,7 @@ def test_an_exception_in_the_parent_ends_it_too(tmp_path: Path) -> None:
 GUARDED = (
     """
 import pathlib, subprocess, sys, time
-from tasks.command_evaluator import guard_group
+from tasks.evaluation.command_evaluator import guard_group
 guard = guard_group()
 """
     + LEAVE_A_CHILD

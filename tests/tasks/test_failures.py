@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.failures import Evidence, Failure, LastWords, TerminationReason, classify
+from tasks.policy.failures import Evidence, Failure, LastWords, TerminationReason, classify
 from tests.tasks.real_ends.ends import (
     BAD_ALLOC,
     NULL_POINTER,

@@ -13,18 +13,18 @@ import torch
 
 from model.errors import InvalidInput
 from model.tokenizer import Tokenizer
-from storage.data_snapshot import open_snapshot
+from storage.checkpoints.tensor_record import TensorRecord
+from storage.checkpoints.tensor_shard import parse_shard, shard_chunks
 from storage.errors import IntegrityError
-from storage.local_store import LocalStore
-from storage.tensor_record import TensorRecord
-from storage.tensor_shard import parse_shard, shard_chunks
-from tasks.checkpoint_model import open_model
-from tasks.initial_weights import find_directory, keep_initial_weights, read_initial_weights
-from tasks.model_directory import write_model_directory
-from tasks.tensor_exchange import to_tensors
-from tasks.token_trade import numbered_vocabulary
+from storage.snapshots.data_snapshot import open_snapshot
+from storage.stores.local_store import LocalStore
+from tasks.data.token_trade import numbered_vocabulary
+from tasks.evaluation.checkpoint_model import open_model
+from tasks.evaluation.model_directory import write_model_directory
 from tasks.trainer import Line, Trainer
-from tasks.trainer_protocol import Event, Ready, Staged, TrainerOrder
+from tasks.training.initial_weights import find_directory, keep_initial_weights, read_initial_weights
+from tasks.training.tensor_exchange import to_tensors
+from tasks.training.trainer_protocol import Event, Ready, Staged, TrainerOrder
 from tests.tasks.committed_model import CommittedModel, commit_model, small_configuration
 
 

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from storage.memory_store import MemoryStore
-from storage.object_store import ObjectStore
-from storage.registry import Registry
-from storage.registry_entries import Refused
-from storage.run_entries import CheckpointReference
+from storage.logs.registry import Registry
+from storage.logs.registry_entries import Refused
+from storage.logs.run_entries import CheckpointReference
+from storage.stores.memory_store import MemoryStore
+from storage.stores.object_store import ObjectStore
 from tasks.pending_offer import pending_offer
 from tests.flows.conftest import FabricatedRun, fabricate, promote
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.preemption_notice import (
+from tasks.attempt.preemption_notice import (
     Announcement,
     AwsMetadata,
     GcpMetadata,
@@ -19,8 +19,8 @@ from tasks.preemption_notice import (
     announced,
     notice_sources,
 )
+from tasks.attempt.stop_notice import StopNotice
 from tasks.settings import PreemptionConfig
-from tasks.stop_notice import StopNotice
 
 ACTION = "/latest/meta-data/spot/instance-action"
 REBALANCE = "/latest/meta-data/events/recommendations/rebalance"

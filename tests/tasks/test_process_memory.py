@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tasks.kubernetes_reason import kubernetes_reason
-from tasks.process_memory import (
+from tasks.attempt.kubernetes_reason import kubernetes_reason
+from tasks.attempt.process_memory import (
     MemoryReading,
     MemoryWatch,
     memory_limit_bytes,

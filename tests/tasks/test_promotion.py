@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from storage.registry import RegistryState
-from storage.registry_entries import Promoted, Refused, RolledBack, SuiteReference
-from storage.run_entries import CheckpointReference, CurveVerdict, EvaluationRecorded
-from tasks.promotion import (
+from storage.logs.registry import RegistryState
+from storage.logs.registry_entries import Promoted, Refused, RolledBack, SuiteReference
+from storage.logs.run_entries import CheckpointReference, CurveVerdict, EvaluationRecorded
+from tasks.policy.promotion import (
     GATES,
     Approval,
     Candidate,

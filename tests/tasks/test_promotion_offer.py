@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from storage.local_store import LocalStore
-from storage.memory_store import MemoryStore
-from storage.object_store import ObjectStore
-from storage.registry import ModelDecision, Registry, RegistryState
-from storage.registry_entries import Promoted, Refused, SuiteReference
-from storage.run_log import RunLog
+from storage.logs.registry import ModelDecision, Registry, RegistryState
+from storage.logs.registry_entries import Promoted, Refused, SuiteReference
+from storage.logs.run_log import RunLog
+from storage.stores.local_store import LocalStore
+from storage.stores.memory_store import MemoryStore
+from storage.stores.object_store import ObjectStore
 from tasks.errors import GateRefused
-from tasks.promotion import Candidate, PromotionRules, evaluations_of
+from tasks.policy.promotion import Candidate, PromotionRules, evaluations_of
 from tasks.promotion_offer import foresee, offer
 from tests.storage.builders import RUN, evaluated, run_with_commits, writer
 

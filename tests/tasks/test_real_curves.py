@@ -15,9 +15,9 @@ from model.sample_order import SampleOrder
 from model.token_windows import TokenWindows
 from model.train_state import TrainState
 from model.training_loop import StepRecord, train_until
-from storage.run_entries import CurveVerdict
-from tasks.curve_statistics import Curve
-from tasks.curve_verdict import VerdictKind, judge
+from storage.logs.run_entries import CurveVerdict
+from tasks.policy.curve_statistics import Curve
+from tasks.policy.curve_verdict import VerdictKind, judge
 
 VOCAB, BLOCK, BATCH, EVALUATIONS = 257, 32, 8, 12
 TEXT: NDArray[np.uint16] = np.frombuffer("".join(topics.values()).encode(), dtype=np.uint8).astype(np.uint16)

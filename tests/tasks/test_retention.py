@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from storage.run_entries import (
+from storage.checkpoints.sweep import SweepPlan, Verdict
+from storage.logs.run_entries import (
     CheckpointCommitted,
     CheckpointHeld,
     CheckpointQuarantined,
@@ -16,9 +17,8 @@ from storage.run_entries import (
     CheckpointReleased,
     CheckpointSuperseded,
 )
-from storage.run_state import COMMITTED, RunState, fold
-from storage.sweep import SweepPlan, Verdict
-from tasks.retention import AliasReach, RetentionTerms, plan_retention
+from storage.logs.run_state import COMMITTED, RunState, fold
+from tasks.policy.retention import AliasReach, RetentionTerms, plan_retention
 from tasks.settings import CheckpointConfig
 from tests.storage.builders import committed, ended, entry, evaluated, opened, started
 

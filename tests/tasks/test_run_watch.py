@@ -2,9 +2,9 @@ from typing import Any
 
 import pytest
 
-from storage.memory_store import MemoryStore
-from storage.run_state import RunState
-from tasks.run_watch import Continue, Leave, Life, Observed, Verdict, Wait, decide_watch, lease_seconds
+from storage.logs.run_state import RunState
+from storage.stores.memory_store import MemoryStore
+from tasks.policy.run_watch import Continue, Leave, Life, Observed, Verdict, Wait, decide_watch, lease_seconds
 from tests.flows.conftest import FabricatedRun, fabricate
 
 SEEN = 1000.0

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.memory_store import MemoryStore
-from storage.run_state import RunState
-from tasks.budgets import Setback, decide
-from tasks.checkpoint_interval import compare_intervals, daly_seconds, lost_share, young_seconds
-from tasks.failure_trace import (
+from storage.logs.run_state import RunState
+from storage.stores.memory_store import MemoryStore
+from tasks.policy.budgets import Setback, decide
+from tasks.policy.checkpoint_interval import compare_intervals, daly_seconds, lost_share, young_seconds
+from tasks.policy.failure_trace import (
     FailureRate,
     FailureTrace,
     InvalidTrace,
@@ -23,10 +23,9 @@ from tasks.failure_trace import (
     published_trace,
     recorded_trace,
 )
-from tasks.failures import Failure, TerminationReason
-from tasks.settings import BudgetConfig, BudgetsConfig
-from tasks.simulated_attempt import SimulationPlan, train_until
-from tasks.simulation import (
+from tasks.policy.failures import Failure, TerminationReason
+from tasks.policy.simulated_attempt import SimulationPlan, train_until
+from tasks.policy.simulation import (
     MOST_ATTEMPTS,
     SimulatedRun,
     budget_policy,
@@ -34,6 +33,7 @@ from tasks.simulation import (
     plain_retries,
     simulate,
 )
+from tasks.settings import BudgetConfig, BudgetsConfig
 from tests.flows.conftest import fabricate
 
 R = TerminationReason

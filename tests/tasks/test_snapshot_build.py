@@ -8,13 +8,13 @@ import pytest
 
 from model.configuration import DataConfig
 from model.tokenizer import Tokenizer
-from storage.data_snapshot import OpenSnapshot, open_snapshot
 from storage.errors import ObjectMissing, StorageError
-from storage.local_store import LocalStore
-from storage.memory_store import MemoryStore
-from storage.object_store import ObjectStore, WrittenObject
-from tasks.document import InvalidCorpus
-from tasks.snapshot_build import SnapshotReference, build_snapshot, check_block_size
+from storage.snapshots.data_snapshot import OpenSnapshot, open_snapshot
+from storage.stores.local_store import LocalStore
+from storage.stores.memory_store import MemoryStore
+from storage.stores.object_store import ObjectStore, WrittenObject
+from tasks.data.document import InvalidCorpus
+from tasks.data.snapshot_build import SnapshotReference, build_snapshot, check_block_size
 
 PARAGRAPHS = [f"Paragraph {number} speaks of stone {number * number % 97} on the long way up." for number in range(60)]
 BYTES = DataConfig(sources=("a.txt",), tokenizer="bytes")

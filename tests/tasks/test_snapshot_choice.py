@@ -6,9 +6,9 @@ import pytest
 
 from model.configuration import DataConfig
 from storage.errors import SnapshotDamaged
-from storage.local_store import LocalStore
-from tasks.document import InvalidCorpus
-from tasks.snapshot_build import build_snapshot, repair_snapshot
+from storage.stores.local_store import LocalStore
+from tasks.data.document import InvalidCorpus
+from tasks.data.snapshot_build import build_snapshot, repair_snapshot
 
 
 @pytest.fixture

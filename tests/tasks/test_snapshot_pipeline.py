@@ -15,15 +15,15 @@ import pytest
 
 from model.configuration import DataConfig
 from model.tokenizer import Tokenizer
-from storage.data_snapshot import SnapshotManifest
-from storage.memory_store import MemoryStore
-from tasks.build_folder import build_folder
-from tasks.build_progress import BuildProgress, BuildStage
-from tasks.corpus_survey import TextSample
-from tasks.document import Document, InvalidCorpus, document_of
-from tasks.document_split import split_of
-from tasks.seen_digests import SeenDigests
-from tasks.snapshot_build import SnapshotReference, Workshop, build_snapshot
+from storage.snapshots.data_snapshot import SnapshotManifest
+from storage.stores.memory_store import MemoryStore
+from tasks.data.build_folder import build_folder
+from tasks.data.build_progress import BuildProgress, BuildStage
+from tasks.data.corpus_survey import TextSample
+from tasks.data.document import Document, InvalidCorpus, document_of
+from tasks.data.document_split import split_of
+from tasks.data.seen_digests import SeenDigests
+from tasks.data.snapshot_build import SnapshotReference, Workshop, build_snapshot
 from tests.tasks import killed_build
 from tests.tasks.corpus_files import packed, shaped
 

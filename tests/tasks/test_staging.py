@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from storage.checkpoint import StagedCheckpoint, TensorGroup, checkpoint_prefix
+from storage.checkpoints.checkpoint import StagedCheckpoint, TensorGroup, checkpoint_prefix
 from storage.errors import StoreRefused, StoreUnavailable
-from storage.memory_store import MemoryStore
-from storage.object_store import WrittenObject
-from tasks.staging import HostCheckpoint, Reports, Staging
+from storage.stores.memory_store import MemoryStore
+from storage.stores.object_store import WrittenObject
+from tasks.training.staging import HostCheckpoint, Reports, Staging
 from tests.storage.builders import RUN, floats, trainer_document
 
 

@@ -6,12 +6,12 @@ import pytest
 
 from model.token_windows import TokenWindows
 from model.tokenizer import Tokenizer
-from storage.data_snapshot import DOCUMENTS, SnapshotFiles, open_snapshot
-from storage.document_index import read_documents
-from storage.local_store import LocalStore
-from storage.token_file import TokenFileFormat
-from tasks.document import InvalidCorpus
-from tasks.token_trade import TokenFiles, export_tokens, import_tokens, numbered_vocabulary
+from storage.snapshots.data_snapshot import DOCUMENTS, SnapshotFiles, open_snapshot
+from storage.snapshots.document_index import read_documents
+from storage.snapshots.token_file import TokenFileFormat
+from storage.stores.local_store import LocalStore
+from tasks.data.document import InvalidCorpus
+from tasks.data.token_trade import TokenFiles, export_tokens, import_tokens, numbered_vocabulary
 
 BYTES = Tokenizer.bytes()
 END = BYTES.end_of_text_id
@@ -108,8 +108,8 @@ def test_importing_twice_gives_the_same_snapshot(store: LocalStore, files: Token
 def test_without_an_end_of_text_a_file_is_cut_into_documents_that_fit_into_memory(
     store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.token_trade.DOCUMENT_TOKENS", 10)
-    monkeypatch.setattr("tasks.token_trade._PEEK_TOKENS", 16)
+    monkeypatch.setattr("tasks.data.token_trade.DOCUMENT_TOKENS", 10)
+    monkeypatch.setattr("tasks.data.token_trade._PEEK_TOKENS", 16)
     content = np.arange(64, 64 + 47, dtype="<u2").tobytes()
     given = TokenFiles(train=(write(tmp_path, "train.bin", content),), val=(write(tmp_path, "val.bin", stream(VAL)),))
     snapshot = opened(store, given, tmp_path)
@@ -174,7 +174,7 @@ def test_a_snapshot_of_wider_ids_is_not_exported(
     store: LocalStore, files: TokenFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snapshot = opened(store, files, tmp_path)
-    monkeypatch.setattr("tasks.token_trade.MAX_TOKEN_ID", 255)
+    monkeypatch.setattr("tasks.data.token_trade.MAX_TOKEN_ID", 255)
     with pytest.raises(InvalidCorpus, match="its vocabulary has 257 ids; rule: nanogpt files hold 16-bit ids"):
         export_tokens(snapshot, tmp_path / "out", TokenFileFormat.NANOGPT)
     assert not (tmp_path / "out").exists()

@@ -1,8 +1,8 @@
 from pathlib import Path
 
 from model.configuration import DataConfig
-from storage.data_snapshot import open_snapshot
-from storage.open_store import open_store
+from storage.snapshots.data_snapshot import open_snapshot
+from storage.stores.open_store import open_store
 from tasks.tokenize_and_split import tokenize_and_split
 
 

@@ -12,12 +12,12 @@ import pytest
 from model.configuration import DataConfig
 from model.sample_order import SampleOrder
 from model.tokenizer import Tokenizer
-from storage.data_snapshot import OpenSnapshot, open_snapshot
-from storage.memory_store import MemoryStore
-from tasks.corpus import open_corpus
-from tasks.document import InvalidCorpus
-from tasks.snapshot_build import SnapshotReference, Workshop, build_snapshot, check_block_size
-from tasks.source_weights import weighted_components
+from storage.snapshots.data_snapshot import OpenSnapshot, open_snapshot
+from storage.stores.memory_store import MemoryStore
+from tasks.data.corpus import open_corpus
+from tasks.data.document import InvalidCorpus
+from tasks.data.snapshot_build import SnapshotReference, Workshop, build_snapshot, check_block_size
+from tasks.data.source_weights import weighted_components
 from tests.tasks import killed_build
 
 ROOT = Path(killed_build.__file__).parents[2]

@@ -8,12 +8,12 @@ import pytest
 
 from model.configuration import DataConfig, ModelConfig, TrainingConfig
 from model.token_windows import TokenWindows
-from storage.local_store import LocalStore
-from storage.run_entries import CheckpointReference
+from storage.logs.run_entries import CheckpointReference
+from storage.stores.local_store import LocalStore
+from tasks.data.snapshot_build import build_snapshot
 from tasks.settings import DivergenceConfig
-from tasks.snapshot_build import build_snapshot
 from tasks.trainer import Trainer
-from tasks.trainer_protocol import Event, Ready, Staged, StepDone, TrainerOrder
+from tasks.training.trainer_protocol import Event, Ready, Staged, StepDone, TrainerOrder
 
 BLOCK = 16
 SOURCES = ("a.txt", "b.txt", "c.txt")

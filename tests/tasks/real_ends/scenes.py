@@ -23,7 +23,8 @@ from model.sample_order import SampleOrder
 from model.token_windows import TokenWindows
 from model.train_state import TrainState
 from model.training_step import take_step
-from storage.data_snapshot import (
+from storage.document import sha256
+from storage.snapshots.data_snapshot import (
     SNAPSHOT_VERSION,
     TOKENIZER,
     SnapshotManifest,
@@ -33,11 +34,10 @@ from storage.data_snapshot import (
     open_snapshot,
     publish_snapshot,
 )
-from storage.document import sha256
-from storage.local_store import LocalStore
-from storage.token_shard import ShardSchema, ShardWriter
+from storage.snapshots.token_shard import ShardSchema, ShardWriter
+from storage.stores.local_store import LocalStore
 from tasks.trainer import Line, die
-from tasks.trainer_protocol import Ready
+from tasks.training.trainer_protocol import Ready
 
 Scene = Callable[[Path], None]
 VOCAB, BLOCK, RARE = 61, 8, 60
@@ -181,8 +181,8 @@ def exploded_loss(folder: Path) -> None:
 
 
 def closed_port(folder: Path) -> None:
-    from storage.s3_bucket import S3Bucket
-    from storage.s3_store import S3Store
+    from storage.stores.s3_bucket import S3Bucket
+    from storage.stores.s3_store import S3Store
 
     os.environ.update(
         AWS_ENDPOINT_URL="http://127.0.0.1:9", AWS_ACCESS_KEY_ID="a", AWS_SECRET_ACCESS_KEY="b", AWS_REGION="us-east-1"

@@ -1,0 +1,1 @@
+"""What a person does with one committed checkpoint or snapshot, outside any flow."""

@@ -1,0 +1,1 @@
+"""Post-mortem and report: facts first, words second, pages last."""

@@ -1,0 +1,1 @@
+"""The verbs of the `cairn` command: what a person types, and how answers read on a terminal."""

@@ -1,0 +1,105 @@
+"""Is this machine fit to train? Versions, device, store, orchestrator, disk: one verdict each.
+
+Owns the questions of `cairn doctor`. A check never raises: what it could not find out is its answer.
+"""
+
+import os
+import platform
+import shutil
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from flows.work_folder import work_folder
+
+SHOWN_PACKAGES = ("cairn", "torch", "prefect", "fastapi", "fsspec", "pydantic", "pyarrow", "tokenizers", "safetensors")
+PROBE_CREATORS = 32
+PROBE_ROUNDS = 20
+ENOUGH_BYTES = 1 << 30
+_API_TIMEOUT_SECONDS = 3.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Check:
+    """One verdict: what was looked at, whether it will do, and what was found."""
+
+    name: str
+    ok: bool
+    detail: str
+
+
+def check_machine(store_url: str) -> tuple[Check, ...]:
+    """Return every verdict; the store's is a real race of creators, and its objects are deleted again."""
+    questions: tuple[tuple[str, Callable[[], str]], ...] = (
+        ("python", _python),
+        ("packages", _packages),
+        ("device", _device),
+        ("store", lambda: _store(store_url)),
+        ("prefect", _orchestrator),
+        ("disk", lambda: _disk(store_url)),
+    )
+    return tuple(_asked(name, question) for name, question in questions)
+
+
+def _asked(name: str, question: Callable[[], str]) -> Check:
+    try:
+        return Check(name=name, ok=True, detail=question())
+    except Exception as error:  # a doctor reports whatever is wrong, of whatever kind
+        return Check(name=name, ok=False, detail=f"{error}" or type(error).__name__)
+
+
+def _python() -> str:
+    return f"{platform.python_version()} on {platform.platform(terse=True)}, {len(os.sched_getaffinity(0))} cores"
+
+
+def _packages() -> str:
+    found = []
+    for name in SHOWN_PACKAGES:
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError as missing:
+            raise RuntimeError(f"{name} is not installed; `make .venv` installs the tested versions") from missing
+    return ", ".join(found)
+
+
+def _device() -> str:
+    import torch
+
+    if not torch.cuda.is_available():
+        return f"cpu ({torch.get_num_threads()} threads); no CUDA device"
+    names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    return f"cuda: {', '.join(names)}"
+
+
+def _store(url: str) -> str:
+    from storage.stores.open_store import open_store
+    from storage.stores.store_probe import probe_store
+
+    store = open_store(url)
+    probe_store(store, creators=PROBE_CREATORS, rounds=PROBE_ROUNDS)
+    race = f"{PROBE_ROUNDS} races of {PROBE_CREATORS} creators, one winner each"
+    return f"{store.url}: writable, create-if-absent excludes ({race})"
+
+
+def _orchestrator() -> str:
+    url = os.environ.get("PREFECT_API_URL", "")
+    if not url:
+        return "PREFECT_API_URL is not set: `cairn train` starts Prefect's own server while it runs"
+    with urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=_API_TIMEOUT_SECONDS) as answer:
+        return f"{url} answers {answer.status}"
+
+
+def _disk(store_url: str) -> str:
+    local = (
+        [Path(store_url.removeprefix("file://"))] if store_url.startswith("file://") or "://" not in store_url else []
+    )
+    found = []
+    for folder in (*local, work_folder(os.environ)):
+        there = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.is_dir())
+        free = shutil.disk_usage(there).free
+        if free < ENOUGH_BYTES:
+            raise RuntimeError(f"{folder}: {free / 1e9:.1f} GB free, at least {ENOUGH_BYTES / 1e9:.1f} GB are needed")
+        found.append(f"{folder}: {free / 1e9:.1f} GB free")
+    return "; ".join(found)

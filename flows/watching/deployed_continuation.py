@@ -1,0 +1,108 @@
+"""How a run is continued through its deployment: one flow run of `train-gpt`, wherever a worker takes it.
+
+Owns "only one": a flow run of that deployment for this run that is due or at work is left to do it, and creating one is
+idempotent in the run and its newest attempt, so that watchers on several machines create the same one. Best effort, for
+a tidy list of flow runs: doubles are harmless. Refuses to know which run must be continued.
+"""
+
+import hashlib
+from uuid import UUID
+
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterDeploymentId,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.exceptions import ObjectNotFound
+from prefect.settings import PREFECT_API_URL
+
+from flows.errors import InvalidConfiguration
+from flows.preflight import TrainingRequest, named_run
+from flows.watching.run_continuation import Begun, Busy, Standing
+
+MOST_FLOW_RUNS = 20
+"""So many may end before they claim the run, then a person looks: here no memory spaces them out."""
+STUCK_SECONDS = 600.0
+"""A flow run that has not claimed its run by then has lost its worker; Prefect goes on showing it as Running."""
+_AT_WORK = (StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING)
+_SHOWN = 200
+
+
+class ContinuationByDeployment:
+    """Continues runs by flow runs of one deployment."""
+
+    def __init__(self, deployment: str, store_url: str) -> None:
+        """Name the deployment, `flow/deployment`; raises `InvalidConfiguration` where no Prefect API is named."""
+        if not PREFECT_API_URL.value():
+            raise InvalidConfiguration(f"deployment {deployment}: PREFECT_API_URL is not set, so no server knows it")
+        self._deployment, self._store_url = deployment, store_url
+
+    def begin(self, standing: Standing) -> Begun | Busy:
+        """Create a flow run that continues the run, unless one is due or at work."""
+        with get_client(sync_client=True) as client:
+            deployment_id = self._deployment_id(client)
+            for flow_run in _unfinished(client, deployment_id):
+                if self._is_at(flow_run, standing):
+                    return Busy(why=f"flow run {flow_run.name} is at it ({flow_run.state_name})")
+            return self._create(client, deployment_id, standing)
+
+    def where(self, run_id: str) -> str:
+        """Name the flow runs that continued the run."""
+        return f"flow runs of {self._deployment} named after {run_id}"
+
+    def _deployment_id(self, client: SyncPrefectClient) -> UUID:
+        try:
+            return client.read_deployment_by_name(self._deployment).id
+        except (ObjectNotFound, ValueError) as error:
+            raise InvalidConfiguration(
+                f"deployment {self._deployment!r}: Prefect does not know it; rule: flow/deployment, "
+                "registered by `prefect deploy`"
+            ) from error
+
+    def _is_at(self, flow_run: FlowRun, standing: Standing) -> bool:
+        is_scheduled = flow_run.state_type is StateType.SCHEDULED
+        if is_scheduled and flow_run.auto_scheduled:  # of a schedule somebody gave it, perhaps for next week
+            return False
+        ours = _run_of(flow_run) == standing.run_id and flow_run.parameters.get("store") in (None, "", self._store_url)
+        # The flow run of an attempt that is over, or lost, is over too, whatever its state says.
+        claimed = {attempt.started.flow_run_id for attempt in standing.state.attempts}
+        is_corpse = str(flow_run.id) in claimed or (not is_scheduled and standing.seconds > STUCK_SECONDS)
+        return ours and not is_corpse
+
+    def _create(self, client: SyncPrefectClient, deployment_id: UUID, standing: Standing) -> Begun | Busy:
+        attempt = standing.state.latest_attempt
+        for number in range(MOST_FLOW_RUNS):
+            flow_run = client.create_flow_run_from_deployment(
+                deployment_id,
+                parameters={"config": "", "run_id": standing.run_id, "store": self._store_url},
+                name=f"{standing.run_id} · continued after attempt {attempt}",
+                idempotency_key=self._key(standing, number),
+            )
+            if flow_run.state is None or not flow_run.state.is_final():
+                return Begun(how=f"flow run {flow_run.id} of {self._deployment}")
+        return Busy(
+            why=f"{MOST_FLOW_RUNS} flow runs have ended before they claimed it: a person looks at {flow_run.id}"
+        )
+
+    def _key(self, standing: Standing, number: int) -> str:
+        how = "open" if standing.state.open_attempt is not None else "ended"
+        whole = f"{self._store_url} {standing.run_id} {standing.state.latest_attempt} {how} {number}"
+        return f"cairn-watch-{hashlib.sha256(whole.encode()).hexdigest()}"
+
+
+def _unfinished(client: SyncPrefectClient, deployment_id: UUID) -> list[FlowRun]:
+    return client.read_flow_runs(
+        flow_run_filter=FlowRunFilter(
+            deployment_id=FlowRunFilterDeploymentId(any_=[deployment_id]),
+            state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(_AT_WORK))),
+        ),
+        limit=_SHOWN,
+    )
+
+
+def _run_of(flow_run: FlowRun) -> str:
+    config, run_id = flow_run.parameters.get("config") or "", flow_run.parameters.get("run_id") or ""
+    return named_run(TrainingRequest(config=config, run_id=run_id, overrides=())) if config or run_id else ""

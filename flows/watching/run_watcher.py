@@ -1,0 +1,153 @@
+"""A look at all runs of a store: each is read, decided about, and continued where it must be.
+
+Owns the look and its rhythm. One run's error is its row, never the end of the look. Refuses to know how a run is
+continued (`Continuation`) and why (`tasks.policy.run_watch`).
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+from flows.watching.run_continuation import Begun, Busy, Continuation, Standing
+from flows.watching.run_pulse import RunPulse, pulse_of
+from flows.watching.watcher_memory import WatcherMemory
+from storage.errors import StorageError
+from storage.logs.run_log import RunLog, list_run_ids
+from storage.stores.object_store import ObjectStore
+from tasks.pending_offer import pending_offer
+from tasks.policy.run_watch import Continue, Leave, Observed, Wait, decide_watch, lease_seconds
+
+CONTINUED, WAITS, LEFT, FAILED = "continued", "waits", "left", "failed"
+_READERS = 8
+_SHORTEST_PAUSE_SECONDS = 0.5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WatchRow:
+    """What one look did about one run, and why; `seconds` is how long a waiting run waits from then."""
+
+    run_id: str
+    action: str
+    why: str
+    how: str = ""
+    seconds: float | None = None
+
+
+class RunWatcher:
+    """Looks at the runs of one store, again and again."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        continuation: Continuation,
+        memory: WatcherMemory,
+        *,
+        monotonic: Callable[[], float],
+        sleep: Callable[[float], None],
+    ) -> None:
+        """Prepare; nothing is read yet."""
+        self._store, self._continuation, self._memory = store, continuation, memory
+        self._monotonic, self._sleep = monotonic, sleep
+        self._logs: dict[str, RunLog] = {}
+        self._untils: dict[str, float] = {}
+        self._offered = set[str]()
+
+    def look(self) -> tuple[WatchRow, ...]:
+        """Look once at every run; raises `StorageError` where the store does not even list them."""
+        return self._look_at(list_run_ids(self._store))
+
+    def look_patiently(self) -> tuple[WatchRow, ...]:
+        """Look once, and again at those whose wait is over within their lease: a first look has no memory to go by."""
+        rows = {row.run_id: row for row in self.look()}
+        looked_at = self._monotonic()
+        while near := [run_id for run_id, row in rows.items() if self._is_near(row, looked_at)]:
+            self._sleep(_SHORTEST_PAUSE_SECONDS)
+            rows.update((row.run_id, row) for row in self._look_at(near))
+        return tuple(rows.values())
+
+    def pulses(self) -> tuple[RunPulse, ...]:
+        """Return how far the runs are that trained at the last look, by their heartbeats."""
+        with ThreadPoolExecutor(_READERS) as readers:
+            return tuple(pulse for pulse in readers.map(pulse_of, self._logs.values()) if pulse is not None)
+
+    def watch(
+        self, *, every_seconds: float, tell: Callable[[tuple[WatchRow, ...]], None], say: Callable[[str], None]
+    ) -> NoReturn:
+        """Look every `every_seconds`, or sooner where a wait is over, until something raises; tells what is new.
+
+        It is told after every look, also where nothing is.
+        """
+        told: dict[str, tuple[str, str]] = {}
+        while True:
+            pause = every_seconds
+            try:
+                rows = self.look()
+            except StorageError as error:
+                say(f"the store does not answer, the next look asks again: {error}")
+            else:
+                tell(tuple(row for row in rows if told.get(row.run_id) != (row.action, row.why)))
+                told = {row.run_id: (row.action, row.why) for row in rows}
+                pause = min([every_seconds, *(row.seconds for row in rows if row.seconds is not None)])
+            self._sleep(max(pause, _SHORTEST_PAUSE_SECONDS))
+
+    def _look_at(self, run_ids: list[str]) -> tuple[WatchRow, ...]:
+        with ThreadPoolExecutor(_READERS) as readers:
+            problems = list(readers.map(self._read, run_ids))
+        rows = tuple(
+            WatchRow(run_id=run_id, action=FAILED, why=problem) if problem else self._answered(run_id)
+            for run_id, problem in zip(run_ids, problems, strict=True)
+        )
+        self._memory.save()
+        return rows
+
+    def _read(self, run_id: str) -> str:
+        """Read a run's log to its end; returns what kept it from being read, or nothing."""
+        try:
+            self._logs.setdefault(run_id, RunLog(self._store, run_id)).refresh()
+        except Exception as error:  # whatever is wrong with one run, the others are looked at
+            del self._logs[run_id]
+            return f"{error}" or type(error).__name__
+        return ""
+
+    def _answered(self, run_id: str) -> WatchRow:
+        try:
+            return self._answer(run_id)
+        except Exception as error:  # whatever is wrong with one run, the others are looked at
+            return WatchRow(run_id=run_id, action=FAILED, why=f"{error}" or type(error).__name__)
+
+    def _answer(self, run_id: str) -> WatchRow:
+        log = self._logs[run_id]
+        observed, now = self._observe(log), self._monotonic()
+        match decide_watch(log.state, observed, now):
+            case Leave(why=why):
+                return WatchRow(run_id=run_id, action=LEFT, why=why)
+            case Wait(until=until, why=why):
+                self._untils[run_id] = until
+                how = self._continuation.where(run_id) if observed.futile else ""
+                return WatchRow(run_id=run_id, action=WAITS, why=why, how=how, seconds=max(until - now, 0.0))
+            case Continue(why=why):
+                standing = Standing(run_id=run_id, state=log.state, seconds=now - observed.unchanged_since)
+                return self._continue(standing, why)
+
+    def _observe(self, log: RunLog) -> Observed:
+        observed = self._memory.observe(log)
+        if log.state.finished is None or log.run_id in self._offered:
+            return observed
+        alias = pending_offer(self._store, log.state)
+        if not alias:  # a decision on record stays on record
+            self._offered.add(log.run_id)
+        return replace(observed, unoffered_to=alias)
+
+    def _continue(self, standing: Standing, why: str) -> WatchRow:
+        match self._continuation.begin(standing):
+            case Busy(why=in_the_way):
+                return WatchRow(run_id=standing.run_id, action=WAITS, why=f"{why}; {in_the_way}")
+            case Begun(how=how):
+                self._memory.note_continued(standing.run_id)
+                return WatchRow(run_id=standing.run_id, action=CONTINUED, why=why, how=how)
+
+    def _is_near(self, row: WatchRow, looked_at: float) -> bool:
+        if row.action != WAITS or row.seconds is None:
+            return False
+        return self._untils[row.run_id] <= looked_at + lease_seconds(self._logs[row.run_id].state)

@@ -1,0 +1,125 @@
+"""What this machine's watchers have seen of the runs of a store, kept between looks and between processes.
+
+Owns the sightings: since when a run stands as it does, and how often it was continued since, in seconds of this boot's
+monotonic clock, which all processes of one boot share. So a watcher that is started anew for every look still knows how
+long a heartbeat has been silent. Losing the file loses time, nothing else: every wait begins again.
+"""
+
+import os
+import socket
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import psutil
+
+from storage.document import decode, encode
+from storage.errors import IntegrityError
+from storage.logs.heartbeat import read_heartbeat
+from storage.logs.run_entries import Placement
+from storage.logs.run_log import RunLog
+from tasks.policy.run_watch import Life, Observed
+from tasks.this_machine import boot_id, is_known_dead
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sighting:
+    """How one run stood when it was last seen, since when, and what was tried since."""
+
+    attempt: int
+    mark: str
+    since: float
+    futile: int = 0
+    tried_at: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Remembered:
+    boot_id: str
+    runs: Mapping[str, Sighting] = field(default_factory=dict)
+
+
+class WatcherMemory:
+    """The sightings of one store's runs, in a file of this machine's work folder."""
+
+    def __init__(self, path: Path, *, monotonic: Callable[[], float]) -> None:
+        """Read what earlier looks have left; a file of another boot, or a damaged one, is forgotten."""
+        self._path, self._monotonic = path, monotonic
+        self._runs: dict[str, Sighting] = dict(_read(path).runs)
+
+    def observe(self, log: RunLog) -> Observed:
+        """Look at a run whose log was just read, and return what is known of it now."""
+        state, now = log.state, self._monotonic()
+        mark = _mark(log)
+        before = self._runs.get(log.run_id)
+        if before is None or before.mark != mark:
+            self._runs[log.run_id] = Sighting(attempt=state.latest_attempt, mark=mark, since=now)
+        seen = self._runs[log.run_id]
+        moved = before is not None and before.mark != mark and before.attempt == state.latest_attempt
+        return Observed(
+            owner=_life(log),
+            unchanged_since=seen.since,
+            shows_life=moved and state.open_attempt is not None,
+            futile=seen.futile,
+            tried_at=seen.tried_at,
+        )
+
+    def note_continued(self, run_id: str) -> None:
+        """Remember that a continuation of the run was begun now."""
+        seen = self._runs[run_id]
+        self._runs[run_id] = replace(seen, futile=seen.futile + 1, tried_at=self._monotonic())
+
+    def save(self) -> None:
+        """Write the file, whole or not at all; a folder that cannot be written to costs only the memory."""
+        beside = self._path.with_name(f"{self._path.name}.{uuid.uuid4().hex}")
+        with suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            beside.write_bytes(encode(_Remembered(boot_id=boot_id(), runs=self._runs)))
+            os.replace(beside, self._path)
+
+
+def _read(path: Path) -> _Remembered:
+    nothing = _Remembered(boot_id=boot_id())
+    try:
+        remembered = decode(path.read_bytes(), _Remembered, where=str(path))
+    except (OSError, IntegrityError):
+        return nothing
+    return remembered if remembered.boot_id == nothing.boot_id else nothing
+
+
+def _mark(log: RunLog) -> str:
+    """Return what must change for the run to count as moved: a commit is a sign of life like a heartbeat."""
+    state = log.state
+    owner = state.open_attempt
+    if owner is None:
+        return f"ended {state.latest_attempt}" if state.attempts else "opened"
+    heartbeat = read_heartbeat(log.store, log.prefix, owner.started.attempt)
+    return f"open {owner.started.attempt} committed {owner.last_committed_step} {heartbeat}"
+
+
+def _life(log: RunLog) -> Life:
+    if log.state.attempts:
+        return _life_of(log.state.attempts[-1].started.placement)
+    return _life_of_opener(log)
+
+
+def _life_of(placement: Placement) -> Life:
+    if placement.host != socket.gethostname() or placement.boot_id != boot_id():
+        return Life.UNKNOWN
+    return Life.GONE if is_known_dead(placement) else Life.HERE
+
+
+def _life_of_opener(log: RunLog) -> Life:
+    """The opening entry tells host, pid and time; a process that began after it is another one with the same pid."""
+    opening = log.read_entries()[0]
+    if opening.writer.host != socket.gethostname():
+        return Life.UNKNOWN
+    try:
+        began = psutil.Process(opening.writer.pid).create_time()
+    except psutil.NoSuchProcess:
+        return Life.GONE
+    except psutil.AccessDenied:
+        return Life.UNKNOWN
+    return Life.GONE if began > opening.at.timestamp() else Life.HERE

@@ -1,0 +1,1 @@
+"""A checkpoint's bytes: staged, verified, held, superseded, deleted."""

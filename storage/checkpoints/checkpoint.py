@@ -1,0 +1,289 @@
+"""A checkpoint: stage payload and manifest, commit by one log entry, load only what verifies.
+
+Owns ARCHITECTURE section 3. A staged checkpoint is nothing until its commit entry is in the log; a committed one
+is used only after manifest and every object hashed to what the log says. Refuses to know what the tensors mean.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from storage.checkpoints.manifest import MANIFEST_VERSION, Manifest, ManifestObject, decode_manifest, encode_manifest
+from storage.checkpoints.state_digest import state_sha256
+from storage.checkpoints.tensor_record import TensorRecord
+from storage.checkpoints.tensor_shard import parse_shard, shard_chunks
+from storage.checkpoints.trainer_document import TrainerDocument, decode_trainer_document, encode_trainer_document
+from storage.document import sha256
+from storage.errors import IntegrityError, NothingReadable, ObjectMissing
+from storage.logs.log_entry import Writer
+from storage.logs.run_entries import CheckpointCommitted, CheckpointQuarantined, CheckpointReference
+from storage.logs.run_log import RunLog
+from storage.logs.run_state import RunState
+from storage.stores.object_store import ObjectStore
+from storage.verified_object import PromisedObject, check_object, read_verified
+
+DEFAULT_SHARD_BYTES = 512 * 1024 * 1024
+TRAINER = "trainer.json"
+_CHUNK_BYTES = 8 * 1024 * 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorGroup:
+    """Tensors that share one shard name, such as `weights` or `optimizer`."""
+
+    name: str
+    records: tuple[TensorRecord, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StagedCheckpoint:
+    """Payload and manifest are uploaded; readers ignore it until it is committed."""
+
+    step: int
+    attempt: int
+    prefix: str
+    manifest_sha256: str
+    state_sha256: str
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadedCheckpoint:
+    """A verified checkpoint: every byte hashed to what the log says."""
+
+    reference: CheckpointReference
+    state_sha256: str
+    trainer: TrainerDocument
+    tensors: tuple[TensorRecord, ...]
+
+
+def checkpoint_prefix(run_prefix: str, *, step: int, attempt: int) -> str:
+    """Return the folder of a checkpoint; the attempt in it keeps every writer in a folder of its own."""
+    return f"{run_prefix}/checkpoints/step-{step:08d}-attempt-{attempt:04d}"
+
+
+def stage_checkpoint(
+    store: ObjectStore,
+    *,
+    run_id: str,
+    attempt: int,
+    prefix: str,
+    groups: Sequence[TensorGroup],
+    trainer: TrainerDocument,
+    shard_bytes: int = DEFAULT_SHARD_BYTES,
+    uploads: int = 1,
+) -> StagedCheckpoint:
+    """Upload shards, `uploads` at a time, trainer document and, last, the manifest; returns what a commit names."""
+    shards = [named for group in groups for named in _named_shards(group, shard_bytes)]
+    document = [memoryview(encode_trainer_document(trainer))]
+    with _threads(uploads) as run:
+        digest = run(state_sha256, [*(record for group in groups for record in group.records), *trainer.records()])
+        uploaded = [run(_upload, store, prefix, name, shard_chunks(shard)) for name, shard in shards]
+        uploaded.append(run(_upload, store, prefix, TRAINER, iter(document)))
+        objects, state_digest = tuple(upload() for upload in uploaded), digest()
+    manifest = Manifest(
+        version=MANIFEST_VERSION,
+        run_id=run_id,
+        attempt=attempt,
+        step=trainer.step,
+        state_sha256=state_digest,
+        objects=objects,
+    )
+    data = encode_manifest(manifest)
+    store.write(f"{prefix}/manifest.json", data)
+    return StagedCheckpoint(
+        step=trainer.step,
+        attempt=attempt,
+        prefix=prefix,
+        manifest_sha256=sha256(data),
+        state_sha256=state_digest,
+        bytes=sum(item.bytes for item in objects) + len(data),
+    )
+
+
+def commit_checkpoint(
+    log: RunLog, staged: StagedCheckpoint, *, writer: Writer, tokens: int, gpu_seconds: float
+) -> RunState:
+    """Check the staged objects against their manifest, then append the commit entry: the atomic marker.
+
+    Committing once more what is committed, as after an unknown outcome, appends nothing. Raises `IntegrityError` when
+    the staged objects are not whole, `Fenced` when a newer attempt owns the run.
+    """
+    manifest = read_manifest(log.store, staged.prefix, staged.manifest_sha256)
+    for item in manifest.objects:
+        size = log.store.size(f"{staged.prefix}/{item.name}")
+        if size != item.bytes:
+            raise IntegrityError(f"{staged.prefix}/{item.name}: {size} bytes in the store, manifest says {item.bytes}")
+    body = CheckpointCommitted(
+        step=staged.step,
+        attempt=staged.attempt,
+        prefix=staged.prefix,
+        manifest_sha256=staged.manifest_sha256,
+        state_sha256=staged.state_sha256,
+        bytes=staged.bytes,
+        tokens=tokens,
+        gpu_seconds=gpu_seconds,
+    )
+    return log.append(partial(_unless_committed, body), writer=writer)
+
+
+def read_manifest(store: ObjectStore, prefix: str, manifest_sha256: str) -> Manifest:
+    """Return the manifest under `prefix` if it is the very one the log names, else raise `IntegrityError`."""
+    key = f"{prefix}/manifest.json"
+    try:
+        data = store.read(key)
+    except ObjectMissing as missing:
+        raise IntegrityError(f"{key}: missing") from missing
+    if sha256(data) != manifest_sha256:
+        raise IntegrityError(f"{key}: sha256 is {sha256(data)}, the log says {manifest_sha256}")
+    return decode_manifest(data, where=key)
+
+
+def verify_checkpoint(store: ObjectStore, reference: CheckpointReference) -> tuple[str, ...]:
+    """Return one line for each object of the checkpoint that is not what it must be; empty means all is well.
+
+    Nothing is kept in memory but a few pieces.
+    """
+    try:
+        manifest = read_manifest(store, reference.prefix, reference.manifest_sha256)
+    except IntegrityError as error:
+        return (str(error),)
+    problems = (_problem(store, _promised(reference.prefix, item)) for item in manifest.objects)
+    return tuple(problem for problem in problems if problem is not None)
+
+
+def load_checkpoint(
+    store: ObjectStore, reference: CheckpointReference, *, group: str = "", downloads: int = 1
+) -> LoadedCheckpoint:
+    """Read a committed checkpoint (or only the shards whose name begins with `group`), verifying before use.
+
+    Raises `IntegrityError` naming the object that is missing or changed.
+    """
+    manifest = read_manifest(store, reference.prefix, reference.manifest_sha256)
+    if manifest.step != reference.step:
+        raise IntegrityError(f"{reference.prefix}: manifest is of step {manifest.step}, the log says {reference.step}")
+    shards = [item for item in manifest.objects if item.name != TRAINER and item.name.startswith(group)]
+    documents = [item for item in manifest.objects if item.name == TRAINER]
+    if not documents:
+        raise IntegrityError(f"{reference.prefix}: manifest names no {TRAINER}")
+    with _threads(downloads) as run:
+        reads = [run(_read_shard, store, _promised(reference.prefix, item)) for item in shards]
+        tensors = [record for read in reads for record in read()]
+    promised = _promised(reference.prefix, documents[0])
+    trainer = decode_trainer_document(bytes(read_verified(store, promised)), where=promised.key)
+    if not group and state_sha256([*tensors, *trainer.records()]) != manifest.state_sha256:
+        raise IntegrityError(f"{reference.prefix}: tensors do not digest to the manifest's state_sha256")
+    return LoadedCheckpoint(
+        reference=reference, state_sha256=manifest.state_sha256, trainer=trainer, tensors=tuple(tensors)
+    )
+
+
+def newest_verified(log: RunLog, *, writer: Writer) -> CheckpointReference | None:
+    """Return the newest committed checkpoint that verifies, quarantining (an entry each) those that do not.
+
+    None where nothing was ever committed; raises `NothingReadable` where there were commits and none is left to
+    resume from: beginning at step 0 again is for a person to say.
+    """
+    while True:
+        state = log.refresh()
+        newest = state.newest_committed
+        if newest is None and state.checkpoints:
+            raise NothingReadable(_nothing_readable(log.run_id, state))
+        if newest is None:
+            return None
+        problems = verify_checkpoint(log.store, newest.committed.reference)
+        if not problems:
+            return newest.committed.reference
+        quarantine_checkpoint(log, newest.committed, "; ".join(problems), writer=writer)
+
+
+def quarantine_checkpoint(log: RunLog, committed: CheckpointCommitted, detail: str, *, writer: Writer) -> RunState:
+    """Append that nothing resumes from this checkpoint any more, and why; one that is not readable is left as it is."""
+    body = CheckpointQuarantined(
+        step=committed.step,
+        attempt=committed.attempt,
+        prefix=committed.prefix,
+        manifest_sha256=committed.manifest_sha256,
+        detail=detail,
+    )
+    return log.append(partial(_unless_unreadable, body), writer=writer)
+
+
+def _nothing_readable(run_id: str, state: RunState) -> str:
+    newest = state.checkpoints[-1]
+    return (
+        f"run {run_id} has committed {len(state.checkpoints)} checkpoints and none can be read; the newest, step "
+        f"{newest.committed.step}, is {newest.state}: {newest.detail}. Restore its objects, or begin again at step 0 "
+        "with `cairn train --start-over`"
+    )
+
+
+def _unless_committed(body: CheckpointCommitted, state: RunState) -> CheckpointCommitted | None:
+    known = state.find(body.prefix)
+    return None if known is not None and known.committed.manifest_sha256 == body.manifest_sha256 else body
+
+
+def _unless_unreadable(body: CheckpointQuarantined, state: RunState) -> CheckpointQuarantined | None:
+    return body if any(record.committed.prefix == body.prefix for record in state.readable) else None
+
+
+def _upload(store: ObjectStore, prefix: str, name: str, chunks: Iterator[memoryview]) -> ManifestObject:
+    written = store.write_stream(f"{prefix}/{name}", _pieces(chunks))
+    return ManifestObject(name=name, bytes=written.bytes, sha256=written.sha256)
+
+
+def _pieces(chunks: Iterator[memoryview]) -> Iterator[memoryview]:
+    for chunk in chunks:
+        for start in range(0, chunk.nbytes, _CHUNK_BYTES):
+            yield chunk[start : start + _CHUNK_BYTES]
+
+
+def _promised(prefix: str, item: ManifestObject) -> PromisedObject:
+    return PromisedObject(key=f"{prefix}/{item.name}", bytes=item.bytes, sha256=item.sha256)
+
+
+def _problem(store: ObjectStore, promised: PromisedObject) -> str | None:
+    try:
+        check_object(store, promised)
+    except IntegrityError as error:
+        return str(error)
+    return None
+
+
+def _read_shard(store: ObjectStore, promised: PromisedObject) -> tuple[TensorRecord, ...]:
+    return parse_shard(read_verified(store, promised), where=promised.key)
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[Callable[..., Callable[[], Any]]]:
+    """Give a `run(function, *arguments)` whose result is asked for later; one thread is the caller's own."""
+    if count == 1:
+        yield lambda function, *arguments: partial(_same, function(*arguments))
+        return
+    with ThreadPoolExecutor(count) as pool:
+        yield lambda function, *arguments: pool.submit(function, *arguments).result
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _named_shards(group: TensorGroup, shard_bytes: int) -> Iterator[tuple[str, list[TensorRecord]]]:
+    shards = _partition(group.records, shard_bytes)
+    for number, shard in enumerate(shards, start=1):
+        yield f"{group.name}-{number:05d}-of-{len(shards):05d}.safetensors", shard
+
+
+def _partition(records: Sequence[TensorRecord], shard_bytes: int) -> list[list[TensorRecord]]:
+    shards: list[list[TensorRecord]] = [[]]
+    filled = 0
+    for record in sorted(records, key=lambda record: record.name):
+        if filled and filled + record.data.nbytes > shard_bytes:
+            shards.append([])
+            filled = 0
+        shards[-1].append(record)
+        filled += record.data.nbytes
+    return shards

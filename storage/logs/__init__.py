@@ -1,0 +1,1 @@
+"""Append-only logs of small objects created only if absent, and the folds over them."""

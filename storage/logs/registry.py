@@ -1,0 +1,105 @@
+"""The model registry: aliases such as `champion`, each a log of decisions.
+
+Owns the fold from registry entries to the present alias and the append that decides again when somebody was faster.
+Refuses to know the gates: the caller's `decide` is given the present champion and returns the body to append.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from storage.logs.entry_log import EntryLog, ReadEntry, this_writer
+from storage.logs.registry_entries import MODEL_KINDS, Promoted, Refused, RolledBack
+from storage.stores.object_store import ObjectStore, checked_key
+
+ModelDecision = Promoted | Refused | RolledBack
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RegistryState:
+    """What an alias points at now, everything it pointed at before, and every decision there was; all oldest first.
+
+    `champions` are the promotions in force: the last one, and those a rollback would go back to.
+    """
+
+    champions: tuple[tuple[datetime, Promoted], ...] = ()
+    history: tuple[tuple[datetime, ModelDecision], ...] = ()
+    decided_holds: frozenset[str] = frozenset()
+
+    @property
+    def champion(self) -> Promoted | None:
+        """The promotion in force, or None."""
+        return self.champions[-1][1] if self.champions else None
+
+    @property
+    def refusals(self) -> tuple[tuple[datetime, Refused], ...]:
+        """Every refusal, oldest first."""
+        return tuple((at, body) for at, body in self.history if isinstance(body, Refused))
+
+    def reaches(self, manifest_sha256: str) -> bool:
+        """Whether the alias points at these weights, or a rollback could take it there."""
+        return any(promoted.manifest_sha256 == manifest_sha256 for _, promoted in self.champions)
+
+
+class Registry:
+    """The log of one alias with its folded state."""
+
+    def __init__(self, store: ObjectStore, alias: str, *, log: EntryLog | None = None) -> None:
+        """Open the alias; nothing is read yet."""
+        self.alias = alias
+        self._log = log or EntryLog(store=store, prefix=checked_key(f"models/{alias}/log"), kinds=MODEL_KINDS)
+        self._head: ReadEntry | None = None
+        self.state = RegistryState()
+
+    def refresh(self) -> RegistryState:
+        """Read what was appended since and return the state after it."""
+        for read in self._log.read_after(self._head):
+            self._accept(read)
+        return self.state
+
+    def append(self, decide: Callable[[RegistryState], ModelDecision | None]) -> RegistryState:
+        """Append what `decide` returns for the newest state, deciding again whenever somebody was faster."""
+        while True:
+            body = decide(self.refresh())
+            if body is None:
+                return self.state
+            read = self._log.append(body, after=self._head, writer=this_writer())
+            if read is not None:
+                self._accept(read)
+                return self.state
+
+    def _accept(self, read: ReadEntry) -> None:
+        self._head = read
+        self.state = _after(self.state, read.entry.at, read.entry.body)
+
+
+def list_aliases(store: ObjectStore) -> list[str]:
+    """Return the aliases of the store, sorted."""
+    return [key.split("/")[1] for key in store.folders("models")]
+
+
+def _after(state: RegistryState, at: datetime, body: object) -> RegistryState:
+    match body:
+        case Promoted():
+            champions, decided = (*state.champions, (at, body)), _decided(state, body)
+        case Refused():
+            champions, decided = state.champions, _decided(state, body)
+        case RolledBack():
+            champions, decided = _back_at(state.champions, body.manifest_sha256), state.decided_holds
+        case _:
+            return state
+    return replace(state, champions=champions, history=(*state.history, (at, body)), decided_holds=decided)
+
+
+def _back_at(
+    champions: tuple[tuple[datetime, Promoted], ...], manifest_sha256: str | None
+) -> tuple[tuple[datetime, Promoted], ...]:
+    """Leave the newest promotion, and those between it and the one named: their weights can no longer be read."""
+    before = champions[:-1]
+    while before and before[-1][1].manifest_sha256 != manifest_sha256:
+        before = before[:-1]
+    return before
+
+
+def _decided(state: RegistryState, body: Promoted | Refused) -> frozenset[str]:
+    return state.decided_holds | {body.hold_id} if body.hold_id else state.decided_holds

@@ -1,0 +1,120 @@
+"""The run log: entries of one run, folded, appended to by deciding on everything that precedes.
+
+Owns the loop "read all, decide, append right after, else read again and decide again", fencing before the PUT, and
+when the fold is cached. Refuses to know why anything is decided.
+"""
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from storage.errors import Fenced, StorageError
+from storage.logs.entry_log import EntryLog, ReadEntry, utc_now
+from storage.logs.fold_cache import FOLD_EVERY_ENTRIES, FoldedLog, read_fold, write_fold
+from storage.logs.log_entry import Entry, Writer
+from storage.logs.run_entries import RUN_KINDS
+from storage.logs.run_state import RunState, fold
+from storage.stores.object_store import ObjectStore, checked_key
+
+
+def run_prefix(run_id: str) -> str:
+    """Return the folder of a run; raises `StorageError` for a run id that is no plain name."""
+    return checked_key(f"runs/{run_id}")
+
+
+def list_run_ids(store: ObjectStore) -> list[str]:
+    """Return the ids of all runs of the store, sorted."""
+    return [key.split("/")[1] for key in store.folders("runs") if store.first(f"{key}/log") is not None]
+
+
+class RunLog:
+    """One run's log with its folded state; re-reading only ever moves forward."""
+
+    def __init__(self, store: ObjectStore, run_id: str, *, log: EntryLog | None = None) -> None:
+        """Open the log of `run_id`; nothing is read yet."""
+        self.store = store
+        self.run_id = run_id
+        self.prefix = run_prefix(run_id)
+        self._log = log or EntryLog(store=store, prefix=f"{self.prefix}/log", kinds=RUN_KINDS, clock=utc_now)
+        self._lock = threading.RLock()  # commit, evaluation and flow share one log across threads
+        self._head: ReadEntry | None = None
+        self._cached_seq = -1
+        self.state = RunState()
+
+    @property
+    def seq(self) -> int:
+        """Number of the newest entry read so far; -1 before the first."""
+        return -1 if self._head is None else self._head.entry.seq
+
+    @property
+    def fold_key(self) -> str:
+        """Where the folded state is cached."""
+        return f"{self.prefix}/fold.json"
+
+    def refresh(self) -> RunState:
+        """Read what was appended since and return the state after it; the first time, from the cached fold on."""
+        with self._lock:
+            if self._head is None:
+                self._begin_at(read_fold(self.store, self.fold_key, self._log))
+            for read in self._log.read_after(self._head):
+                self._accept(read)
+            return self.state
+
+    def read_entries(self) -> tuple[Entry, ...]:
+        """Return every entry, oldest first, each read and checked again whatever is cached."""
+        return tuple(read.entry for read in self._log.read_after(None))
+
+    def append(self, decide: Callable[[RunState], Any], *, writer: Writer) -> RunState:
+        """Append what `decide` returns for the newest state; decide again whenever somebody was faster.
+
+        `decide` returns a body, or None to append nothing, and may raise. Raises `Fenced` when the writer's attempt no
+        longer owns the run or the fold would refuse the body, `AppendUnknown` when the outcome could not be
+        established.
+        """
+        with self._lock:
+            return self._append(decide, writer)
+
+    def _append(self, decide: Callable[[RunState], Any], writer: Writer) -> RunState:
+        while True:
+            state = self.refresh()
+            if state.fences(writer.attempt):
+                raise Fenced(self._fenced_message(writer, state))
+            body = decide(state)
+            if body is None:
+                return state
+            after = fold([imagined_entry(body, writer)], state)
+            if len(after.refused) > len(state.refused):
+                raise Fenced(
+                    f"run {self.run_id}: every reader would refuse this entry now, so it is not written: {body}"
+                )
+            read = self._log.append(body, after=self._head, writer=writer, resume=after.resume)
+            if read is not None:
+                self._accept(read)
+                self._cache(read)
+                return self.state
+
+    def _accept(self, read: ReadEntry) -> None:
+        self._head = read
+        self.state = fold([read.entry], self.state)
+
+    def _begin_at(self, folded: FoldedLog | None) -> None:
+        if folded is not None:
+            self._head, self.state, self._cached_seq = folded.head, folded.state, folded.head.entry.seq
+
+    def _cache(self, head: ReadEntry) -> None:
+        if head.entry.seq - self._cached_seq < FOLD_EVERY_ENTRIES:
+            return
+        with suppress(StorageError):  # what was appended is appended; the next writer caches
+            write_fold(self.store, self.fold_key, FoldedLog(head=head, state=self.state))
+            self._cached_seq = head.entry.seq
+
+    def _fenced_message(self, writer: Writer, state: RunState) -> str:
+        if state.latest_attempt == writer.attempt:
+            return f"run {self.run_id}: attempt {writer.attempt} was ended by somebody else; it commits nothing more"
+        return f"run {self.run_id}: attempt {writer.attempt} is fenced by attempt {state.latest_attempt}"
+
+
+def imagined_entry(body: Any, writer: Writer) -> Entry:
+    """Return an entry that is only folded, never appended: what would be true after it."""
+    return Entry(seq=-1, kind="", at=utc_now(), write_id="", prev=None, writer=writer, resume=(), body=body)

@@ -1,0 +1,83 @@
+"""Per-step records of one attempt: JSON lines, flushed line by line.
+
+Where the store is this machine's disk the lines go straight into the store; elsewhere into a spool file that is
+published whole whenever a segment ends. These records are for curves; nothing is decided by them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+import msgspec
+
+from storage.errors import ObjectMissing
+from storage.stores.object_store import ObjectStore
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepLine:
+    """What one optimizer update did; losses in nats per token."""
+
+    step: int
+    attempt: int
+    train_loss: float
+    lr: float
+    grad_norm: float
+    tokens_per_second: float
+    mfu: float
+    memory_bytes: int
+    seconds: float
+    probe_loss: float | None
+    sample: str | None
+
+
+class StepLog:
+    """The step records of one attempt, open for appending."""
+
+    def __init__(self, store: ObjectStore, run_prefix: str, attempt: int, *, spool_dir: Path) -> None:
+        """Open the file the lines go to; its folder is made."""
+        self._store = store
+        self._key = step_log_key(run_prefix, attempt)
+        local = store.local_path(self._key)
+        self._is_spool = local is None
+        self.path = local or spool_dir / f"attempt-{attempt:04d}.jsonl"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file: TextIO = self.path.open("a", encoding="utf-8", buffering=1)
+
+    def write(self, line: StepLine) -> None:
+        """Append one record; it is in the operating system's hands when this returns."""
+        self._file.write(msgspec.json.encode(line, order="sorted").decode() + "\n")
+
+    def publish(self) -> None:
+        """Upload the spool where the store is elsewhere."""
+        if self._is_spool:
+            self._file.flush()
+            self._store.write(self._key, self.path.read_bytes())
+
+
+def step_log_key(run_prefix: str, attempt: int) -> str:
+    """Return the key of an attempt's step records."""
+    return f"{run_prefix}/steps/attempt-{attempt:04d}.jsonl"
+
+
+def read_step_lines(store: ObjectStore, run_prefix: str) -> list[StepLine]:
+    """Return every attempt's records in attempt order; a line torn by a crash is left out."""
+    return [line for key in store.keys(f"{run_prefix}/steps") for line in parse_lines(store.read(key))]
+
+
+def read_attempt_lines(store: ObjectStore, run_prefix: str, attempt: int) -> list[StepLine]:
+    """Return one attempt's records, none where it left none; a line torn by a crash is left out."""
+    try:
+        return list(parse_lines(store.read(step_log_key(run_prefix, attempt))))
+    except ObjectMissing:
+        return []
+
+
+def parse_lines(data: bytes) -> Iterator[StepLine]:
+    """Yield the records among these lines; what is none is left out."""
+    for raw in data.splitlines():
+        try:
+            yield msgspec.json.decode(raw, type=StepLine)
+        except msgspec.DecodeError:
+            continue

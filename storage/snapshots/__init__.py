@@ -1,0 +1,1 @@
+"""A data snapshot's bytes: shards, index, manifest, and the copies kept on this machine."""

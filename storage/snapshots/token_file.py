@@ -1,0 +1,113 @@
+"""The token files of two other trainers: nanoGPT's .bin and llm.c's .bin.
+
+Owns the two layouts: nanoGPT's is bare little-endian uint16; llm.c's puts 256 int32 before it (magic 20240520, version
+1, number of tokens). Refuses to know documents and tokenizers. Sources: nanoGPT data/openwebtext/prepare.py; llm.c
+dev/data/data_common.py and llmc/dataloader.h.
+"""
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from storage.errors import StorageError
+from storage.snapshots.token_shard import slices_between
+
+LLM_C_MAGIC = 20240520
+LLM_C_VERSION = 1
+LLM_C_HEADER_BYTES = 256 * 4
+LLM_C_FILE_TOKENS = 100_000_000
+TOKEN = np.dtype("<u2")
+MAX_TOKEN_ID = 2**16 - 1
+_OTHER_LLM_C_MAGIC = 20240801  # llm.c's files of uint32 for Llama 3
+
+
+class TokenFileFormat(StrEnum):
+    """Whose file it is."""
+
+    NANOGPT = "nanogpt"
+    LLM_C = "llm.c"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenFile:
+    """A token file that was looked at: its layout, where its tokens begin, and how many there are."""
+
+    path: Path
+    format: TokenFileFormat
+    header_bytes: int
+    tokens: int
+
+    def map(self) -> NDArray[Any]:
+        """Return the tokens (N,) as a read-only memory map."""
+        return np.memmap(self.path, dtype=TOKEN, mode="r", offset=self.header_bytes, shape=(self.tokens,))
+
+
+def look_at(path: Path) -> TokenFile:
+    """Tell the layout by the header; raises StorageError naming the file and what it is not."""
+    try:
+        size_bytes = path.stat().st_size
+        with path.open("rb") as file:
+            header = np.frombuffer(file.read(LLM_C_HEADER_BYTES)[:12].ljust(12, b"\0"), dtype="<i4")
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
+    magic, version, tokens = header.tolist()
+    if magic == _OTHER_LLM_C_MAGIC:
+        raise StorageError(f"{path}: an llm.c file of 32-bit tokens; only those of 16 bits are read")
+    if magic != LLM_C_MAGIC:
+        return _nanogpt(path, size_bytes)
+    if version != LLM_C_VERSION:
+        raise StorageError(f"{path}: version {version} of llm.c's format; only {LLM_C_VERSION} is read")
+    if size_bytes != LLM_C_HEADER_BYTES + tokens * TOKEN.itemsize or tokens < 1:
+        raise StorageError(
+            f"{path}: its llm.c header says {tokens} tokens, so it must have "
+            f"{LLM_C_HEADER_BYTES + tokens * TOKEN.itemsize} bytes; it has {size_bytes}"
+        )
+    return TokenFile(path=path, format=TokenFileFormat.LLM_C, header_bytes=LLM_C_HEADER_BYTES, tokens=tokens)
+
+
+def write_token_files(
+    folder: Path, split: str, shards: Sequence[NDArray[Any]], form: TokenFileFormat
+) -> tuple[Path, ...]:
+    """Write the shards' tokens as the trainer of `form` names and reads them; returns the files.
+
+    nanoGPT's is one file a split, llm.c's at most `LLM_C_FILE_TOKENS` tokens each. Raises StorageError where a file is
+    there already; one that is there was written whole.
+    """
+    tokens = sum(map(len, shards))
+    if form is TokenFileFormat.NANOGPT:
+        return (_write(folder / f"{split}.bin", b"", shards),)
+    written = []
+    for number, first in enumerate(range(0, tokens, LLM_C_FILE_TOKENS)):
+        held = min(LLM_C_FILE_TOKENS, tokens - first)
+        header = np.zeros(LLM_C_HEADER_BYTES // 4, dtype="<i4")
+        header[:3] = LLM_C_MAGIC, LLM_C_VERSION, held
+        path = folder / f"{split}_{number:06d}.bin"
+        written.append(_write(path, header.tobytes(), slices_between(shards, first, first + held)))
+    return tuple(written)
+
+
+def _nanogpt(path: Path, size_bytes: int) -> TokenFile:
+    if size_bytes < TOKEN.itemsize or size_bytes % TOKEN.itemsize:
+        raise StorageError(f"{path}: {size_bytes} bytes are no row of 16-bit tokens")
+    return TokenFile(path=path, format=TokenFileFormat.NANOGPT, header_bytes=0, tokens=size_bytes // TOKEN.itemsize)
+
+
+def _write(path: Path, header: bytes, pieces: Iterable[NDArray[Any]]) -> Path:
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        with temporary.open("wb") as file:
+            file.write(header)
+            for piece in pieces:
+                file.write(np.ascontiguousarray(piece, dtype=TOKEN).data)
+        os.link(temporary, path)
+    except FileExistsError as error:
+        raise StorageError(f"{path}: exists already; name another folder or delete it") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path

@@ -1,0 +1,62 @@
+"""From a URL to a store: the one place that knows which scheme is served by which class."""
+
+import threading
+from pathlib import Path
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from storage.errors import StorageError
+from storage.stores.local_store import LocalStore
+from storage.stores.memory_store import MemoryStore
+from storage.stores.object_store import ObjectStore
+from storage.stores.patient_store import PatientStore
+
+_MEMORY_STORES: dict[str, MemoryStore] = {}
+_MEMORY_LOCK = threading.Lock()
+
+
+def open_store(url: str) -> ObjectStore:
+    """Open `./folder`, `file://…`, `memory://name`, `s3://bucket/prefix` or any other fsspec URL.
+
+    The same memory URL is the same store within a process; a remote store asks again for some seconds where that is
+    safe. Raises `StorageError` on an empty URL, a path that is no folder, a URL that carries credentials, which belong
+    to the environment, or a chain of file systems, whose caches are never fresh.
+    """
+    if not url:
+        raise StorageError("store '': must be a folder or a URL such as ./cairn-store or s3://bucket/prefix")
+    if "://" not in url:
+        return _open_folder(Path(url).expanduser())
+    if "::" in url:
+        raise StorageError("store URL is a chain ('::'): name the store itself; caches in between serve stale names")
+    parts = urlsplit(url)
+    if parts.password or (parts.username and parts.scheme != "abfs"):
+        raise StorageError("store URL carries credentials: put them into the environment or the credentials file")
+    if parts.scheme == "file":
+        return _open_folder(Path(unquote(parts.path)))
+    if parts.scheme == "memory":
+        with _MEMORY_LOCK:
+            return _MEMORY_STORES.setdefault(parts.netloc + parts.path, MemoryStore(parts.netloc + parts.path))
+    return PatientStore(_open_remote(url))
+
+
+def _open_folder(path: Path) -> LocalStore:
+    if path.exists() and not path.is_dir():
+        raise StorageError(f"store {path}: is not a folder, cannot be written or read; choose another --store")
+    return LocalStore(path)
+
+
+def _open_remote(url: str) -> ObjectStore:
+    parts = urlsplit(url)
+    if parts.scheme in ("s3", "s3a"):
+        return _open_s3(parts)
+    from storage.stores.remote_store import RemoteStore
+
+    return RemoteStore(url)
+
+
+def _open_s3(parts: SplitResult) -> ObjectStore:
+    from storage.stores.s3_bucket import S3Bucket
+    from storage.stores.s3_store import S3Store
+
+    if not parts.netloc or parts.query or parts.fragment:
+        raise StorageError("store URL s3://: must be s3://bucket or s3://bucket/prefix, without ? and #")
+    return S3Store(S3Bucket(parts.netloc), parts.path)

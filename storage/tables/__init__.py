@@ -1,0 +1,1 @@
+"""Rows out of folded logs, and the packs they are kept in."""

@@ -1,0 +1,259 @@
+"""The tables that are asked in SQL: their names, columns and types.
+
+Owns what a row is; the columns are those of the JSON documents under the same names, nested ones flattened. A row is a
+record and a table's columns are its fields, so that the two cannot disagree. Refuses to know where rows come from
+(`run_rows`), how they are kept (`table_pack`) and who asks.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
+from types import NoneType
+from typing import Any, NewType, get_args, get_type_hints
+
+from storage.document import sha256
+from storage.errors import StorageError
+from storage.logs.fold_cache import FOLD_VERSION
+
+JsonText = NewType("JsonText", str)
+"""A JSON document as text."""
+
+TABLES_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingAttemptRow:
+    """A receipt; in an open attempt `termination_reason` is null, and progress is what its heartbeat last said."""
+
+    run_id: str
+    model_family: str | None
+    attempt: int
+    started_at: datetime
+    ended_at: datetime | None
+    termination_reason: str | None
+    detail: str | None
+    fingerprint: str | None
+    config_sha256: str
+    data_snapshot: str
+    code_version: str
+    placement_host: str
+    placement_pid: int
+    placement_device: str
+    placement_world_size: int
+    flow_run_id: str | None
+    resumed_from_step: int | None
+    resumed_from_manifest: str | None
+    first_step: int
+    last_step: int
+    last_committed_step: int | None
+    total_steps: int | None
+    tokens: int
+    gpu_seconds: float
+    useful_gpu_seconds: float | None
+    wasted_gpu_seconds: float | None
+    micro_batch: int
+    activation_checkpointing: bool
+    quarantined_samples: int
+    changed: str
+    made_progress: bool
+    decision_action: str | None
+    decision_reason: str | None
+    decision_charged: str | None
+    decision_left: Mapping[str, int | None] | None
+    decision_delay_seconds: float | None
+    config: JsonText
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointRow:
+    """A checkpoint some entry names; one that is still being written has none and is no row."""
+
+    run_id: str
+    model_family: str | None
+    attempt: int
+    step: int
+    state: str
+    prefix: str
+    manifest_sha256: str
+    state_sha256: str
+    bytes: int
+    tokens: int
+    gpu_seconds: float
+    committed_at: datetime
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationRow:
+    """One evaluation, recorded or failed; the verdict is on the curve up to these weights."""
+
+    run_id: str
+    model_family: str | None
+    attempt: int | None
+    step: int
+    manifest_sha256: str
+    suite: str
+    suite_sha256: str
+    data_snapshot: str
+    status: str
+    val_loss: float | None
+    perplexity: float | None
+    bits_per_byte: float | None
+    metrics: Mapping[str, float]
+    samples: tuple[str, ...]
+    evaluator_version: str | None
+    verdict_kind: str | None
+    verdict_why: str | None
+    detail: str | None
+    started_at: datetime
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromotionRow:
+    """A decision on an alias: `kind` is promoted, refused or rolled-back; `current` is where the alias points now.
+
+    Of a roll-back, run, step and weights are those the alias went back to. The family is the run's to say.
+    """
+
+    alias: str
+    kind: str
+    decided_at: datetime
+    promoted_at: datetime | None
+    run_id: str | None
+    model_family: str | None
+    step: int | None
+    manifest_sha256: str | None
+    previous: str | None
+    current: bool
+    by: str
+    why: str | None
+    gate: str | None
+    detail: str | None
+    suite_sha256: str | None
+    val_loss: float | None
+    metrics: Mapping[str, float]
+    verdict: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepRow:
+    """One step of the surviving line; `replays` counts how often it was trained before, `tokens` all up to it."""
+
+    run_id: str
+    model_family: str | None
+    step: int
+    attempt: int
+    replays: int
+    tokens: int | None
+    train_loss: float
+    probe_loss: float | None
+    lr: float
+    grad_norm: float
+    tokens_per_second: float
+    mfu: float
+    memory_bytes: int
+    seconds: float
+    sample: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRow:
+    """One run; `gpu_seconds` counts open attempts too, `finished_at` is when its last step was committed.
+
+    An unreadable run has a state and a detail that says why, and nothing else.
+    """
+
+    run_id: str
+    model_family: str | None
+    state: str
+    step: int | None
+    total_steps: int | None
+    newest_committed_step: int | None
+    attempts: int | None
+    tokens: int | None
+    gpu_seconds: float | None
+    useful_gpu_seconds: float | None
+    wasted_gpu_seconds: float | None
+    opened_at: datetime | None
+    finished_at: datetime | None
+    stopped: str | None
+    state_sha256: str | None
+    val_loss: float | None
+    quarantined_windows: int | None
+    refused_entries: int | None
+    data_snapshot: str | None
+    config_sha256: str | None
+    code_version: str | None
+    lr: float | None
+    global_batch: int | None
+    seed: int | None
+    precision: str | None
+    n_layer: int | None
+    n_head: int | None
+    n_embd: int | None
+    block_size: int | None
+    dropout: float | None
+    tokenizer: str | None
+    detail: str | None
+    config: JsonText | None
+
+
+ROWS: Mapping[str, type] = {
+    "training_attempts": TrainingAttemptRow,
+    "checkpoints": CheckpointRow,
+    "evaluations": EvaluationRow,
+    "promotions": PromotionRow,
+    "steps": StepRow,
+    "runs": RunRow,
+}
+LOG_TABLES = ("runs", "training_attempts", "checkpoints", "evaluations")
+"""Tables that follow from a run's log alone, but for how far an open attempt is."""
+STEP_TABLES = ("steps",)
+
+_TYPES: Mapping[Any, str] = {
+    str: "VARCHAR",
+    int: "BIGINT",
+    float: "DOUBLE",
+    bool: "BOOLEAN",
+    datetime: "TIMESTAMP WITH TIME ZONE",
+    JsonText: "JSON",
+    tuple[str, ...]: "VARCHAR[]",
+    Mapping[str, float]: "MAP(VARCHAR, DOUBLE)",
+    Mapping[str, int | None]: "MAP(VARCHAR, BIGINT)",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Column:
+    """A column: its name, and its type as SQL calls it."""
+
+    name: str
+    type: str
+
+    def __post_init__(self) -> None:
+        """Refuse a name that would need more than quotes."""
+        if not self.name.isidentifier():
+            raise StorageError(f"column {self.name!r}: must be a plain name")
+
+
+@cache
+def columns(table: str) -> tuple[Column, ...]:
+    """Return the columns of a table in order."""
+    hints = get_type_hints(ROWS[table])
+    return tuple(Column(name=name, type=_sql_type(hint)) for name, hint in hints.items())
+
+
+@cache
+def schema_digest() -> str:
+    """Return what changes whenever rows are made otherwise: kept tables of another digest are not used."""
+    listed = [f"{table}.{column.name} {column.type}" for table in ROWS for column in columns(table)]
+    return sha256("\n".join([str(TABLES_VERSION), str(FOLD_VERSION), *listed]).encode())
+
+
+def _sql_type(hint: Any) -> str:
+    if hint in _TYPES:
+        return _TYPES[hint]
+    (inner,) = (part for part in get_args(hint) if part is not NoneType)
+    return _TYPES[inner]

@@ -1,0 +1,103 @@
+"""What a kind of tables is kept in: packs, and of each run what its log ended in when its rows were made.
+
+Owns the index object and the reasons to distrust it: other versions of tables and fold, bytes that are no index. What
+is distrusted is ignored. Refuses to open a pack.
+"""
+
+from dataclasses import dataclass
+
+from storage.document import decode, encode, sha256
+from storage.errors import StorageError
+from storage.logs.fold_cache import FoldedLog
+from storage.logs.log_entry import entry_name
+from storage.logs.run_entries import Placement
+from storage.logs.step_log import step_log_key
+from storage.stores.object_store import ObjectStore
+from storage.tables.run_tables import schema_digest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunStamp:
+    """A run's rows are true while its log ends in this entry, and where steps are kept, their file has this size."""
+
+    run_id: str
+    seq: int
+    entry_sha256: str
+    latest_attempt: int
+    steps_bytes: int | None
+    owner: Placement | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackedTable:
+    """One table of a pack: a Parquet object named by its content."""
+
+    table: str
+    key: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pack:
+    """All tables of one kind for some runs."""
+
+    tables: tuple[PackedTable, ...]
+    runs: tuple[RunStamp, ...]
+    rows: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Index:
+    version: str
+    packs_sha256: str
+    packs: tuple[Pack, ...]
+
+
+def read_index(store: ObjectStore, key: str) -> tuple[Pack, ...]:
+    """Return the packs the index names; none where it is missing, damaged, or of another version."""
+    try:
+        index = decode(store.read(key), _Index, where=key)
+    except StorageError:
+        return ()
+    sound = index.version == schema_digest() and index.packs_sha256 == _digest(index.packs)
+    return index.packs if sound else ()
+
+
+def write_index(store: ObjectStore, key: str, packs: tuple[Pack, ...]) -> None:
+    """Overwrite the index; of two writers the last one's is read, the other's packs are made again."""
+    store.write(key, encode(_Index(version=schema_digest(), packs_sha256=_digest(packs), packs=packs)))
+
+
+def stamp_run(store: ObjectStore, run_prefix: str, run_id: str, folded: FoldedLog, *, with_steps: bool) -> RunStamp:
+    """Return what tells later whether rows made of this state are still true.
+
+    To be called before the rows are made: what is written meanwhile makes them stale, never wrong.
+    """
+    attempt, owner = folded.state.latest_attempt, folded.state.open_attempt
+    return RunStamp(
+        run_id=run_id,
+        seq=folded.head.entry.seq,
+        entry_sha256=folded.head.sha256,
+        latest_attempt=attempt,
+        steps_bytes=store.size(step_log_key(run_prefix, attempt)) or 0 if with_steps else None,
+        owner=owner.started.placement if owner else None,
+    )
+
+
+def is_current(store: ObjectStore, run_prefix: str, stamp: RunStamp) -> bool:
+    """Whether the run's log still ends in the stamp's entry: two small requests however long the log is."""
+    folder = f"{run_prefix}/log"
+    try:
+        if sha256(store.read(f"{folder}/{entry_name(stamp.seq)}")) != stamp.entry_sha256:
+            return False
+        if store.size(f"{folder}/{entry_name(stamp.seq + 1)}") is not None:
+            return False
+        steps_key = step_log_key(run_prefix, stamp.latest_attempt)
+        return stamp.steps_bytes is None or (store.size(steps_key) or 0) == stamp.steps_bytes
+    except StorageError:
+        return False
+
+
+def _digest(packs: tuple[Pack, ...]) -> str:
+    return sha256(encode(packs))

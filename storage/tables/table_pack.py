@@ -1,0 +1,95 @@
+"""Rows of many runs in a few Parquet files, with what each run's log ended in when they were made.
+
+Owns the Arrow types, the files, and the note that tells whether a run's rows are still true. Refuses to know which
+packs there are (`table_cache`) and what a row means. Parquet because its readers take only the columns they are
+asked for (https://parquet.apache.org/docs/file-format/).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+
+from storage.stores.object_store import ObjectStore
+from storage.tables.run_tables import Column, columns
+from storage.tables.table_index import Pack, PackedTable, RunStamp
+from storage.verified_object import describe_file
+
+_CHUNK_BYTES = 8 * 1024 * 1024
+_ROW_GROUP_ROWS = 122_880
+_TIME = pa.timestamp("us", tz="UTC")
+_TYPES: Mapping[str, pa.DataType] = {
+    "VARCHAR": pa.string(),
+    "BIGINT": pa.int64(),
+    "DOUBLE": pa.float64(),
+    "BOOLEAN": pa.bool_(),
+    "TIMESTAMP WITH TIME ZONE": _TIME,
+    "JSON": pa.dictionary(pa.int32(), pa.string()),
+    "VARCHAR[]": pa.list_(pa.string()),
+    "MAP(VARCHAR, DOUBLE)": pa.map_(pa.string(), pa.float64()),
+    "MAP(VARCHAR, BIGINT)": pa.map_(pa.string(), pa.int64()),
+}
+
+
+def arrow_table(table: str, rows: Sequence[Any]) -> pa.Table:
+    """Return the rows as an Arrow table; without rows, an empty one of the same types."""
+    listed = columns(table)
+    arrays = [_array(column, [getattr(row, column.name) for row in rows]) for column in listed]
+    return pa.Table.from_arrays(arrays, names=[column.name for column in listed])
+
+
+def _array(column: Column, values: list[Any]) -> pa.Array:
+    if column.type.startswith("MAP"):
+        values = [None if value is None else sorted(value.items()) for value in values]
+    if column.type == "JSON":  # a run's attempts repeat their configuration
+        return pa.array(values, pa.string()).dictionary_encode()
+    return pa.array(values, _TYPES[column.type])
+
+
+class PackBuilder:
+    """Gathers the rows of runs until they are worth a pack."""
+
+    def __init__(self, tables: Sequence[str]) -> None:
+        """Begin without rows."""
+        self._tables: dict[str, list[pa.Table]] = {table: [] for table in tables}
+        self._stamps: list[RunStamp] = []
+        self.rows = 0
+
+    @property
+    def stamps(self) -> tuple[RunStamp, ...]:
+        """The runs gathered so far."""
+        return tuple(self._stamps)
+
+    def add(self, stamp: RunStamp, rows: Mapping[str, Sequence[Any]]) -> None:
+        """Add all rows of a run."""
+        self._stamps.append(stamp)
+        for table, held in self._tables.items():
+            if rows[table]:
+                held.append(arrow_table(table, rows[table]))
+                self.rows += len(rows[table])
+
+    def arrow(self, table: str) -> pa.Table:
+        """Return what was gathered of one table."""
+        empty = arrow_table(table, ())
+        return pa.concat_tables([empty, *self._tables[table]]).unify_dictionaries()
+
+    def publish(self, store: ObjectStore, prefix: str, *, spool: Path) -> Pack:
+        """Write one Parquet object a table under `prefix`, named by content; raises `StoreUnavailable`, OSError."""
+        packed = []
+        for table in self._tables:
+            path = spool / f"{table}.parquet"
+            parquet.write_table(self.arrow(table), path, compression="zstd", row_group_size=_ROW_GROUP_ROWS)
+            written = describe_file(path)
+            key = f"{prefix}/{written.sha256}.parquet"
+            store.write_stream(key, _chunks(path))
+            packed.append(PackedTable(table=table, key=key, bytes=written.bytes, sha256=written.sha256))
+            path.unlink()
+        return Pack(tables=tuple(packed), runs=self.stamps, rows=self.rows)
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            yield chunk

@@ -1,0 +1,123 @@
+"""Claiming a run: be sure nobody alive owns it, end what was left open, start the next attempt.
+
+Owns the lease rule of ARCHITECTURE section 2: silence is measured on this process's monotonic clock by watching the
+heartbeat stay the same. Liveness is an optimisation; safety is the log's sequence alone.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from storage.checkpoints.checkpoint import newest_verified
+from storage.errors import NothingReadable
+from storage.logs.heartbeat import read_heartbeat
+from storage.logs.log_entry import Writer
+from storage.logs.run_entries import AttemptEnded, AttemptStarted, CheckpointReference
+from storage.logs.run_log import RunLog
+from storage.logs.run_state import AttemptRecord, RunState
+from tasks.attempt.attempt_receipt import Usage, write_receipt
+from tasks.errors import BudgetExhausted, LiveOwner
+from tasks.policy.failures import Evidence, classify
+from tasks.settings import BudgetsConfig, LeaseConfig
+from tasks.this_machine import is_known_dead
+
+Start = Callable[[int, CheckpointReference | None, RunState], AttemptStarted]
+"""Makes the claim's body from attempt number, resume point and state."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Claimant:
+    """What a claim needs from outside: rules, identity, and this process's clock."""
+
+    lease: LeaseConfig
+    budgets: BudgetsConfig
+    writer: Writer
+    monotonic: Callable[[], float]
+    sleep: Callable[[float], None]
+    start_over: bool = False
+    kubernetes_reason: str = ""
+
+
+def claim_attempt(log: RunLog, claimant: Claimant, start: Start) -> AttemptStarted:
+    """Append the next attempt-started and return it; it resumes from the newest committed checkpoint that verifies.
+
+    Raises `NothingReadable` where commits exist and none verifies, unless the claimant starts over; `LiveOwner` when
+    another attempt shows life or claims first; `BudgetExhausted` when ending a lost attempt spends the last of it.
+    """
+    owner = log.refresh().open_attempt
+    if owner is not None:
+        _wait_until_dead(log, owner, claimant)
+        _end_as_lost(log, owner, claimant)
+    while True:
+        reference = _resume_point(log, claimant)
+        before = log.state.latest_attempt
+        state = log.append(partial(_next_attempt, log, reference, start), writer=claimant.writer)
+        if state.open_attempt is not None and state.latest_attempt > before:
+            return state.open_attempt.started
+
+
+def _resume_point(log: RunLog, claimant: Claimant) -> CheckpointReference | None:
+    try:
+        return newest_verified(log, writer=claimant.writer)
+    except NothingReadable:
+        if claimant.start_over:
+            return None
+        raise
+
+
+def _next_attempt(
+    log: RunLog, reference: CheckpointReference | None, start: Start, state: RunState
+) -> AttemptStarted | None:
+    if state.open_attempt is not None:
+        raise _live(log, state.open_attempt, "claimed the run first")
+    newest = state.newest_committed
+    if (newest.committed.reference if newest else None) != reference:
+        return None  # somebody committed or quarantined meanwhile: verify again
+    return start(state.latest_attempt + 1, reference, state)
+
+
+def _wait_until_dead(log: RunLog, owner: AttemptRecord, claimant: Claimant) -> None:
+    number = owner.started.attempt
+    seen = read_heartbeat(log.store, log.prefix, number)
+    silent_since = claimant.monotonic()
+    while not is_known_dead(owner.started.placement):
+        if claimant.monotonic() - silent_since >= claimant.lease.seconds:
+            return
+        claimant.sleep(min(0.5, claimant.lease.heartbeat_seconds))
+        if read_heartbeat(log.store, log.prefix, number) != seen:
+            raise _live(log, owner, "still writes its heartbeat")
+        now = log.refresh().open_attempt
+        if now is None or now.started.attempt != number:
+            return
+        if now != owner:  # a commit is a sign of life, and may come between two heartbeats
+            raise _live(log, owner, "still commits")
+
+
+def _end_as_lost(log: RunLog, owner: AttemptRecord, claimant: Claimant) -> None:
+    heartbeat = read_heartbeat(log.store, log.prefix, owner.started.attempt)
+    resumed = owner.started.resumed_from
+    usage = Usage(
+        last_step=heartbeat.step if heartbeat else (resumed.step if resumed else 0),
+        tokens=heartbeat.tokens if heartbeat else 0,
+        gpu_seconds=heartbeat.gpu_seconds if heartbeat else 0.0,
+    )
+
+    evidence = Evidence(heartbeat_step=usage.last_step, kubernetes_reason=claimant.kubernetes_reason)
+
+    def decide(state: RunState) -> AttemptEnded | None:
+        if state.open_attempt is None or state.open_attempt.started.attempt != owner.started.attempt:
+            return None
+        return write_receipt(state, classify(evidence), usage, budgets=claimant.budgets, evidence=evidence)
+
+    state = log.append(decide, writer=claimant.writer)
+    ended = next(item.ended for item in state.attempts if item.started.attempt == owner.started.attempt)
+    if ended is not None and ended.decision.action == "stop" and ended.decision.charged is not None:
+        raise BudgetExhausted(f"run {log.run_id}: {ended.decision.reason}")
+
+
+def _live(log: RunLog, owner: AttemptRecord, why: str) -> LiveOwner:
+    placement = owner.started.placement
+    return LiveOwner(
+        f"run {log.run_id}: attempt {owner.started.attempt} on {placement.host} (pid {placement.pid}) {why}; "
+        "wait for it or stop it there"
+    )

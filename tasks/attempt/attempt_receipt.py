@@ -1,0 +1,91 @@
+"""The receipt of an attempt that ends: what it did, why it ended, what it cost, what was decided.
+
+Owns the arithmetic of useful and wasted device time: useful is what was spent up to the attempt's last commit.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from storage.document import decode, encode
+from storage.logs.run_entries import AttemptEnded
+from storage.logs.run_state import RunState
+from tasks.policy.budgets import Setback, decide
+from tasks.policy.failures import Evidence, Failure
+from tasks.settings import BudgetsConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Usage:
+    """How far an attempt got and what it used, as last known."""
+
+    last_step: int
+    tokens: int
+    gpu_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Remedy:
+    """What the parent can do about a failure in the data, if the budget pays for another try.
+
+    `windows` are the guilty samples, `before_step` the first step of a spike: what was committed from there on is not
+    resumed from.
+    """
+
+    windows: tuple[int, ...] = ()
+    repaired_objects: int = 0
+    before_step: int | None = None
+
+
+NO_REMEDY = Remedy()
+
+
+def write_receipt(
+    state: RunState,
+    failure: Failure,
+    usage: Usage,
+    *,
+    budgets: BudgetsConfig,
+    evidence: Evidence,
+    remedy: Remedy = NO_REMEDY,
+    jitter: float = 0.0,
+) -> AttemptEnded:
+    """Return the entry that ends the open attempt of `state`, with the decision that follows from it."""
+    owner = state.open_attempt
+    if owner is None:
+        raise ValueError("open_attempt=None: only an open attempt can be ended")
+    number = owner.started.attempt
+    committed = [record.committed for record in state.checkpoints if record.committed.attempt == number]
+    useful = max((item.gpu_seconds for item in committed), default=0.0)
+    gpu_seconds = max(usage.gpu_seconds, useful)
+    last_step = max([usage.last_step, *(item.step for item in committed)])
+    setback = Setback(
+        last_step=last_step,
+        micro_batch=owner.started.micro_batch,
+        wasted_gpu_seconds=gpu_seconds - useful,
+        activation_checkpointing=owner.started.activation_checkpointing,
+        quarantined_samples=len(set(remedy.windows) - _quarantined_before(state, number)),
+        repaired_objects=remedy.repaired_objects,
+    )
+    return AttemptEnded(
+        attempt=number,
+        reason=failure.reason,
+        detail=failure.detail,
+        fingerprint=failure.fingerprint,
+        last_step=last_step,
+        tokens=max([usage.tokens, *(item.tokens for item in committed)]),
+        gpu_seconds=gpu_seconds,
+        useful_gpu_seconds=useful,
+        wasted_gpu_seconds=gpu_seconds - useful,
+        stderr_tail=evidence.stderr_tail,
+        decision=decide(budgets, state, failure, setback, jitter=jitter),
+        evidence=shown_evidence(evidence),
+    )
+
+
+def shown_evidence(evidence: Evidence) -> dict[str, Any]:
+    """Return the evidence as the receipt holds it, plain JSON; the last lines of stderr have a field of their own."""
+    return decode(encode(replace(evidence, stderr_tail=())), dict, where="evidence")
+
+
+def _quarantined_before(state: RunState, attempt: int) -> set[int]:
+    return {window for item in state.quarantines if item.attempt != attempt for window in item.windows}

@@ -1,0 +1,151 @@
+"""Text that every CPython carries, for a first run without a download: the reference topics and the docstrings.
+
+Owns the sources ``python:topics`` and ``python:docstrings``. Refuses to import what it reads: docstrings come from
+the source files through ``ast``. The text differs between Python versions, and so does the snapshot made of it.
+"""
+
+import ast
+import hashlib
+import sysconfig
+import warnings
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from tasks.data.document import Document, InvalidCorpus, Source, document_of
+
+TOPICS = "python:topics"
+DOCSTRINGS = "python:docstrings"
+# Raise it when the extraction changes: it is part of the content hash, which is taken before extracting.
+EXTRACTION_VERSION = 1
+# Tests, what other people installed, and generated or machine-dependent files are no prose.
+SKIPPED_FOLDERS = frozenset(
+    {"test", "tests", "idle_test", "site-packages", "dist-packages", "lib-dynload", "__pycache__", "__phello__"}
+    | {"idlelib", "lib2to3", "pydoc_data", "turtledemo", "ensurepip"}
+)
+SKIPPED_PREFIXES = ("_sysconfigdata", "config-", "sitecustomize", "usercustomize")
+
+_Definition = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def open_python_source(source: str) -> Source:
+    """Return the built-in source of this name; raises InvalidCorpus for a name that is none."""
+    if source == TOPICS:
+        return _topics_source()
+    if source == DOCSTRINGS:
+        return docstrings_source(Path(sysconfig.get_path("stdlib")))
+    raise InvalidCorpus(f"data.sources = {source!r}: unknown built-in corpus; rule: one of {TOPICS}, {DOCSTRINGS}")
+
+
+def _topics_source() -> Source:
+    documents = tuple(_topic_documents())
+    digest = hashlib.sha256()
+    for document in documents:
+        digest.update(document.sha256.encode())
+    return Source(
+        name=TOPICS,
+        bytes=sum(document.bytes for document in documents),
+        sha256=digest.hexdigest(),
+        unit="topic",
+        pieces=lambda: iter(documents),
+    )
+
+
+def _topic_documents() -> Iterator[Document]:
+    from pydoc_data.topics import topics  # half a megabyte of text, loaded only by who asks for it
+
+    offset = 0
+    for _, text in sorted(topics.items()):
+        content = text.strip().encode("utf-8")
+        if content:
+            yield document_of(TOPICS, offset, content)
+            offset += len(content)
+
+
+def docstrings_source(library: Path) -> Source:
+    """Return the docstrings of the Python files under ``library``, one document a module, in order of their paths.
+
+    ``sha256`` and ``bytes`` are of the source files, so that a known corpus is recognised without parsing it.
+    Raises InvalidCorpus where there are no source files (a zipped or stripped Python).
+    """
+    paths = module_paths(library)
+    digest, size_bytes = hashlib.sha256(f"extraction {EXTRACTION_VERSION}\n".encode()), 0
+    for path in paths:
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(library).as_posix()} {len(content)}\n".encode())
+        digest.update(content)
+        size_bytes += len(content)
+    if not paths:
+        raise InvalidCorpus(
+            f"data.sources = {DOCSTRINGS!r}: no source files under {library}; rule: this Python carries its sources. "
+            f"Use another Python, or {TOPICS!r}, or a text file"
+        )
+    return Source(
+        name=DOCSTRINGS,
+        bytes=size_bytes,
+        sha256=digest.hexdigest(),
+        unit="module",
+        pieces=lambda: iter(_docstring_documents(library, digest.hexdigest())),
+    )
+
+
+def module_paths(library: Path) -> list[Path]:
+    """Return the Python files of the library that hold prose, sorted by their path inside it."""
+    return sorted(_walk(library), key=lambda path: path.relative_to(library).as_posix())
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    for path in folder.iterdir():
+        if path.name in SKIPPED_FOLDERS or path.name.startswith(SKIPPED_PREFIXES):
+            continue
+        if path.is_dir():
+            yield from _walk(path)
+        elif path.suffix == ".py":
+            yield path
+
+
+# The text is asked for twice (tokenizer training, encoding) and takes seconds to parse; it is two megabytes.
+@cache
+def _docstring_documents(library: Path, _content_sha256: str) -> tuple[Document, ...]:
+    documents, offset = [], 0
+    for path in module_paths(library):
+        content = module_text(path.read_bytes(), _module_name(path.relative_to(library))).encode("utf-8")
+        if content:
+            documents.append(document_of(DOCSTRINGS, offset, content))
+            offset += len(content)
+    return tuple(documents)
+
+
+def _module_name(relative: Path) -> str:
+    parts = relative.with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+
+
+def module_text(content: bytes, module: str) -> str:
+    """Return every docstring of a module's source, each under its dotted name; empty where there is none."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # old escapes in somebody else's source are not ours to report
+        try:
+            tree = ast.parse(content)
+        except (SyntaxError, ValueError):  # a stray file that is no Python must not stop a first run
+            return ""
+    parts = [f"{name}\n\n{text}" for name, text in _docstrings(tree, module)]
+    # Lone surrogates are legal in a Python string and not in UTF-8.
+    return "\n\n".join(parts).encode("utf-8", errors="replace").decode("utf-8")
+
+
+def _docstrings(node: _Definition, name: str) -> Iterator[tuple[str, str]]:
+    text = (ast.get_docstring(node) or "").strip()
+    if text:
+        yield name, text
+    for child in _definitions(node):
+        yield from _docstrings(child, f"{name}.{child.name}")
+
+
+def _definitions(node: ast.AST) -> Iterator[ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+    for field in ("body", "handlers", "orelse", "finalbody"):
+        for child in getattr(node, field, ()):
+            if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                yield child
+            elif isinstance(child, ast.stmt | ast.ExceptHandler):
+                yield from _definitions(child)

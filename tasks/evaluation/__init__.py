@@ -1,0 +1,1 @@
+"""Measuring a committed checkpoint, in processes of its own."""

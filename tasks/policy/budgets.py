@@ -1,0 +1,183 @@
+"""What a failure may cost and what is done next: a pure function of policy, log and failure.
+
+Owns "progress refills", "no news, no retry" and the remedy of an OOM. Nothing here is stored: what was spent is counted
+in the log's own receipts. Refuses to know clocks, stores, randomness and the orchestrator.
+"""
+
+from dataclasses import dataclass
+from math import floor
+
+from storage.logs.run_entries import Decision, EvaluationFailed
+from storage.logs.run_state import AttemptRecord, RunState
+from tasks.policy.failures import Failure, TerminationReason
+from tasks.settings import BudgetConfig, BudgetsConfig
+
+RESUME = "resume"
+STOP = "stop"
+FINISH = "finish"
+_UNCHARGED = {
+    TerminationReason.COMPLETED: FINISH,
+    TerminationReason.FENCED: STOP,
+    TerminationReason.CANCELLED: STOP,
+    TerminationReason.ERROR: STOP,
+}
+_SAME_AGAIN_IS_NO_NEWS = frozenset(
+    {TerminationReason.OOM, TerminationReason.BAD_DATA, TerminationReason.DIVERGED, TerminationReason.HUNG}
+)
+"""Reasons that lie in the run itself. A machine taken away or a store that is out may happen twice at one step."""
+_NEED_A_REMEDY = frozenset({TerminationReason.BAD_DATA, TerminationReason.DIVERGED})
+_MOST_DOUBLINGS = 6
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setback:
+    """How far the failed attempt got, what it lost, and what can be different next time.
+
+    `quarantined_samples` are those about to be quarantined, `repaired_objects` those made anew from their source.
+    """
+
+    last_step: int
+    micro_batch: int
+    wasted_gpu_seconds: float = 0.0
+    activation_checkpointing: bool = False
+    quarantined_samples: int = 0
+    repaired_objects: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spending:
+    """What a reason was charged: retries since the last progress and in all, by which attempts, and what they lost."""
+
+    since_progress: int
+    total: int
+    wasted_gpu_seconds: float = 0.0
+    attempts: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Change:
+    told: str = ""
+    micro_batch: int | None = None
+    activation_checkpointing: bool | None = None
+
+
+def budget_of(budgets: BudgetsConfig, reason: str) -> BudgetConfig | None:
+    """Return the budget that pays for `reason`, or None where nothing does."""
+    budget: BudgetConfig | None = getattr(budgets, reason.replace("-", "_"), None)
+    return budget
+
+
+def spending(attempts: tuple[AttemptRecord, ...], reason: str) -> Spending:
+    """Count the charges of `reason` in ended attempts; one that committed new steps refilled before it was charged."""
+    since, charged, wasted = 0, list[int](), 0.0
+    for attempt in attempts:
+        if attempt.made_progress:
+            since = 0
+        if attempt.ended is not None and attempt.ended.decision.charged == reason:
+            since += 1
+            charged.append(attempt.started.attempt)
+            wasted += attempt.ended.wasted_gpu_seconds
+    latest = charged[len(charged) - since :]
+    return Spending(since_progress=since, total=len(charged), wasted_gpu_seconds=wasted, attempts=tuple(latest))
+
+
+def decide(
+    budgets: BudgetsConfig, state: RunState, failure: Failure, setback: Setback, *, jitter: float = 0.0
+) -> Decision:
+    """Return what follows the end of the run's open attempt, whose receipt is not yet in `state`.
+
+    `jitter` in [0, 1) spreads the waiting of runs that failed together: it takes off up to half of it.
+    """
+    if failure.reason in _UNCHARGED:
+        return Decision(action=_UNCHARGED[failure.reason], reason=failure.detail)
+    budget = budget_of(budgets, failure.reason)
+    if budget is None:
+        return Decision(action=STOP, reason=f"no budget pays for {failure.reason}")
+    change = _change(failure, setback)
+    if not change.told and failure.reason in _NEED_A_REMEDY:
+        return Decision(
+            action=STOP, reason=f"{failure.reason}: nothing is known that would make it different next time"
+        )
+    if not change.told and _is_no_news(state, failure, setback.last_step):
+        return Decision(
+            action=STOP, reason=f"the same failure at step {setback.last_step} with nothing changed since: no retry"
+        )
+    return _charged(budget, state, failure, setback, change, jitter)
+
+
+def evaluator_retries_left(
+    budget: BudgetConfig, failed: tuple[EvaluationFailed, ...], manifest_sha256: str, suite_sha256: str
+) -> int:
+    """Return how often this very evaluation may still be tried again; training is neither stopped nor repeated."""
+    wanted = (manifest_sha256, suite_sha256)
+    spent = sum((item.manifest_sha256, item.suite_sha256) == wanted for item in failed)
+    return max(budget.retries + 1 - spent, 0)
+
+
+def _change(failure: Failure, setback: Setback) -> _Change:
+    """What is different next time: a smaller micro-batch, then recomputed activations; repaired or avoided data."""
+    if failure.reason is TerminationReason.OOM and setback.micro_batch > 1:
+        smaller = setback.micro_batch // 2
+        return _Change(told=f"micro-batch {setback.micro_batch}→{smaller}", micro_batch=smaller)
+    if failure.reason is TerminationReason.OOM and not setback.activation_checkpointing:
+        return _Change(told="activation checkpointing on", activation_checkpointing=True)
+    if setback.repaired_objects:
+        return _Change(told=f"{setback.repaired_objects} damaged object(s) made anew from their source")
+    if setback.quarantined_samples:
+        return _Change(told=f"{setback.quarantined_samples} sample(s) quarantined")
+    return _Change()
+
+
+def _charged(
+    budget: BudgetConfig, state: RunState, failure: Failure, setback: Setback, change: _Change, jitter: float
+) -> Decision:
+    spent, reason = spending(state.attempts, failure.reason), failure.reason
+    wasted = spent.wasted_gpu_seconds + setback.wasted_gpu_seconds
+    before = sum(len(item.windows) for item in state.quarantines if item.reason == reason)
+    samples = before + setback.quarantined_samples
+    left: dict[str, int | None] = {
+        "retries": budget.retries - spent.since_progress - 1,
+        "total": None if budget.total is None else budget.total - spent.total - 1,
+        "wasted_gpu_seconds": None if budget.wasted_gpu_seconds is None else floor(budget.wasted_gpu_seconds - wasted),
+        "samples": None if budget.samples is None else budget.samples - samples,
+    }
+    shown = {name: None if value is None else max(value, 0) for name, value in left.items()}
+    empty = [name for name, value in left.items() if value is not None and value < 0]
+    if empty:
+        return Decision(action=STOP, reason=_spent(state, reason, spent, wasted, empty[0]), charged=reason, left=shown)
+    waiting = budget.backoff_seconds * 2 ** min(spent.since_progress, _MOST_DOUBLINGS) * (1 - jitter / 2)
+    changed = f", {change.told}" if change.told else ""
+    return Decision(
+        action=RESUME,
+        reason=f"{reason}: resume from the newest committed checkpoint{changed}",
+        charged=reason,
+        left=shown,
+        delay_seconds=waiting,
+        micro_batch=change.micro_batch,
+        activation_checkpointing=change.activation_checkpointing,
+        changed=change.told,
+    )
+
+
+def _spent(state: RunState, reason: str, spent: Spending, wasted: float, limit: str) -> str:
+    by = f" by attempts {', '.join(map(str, spent.attempts))}" if spent.attempts else ""
+    unblock = f"raise budgets.{reason}.{limit}"
+    if limit == "retries":
+        unblock = f"a commit beyond step {state.high_water_step} refills it, or {unblock}"
+    return (
+        f"budget {reason} is spent ({limit}): {spent.since_progress} retries since the last new commit{by}, "
+        f"{spent.total} in all, {wasted:.0f} GPU-seconds lost to it; {unblock}"
+    )
+
+
+def _is_no_news(state: RunState, failure: Failure, last_step: int) -> bool:
+    """Whether this very failure has ended an attempt at this very step before, and none got further since."""
+    if failure.reason not in _SAME_AGAIN_IS_NO_NEWS:
+        return False
+    for attempt in reversed(state.attempts[:-1]):
+        before = attempt.ended
+        if before is None or before.last_step > last_step:
+            return False
+        if before.fingerprint == failure.fingerprint and before.last_step == last_step:
+            return True
+    return False

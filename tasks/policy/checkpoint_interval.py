@@ -1,0 +1,126 @@
+"""How often to commit: two formulas, and the simulation asked at many intervals.
+
+Young, "A first order approximation to the optimum checkpoint interval" (CACM 17, 1974): sqrt(2 C M) seconds of training
+between commits, C what a commit costs, M the mean time between failures. Daly, "A higher order estimate of the optimum
+checkpoint interval for restart dumps" (FGCS 22, 2006), equation 37, carries the series two terms further and gives M
+where a commit costs more than 2 M. M counts failures that lose work: not those that a notice announces in good time.
+
+Refuses to know what a run's policy is: the interval that loses least does not depend on it.
+"""
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, islice, repeat
+
+from tasks.policy.failure_trace import FailureTrace, TraceFailure
+from tasks.policy.failures import TerminationReason
+from tasks.policy.simulated_attempt import SimulationPlan, train_until
+
+_STEPS_PER_DOUBLING = 3
+_DOUBLINGS = 2
+_FAILURES_PER_SEED = 200
+_ENOUGH_ATTEMPTS = 2_000
+"""After so many the lost share is known well enough, whether or not the run would ever end."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IntervalLoss:
+    """Committing every `every_steps` steps keeps `lost_share` of the wall time from being useful, over all seeds."""
+
+    every_steps: int
+    seconds: float
+    lost_share: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IntervalComparison:
+    """The interval a run has beside what the formulas say and what the simulation finds; `sweep` is in ascending steps.
+
+    `young`, `daly` and `simulated` are None where nothing that loses work ever happens.
+    """
+
+    present: IntervalLoss
+    young: IntervalLoss | None
+    daly: IntervalLoss | None
+    simulated: IntervalLoss | None
+    sweep: tuple[IntervalLoss, ...]
+
+
+def young_seconds(checkpoint_seconds: float, between_failures_seconds: float) -> float:
+    """Return Young's interval: seconds of training between commits."""
+    return math.sqrt(2 * checkpoint_seconds * between_failures_seconds)
+
+
+def daly_seconds(checkpoint_seconds: float, between_failures_seconds: float) -> float:
+    """Return Daly's interval: seconds of training between commits, the commit itself not counted."""
+    if checkpoint_seconds >= 2 * between_failures_seconds:
+        return between_failures_seconds
+    ratio = checkpoint_seconds / (2 * between_failures_seconds)
+    series = 1 + math.sqrt(ratio) / 3 + ratio / 9
+    return young_seconds(checkpoint_seconds, between_failures_seconds) * series - checkpoint_seconds
+
+
+def lost_share(plan: SimulationPlan, trace: FailureTrace, seeds: Sequence[int]) -> float:
+    """Return the share of the wall time that is not useful, a mean over runs of drawn failures that never give up."""
+    return sum(_lost_share(plan, trace.drawn(random.Random(seed))) for seed in seeds) / len(seeds)
+
+
+def compare_intervals(plan: SimulationPlan, trace: FailureTrace, seeds: Sequence[int]) -> IntervalComparison:
+    """Return the plan's own interval, both formulas' and the best of a sweep around them, all on the same failures.
+
+    A run too short for chance to even out is made longer: what counts is the share that is lost in the long run.
+    """
+    announced = frozenset({TerminationReason.PREEMPTED}) if plan.notice_saves_all else frozenset()
+    between = trace.mean_device_seconds(without=announced) / plan.devices
+    steps_wanted = 0 if math.isinf(between) else math.ceil(_FAILURES_PER_SEED * between / plan.step_seconds)
+    long_run = replace(plan, total_steps=max(plan.total_steps, steps_wanted))
+    measured: dict[int, IntervalLoss] = {}
+
+    def measure(steps: int) -> IntervalLoss:
+        if steps not in measured:
+            share = lost_share(replace(long_run, every_steps=steps), trace, seeds)
+            measured[steps] = IntervalLoss(every_steps=steps, seconds=steps * plan.step_seconds, lost_share=share)
+        return measured[steps]
+
+    if math.isinf(between):
+        return IntervalComparison(
+            present=measure(plan.every_steps), young=None, daly=None, simulated=None, sweep=tuple(measured.values())
+        )
+    young, daly = young_seconds(plan.checkpoint_seconds, between), daly_seconds(plan.checkpoint_seconds, between)
+    swept = [measure(steps) for steps in _around(max(daly, young / 2), plan)]
+    return IntervalComparison(
+        present=measure(plan.every_steps),
+        young=measure(_steps(young, plan)),
+        daly=measure(_steps(daly, plan)),
+        simulated=min(swept, key=lambda item: item.lost_share),
+        sweep=tuple(measured[steps] for steps in sorted(measured)),
+    )
+
+
+def _lost_share(plan: SimulationPlan, failures: Iterator[TraceFailure]) -> float:
+    """What `simulate` gives for a policy that always resumes, without its receipts: they are most of its work."""
+    step, wall_seconds, restart_seconds = 0, 0.0, 0.0
+    for event in islice(chain(failures, repeat(None)), _ENOUGH_ATTEMPTS):
+        seconds = event.after_device_seconds / plan.devices if event else math.inf
+        is_announced = event is not None and event.reason is TerminationReason.PREEMPTED
+        stretch = train_until(
+            plan, first_step=step, restart_seconds=restart_seconds, failure_seconds=seconds, is_announced=is_announced
+        )
+        wall_seconds += (stretch.committed_step - step) * plan.step_seconds + stretch.commits * plan.checkpoint_seconds
+        wall_seconds += stretch.restart_seconds + stretch.lost_seconds
+        step, restart_seconds = stretch.committed_step, plan.restart_seconds
+        if stretch.is_finished:
+            break
+    return 1 - step * plan.step_seconds / wall_seconds
+
+
+def _around(seconds: float, plan: SimulationPlan) -> list[int]:
+    """Steps from a quarter to four times of `seconds`, evenly spaced on a logarithmic scale."""
+    most = _DOUBLINGS * _STEPS_PER_DOUBLING
+    return sorted({_steps(seconds * 2 ** (n / _STEPS_PER_DOUBLING), plan) for n in range(-most, most + 1)})
+
+
+def _steps(seconds: float, plan: SimulationPlan) -> int:
+    return min(max(round(seconds / plan.step_seconds), 1), plan.total_steps)

@@ -1,0 +1,197 @@
+"""What goes wrong, how often, in which order: the material of a simulation.
+
+A trace is rates (failures of one reason per device and day) or what a run's receipts recorded, and after those the
+rates they show. A file of rates is TOML or JSON with these keys and no others:
+
+    source = "our cluster, last quarter"     # optional, shown to people
+    [per_device_day]                          # reason = failures of one device in one day
+    preempted = 2e-4
+    lost = 5e-4
+
+The trace built in is "The Llama 3 Herd of Models" (Meta, 2024, arXiv:2407.21783), table 5: 419 unexpected interruptions
+of 16,384 GPUs in 54 days, by cause. What each would look like to `failures.classify` is our reading: unplanned host
+maintenance comes with a notice (preempted), the collectives' watchdog sees a hang (hung), corrupted data shows in the
+loss (diverged), a disk takes the store away (storage), all else takes the process with it (lost). That includes the 54
+software bugs: their automation restarted them. A bug that returns needs a person; add `error` to see a policy stop.
+
+Refuses to know policies, clocks and files: text and a generator come in, values go out.
+"""
+
+import json
+import random
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate, chain
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from storage.logs.run_state import AttemptRecord, RunState
+from tasks.errors import TaskError
+from tasks.policy.failures import TerminationReason
+
+DAY_SECONDS = 86_400.0
+_NO_FAILURES = frozenset({TerminationReason.COMPLETED, TerminationReason.FENCED, TerminationReason.CANCELLED})
+_PUBLISHED = {
+    TerminationReason.LOST: 371,
+    TerminationReason.PREEMPTED: 32,
+    TerminationReason.HUNG: 7,
+    TerminationReason.DIVERGED: 6,
+    TerminationReason.STORAGE: 3,
+}
+_PUBLISHED_DEVICES, _PUBLISHED_DAYS = 16_384, 54
+
+
+class InvalidTrace(TaskError):
+    """A failure trace breaks a rule; the message names the field and the rule."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TraceFailure:
+    """The end of one attempt, `after_device_seconds` from its beginning; one that finishes earlier never meets it.
+
+    None for `quarantined_samples` means as many as the reason usually costs; `fingerprint` is empty where the reason is
+    all that is known.
+    """
+
+    reason: TerminationReason
+    after_device_seconds: float
+    detail: str = ""
+    fingerprint: str = ""
+    quarantined_samples: int | None = None
+    repaired_objects: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse ends that are no failures and times before the beginning."""
+        if self.reason in _NO_FAILURES:
+            raise InvalidTrace(f"reason {self.reason}: must be a failure")
+        if not self.after_device_seconds >= 0:
+            raise InvalidTrace(f"after_device_seconds {self.after_device_seconds}: must not be negative")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FailureRate:
+    """How often one reason ends an attempt, per device and day."""
+
+    reason: TerminationReason
+    per_device_day: float
+
+    def __post_init__(self) -> None:
+        """Refuse reasons that are no failures and rates below nothing."""
+        if self.reason in _NO_FAILURES:
+            raise InvalidTrace(f"per_device_day.{self.reason}: must be a failure, not another way to end")
+        if not 0 <= self.per_device_day < float("inf"):
+            raise InvalidTrace(f"per_device_day.{self.reason} = {self.per_device_day}: must be finite, not negative")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FailureTrace:
+    """Failures as they were recorded, in order, then drawn without memory at these rates; `source` is for people."""
+
+    source: str
+    rates: tuple[FailureRate, ...]
+    recorded: tuple[TraceFailure, ...] = ()
+
+    def failures(self, generator: random.Random) -> Iterator[TraceFailure]:
+        """Yield the failure of each attempt in turn; ends only where the rates are zero."""
+        return chain(self.recorded, self.drawn(generator))
+
+    def drawn(self, generator: random.Random) -> Iterator[TraceFailure]:
+        """Yield failures by rates alone: exponential in device time, reasons in proportion."""
+        reasons = tuple(rate.reason for rate in self.rates)
+        ladder = tuple(accumulate(rate.per_device_day for rate in self.rates))
+        if not ladder or ladder[-1] <= 0:
+            return
+        per_second = ladder[-1] / DAY_SECONDS
+        while True:
+            after = generator.expovariate(per_second)
+            yield TraceFailure(
+                reason=generator.choices(reasons, cum_weights=ladder)[0],
+                after_device_seconds=after,
+            )
+
+    def mean_device_seconds(self, *, without: frozenset[TerminationReason] = frozenset()) -> float:
+        """Return the mean device time between failures by rates, those of `without` not counted; may be infinite."""
+        per_day = sum(rate.per_device_day for rate in self.rates if rate.reason not in without)
+        return DAY_SECONDS / per_day if per_day > 0 else float("inf")
+
+
+class _TraceFile(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    source: str = ""
+    per_device_day: dict[TerminationReason, Annotated[float, Field(ge=0, allow_inf_nan=False)]]
+
+
+def published_trace() -> FailureTrace:
+    """Return the interruptions of Llama 3 405B as rates per device and day."""
+    device_days = _PUBLISHED_DEVICES * _PUBLISHED_DAYS
+    return FailureTrace(
+        source="Llama 3 405B: 419 unexpected interruptions of 16,384 GPUs in 54 days (arXiv:2407.21783)",
+        rates=tuple(FailureRate(reason=r, per_device_day=n / device_days) for r, n in _PUBLISHED.items()),
+    )
+
+
+def parse_trace(text: str, *, name: str) -> FailureTrace:
+    """Return the trace in a TOML or JSON text; raises `InvalidTrace` with one line for each broken rule."""
+    try:
+        document = json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text)
+        read = _TraceFile.model_validate(document)
+    except ValidationError as error:
+        broken = [f"{name}: {'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
+        raise InvalidTrace("\n".join(broken)) from error
+    except ValueError as error:  # both decoders' errors are ValueErrors
+        raise InvalidTrace(f"{name}: neither TOML nor JSON: {error}") from error
+    rates = tuple(FailureRate(reason=reason, per_device_day=rate) for reason, rate in read.per_device_day.items())
+    return FailureTrace(source=read.source or name, rates=rates)
+
+
+def recorded_trace(state: RunState, *, restart_device_seconds: float = 0.0) -> FailureTrace:
+    """Return what a run's receipts show: how each attempt ended and after how much device time, and the rates of that.
+
+    A person's stop, a fencing and the end are no failures. Receipts count from the trainer's first step; here an
+    attempt begins with its restart, so that of every attempt but the first is added.
+    """
+    ended = [attempt for attempt in state.attempts if attempt.ended is not None]
+    failed = [attempt for attempt in ended if _reason(attempt) not in _NO_FAILURES]
+    exposed = (_device_seconds(state, attempt, restart_device_seconds) for attempt in state.attempts)
+    device_days = sum(exposed) / DAY_SECONDS
+    counts = Counter(_reason(attempt) for attempt in failed)
+    rates = [FailureRate(reason=r, per_device_day=n / device_days) for r, n in sorted(counts.items()) if device_days]
+    run_id = state.opened.run_id if state.opened else ""
+    return FailureTrace(
+        source=f"run {run_id}: {len(failed)} failures in {device_days * 24:.3g} GPU-hours",
+        rates=tuple(rates),
+        recorded=tuple(_recorded(state, attempt, restart_device_seconds) for attempt in failed),
+    )
+
+
+def _recorded(state: RunState, attempt: AttemptRecord, restart_device_seconds: float) -> TraceFailure:
+    assert attempt.ended is not None
+    ended, number = attempt.ended, attempt.started.attempt
+    samples = sum(len(item.windows) for item in state.quarantines if item.attempt == number)
+    remedied = ended.decision.action == "resume" and not samples
+    return TraceFailure(
+        reason=_reason(attempt),
+        after_device_seconds=_device_seconds(state, attempt, restart_device_seconds),
+        detail=ended.detail,
+        fingerprint=ended.fingerprint,
+        quarantined_samples=samples,
+        repaired_objects=int(remedied and _reason(attempt) is TerminationReason.BAD_DATA),
+    )
+
+
+def _device_seconds(state: RunState, attempt: AttemptRecord, restart_device_seconds: float) -> float:
+    """How long it was exposed to failures; of an open attempt only as far as its commits tell."""
+    number = attempt.started.attempt
+    committed = (item.committed.gpu_seconds for item in state.checkpoints if item.committed.attempt == number)
+    used = attempt.ended.gpu_seconds if attempt.ended else max(committed, default=0.0)
+    return used + (restart_device_seconds if number > 1 else 0.0)
+
+
+def _reason(attempt: AttemptRecord) -> TerminationReason:
+    """What ended it; a reason of a newer version counts as one nobody can retry."""
+    told = attempt.ended.reason if attempt.ended else ""
+    return TerminationReason(told) if told in set(TerminationReason) else TerminationReason.ERROR

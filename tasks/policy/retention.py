@@ -1,0 +1,214 @@
+"""Retention: which checkpoints a run keeps and why, which holds are over, which staged folders are orphans. Pure.
+
+Owns the rules. The newest, the best, every M-th, what an alias reaches, what anybody holds or resumes from is kept; a
+hold is over on proof, never by a clock; a staged folder is an orphan once its attempt has ended. Refuses to look
+anything up and to do anything: `checkpoint_sweep` gathers the facts, `storage.checkpoints.sweep` acts.
+"""
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from storage.checkpoints.sweep import SweepPlan, Verdict, parse_checkpoint_folder
+from storage.logs.run_entries import CheckpointHeld
+from storage.logs.run_state import COMMITTED, DELETED, QUARANTINED, CheckpointRecord, RunState
+from tasks.policy.early_stop import find_stop, outstanding, stop_terms
+from tasks.policy.promotion import METRIC
+from tasks.settings import CheckpointConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AliasReach:
+    """What an alias points at or a rollback could reach (manifest sha256s), and the holds it has decided on."""
+
+    alias: str
+    reached: frozenset[str]
+    decided_holds: frozenset[str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RetentionTerms:
+    """What a plan goes by beside the run's state.
+
+    `dead_holds` names the holds whose holder was known dead before any registry was read: only then does a registry
+    without a decision prove that none will follow.
+    """
+
+    policy: CheckpointConfig
+    suite_sha256: str
+    aliases: tuple[AliasReach, ...] = ()
+    dead_holds: frozenset[str] = frozenset()
+
+
+def plan_retention(terms: RetentionTerms, state: RunState, folders: Sequence[str]) -> SweepPlan:
+    """Return the verdict on every hold, every committed or quarantined checkpoint, and every other folder.
+
+    `folders` must have been listed before `state` was read. Every hold of the state protects, over or not: it is
+    released first.
+    """
+    standing = _standing(terms, state)
+    kept = [record for record in state.checkpoints if record.state in (COMMITTED, QUARANTINED)]
+    return SweepPlan(
+        holds=tuple(_judge_hold(terms, hold) for hold in state.holds),
+        checkpoints=tuple(_judge_checkpoint(terms, standing, record) for record in kept),
+        staged=tuple(_judge_folders(state, folders)),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Standing:
+    """What the verdicts of one state share, looked up once."""
+
+    readable_steps: tuple[int, ...]
+    newest: frozenset[str]
+    losses: dict[str, float]
+    best: frozenset[str]
+    holds: tuple[CheckpointHeld, ...]
+    resumed: str | None
+    owner: int
+    stop_step: int | None
+    awaited: frozenset[str]
+
+
+def _standing(terms: RetentionTerms, state: RunState) -> _Standing:
+    readable, owner = state.readable, state.open_attempt
+    resumed = owner.started.resumed_from if owner else None
+    losses = _losses(state, terms.suite_sha256)
+    stop = find_stop(state, terms.suite_sha256)
+    # What was trained beyond an early stop is no part of the run's end, however good it is.
+    ends = stop.step if stop else math.inf
+    ranked = sorted(
+        (
+            record.committed
+            for record in readable
+            if record.committed.manifest_sha256 in losses and record.committed.step <= ends
+        ),
+        key=lambda committed: (losses[committed.manifest_sha256], committed.step),
+    )
+    return _Standing(
+        readable_steps=tuple(sorted(record.committed.step for record in readable)),
+        newest=frozenset(record.committed.prefix for record in readable[: terms.policy.keep_last]),
+        losses=losses,
+        best=frozenset(committed.prefix for committed in ranked[: terms.policy.keep_best]),
+        holds=state.holds,
+        resumed=resumed.prefix if resumed else None,
+        owner=state.latest_attempt,
+        stop_step=stop.step if stop else None,
+        awaited=_awaited(state, terms.suite_sha256),
+    )
+
+
+def _awaited(state: RunState, suite_sha256: str) -> frozenset[str]:
+    """Return the checkpoints whose evaluation an early stop may still depend on, whoever died before measuring them."""
+    if not state.attempts or state.finished is not None:
+        return frozenset()
+    terms = stop_terms(state.attempts[-1].started.config, suite_sha256)
+    found = outstanding(state, terms) if terms.policy.is_on else ()
+    return frozenset(record.committed.prefix for record in found)
+
+
+def _losses(state: RunState, suite_sha256: str) -> dict[str, float]:
+    """Return the lowest finite loss of each manifest, as promotion ranks them."""
+    losses: dict[str, float] = {}
+    for item in state.evaluations:
+        loss = item.metrics.get(METRIC, math.nan)
+        if item.suite_sha256 == suite_sha256 and math.isfinite(loss):
+            losses[item.manifest_sha256] = min(loss, losses.get(item.manifest_sha256, math.inf))
+    return losses
+
+
+def _judge_checkpoint(terms: RetentionTerms, standing: _Standing, record: CheckpointRecord) -> Verdict:
+    reasons = [*_wanted(terms, standing, record), *_needed(terms, standing, record)]
+    why = "; ".join(reasons) or _unwanted(terms.policy, standing, record)
+    return Verdict(key=record.committed.prefix, is_over=not reasons, why=why)
+
+
+def _wanted(terms: RetentionTerms, standing: _Standing, record: CheckpointRecord) -> Iterator[str]:
+    """Yield why the policy keeps it; one that cannot be read counts for nothing."""
+    policy, committed = terms.policy, record.committed
+    if record.state == QUARANTINED:
+        if _newer(standing, committed.step) < policy.keep_last:
+            yield f"quarantined, and fewer than {policy.keep_last} newer ones can be read"
+        return
+    if committed.prefix in standing.newest:
+        yield f"newest {policy.keep_last}"
+    if committed.prefix in standing.best:
+        yield f"best {policy.keep_best} ({METRIC} {standing.losses[committed.manifest_sha256]:.4g})"
+    if policy.keep_every and committed.step % policy.keep_every == 0:
+        yield f"every {policy.keep_every} steps"
+
+
+def _needed(terms: RetentionTerms, standing: _Standing, record: CheckpointRecord) -> Iterator[str]:
+    """Yield who needs it, whatever the policy says."""
+    committed = record.committed
+    reaching = [facts.alias for facts in terms.aliases if committed.manifest_sha256 in facts.reached]
+    yield from (f"alias {alias}" for alias in reaching)
+    for hold in standing.holds:
+        if hold.prefix == committed.prefix and hold.alias not in reaching:
+            yield f"held {_for(hold)} on host {hold.holder.host} (pid {hold.holder.pid})"
+    if committed.step == standing.stop_step:
+        yield "the run stops early here"
+    if committed.prefix in standing.awaited:
+        yield "its evaluation is outstanding, and decides on stopping early"
+    if committed.prefix == standing.resumed:
+        yield f"attempt {standing.owner} resumed from it"
+    if not _newer(standing, committed.step):
+        yield "nothing newer to resume from"
+
+
+def _unwanted(policy: CheckpointConfig, standing: _Standing, record: CheckpointRecord) -> str:
+    if record.state == QUARANTINED:
+        return f"quarantined ({record.detail}), and {policy.keep_last} newer ones can be read"
+    parts = [f"older than the newest {policy.keep_last}"]
+    loss = standing.losses.get(record.committed.manifest_sha256)
+    if policy.keep_best:
+        parts.append("not evaluated" if loss is None else f"{METRIC} {loss:.4g} is not the best {policy.keep_best}")
+    if policy.keep_every:
+        parts.append(f"not at a multiple of {policy.keep_every} steps")
+    return ", ".join(parts)
+
+
+def _newer(standing: _Standing, step: int) -> int:
+    return len(standing.readable_steps) - bisect_right(standing.readable_steps, step)
+
+
+def _judge_hold(terms: RetentionTerms, hold: CheckpointHeld) -> Verdict:
+    holder = f"its holder on host {hold.holder.host} (pid {hold.holder.pid})"
+    is_dead = hold.hold_id in terms.dead_holds
+    if hold.alias is None:
+        why = f"{holder} {'has died' if is_dead else 'may still read it'}"
+        return Verdict(key=hold.hold_id, is_over=is_dead, why=f"{_for(hold)}: {why}")
+    facts = next((facts for facts in terms.aliases if facts.alias == hold.alias), None)
+    is_decided = facts is not None and hold.hold_id in facts.decided_holds
+    if facts is not None and is_decided:
+        is_over = hold.manifest_sha256 not in facts.reached
+        why = "has decided, and does not point there" if is_over else "points at it, or a rollback could take it there"
+    else:
+        is_over = is_dead and facts is not None
+        why = f"is undecided, and {holder} {'has died' if is_over else 'may still offer it'}"
+    return Verdict(key=hold.hold_id, is_over=is_over, why=f"alias {hold.alias} {why}")
+
+
+def _for(hold: CheckpointHeld) -> str:
+    return "by an evaluation" if hold.alias is None else f"for alias {hold.alias}"
+
+
+def _judge_folders(state: RunState, folders: Sequence[str]) -> Iterator[Verdict]:
+    known = {record.committed.prefix: record.state for record in state.checkpoints}
+    for folder in folders:
+        if folder not in known:
+            yield _judge_staged(state, folder)
+        elif known[folder] == DELETED:
+            yield Verdict(key=folder, is_over=True, why="left over from a checkpoint that is deleted")
+
+
+def _judge_staged(state: RunState, folder: str) -> Verdict:
+    named = parse_checkpoint_folder(folder)
+    if named is None:
+        return Verdict(key=folder, is_over=False, why="not a checkpoint's folder")
+    _, attempt = named
+    has_ended = any(record.started.attempt == attempt and record.ended for record in state.attempts)
+    if has_ended or attempt < state.latest_attempt:
+        return Verdict(key=folder, is_over=True, why=f"attempt {attempt} has ended without committing it")
+    return Verdict(key=folder, is_over=False, why=f"attempt {attempt} may still commit it")

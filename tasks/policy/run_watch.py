@@ -1,0 +1,167 @@
+"""Must this run be continued, by whoever looks at it now? Pure: from the log's state and one watcher's own sightings.
+
+Owns the table of `watch-runs`. Every instant is a second of the watcher's own monotonic clock, and each wait counts
+from when that watcher first saw what it waits on: clocks of two hosts are never compared. Whether it answers right is
+politeness, not safety: the claim protocol lets one trainer through, however many watchers start one. Refuses to know
+how a run is continued, and who looks.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from storage.logs.run_state import AttemptRecord, RunState
+from tasks.policy.budgets import RESUME
+from tasks.policy.failures import TerminationReason
+from tasks.settings import EvaluationConfig, LeaseConfig
+
+_RETRY_SECONDS = 30.0
+_RETRY_GROWTH = 4.0
+_RETRY_LONGEST_SECONDS = 900.0
+
+
+class Life(Enum):
+    """What is certain of a process: it is gone, it is there, or, on another host, neither."""
+
+    GONE = "gone"
+    HERE = "here"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Observed:
+    """What one watcher has seen of a run.
+
+    `owner` is the process of the newest attempt, before the first one the process that opened the run.
+    `unchanged_since` is when this watcher first saw the run stand as it does: the same attempt with the same heartbeat,
+    or ended. `shows_life` says that the heartbeat or the commits of the same attempt have moved since the look before.
+    `futile` counts continuations begun since, the last at `tried_at`: a run that still stands here was not helped.
+    `unoffered_to` is the alias that a finished run's best checkpoint was never offered to, if there is one.
+    """
+
+    owner: Life
+    unchanged_since: float
+    shows_life: bool = False
+    futile: int = 0
+    tried_at: float = 0.0
+    unoffered_to: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Continue:
+    """Continue it now, and why that is right."""
+
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wait:
+    """Look again at `until`, on the watcher's monotonic clock; what is waited for."""
+
+    until: float
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Leave:
+    """Nothing to do, and why."""
+
+    why: str
+
+
+Verdict = Continue | Wait | Leave
+
+
+def decide_watch(state: RunState, observed: Observed, now: float) -> Verdict:
+    """Return what a watcher does about one run at `now`."""
+    verdict = _verdict(state, observed, now)
+    return _tempered(verdict, observed, now) if isinstance(verdict, Continue) else verdict
+
+
+def lease_seconds(state: RunState) -> float:
+    """Return how long the newest attempt may be silent before it counts as lost."""
+    lease = state.attempts[-1].started.config.get("lease", {}) if state.attempts else {}
+    return float(lease.get("seconds", LeaseConfig().seconds))
+
+
+def _verdict(state: RunState, observed: Observed, now: float) -> Verdict:
+    if state.opened is None:
+        return Leave(why="nothing was opened here")
+    if not state.attempts:
+        return _never_claimed(observed)
+    if state.open_attempt is not None:
+        return _open(state, state.open_attempt, observed, now)
+    if state.finished is not None:
+        return _finished(state, f"finished at step {state.finished.step}", observed, now)
+    return _ended(state, state.attempts[-1], observed, now)
+
+
+def _never_claimed(observed: Observed) -> Verdict:
+    if observed.owner is Life.GONE:
+        return Continue(why="opened but never claimed, and the process that opened it is gone")
+    whose = "is at it" if observed.owner is Life.HERE else "may be at it on another host"
+    return Leave(why=f"opened but never claimed: the process that opened it {whose}")
+
+
+def _open(state: RunState, owner: AttemptRecord, observed: Observed, now: float) -> Verdict:
+    placement, number = owner.started.placement, owner.started.attempt
+    whose = f"attempt {number} (process {placement.pid} on {placement.host})"
+    silent, lease = now - observed.unchanged_since, lease_seconds(state)
+    if observed.owner is Life.GONE:
+        return Continue(why=f"{whose} is gone without a receipt")
+    if observed.owner is Life.HERE:
+        quiet = ", but silent for longer than its lease: stop that process if it hangs" if silent > lease else ""
+        return Leave(why=f"{whose} is alive{quiet}")
+    if observed.shows_life:
+        return Leave(why=f"{whose} shows life")
+    if silent >= lease:
+        return Continue(why=f"{whose} has been silent for its whole lease of {lease:.0f} s")
+    return Wait(until=observed.unchanged_since + lease, why=f"{whose} is lost if it stays silent for {lease:.0f} s")
+
+
+def _finished(state: RunState, how: str, observed: Observed, now: float) -> Verdict:
+    if not observed.unoffered_to:
+        return Leave(why=how)
+    how = f"{how}, its best checkpoint not yet offered to {observed.unoffered_to}"
+    if observed.owner is Life.HERE:
+        return Leave(why=f"{how}: its process is alive")
+    until = observed.unchanged_since + (_offer_seconds(state) if observed.owner is Life.UNKNOWN else 0.0)
+    if now >= until:
+        return Continue(why=how)
+    return Wait(until=until, why=f"{how}; the time in which its own process may do so is not yet over")
+
+
+def _offer_seconds(state: RunState) -> float:
+    """How long the end of a run may take where nobody can see its process: its last evaluation comes first."""
+    evaluation = state.attempts[-1].started.config.get("evaluation", {})
+    return lease_seconds(state) + float(evaluation.get("timeout_seconds", EvaluationConfig().timeout_seconds))
+
+
+def _ended(state: RunState, last: AttemptRecord, observed: Observed, now: float) -> Verdict:
+    ended = last.ended
+    assert ended is not None
+    whose, decision = f"attempt {ended.attempt} ended: {ended.reason}", ended.decision
+    if ended.reason == TerminationReason.CANCELLED:
+        return Leave(why=f"{whose}; a person stopped it and continues it")
+    if decision.action != RESUME:
+        return Leave(why=f"{whose}; a person decides: {decision.reason}")
+    leaves = ended.reason == TerminationReason.PREEMPTED  # any other end is followed up by the process that saw it
+    if observed.owner is Life.HERE:
+        return Leave(why=f"{whose}; its process {'is leaving' if leaves else 'is alive and goes on'}")
+    may_go_on = lease_seconds(state) if observed.owner is Life.UNKNOWN and not leaves else 0.0
+    until = observed.unchanged_since + decision.delay_seconds + may_go_on
+    if now >= until:
+        return Continue(why=whose)
+    what = "back-off" if decision.delay_seconds else "time in which its own process may go on"
+    return Wait(until=until, why=f"{whose}; the {what} is not yet over")
+
+
+def _tempered(verdict: Continue, observed: Observed, now: float) -> Verdict:
+    """What was continued and stands where it stood is tried ever later: what was in the way may go by itself."""
+    if not observed.futile:
+        return verdict
+    until = observed.tried_at + min(
+        _RETRY_LONGEST_SECONDS, _RETRY_SECONDS * _RETRY_GROWTH ** min(observed.futile - 1, 8)
+    )
+    if now >= until:
+        return verdict
+    return Wait(until=until, why=f"{verdict.why}; continued {observed.futile} time(s) and not yet claimed")
