@@ -1,8 +1,8 @@
 """Early stopping of one attempt: which evaluations to wait for, when to end, and what is then the run's last step.
 
 Owns acting on `tasks.policy.early_stop`. With a policy on, training is at most one evaluation ahead, and the last
-segment waits for all of them: a run that completes its steps was never to stop, and one that stops has wasted little. Refuses
-to train, to measure and to decide.
+segment waits for all of them: a run that completes its steps was never to stop, and one that stops has wasted little.
+Refuses to train, to measure and to decide.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,7 @@
 """Why an attempt ended, in plain words: what each termination reason means, and the evidence for it.
 
-Owns the sentences. Pure; the verdict itself is `tasks.policy.failures`'s. Evidence is a mapping as the receipt holds it:
-one written by another version may lack any of it.
+Owns the sentences. Pure; the verdict itself is `tasks.policy.failures`'s. Evidence is a mapping as the receipt holds
+it: one written by another version may lack any of it.
 """
 
 import signal
