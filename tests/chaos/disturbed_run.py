@@ -73,7 +73,7 @@ def _comes(scene: Scene, fault: Fault, after_attempt: int) -> bool:
     """Wait for the fault's moment; False where it will not come any more."""
     deadline, looked_after = time.monotonic() + _MOMENT_SECONDS, 0.0
     while time.monotonic() < deadline:
-        if fault.moment is Moment.EVALUATION and scene.observer.has_trained(fault.step):
+        if fault.moment is Moment.EVALUATION and scene.observer.has_committed(fault.step):
             return _evaluates(scene)
         if scene.observer.is_reached(fault, after_attempt):
             return True

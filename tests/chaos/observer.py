@@ -44,6 +44,12 @@ class Observer:
         state = self.state()
         return state.open_attempt is not None and self.trained_step(state) >= step
 
+    def has_committed(self, step: int) -> bool:
+        """Whether an attempt is at work and a checkpoint of that step or a later one is committed."""
+        state = self.state()
+        newest = state.newest_committed
+        return state.open_attempt is not None and newest is not None and newest.committed.step >= step
+
     def staged(self, state: RunState) -> list[str]:
         """Return the folders of checkpoints that the newest attempt has not committed yet."""
         ending = f"-attempt-{state.latest_attempt:04d}"
