@@ -4,6 +4,7 @@ Owns the seams all suites share; refuses to know any package: each suite's own f
 """
 
 import os
+import signal
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ settings.register_profile("cairn", deadline=None, derandomize=True, database=Non
 def pytest_configure(config: pytest.Config) -> None:
     """Fix the environment before any package is imported; child processes inherit it."""
     settings.load_profile("cairn")
+    _hear_signals()
     for name in [name for name in os.environ if name.startswith(("CAIRN_", "PREFECT_"))]:
         if not name.startswith(("CAIRN_TEST_", "CAIRN_SIMULATOR_")):
             del os.environ[name]
@@ -32,6 +34,13 @@ def pytest_configure(config: pytest.Config) -> None:
         PREFECT_HOME=tempfile.mkdtemp(prefix="cairn-prefect-"),
         PREFECT_SERVER_ANALYTICS_ENABLED="false",
     )
+
+
+def _hear_signals() -> None:
+    """Take back what nohup or a shell's background ignores: children inherit it, and tests send them these signals."""
+    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, usual)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

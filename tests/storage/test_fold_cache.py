@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from storage import run_log as run_log_module
 from storage.errors import IntegrityError, StoreUnavailable
+from storage.logs import run_log as run_log_module
 from storage.logs.fold_cache import FoldedLog, write_fold
 from storage.logs.log_entry import entry_name
 from storage.logs.run_state import RunState, fold
