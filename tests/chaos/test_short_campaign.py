@@ -39,7 +39,7 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Campaign]:
     "plan",
     [
         RunPlan(seed=1, store="local", driver="command", faults=LOCAL),
-        RunPlan(seed=2, store="local", driver="watch", faults=WATCHED),
+        pytest.param(RunPlan(seed=2, store="local", driver="watch", faults=WATCHED), marks=pytest.mark.slow),
         pytest.param(RunPlan(seed=3, store="s3", driver="command", faults=REMOTE), marks=pytest.mark.slow),
     ],
     ids=["by-hand", "watched", "s3"],

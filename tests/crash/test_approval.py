@@ -86,6 +86,7 @@ def test_a_no_is_a_refusal_with_who_and_why_and_nobody_is_asked_again(trained: C
     assert len(registry(trained, "denied").history) == 1
 
 
+@pytest.mark.slow
 def test_a_form_without_a_name_is_not_accepted(trained: Command, api_url: str) -> None:
     process, flow_run_id = asked(trained, "anonymous")
     assert answer(api_url, flow_run_id, approve=True)["status"] == "REJECT"
@@ -106,6 +107,7 @@ def test_a_day_without_an_answer_leaves_the_alias_alone_and_a_person_who_types_p
     assert champion is not None and champion.why.endswith(": I have read it")
 
 
+@pytest.mark.slow
 def test_promote_in_another_terminal_ends_the_waiting(trained: Command) -> None:
     process, _ = asked(trained, "elsewhere")
     assert trained.start_verb("promote", "bard@60", "--alias", "elsewhere").wait(timeout=60) == 0
@@ -113,7 +115,9 @@ def test_promote_in_another_terminal_ends_the_waiting(trained: Command) -> None:
     assert [type(body) for _, body in registry(trained, "elsewhere").history] == [Promoted]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 75), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+)
 def test_a_notice_while_a_person_is_waited_for_ends_the_command_resumable(
     trained: Command, number: signal.Signals, code: int
 ) -> None:

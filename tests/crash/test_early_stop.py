@@ -40,6 +40,7 @@ def _is_at(command: Command, step: int) -> bool:
     return trained_steps(command) >= step
 
 
+@pytest.mark.slow
 def test_a_run_that_overfits_stops_says_why_and_ends_with_the_same_bits_through_kills(
     tiny: Command, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -106,6 +106,7 @@ def test_no_attempt_was_lost_or_charged_for_it(killed: Command) -> None:
     assert attempt.ended is not None and (attempt.ended.reason, attempt.ended.decision.charged) == ("completed", None)
 
 
+@pytest.mark.slow
 def test_evaluators_of_ones_own_that_hang_crash_and_lie_touch_nothing(
     tmp_path: Path, api_url: str, undisturbed_sha256: str
 ) -> None:
@@ -132,6 +133,7 @@ def test_evaluators_of_ones_own_that_hang_crash_and_lie_touch_nothing(
     assert RunLog(command.store, "bard").refresh().finished is not None
 
 
+@pytest.mark.slow
 def test_a_run_that_has_to_leave_waits_for_no_evaluator(tmp_path: Path, api_url: str, undisturbed_sha256: str) -> None:
     command = Command(tmp_path, api_url)
     (tmp_path / "score.py").write_text(HANG)

@@ -50,6 +50,7 @@ def opened(command: Command) -> RunOpened:
     return entry
 
 
+@pytest.mark.slow
 def test_an_imported_snapshot_is_trained_on_and_the_run_keeps_its_whole_id(command: Command, imported: str) -> None:
     (command.folder / "run.toml").write_text(CONFIG.format(beginning=imported[:8]))
     command.train()

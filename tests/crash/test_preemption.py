@@ -45,7 +45,8 @@ def test_too_little_grace_is_said_in_the_receipt_and_the_last_regular_commit_is_
     assert command.state_sha256() == undisturbed_sha256
 
 
-@pytest.mark.parametrize("source", ["file", pytest.param("signal", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("source", ["file", "signal"])
 def test_a_notice_of_another_kind_ends_the_run_in_the_same_good_order(command: Command, source: str) -> None:
     notice = command.folder / "leave"
     extra = {"file": f"preemption.notice_file={notice}", "signal": "preemption.signal=SIGUSR1"}[source]

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 
+import pytest
+
 from tests.crash.training_command import Command
 from tests.crash.victims import trained_steps, wait_for
 
@@ -71,6 +73,7 @@ def trained_at_a_terminal(command: Command, columns: int) -> Iterator[tuple[subp
         process.wait()
 
 
+@pytest.mark.slow
 def test_a_resized_terminal_is_drawn_anew_and_a_closed_one_ends_the_run_as_a_preemption(command: Command) -> None:
     with trained_at_a_terminal(command, 120) as (process, terminal):
         wait_for(partial(_has_trained, command, 5), process, "step 5")
