@@ -1,4 +1,4 @@
-"""Is everything there that the log promises? Sequence, prev chain, refused entries, data snapshot, every checkpoint.
+"""Is everything there that the log promises? Sequence, prev chain, refused entries, data, initial weights, checkpoints.
 
 Reads the log entry by entry, whatever is cached, and holds the cached fold against it.
 
@@ -58,6 +58,7 @@ def verify_run(store: ObjectStore, run_id: str) -> Verification:
         for entry in state.refused
     ]
     problems += _snapshot_problems(store, state)
+    problems += _initial_problems(store, state)
     for record in state.readable:
         problems += verify_checkpoint(store, record.committed.reference)
     return Verification(
@@ -118,3 +119,14 @@ def _snapshot_problems(store: ObjectStore, state: RunState) -> Iterator[str]:
             check_object(store, PromisedObject(key=key, bytes=item.bytes, sha256=item.sha256))
         except IntegrityError as error:
             yield str(error)
+
+
+def _initial_problems(store: ObjectStore, state: RunState) -> Iterator[str]:
+    if state.opened is None or state.opened.initial_weights_sha256 is None:
+        return
+    from tasks.training.initial_weights import promised_weights  # few runs have any
+
+    try:
+        check_object(store, promised_weights(store, state.opened.initial_weights_sha256))
+    except IntegrityError as error:
+        yield str(error)

@@ -87,7 +87,7 @@ def keep_initial_weights(
 def read_initial_weights(store: ObjectStore, sha256: str) -> tuple[TensorRecord, ...]:
     """Return the weights as a network names them; raises IntegrityError where a byte is not what the run began from."""
     key = _key(sha256)
-    return parse_shard(read_verified(store, _promised(store, sha256)), where=key)
+    return parse_shard(read_verified(store, promised_weights(store, sha256)), where=key)
 
 
 def _keep(store: ObjectStore, records: Sequence[TensorRecord]) -> str:
@@ -104,13 +104,14 @@ def _keep(store: ObjectStore, records: Sequence[TensorRecord]) -> str:
 
 def _is_kept(store: ObjectStore, sha256: str) -> bool:
     try:
-        check_object(store, _promised(store, sha256))
+        check_object(store, promised_weights(store, sha256))
     except IntegrityError:
         return False
     return True
 
 
-def _promised(store: ObjectStore, sha256: str) -> PromisedObject:
+def promised_weights(store: ObjectStore, sha256: str) -> PromisedObject:
+    """Return what must lie where the weights are kept; raises IntegrityError where nothing does."""
     key = _key(sha256)
     size = store.size(key)
     if size is None:
