@@ -4,17 +4,19 @@ Owns how that is known from the two logs: a flow killed between `run-finished` a
 registry. Refuses to offer. A run that asks a person first is left to people: silence there is no sign of a death.
 """
 
-from storage.logs.registry import Registry
+from collections.abc import Callable
+
+from storage.logs.registry import RegistryState
 from storage.logs.registry_entries import Promoted, Refused
 from storage.logs.run_state import RunState
-from storage.stores.object_store import ObjectStore
 from tasks.settings import PromotionConfig
 
 
-def pending_offer(store: ObjectStore, state: RunState) -> str:
+def pending_offer(state: RunState, registry_of: Callable[[str], RegistryState]) -> str:
     """Return the alias that a finished run's best checkpoint was not offered to, or nothing where none is missing.
 
-    A run of which no evaluation succeeded has nothing to offer, and is not looked at again.
+    `registry_of` is asked at most once, and only where there is something to offer: a run of which no evaluation
+    succeeded has nothing.
     """
     if state.opened is None or state.finished is None or not state.attempts:
         return ""
@@ -22,6 +24,6 @@ def pending_offer(store: ObjectStore, state: RunState) -> str:
     if section.get("require_approval") or (state.failed_evaluations and not state.evaluations):
         return ""
     alias = str(section.get("alias", PromotionConfig().alias))
-    history = Registry(store, alias).refresh().history
+    history = registry_of(alias).history
     offered = {body.run_id for _, body in history if isinstance(body, Promoted | Refused)}
     return "" if state.opened.run_id in offered else alias

@@ -13,6 +13,7 @@ from flows.watching.run_continuation import Begun, Busy, Continuation, Standing
 from flows.watching.run_pulse import RunPulse, pulse_of
 from flows.watching.watcher_memory import WatcherMemory
 from storage.errors import StorageError
+from storage.logs.registry import Registry, RegistryState
 from storage.logs.run_log import RunLog, list_run_ids
 from storage.stores.object_store import ObjectStore
 from tasks.pending_offer import pending_offer
@@ -52,6 +53,8 @@ class RunWatcher:
         self._logs: dict[str, RunLog] = {}
         self._untils: dict[str, float] = {}
         self._offered = set[str]()
+        self._registries: dict[str, Registry] = {}
+        self._read_aliases = set[str]()
 
     def look(self) -> tuple[WatchRow, ...]:
         """Look once at every run; raises `StorageError` where the store does not even list them."""
@@ -92,6 +95,7 @@ class RunWatcher:
             self._sleep(max(pause, _SHORTEST_PAUSE_SECONDS))
 
     def _look_at(self, run_ids: list[str]) -> tuple[WatchRow, ...]:
+        self._read_aliases.clear()
         with ThreadPoolExecutor(_READERS) as readers:
             problems = list(readers.map(self._read, run_ids))
         rows = tuple(
@@ -134,10 +138,18 @@ class RunWatcher:
         observed = self._memory.observe(log)
         if log.state.finished is None or log.run_id in self._offered:
             return observed
-        alias = pending_offer(self._store, log.state)
+        alias = pending_offer(log.state, self._registry)
         if not alias:  # a decision on record stays on record
             self._offered.add(log.run_id)
         return replace(observed, unoffered_to=alias)
+
+    def _registry(self, alias: str) -> RegistryState:
+        """Read an alias's decisions once a look, however many runs ask, and only what is new since the last one."""
+        registry = self._registries.setdefault(alias, Registry(self._store, alias))
+        if alias not in self._read_aliases:
+            registry.refresh()
+            self._read_aliases.add(alias)
+        return registry.state
 
     def _continue(self, standing: Standing, why: str) -> WatchRow:
         match self._continuation.begin(standing):

@@ -18,6 +18,7 @@ from flows.watching.run_watcher import RunWatcher, WatchRow
 from flows.watching.watcher_memory import WatcherMemory
 from storage.errors import StoreUnavailable
 from storage.logs.log_entry import Writer
+from storage.logs.registry import Registry, RegistryState
 from storage.stores.local_store import LocalStore
 from tasks.this_machine import boot_id, this_placement
 from tests.flows.conftest import Cairn, FabricatedRun, fabricate, promote
@@ -285,6 +286,28 @@ def test_a_child_that_died_gives_its_place_back(store: LocalStore, tmp_path: Pat
     for child in sleepers():
         child.kill()
         child.wait()
+
+
+def test_one_look_reads_the_decisions_of_an_alias_once_however_many_runs_have_finished(
+    store: LocalStore, watch: Callable[..., RunWatcher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b", "c"):
+        run = fabricate(store, name)
+        run.start()
+        final = run.commit(40)
+        run.finish(final)
+        run.end("completed", action="finish")
+        promote(store, name, final, loss=2.0, alias="champion")
+    looks: list[str] = []
+    refresh = Registry.refresh
+
+    def counted(self: Registry) -> RegistryState:
+        looks.append(self.alias)
+        return refresh(self)
+
+    monkeypatch.setattr(Registry, "refresh", counted)
+    rows = watch(None).look()
+    assert ({row.action for row in rows}, looks) == ({"left"}, ["champion"])
 
 
 def test_the_verb_leaves_what_is_finished_stopped_or_alive_and_says_why(store: LocalStore, cairn: Cairn) -> None:

@@ -23,6 +23,10 @@ def run(store: MemoryStore) -> FabricatedRun:
     return fabricate(store, "bard")
 
 
+def pending(store: ObjectStore, run: FabricatedRun) -> str:
+    return pending_offer(run.log.state, lambda alias: Registry(store, alias).refresh())
+
+
 def finish(run: FabricatedRun, *overrides: str) -> CheckpointReference:
     run.start(overrides=overrides)
     final = run.commit(40)
@@ -46,39 +50,39 @@ def refuse(store: ObjectStore, run_id: str, final: CheckpointReference) -> None:
 
 def test_a_run_that_is_not_finished_has_nothing_to_offer(store: MemoryStore, run: FabricatedRun) -> None:
     run.start()
-    assert pending_offer(store, run.log.state) == ""
+    assert pending(store, run) == ""
 
 
 def test_a_finished_run_without_a_decision_awaits_its_offer(store: MemoryStore, run: FabricatedRun) -> None:
     run.evaluate(finish(run), loss=2.0)
-    assert pending_offer(store, run.log.state) == "champion"
+    assert pending(store, run) == "champion"
 
 
 def test_the_alias_is_that_of_the_run(store: MemoryStore, run: FabricatedRun) -> None:
     finish(run, "promotion.alias=rival")
-    assert pending_offer(store, run.log.state) == "rival"
+    assert pending(store, run) == "rival"
 
 
 def test_a_promotion_of_the_run_settles_it(store: MemoryStore, run: FabricatedRun) -> None:
     promote(store, "bard", finish(run), loss=2.0, alias="champion")
-    assert pending_offer(store, run.log.state) == ""
+    assert pending(store, run) == ""
 
 
 def test_a_refusal_of_the_run_settles_it(store: MemoryStore, run: FabricatedRun) -> None:
     refuse(store, "bard", finish(run))
-    assert pending_offer(store, run.log.state) == ""
+    assert pending(store, run) == ""
 
 
 def test_a_decision_about_another_run_settles_nothing(store: MemoryStore, run: FabricatedRun) -> None:
     promote(store, "other", finish(run), loss=2.0, alias="champion")
-    assert pending_offer(store, run.log.state) == "champion"
+    assert pending(store, run) == "champion"
 
 
 def test_a_run_of_which_no_evaluation_succeeded_is_left(store: MemoryStore, run: FabricatedRun) -> None:
     run.evaluate(finish(run), loss=None)
-    assert pending_offer(store, run.log.state) == ""
+    assert pending(store, run) == ""
 
 
 def test_a_run_that_asks_a_person_first_is_left_to_people(store: MemoryStore, run: FabricatedRun) -> None:
     run.evaluate(finish(run, "promotion.require_approval=true"), loss=2.0)
-    assert pending_offer(store, run.log.state) == ""
+    assert pending(store, run) == ""
