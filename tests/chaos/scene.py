@@ -21,41 +21,13 @@ from tests.chaos.cast import TAG, Cast, Role
 from tests.chaos.observer import Observer
 from tests.chaos.plan import STEPS
 from tests.crash.test_prefect_away import Server
-from tests.crash.training_command import SOURCE, Command
+from tests.crash.training_command import Command, configuration
 from tests.s3.fault_proxy import FaultProxy
 from tests.s3.servers import S3Server, s3_server
 
-CONFIG = f"""
-model_family = "gpt2-tiny"
-[data]
-sources = ["{SOURCE}"]
-tokenizer = "bytes"
-[model]
-n_layer = 2
-n_head = 2
-n_embd = 32
-block_size = 64
-dropout = 0.1
-[training]
-steps = {STEPS}
-global_batch = 8
-micro_batch = 4
-warmup_steps = 5
-threads = 1
-probe_every_steps = 25
-probe_batches = 1
-sample_tokens = 8
-[checkpoint]
-every_steps = 5
-keep_last = 3
-[evaluation]
-every_commits = 4
-batches = 1
-batch_size = 8
-sample_tokens = 8
-[lease]
-seconds = 3.0
-heartbeat_seconds = 0.3
+CONFIG = (
+    configuration(steps=STEPS, every_commits=4)
+    + """
 [budgets.evaluator-failed]
 retries = 8
 [budgets.bad-data]
@@ -64,6 +36,7 @@ retries = 20
 retries = 20
 backoff_seconds = 0.5
 """
+)
 DISK_BYTES = 48 * 1024 * 1024
 _RESTARTED_AFTER_SECONDS = 12.0
 """A run that a watcher has not continued by then is continued by hand, as an impatient person would."""

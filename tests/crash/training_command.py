@@ -14,7 +14,11 @@ from storage.stores.object_store import ObjectStore
 SHAKESPEARE = Path(__file__).parents[3] / "shared" / "data" / "tinyshakespeare.txt"
 SOURCE = SHAKESPEARE if SHAKESPEARE.exists() else "python:topics"  # real text either way
 STEPS = 60
-CONFIG = f"""
+
+
+def configuration(*, steps: int = STEPS, every_commits: int = 12) -> str:
+    """Return a run configuration that a test has the time to train."""
+    return f"""
 model_family = "gpt2-tiny"
 [data]
 sources = ["{SOURCE}"]
@@ -26,7 +30,7 @@ n_embd = 32
 block_size = 64
 dropout = 0.1
 [training]
-steps = {STEPS}
+steps = {steps}
 global_batch = 8
 micro_batch = 4
 warmup_steps = 5
@@ -37,7 +41,7 @@ sample_tokens = 8
 [checkpoint]
 every_steps = 5
 [evaluation]
-every_commits = 12
+every_commits = {every_commits}
 batches = 1
 batch_size = 8
 sample_tokens = 8
@@ -61,7 +65,7 @@ class Command:
         self.folder, self._api_url = folder, api_url
         self.store = store or LocalStore(folder / "store")
         self._environment = dict(environment or {})
-        (folder / "run.toml").write_text(CONFIG)
+        (folder / "run.toml").write_text(configuration())
         self._count = 0
 
     def start(self, *extra: str) -> subprocess.Popen[bytes]:
