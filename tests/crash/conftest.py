@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.crash.prefect_api import Prefect, prefect_command
 from tests.crash.training_command import Command
 
 
@@ -40,6 +41,19 @@ def api_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def command(tmp_path: Path, api_url: str) -> Command:
     """A fresh folder to train in."""
     return Command(tmp_path, api_url)
+
+
+@pytest.fixture
+def prefect(command: Command, api_url: str) -> Prefect:
+    """The `prefect` command, as `make up` uses it, for this test's store."""
+    return prefect_command(command, api_url)
+
+
+@pytest.fixture
+def deployed(prefect: Prefect) -> None:
+    """The work pool and all deployments."""
+    prefect("work-pool", "create", "cairn", "--type", "process", "--overwrite")
+    prefect("--no-prompt", "deploy", "--all", "--prefect-file", "deployments/prefect.yaml")
 
 
 @pytest.fixture(scope="session")

@@ -3,12 +3,11 @@
 import pytest
 
 from storage.logs.registry import Registry
+from tests.crash.prefect_api import Prefect, flow_runs
 from tests.crash.test_approval import answer, offering
-from tests.crash.test_watch_deployed import Prefect, deployed, flow_runs, prefect
 from tests.crash.training_command import Command
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("approval")]
-__all__ = ["deployed", "prefect"]  # fixtures
 
 
 @pytest.mark.usefixtures("deployed")

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.crash.test_prefect_view import Shown, ask
+from tests.crash.prefect_api import ask
+from tests.crash.test_prefect_view import Shown
 from tests.crash.training_command import Command
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("ui")]

@@ -1,25 +1,15 @@
 """What people see in Prefect: reasons as state names, what changed in task names, tables, tags; cancelling works."""
 
-import json
 import time
-import urllib.request
 from functools import partial
-from typing import Any
 
 import pytest
 
+from tests.crash.prefect_api import ask
 from tests.crash.training_command import Command
 from tests.crash.victims import trained_steps, trainers_of, wait_for
 
 pytestmark = pytest.mark.xdist_group("prefect-view")  # its runs are made once for all its tests
-
-
-def ask(api_url: str, path: str, body: dict[str, Any]) -> Any:
-    request = urllib.request.Request(
-        f"{api_url}/{path}", data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=10) as answer:
-        return json.load(answer)
 
 
 def flow_run_of(command: Command) -> str:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.crash.test_prefect_view import ask
+from tests.crash.prefect_api import ask
 from tests.crash.training_command import Command
 from tests.crash.victims import kill_both, trained_steps, wait_for
 

@@ -1,0 +1,56 @@
+"""Prefect from outside, as a person or a script meets it: its API and its command."""
+
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.crash.training_command import Command
+
+ROOT = Path(__file__).parents[2]
+Prefect = Callable[..., None]
+
+
+def ask(api_url: str, path: str, body: dict[str, Any]) -> Any:
+    """Return what the API answers."""
+    request = urllib.request.Request(
+        f"{api_url}/{path}", data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return json.load(answer)
+
+
+def flow_runs(api_url: str, flow: str) -> list[dict[str, Any]]:
+    """Return the flow runs of a flow."""
+    found: list[dict[str, Any]] = ask(api_url, "flow_runs/filter", {"flows": {"name": {"any_": [flow]}}})
+    return found
+
+
+def prefect_command(command: Command, api_url: str) -> Prefect:
+    """Return the `prefect` command, as `make up` uses it, for this run's store."""
+    environment = {
+        **os.environ,
+        "PREFECT_API_URL": api_url,
+        "PREFECT_HOME": str(command.folder / "prefect"),
+        "CAIRN_ROOT": str(command.folder),
+        "CAIRN_STORE": str(command.folder / "store"),
+        "CAIRN_CACHE": str(command.folder / "cache"),
+    }
+
+    def run(*arguments: str) -> None:
+        done = subprocess.run(
+            [sys.executable, "-m", "prefect", *arguments],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=400,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    return run
