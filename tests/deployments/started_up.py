@@ -17,7 +17,7 @@ import psutil
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
 from storage.stores.local_store import LocalStore
-from tests.crash.training_command import CONFIG
+from tests.crash.training_command import configuration
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "deployments" / "up.sh"
@@ -31,7 +31,7 @@ class StartedUp:
         self.folder, self.port = folder, free_port()
         self.environment = {**up_environment(folder, self.port), **environment}
         self.config = folder / "bard.toml"
-        self.config.write_text(CONFIG)
+        self.config.write_text(configuration())
         with (folder / "up.txt").open("wb") as output:
             self._process = subprocess.Popen(
                 [str(SCRIPT)], cwd=folder, env=self.environment, stdout=output, stderr=output, start_new_session=True
