@@ -70,7 +70,7 @@ class CurveFollower:
 
     def _surviving(self, fresh: Sequence[StepLine], attempts: Sequence[AttemptRecord]) -> tuple[TimedLine, ...]:
         started_at = attempts[self._place].started_at.timestamp()
-        bound = min((_resumed_step(later) for later in attempts[self._place + 1 :]), default=None)
+        bound = min((later.started.first_step for later in attempts[self._place + 1 :]), default=None)
         lines = []
         for line in fresh:
             self._elapsed_seconds += line.seconds
@@ -81,7 +81,7 @@ class CurveFollower:
 
     def _move_on(self, attempts: Sequence[AttemptRecord]) -> int | None:
         self._place, self._elapsed_seconds = self._place + 1, 0.0
-        resumed = _resumed_step(attempts[self._place])
+        resumed = attempts[self._place].started.first_step
         if self._told_step <= resumed:
             return None
         self._told_step = resumed
@@ -98,7 +98,3 @@ class CurveFollower:
         ends = tuple(attempt.ended for attempt in state.attempts if attempt.ended is not None)
         new, self._told_ends = ends[self._told_ends :], len(ends)
         return new
-
-
-def _resumed_step(attempt: AttemptRecord) -> int:
-    return attempt.started.resumed_from.step if attempt.started.resumed_from else 0

@@ -142,7 +142,7 @@ def _mark_of(found: Any, state: RunState) -> int:
     if not (step.isdigit() and attempt.isdigit()):
         return 0
     later = (record.started for record in state.attempts if record.started.attempt > int(attempt))
-    return min([int(step), *(started.resumed_from.step if started.resumed_from else 0 for started in later)])
+    return min([int(step), *(started.first_step for started in later)])
 
 
 def _step_metrics(lines: Sequence[TimedLine]) -> Iterator[Metric]:

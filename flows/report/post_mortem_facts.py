@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
-import msgspec
-
 from flows.errors import RunNotFound
 from flows.report.post_mortem import (
     ConfigChange,
@@ -32,7 +30,7 @@ from storage.logs.heartbeat import heartbeat_key
 from storage.logs.log_entry import Entry
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import AttemptRecord, RunState
-from storage.logs.step_log import StepLine, step_log_key
+from storage.logs.step_log import MOST_STEP_LOG_BYTES, StepLine, parse_lines, step_log_key
 
 
 def gather_post_mortem(log: RunLog, number: int | None = None, *, now: datetime | None = None) -> PostMortem:
@@ -117,7 +115,7 @@ def _origin(log: RunLog, record: AttemptRecord, before: AttemptRecord | None) ->
     resumed = record.started.resumed_from
     found = log.state.find(resumed.prefix) if resumed else None
     return Origin(
-        step=resumed.step if resumed else 0,
+        step=record.started.first_step,
         from_attempt=resumed.attempt if resumed else None,
         committed_at=found.committed_at if found else None,
         prefix=resumed.prefix if resumed else None,
@@ -158,15 +156,10 @@ def _progress(log: RunLog, record: AttemptRecord, receipt: AttemptView, now: dat
 def _last_line(log: RunLog, attempt: int) -> StepLine | None:
     """Return the attempt's newest whole step record; these only illustrate, so one that cannot be read is none."""
     try:
-        lines = log.store.read(step_log_key(log.prefix, attempt)).splitlines()
+        lines = log.store.read(step_log_key(log.prefix, attempt), at_most_bytes=MOST_STEP_LOG_BYTES).splitlines()
     except StorageError:
         return None
-    for raw in reversed(lines[-2:]):
-        try:
-            return msgspec.json.decode(raw, type=StepLine)
-        except msgspec.DecodeError:
-            continue
-    return None
+    return next((line for raw in reversed(lines[-2:]) for line in parse_lines(raw)), None)
 
 
 def _end(record: AttemptRecord, after: AttemptRecord | None, entries: tuple[Entry, ...]) -> End:

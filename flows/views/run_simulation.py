@@ -197,8 +197,7 @@ def _measured(state: RunState, options: SimulationOptions) -> tuple[float, float
     for attempt in state.attempts:
         committed = [c.committed for c in state.checkpoints if c.committed.attempt == attempt.started.attempt]
         if committed:
-            resumed = attempt.started.resumed_from
-            steps += max(item.step for item in committed) - (resumed.step if resumed else 0)
+            steps += max(item.step for item in committed) - attempt.started.first_step
             seconds += max(item.gpu_seconds for item in committed) / attempt.started.placement.world_size
     if options.step_seconds is None and not (steps > 0 and seconds > 0):
         raise InvalidConfiguration(

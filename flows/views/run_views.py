@@ -120,7 +120,6 @@ def view_attempts(log: RunLog) -> tuple[AttemptView, ...]:
 def view_attempt(log: RunLog, record: AttemptRecord) -> AttemptView:
     """Return the receipt of one attempt of a run that was read."""
     started, resumed = record.started, record.started.resumed_from
-    first_step = resumed.step if resumed else 0
     view = AttemptView(
         run_id=log.run_id,
         attempt=started.attempt,
@@ -136,8 +135,8 @@ def view_attempt(log: RunLog, record: AttemptRecord) -> AttemptView:
         flow_run_id=started.flow_run_id,
         resumed_from_step=resumed.step if resumed else None,
         resumed_from_manifest=resumed.manifest_sha256 if resumed else None,
-        first_step=first_step,
-        last_step=record.last_committed_step or first_step,
+        first_step=started.first_step,
+        last_step=record.last_known_step,
         last_committed_step=record.last_committed_step,
         tokens=0,
         gpu_seconds=0.0,
@@ -157,7 +156,6 @@ def _with_end(view: AttemptView, record: AttemptRecord) -> AttemptView:
         termination_reason=ended.reason,
         detail=ended.detail,
         fingerprint=ended.fingerprint,
-        last_step=ended.last_step,
         tokens=ended.tokens,
         gpu_seconds=ended.gpu_seconds,
         useful_gpu_seconds=ended.useful_gpu_seconds,

@@ -35,14 +35,13 @@ def pulse_of(log: RunLog) -> RunPulse | None:
         return None
     if beat is None:
         return None
-    resumed = owner.started.resumed_from
     return RunPulse(
         run_id=log.run_id,
         attempt=owner.started.attempt,
         step=beat.step,
         total_steps=opened.total_steps,
         train_loss=beat.train_loss,
-        seconds_left=_seconds_left(beat, resumed.step if resumed else 0, opened.total_steps),
+        seconds_left=_seconds_left(beat, owner.started.first_step, opened.total_steps),
     )
 
 

@@ -83,6 +83,11 @@ class AttemptStarted:
         if self.attempt < 1:
             raise StorageError(f"attempt-started: attempt {self.attempt}: must be at least 1")
 
+    @property
+    def first_step(self) -> int:
+        """The step it set out from: where it resumed, or 0."""
+        return self.resumed_from.step if self.resumed_from else 0
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointCommitted:

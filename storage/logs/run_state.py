@@ -41,6 +41,11 @@ class AttemptRecord:
     last_committed_step: int | None = None
     made_progress: bool = False
 
+    @property
+    def last_known_step(self) -> int:
+        """The farthest step the log knows of: of an open attempt what it committed, or where it set out from."""
+        return self.ended.last_step if self.ended else self.last_committed_step or self.started.first_step
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointRecord:
@@ -104,13 +109,13 @@ class RunState:
         """
         line, bound = list[CheckpointRecord](), float("inf")
         for attempt in reversed(self.attempts):
-            number, resumed = attempt.started.attempt, attempt.started.resumed_from
+            number = attempt.started.attempt
             line += [
                 record
                 for record in self.checkpoints
                 if record.committed.attempt == number and record.committed.step <= bound and record.state != QUARANTINED
             ]
-            bound = min(bound, resumed.step if resumed else 0)
+            bound = min(bound, attempt.started.first_step)
         return tuple(sorted(line, key=lambda record: record.committed.step))
 
     @property

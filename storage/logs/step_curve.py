@@ -31,8 +31,7 @@ def splice(lines: Iterable[StepLine], attempts: Sequence[AttemptRecord]) -> tupl
     surviving: list[StepLine] = []
     bound: float = float("inf")
     for attempt in reversed(attempts):
-        resumed = attempt.started.resumed_from
-        first = resumed.step if resumed else 0
+        first = attempt.started.first_step
         mine = of_attempt.get(attempt.started.attempt, {})
         surviving += (line for step, line in mine.items() if first < step <= bound)
         bound = min(bound, first)

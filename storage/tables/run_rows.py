@@ -42,7 +42,6 @@ def _attempt_row(run_id: str, state: RunState, record: AttemptRecord) -> Trainin
     opened, started, ended = state.opened, record.started, record.ended
     placement, resumed = started.placement, started.resumed_from
     decision = ended.decision if ended else None
-    first_step = resumed.step if resumed else 0
     return TrainingAttemptRow(
         run_id=run_id,
         model_family=opened.model_family if opened else None,
@@ -62,8 +61,8 @@ def _attempt_row(run_id: str, state: RunState, record: AttemptRecord) -> Trainin
         flow_run_id=started.flow_run_id,
         resumed_from_step=resumed.step if resumed else None,
         resumed_from_manifest=resumed.manifest_sha256 if resumed else None,
-        first_step=first_step,
-        last_step=ended.last_step if ended else record.last_committed_step or first_step,
+        first_step=started.first_step,
+        last_step=record.last_known_step,
         last_committed_step=record.last_committed_step,
         total_steps=opened.total_steps if opened else None,
         tokens=ended.tokens if ended else 0,

@@ -95,9 +95,8 @@ def _wait_until_dead(log: RunLog, owner: AttemptRecord, claimant: Claimant) -> N
 
 def _end_as_lost(log: RunLog, owner: AttemptRecord, claimant: Claimant) -> None:
     heartbeat = read_heartbeat(log.store, log.prefix, owner.started.attempt)
-    resumed = owner.started.resumed_from
     usage = Usage(
-        last_step=heartbeat.step if heartbeat else (resumed.step if resumed else 0),
+        last_step=heartbeat.step if heartbeat else owner.started.first_step,
         tokens=heartbeat.tokens if heartbeat else 0,
         gpu_seconds=heartbeat.gpu_seconds if heartbeat else 0.0,
     )
