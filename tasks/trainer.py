@@ -7,12 +7,9 @@ stdin ends it at once.
 
 import os
 import platform
-import queue
 import signal
-import sys
 import threading
 import time
-import traceback
 from collections import deque
 from functools import partial
 from typing import NoReturn
@@ -25,10 +22,6 @@ from model.batch_tracing import guilty_windows
 from model.determinism import make_deterministic, resolve_device
 from model.errors import BadBatch, LossExploded, NonFiniteLoss, TokenOutOfRange
 from model.loss_history import BASELINE, find_spike
-from model.probe import Probe
-from model.sample_order import SampleOrder
-from model.token_windows import TokenWindows
-from model.tokenizer import Tokenizer
 from model.train_state import TrainState
 from model.training_loop import LoopOutcome, StepRecord, train_until
 from model.weights import WEIGHT_PREFIX, load_weights
@@ -36,22 +29,13 @@ from storage.checkpoints.checkpoint import StagedCheckpoint, checkpoint_prefix, 
 from storage.checkpoints.trainer_document import TrainerDocument, small_tensor
 from storage.logs.run_log import run_prefix
 from storage.logs.step_log import StepLine, StepLog
-from storage.snapshots.data_snapshot import OpenSnapshot, open_snapshot
-from storage.snapshots.shard_prefetch import verify_ahead
-from storage.stores.object_store import ObjectStore
 from storage.stores.open_store import open_store
-from tasks.data.source_weights import weighted_components
-from tasks.evaluation.checkpoint_model import prompt_ids
-from tasks.policy.failures import ORPHANED_EXIT_CODE
 from tasks.practice_faults import BAD_DATA, OOM, TRAINER_KINDS, due, flip_byte, parse_faults, strike_process
 from tasks.training.initial_weights import read_initial_weights
+from tasks.training.parent_line import ParentLine, die
 from tasks.training.staging import HostCheckpoint, Reports, Staging
 from tasks.training.tensor_exchange import to_group, to_tensors
 from tasks.training.trainer_protocol import (
-    Command,
-    Dying,
-    Event,
-    Finish,
     Ready,
     SegmentDone,
     Staged,
@@ -59,78 +43,30 @@ from tasks.training.trainer_protocol import (
     TrainerOrder,
     TrainUntil,
     Waiting,
-    decode_message,
-    encode_message,
 )
+from tasks.training.training_data import TrainingData
 
 _DOWNLOADS = 4
-
-
-class Line:
-    """The line to the parent: commands in, events out, one lock so that two threads never mix their bytes."""
-
-    def __init__(self) -> None:
-        """Take stdout for events; anything else printed from now on goes to stderr."""
-        self._out = os.fdopen(os.dup(1), "wb", buffering=0)
-        os.dup2(2, 1)
-        self._lock = threading.Lock()
-        self._commands: queue.Queue[Command] = queue.Queue()
-
-    def order(self) -> TrainerOrder:
-        """Read the order, then listen for commands in the background."""
-        order = TrainerOrder.model_validate_json(sys.stdin.buffer.readline())
-        threading.Thread(target=self._listen, name="commands", daemon=True).start()
-        return order
-
-    def next_command(self) -> Command:
-        """Wait for the parent's next command."""
-        return self._commands.get()
-
-    def send(self, event: Event) -> None:
-        """Tell the parent; a parent that is gone ends this process."""
-        try:
-            with self._lock:
-                self._out.write(encode_message(event))
-        except BrokenPipeError:
-            os._exit(ORPHANED_EXIT_CODE)
-
-    def _listen(self) -> None:
-        for line in sys.stdin.buffer:
-            message = decode_message(line)
-            if isinstance(message, TrainUntil | Finish):
-                self._commands.put(message)
-        os._exit(ORPHANED_EXIT_CODE)
 
 
 class Trainer:
     """One attempt's training: state, data, and the staging that overlaps it."""
 
-    def __init__(self, order: TrainerOrder, line: Line, stop: threading.Event) -> None:
+    def __init__(self, order: TrainerOrder, line: ParentLine, stop: threading.Event) -> None:
         """Open data and state; resumes from the order's checkpoint, verified on the way in."""
         self._order, self._line, self._stop = order, line, stop
         self._started = time.monotonic()
         self._store = open_store(order.store_url)
         self._prefix = run_prefix(order.run_id)
-        snapshot = open_snapshot(self._store, order.snapshot_id, order.cache_dir)
-        verify_ahead(snapshot.train, threads=_DOWNLOADS)
-        self._windows = TokenWindows(snapshot.train, order.model.block_size, snapshot.manifest.vocab_size)
-        self._sample_order = SampleOrder(
-            window_count=self._windows.window_count,
-            seed=order.training.seed,
-            global_batch=order.training.global_batch,
-            quarantined=frozenset(order.quarantined),
-            components=weighted_components(snapshot.manifest, order.data, order.model.block_size),
-        )
+        data = TrainingData.opened(self._store, order)
+        self._windows, self._sample_order, self._probe = data.windows, data.order, data.probe
         training = order.training.model_copy(update={"activation_checkpointing": order.activation_checkpointing})
-        self._state = TrainState.fresh(
-            order.model, training, snapshot.manifest.vocab_size, resolve_device(training.device)
-        )
+        self._state = TrainState.fresh(order.model, training, data.vocab_size, resolve_device(training.device))
         if training.mask_documents:
-            self._state.model.boundary_id = snapshot.manifest.end_of_text_id
+            self._state.model.boundary_id = data.end_of_text_id
         self._loader = BatchLoader(self._windows, self._sample_order, self._state.device, end_step=order.training.steps)
-        self._probe = _probe(order, snapshot)
         self._steps = StepLog(self._store, self._prefix, order.attempt, spool_dir=order.work_dir)
-        self._faults, self._train_files = parse_faults(order.faults), snapshot.train_files
+        self._faults, self._train_files = parse_faults(order.faults), data.files
         reports = Reports(staged=self._on_staged, waiting=self._on_waiting, failed=partial(die, line))
         self._staging = Staging(self._store, reports, patience_seconds=order.patience_seconds)
         self._losses: deque[float] = deque(maxlen=BASELINE + order.divergence.patience_steps)
@@ -145,7 +81,8 @@ class Trainer:
             self._state.load(to_tensors([*loaded.tensors, *loaded.trainer.records()]))
             digest = loaded.state_sha256
         elif self._order.initial_weights_sha256 is not None:
-            load_weights(self._state.model, _initial_weights(self._store, self._order.initial_weights_sha256))
+            weights = to_tensors(read_initial_weights(self._store, self._order.initial_weights_sha256))
+            load_weights(self._state.model, {f"{WEIGHT_PREFIX}{name}": tensor for name, tensor in weights.items()})
         self._line.send(
             Ready(
                 step=self._state.step,
@@ -280,27 +217,9 @@ class Trainer:
         return time.monotonic() - self._started
 
 
-def die(line: Line, error: BaseException) -> NoReturn:
-    """Speak the last words and leave at once, whatever other threads do."""
-    trace = traceback.format_exception(error)
-    sys.stderr.write("".join(trace))
-    sys.stderr.flush()
-    line.send(
-        Dying(
-            exception=type(error).__name__,
-            message=str(error),
-            traceback=tuple(trace),
-            step=getattr(error, "step", None),
-            windows=tuple(getattr(error, "windows", ())),
-            spike_step=getattr(error, "spike_step", None),
-        )
-    )
-    os._exit(1)
-
-
 def main() -> None:
     """Serve one attempt: read the order, then commands until told to finish."""
-    line, stop = Line(), threading.Event()
+    line, stop = ParentLine(), threading.Event()
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):  # schedulers send theirs to every process of a job
         signal.signal(number, lambda *_: stop.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -316,26 +235,6 @@ def main() -> None:
         die(line, error)
     # Interpreter shutdown of a torch process takes long and has nothing left to save.
     os._exit(0)
-
-
-def _initial_weights(store: ObjectStore, sha256: str) -> dict[str, torch.Tensor]:
-    weights = to_tensors(read_initial_weights(store, sha256))
-    return {f"{WEIGHT_PREFIX}{name}": tensor for name, tensor in weights.items()}
-
-
-def _probe(order: TrainerOrder, snapshot: OpenSnapshot) -> Probe | None:
-    if not order.training.probe_every_steps:
-        return None
-    tokenizer = Tokenizer.from_json(snapshot.tokenizer_json)
-    return Probe(
-        windows=TokenWindows(snapshot.val, order.model.block_size, snapshot.manifest.vocab_size),
-        every_steps=order.training.probe_every_steps,
-        batches=order.training.probe_batches,
-        batch_size=order.micro_batch,
-        sample_tokens=order.training.sample_tokens,
-        prompt_ids=prompt_ids(tokenizer, order.prompt),
-        decode=tokenizer.decode,
-    )
 
 
 if __name__ == "__main__":

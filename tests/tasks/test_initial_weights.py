@@ -21,8 +21,9 @@ from storage.stores.local_store import LocalStore
 from tasks.data.token_trade import numbered_vocabulary
 from tasks.evaluation.checkpoint_model import open_model
 from tasks.evaluation.model_directory import write_model_directory
-from tasks.trainer import Line, Trainer
+from tasks.trainer import Trainer
 from tasks.training.initial_weights import find_directory, keep_initial_weights, read_initial_weights
+from tasks.training.parent_line import ParentLine
 from tasks.training.tensor_exchange import to_tensors
 from tasks.training.trainer_protocol import Event, Ready, Staged, TrainerOrder
 from tests.tasks.committed_model import CommittedModel, commit_model, small_configuration
@@ -75,7 +76,7 @@ def altered(folder: Path, change: Callable[[dict[str, TensorRecord]], None]) -> 
     path.write_bytes(b"".join(shard_chunks(list(records.values()))))
 
 
-class Heard(Line):
+class Heard(ParentLine):
     """A line whose events are kept."""
 
     def __init__(self) -> None:

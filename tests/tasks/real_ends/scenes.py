@@ -36,7 +36,7 @@ from storage.snapshots.data_snapshot import (
 )
 from storage.snapshots.token_shard import ShardSchema, ShardWriter
 from storage.stores.local_store import LocalStore
-from tasks.trainer import Line, die
+from tasks.training.parent_line import ParentLine, die
 from tasks.training.trainer_protocol import Ready
 
 Scene = Callable[[Path], None]
@@ -209,7 +209,7 @@ def orphaned(folder: Path) -> None:
     reading, writing = os.pipe()
     os.dup2(writing, 1)
     os.close(writing)
-    line = Line()
+    line = ParentLine()
     os.close(1)
     os.close(reading)
     line.send(Ready(step=0, state_sha256=None, parameters=1, device="cpu"))
@@ -242,7 +242,7 @@ def play(scene: Scene, folder: Path) -> None:
     """Play the scene as a trainer would live through it, in this process; never returns."""
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(folder.with_suffix(f".{name}"), os.O_WRONLY | os.O_CREAT), number)
-    line = Line()
+    line = ParentLine()
     try:
         scene(folder)
     except Exception as error:
