@@ -61,6 +61,10 @@ class Generators:
     cpu: Tensor
     cuda: Tensor | None
 
+    def go_back_to(self, earlier: "Generators") -> None:
+        """Take the states `earlier` holds."""
+        self.cpu, self.cuda = earlier.cpu, earlier.cuda
+
     @contextlib.contextmanager
     def active(self, device: torch.device) -> Iterator[None]:
         """Let the block draw from these states, then keep where they got to and give the process its own back.

@@ -3,15 +3,13 @@
 Owns loss scaling, precision and the order of checks. Refuses to know how many steps there are to take and who watches.
 """
 
-import math
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from model.batch_loader import Batch, BatchLoader, gather_batch
 from model.configuration import Precision, TrainingConfig
-from model.errors import InvalidInput, NonFiniteLoss
+from model.determinism import Generators
+from model.errors import InvalidInput
 from model.head_loss import head_loss
 from model.loss import token_loss
 from model.optimizer import set_learning_rate
@@ -19,17 +17,9 @@ from model.sample_order import SampleOrder
 from model.schedule import learning_rate
 from model.token_windows import TokenWindows
 from model.train_state import TrainState
+from model.unread_steps import StepResult, UnreadStep, UpdateGuard, finite_loss, require_finite_norm
 
 AUTOCAST_DTYPES: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepResult:
-    """What one step measured: mean loss in nats per token, the rate used, the gradient norm before clipping."""
-
-    loss: float
-    lr: float
-    grad_norm: float
 
 
 def take_step(
@@ -47,44 +37,86 @@ def take_step(
     Raises NonFiniteLoss before any weight changes. In fp16 a non-finite gradient is the scaler's business instead: it
     skips the update and lowers its scale.
     """
+    rate, batch = _prepare(state, windows, order, training=training, micro_batch=micro_batch, loader=loader)
+    with state.generators.active(state.device):
+        losses = _accumulate(state, batch, micro_batch=micro_batch, training=training)
+        loss = finite_loss(losses.tolist(), step=state.step + 1, windows=batch.windows, micro_batch=micro_batch)
+        grad_norm = float(_clip(state, limit=training.grad_clip))
+        if state.scaler is None:
+            require_finite_norm(grad_norm, step=state.step + 1, windows=batch.windows)
+    _update(state)
+    return StepResult(loss=loss, lr=rate, grad_norm=grad_norm)
+
+
+def launch_step(
+    state: TrainState,
+    windows: TokenWindows,
+    order: SampleOrder,
+    *,
+    training: TrainingConfig,
+    micro_batch: int,
+    guard: UpdateGuard,
+    loader: BatchLoader | None = None,
+) -> UnreadStep:
+    """Advance `state` as `take_step` does, but wait for no device: what was measured stays there, unread.
+
+    The same bits as `take_step`, as long as every number is finite. From the first step on that measured one that is
+    not, `guard` lets no update change anything, and who reads the step must set `state` back to where it was before.
+    """
+    rate, batch = _prepare(state, windows, order, training=training, micro_batch=micro_batch, loader=loader)
+    cpu, cuda = state.generators.cpu, state.generators.cuda
+    with state.generators.active(state.device):
+        losses = _accumulate(state, batch, micro_batch=micro_batch, training=training)
+        grad_norm = _clip(state, limit=training.grad_clip)
+    guard.judge(losses, grad_norm)
+    unread = UnreadStep(
+        step=state.step + 1,
+        lr=rate,
+        losses=losses,
+        grad_norm=grad_norm,
+        windows=batch.windows,
+        micro_batch=micro_batch,
+        generators=Generators(cpu=cpu, cuda=cuda),
+    )
+    _update(state)
+    return unread
+
+
+def _prepare(
+    state: TrainState,
+    windows: TokenWindows,
+    order: SampleOrder,
+    *,
+    training: TrainingConfig,
+    micro_batch: int,
+    loader: BatchLoader | None,
+) -> tuple[float, Batch]:
     if not 1 <= micro_batch <= order.global_batch:
         raise InvalidInput(f"micro_batch={micro_batch} must be from 1 to global_batch={order.global_batch}")
-    number = state.step + 1
     rate = learning_rate(
-        number, steps=training.steps, warmup_steps=training.warmup_steps, lr=training.lr, min_lr=training.min_lr
+        state.step + 1, steps=training.steps, warmup_steps=training.warmup_steps, lr=training.lr, min_lr=training.min_lr
     )
     set_learning_rate(state.optimizer, rate)
     batch = gather_batch(windows, order.windows_of(state.step)) if loader is None else loader.batch(state.step)
     state.optimizer.zero_grad(set_to_none=True)
-    with state.generators.active(state.device):
-        loss = _accumulate(state, batch, micro_batch=micro_batch, training=training)
-        grad_norm = _clip(state, batch, limit=training.grad_clip)
-    _update(state)
-    state.optimizer.zero_grad(set_to_none=True)
-    state.step = number
-    return StepResult(loss=loss, lr=rate, grad_norm=grad_norm)
+    return rate, batch
 
 
-def _accumulate(state: TrainState, batch: Batch, *, micro_batch: int, training: TrainingConfig) -> float:
+def _accumulate(state: TrainState, batch: Batch, *, micro_batch: int, training: TrainingConfig) -> Tensor:
     losses: list[Tensor] = []
     parts = batch.tokens.split(micro_batch)  # each (b, T+1)
     for part in parts:
         tokens = part.to(state.device, non_blocking=True)  # asynchronous from page-locked memory only
         # The last part may be smaller: weighting by samples makes the sum the mean over the whole batch.
-        loss = _mean_loss(state, tokens, training) * (len(part) / len(batch.tokens))
+        loss = mean_loss(state, tokens, training) * (len(part) / len(batch.tokens))
         scaled: Tensor = loss if state.scaler is None else state.scaler.scale(loss)
         scaled.backward()
         losses.append(loss.detach())
-    values: list[float] = torch.stack(losses).tolist()
-    for number, value in enumerate(values):
-        if not math.isfinite(value):
-            state.optimizer.zero_grad(set_to_none=True)
-            guilty = batch.windows[number * micro_batch : (number + 1) * micro_batch]
-            raise NonFiniteLoss(step=state.step + 1, quantity="loss", value=value, windows=guilty)
-    return math.fsum(values)
+    return torch.stack(losses)  # (micro-batches,)
 
 
-def _mean_loss(state: TrainState, tokens: Tensor, training: TrainingConfig) -> Tensor:
+def mean_loss(state: TrainState, tokens: Tensor, training: TrainingConfig) -> Tensor:
+    """Mean cross-entropy in nats, ready for the backward pass, in the run's own arithmetic: ids (B, T+1) -> scalar."""
     inputs, targets = tokens[:, :-1], tokens[:, 1:]  # (B, T+1) -> 2 x (B, T)
     dtype = AUTOCAST_DTYPES.get(training.precision)
     with torch.autocast(state.device.type, dtype=dtype, enabled=dtype is not None):
@@ -94,18 +126,14 @@ def _mean_loss(state: TrainState, tokens: Tensor, training: TrainingConfig) -> T
     return token_loss(logits, targets)
 
 
-def _clip(state: TrainState, batch: Batch, *, limit: float) -> float:
+def _clip(state: TrainState, *, limit: float) -> Tensor:
     if state.scaler is not None:
         state.scaler.unscale_(state.optimizer)
     parameters = list(state.model.parameters())
     norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    value = float(norm)
-    if state.scaler is None and not math.isfinite(value):
-        state.optimizer.zero_grad(set_to_none=True)
-        raise NonFiniteLoss(step=state.step + 1, quantity="grad_norm", value=value, windows=batch.windows)
     if limit > 0:
         torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
-    return value
+    return norm
 
 
 def _update(state: TrainState) -> None:
@@ -114,3 +142,5 @@ def _update(state: TrainState) -> None:
     else:
         state.scaler.step(state.optimizer)
         state.scaler.update()
+    state.optimizer.zero_grad(set_to_none=True)
+    state.step += 1
