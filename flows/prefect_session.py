@@ -9,7 +9,6 @@ import os
 import signal
 import ssl
 import sys
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -19,6 +18,7 @@ from dataclasses import dataclass, replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from flows.own_server import OwnServer
 from flows.verbs.exit_code import ExitCode, code_of_state
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
@@ -163,33 +163,14 @@ def quieten(environment: MutableMapping[str, str]) -> None:
 
 
 def _start_own_server() -> None:
-    """Start the server Prefect would start by itself, but deaf to Ctrl-C and to a terminal that is closed.
-
-    It shares the terminal's process group, so both would kill it before the flow has said good-bye. A blocked signal
-    is inherited, and only by what the blocking thread starts; this thread stays interruptible meanwhile.
-    """
+    """Start a server where neither the environment nor Prefect's profile names one; every client here asks it then."""
     from prefect.settings import PREFECT_API_URL
 
     if PREFECT_API_URL.value():
         return
-    from prefect.server.api.server import SubprocessASGIServer
+    from prefect.context import refresh_global_settings_context
 
-    server, problems = SubprocessASGIServer(), list[BaseException]()
-
-    def start() -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
-        try:
-            server.start()
-        except Exception as error:
-            problems.append(error)
-
-    starter = threading.Thread(target=start, name="prefect-server-start", daemon=True)
-    starter.start()
-    try:
-        while starter.is_alive():
-            starter.join(0.1)
-    except BaseException:
-        server.stop()
-        raise
-    if problems:
-        raise RuntimeError(f"Prefect's own server did not start: {problems[0]}; set PREFECT_API_URL") from problems[0]
+    server = OwnServer(os.environ)
+    server.wait_ready()
+    os.environ["PREFECT_API_URL"] = server.api_url
+    refresh_global_settings_context()
