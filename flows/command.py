@@ -87,7 +87,7 @@ def _refusal(error: CycloptsError) -> str:
 def _explained(error: BaseException) -> ExitCode:
     expected = isinstance(error, (*EXPECTED_ERRORS, KeyboardInterrupt))
     if not expected or os.environ.get("CAIRN_DEBUG"):
-        traceback.print_exception(error)
+        say("".join(traceback.format_exception(error)).rstrip("\n"))
     if isinstance(error, KeyboardInterrupt):
         say("interrupted; the same command continues")
     elif expected:

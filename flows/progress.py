@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from rich.console import Console
 from rich.text import Text
 
+from flows.harmless_text import harmless
 from flows.live_line import LiveLines
 from flows.time_left import TimeLeft, bar, clock_time
 from tasks.training.trainer_protocol import StepDone
@@ -65,7 +66,7 @@ class Progress:
 
     def _print(self, message: str) -> None:
         with suppress(OSError):  # a closed terminal or pipe costs the words, never the run
-            self._console.print(Text(message), soft_wrap=True)
+            self._console.print(Text(harmless(message)), soft_wrap=True)
 
     def _line(self, done: StepDone) -> str:
         return " · ".join(self._parts(done))

@@ -24,6 +24,7 @@ from prefect.settings import PREFECT_API_URL
 from prefect.states import Paused
 from pydantic import BaseModel, ConfigDict, Field
 
+from flows.report.report_markdown import markdown_text
 from storage.logs.registry_entries import Promoted
 from tasks.attempt.stop_notice import StopNotice
 from tasks.policy.promotion import Approval
@@ -86,13 +87,15 @@ def ask(question: Question, flow_run_id: str | None, waiting: Waiting) -> Approv
 def describe(question: Question) -> str:
     """Return the question as a person reads it above the form, in markdown."""
     new, old = question.proposal, question.champion
+    before = old.metrics if old else {}
     rows = [
-        f"| {name} | {value:.4f} | {f'{old.metrics[name]:.4f}' if old and name in old.metrics else '–'} |"
+        f"| {markdown_text(name)} | {value:.4f} | {f'{before[name]:.4f}' if name in before else '–'} |"
         for name, value in sorted(new.metrics.items())
     ]
     lines = [
         f"# May `{new.alias}` point at `{new.run_id}@{new.step}`?",
-        f"Every other gate said yes: {new.why}." + (f" The loss curve is {new.verdict}." if new.verdict else ""),
+        f"Every other gate said yes: {markdown_text(new.why)}."
+        + (f" The loss curve is {markdown_text(new.verdict)}." if new.verdict else ""),
         "\n".join(
             ["| | offered | now |", "|---|---|---|", *_named_rows(new, old), *rows],
         ),

@@ -16,6 +16,7 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import ArtifactCreate
 
 from flows.picture.curve_artifact import Drawing, curve_markdown, is_due
+from flows.report.report_markdown import markdown_text
 from flows.stale_task_runs import close_lost
 from flows.verbs.evaluation_tables import evaluations_table
 from flows.verbs.output import cell
@@ -148,10 +149,6 @@ def budgets_table(log: RunLog) -> str:
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a Markdown table; text in cells cannot break it."""
-    lines = [columns, ["---"] * len(columns), *([_escaped(cell(value)) for value in row] for row in rows)]
+    """Return a Markdown table; text in cells stays text."""
+    lines = [columns, ["---"] * len(columns), *([markdown_text(cell(value)) for value in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _escaped(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")

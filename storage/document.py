@@ -29,6 +29,14 @@ def decode(data: bytes, record_type: type[T], *, where: str) -> T:
         raise IntegrityError(f"{where}: not a valid {record_type.__name__}: {error}") from error
 
 
+def converted(value: object, record_type: type[T], *, where: str) -> T:
+    """Return a value of plain JSON types as a record, or raise `IntegrityError` naming `where` and the field."""
+    try:
+        return msgspec.convert(value, record_type)
+    except (msgspec.ValidationError, RecursionError, ValueError, StorageError) as error:
+        raise IntegrityError(f"{where}: not a valid {record_type.__name__}: {error}") from error
+
+
 def builtins(record: object) -> Any:
     """Return the record as plain JSON types, for printing."""
     return msgspec.to_builtins(record, str_keys=True)

@@ -12,6 +12,8 @@ from pathlib import Path
 from storage.errors import IntegrityError, ObjectMissing
 from storage.stores.object_store import ObjectStore, WrittenObject
 
+_LOOKED_AT_BYTES = 64 * 1024 * 1024
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromisedObject:
@@ -30,11 +32,27 @@ def check_object(store: ObjectStore, promised: PromisedObject) -> None:
 
 def read_verified(store: ObjectStore, promised: PromisedObject) -> memoryview:
     """Return the object's bytes in one buffer, in memory once; raises `IntegrityError` where it is another."""
-    buffer, position = memoryview(bytearray(promised.bytes)), 0
+    check_size(store, promised)
+    buffer = memoryview(bytearray(promised.bytes))
+    read_verified_into(buffer, store, promised)
+    return buffer.toreadonly()
+
+
+def read_verified_into(buffer: memoryview, store: ObjectStore, promised: PromisedObject) -> None:
+    """Fill the buffer, which is as long as the object; nothing in it may be used before this has returned."""
+    position = 0
     for chunk in _verified_chunks(store, promised):
         buffer[position : position + len(chunk)] = chunk
         position += len(chunk)
-    return buffer.toreadonly()
+
+
+def check_size(store: ObjectStore, promised: PromisedObject) -> None:
+    """Raise `IntegrityError` where a large object is not as large as promised: no number may make memory."""
+    if promised.bytes <= _LOOKED_AT_BYTES:
+        return
+    found = store.size(promised.key)
+    if found != promised.bytes:
+        raise IntegrityError(f"{promised.key}: {found or 0} bytes, its manifest says {promised.bytes}")
 
 
 def save_verified(store: ObjectStore, promised: PromisedObject, path: Path) -> None:

@@ -3,16 +3,12 @@
 Owns how a count, a duration and a moment read. Pure; refuses to know what is counted.
 """
 
-import re
 from collections.abc import Sequence
 from datetime import datetime
 
+from flows.harmless_text import harmless as harmless
 from flows.verbs.output import cell
 
-_COMMANDS = re.compile(
-    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[PX^_][^\x1b]*(?:\x1b\\)?|[ -/]*[0-~])"
-)
-"""What a terminal takes for a command (ECMA-48): colours, cursor moves, titles."""
 _UNITS = ((86_400, "day", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
 
 
@@ -46,12 +42,6 @@ def listed(items: Sequence[object], most: int, *, more: str = "") -> str:
 def steps_of(first: int, last: int) -> str:
     """Return a stretch of steps, both ends included: `step 12`, `steps 12 to 20`."""
     return f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
-
-
-def harmless(text: str, *, kept: str = "\n\t") -> str:
-    """Return text that cannot steer a terminal: its commands left out, other unprintable characters replaced."""
-    without = _COMMANDS.sub("", text)
-    return "".join(char if char.isprintable() or char in kept else "\N{REPLACEMENT CHARACTER}" for char in without)
 
 
 def one_line(text: str, most: int = 0) -> str:

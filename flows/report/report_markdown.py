@@ -18,7 +18,7 @@ _SPARKS = 60
 
 def markdown_page(title: str, sections: Sequence[Section], losses: Sequence[float]) -> str:
     """Return the report; `losses` along the run become a line of bars."""
-    lines = [f"# {_text(title)}", ""]
+    lines = [f"# {markdown_text(title)}", ""]
     for section in sections:
         lines += [f"## {section.title}", ""]
         for block in section.blocks:
@@ -43,30 +43,30 @@ def sparkline(values: Sequence[float], width: int = _SPARKS) -> str:
 def _lines(block: Block, losses: Sequence[float]) -> Iterator[str]:
     match block:
         case Facts():
-            yield from (f"- **{_text(name)}**: {_text(value)}" for name, value in block.rows)
+            yield from (f"- **{markdown_text(name)}**: {markdown_text(value)}" for name, value in block.rows)
         case Words():
-            yield _text(block.text)
+            yield markdown_text(block.text)
         case Verbatim():
             yield from _fenced(block.text)
         case Table():
             yield from _table(block.filled)
         case Fold():
-            yield f"<details><summary>{_text(block.title)}</summary>"
+            yield f"<details><summary>{markdown_text(block.title)}</summary>"
             yield ""
             yield from _lines(block.block, losses)
             yield ""
             yield "</details>"
         case Picture():
-            yield _text(block.text)
+            yield markdown_text(block.text)
             if block.name == CURVE and losses:
                 yield from ("", *_fenced(f"{losses[0]:.4g} {sparkline(losses)} {losses[-1]:.4g}"))
 
 
 def _table(table: Table) -> Iterator[str]:
-    yield f"| {' | '.join(map(_text, table.columns))} |"
+    yield f"| {' | '.join(map(markdown_text, table.columns))} |"
     yield f"| {' | '.join('---' for _ in table.columns)} |"
     for row in table.rows:
-        yield f"| {' | '.join(_text(cell(value)) for value in row)} |"
+        yield f"| {' | '.join(markdown_text(cell(value)) for value in row)} |"
 
 
 def _fenced(text: str) -> Iterator[str]:
@@ -77,7 +77,7 @@ def _fenced(text: str) -> Iterator[str]:
     yield from (fence, *text.split("\n"), fence)
 
 
-def _text(text: str) -> str:
+def markdown_text(text: str) -> str:
     """Return text on one line in which nothing is Markdown but a pair of backquotes around a command."""
     escaped = one_line(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     parts = escaped.split("`")

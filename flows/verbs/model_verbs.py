@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from flows.verbs.exit_code import ExitCode
-from flows.verbs.output import print_document
+from flows.verbs.output import print_document, print_line
 from flows.verbs.verb_options import AliasOption, JsonOption, Reference, StoreOption, WhyOption, opened_store
 
 
@@ -157,7 +157,7 @@ def export(reference: Reference, folder: str, *, store: StoreOption = "", json: 
         print_document(written)
     else:
         for file in written.files:
-            print(f"{Path(written.folder) / file.name}  {file.bytes:,} bytes")
+            print_line(f"{Path(written.folder) / file.name}  {file.bytes:,} bytes")
 
 
 MODEL_VERBS = (

@@ -1,6 +1,7 @@
 """What a verb says: one JSON document on stdout, or a table for people there; everything else on stderr.
 
-Owns the looks. Refuses to know what is shown.
+Owns the looks, and that nothing of what is shown can steer the terminal it is shown on, whoever wrote it. Refuses to
+know what is shown.
 """
 
 import os
@@ -10,6 +11,7 @@ from contextlib import suppress
 from datetime import datetime
 
 from flows.errors import FlowError
+from flows.harmless_text import harmless, harmless_json
 from storage.document import encode
 
 _PIPE_COLUMNS = 200
@@ -21,7 +23,7 @@ def print_document(record: object) -> None:
     A reader that has gone costs the words; a disk that is full is a `FlowError`: somebody counts on the file.
     """
     try:
-        sys.stdout.write(encode(record).decode())
+        sys.stdout.write(harmless_json(encode(record).decode()))
     except BrokenPipeError:
         forget_stdout()
     except OSError as error:
@@ -44,7 +46,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, emp
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(cell(value)) for value in row))
+        table.add_row(*(Text(harmless(cell(value))) for value in row))
     if not table.row_count:
         say(empty)
         return
@@ -54,16 +56,21 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, emp
 
 def print_facts(facts: Iterable[tuple[str, object]]) -> None:
     """Print names and values, one a line, aligned."""
-    listed = [(name, cell(value)) for name, value in facts]
+    listed = [(name, harmless(cell(value), kept="\t")) for name, value in facts]
     width = max(len(name) for name, _ in listed)
     for name, value in listed:
         print(f"{name:<{width}}  {value}")
 
 
+def print_line(text: str) -> None:
+    """Print text for people on stdout, on as many lines as it has."""
+    print(harmless(text))
+
+
 def say(message: str) -> None:
     """Print a line for people on stderr at once; where nobody listens any more the words are lost, and nothing else."""
     with suppress(OSError):
-        print(message, file=sys.stderr, flush=True)
+        print(harmless(message), file=sys.stderr, flush=True)
 
 
 def cell(value: object) -> str:

@@ -12,6 +12,7 @@ from decimal import Decimal
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from flows.harmless_text import harmless, harmless_json
 from flows.verbs.output import print_table, say
 from storage.document import decode, encode
 
@@ -36,7 +37,7 @@ def print_json(columns: "Sequence[ResultColumn]", rows: Iterable[Sequence[object
     separator = "["
     for row in rows:
         record = {column.name: _plain(value, column.type) for column, value in zip(columns, row, strict=True)}
-        sys.stdout.write(separator + encode(record).decode().rstrip("\n"))
+        sys.stdout.write(separator + harmless_json(encode(record).decode().rstrip("\n")))
         separator = ",\n"
     sys.stdout.write("[]\n" if separator == "[" else "]\n")
 
@@ -44,9 +45,11 @@ def print_json(columns: "Sequence[ResultColumn]", rows: Iterable[Sequence[object
 def print_csv(columns: "Sequence[ResultColumn]", rows: Iterable[Sequence[object]]) -> None:
     """Print CSV with a heading; null is an empty field, what is nested is JSON."""
     writer = csv.writer(sys.stdout, lineterminator="\n")
+    is_seen = sys.stdout.isatty()
     writer.writerow([column.name for column in columns])
     for row in rows:
-        writer.writerow([_field(value) for value in row])
+        fields = map(_field, row)
+        writer.writerow([harmless(field) if is_seen and isinstance(field, str) else field for field in fields])
 
 
 def _shown(value: object) -> str | None:

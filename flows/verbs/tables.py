@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from flows.verbs.output import cell, print_facts, print_table, short
+from flows.verbs.output import cell, print_facts, print_line, print_table, short
 
 if TYPE_CHECKING:
     from flows.by_hand.data_trade import ImportView
@@ -192,10 +192,10 @@ def print_data(view: "DataView") -> None:
         print(f"\n{window.split} window {window.window}, tokens {window.first_token:,} to {last:,}, from")
         for document in window.documents:
             where = f"{document.source} byte {document.offset_bytes:,} ({document.bytes:,} bytes)"
-            print(f"  {where}, sha256 {short(document.sha256)}, from its token {document.first_token:,} on")
+            print_line(f"  {where}, sha256 {short(document.sha256)}, from its token {document.first_token:,} on")
         if not window.is_drawn:
-            print(f"  it crosses the border of {' and '.join(window.groups)}: with weights no step draws it")
-        print(_harmless(window.text))
+            print_line(f"  it crosses the border of {' and '.join(window.groups)}: with weights no step draws it")
+        print_line(window.text)
 
 
 def _print_groups(groups: "Sequence[GroupView]") -> None:
@@ -220,8 +220,8 @@ def _print_groups(groups: "Sequence[GroupView]") -> None:
 def print_import(view: "ImportView") -> None:
     """Print what an import made, and how to look at it."""
     for split, tokens in view.tokens.items():
-        print(f"{split}  {tokens:,} tokens in {view.documents[split]:,} documents")
-    print(f"snapshot {view.snapshot_id}\nlook at it: cairn data {short(view.snapshot_id)}")
+        print_line(f"{split}  {tokens:,} tokens in {view.documents[split]:,} documents")
+    print_line(f"snapshot {view.snapshot_id}\nlook at it: cairn data {short(view.snapshot_id)}")
 
 
 def print_watch(rows: "Sequence[WatchRow]") -> None:
@@ -241,8 +241,8 @@ def print_simulation(view: "SimulationView") -> None:
     policy, *plain = view.outcomes
     plan, between = view.plan, view.trace.hours_between_failures
     often = "never" if between is None else f"every {_span(between * 3600)}"
-    print(f"this policy {_end(policy)}; plain retry counts: {'; '.join(f'{o.policy}: {_end(o)}' for o in plain)}")
-    print(
+    print_line(f"this policy {_end(policy)}; plain retry counts: {'; '.join(f'{o.policy}: {_end(o)}' for o in plain)}")
+    print_line(
         f"on {plan.devices:,} device{'' if plan.devices == 1 else 's'}, {plan.total_steps:,} steps "
         f"of {plan.step_seconds:.4g} s ({_span(plan.total_steps * plan.step_seconds)} if nothing failed), "
         f"a commit stops training for {plan.checkpoint_seconds:.3g} s, a restart takes {plan.restart_seconds:.4g} s,\n"
@@ -251,14 +251,9 @@ def print_simulation(view: "SimulationView") -> None:
     _print_outcomes(view.outcomes)
     for outcome in view.outcomes:
         if outcome.stopped_by:
-            print(f"  {outcome.policy} stopped by {outcome.stopped_by}")
+            print_line(f"  {outcome.policy} stopped by {outcome.stopped_by}")
     print()
     _print_intervals(view)
-
-
-def _harmless(text: str) -> str:
-    """Return text that cannot steer the terminal, whatever the corpus holds."""
-    return "".join(character if character.isprintable() or character in "\n\t" else "\ufffd" for character in text)
 
 
 def _split_size(size: "SplitView", block_size: int) -> str:

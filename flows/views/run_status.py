@@ -12,6 +12,7 @@ from typing import Any
 
 from flows.views.run_lookup import configuration_document
 from flows.views.run_views import PlacementView, view_attempts, view_placement
+from storage.document import converted
 from storage.errors import IntegrityError
 from storage.logs.run_log import RunLog, list_run_ids
 from storage.logs.run_state import AttemptRecord, RunState
@@ -20,6 +21,12 @@ from storage.stores.object_store import ObjectStore
 OPENED, RUNNING, INTERRUPTED, FINISHED, STOPPED = "opened", "running", "interrupted", "finished", "stopped"
 UNREADABLE = "unreadable"
 _READERS = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Limit:
+    retries: int = 0
+    total: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,7 +161,9 @@ def _step(log: RunLog, standing: str) -> int:
 def _budgets(state: RunState) -> dict[str, BudgetView]:
     from tasks.settings import BudgetsConfig
 
-    limits = dict(configuration_document(state).get("budgets", {})) or BudgetsConfig().model_dump(mode="json")
+    limits = configuration_document(state).get("budgets") or BudgetsConfig().model_dump(mode="json")
+    if not isinstance(limits, Mapping):
+        raise IntegrityError("the run's log: budgets of the newest attempt are no table; the log was changed")
     return view_budgets(state, limits)
 
 
@@ -162,17 +171,17 @@ def view_budgets(state: RunState, limits: Mapping[str, Any]) -> dict[str, Budget
     """Return what each budget has spent and would have left under `limits`, a configuration's budgets as JSON."""
     from tasks.policy.budgets import spending
 
-    reasons = {name.replace("_", "-"): limit for name, limit in limits.items()}
+    where = "the run's log: budgets of the newest attempt"
+    reasons = {name.replace("_", "-"): converted(limit, _Limit, where=where) for name, limit in limits.items()}
     return {
         reason: _budget(limit, spending(state.attempts, reason).since_progress, spending(state.attempts, reason).total)
         for reason, limit in sorted(reasons.items())
     }
 
 
-def _budget(limit: Mapping[str, Any], spent: int, spent_total: int) -> BudgetView:
-    total = limit.get("total")
-    left_total = None if total is None else max(total - spent_total, 0)
-    left = max(limit.get("retries", 0) - spent, 0)
+def _budget(limit: "_Limit", spent: int, spent_total: int) -> BudgetView:
+    left_total = None if limit.total is None else max(limit.total - spent_total, 0)
+    left = max(limit.retries - spent, 0)
     return BudgetView(
         spent=spent,
         left=left if left_total is None else min(left, left_total),

@@ -5,6 +5,7 @@ The library's own writer wants all bytes in one piece; here the header is made f
 as they are, so a shard is never in memory twice.
 """
 
+import json
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -74,8 +75,16 @@ def _record(name: str, field: _Field, data: memoryview, where: str) -> TensorRec
 def _fields(header: bytes, where: str) -> list[tuple[str, _Field]]:
     try:
         raw = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
-        raw.pop("__metadata__", None)
+        msgspec.json.decode(raw.pop("__metadata__", b"{}"), type=dict[str, str])
         fields = [(name, msgspec.json.decode(value, type=_Field)) for name, value in raw.items()]
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        json.loads(header, object_pairs_hook=_each_once)
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
         raise IntegrityError(f"{where}: safetensors header is malformed: {error}") from error
     return sorted(fields, key=lambda item: item[1].data_offsets)
+
+
+def _each_once(pairs: list[tuple[str, object]]) -> None:
+    """Refuse an object that names something twice: readers differ in which of the two they believe."""
+    if len(dict(pairs)) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{max(names, key=names.count)!r} is named twice")

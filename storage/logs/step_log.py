@@ -1,9 +1,11 @@
 """Per-step records of one attempt: JSON lines, flushed line by line.
 
 Where the store is this machine's disk the lines go straight into the store; elsewhere into a spool file that is
-published whole whenever a segment ends. These records are for curves; nothing is decided by them.
+published whole whenever a segment ends. These records are for curves; nothing is decided by them. No link is written
+through.
 """
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +15,9 @@ import msgspec
 
 from storage.errors import ObjectMissing
 from storage.stores.object_store import ObjectStore
+
+MOST_STEP_LOG_BYTES = 2 * 1024**3
+"""Some ten million steps of one attempt; such a file is read whole."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +48,7 @@ class StepLog:
         self._is_spool = local is None
         self.path = local or spool_dir / f"attempt-{attempt:04d}.jsonl"
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: TextIO = self.path.open("a", encoding="utf-8", buffering=1)
+        self._file: TextIO = open(self.path, "a", encoding="utf-8", buffering=1, opener=_open_itself)  # noqa: SIM115
 
     def write(self, line: StepLine) -> None:
         """Append one record; it is in the operating system's hands when this returns."""
@@ -56,6 +61,10 @@ class StepLog:
             self._store.write(self._key, self.path.read_bytes())
 
 
+def _open_itself(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
 def step_log_key(run_prefix: str, attempt: int) -> str:
     """Return the key of an attempt's step records."""
     return f"{run_prefix}/steps/attempt-{attempt:04d}.jsonl"
@@ -63,15 +72,19 @@ def step_log_key(run_prefix: str, attempt: int) -> str:
 
 def read_step_lines(store: ObjectStore, run_prefix: str) -> list[StepLine]:
     """Return every attempt's records in attempt order; a line torn by a crash is left out."""
-    return [line for key in store.keys(f"{run_prefix}/steps") for line in parse_lines(store.read(key))]
+    return [line for key in store.keys(f"{run_prefix}/steps") for line in parse_lines(_read(store, key))]
 
 
 def read_attempt_lines(store: ObjectStore, run_prefix: str, attempt: int) -> list[StepLine]:
     """Return one attempt's records, none where it left none; a line torn by a crash is left out."""
     try:
-        return list(parse_lines(store.read(step_log_key(run_prefix, attempt))))
+        return list(parse_lines(_read(store, step_log_key(run_prefix, attempt))))
     except ObjectMissing:
         return []
+
+
+def _read(store: ObjectStore, key: str) -> bytes:
+    return store.read(key, at_most_bytes=MOST_STEP_LOG_BYTES)
 
 
 def parse_lines(data: bytes) -> Iterator[StepLine]:
@@ -79,5 +92,5 @@ def parse_lines(data: bytes) -> Iterator[StepLine]:
     for raw in data.splitlines():
         try:
             yield msgspec.json.decode(raw, type=StepLine)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             continue

@@ -3,7 +3,7 @@
 Owns how far was read. A line counts once it is whole. Refuses to know which records survive.
 """
 
-from storage.logs.step_log import StepLine, parse_lines, step_log_key
+from storage.logs.step_log import MOST_STEP_LOG_BYTES, StepLine, parse_lines, step_log_key
 from storage.stores.object_store import ObjectStore
 
 MOST_BYTES = 4 * 1024 * 1024
@@ -31,7 +31,7 @@ class StepTail:
             return b""
         path = self._store.local_path(key)
         if path is None:  # stores are read whole; there such a file changes only when a segment ends
-            return self._store.read(key)[offset : offset + self._most_bytes]
+            return self._store.read(key, at_most_bytes=MOST_STEP_LOG_BYTES)[offset : offset + self._most_bytes]
         with path.open("rb") as file:
             file.seek(offset)
             return file.read(self._most_bytes)

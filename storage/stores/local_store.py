@@ -3,7 +3,10 @@
 create-if-absent is: temporary file in the same folder, fsync, hard link (EEXIST: somebody was first),
 unlink, fsync of the folder. fsspec's local `mode='create'` is exists-then-open and does not exclude.
 Temporary names start with a dot, which no key may, so readers never see them; what a killed writer leaves of them is
-an unfinished write. No symbolic link below the root is followed out of it: the store is what lies in its folder.
+an unfinished write. The root itself may be a symbolic link. Below it the store is what lies in its folder: a link is
+read only where it stays inside, nothing is written or deleted through one, and what is no ordinary file (a pipe, a
+device) is never opened. Against somebody who swaps files for links between the look and the use only the folder's own
+permissions help.
 """
 
 import errno
@@ -18,7 +21,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 from storage.errors import IntegrityError, ObjectMissing, StorageError, StoreUnavailable
-from storage.stores.object_store import UnfinishedWrite, WrittenObject, checked_key
+from storage.stores.object_store import (
+    MOST_READ_BYTES,
+    UnfinishedWrite,
+    WrittenObject,
+    checked_key,
+    is_key,
+    larger_than,
+)
 
 _OPEN_TRIES = 8
 _CHUNK_BYTES = 8 * 1024 * 1024
@@ -36,16 +46,23 @@ class LocalStore:
         """The root folder as a URL."""
         return f"file://{self._root}"
 
-    def read(self, key: str) -> bytes:
-        """Return the object's bytes; raise `ObjectMissing` where there is none."""
-        return b"".join(self.read_chunks(key))
+    def read(self, key: str, *, at_most_bytes: int = MOST_READ_BYTES) -> bytes:
+        """Return the object's bytes; raise `ObjectMissing` where there is none, `IntegrityError` where it is larger."""
+        pieces, size_bytes = list[bytes](), 0
+        for piece in self.read_chunks(key):
+            size_bytes += len(piece)
+            if size_bytes > at_most_bytes:
+                raise larger_than(f"{self.url}/{key}", at_most_bytes)
+            pieces.append(piece)
+        return b"".join(pieces)
 
     def read_chunks(self, key: str) -> Iterator[bytes]:
         """Yield the object's bytes piece by piece; raises `ObjectMissing` where there is none."""
-        path = self._path(key)
+        path = self._inside(key)
         try:
-            self._check_inside(path)
-            with path.open("rb", buffering=0) as file:
+            with open(path, "rb", buffering=0, opener=_open_waiting_for_nobody) as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    raise IntegrityError(f"{path}: is no ordinary file; take it away")
                 while chunk := file.read(_CHUNK_BYTES):
                     yield chunk
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as missing:
@@ -55,7 +72,7 @@ class LocalStore:
 
     def create(self, key: str, data: bytes) -> bool:
         """Create the object only if absent: True when this call made it."""
-        path = self._path(key)
+        path = self._unlinked(key)
         with self._temporary(path) as (file, temporary):
             file.write(data)
             _flush(file)
@@ -72,11 +89,12 @@ class LocalStore:
 
     def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> WrittenObject:
         """Write chunks as one object, hashing on the way; visible only when whole and on disk."""
-        path, digest, size = self._path(key), hashlib.sha256(), 0
+        path, digest, size, begun = self._unlinked(key), hashlib.sha256(), 0, 0
         with self._temporary(path) as (file, temporary):
             for chunk in chunks:
                 digest.update(chunk)
                 size += file.write(chunk)
+                begun = _begin_writing_back(file, begun, size)
             _flush(file)
             os.replace(temporary, path)
             _fsync_folder(path.parent)
@@ -85,10 +103,10 @@ class LocalStore:
     def keys(self, prefix: str) -> list[str]:
         """Return all keys under the folder `prefix`, sorted."""
         found = []
-        for folder, folders, names in os.walk(self._path(prefix), onerror=self._unlistable):
-            folders[:] = [name for name in folders if not name.startswith(".")]
+        for folder, folders, names in os.walk(self._inside(prefix), onerror=self._unlistable):
+            folders[:] = filter(is_key, folders)
             relative = Path(folder).relative_to(self._root).as_posix()
-            found += [f"{relative}/{name}" for name in names if not name.startswith(".")]
+            found += [f"{relative}/{name}" for name in names if is_key(name)]
         return sorted(found)
 
     def folders(self, prefix: str) -> list[str]:
@@ -103,7 +121,7 @@ class LocalStore:
     def size(self, key: str) -> int | None:
         """Return the object's size in bytes, or None where there is no object."""
         try:
-            found = self._path(key).stat()
+            found = self._inside(key).stat()
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -112,7 +130,7 @@ class LocalStore:
 
     def delete(self, key: str) -> None:
         """Delete the object if it is there, and its folder when that is left empty."""
-        path = self._path(key)
+        path = self._unlinked(key)
         try:
             path.unlink(missing_ok=True)
         except NotADirectoryError:
@@ -125,7 +143,7 @@ class LocalStore:
     def unfinished(self, prefix: str) -> list[UnfinishedWrite]:
         """Return the temporary files under the folder `prefix`; their age is by this machine's clock."""
         found: list[UnfinishedWrite] = []
-        for folder, _, names in os.walk(self._path(prefix), onerror=self._unlistable):
+        for folder, _, names in os.walk(self._inside(prefix), onerror=self._unlistable):
             for name in names:
                 if name.startswith("."):
                     found += self._unfinished(Path(folder) / name)
@@ -133,7 +151,7 @@ class LocalStore:
 
     def discard(self, write: UnfinishedWrite) -> None:
         """Unlink a temporary file; one that is gone meanwhile is no error."""
-        path = self._path(write.key).with_name(Path(write.token).name)
+        path = self._unlinked(write.key).with_name(Path(write.token).name)
         if not path.name.startswith("."):
             raise StorageError(f"{self.url}/{write.key}: token {write.token!r}: must name a temporary file")
         try:
@@ -147,19 +165,38 @@ class LocalStore:
 
     def local_path(self, key: str) -> Path | None:
         """Return the file behind the key."""
-        return self._path(key)
+        return self._inside(key)
 
-    def _path(self, key: str) -> Path:
-        return self._root / checked_key(key)
-
-    def _check_inside(self, path: Path) -> None:
-        if not path.resolve().is_relative_to(self._root.resolve()):
+    def _inside(self, key: str) -> Path:
+        """Return where the key lies, for reading; raises `IntegrityError` where a link leads out of the store."""
+        path = self._root / checked_key(key)
+        if self._first_link(key) is not None and not path.resolve().is_relative_to(self._root.resolve()):
             raise IntegrityError(f"{path}: a link leads out of the store; put the object itself there")
+        return path
+
+    def _unlinked(self, key: str) -> Path:
+        """Return where the key lies, for writing; raises `IntegrityError` where a folder on the way is a link.
+
+        The object itself may be one: what is created, replaced or deleted is then the link, not what it points at.
+        """
+        path = self._root / checked_key(key)
+        link = self._first_link(key.rpartition("/")[0])
+        if link is not None:
+            raise IntegrityError(f"{link}: is a link, and nothing is written through one; put the folder itself there")
+        return path
+
+    def _first_link(self, key: str) -> str | None:
+        path = str(self._root)
+        for segment in key.split("/") if key else ():
+            path = f"{path}/{segment}"
+            if os.path.islink(path):
+                return path
+        return None
 
     def _scan(self, prefix: str) -> list[os.DirEntry[str]]:
         try:
-            with os.scandir(self._path(prefix)) as entries:
-                return [entry for entry in entries if not entry.name.startswith(".")]
+            with os.scandir(self._inside(prefix)) as entries:
+                return [entry for entry in entries if is_key(entry.name)]
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
@@ -167,9 +204,9 @@ class LocalStore:
 
     def _unfinished(self, path: Path) -> Iterator[UnfinishedWrite]:
         with suppress(FileNotFoundError):
-            found = path.stat()
+            found = path.lstat()
             key = f"{path.parent.relative_to(self._root).as_posix()}/{path.name[1:].rpartition('.')[0]}"
-            if _is_key(key):
+            if is_key(key):
                 age_seconds = max(0.0, time.time() - found.st_mtime)
                 yield UnfinishedWrite(key=key, bytes=found.st_size, age_seconds=age_seconds, token=path.name)
 
@@ -191,12 +228,8 @@ class LocalStore:
                 temporary.unlink(missing_ok=True)
 
 
-def _is_key(key: str) -> bool:
-    try:
-        checked_key(key)
-    except StorageError:
-        return False
-    return True
+def _open_waiting_for_nobody(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _opened(temporary: Path) -> BinaryIO:
@@ -222,6 +255,18 @@ def _make_folder(folder: Path) -> None:
         return
     with suppress(FileNotFoundError, PermissionError):
         _fsync_folder(folder.parent)
+
+
+def _begin_writing_back(file: BinaryIO, begun: int, size: int) -> int:
+    """Let the disk begin with what was written since `begun`, so that it works while the rest is hashed.
+
+    Linux begins to write dirty pages that are not wanted any more, and keeps them (posix_fadvise(2), mm/fadvise.c).
+    """
+    if size - begun < _CHUNK_BYTES or not hasattr(os, "posix_fadvise"):
+        return begun
+    with suppress(OSError):
+        os.posix_fadvise(file.fileno(), begun, size - begun, os.POSIX_FADV_DONTNEED)
+    return size
 
 
 def _flush(file: BinaryIO) -> None:

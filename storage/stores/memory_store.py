@@ -5,12 +5,13 @@ makes create-if-absent exclude. Nothing survives the process.
 """
 
 import hashlib
+import sys
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from storage.errors import ObjectMissing
-from storage.stores.object_store import UnfinishedWrite, WrittenObject, checked_key
+from storage.stores.object_store import MOST_READ_BYTES, UnfinishedWrite, WrittenObject, checked_key, larger_than
 
 
 class MemoryStore:
@@ -27,16 +28,18 @@ class MemoryStore:
         """The store's name as a URL."""
         return f"memory://{self._name}"
 
-    def read(self, key: str) -> bytes:
-        """Return the object's bytes; raise `ObjectMissing` where there is none."""
+    def read(self, key: str, *, at_most_bytes: int = MOST_READ_BYTES) -> bytes:
+        """Return the object's bytes; raise `ObjectMissing` where there is none, `IntegrityError` where it is larger."""
         with self._lock:
             if checked_key(key) not in self._objects:
                 raise ObjectMissing(f"{self.url}/{key}: no such object")
+            if len(self._objects[key]) > at_most_bytes:
+                raise larger_than(f"{self.url}/{key}", at_most_bytes)
             return self._objects[key]
 
     def read_chunks(self, key: str) -> Iterator[bytes]:
         """Yield the object's bytes."""
-        yield self.read(key)
+        yield self.read(key, at_most_bytes=sys.maxsize)
 
     def create(self, key: str, data: bytes) -> bool:
         """Create the object only if absent: True when this call made it."""

@@ -1,7 +1,8 @@
 """The object store as the run log needs it: whole small objects, create-if-absent, ordered names.
 
 Owns the interface and the rule for keys. Refuses to know where bytes live: `local_store`,
-`memory_store` and `remote_store` do. Keys are relative, `/`-separated and never leave the root.
+`memory_store` and `remote_store` do. Keys are relative, `/`-separated and never leave the root. Whatever else lies in
+a store's place, under a name that is no key, is nobody's object: no listing shows it, no operation touches it.
 """
 
 import re
@@ -10,9 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from storage.errors import StorageError
+from storage.errors import IntegrityError, StorageError
 
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@=+-]*\Z")
+# A file system takes 255 bytes a name, and a temporary name is 34 longer than its object's; S3 takes 1024 a key.
+_MOST_SEGMENT_CHARACTERS = 200
+_MOST_KEY_CHARACTERS = 800
+MOST_READ_BYTES = 64 * 1024 * 1024
+"""What `read` takes into memory at most unless it is told otherwise; documents are limited to less by their codec."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,8 +54,8 @@ class ObjectStore(Protocol):
         """Where this store is, without credentials."""
         ...
 
-    def read(self, key: str) -> bytes:
-        """Return the object's bytes; raise `ObjectMissing` where there is none."""
+    def read(self, key: str, *, at_most_bytes: int = MOST_READ_BYTES) -> bytes:
+        """Return the object's bytes; raise `ObjectMissing` where there is none, `IntegrityError` where it is larger."""
         ...
 
     def read_chunks(self, key: str) -> Iterator[bytes]:
@@ -102,7 +108,31 @@ class ObjectStore(Protocol):
 
 
 def checked_key(key: str) -> str:
-    """Return the key unchanged, or raise `StorageError` where it could leave the store's root."""
-    if not all(_SEGMENT.match(segment) for segment in key.split("/")):
-        raise StorageError(f"key {key!r}: each segment must match {_SEGMENT.pattern} (no '..', no absolute path)")
+    """Return the key unchanged, or raise `StorageError` where it could leave the store's root or fits no store."""
+    segments = key.split("/")
+    if not all(map(_SEGMENT.match, segments)):
+        raise StorageError(f"key {_shown(key)}: each segment must match {_SEGMENT.pattern} (no '..', no absolute path)")
+    if len(key) > _MOST_KEY_CHARACTERS or max(map(len, segments)) > _MOST_SEGMENT_CHARACTERS:
+        raise StorageError(
+            f"key {_shown(key)}: at most {_MOST_SEGMENT_CHARACTERS} characters a segment and {_MOST_KEY_CHARACTERS} in "
+            "all; choose a shorter name"
+        )
     return key
+
+
+def is_key(name: str) -> bool:
+    """Whether a name found in a store's place can be one of its objects or folders."""
+    try:
+        checked_key(name)
+    except StorageError:
+        return False
+    return True
+
+
+def larger_than(where: str, at_most_bytes: int) -> IntegrityError:
+    """Return the error of an object that is more than its reader takes."""
+    return IntegrityError(f"{where}: more than the {at_most_bytes:,} bytes that are read; this is no object of cairn's")
+
+
+def _shown(key: str) -> str:
+    return repr(key) if len(key) <= _MOST_SEGMENT_CHARACTERS else f"{key[:60]!r}… ({len(key):,} characters)"

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
-from storage.stores.object_store import ObjectStore, UnfinishedWrite, WrittenObject
+from storage.stores.object_store import MOST_READ_BYTES, ObjectStore, UnfinishedWrite, WrittenObject
 from storage.stores.patience import Patience
 
 _DEFAULT = Patience()
@@ -34,9 +34,9 @@ class PatientStore:
         """Where this store is, without credentials."""
         return self._inner.url
 
-    def read(self, key: str) -> bytes:
-        """Return the object's bytes; raise `ObjectMissing` where there is none."""
-        return self._patience.ask(lambda: self._inner.read(key))
+    def read(self, key: str, *, at_most_bytes: int = MOST_READ_BYTES) -> bytes:
+        """Return the object's bytes; raise `ObjectMissing` where there is none, `IntegrityError` where it is larger."""
+        return self._patience.ask(lambda: self._inner.read(key, at_most_bytes=at_most_bytes))
 
     def read_chunks(self, key: str) -> Iterator[bytes]:
         """Yield the object's bytes piece by piece; asks again only for the first piece."""

@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from storage.errors import ObjectMissing, StorageError, StoreRefused, StoreUnavailable
-from storage.stores.object_store import UnfinishedWrite, WrittenObject, checked_key
+from storage.stores.object_store import (
+    MOST_READ_BYTES,
+    UnfinishedWrite,
+    WrittenObject,
+    checked_key,
+    is_key,
+    larger_than,
+)
 from storage.stores.s3_error import without_credentials
 
 _PART_BYTES = 16 * 1024 * 1024
@@ -39,11 +46,14 @@ class RemoteStore:
         """Where this store is, without credentials."""
         return self._url
 
-    def read(self, key: str) -> bytes:
-        """Return the object's bytes; raise `ObjectMissing` where there is none."""
-        with self._explained("read", key):
-            data: bytes = self._files.cat_file(self._path(key))
-            return data
+    def read(self, key: str, *, at_most_bytes: int = MOST_READ_BYTES) -> bytes:
+        """Return the object's bytes; raise `ObjectMissing` where there is none, `IntegrityError` where it is larger."""
+        path = self._path(key)
+        with self._explained("read", key), self._files.open(path, "rb", block_size=_READ_BYTES) as file:
+            data: bytes = file.read(at_most_bytes + 1)
+        if len(data) > at_most_bytes:
+            raise larger_than(f"{self.url}/{key}", at_most_bytes)
+        return data
 
     def read_chunks(self, key: str) -> Iterator[bytes]:
         """Yield the object's bytes piece by piece; `ObjectMissing` comes with the first one."""
@@ -91,7 +101,8 @@ class RemoteStore:
         path = self._path(prefix)
         try:
             with self._explained("list", prefix):
-                return sorted(self._key(found) for found in self._files.find(path) if found != path)
+                found = (self._key(name) for name in self._files.find(path) if name != path)
+                return sorted(filter(is_key, found))
         except ObjectMissing:
             return []
 
@@ -148,7 +159,7 @@ class RemoteStore:
         except ObjectMissing:
             return []
         names = [item["name"].rstrip("/") for item in found if item["type"] == kind]
-        return sorted(self._key(name) for name in names if name != path)
+        return sorted(filter(is_key, (self._key(name) for name in names if name != path)))
 
     @contextmanager
     def _explained(self, doing: str, key: str) -> Iterator[None]:

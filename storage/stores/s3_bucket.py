@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from storage.errors import StorageError
+from storage.stores.object_store import MOST_READ_BYTES, larger_than
 from storage.stores.s3_error import explained_error
 
 _PIECE_BYTES = 1 << 20
@@ -87,10 +88,13 @@ class S3Bucket:
         limit = self._timeouts.answer_seconds if seconds is None else seconds
         return asyncio.run_coroutine_threadsafe(self._call(doing, method, limit, parameters), self._loop())
 
-    def fetch(self, key: str, **parameters: Any) -> Fetched:
-        """Return the whole body of one GET, verified to be as long as the server said."""
-        parameters = {"Key": key, **parameters}
-        fetched: Fetched = self._result(asyncio.run_coroutine_threadsafe(self._fetch(parameters), self._loop()))
+    def fetch(self, key: str, *, at_most_bytes: int = MOST_READ_BYTES, **parameters: Any) -> Fetched:
+        """Return the whole body of one GET, verified to be as long as the server said.
+
+        Raises `IntegrityError` where it is longer than `at_most_bytes`, and receives no more of it.
+        """
+        asked = self._fetch({"Key": key, **parameters}, at_most_bytes)
+        fetched: Fetched = self._result(asyncio.run_coroutine_threadsafe(asked, self._loop()))
         return fetched
 
     async def _call(self, doing: str, method: str, seconds: float, parameters: dict[str, Any]) -> Any:
@@ -98,17 +102,20 @@ class S3Bucket:
             async with asyncio.timeout(seconds):
                 return await self._client._call_s3(method, Bucket=self._name, **parameters)
 
-    async def _fetch(self, parameters: dict[str, Any]) -> Fetched:
+    async def _fetch(self, parameters: dict[str, Any], at_most_bytes: int) -> Fetched:
         with self._explained("read", parameters):
             async with asyncio.timeout(self._timeouts.answer_seconds):
                 answer = await self._client._call_s3("get_object", Bucket=self._name, **parameters)
-            pieces: list[bytes] = []
+            pieces, received_bytes = list[bytes](), 0
             async with answer["Body"] as body:
                 while True:
                     async with asyncio.timeout(self._timeouts.answer_seconds):
                         piece = await body.read(_PIECE_BYTES)
                     if not piece:
                         break
+                    received_bytes += len(piece)
+                    if received_bytes > at_most_bytes:
+                        raise larger_than(f"s3://{self._name}/{parameters['Key']}", at_most_bytes)
                     pieces.append(piece)
             data = b"".join(pieces)
             total = str(answer.get("ContentRange", "")).rpartition("/")[2]

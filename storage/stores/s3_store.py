@@ -15,7 +15,7 @@ from typing import Any
 
 from storage.errors import IntegrityError, ObjectMissing, StoreUnavailable
 from storage.stores.multipart_upload import put, upload_stream
-from storage.stores.object_store import UnfinishedWrite, WrittenObject, checked_key
+from storage.stores.object_store import MOST_READ_BYTES, UnfinishedWrite, WrittenObject, checked_key, is_key
 from storage.stores.patience import Patience
 from storage.stores.s3_bucket import Fetched, S3Bucket
 from storage.stores.s3_error import ConditionFailed, error_code
@@ -39,9 +39,11 @@ class S3Store:
         """Bucket and prefix as a URL."""
         return f"s3://{self._bucket.name}/{self._below}".rstrip("/")
 
-    def read(self, key: str) -> bytes:
-        """Return the object's bytes in one GET; raise `ObjectMissing` where there is none."""
-        return self._bucket.fetch(self._name(key)).data
+    def read(self, key: str, *, at_most_bytes: int = MOST_READ_BYTES) -> bytes:
+        """Return the object's bytes in one GET; raise `ObjectMissing` where there is none, `IntegrityError` where it is
+        larger, before more of it is received.
+        """
+        return self._bucket.fetch(self._name(key), at_most_bytes=at_most_bytes).data
 
     def read_chunks(self, key: str) -> Iterator[bytes]:
         """Yield the object's bytes in ranged GETs, a few ahead, each asked again where it breaks.
@@ -84,7 +86,7 @@ class S3Store:
         """Return the keys of the folders directly under the folder `prefix`, sorted."""
         pages = self._pages(prefix, Delimiter="/")
         found = [folder["Prefix"] for page in pages for folder in page.get("CommonPrefixes", ())]
-        return sorted(self._key(name.rstrip("/")) for name in found)
+        return sorted(filter(is_key, (self._key(name.rstrip("/")) for name in found)))
 
     def first(self, prefix: str) -> str | None:
         """Return the smallest key directly under the folder `prefix`, in one request unless folders come before it."""
@@ -113,7 +115,7 @@ class S3Store:
         for page in self._upload_pages(folder):
             now = _answered_at(page)
             for upload in page.get("Uploads", ()):
-                if upload["Key"].startswith(folder):
+                if upload["Key"].startswith(folder) and is_key(self._key(upload["Key"])):
                     found.append(self._unfinished(upload, now))
         return sorted(found, key=lambda write: (write.key, write.token))
 
@@ -136,7 +138,7 @@ class S3Store:
         return name[len(self._below) :]
 
     def _fetch_range(self, name: str, start: int, etag: str | None = None) -> Fetched:
-        same = {} if etag is None else {"IfMatch": etag}
+        same: dict[str, Any] = {} if etag is None else {"IfMatch": etag}
         try:
             return self._bucket.fetch(name, Range=f"bytes={start}-{start + _READ_BYTES - 1}", **same)
         except ConditionFailed as changed:
@@ -172,8 +174,8 @@ class S3Store:
             parameters |= {"ContinuationToken": page["NextContinuationToken"], "MaxKeys": 1000}
 
     def _objects(self, page: Mapping[str, Any]) -> Iterator[str]:
-        # A name that ends in "/" is some console's idea of a folder, not an object of ours.
-        return (self._key(item["Key"]) for item in page.get("Contents", ()) if not item["Key"].endswith("/"))
+        # A name that ends in "/" is some console's idea of a folder: no key, like whatever else is not ours.
+        return filter(is_key, (self._key(item["Key"]) for item in page.get("Contents", ())))
 
     def _upload_pages(self, folder: str) -> Iterator[Mapping[str, Any]]:
         markers: dict[str, Any] = {}

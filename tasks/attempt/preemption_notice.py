@@ -96,7 +96,7 @@ class AwsMetadata:
             raise MetadataSilent(f"AWS metadata service answered {answer.status}")
         try:
             told = msgspec.json.decode(answer.body, type=_InstanceAction)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise MetadataSilent(f"AWS metadata service answered nonsense: {error}") from error
         if told.action not in _AWS_ACTIONS:
             return None

@@ -230,7 +230,7 @@ def _body(
                 started_at=started_at,
                 seconds=seconds,
             )
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             problem = f"the evaluator printed nonsense: {error}"
     return EvaluationFailed(
         step=reference.step,

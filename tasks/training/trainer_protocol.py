@@ -151,6 +151,6 @@ def decode_message(line: bytes) -> Command | Event:
     try:
         parsed = msgspec.json.decode(line, type=_Line)
         message: Command | Event = msgspec.json.decode(parsed.content, type=_MESSAGES[parsed.kind])
-    except (msgspec.DecodeError, KeyError) as error:
+    except (msgspec.DecodeError, RecursionError, KeyError) as error:
         raise TaskError(f"trainer protocol: not a message: {line[:200]!r}") from error
     return message

@@ -20,7 +20,7 @@ from storage.logs.run_entries import RUN_KINDS, CheckpointDeleted, CheckpointSup
 from storage.logs.run_state import RunState, fold
 from storage.stores.local_store import LocalStore
 from storage.stores.memory_store import MemoryStore
-from storage.stores.object_store import ObjectStore
+from storage.stores.object_store import MOST_READ_BYTES, ObjectStore
 from tests.storage.builders import LOG, RUN, committed, ended, entry, evaluated, opened, run_log, started, writer
 from tests.storage.faulty_store import FaultyStore
 
@@ -122,8 +122,8 @@ def test_a_reader_far_behind_reads_ahead_in_one_listing(long_run: LocalStore) ->
     class Far(MemoryStore):
         """Shares the entries, without files behind them."""
 
-        def read(self, key: str) -> bytes:
-            return long_run.read(key)
+        def read(self, key: str, *, at_most_bytes: int = MOST_READ_BYTES) -> bytes:
+            return long_run.read(key, at_most_bytes=at_most_bytes)
 
         def first(self, prefix: str) -> str | None:
             return long_run.first(prefix)

@@ -40,11 +40,11 @@ class Failing:
         self.asked = 0
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        def operate(*arguments: Any) -> Any:
+        def operate(*arguments: Any, **named: Any) -> Any:
             self.asked += 1
             if self.errors:
                 raise self.errors.pop(0)
-            return getattr(self.inner, name)(*arguments)
+            return getattr(self.inner, name)(*arguments, **named)
 
         return operate
 

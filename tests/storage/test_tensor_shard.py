@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from storage.checkpoints import tensor_shard
 from storage.checkpoints.tensor_record import DTYPE_BYTES, TensorRecord
 from storage.checkpoints.tensor_shard import parse_shard, shard_chunks
 from storage.errors import IntegrityError
@@ -99,6 +100,17 @@ def tensor(**changed: object) -> bytes:
         pytest.param(hostile(tensor(shape=[-1, -1]), b"1234"), id="negative-shape"),
         pytest.param(hostile(tensor(shape=[2**40, 2**40]), b"1234"), id="huge-shape"),
         pytest.param(hostile(tensor(shape=[1.5]), b"1234"), id="fractional-shape"),
+        pytest.param(hostile(tensor(shape=[2**62] * 200_000), b"1234"), id="a-product-that-takes-hours"),
+        pytest.param(hostile(tensor(shape=[1] * 65), b"1234"), id="more-dimensions-than-anything-reads"),
+        pytest.param(hostile(tensor(shape=[0, 2**62]), b"1234"), id="nothing-with-bytes"),
+        pytest.param(hostile(tensor(dtype="F64"), b"1234"), id="other-dtype-than-bytes"),
+        pytest.param(hostile(tensor(data_offsets=[0, 4, 8]), b"1234"), id="three-offsets"),
+        pytest.param(hostile(b'{"__metadata__": {"a": 1}}'), id="metadata-of-numbers"),
+        pytest.param(hostile(b'{"__metadata__": []}'), id="metadata-list"),
+        pytest.param(hostile(b'{"__metadata__": {"a": {"b": "c"}}}'), id="metadata-nested"),
+        pytest.param(hostile(tensor()[:-1] + b"," + tensor()[1:], b"1234"), id="name-twice-for-the-same-bytes"),
+        pytest.param(hostile(tensor().replace(b'"F32"', b'"F32", "dtype": "I32"'), b"1234"), id="dtype-twice"),
+        pytest.param(hostile(b'{"__metadata__": {"a": "1", "a": "2"}}'), id="metadata-twice"),
         pytest.param(hostile(tensor(dtype="F33"), b"1234"), id="unknown-dtype"),
         pytest.param(hostile(tensor(dtype=["F32"]), b"1234"), id="dtype-of-wrong-type"),
         pytest.param(hostile(b'{"a": null}'), id="null"),
@@ -118,11 +130,22 @@ def test_a_hostile_shard_is_refused_and_named(data: bytes) -> None:
         parse_shard(data, where="here")
 
 
+def test_a_header_beyond_the_limit_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensor_shard, "MAX_HEADER_BYTES", 16)
+    with pytest.raises(IntegrityError, match="does not fit the file or the limit"):
+        parse_shard(hostile(b"{}" + b" " * 22), where="here")
+
+
+def test_metadata_that_is_text_is_allowed_and_left_alone() -> None:
+    assert parse_shard(hostile(b'{"__metadata__": {"format": "pt", "x": ""}}'), where="") == ()
+
+
 def only_integrity_errors(data: bytes) -> None:
     try:
-        parse_shard(data, where="here")
+        records = parse_shard(data, where="here")
     except IntegrityError:
         return
+    assert content(parse_shard(shard(*records), where="again")) == content(records)
 
 
 JSON = st.recursive(

@@ -1,0 +1,148 @@
+"""A store somebody else can write to: what lies there under a foreign name, or is larger than anything of ours."""
+
+from pathlib import Path
+
+import pytest
+
+from storage.checkpoints.checkpoint import load_checkpoint, read_manifest
+from storage.checkpoints.manifest import Manifest, ManifestObject, encode_manifest
+from storage.checkpoints.trainer_document import encode_trainer_document
+from storage.document import sha256
+from storage.errors import IntegrityError, StorageError
+from storage.logs.entry_log import EntryLog
+from storage.logs.heartbeat import heartbeat_key, read_heartbeat
+from storage.logs.log_entry import entry_name
+from storage.logs.registry import list_aliases
+from storage.logs.run_entries import RUN_KINDS, CheckpointReference
+from storage.logs.run_log import list_run_ids
+from storage.logs.step_log import parse_lines, read_attempt_lines
+from storage.stores.local_store import LocalStore
+from storage.stores.memory_store import MemoryStore
+from storage.stores.object_store import MOST_READ_BYTES, ObjectStore, checked_key
+from tests.storage.builders import LOG, open_run, run_with_commits, trainer_document
+
+FOREIGN = ["a b", "a\\b", "-rf", "a\nb", "\x1b[31m", "ünïcode", "x" * 201, "~"]
+
+
+def filled_with_zeros(root: Path, key: str, size_bytes: int) -> None:
+    """Put a sparse file of that size under the key."""
+    (root / key).parent.mkdir(parents=True, exist_ok=True)
+    with (root / key).open("wb") as file:
+        file.truncate(size_bytes)
+
+
+def test_no_more_is_read_than_the_reader_takes(store: ObjectStore) -> None:
+    store.write("a/b", bytes(1000))
+    assert len(store.read("a/b", at_most_bytes=1000)) == 1000
+    with pytest.raises(IntegrityError, match="more than the 999 bytes"):
+        store.read("a/b", at_most_bytes=999)
+
+
+@pytest.mark.parametrize("size_bytes", [MOST_READ_BYTES + 1, 2**40])
+def test_an_entry_of_any_size_is_refused_in_bounded_memory(tmp_path: Path, size_bytes: int) -> None:
+    filled_with_zeros(tmp_path, f"{LOG}/{entry_name(0)}", size_bytes)
+    with pytest.raises(IntegrityError, match="more than the 67,108,864 bytes that are read"):
+        EntryLog(store=LocalStore(tmp_path), prefix=LOG, kinds=RUN_KINDS).newest()
+
+
+def test_a_heartbeat_and_a_fold_of_any_size_are_none(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    log = open_run(store)
+    filled_with_zeros(tmp_path, heartbeat_key(log.prefix, 1), 2**40)
+    filled_with_zeros(tmp_path, log.fold_key, 2**40)
+    assert read_heartbeat(store, log.prefix, 1) is None
+    assert open_run(LocalStore(tmp_path)).refresh().opened is not None
+
+
+def test_a_manifest_cannot_make_memory_out_of_a_number(tmp_path: Path) -> None:
+    store, prefix = LocalStore(tmp_path), "runs/r1/checkpoints/step-00000001-attempt-0001"
+    huge = ManifestObject(name="weights-00001-of-00001.safetensors", bytes=2**62, sha256="0" * 64)
+    trainer = encode_trainer_document(trainer_document(1))
+    store.write(f"{prefix}/trainer.json", trainer)
+    listed = ManifestObject(name="trainer.json", bytes=len(trainer), sha256=sha256(trainer))
+    manifest = Manifest(version=1, run_id="r1", attempt=1, step=1, state_sha256="s", objects=(huge, listed))
+    data = encode_manifest(manifest)
+    store.write(f"{prefix}/manifest.json", data)
+    store.write(f"{prefix}/{huge.name}", b"small")
+    reference = CheckpointReference(step=1, attempt=1, prefix=prefix, manifest_sha256=sha256(data))
+    with pytest.raises(IntegrityError, match="5 bytes, its manifest says 4611686018427387904"):
+        load_checkpoint(store, reference)
+
+
+@pytest.mark.parametrize("prefix", ["../elsewhere", "/etc", "runs/../../etc", "runs//r1", "runs/r1\0", ""])
+def test_a_reference_out_of_the_store_is_followed_nowhere(store: ObjectStore, prefix: str) -> None:
+    with pytest.raises(StorageError, match="each segment must match"):
+        read_manifest(store, prefix, "0" * 64)
+
+
+@pytest.mark.parametrize(
+    "key", ["x" * 201, f"a/{'x' * 201}/b", "/".join(["abcdefgh"] * 100)], ids=["name", "inner", "whole"]
+)
+def test_a_name_no_store_could_keep_is_refused_before_it_is_tried(store: ObjectStore, key: str) -> None:
+    with pytest.raises(StorageError, match="choose a shorter name") as refused:
+        store.write(key, b"")
+    assert len(str(refused.value)) < 1000
+
+
+@pytest.mark.parametrize("key", ["x" * 200, "/".join(["abcdefg"] * 100)], ids=["name", "whole"])
+def test_the_longest_names_are_kept_everywhere(store: ObjectStore, key: str) -> None:
+    assert (store.create(key, b"1"), store.read(key)) == (True, b"1")
+
+
+@pytest.mark.parametrize("name", FOREIGN, ids=lambda name: repr(name[:8]))
+def test_what_has_no_key_for_a_name_is_nobodys_object(tmp_path: Path, name: str) -> None:
+    store = LocalStore(tmp_path)
+    run_with_commits(store, 5)
+    before = _listed(store)
+    for folder in ("runs", "models", LOG, "runs/r1/checkpoints"):
+        (tmp_path / folder / name).mkdir(parents=True)
+        (tmp_path / folder / name / "file").write_bytes(b"")
+    assert (_listed(store), before[1]) == (before, ["runs/r1"])
+    assert all(checked_key(key) for key in store.keys("runs"))
+
+
+def _listed(store: LocalStore) -> list[list[str]]:
+    return [store.keys("runs"), store.folders("runs"), list_run_ids(store), list_aliases(store)]
+
+
+def test_a_file_with_a_foreign_name_is_not_the_newest_entry(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    open_run(store)
+    (tmp_path / LOG / "0 notes.json").write_bytes(b"")
+    assert store.first(LOG) == f"{LOG}/{entry_name(0)}"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"x":' + b"[" * 100_000,
+        b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b"\xff\xfe",
+        b'{"step":1e999}',
+        b"null",
+        b"x" * 1_000_000,
+    ],
+    ids=["deep", "deep-and-closed", "not-utf-8", "huge-number", "null", "long"],
+)
+def test_a_hostile_step_record_is_left_out(line: bytes) -> None:
+    assert list(parse_lines(line + b"\n" + line)) == []
+
+
+def test_step_records_of_any_size_are_refused_in_bounded_memory(tmp_path: Path) -> None:
+    filled_with_zeros(tmp_path, "runs/r1/steps/attempt-0001.jsonl", 2**42)
+    read: list[int] = []
+
+    class Counting(LocalStore):
+        def read(self, key: str, *, at_most_bytes: int = 0) -> bytes:
+            read.append(at_most_bytes)
+            return super().read(key, at_most_bytes=min(at_most_bytes, 10**7))
+
+    with pytest.raises(IntegrityError, match="bytes that are read"):
+        read_attempt_lines(Counting(tmp_path), "runs/r1", 1)
+    assert 0 < read[0] <= 2**31
+
+
+def test_memory_is_bounded_alike() -> None:
+    store = MemoryStore()
+    store.write("a", bytes(10))
+    assert list(store.read_chunks("a")) == [bytes(10)]
