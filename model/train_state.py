@@ -4,15 +4,16 @@ Owns the names of its tensors and their copies to and from the host. Refuses to 
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
 
+from model.compilation import compile_layers
 from model.configuration import ModelConfig, TrainingConfig
 from model.determinism import Generators, seeded_generators
-from model.errors import StateMismatch
+from model.errors import InvalidInput, StateMismatch
 from model.gpt import GPT
 from model.optimizer import make_optimizer
 from model.weights import WEIGHT_PREFIX, describe_mismatch
@@ -26,7 +27,7 @@ CUDA_GENERATOR = "rng.cuda"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NamedTensor:
-    """One tensor of a train state on the host: contiguous, and nobody else's memory."""
+    """One tensor of a train state; a copy's is on the host, contiguous, and nobody else's memory."""
 
     name: str
     group: Group
@@ -61,19 +62,23 @@ class TrainState:
     ) -> Self:
         """Make the state of step 0, a pure function of configs and vocabulary (weights are equal on every device).
 
-        The process's own generators are left as they were.
+        The process's own generators are left as they were. Precision and kernels must be chosen.
         """
+        if "auto" in (training_config.precision, training_config.kernels):
+            raise InvalidInput("precision and kernels must be chosen before a state is made: see choose_mode")
         with seeded_generators(training_config.seed, device) as generators:
             model = GPT(model_config, vocab_size, training_config.activation_checkpointing)
         model = model.to(device)
         model.attend_by_blocks(training_config.kernels == "fused")
+        if training_config.compile and training_config.kernels == "fused":
+            compile_layers(model)
         return cls(
             model=model,
             optimizer=make_optimizer(model, training_config),
             scaler=torch.amp.GradScaler(device.type) if training_config.precision == "fp16" else None,
             generators=generators,
             global_batch=training_config.global_batch,
-            network=torch.compile(model) if training_config.compile else model,
+            network=torch.compile(model) if training_config.compile and training_config.kernels == "stock" else model,
         )
 
     @property
@@ -86,13 +91,16 @@ class TrainState:
         """Samples drawn so far, equal to SampleOrder.cursor_of(step)."""
         return self.step * self.global_batch
 
+    def live_tensors(self) -> tuple[NamedTensor, ...]:
+        """Return the state's own memory, where it is, sorted by name: training goes on changing it."""
+        tensors = (NamedTensor(name=name, group=group, tensor=tensor.detach()) for name, group, tensor in self._live())
+        return tuple(sorted(tensors, key=lambda named: named.name))
+
     def named_tensors(self) -> tuple[NamedTensor, ...]:
         """Copy the whole state to host memory, sorted by name; later training cannot change the copies."""
-        copies = (
-            NamedTensor(name=name, group=group, tensor=tensor.detach().to("cpu", copy=True).contiguous())
-            for name, group, tensor in self._live()
+        return tuple(
+            replace(named, tensor=named.tensor.to("cpu", copy=True).contiguous()) for named in self.live_tensors()
         )
-        return tuple(sorted(copies, key=lambda named: named.name))
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:

@@ -25,12 +25,14 @@ from model.loss_history import BASELINE, find_spike
 from model.train_state import TrainState
 from model.training_loop import LoopOutcome, StepRecord, train_until
 from model.weights import WEIGHT_PREFIX, load_weights
-from storage.checkpoints.checkpoint import StagedCheckpoint, checkpoint_prefix, load_checkpoint
+from storage.checkpoints.checkpoint import StagedCheckpoint, checkpoint_prefix
 from storage.checkpoints.trainer_document import TrainerDocument, small_tensor
 from storage.logs.run_log import run_prefix
 from storage.logs.step_log import StepLine, StepLog
 from storage.stores.open_store import open_store
 from tasks.practice_faults import BAD_DATA, OOM, TRAINER_KINDS, due, flip_byte, parse_faults, strike_process
+from tasks.training.checkpoint_reading import CheckpointReading
+from tasks.training.host_copy import HostCopy
 from tasks.training.initial_weights import read_initial_weights
 from tasks.training.parent_line import ParentLine, die
 from tasks.training.staging import HostCheckpoint, Reports, Staging
@@ -46,8 +48,6 @@ from tasks.training.trainer_protocol import (
 )
 from tasks.training.training_data import TrainingData
 
-_DOWNLOADS = 4
-
 
 class Trainer:
     """One attempt's training: state, data, and the staging that overlaps it."""
@@ -58,17 +58,20 @@ class Trainer:
         self._started = time.monotonic()
         self._store = open_store(order.store_url)
         self._prefix = run_prefix(order.run_id)
+        device = resolve_device(order.training.device)
+        host_copy = HostCopy(device)
+        self._resumed = CheckpointReading(self._store, order.resume, host_copy)
         data = TrainingData.opened(self._store, order)
         self._windows, self._sample_order, self._probe = data.windows, data.order, data.probe
         training = order.training.model_copy(update={"activation_checkpointing": order.activation_checkpointing})
-        self._state = TrainState.fresh(order.model, training, data.vocab_size, resolve_device(training.device))
+        self._state = TrainState.fresh(order.model, training, data.vocab_size, device)
         if training.mask_documents:
             self._state.model.boundary_id = data.end_of_text_id
         self._loader = BatchLoader(self._windows, self._sample_order, self._state.device, end_step=order.training.steps)
         self._steps = StepLog(self._store, self._prefix, order.attempt, spool_dir=order.work_dir)
         self._faults, self._train_files = parse_faults(order.faults), data.files
         reports = Reports(staged=self._on_staged, waiting=self._on_waiting, failed=partial(die, line))
-        self._staging = Staging(self._store, reports, patience_seconds=order.patience_seconds)
+        self._staging = Staging(self._store, reports, patience_seconds=order.patience_seconds, host_copy=host_copy)
         self._losses: deque[float] = deque(maxlen=BASELINE + order.divergence.patience_steps)
         self._tokens = 0
         self._lr = 0.0
@@ -76,8 +79,8 @@ class Trainer:
     def resume(self) -> None:
         """Load the checkpoint the parent chose, or the weights the run begins from, and say that training can begin."""
         digest = None
-        if self._order.resume is not None:
-            loaded = load_checkpoint(self._store, self._order.resume, downloads=_DOWNLOADS)
+        loaded = self._resumed.result()
+        if loaded is not None:
             self._state.load(to_tensors([*loaded.tensors, *loaded.trainer.records()]))
             digest = loaded.state_sha256
         elif self._order.initial_weights_sha256 is not None:
@@ -94,12 +97,12 @@ class Trainer:
 
     def train_segment(self, until_step: int) -> None:
         """Train, copy the state to the host, and stage it in the background while the next segment trains."""
+        self._staging.prepare(self._state.live_tensors())
         try:
             outcome = self._train_until(until_step)
         except (NonFiniteLoss, TokenOutOfRange) as error:
             self._convict(error)
-        self._staging.wait()
-        tensors = self._state.named_tensors()
+        tensors = self._staging.copy(self._state.live_tensors())
         document = TrainerDocument(
             version=1,
             step=self._state.step,

@@ -4,17 +4,26 @@ Owns ARCHITECTURE section 3. A staged checkpoint is nothing until its commit ent
 is used only after manifest and every object hashed to what the log says. Refuses to know what the tensors mean.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from storage.checkpoints.manifest import MANIFEST_VERSION, Manifest, ManifestObject, decode_manifest, encode_manifest
+from storage.checkpoints.shard_transfer import (
+    Buffers,
+    arriving,
+    begin_reads,
+    cut_shards,
+    fresh_buffers,
+    in_name_order,
+    name_of,
+    transfers,
+    write_pieces,
+    write_shard,
+)
 from storage.checkpoints.state_digest import state_sha256
 from storage.checkpoints.tensor_record import TensorRecord
-from storage.checkpoints.tensor_shard import parse_shard, shard_chunks
 from storage.checkpoints.trainer_document import TrainerDocument, decode_trainer_document, encode_trainer_document
 from storage.document import sha256
 from storage.errors import IntegrityError, NothingReadable, ObjectMissing
@@ -22,12 +31,11 @@ from storage.logs.log_entry import Writer
 from storage.logs.run_entries import CheckpointCommitted, CheckpointQuarantined, CheckpointReference
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
-from storage.stores.object_store import ObjectStore
+from storage.stores.object_store import ObjectStore, WrittenObject
 from storage.verified_object import PromisedObject, check_object, read_verified
 
 DEFAULT_SHARD_BYTES = 512 * 1024 * 1024
 TRAINER = "trainer.json"
-_CHUNK_BYTES = 8 * 1024 * 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,15 +83,20 @@ def stage_checkpoint(
     trainer: TrainerDocument,
     shard_bytes: int = DEFAULT_SHARD_BYTES,
     uploads: int = 1,
+    thread_start: Callable[[], None] | None = None,
 ) -> StagedCheckpoint:
-    """Upload shards, `uploads` at a time, trainer document and, last, the manifest; returns what a commit names."""
+    """Upload shards, `uploads` at a time, trainer document and, last, the manifest; returns what a commit names.
+
+    `thread_start` is called first in each thread there is beside the caller's, such as to lower its priority.
+    """
     shards = [named for group in groups for named in _named_shards(group, shard_bytes)]
-    document = [memoryview(encode_trainer_document(trainer))]
-    with _threads(uploads) as run:
-        digest = run(state_sha256, [*(record for group in groups for record in group.records), *trainer.records()])
-        uploaded = [run(_upload, store, prefix, name, shard_chunks(shard)) for name, shard in shards]
-        uploaded.append(run(_upload, store, prefix, TRAINER, iter(document)))
-        objects, state_digest = tuple(upload() for upload in uploaded), digest()
+    records = [*(record for group in groups for record in group.records), *trainer.records()]
+    with transfers(uploads, thread_start) as run:
+        digest = run(state_sha256, sorted(records, key=name_of))
+        writes = [(name, run(write_shard, store, f"{prefix}/{name}", shard)) for name, shard in shards]
+        document = [memoryview(encode_trainer_document(trainer))]
+        writes.append((TRAINER, run(write_pieces, store, f"{prefix}/{TRAINER}", document)))
+        objects, state_digest = tuple(_object(name, written()) for name, written in writes), digest()
     manifest = Manifest(
         version=MANIFEST_VERSION,
         run_id=run_id,
@@ -156,11 +169,16 @@ def verify_checkpoint(store: ObjectStore, reference: CheckpointReference) -> tup
 
 
 def load_checkpoint(
-    store: ObjectStore, reference: CheckpointReference, *, group: str = "", downloads: int = 1
+    store: ObjectStore,
+    reference: CheckpointReference,
+    *,
+    group: str = "",
+    downloads: int = 1,
+    buffers: Buffers = fresh_buffers,
 ) -> LoadedCheckpoint:
     """Read a committed checkpoint (or only the shards whose name begins with `group`), verifying before use.
 
-    Raises `IntegrityError` naming the object that is missing or changed.
+    The tensors are views of what `buffers` gave. Raises `IntegrityError` naming the object that is missing or changed.
     """
     manifest = read_manifest(store, reference.prefix, reference.manifest_sha256)
     if manifest.step != reference.step:
@@ -169,13 +187,16 @@ def load_checkpoint(
     documents = [item for item in manifest.objects if item.name == TRAINER]
     if not documents:
         raise IntegrityError(f"{reference.prefix}: manifest names no {TRAINER}")
-    with _threads(downloads) as run:
-        reads = [run(_read_shard, store, _promised(reference.prefix, item)) for item in shards]
-        tensors = [record for read in reads for record in read()]
     promised = _promised(reference.prefix, documents[0])
     trainer = decode_trainer_document(bytes(read_verified(store, promised)), where=promised.key)
-    if not group and state_sha256([*tensors, *trainer.records()]) != manifest.state_sha256:
-        raise IntegrityError(f"{reference.prefix}: tensors do not digest to the manifest's state_sha256")
+    tensors: list[TensorRecord] = []
+    promises = [_promised(reference.prefix, item) for item in sorted(shards, key=lambda item: item.name)]
+    with transfers(downloads) as run:
+        records = arriving(begin_reads(run, store, promises, buffers), tensors)
+        if group:
+            deque(records, maxlen=0)  # a part of a state has no digest of its own
+        elif state_sha256(in_name_order(records, trainer.records())) != manifest.state_sha256:
+            raise IntegrityError(f"{reference.prefix}: tensors do not digest to the manifest's state_sha256")
     return LoadedCheckpoint(
         reference=reference, state_sha256=manifest.state_sha256, trainer=trainer, tensors=tuple(tensors)
     )
@@ -230,17 +251,6 @@ def _unless_unreadable(body: CheckpointQuarantined, state: RunState) -> Checkpoi
     return body if any(record.committed.prefix == body.prefix for record in state.readable) else None
 
 
-def _upload(store: ObjectStore, prefix: str, name: str, chunks: Iterator[memoryview]) -> ManifestObject:
-    written = store.write_stream(f"{prefix}/{name}", _pieces(chunks))
-    return ManifestObject(name=name, bytes=written.bytes, sha256=written.sha256)
-
-
-def _pieces(chunks: Iterator[memoryview]) -> Iterator[memoryview]:
-    for chunk in chunks:
-        for start in range(0, chunk.nbytes, _CHUNK_BYTES):
-            yield chunk[start : start + _CHUNK_BYTES]
-
-
 def _promised(prefix: str, item: ManifestObject) -> PromisedObject:
     return PromisedObject(key=f"{prefix}/{item.name}", bytes=item.bytes, sha256=item.sha256)
 
@@ -253,37 +263,11 @@ def _problem(store: ObjectStore, promised: PromisedObject) -> str | None:
     return None
 
 
-def _read_shard(store: ObjectStore, promised: PromisedObject) -> tuple[TensorRecord, ...]:
-    return parse_shard(read_verified(store, promised), where=promised.key)
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[Callable[..., Callable[[], Any]]]:
-    """Give a `run(function, *arguments)` whose result is asked for later; one thread is the caller's own."""
-    if count == 1:
-        yield lambda function, *arguments: partial(_same, function(*arguments))
-        return
-    with ThreadPoolExecutor(count) as pool:
-        yield lambda function, *arguments: pool.submit(function, *arguments).result
-
-
-def _same(value: Any) -> Any:
-    return value
+def _object(name: str, written: WrittenObject) -> ManifestObject:
+    return ManifestObject(name=name, bytes=written.bytes, sha256=written.sha256)
 
 
 def _named_shards(group: TensorGroup, shard_bytes: int) -> Iterator[tuple[str, list[TensorRecord]]]:
-    shards = _partition(group.records, shard_bytes)
+    shards = cut_shards(group.records, shard_bytes)
     for number, shard in enumerate(shards, start=1):
         yield f"{group.name}-{number:05d}-of-{len(shards):05d}.safetensors", shard
-
-
-def _partition(records: Sequence[TensorRecord], shard_bytes: int) -> list[list[TensorRecord]]:
-    shards: list[list[TensorRecord]] = [[]]
-    filled = 0
-    for record in sorted(records, key=lambda record: record.name):
-        if filled and filled + record.data.nbytes > shard_bytes:
-            shards.append([])
-            filled = 0
-        shards[-1].append(record)
-        filled += record.data.nbytes
-    return shards

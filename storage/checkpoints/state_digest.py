@@ -10,14 +10,31 @@ from collections.abc import Iterable
 
 from storage.checkpoints.tensor_record import TensorRecord
 
+_TITLE = b"cairn train state 1\n"
+
 
 def state_sha256(records: Iterable[TensorRecord]) -> str:
-    """Return the hex digest of the records' content; two states are equal bit for bit when theirs are."""
-    digest = hashlib.sha256(b"cairn train state 1\n")
-    for record in sorted(records, key=lambda record: record.name):
-        for text in (record.name, record.dtype, ",".join(map(str, record.shape))):
-            encoded = text.encode()
-            digest.update(struct.pack("<Q", len(encoded)) + encoded)
-        digest.update(struct.pack("<Q", record.data.nbytes))
-        digest.update(record.data)
+    """Return the hex digest of the records' content; two states are equal bit for bit when theirs are.
+
+    Records that come in name order are digested as they come, so what is slow to read is waited for only once.
+    """
+    digest, seen, ordered = hashlib.sha256(_TITLE), list[TensorRecord](), True
+    for record in records:
+        ordered = ordered and not (seen and record.name < seen[-1].name)
+        seen.append(record)
+        if ordered:
+            _update(digest, record)
+    if ordered:
+        return digest.hexdigest()
+    digest = hashlib.sha256(_TITLE)
+    for record in sorted(seen, key=lambda record: record.name):
+        _update(digest, record)
     return digest.hexdigest()
+
+
+def _update(digest: "hashlib._Hash", record: TensorRecord) -> None:
+    for text in (record.name, record.dtype, ",".join(map(str, record.shape))):
+        encoded = text.encode()
+        digest.update(struct.pack("<Q", len(encoded)) + encoded)
+    digest.update(struct.pack("<Q", record.data.nbytes))
+    digest.update(record.data)

@@ -1,20 +1,26 @@
 """Staging in the background: one checkpoint goes up while the next segment trains.
 
-Owns the thread, and patience with a store that is away: it is asked again until `patience_seconds` are over, and
-training goes on meanwhile, up to the end of the segment under way, because one checkpoint is all that waits in memory.
-Refuses to know where the tensors come from and to commit anything.
+Owns the threads, which give way to training, the memory a checkpoint waits in, never overwritten while it is read,
+and patience with a store that is away: it is asked again until `patience_seconds` are over, and training goes on
+meanwhile, up to the end of the segment under way, because one checkpoint is all that waits in memory.
+Refuses to commit anything.
 """
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
+
+from model.train_state import NamedTensor
 from storage.checkpoints.checkpoint import StagedCheckpoint, TensorGroup, stage_checkpoint
 from storage.checkpoints.trainer_document import TrainerDocument
 from storage.errors import StorageError
 from storage.stores.object_store import ObjectStore
 from tasks.store_patience import run_patience
+from tasks.training.background_priority import give_way
+from tasks.training.host_copy import HostCopy
 
 _SIGN_SECONDS = 2.0
 _TRANSFERS = 4
@@ -44,11 +50,23 @@ class Reports:
 class Staging:
     """At most one checkpoint on its way."""
 
-    def __init__(self, store: ObjectStore, reports: Reports, *, patience_seconds: float) -> None:
-        """Start with nothing to stage."""
+    def __init__(
+        self, store: ObjectStore, reports: Reports, *, patience_seconds: float, host_copy: HostCopy | None = None
+    ) -> None:
+        """Start with nothing to stage; `host_copy` is this object's from now on."""
         self._store, self._reports, self._patience = store, reports, run_patience(patience_seconds)
+        self._host_copy = host_copy or HostCopy(torch.device("cpu"))
         self._thread: threading.Thread | None = None
         self._step = 0
+
+    def prepare(self, tensors: Sequence[NamedTensor]) -> None:
+        """Make the memory that copies of these tensors will need, in the background: call it before training."""
+        self._host_copy.prepare(tensors)
+
+    def copy(self, tensors: Sequence[NamedTensor]) -> tuple[NamedTensor, ...]:
+        """Return host copies, which stay as they are until the next call; waits for a checkpoint still being read."""
+        self.wait()
+        return self._host_copy.take(tensors)
 
     def begin(self, checkpoint: HostCheckpoint, before: Callable[[], None]) -> None:
         """Wait for the one under way, then stage `checkpoint` in the background, calling `before` there first."""
@@ -65,6 +83,7 @@ class Staging:
             self._reports.waiting(self._step, "", time.monotonic() - started)
 
     def _run(self, checkpoint: HostCheckpoint, before: Callable[[], None]) -> None:
+        give_way()
         try:
             self._reports.staged(self._patiently(checkpoint, before))
         except Exception as error:
@@ -89,4 +108,5 @@ class Staging:
             groups=checkpoint.groups,
             trainer=checkpoint.document,
             uploads=_TRANSFERS,
+            thread_start=give_way,
         )

@@ -41,12 +41,13 @@ def to_group(name: str, tensors: Iterable[NamedTensor]) -> TensorGroup:
 
 
 def to_tensors(records: Iterable[TensorRecord]) -> dict[str, Tensor]:
-    """Return the records as tensors of their own memory, by name."""
-    tensors = {}
-    for record in records:
-        flat = torch.frombuffer(bytearray(record.data), dtype=torch.uint8) if record.data.nbytes else torch.empty(0)
-        dtype = DTYPES[record.dtype]
-        tensors[record.name] = (
-            flat.view(dtype).reshape(record.shape) if record.data.nbytes else torch.empty(record.shape, dtype=dtype)
-        )
-    return tensors
+    """Return the records as tensors, by name: views of the records' own memory, copies of what may not be written."""
+    return {record.name: _to_tensor(record) for record in records}
+
+
+def _to_tensor(record: TensorRecord) -> Tensor:
+    dtype = DTYPES[record.dtype]
+    if not record.data.nbytes:
+        return torch.empty(record.shape, dtype=dtype)
+    data = bytearray(record.data) if record.data.readonly else record.data
+    return torch.frombuffer(data, dtype=torch.uint8).view(dtype).reshape(record.shape)  # (bytes,) to its shape

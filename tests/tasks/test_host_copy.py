@@ -1,0 +1,232 @@
+"""The host copy is one block of memory, used again and again, and holds exactly the state's bits."""
+
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterable
+from functools import partial
+
+import pytest
+import torch
+
+from model.configuration import ModelConfig, TrainingConfig
+from model.train_state import NamedTensor, TrainState
+from storage.checkpoints.checkpoint import checkpoint_prefix, load_checkpoint
+from storage.checkpoints.state_digest import state_sha256
+from storage.checkpoints.trainer_document import TrainerDocument, small_tensor
+from storage.logs.run_entries import CheckpointReference
+from storage.stores.memory_store import MemoryStore
+from storage.stores.object_store import WrittenObject
+from tasks.training.checkpoint_reading import CheckpointReading
+from tasks.training.host_copy import HostCopy
+from tasks.training.staging import HostCheckpoint, Reports, Staging
+from tasks.training.tensor_exchange import to_group, to_record, to_tensors
+from tests.storage.builders import RUN, trainer_document
+
+CPU = torch.device("cpu")
+MODEL = ModelConfig(n_layer=2, n_head=2, n_embd=16, block_size=8)
+
+
+def fresh_state() -> TrainState:
+    training = TrainingConfig(steps=4, global_batch=2, warmup_steps=1, precision="fp32", kernels="stock")
+    return TrainState.fresh(MODEL, training, 61, CPU)
+
+
+def disturb(state: TrainState) -> None:
+    """Change every weight and moment, as a step would."""
+    for named in state.live_tensors():
+        if named.group != "trainer":
+            named.tensor.add_(1)
+
+
+def bits(tensors: Iterable[NamedTensor]) -> list[tuple[str, str, bytes]]:
+    return [(named.name, named.group, named.tensor.numpy().tobytes()) for named in tensors]
+
+
+def checkpoint(tensors: tuple[NamedTensor, ...], step: int) -> HostCheckpoint:
+    document: TrainerDocument = trainer_document(step)
+    small = tuple(small_tensor(record) for record in to_group("trainer", tensors).records)
+    return HostCheckpoint(
+        run_id=RUN,
+        attempt=1,
+        prefix=checkpoint_prefix(f"runs/{RUN}", step=step, attempt=1),
+        groups=(to_group("weights", tensors), to_group("optimizer", tensors)),
+        document=TrainerDocument(
+            version=1, step=step, cursor=0, learning_rate=0.0, versions=document.versions, tensors=small
+        ),
+    )
+
+
+class SlowStore(MemoryStore):
+    """Uploads wait until they may begin, and read what they upload only then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.may = threading.Event(), threading.Event()
+
+    def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> WrittenObject:
+        self.asked.set()
+        assert self.may.wait(60)
+        return super().write_stream(key, chunks)
+
+
+class Stagings:
+    """A staging over a store, and what it staged."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self.store, self.staged = store, list[CheckpointReference]()
+        reports = Reports(staged=self._on_staged, waiting=lambda step, why, seconds: None, failed=self._on_failed)
+        self.staging = Staging(store, reports, patience_seconds=60)
+
+    def _on_staged(self, staged) -> None:
+        self.staged.append(
+            CheckpointReference(
+                step=staged.step,
+                attempt=staged.attempt,
+                prefix=staged.prefix,
+                manifest_sha256=staged.manifest_sha256,
+            )
+        )
+
+    def _on_failed(self, error: Exception) -> None:
+        raise error
+
+    def loaded(self, number: int):
+        return load_checkpoint(self.store, self.staged[number])
+
+
+def test_a_copy_holds_the_bits_of_the_state() -> None:
+    state = fresh_state()
+    disturb(state)
+    assert bits(HostCopy(CPU).take(state.live_tensors())) == bits(state.named_tensors())
+
+
+def test_two_copies_lie_at_the_same_addresses() -> None:
+    state, host = fresh_state(), HostCopy(CPU)
+    host.prepare(state.live_tensors())
+    first = [named.tensor.data_ptr() for named in host.take(state.live_tensors())]
+    disturb(state)
+    assert [named.tensor.data_ptr() for named in host.take(state.live_tensors())] == first
+
+
+def test_a_copy_does_not_change_with_the_state() -> None:
+    state, host = fresh_state(), HostCopy(CPU)
+    copies = host.take(state.live_tensors())
+    before = bits(copies)
+    disturb(state)
+    assert bits(copies) == before
+
+
+def test_memory_prepared_for_a_state_is_all_that_copies_of_it_take() -> None:
+    state, host = fresh_state(), HostCopy(CPU)
+    host.prepare(state.live_tensors())
+    prepared = host.bytes
+    host.take(state.live_tensors())
+    assert 0 < prepared == host.bytes
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 65])
+def test_tensors_of_any_size_share_a_block(size: int) -> None:
+    tensors = [
+        NamedTensor(name="a", group="weights", tensor=torch.arange(size, dtype=torch.uint8)),
+        NamedTensor(name="b", group="weights", tensor=torch.tensor(1.5, dtype=torch.float64)),
+        NamedTensor(name="c", group="weights", tensor=torch.ones(3, 2, dtype=torch.bfloat16).t()),
+    ]
+    copies = HostCopy(CPU).take(tensors)
+    assert all(torch.equal(copy.tensor, named.tensor) for copy, named in zip(copies, tensors, strict=True))
+
+
+def test_a_checkpoint_on_its_way_up_is_never_overwritten_by_the_next_copy() -> None:
+    state, stagings = fresh_state(), Stagings(store := SlowStore())
+    copies = stagings.staging.copy(state.live_tensors())
+    promised = state_sha256(to_record(named.name, named.tensor) for named in copies)
+    stagings.staging.begin(checkpoint(copies, 5), before=lambda: None)
+    assert store.asked.wait(60)
+    disturb(state)
+    next_copy = threading.Thread(target=partial(stagings.staging.copy, state.live_tensors()))
+    next_copy.start()
+    next_copy.join(0.1)
+    assert next_copy.is_alive()
+    store.may.set()
+    next_copy.join()
+    assert stagings.loaded(0).state_sha256 == promised
+
+
+def test_checkpoints_from_the_same_memory_are_each_the_state_of_their_step() -> None:
+    state, stagings, promised = fresh_state(), Stagings(MemoryStore()), list[str]()
+    for step in (5, 10, 15):
+        disturb(state)
+        promised.append(state_sha256(to_record(named.name, named.tensor) for named in state.named_tensors()))
+        stagings.staging.begin(checkpoint(stagings.staging.copy(state.live_tensors()), step), before=lambda: None)
+    stagings.staging.wait()
+    assert [stagings.loaded(number).state_sha256 for number in range(3)] == promised
+
+
+def test_a_checkpoint_is_read_into_the_memory_that_the_next_one_is_copied_to() -> None:
+    state, stagings = fresh_state(), Stagings(MemoryStore())
+    stagings.staging.begin(checkpoint(stagings.staging.copy(state.live_tensors()), 5), before=lambda: None)
+    stagings.staging.wait()
+    host = HostCopy(CPU)
+    loaded = CheckpointReading(stagings.store, stagings.staged[0], host).result()
+    assert loaded is not None
+    read = to_tensors(loaded.tensors)
+    held, taken = host.bytes, host.take(state.live_tensors())
+    assert host.bytes == held
+    low, high = taken[0].tensor.data_ptr(), taken[0].tensor.data_ptr() + held
+    assert all(low <= tensor.data_ptr() < high for tensor in read.values())
+
+
+def test_a_state_read_back_is_the_state_that_was_copied() -> None:
+    state, stagings = fresh_state(), Stagings(MemoryStore())
+    disturb(state)
+    stagings.staging.begin(checkpoint(stagings.staging.copy(state.live_tensors()), 5), before=lambda: None)
+    stagings.staging.wait()
+    loaded = CheckpointReading(stagings.store, stagings.staged[0], HostCopy(CPU)).result()
+    assert loaded is not None
+    read = to_tensors(loaded.tensors)
+    assert all(
+        torch.equal(read[named.name], named.tensor) for named in state.live_tensors() if named.group != "trainer"
+    )
+
+
+PEAK = textwrap.dedent("""
+    import resource, sys
+    import torch
+    from pathlib import Path
+    from model.train_state import NamedTensor
+    from storage.checkpoints.checkpoint import load_checkpoint
+    from storage.stores.local_store import LocalStore
+    from tasks.training.checkpoint_reading import CheckpointReading
+    from tasks.training.host_copy import HostCopy
+    from tasks.training.tensor_exchange import to_tensors
+    from tests.tasks.test_host_copy import Stagings, checkpoint
+
+    def peak():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    store = LocalStore(Path(sys.argv[1]))
+    stagings = Stagings(store)
+    tensors = [NamedTensor(name=f"w{n}", group="weights", tensor=torch.ones(4 << 20)) for n in range(16)]
+    state = sum(named.tensor.nbytes for named in tensors)
+    before = peak()
+    for step in (1, 2, 3):
+        stagings.staging.begin(checkpoint(stagings.staging.copy(tensors), step), before=lambda: None)
+    stagings.staging.wait()
+    print((peak() - before) / state)
+    host = stagings.staging._host_copy
+    loaded = CheckpointReading(store, stagings.staged[-1], host).result()
+    for tensor, read in zip(tensors, to_tensors(loaded.tensors).values(), strict=True):
+        tensor.tensor.copy_(read)
+    print((peak() - before) / state)
+""")
+
+
+def test_staging_and_resuming_take_the_memory_of_one_state_beside_the_state(tmp_path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert not done.returncode, done.stderr
+    staging, resuming = map(float, done.stdout.split())
+    assert staging < 1.25
+    assert resuming < 1.45
