@@ -1,0 +1,257 @@
+"""Every parser of stored bytes, fuzzed: an `IntegrityError` that says where, or a value that survives its own codec.
+
+Never another exception, whatever the bytes: arbitrary ones, arbitrary JSON, and real documents changed a little. The
+default suite tries a hundred of each, `make test-slow` five thousand.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from storage.checkpoints.manifest import Manifest, ManifestObject, decode_manifest, encode_manifest
+from storage.checkpoints.trainer_document import decode_trainer_document, encode_trainer_document
+from storage.document import decode, encode
+from storage.errors import IntegrityError
+from storage.logs.heartbeat import Heartbeat
+from storage.logs.log_entry import decode_entry, encode_entry
+from storage.logs.registry_entries import MODEL_KINDS, Promoted
+from storage.logs.run_entries import RUN_KINDS
+from storage.logs.run_state import RunState, fold
+from storage.snapshots.snapshot_manifest import (
+    RejectedCount,
+    SnapshotGroup,
+    SnapshotManifest,
+    SnapshotObject,
+    SnapshotSource,
+    SnapshotSplits,
+    SplitSize,
+)
+from tests.storage.builders import committed, ended, entry, evaluated, opened, started, trainer_document
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parser:
+    """A codec and real documents of it."""
+
+    decode: Callable[[bytes], Any]
+    encode: Callable[[Any], bytes]
+    real: tuple[Any, ...]
+
+
+def of_record(record_type: type, *real: Any) -> Parser:
+    return Parser(decode=lambda data: decode(data, record_type, where="here"), encode=encode, real=real)
+
+
+MANIFEST = Manifest(
+    version=1,
+    run_id="r1",
+    attempt=1,
+    step=5,
+    state_sha256="s",
+    objects=(ManifestObject(name="weights-00001-of-00001.safetensors", bytes=7, sha256="a" * 64),),
+)
+SNAPSHOT = SnapshotManifest(
+    version=1,
+    tokenizer_sha256="t",
+    vocab_size=256,
+    end_of_text_id=0,
+    val_fraction=0.1,
+    splits=SnapshotSplits(
+        train=SplitSize(documents=1, tokens=9, bytes=9), val=SplitSize(documents=1, tokens=1, bytes=1)
+    ),
+    sources=(SnapshotSource(name="a.txt", bytes=10, sha256="a", unit="file", documents=2),),
+    objects=(SnapshotObject(key="train-00000.arrow", bytes=18, sha256="b", tokens=9),),
+    rejected=(RejectedCount(kind="not-utf8", documents=1),),
+    groups=(SnapshotGroup(name="a.txt", sources=1, train_tokens=9, val_tokens=1),),
+)
+PROMOTED = Promoted(
+    alias="champion", run_id="r1", step=5, prefix="p", manifest_sha256="m", suite_sha256="s", metrics={"val_loss": 1.5},
+    by="somebody", why="better", previous=None,
+)  # fmt: skip
+ENTRIES = tuple(
+    entry(body, attempt=1, seq=n)
+    for n, body in enumerate([opened(), started(1), committed(5, 1), evaluated(5, 1.0), ended(1)])
+)
+PARSERS = {
+    "log entry": Parser(decode=partial(decode_entry, kinds=RUN_KINDS, where="here"), encode=encode_entry, real=ENTRIES),
+    "registry entry": Parser(
+        decode=partial(decode_entry, kinds=MODEL_KINDS, where="here"),
+        encode=encode_entry,
+        real=(replace(ENTRIES[0], kind="promoted", body=PROMOTED),),
+    ),
+    "manifest": Parser(decode=partial(decode_manifest, where="here"), encode=encode_manifest, real=(MANIFEST,)),
+    "trainer document": Parser(
+        decode=partial(decode_trainer_document, where="here"),
+        encode=encode_trainer_document,
+        real=(trainer_document(5),),
+    ),
+    "snapshot manifest": of_record(SnapshotManifest, SNAPSHOT),
+    "heartbeat": of_record(Heartbeat, Heartbeat(attempt=1, beat=2, step=3, train_loss=1.5, tokens=4, gpu_seconds=0.5)),
+    "folded state": of_record(RunState, fold(ENTRIES)),
+}
+every_parser = pytest.mark.parametrize("name", PARSERS)
+NUMBERS = (
+    st.integers()
+    | st.sampled_from([0, -1, 2**31, 2**53 + 1, 2**63, 2**64, -(2**63) - 1, 10**400])
+    | st.floats(allow_nan=False, allow_infinity=False)
+)
+WORDS = st.text(max_size=8) | st.sampled_from(
+    [
+        "",
+        "..",
+        "/etc/passwd",
+        "a/../b",
+        "\x1b[2J",
+        "\0",
+        "9999-12-31T23:59:59-14:00",
+        "0001-01-01T00:00:00+14:00",
+        "1e999",
+    ]
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | NUMBERS | WORDS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def survives(parser: Parser, data: bytes) -> None:
+    """Hold the promise for these bytes."""
+    try:
+        value = parser.decode(data)
+    except IntegrityError as error:
+        assert str(error).startswith("here")
+        return
+    assert parser.decode(parser.encode(value)) == value
+
+
+def places(document: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Where a document has values, the whole of it first."""
+    inner = (
+        document.items() if isinstance(document, dict) else enumerate(document if isinstance(document, list) else ())
+    )
+    return [path, *(place for key, value in inner for place in places(value, (*path, key)))]
+
+
+def changed(document: Any, path: tuple[Any, ...], value: Any) -> Any:
+    """The document with another value, or with none, in that place."""
+    if not path:
+        return value
+    holder = document
+    for key in path[:-1]:
+        holder = holder[key]
+    if value is ...:
+        del holder[path[-1]]
+    else:
+        holder[path[-1]] = value
+    return document
+
+
+def try_bytes(name: str, data: bytes) -> None:
+    survives(PARSERS[name], data)
+
+
+def try_json(name: str, value: Any) -> None:
+    survives(PARSERS[name], json.dumps(value).encode())
+
+
+def try_changed_value(name: str, data: st.DataObject) -> None:
+    document = json.loads(PARSERS[name].encode(data.draw(st.sampled_from(PARSERS[name].real))))
+    place = data.draw(st.sampled_from(places(document)))
+    value = data.draw(JSON | st.just(...)) if place else data.draw(JSON)
+    try_json(name, changed(document, place, value))
+
+
+def try_changed_bytes(name: str, data: st.DataObject) -> None:
+    real = bytearray(PARSERS[name].encode(data.draw(st.sampled_from(PARSERS[name].real))))
+    for _ in range(data.draw(st.integers(1, 3))):
+        real[data.draw(st.integers(0, len(real) - 1))] = data.draw(st.integers(0, 255))
+    survives(PARSERS[name], bytes(real[: data.draw(st.integers(0, len(real)) | st.just(len(real)))]))
+
+
+TRIES: dict[str, tuple[Callable[..., None], Any]] = {
+    "bytes": (try_bytes, st.binary(max_size=200)),
+    "json": (try_json, JSON),
+    "a changed value": (try_changed_value, st.data()),
+    "changed bytes": (try_changed_bytes, st.data()),
+}
+
+
+def fuzz(name: str, how: str, examples: int) -> None:
+    attempt, strategy = TRIES[how]
+
+    @settings(max_examples=examples)
+    @given(strategy)
+    def tried(drawn: Any) -> None:
+        attempt(name, drawn)
+
+    tried()
+
+
+@every_parser
+@pytest.mark.parametrize("how", TRIES)
+def test_a_parser_refuses_by_name_or_reads_what_it_could_write(name: str, how: str) -> None:
+    fuzz(name, how, 100)
+
+
+@pytest.mark.slow
+@every_parser
+@pytest.mark.parametrize("how", TRIES)
+def test_five_thousand_times_it_refuses_by_name_or_reads_what_it_could_write(name: str, how: str) -> None:
+    fuzz(name, how, 5_000)
+
+
+@every_parser
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"[" * 1_000_000,
+        b'{"a":' * 1_000_000,
+        b'{"x":' + b"[" * 500_000 + b"]" * 500_000 + b"}",
+        b'{"a":NaN}',
+        b'{"a":Infinity}',
+        b'{"a":1e999}',
+        b'{"a":' + b"9" * 1_000_000 + b"}",
+        b'"\\ud800"',
+        b"\xef\xbb\xbf{}",
+        b"\xff",
+        b"{} {}",
+    ],
+    ids=[
+        "lists",
+        "objects",
+        "closed",
+        "nan",
+        "infinity",
+        "too-large",
+        "million-digits",
+        "surrogate",
+        "bom",
+        "ff",
+        "two",
+    ],
+)
+@pytest.mark.timeout(60)
+def test_what_breaks_parsers_is_refused_by_name(name: str, data: bytes) -> None:
+    try:
+        value = PARSERS[name].decode(data)
+    except IntegrityError as error:
+        assert str(error).startswith("here")
+    else:  # a document that needs no field ignores one it does not know
+        assert value == RunState()
+
+
+@every_parser
+def test_of_a_field_named_twice_the_last_one_counts_for_every_reader_alike(name: str) -> None:
+    real = PARSERS[name].encode(PARSERS[name].real[0])
+    doubled = b'{"step": "no number", "version": "none", "seq": [], ' + real.lstrip()[1:]
+    try:
+        assert PARSERS[name].decode(doubled) == PARSERS[name].real[0]
+    except IntegrityError:
+        return
