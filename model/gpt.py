@@ -6,6 +6,7 @@ positions, tied head, residual projections scaled by 1/sqrt(2 n_layer) at initia
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -150,6 +151,8 @@ class GPT(nn.Module):
         self.wte = nn.Embedding(vocab_size, config.n_embd)
         self.wpe = nn.Embedding(config.block_size, config.n_embd)
         self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.compiled_layers: list[Callable[..., Tensor]] | None = None
+        """What training runs in place of `h`, over the same weights; evaluation meets too many shapes for it."""
         self.ln_f = nn.LayerNorm(config.n_embd, bias=config.bias)
         self._initialise()
 
@@ -176,7 +179,7 @@ class GPT(nn.Module):
         x = F.dropout(x, self.config.dropout, self.training)
         visible = None if self.boundary_id is None else same_document(tokens, self.boundary_id)
         recompute = self.activation_checkpointing and self.training and torch.is_grad_enabled()
-        for block in self.h:
+        for block in self.compiled_layers if self.compiled_layers and self.training else self.h:
             x = checkpoint(block, x, visible, use_reentrant=False) if recompute else block(x, visible)
         normed: Tensor = self.ln_f(x)
         return normed

@@ -25,6 +25,9 @@ from model.configuration import ModelConfig, TrainingConfig
 HEAD_CHUNK_BYTES = 128 * 2**20
 """Logits in fp32 that fused kernels hold at once: enough for the matrix product, small beside so large a vocabulary."""
 
+DEVICE_HEAD_CHUNK_BYTES = 2**30
+"""The same on an accelerator, in the computing precision: its products are fast only where they are large."""
+
 _FP32_BYTES, _HALF_BYTES = 4, 2
 _MOMENTS = 2
 _NORMED = 2

@@ -13,6 +13,7 @@ from model.errors import InvalidInput
 from model.head_loss import head_loss
 from model.loss import token_loss
 from model.optimizer import set_learning_rate
+from model.padded_head_loss import padded_head_loss
 from model.sample_order import SampleOrder
 from model.schedule import learning_rate
 from model.token_windows import TokenWindows
@@ -121,7 +122,8 @@ def mean_loss(state: TrainState, tokens: Tensor, training: TrainingConfig) -> Te
     dtype = AUTOCAST_DTYPES.get(training.precision)
     with torch.autocast(state.device.type, dtype=dtype, enabled=dtype is not None):
         if training.kernels == "fused":
-            return head_loss(state.model.hidden(inputs), state.model.wte.weight, targets)
+            fused_loss = head_loss if state.device.type == "cpu" else padded_head_loss
+            return fused_loss(state.model.hidden(inputs), state.model.wte.weight, targets)
         logits = state.network(inputs)
     return token_loss(logits, targets)
 
