@@ -13,13 +13,24 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
+from flows.views.run_lookup import configuration_of
 from storage.errors import StorageError
+from storage.logs.run_log import RunLog
 from tests.chaos.disturbed_run import Course, disturb, finish
 from tests.chaos.judge import Reference, judge, reference_of
-from tests.chaos.plan import FAULTS_PER_RUN, Kind, RunPlan, plan_run
+from tests.chaos.observer import RUN
+from tests.chaos.plan import FAULTS_PER_RUN, STEPS, STORES, Kind, RunPlan, plan_run
 from tests.chaos.scene import Scene
-from tests.chaos.summary import Outcome, as_json, as_text, one_line, summarize
+from tests.chaos.side_by_side import run_side_by_side
+from tests.chaos.summary import Outcome, Summary, added, summarize
+from tests.chaos.summary_text import as_json, as_markdown, as_text, from_json, one_line
+from tests.chaos.twin import Schedule, Span, train_twin
+from tests.crash.conftest import wait_until_healthy
 from tests.crash.test_prefect_away import Server
+
+_SERVER_SECONDS = 60.0
 
 
 class Campaign:
@@ -28,15 +39,16 @@ class Campaign:
     def __init__(self, folder: Path) -> None:
         """Start the server in the folder; the undisturbed run is trained when the first one needs it."""
         self._folder = folder
-        home = folder / "prefect"
-        home.mkdir(parents=True)
-        self._server = Server(home)
+        self._home = folder / "prefect"
+        self._home.mkdir(parents=True)
+        self._server = Server(self._home)
         self._reference: Reference | None = None
 
     def run(self, plan: RunPlan) -> Outcome:
         """Do to one run what its plan says, and judge it; its folder stays where something does not hold."""
         reference = self._undisturbed()
         folder = self._folder / f"seed-{plan.seed}-{plan.store}"
+        self._wait_for_server()
         began = time.monotonic()
         small_disk = any(fault.kind is Kind.FULL_DISK for fault in plan.faults)
         scene = Scene(folder, self._server, store=plan.store, driver=plan.driver, small_disk=small_disk)
@@ -52,13 +64,17 @@ class Campaign:
         return outcome
 
     def close(self) -> None:
-        """End the server."""
-        for _ in range(100):  # it may just be started again
-            if self._server.is_alive:
-                break
-            time.sleep(0.2)
+        """End the server, also one that is just being started again."""
+        self._wait_for_server()
         with suppress(ProcessLookupError):
             self._server.kill()
+
+    def _wait_for_server(self) -> None:
+        """Wait until the server answers again: the run before may have killed it."""
+        deadline = time.monotonic() + _SERVER_SECONDS
+        while not self._server.is_alive and time.monotonic() < deadline:
+            time.sleep(0.2)
+        wait_until_healthy(f"{self._server.url}/health", self._home / "server.txt")
 
     def _undisturbed(self) -> Reference:
         if self._reference is None:
@@ -66,9 +82,27 @@ class Campaign:
             scene = Scene(folder, self._server, store="local", driver="command")
             scene.command.train()
             self._reference = reference_of(scene.observer.store)
+            _check_twin(scene, self._reference)
             scene.close()
             shutil.rmtree(folder, ignore_errors=True)
         return self._reference
+
+
+def _check_twin(scene: Scene, reference: Reference) -> None:
+    """Two roads to the same bits, else neither may judge: the command's run, and its steps by the library alone."""
+    state = RunLog(scene.observer.store, RUN).refresh()
+    config = configuration_of(state)
+    assert state.opened is not None
+    span = Span(end_step=STEPS, micro_batch=config.training.micro_batch, activation_checkpointing=False)
+    twin = train_twin(
+        scene.observer.store,
+        state.opened.data_snapshot,
+        config,
+        Schedule(quarantined=frozenset(), spans=(span,)),
+        cache_dir=scene.folder / "twin",
+    )
+    assert twin.state_sha256 == reference.state_sha256, "the twin is not the run nobody touched"
+    assert twin.curve == reference.curve, "the twin's curve is not that of the run nobody touched"
 
 
 def _outcome(scene: Scene, plan: RunPlan, reference: Reference, began: float) -> Outcome:
@@ -76,20 +110,19 @@ def _outcome(scene: Scene, plan: RunPlan, reference: Reference, began: float) ->
     try:
         course = disturb(scene, plan)
         finish(scene)
-        told = judge(scene, course.strikes, reference)
+        told = judge(scene, plan, course.strikes, reference)
     except (AssertionError, StorageError) as error:  # what a reader cannot read does not hold either
         said = f"{type(error).__name__}: {error}"
-        return Outcome(
-            plan=plan, strikes=course.strikes, missed=0, seconds=time.monotonic() - began, violations=(said,)
-        )
+        seconds = time.monotonic() - began
+        return Outcome(plan=plan, strikes=course.strikes, missed=course.missed, seconds=seconds, violations=(said,))
     return Outcome(
         plan=plan,
         strikes=course.strikes,
-        missed=len(course.missed),
+        missed=course.missed,
         seconds=time.monotonic() - began,
         attempts=told.attempts,
         reasons=told.reasons,
-        is_comparable=told.is_comparable,
+        twin=told.twin,
         gpu_seconds=told.gpu_seconds,
         useful_gpu_seconds=told.useful_gpu_seconds,
         violations=told.violations,
@@ -98,21 +131,28 @@ def _outcome(scene: Scene, plan: RunPlan, reference: Reference, began: float) ->
 
 def plans(options: argparse.Namespace) -> list[RunPlan]:
     """Return the plans asked for: the one that is done again, or one for each run of the campaign's seed."""
+    given = {"store": options.store, "faults": options.faults, "driver": options.driver}
     if options.replay is not None:
-        return [plan_run(options.replay, store=options.store, faults=options.faults)]
-    seeds = [options.seed * 1000 + number for number in range(options.runs)]
-    return [plan_run(seed, store=options.store, faults=options.faults) for seed in seeds]
+        return [plan_run(options.replay, **given)]
+    first, step = options.share
+    return [plan_run(options.seed * 1000 + number, **given) for number in range(first, options.runs, step)]
 
 
 def _options(words: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.campaign", description=__doc__)
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--store", choices=("local", "s3"), default="local")
+    parser.add_argument("--store", choices=STORES, default="local", help="s3 is an emulator, ceph a real server")
+    parser.add_argument("--driver", choices=("command", "watch", "worker"), default="", help="else as the seed says")
     parser.add_argument("--minutes", type=float, default=30.0, help="no further run is begun after these")
     parser.add_argument("--faults", type=int, default=FAULTS_PER_RUN, help="faults of each run")
+    parser.add_argument("--jobs", type=int, default=1, help="runs side by side, each with a server of its own")
+    parser.add_argument("--share", type=int, nargs=2, default=(0, 1), help=argparse.SUPPRESS)
     parser.add_argument("--replay", type=int, help="the seed of one run, to do the same to it again")
     parser.add_argument("--out", type=Path, help="folder for the summary and the runs that do not hold")
+    parser.add_argument(
+        "--add", type=Path, nargs="+", metavar="DIR", help="add up these campaigns, and do nothing else"
+    )
     parser.add_argument("--plan", action="store_true", help="show what would be done, and do nothing")
     return parser.parse_args(words)
 
@@ -121,14 +161,28 @@ def main(words: list[str] | None = None) -> int:
     """Run the campaign; returns 1 where something does not hold."""
     options = _options(words)
     if options.plan:
-        for plan in plans(options):
-            shown = [f"{fault.kind}@{fault.step}/{fault.moment}" for fault in plan.faults]
-            print(json.dumps({"seed": plan.seed, "driver": plan.driver, "faults": shown}))
+        _show(plans(options))
         return 0
     folder = options.out or Path(tempfile.mkdtemp(prefix="cairn-chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
-    began, outcomes = time.monotonic(), list[Outcome]()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that all is taken down again
+    if options.add:
+        summary = added([_read(place) for place in options.add])
+    elif options.jobs > 1:
+        began = time.monotonic()
+        given = sys.argv[1:] if words is None else words
+        summary = added(
+            [_read(place) for place in run_side_by_side(given, folder, options.jobs)], seconds=time.monotonic() - began
+        )
+    else:
+        summary = _campaign(options, folder)
+    _write(folder, summary)
+    print(as_text(summary), f"written to {folder}", sep="\n")
+    return int(summary.violations > 0)
+
+
+def _campaign(options: argparse.Namespace, folder: Path) -> Summary:
+    began, outcomes = time.monotonic(), list[Outcome]()
     campaign = Campaign(Path(tempfile.mkdtemp(prefix="campaign-", dir=folder)))
     try:
         for plan in plans(options):
@@ -136,22 +190,40 @@ def main(words: list[str] | None = None) -> int:
                 break
             outcomes.append(campaign.run(plan))
             print(one_line(outcomes[-1]), flush=True)
-            _tell_violations(outcomes[-1], options.faults)
-            summary = summarize(outcomes, time.monotonic() - began)
-            (folder / "summary.json").write_bytes(as_json(summary))
-            (folder / "summary.txt").write_text(as_text(summary))
+            _tell_violations(outcomes[-1], options)
+            _write(folder, summarize(outcomes, time.monotonic() - began))
+    except pytest.skip.Exception as absent:
+        sys.exit(f"{absent}")
     finally:
         campaign.close()
-    print(as_text(summarize(outcomes, time.monotonic() - began)), f"written to {folder}", sep="\n")
-    return int(any(outcome.violations for outcome in outcomes))
+    return summarize(outcomes, time.monotonic() - began)
 
 
-def _tell_violations(outcome: Outcome, faults: int) -> None:
+def _show(planned: list[RunPlan]) -> None:
+    for plan in planned:
+        shown = [f"{fault.kind}@{fault.step}/{fault.moment}" for fault in plan.faults]
+        print(
+            json.dumps({"seed": plan.seed, "driver": plan.driver, "spoiled_step": plan.spoiled_step, "faults": shown})
+        )
+
+
+def _read(folder: Path) -> Summary:
+    return from_json((folder / "summary.json").read_bytes(), where=str(folder))
+
+
+def _write(folder: Path, summary: Summary) -> None:
+    (folder / "summary.json").write_bytes(as_json(summary))
+    (folder / "summary.txt").write_text(as_text(summary))
+    (folder / "summary.md").write_text(as_markdown(summary))
+
+
+def _tell_violations(outcome: Outcome, options: argparse.Namespace) -> None:
     for said in outcome.violations:
         print(f"  {said}", flush=True)
     if outcome.violations:
         plan = outcome.plan
-        again = f"--replay {plan.seed} --store {plan.store} --faults {faults}"
+        driver = f" --driver {options.driver}" if options.driver else ""
+        again = f"--replay {plan.seed} --store {plan.store} --faults {options.faults}{driver}"
         print(f'  the same again: make chaos ARGS="{again}"', flush=True)
 
 

@@ -11,6 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 
 TAG = "CAIRN_CHAOS_RUN"
+_ENGINES = ("prefect.engine", "prefect.flow_engine", "prefect.runner._workspace")
 
 
 class Role(StrEnum):
@@ -20,6 +21,8 @@ class Role(StrEnum):
     TRAINER = "trainer"
     EVALUATOR = "evaluator"
     WATCHER = "watcher"
+    WORKER = "worker"
+    SWEEPER = "sweeper"
     OTHER = "other"
 
 
@@ -29,6 +32,7 @@ class Actor:
 
     pid: int
     role: Role
+    words: str = ""
 
     def signal(self, number: signal.Signals) -> None:
         """Send it a signal; one that is gone already is no error."""
@@ -48,8 +52,8 @@ class Cast:
         """Return every living process of the run; one that has ended and is not buried yet has no environment."""
         found = []
         for folder in Path("/proc").iterdir():
-            if folder.name.isdigit() and (role := self._role(folder)) is not None:
-                found.append(Actor(pid=int(folder.name), role=role))
+            if folder.name.isdigit() and (words := self._words(folder)) is not None:
+                found.append(Actor(pid=int(folder.name), role=role_of(words), words=" ".join(words)[:200]))
         return found
 
     def of(self, *roles: Role) -> list[Actor]:
@@ -72,14 +76,13 @@ class Cast:
                 return left
             time.sleep(0.02)
 
-    def _role(self, folder: Path) -> Role | None:
+    def _words(self, folder: Path) -> list[str] | None:
         try:
             if self._mark not in (folder / "environ").read_bytes().split(b"\0"):
                 return None
-            words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            return (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
         except OSError:
             return None
-        return role_of(words)
 
 
 def role_of(words: list[str]) -> Role:
@@ -88,7 +91,13 @@ def role_of(words: list[str]) -> Role:
         return Role.TRAINER
     if "tasks.evaluator" in words:
         return Role.EVALUATOR
+    if any(word.startswith(_ENGINES) for word in words):  # the flow run of a worker
+        return Role.FLOW
+    if "tests.chaos.waiting_sweep" in words:
+        return Role.SWEEPER
+    if words[1:5] == ["-m", "prefect", "worker", "start"]:
+        return Role.WORKER
     if "flows.command" in words:
         verb = words[words.index("flows.command") + 1]
-        return {"train": Role.FLOW, "watch": Role.WATCHER}.get(verb, Role.OTHER)
+        return {"train": Role.FLOW, "watch": Role.WATCHER, "sweep": Role.SWEEPER}.get(verb, Role.OTHER)
     return Role.OTHER

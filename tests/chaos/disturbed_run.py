@@ -38,7 +38,9 @@ class Course:
 def disturb(scene: Scene, plan: RunPlan) -> Course:
     """Start the run and do to it what the plan says; `finish` has it finished then."""
     strikes, missed, after_attempt, resumes = list[Strike](), list[Fault](), 0, False
-    scene.train()
+    if plan.spoiled_step is not None:
+        scene.spoil(plan.spoiled_step)
+    scene.begin()
     for planned in plan.faults:
         # What was to make the run resume may have been missed or skipped.
         is_resume = planned.moment is Moment.RESUME
@@ -101,6 +103,8 @@ def _evaluates(scene: Scene) -> bool:
 
 def _is_over(scene: Scene, fault: Fault) -> bool:
     state = scene.observer.state()
+    if fault.moment is Moment.START:
+        return state.latest_attempt > 0
     if state.finished is None:
         is_rare = fault.moment in (Moment.COMMIT, Moment.SWEEP)
         return is_rare and scene.observer.has_trained(fault.step + _RARE_STEPS)

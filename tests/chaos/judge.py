@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from flows.views.run_lookup import configuration_of
 from storage.errors import StorageError
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState, fold
@@ -20,13 +21,15 @@ from storage.logs.step_curve import splice
 from storage.logs.step_log import read_step_lines
 from storage.stores.object_store import ObjectStore
 from tests.chaos.observer import RUN
-from tests.chaos.plan import Kind
+from tests.chaos.plan import Kind, RunPlan
 from tests.chaos.scene import Scene, Started
 from tests.chaos.strikes import REASONS, Strike
+from tests.chaos.twin import schedule_of, train_twin
 from tests.protocol.raw_history import BROKEN, READABLE, RawRun, Violation, mirrored, read_raw, tell_aliases, tell_run
 
 PREFIX = f"runs/{RUN}"
-COMPLETED = "completed"
+COMPLETED, BAD_DATA = "completed", "bad-data"
+UNTOUCHED = "the run nobody touched"
 _FINE_CODES = frozenset({0, 7, 75, -9})
 _STORE_FAULTS = {Kind.FULL_DISK, Kind.STORE_AWAY, Kind.STORE_THROTTLED, Kind.STORE_LOSES_ANSWERS}
 _OLD_SECONDS = 2 * 86_400.0
@@ -43,10 +46,10 @@ class Reference:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judgement:
-    """What does not hold, and what the run cost; `is_comparable` is False where data was left out or sizes changed."""
+    """What does not hold, and what the run cost; `twin` says which undisturbed run it was held against."""
 
     violations: tuple[str, ...]
-    is_comparable: bool
+    twin: str
     attempts: int
     reasons: dict[str, int]
     gpu_seconds: float
@@ -61,16 +64,17 @@ def reference_of(store: ObjectStore) -> Reference:
     return Reference(state_sha256=state.finished.state_sha256, curve=_curve(store, state), losses=_losses(state))
 
 
-def judge(scene: Scene, strikes: tuple[Strike, ...], reference: Reference) -> Judgement:
+def judge(scene: Scene, plan: RunPlan, strikes: tuple[Strike, ...], reference: Reference) -> Judgement:
     """Ask everything; a question that cannot be asked is a violation itself."""
     store = scene.observer.store
     state = RunLog(store, RUN).refresh()
-    is_comparable = not state.quarantines and len({a.started.micro_batch for a in state.attempts}) == 1
+    twin = _which_twin(plan, state)
     questions: list[Callable[[], Iterator[str]]] = [
         lambda: _orphans(scene),
-        lambda: _same_run(store, state, reference) if is_comparable else iter(()),
+        lambda: _same_run(store, state, reference if twin == UNTOUCHED else _reference_of_twin(scene, state)),
         lambda: _log(store, scene.observer.seen),
-        lambda: _receipts(state, strikes),
+        lambda: _receipts(state, strikes, plan),
+        lambda: _quarantines(scene, plan, state),
         lambda: _commands(scene.exits()),
         lambda: _swept(scene),
         lambda: _verified(scene),
@@ -80,12 +84,32 @@ def judge(scene: Scene, strikes: tuple[Strike, ...], reference: Reference) -> Ju
     reasons = [ended.reason for ended in ends]
     return Judgement(
         violations=tuple(violations),
-        is_comparable=is_comparable,
+        twin=twin,
         attempts=len(state.attempts),
         reasons={reason: reasons.count(reason) for reason in sorted(set(reasons))},
         gpu_seconds=sum(ended.gpu_seconds for ended in ends),
         useful_gpu_seconds=sum(ended.useful_gpu_seconds for ended in ends),
     )
+
+
+def _which_twin(plan: RunPlan, state: RunState) -> str:
+    """The run nobody touched, or one that began with this run's quarantine and was trained with its sizes."""
+    differs = {
+        "its quarantine": bool(state.quarantines) or plan.spoiled_step is not None,
+        "its sizes": len({(a.started.micro_batch, a.started.activation_checkpointing) for a in state.attempts}) > 1,
+    }
+    named = " and ".join(what for what, is_so in differs.items() if is_so)
+    return f"a twin with {named}" if named else UNTOUCHED
+
+
+def _reference_of_twin(scene: Scene, state: RunState) -> Reference:
+    """Train the twin; what was measured of it is nothing: it has no evaluators."""
+    assert state.opened is not None
+    store = scene.observer.store
+    schedule = schedule_of(state, splice(read_step_lines(store, PREFIX), state.attempts))
+    config, cache = configuration_of(state), scene.folder / "twin"
+    twin = train_twin(store, state.opened.data_snapshot, config, schedule, cache_dir=cache)
+    return Reference(state_sha256=twin.state_sha256, curve=twin.curve, losses=frozenset())
 
 
 def _asked(question: Callable[[], Iterator[str]]) -> list[str]:
@@ -97,7 +121,7 @@ def _asked(question: Callable[[], Iterator[str]]) -> list[str]:
 
 def _orphans(scene: Scene) -> Iterator[str]:
     for actor in scene.cast.wait_gone(seconds=15.0):
-        yield f"orphan: {actor.role} {actor.pid} outlives the run"
+        yield f"orphan: {actor.role} {actor.pid} outlives the run: {actor.words}"
 
 
 def _same_run(store: ObjectStore, state: RunState, reference: Reference) -> Iterator[str]:
@@ -135,8 +159,13 @@ def _log(store: ObjectStore, seen: dict[int, str]) -> Iterator[str]:
     for prefix, status in told.status.items():
         if status == READABLE:
             yield from _broken_objects(left, told.commits[prefix])
-    if not any(tell_aliases(left).values()):
+    aliases = tell_aliases(left)
+    if not any(aliases.values()):
         yield "nothing was promoted"
+    for alias, stack in aliases.items():
+        promoted = [body["manifest_sha256"] for body in stack]
+        if len(set(promoted)) < len(promoted):
+            yield f"promoted twice: {alias} has {promoted}"
 
 
 def _broken_objects(store: ObjectStore, body: dict[str, str]) -> Iterator[str]:
@@ -150,17 +179,25 @@ def _broken_objects(store: ObjectStore, body: dict[str, str]) -> Iterator[str]:
             yield f"committed verifies: {prefix}/{item['name']}"
 
 
-def _receipts(state: RunState, strikes: tuple[Strike, ...]) -> Iterator[str]:
+def _receipts(state: RunState, strikes: tuple[Strike, ...], plan: RunPlan) -> Iterator[str]:
+    always = {COMPLETED} if plan.spoiled_step is None else {COMPLETED, BAD_DATA}
     for attempt in state.attempts:
         number, ended = attempt.started.attempt, attempt.ended
         if ended is None:
             yield f"receipt: attempt {number} has no end"
             continue
         met = [s for s in strikes if not s.skipped and s.first_attempt <= number <= s.last_attempt]
-        explained = frozenset({COMPLETED}).union(*(REASONS.get(s.fault.kind, frozenset()) for s in met))
+        explained = frozenset(always).union(*(REASONS.get(s.fault.kind, frozenset()) for s in met))
         if ended.reason not in explained:
             done = ", ".join(s.fault.kind for s in met) or "nothing"
             yield f"receipt: attempt {number} ended as {ended.reason} ({ended.detail}), but {done} was done to it"
+
+
+def _quarantines(scene: Scene, plan: RunPlan, state: RunState) -> Iterator[str]:
+    """What was bad is left out, all of it and nothing else."""
+    spoiled = {scene.spoiled.window} if scene.spoiled is not None else set()
+    if state.quarantined_windows != spoiled:
+        yield f"quarantine: windows {sorted(state.quarantined_windows)} are left out, bad are {sorted(spoiled)}"
 
 
 def _commands(ended: list[Started]) -> Iterator[str]:
@@ -195,6 +232,8 @@ def _is_referred_to(key: str, told: RawRun, store: ObjectStore) -> bool:
         return True
     if found := re.fullmatch(rf"{PREFIX}/(steps|heartbeats)/attempt-(\d+)\.jsonl?", key):
         return 1 <= int(found[2]) <= told.claims
+    if re.fullmatch(rf"{PREFIX}/faults/oom-\d+\.json", key):  # that a practised fault has struck
+        return True
     if key.startswith(f"{PREFIX}/checkpoints/"):
         prefix, name = key.rsplit("/", 1)
         return told.status.get(prefix) in (READABLE, BROKEN) and name in _names(store, prefix)

@@ -30,6 +30,11 @@ class Observer:
             self.seen[self._log.seq] = self._log._head.entry.write_id
         return state
 
+    def newest_seq(self) -> int:
+        """Return the number of the newest entry."""
+        self.state()
+        return self._log.seq
+
     def trained_step(self, state: RunState) -> int:
         """Return how far the newest attempt is; a store elsewhere is told by heartbeats."""
         attempt = state.latest_attempt
@@ -60,6 +65,8 @@ class Observer:
         """Whether the fault's moment is now; a resume is one of an attempt after `after_attempt`."""
         state = self.state()
         match fault.moment:
+            case Moment.START:
+                return not state.latest_attempt and self._is_there(Role.FLOW)
             case Moment.PROMOTION:
                 return state.finished is not None and self._is_there(Role.FLOW)
             case Moment.RESUME:

@@ -14,8 +14,12 @@ FAULTS_PER_RUN = 12
 
 
 class Moment(StrEnum):
-    """What the campaign waits to see before it strikes, at the fault's step or later."""
+    """What the campaign waits to see before it strikes, at the fault's step or later.
 
+    `start` is while text becomes a snapshot, the run is opened and first claimed; `resume` while a later attempt is.
+    """
+
+    START = "start"
     STEP = "step"
     COMMIT = "commit"
     RESUME = "resume"
@@ -33,6 +37,8 @@ class Kind(StrEnum):
     KILL_EVALUATOR = "kill-evaluator"
     KILL_SERVER = "kill-server"
     KILL_WATCHER = "kill-watcher"
+    KILL_WORKER = "kill-worker"
+    KILL_SWEEP = "kill-sweep"
     NOTICE = "notice"
     NOTICE_WITHOUT_GRACE = "notice-without-grace"
     ZOMBIE = "zombie"
@@ -45,40 +51,54 @@ class Kind(StrEnum):
     CLOCK_BACK = "clock-back"
     CLOCK_FORWARD = "clock-forward"
     TWO_FLOWS = "two-flows"
+    OUT_OF_MEMORY = "out-of-memory"
 
 
 _RUNNING = (Moment.STEP, Moment.COMMIT)
 _ANY = (*_RUNNING, Moment.RESUME, Moment.EVALUATION, Moment.SWEEP)
+_ALWAYS = (Moment.START, *_ANY)
 MOMENTS: dict[Kind, tuple[Moment, ...]] = {
     Kind.KILL_TRAINER: (*_RUNNING, Moment.RESUME),
-    Kind.KILL_FLOW: _ANY,
+    Kind.KILL_FLOW: _ALWAYS,
     Kind.KILL_BOTH: _ANY,
     Kind.KILL_EVALUATOR: (Moment.EVALUATION,),
-    Kind.KILL_SERVER: _RUNNING,
+    Kind.KILL_SERVER: _ALWAYS,
     Kind.KILL_WATCHER: (*_RUNNING, Moment.RESUME),
+    Kind.KILL_WORKER: _ALWAYS,
+    Kind.KILL_SWEEP: (Moment.STEP, Moment.RESUME),
     Kind.NOTICE: _ANY,
-    Kind.NOTICE_WITHOUT_GRACE: _RUNNING,
-    Kind.ZOMBIE: _RUNNING,
-    Kind.FULL_DISK: _RUNNING,
-    Kind.STORE_AWAY: _RUNNING,
-    Kind.STORE_THROTTLED: _RUNNING,
-    Kind.STORE_LOSES_ANSWERS: _RUNNING,
+    Kind.NOTICE_WITHOUT_GRACE: (*_RUNNING, Moment.EVALUATION),
+    Kind.ZOMBIE: _ANY,
+    Kind.FULL_DISK: _ALWAYS,
+    Kind.STORE_AWAY: _ALWAYS,
+    Kind.STORE_THROTTLED: _ANY,
+    Kind.STORE_LOSES_ANSWERS: _ANY,
     Kind.FLIP_CHECKPOINT: (Moment.STEP,),
     Kind.FLIP_DATA: (Moment.STEP,),
     Kind.CLOCK_BACK: _RUNNING,
     Kind.CLOCK_FORWARD: _RUNNING,
     Kind.TWO_FLOWS: _RUNNING,
+    Kind.OUT_OF_MEMORY: (Moment.STEP,),
 }
 WEIGHTS: dict[Kind, int] = {
     Kind.KILL_TRAINER: 6,
     Kind.KILL_FLOW: 5,
     Kind.KILL_BOTH: 5,
     Kind.NOTICE: 3,
+    Kind.KILL_EVALUATOR: 2,
+    Kind.KILL_WATCHER: 2,
+    Kind.KILL_WORKER: 3,
+    Kind.KILL_SWEEP: 2,
     Kind.STORE_AWAY: 4,
     Kind.STORE_THROTTLED: 4,
     Kind.STORE_LOSES_ANSWERS: 4,
 }
-EARLIEST: dict[Kind | Moment, int] = {Kind.FLIP_CHECKPOINT: 12, Moment.SWEEP: 16, Moment.EVALUATION: 16}
+EARLIEST: dict[Kind | Moment, int] = {
+    Kind.FLIP_CHECKPOINT: 12,
+    Kind.KILL_SWEEP: 20,
+    Moment.SWEEP: 16,
+    Moment.EVALUATION: 16,
+}
 """Before these steps there are not two checkpoints, nothing to sweep, and nothing to evaluate."""
 ENDING: frozenset[Kind] = frozenset(
     {
@@ -93,12 +113,33 @@ ENDING: frozenset[Kind] = frozenset(
         Kind.CLOCK_BACK,
         Kind.CLOCK_FORWARD,
         Kind.TWO_FLOWS,
+        Kind.OUT_OF_MEMORY,
     }
 )
 """After these the run is resumed, so that a resume can be struck next."""
-AT_THE_END = (Kind.KILL_FLOW, Kind.KILL_BOTH, Kind.NOTICE, Kind.KILL_SERVER)
+AT_THE_END = (
+    Kind.KILL_FLOW,
+    Kind.KILL_BOTH,
+    Kind.KILL_EVALUATOR,
+    Kind.KILL_SERVER,
+    Kind.KILL_WORKER,
+    Kind.NOTICE,
+    Kind.ZOMBIE,
+    Kind.FULL_DISK,
+    Kind.STORE_AWAY,
+)
+"""What may strike between the last step and the promotion, where it means something for the run."""
 _ONLY_LOCAL = frozenset({Kind.FULL_DISK})
 _ONLY_S3 = frozenset({Kind.STORE_AWAY, Kind.STORE_THROTTLED, Kind.STORE_LOSES_ANSWERS})
+STORES = ("local", "s3", "ceph")
+COMMAND, WATCH, WORKER = "command", "watch", "worker"
+_NOT_FOR: dict[str, frozenset[Kind]] = {
+    COMMAND: frozenset({Kind.KILL_WATCHER, Kind.KILL_WORKER}),
+    WATCH: frozenset({Kind.KILL_WORKER}),
+    WORKER: frozenset(),
+}
+_SPOILED_SHARE = 0.2
+_FIRST_SPOILED_STEP, _LAST_SPOILED_STEP = 10, 60
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,36 +153,48 @@ class Fault:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunPlan:
-    """Everything that is done to one run; `driver` is who continues it: the same command, or `cairn watch`."""
+    """Everything that is done to one run.
+
+    `driver` is who continues it: the same command, `cairn watch`, or `cairn watch` with a deployment and its worker.
+    `spoiled_step` is the step whose first sample no model can learn from, though every hash is right.
+    """
 
     seed: int
     store: str
     driver: str
     faults: tuple[Fault, ...]
+    spoiled_step: int | None = None
 
 
-def plan_run(seed: int, *, store: str, faults: int = FAULTS_PER_RUN) -> RunPlan:
+def plan_run(seed: int, *, store: str, faults: int = FAULTS_PER_RUN, driver: str = "") -> RunPlan:
     """Return the plan of one run: faults in step order, now and then one between the last step and the promotion."""
     chance = random.Random(f"{seed} {store}")
-    driver = chance.choice(("command", "command", "watch"))
-    kinds = possible_kinds(store, driver)
+    driver = driver or chance.choice((COMMAND, COMMAND, WATCH, WORKER))
+    spoiled = chance.randrange(_FIRST_SPOILED_STEP, _LAST_SPOILED_STEP) if chance.random() < _SPOILED_SHARE else None
+    kinds = possible_kinds(store, driver, is_spoiled=spoiled is not None)
     drawn = chance.choices(kinds, [WEIGHTS.get(kind, 1) for kind in kinds], k=faults)
     planned = sorted((_drawn(chance, kind) for kind in drawn), key=lambda fault: fault.step)
     for place, fault in enumerate(planned):
         if fault.moment is Moment.RESUME and (place == 0 or planned[place - 1].kind not in ENDING):
             planned[place] = replace(fault, moment=Moment.STEP)
     if chance.random() < 0.5:
-        planned.append(Fault(kind=chance.choice(AT_THE_END), moment=Moment.PROMOTION, step=STEPS))
-    return RunPlan(seed=seed, store=store, driver=driver, faults=tuple(planned))
+        last = chance.choice([kind for kind in AT_THE_END if kind in kinds])
+        planned.append(Fault(kind=last, moment=Moment.PROMOTION, step=STEPS))
+    return RunPlan(seed=seed, store=store, driver=driver, faults=tuple(planned), spoiled_step=spoiled)
 
 
 def _drawn(chance: random.Random, kind: Kind) -> Fault:
     moment = chance.choice(MOMENTS[kind])
+    if moment is Moment.START:
+        return Fault(kind=kind, moment=moment, step=0)
     earliest = max(EARLIEST.get(kind, 1), EARLIEST.get(moment, 1))
     return Fault(kind=kind, moment=moment, step=chance.randrange(earliest, LAST_STRUCK_STEP))
 
 
-def possible_kinds(store: str, driver: str) -> list[Kind]:
-    """Return the kinds that mean something for a run on this store, continued by this driver."""
-    without = (_ONLY_S3 if store == "local" else _ONLY_LOCAL) | (set() if driver == "watch" else {Kind.KILL_WATCHER})
-    return [kind for kind in Kind if kind not in without]
+def possible_kinds(store: str, driver: str, *, is_spoiled: bool = False) -> list[Kind]:
+    """Return the kinds that mean something for a run on this store, continued by this driver.
+
+    A spoiled snapshot is not what its text comes to, so nothing of it can be made anew where a byte flips.
+    """
+    without = (_ONLY_S3 if store == "local" else _ONLY_LOCAL) | _NOT_FOR[driver]
+    return [kind for kind in Kind if kind not in without and not (is_spoiled and kind is Kind.FLIP_DATA)]

@@ -13,13 +13,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from flows.configuration import load_configuration
+from storage.logs.run_log import RunLog
 from storage.stores.local_store import LocalStore
 from storage.stores.object_store import ObjectStore
 from storage.stores.patient_store import PatientStore
 from storage.stores.s3_store import S3Store
 from tests.chaos.cast import TAG, Cast, Role
-from tests.chaos.observer import Observer
-from tests.chaos.plan import STEPS
+from tests.chaos.deployed import DEPLOYMENT, Deployed
+from tests.chaos.observer import RUN, Observer
+from tests.chaos.plan import COMMAND, STEPS, WORKER
+from tests.crash.spoiled_data import ARITHMETIC, SpoiledData, open_run, spoil
 from tests.crash.test_prefect_away import Server
 from tests.crash.training_command import Command, configuration
 from tests.s3.fault_proxy import FaultProxy
@@ -38,7 +42,8 @@ backoff_seconds = 0.5
 """
 )
 DISK_BYTES = 48 * 1024 * 1024
-_RESTARTED_AFTER_SECONDS = 12.0
+_SERVERS = {"s3": "quick", "ceph": "ceph"}
+_RESTARTED_AFTER_SECONDS = {"watch": 12.0, WORKER: 45.0}
 """A run that a watcher has not continued by then is continued by hand, as an impatient person would."""
 
 
@@ -61,26 +66,44 @@ class Scene:
         folder.mkdir(parents=True)
         self.tag = uuid.uuid4().hex
         self.cast = Cast(self.tag)
-        self.has_small_disk = small_disk and _mount(folder / "store")
+        self.has_small_disk = small_disk and mount(folder / "store")
         self.proxy: FaultProxy | None = None
         environment = {TAG: self.tag, "PREFECT_CLIENT_MAX_RETRIES": "4", "OMP_NUM_THREADS": "1"}
         where: ObjectStore = LocalStore(folder / "store")
-        if store == "s3":
-            quick: S3Server = s3_server("quick", folder)
-            self.proxy = FaultProxy(upstream=quick.endpoint).__enter__()
-            where = PatientStore(S3Store(quick.bucket(), self.tag))
-            environment |= quick.environment(self.proxy.endpoint)
+        if store in _SERVERS:
+            remote: S3Server = s3_server(_SERVERS[store], folder.parent)
+            self.proxy = FaultProxy(upstream=remote.endpoint).__enter__()
+            where = PatientStore(S3Store(remote.bucket(), self.tag))
+            environment |= remote.environment(self.proxy.endpoint)
+        self._environment = environment
         self.command = Command(folder, server.url, store=where, environment=environment)
         (folder / "run.toml").write_text(CONFIG)
         self.observer = Observer(where, self.cast)
         self.started: list[Started] = []
+        self.spoiled: SpoiledData | None = None
         self._watcher: subprocess.Popen[bytes] | None = None
+        self._deployed: Deployed | None = None
         self._alone_since: float | None = None
         self.next_environment: dict[str, str] = {}
 
+    def spoil(self, step: int) -> None:
+        """Open the run on data whose first sample after `step` steps is bad, though every hash is right."""
+        config = load_configuration(self.folder / "run.toml", overrides=ARITHMETIC, environment={})
+        self.spoiled = spoil(self.observer.store, config, self.folder, step=step)
+        open_run(RunLog(self.observer.store, RUN), config, self.spoiled.snapshot_id)
+
+    def begin(self) -> None:
+        """Have the run started for the first time, as its driver would have it."""
+        if self.driver != WORKER:
+            self.train()
+            return
+        self._deployed = Deployed(self.command, self.server.url, self._environment_of_others())
+        self._deployed.ask_for_flow_run(str(self.folder / "run.toml"), RUN, self.url)
+        self.keep_going()
+
     def train(self, **variables: str) -> Started:
         """Start the command once more."""
-        return self._start("train", "run.toml", "--run-id", "bard", **{**self.next_environment, **variables})
+        return self._start("train", "run.toml", "--run-id", RUN, **{**self.next_environment, **variables})
 
     def verb(self, *words: str) -> tuple[int, str]:
         """Run another verb of `cairn` on the store to its end; returns exit code and output."""
@@ -91,18 +114,33 @@ class Scene:
     def keep_going(self) -> None:
         """See to it that somebody is at the run: whoever continues it here, or nobody has for long, by hand."""
         self._bury()
-        if self.driver == "watch" and (self._watcher is None or self._watcher.poll() is not None):
-            self._watcher = self.command.start_verb("watch", "--every", "0.5")
+        self._keep_watching()
         if self.cast.of(Role.FLOW):
             self._alone_since = None
             return
-        if self.driver == "watch" and self.started and not self.next_environment:
+        patience = _RESTARTED_AFTER_SECONDS.get(self.driver, 0.0)
+        if patience and not self.next_environment:
             self._alone_since = self._alone_since or time.monotonic()
-            if time.monotonic() - self._alone_since < _RESTARTED_AFTER_SECONDS:
+            if time.monotonic() - self._alone_since < patience:
                 return
             self._alone_since = None
         self.train()
         self.next_environment = {}
+
+    def _keep_watching(self) -> None:
+        if self.driver == COMMAND:
+            return
+        if self._deployed is not None:
+            self._deployed.keep_working()
+        if self._watcher is None or self._watcher.poll() is not None:
+            by = () if self._deployed is None else ("--deployment", DEPLOYMENT)
+            self._watcher = self.command.start_verb("watch", "--every", "0.5", *by)
+
+    def start_process(self, words: list[str]) -> "subprocess.Popen[bytes]":
+        """Start a program of the campaign's own beside the run, with pipes to it."""
+        environment = {**self._environment_of_others(), "PYTHONPATH": str(Path(__file__).parents[2])}
+        pipe = subprocess.PIPE
+        return subprocess.Popen(words, cwd=self.folder, env=environment, stdin=pipe, stdout=pipe)
 
     def suffer(self, what: str) -> None:
         """Note what is done while these commands live."""
@@ -111,11 +149,13 @@ class Scene:
                 one.suffered.add(what)
 
     def dismiss_watcher(self) -> None:
-        """End the watcher, so that only what is started by hand goes on."""
+        """End watcher and worker, so that only what is started by hand goes on."""
         if self._watcher is not None:
             self._watcher.kill()
             self._watcher.wait()
-        self.driver = "command"
+        if self._deployed is not None:
+            self._deployed.end()
+        self.driver = COMMAND
 
     def exits(self) -> list[Started]:
         """Return the commands that have ended."""
@@ -144,6 +184,22 @@ class Scene:
             shutil.copytree(self.folder / "store-kept", self.folder / "store", dirs_exist_ok=True)
             shutil.rmtree(self.folder / "store-kept")
 
+    @property
+    def url(self) -> str:
+        """The store as a command names it."""
+        return self.observer.store.url.removeprefix("file://")
+
+    def _environment_of_others(self) -> dict[str, str]:
+        return {
+            **os.environ,
+            **self._environment,
+            "PREFECT_API_URL": self.server.url,
+            "PREFECT_HOME": str(self.folder / "prefect"),
+            "PREFECT_WORKER_QUERY_SECONDS": "1",
+            "CAIRN_CACHE": str(self.folder / "cache"),
+            "CAIRN_STORE": self.url,
+        }
+
     def _start(self, *words: str, **variables: str) -> Started:
         process = self.command.start_verb(*words, **variables)
         number = self.command._count
@@ -157,7 +213,7 @@ class Scene:
                 one.code = one.process.poll()
 
 
-def _mount(folder: Path) -> bool:
+def mount(folder: Path) -> bool:
     """Make the folder a disk of its own; False where this machine does not let us."""
     folder.mkdir(parents=True, exist_ok=True)
     if os.geteuid() != 0 or shutil.which("mount") is None:

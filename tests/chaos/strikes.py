@@ -16,15 +16,21 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from storage.logs.run_state import RunState
 from tests.chaos.cast import Role
 from tests.chaos.observer import RUN
 from tests.chaos.plan import Fault, Kind
 from tests.chaos.scene import Scene
+from tests.chaos.sweep_strike import kill_sweep
 from tests.s3.fault_proxy import NetworkFault
 
 STOPPED_SECONDS = 4.0  # the lease is three
 AWAY_SECONDS = 4.0
 FULL_SECONDS = 4.0
+_SHARD_BYTES = 100_000
+_OOM_AFTER_STEPS = 3
+_EVALUATOR_SECONDS = 10.0
+_SUCCESSION_SECONDS = 120.0
 _CLOCK = Path(__file__).with_name("wrong_clock.c")
 _WORKERS = (Role.FLOW, Role.TRAINER, Role.EVALUATOR)
 LOST, PREEMPTED, STORAGE = "lost", "preempted", "storage"
@@ -44,8 +50,11 @@ REASONS: dict[Kind, frozenset[str]] = {
     Kind.CLOCK_BACK: frozenset({LOST}),
     Kind.CLOCK_FORWARD: frozenset({LOST}),
     Kind.TWO_FLOWS: frozenset({LOST}),
+    Kind.OUT_OF_MEMORY: frozenset({LOST, "oom"}),
 }
 """Besides completed. What is not here explains no end at all."""
+_MET_NEXT = frozenset({Kind.FLIP_DATA, Kind.OUT_OF_MEMORY})
+"""Met by the attempt that comes next."""
 
 
 class Skipped(Exception):
@@ -72,7 +81,7 @@ def strike(scene: Scene, fault: Fault) -> Strike:
     except Skipped as skipped:
         return Strike(fault=fault, first_attempt=before, last_attempt=before, kills=0, skipped=str(skipped))
     after = scene.observer.state().latest_attempt
-    after += fault.kind is Kind.FLIP_DATA  # found by the attempt that reads it next
+    after += fault.kind in _MET_NEXT
     return Strike(fault=fault, first_attempt=before, last_attempt=max(before, after), kills=kills)
 
 
@@ -85,6 +94,14 @@ def _kill(*roles: Role) -> Callable[[Scene], int]:
         return len(struck)
 
     return kill
+
+
+def _kill_evaluator(scene: Scene) -> int:
+    """Kill it as soon as it is there: after the last step it comes a moment later."""
+    deadline = time.monotonic() + _EVALUATOR_SECONDS
+    while not scene.cast.of(Role.EVALUATOR) and scene.cast.of(Role.FLOW) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return _kill(Role.EVALUATOR)(scene)
 
 
 def _kill_server(scene: Scene) -> int:
@@ -121,26 +138,35 @@ def _notice_without_grace(scene: Scene) -> int:
 
 def _zombie(scene: Scene) -> int:
     asleep = scene.cast.strike(signal.SIGSTOP, *_WORKERS)
-    number = scene.observer.state().latest_attempt
+    if not asleep:
+        raise Skipped("nobody is left to fall asleep")
+    before = scene.observer.state()
     scene.train()
-    deadline = time.monotonic() + 120
-    while not _has_succeeded(scene, number) and time.monotonic() < deadline:
-        if scene.started[-1].process.poll() is not None:
+    deadline = time.monotonic() + _SUCCESSION_SECONDS
+    while not _has_succeeded(scene, before) and time.monotonic() < deadline:
+        if scene.started[-1].process.poll() not in (None, 0):
             scene.train()  # the notice of a zombie's live process, a lost race: again, as a person would
         time.sleep(0.05)
+    successors = [actor for actor in scene.cast.of(Role.TRAINER) if actor.pid not in asleep]
+    for actor in successors:  # it is so quick that it would be at the end before the next fault
+        actor.signal(signal.SIGSTOP)
     for pid in asleep:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
-    if left := scene.cast.wait_gone(asleep, seconds=60.0):
+    left = scene.cast.wait_gone(asleep, seconds=60.0)
+    for actor in successors:
+        actor.signal(signal.SIGCONT)
+    if left:
         raise AssertionError(f"a zombie that was fenced is there a minute later: {left}")
     return 0
 
 
-def _has_succeeded(scene: Scene, number: int) -> bool:
-    """Whether a successor has committed."""
-    state = scene.observer.state()
-    newest = state.newest_committed
-    return state.finished is not None or (newest is not None and newest.committed.attempt > number)
+def _has_succeeded(scene: Scene, before: RunState) -> bool:
+    """Whether a successor has committed or, where all was committed before, has left with everything done."""
+    if before.finished is not None or scene.started[-1].process.poll() == 0:
+        return scene.started[-1].process.poll() == 0
+    newest = scene.observer.state().newest_committed
+    return newest is not None and newest.committed.attempt > before.latest_attempt
 
 
 def _full_disk(scene: Scene) -> int:
@@ -183,16 +209,20 @@ def _flip_checkpoint(scene: Scene) -> int:
 
 def _flip_data(scene: Scene) -> int:
     scene.cast.strike(signal.SIGSTOP, *_WORKERS)
-    folders = (scene.folder / "store" / "data", scene.folder / "cache" / "snapshots")
-    shards = [path for folder in folders for path in sorted(folder.rglob("*")) if _is_shard(path)]
-    path = random.Random(scene.tag).choice(shards)
-    path.write_bytes(flipped(path.read_bytes(), scene.tag))
+    chance, store = random.Random(scene.tag), scene.observer.store
+    stored = [key for key in store.keys("data") if (store.size(key) or 0) > _SHARD_BYTES]
+    cached = [path for path in sorted((scene.folder / "cache" / "snapshots").rglob("*")) if _is_shard(path)]
+    chosen = chance.choice([*stored, *cached])
+    if isinstance(chosen, Path):
+        chosen.write_bytes(flipped(chosen.read_bytes(), scene.tag))
+    else:
+        store.write(chosen, flipped(store.read(chosen), scene.tag))
     return _kill(*_WORKERS)(scene)
 
 
 def _is_shard(path: Path) -> bool:
     is_plain = path.is_file() and not path.name.startswith(".") and "leases" not in path.parts
-    return is_plain and path.stat().st_size > 100_000
+    return is_plain and path.stat().st_size > _SHARD_BYTES
 
 
 def flipped(data: bytes, seed: str) -> bytes:
@@ -227,14 +257,31 @@ def _two_flows(scene: Scene) -> int:
     return struck
 
 
+def _out_of_memory(scene: Scene) -> int:
+    """Have the next attempt meet a real refusal of the allocator, some steps on."""
+    step = scene.observer.trained_step(scene.observer.state())
+    struck = _kill(Role.FLOW, Role.TRAINER)(scene)
+    scene.next_environment = {"CAIRN_FAULTS": f"oom@{step + _OOM_AFTER_STEPS}"}
+    return struck
+
+
+def _kill_sweep(scene: Scene) -> int:
+    killed, why = kill_sweep(scene)
+    if why:
+        raise Skipped(why)
+    return killed
+
+
 _LOG = rf"PUT .*runs/{RUN}/log/"
 _DEEDS: dict[Kind, Callable[[Scene], int]] = {
     Kind.KILL_TRAINER: _kill(Role.TRAINER),
     Kind.KILL_FLOW: _kill(Role.FLOW),
     Kind.KILL_BOTH: _kill(Role.FLOW, Role.TRAINER),
-    Kind.KILL_EVALUATOR: _kill(Role.EVALUATOR),
+    Kind.KILL_EVALUATOR: _kill_evaluator,
     Kind.KILL_SERVER: _kill_server,
     Kind.KILL_WATCHER: _kill(Role.WATCHER),
+    Kind.KILL_WORKER: _kill(Role.WORKER),
+    Kind.KILL_SWEEP: _kill_sweep,
     Kind.NOTICE: _notice,
     Kind.NOTICE_WITHOUT_GRACE: _notice_without_grace,
     Kind.ZOMBIE: _zombie,
@@ -247,4 +294,5 @@ _DEEDS: dict[Kind, Callable[[Scene], int]] = {
     Kind.CLOCK_BACK: _wrong_clock(-5400),
     Kind.CLOCK_FORWARD: _wrong_clock(5400),
     Kind.TWO_FLOWS: _two_flows,
+    Kind.OUT_OF_MEMORY: _out_of_memory,
 }

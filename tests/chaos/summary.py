@@ -1,24 +1,24 @@
-"""What a campaign says at its end: kills by kind and moment, runs, violations, goodput; as text and as JSON. Pure."""
+"""What a campaign says at its end: kills by kind and moment, runs, violations, goodput; records that add up. Pure."""
 
 from collections import Counter
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from storage.document import encode
-from tests.chaos.plan import RunPlan
+from tests.chaos.plan import Fault, RunPlan
 from tests.chaos.strikes import Strike
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What became of one run."""
+    """What became of one run; `twin` says which run it had to equal: the untouched one, or one with its schedule."""
 
     plan: RunPlan
     strikes: tuple[Strike, ...]
-    missed: int
+    missed: tuple[Fault, ...]
     seconds: float
     attempts: int = 0
     reasons: dict[str, int] | None = None
-    is_comparable: bool = True
+    twin: str = ""
     gpu_seconds: float = 0.0
     useful_gpu_seconds: float = 0.0
     violations: tuple[str, ...] = ()
@@ -31,11 +31,12 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cell:
-    """How often one kind of fault struck at one kind of moment."""
+    """How often one kind of fault struck at one kind of moment, and how many processes it killed there."""
 
     kind: str
     moment: str
     count: int
+    kills: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,44 +52,85 @@ class RunRow:
     skipped: tuple[str, ...]
     attempts: int
     reasons: dict[str, int]
-    is_comparable: bool
     seconds: float
     violations: tuple[str, ...]
+    twin: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
-    """The campaign as a whole; `goodput` is useful over all device-seconds of the disturbed runs."""
+    """Campaigns as a whole; `goodput` is useful over all device seconds of disturbed runs, `seconds` by the clock."""
 
-    seeds: tuple[int, ...]
     runs: int
     faults: int
     kills: int
     violations: int
-    compared_elsewhere: int
     goodput: float
     seconds: float
+    gpu_seconds: float
+    useful_gpu_seconds: float
     table: tuple[Cell, ...]
+    missed: tuple[Cell, ...]
     rows: tuple[RunRow, ...]
 
 
-def summarize(outcomes: list[Outcome], seconds: float) -> Summary:
+def summarize(outcomes: Sequence[Outcome], seconds: float) -> Summary:
     """Add up what became of the runs."""
     struck = [strike for outcome in outcomes for strike in outcome.struck]
-    cells = Counter((strike.fault.kind.value, strike.fault.moment.value) for strike in struck)
-    spent = sum(outcome.gpu_seconds for outcome in outcomes)
-    return Summary(
-        seeds=tuple(outcome.plan.seed for outcome in outcomes),
-        runs=len(outcomes),
-        faults=len(struck),
-        kills=sum(strike.kills for strike in struck),
-        violations=sum(len(outcome.violations) for outcome in outcomes),
-        compared_elsewhere=sum(not outcome.is_comparable for outcome in outcomes),
-        goodput=sum(outcome.useful_gpu_seconds for outcome in outcomes) / spent if spent else 0.0,
+    hits = [Cell(kind=s.fault.kind, moment=s.fault.moment, count=1, kills=s.kills) for s in struck]
+    misses = [Cell(kind=f.kind, moment=f.moment, count=1) for outcome in outcomes for f in outcome.missed]
+    return _totals(
+        tuple(_row(outcome) for outcome in outcomes),
+        hits,
+        misses,
         seconds=seconds,
-        table=tuple(Cell(kind=kind, moment=moment, count=n) for (kind, moment), n in sorted(cells.items())),
-        rows=tuple(_row(outcome) for outcome in outcomes),
+        gpu_seconds=sum(outcome.gpu_seconds for outcome in outcomes),
+        useful_gpu_seconds=sum(outcome.useful_gpu_seconds for outcome in outcomes),
     )
+
+
+def added(summaries: Sequence[Summary], *, seconds: float | None = None) -> Summary:
+    """Return several campaigns as one; `seconds` by the clock where they ran side by side."""
+    return _totals(
+        tuple(sorted((row for one in summaries for row in one.rows), key=lambda row: (row.store, row.seed))),
+        [cell for one in summaries for cell in one.table],
+        [cell for one in summaries for cell in one.missed],
+        seconds=sum(one.seconds for one in summaries) if seconds is None else seconds,
+        gpu_seconds=sum(one.gpu_seconds for one in summaries),
+        useful_gpu_seconds=sum(one.useful_gpu_seconds for one in summaries),
+    )
+
+
+def _totals(
+    rows: tuple[RunRow, ...],
+    hits: Iterable[Cell],
+    misses: Iterable[Cell],
+    *,
+    seconds: float,
+    gpu_seconds: float,
+    useful_gpu_seconds: float,
+) -> Summary:
+    return Summary(
+        runs=len(rows),
+        faults=sum(row.faults for row in rows),
+        kills=sum(row.kills for row in rows),
+        violations=sum(len(row.violations) for row in rows),
+        goodput=useful_gpu_seconds / gpu_seconds if gpu_seconds else 0.0,
+        seconds=round(seconds, 1),
+        gpu_seconds=gpu_seconds,
+        useful_gpu_seconds=useful_gpu_seconds,
+        table=_table(hits),
+        missed=_table(misses),
+        rows=rows,
+    )
+
+
+def _table(cells: Iterable[Cell]) -> tuple[Cell, ...]:
+    counts, kills = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    for cell in cells:
+        counts[str(cell.kind), str(cell.moment)] += cell.count
+        kills[str(cell.kind), str(cell.moment)] += cell.kills
+    return tuple(Cell(kind=key[0], moment=key[1], count=counts[key], kills=kills[key]) for key in sorted(counts))
 
 
 def _row(outcome: Outcome) -> RunRow:
@@ -98,48 +140,11 @@ def _row(outcome: Outcome) -> RunRow:
         driver=outcome.plan.driver,
         faults=len(outcome.struck),
         kills=sum(strike.kills for strike in outcome.struck),
-        missed=outcome.missed,
+        missed=len(outcome.missed),
         skipped=tuple(f"{strike.fault.kind}: {strike.skipped}" for strike in outcome.strikes if strike.skipped),
         attempts=outcome.attempts,
         reasons=outcome.reasons or {},
-        is_comparable=outcome.is_comparable,
         seconds=round(outcome.seconds, 1),
         violations=outcome.violations,
-    )
-
-
-def as_json(summary: Summary) -> bytes:
-    """Return the summary as a sorted JSON document."""
-    return encode(summary)
-
-
-def as_text(summary: Summary) -> str:
-    """Return the summary for people: faults down, moments across."""
-    moments = sorted({cell.moment for cell in summary.table})
-    counts = {(cell.kind, cell.moment): cell.count for cell in summary.table}
-    lines = ["".join([f"{'':22}", *(f"{moment:>12}" for moment in moments)])]
-    for kind in sorted({cell.kind for cell in summary.table}):
-        row = [f"{counts.get((kind, moment), '·'):>12}" for moment in moments]
-        lines.append("".join([f"{kind:22}", *row]))
-    lines += [
-        "",
-        f"{summary.runs} runs, {summary.faults} faults, {summary.kills} processes killed",
-        f"{summary.seconds / 60:.0f} minutes",
-        f"goodput {summary.goodput:.0%}; {summary.compared_elsewhere} run(s) with data left out or another micro-batch",
-        f"violations: {summary.violations}",
-    ]
-    lines += [
-        f"  seed {row.seed} ({row.store}, {row.driver}): {said}" for row in summary.rows for said in row.violations
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def one_line(outcome: Outcome) -> str:
-    """Return what is said of a run as soon as it is over."""
-    verdict = "ok" if not outcome.violations else f"{len(outcome.violations)} VIOLATION(S)"
-    plan, document = outcome.plan, asdict(_row(outcome))
-    return (
-        f"seed {plan.seed} {plan.store} {plan.driver}: {document['faults']} faults, {document['kills']} killed, "
-        f"{outcome.missed} missed, {outcome.attempts} attempts {outcome.reasons or {}}, "
-        f"{outcome.seconds:.0f} s: {verdict}"
+        twin=outcome.twin,
     )

@@ -1,11 +1,15 @@
 """What is done to a run is known from its seed alone, and means something for that run."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.chaos.cast import Role, role_of
-from tests.chaos.plan import ENDING, MOMENTS, STEPS, Kind, Moment, plan_run, possible_kinds
+from tests.chaos.plan import ENDING, MOMENTS, STEPS, Fault, Kind, Moment, plan_run, possible_kinds
+from tests.chaos.side_by_side import words_of_job
 from tests.chaos.strikes import REASONS, Strike, flipped
-from tests.chaos.summary import Outcome, as_json, as_text, summarize
+from tests.chaos.summary import Outcome, added, summarize
+from tests.chaos.summary_text import as_json, as_markdown, as_text, from_json
 
 PLANS = [plan_run(seed, store=store) for seed in range(200) for store in ("local", "s3")]
 
@@ -24,7 +28,7 @@ def test_every_kind_and_every_moment_is_drawn_sooner_or_later() -> None:
 def test_faults_come_in_the_order_of_their_steps_within_the_run() -> None:
     for plan in PLANS:
         steps = [fault.step for fault in plan.faults]
-        assert steps == sorted(steps) and steps[0] >= 1 and steps[-1] <= STEPS
+        assert steps == sorted(steps) and steps[0] >= 0 and steps[-1] <= STEPS
 
 
 def test_a_resume_is_struck_only_after_something_that_makes_the_run_resume() -> None:
@@ -36,11 +40,17 @@ def test_a_resume_is_struck_only_after_something_that_makes_the_run_resume() -> 
 @pytest.mark.parametrize("store", ["local", "s3"])
 def test_only_what_means_something_for_the_store_is_drawn(store: str) -> None:
     drawn = {fault.kind for plan in PLANS if plan.store == store for fault in plan.faults}
-    assert drawn == set(possible_kinds(store, "watch"))
+    assert drawn == set(possible_kinds(store, "worker"))
 
 
 def test_faults_that_must_cost_nothing_explain_no_end() -> None:
-    assert set(Kind) - REASONS.keys() == {Kind.KILL_EVALUATOR, Kind.KILL_SERVER, Kind.KILL_WATCHER}
+    assert set(Kind) - REASONS.keys() == {
+        Kind.KILL_EVALUATOR,
+        Kind.KILL_SERVER,
+        Kind.KILL_WATCHER,
+        Kind.KILL_WORKER,
+        Kind.KILL_SWEEP,
+    }
 
 
 def test_one_bit_is_flipped() -> None:
@@ -53,6 +63,10 @@ def test_one_bit_is_flipped() -> None:
     [
         (["python", "-m", "flows.command", "train", "run.toml"], Role.FLOW),
         (["python", "-m", "flows.command", "watch", "--once"], Role.WATCHER),
+        (["python", "-m", "flows.command", "sweep", "bard"], Role.SWEEPER),
+        (["python", "-m", "tests.chaos.waiting_sweep", "bard", "store"], Role.SWEEPER),
+        (["python", "-m", "prefect", "worker", "start", "--pool", "cairn"], Role.WORKER),
+        (["python", "-m", "prefect.engine"], Role.FLOW),
         (["python", "-m", "tasks.trainer"], Role.TRAINER),
         (["python", "-m", "tasks.evaluator"], Role.EVALUATOR),
         (["sh", "-c", "true"], Role.OTHER),
@@ -62,20 +76,54 @@ def test_a_process_is_known_by_its_command_line(words: list[str], role: Role) ->
     assert role_of(words) is role
 
 
-def test_the_summary_names_kills_goodput_and_the_seed_of_each_violation() -> None:
-    plan = plan_run(7, store="local")
-    strikes = tuple(Strike(fault=fault, first_attempt=1, last_attempt=1, kills=2) for fault in plan.faults)
-    done = Outcome(
+def test_a_spoiled_snapshot_is_never_flipped_besides_as_nothing_of_it_can_be_made_anew() -> None:
+    spoiled = [plan for plan in PLANS if plan.spoiled_step is not None]
+    assert spoiled and all(fault.kind is not Kind.FLIP_DATA for plan in spoiled for fault in plan.faults)
+
+
+def test_every_driver_continues_some_runs() -> None:
+    assert {plan.driver for plan in PLANS} == {"command", "watch", "worker"}
+
+
+def outcome(seed: int, *violations: str) -> Outcome:
+    plan = plan_run(seed, store="local")
+    return Outcome(
         plan=plan,
-        strikes=strikes,
-        missed=0,
+        strikes=tuple(Strike(fault=fault, first_attempt=1, last_attempt=1, kills=2) for fault in plan.faults),
+        missed=(Fault(kind=Kind.NOTICE, moment=Moment.SWEEP, step=9),),
         seconds=9.0,
         gpu_seconds=10.0,
         useful_gpu_seconds=8.0,
-        violations=("other bits: a is not b",),
+        violations=violations,
     )
+
+
+def test_the_summary_names_kills_goodput_and_the_seed_of_each_violation() -> None:
+    done = outcome(7, "other bits: a is not b")
     summary = summarize([done], 60.0)
-    assert (summary.kills, summary.faults, summary.goodput) == (2 * len(strikes), len(strikes), 0.8)
-    assert sum(cell.count for cell in summary.table) == len(strikes)
+    assert (summary.kills, summary.faults, summary.goodput) == (2 * len(done.strikes), len(done.strikes), 0.8)
+    assert sum(cell.count for cell in summary.table) == len(done.strikes)
+    assert sum(cell.kills for cell in summary.table) == summary.kills
     assert "seed 7 (local" in as_text(summary) and "other bits" in as_text(summary)
-    assert b'"violations":1' in as_json(summary).replace(b" ", b"")
+
+
+def test_campaigns_add_up_to_what_one_campaign_of_all_their_runs_would_say() -> None:
+    apart = [summarize([outcome(seed)], 30.0) for seed in (7, 8)]
+    assert added(apart) == summarize([outcome(7), outcome(8)], 60.0)
+
+
+def test_a_written_summary_is_read_back_as_it_was() -> None:
+    summary = summarize([outcome(7, "other bits")], 60.0)
+    assert from_json(as_json(summary), where="here") == summary
+
+
+def test_the_markdown_has_every_kind_that_struck_and_the_seeds_as_ranges() -> None:
+    text = as_markdown(summarize([outcome(seed) for seed in (7, 8, 9, 12)], 60.0))
+    assert "seeds: local 7-9, 12" in text
+    for seed in (7, 8, 9, 12):
+        assert all(f"| {fault.kind} |" in text for fault in plan_run(seed, store="local").faults)
+
+
+def test_a_job_does_its_share_in_its_own_folder_one_run_at_a_time(tmp_path: Path) -> None:
+    words = words_of_job(["--runs", "9", "--jobs", "2", "--out=x", "--out", "y", "--seed", "3"], 1, 2, tmp_path)
+    assert words == ["--runs", "9", "--seed", "3", "--share", "1", "2", "--out", str(tmp_path)]

@@ -1,21 +1,15 @@
 """A sample that is bad though every hash is right: left out for ever, and the run equals one that began without it."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from flows.configuration import load_configuration
-from model.sample_order import SampleOrder
-from model.token_windows import TokenWindows
-from storage.document import encode, sha256
 from storage.logs.entry_log import this_writer
-from storage.logs.run_entries import DataQuarantined, RunOpened
+from storage.logs.run_entries import DataQuarantined
 from storage.logs.run_log import RunLog
-from storage.snapshots.data_snapshot import open_snapshot, read_manifest
 from storage.stores.local_store import LocalStore
-from tasks.data.snapshot_build import build_snapshot
-from tasks.practice_faults import flip_byte
+from tests.crash.spoiled_data import ARITHMETIC, open_run, spoil
 from tests.crash.training_command import Command
 
 pytestmark = pytest.mark.xdist_group("quarantine")  # its runs are made once for all its tests
@@ -28,47 +22,17 @@ class SpoiledRun:
 
     def __init__(self, folder: Path, api_url: str) -> None:
         self.command = Command(folder, api_url)
-        self.config = load_configuration(folder / "run.toml", overrides=(), environment={})
-        self.store = LocalStore(folder / "store")
-        self.window, self.snapshot_id = self._spoil(build_snapshot(self.store, self.config.data, folder).snapshot_id)
-        self.log = RunLog(self.store, "bard")
-        opened = RunOpened(
-            run_id="bard",
-            model_family=self.config.model_family,
-            config=self.config.frozen(),
-            config_sha256=self.config.frozen_sha256(),
-            data_snapshot=self.snapshot_id,
-            total_steps=self.config.training.steps,
-            code_version="test",
-        )
-        self.log.append(lambda state: opened, writer=this_writer())
+        config = load_configuration(folder / "run.toml", overrides=ARITHMETIC, environment={})
+        store = LocalStore(folder / "store")
+        spoiled = spoil(store, config, folder, step=STEP)
+        self.window, self.snapshot_id = spoiled.window, spoiled.snapshot_id
+        self.log = RunLog(store, "bard")
+        open_run(self.log, config, self.snapshot_id)
 
     def quarantine(self) -> None:
         """Leave the sample out from the beginning."""
         body = DataQuarantined(attempt=0, reason="bad-data", windows=(self.window,), detail="known before")
         self.log.append(lambda state: body, writer=this_writer())
-
-    def _spoil(self, snapshot_id: str) -> tuple[int, str]:
-        snapshot = open_snapshot(self.store, snapshot_id, Path("unused"))
-        windows = TokenWindows(snapshot.train, self.config.model.block_size, snapshot.manifest.vocab_size)
-        order = SampleOrder(
-            window_count=windows.window_count,
-            seed=self.config.training.seed,
-            global_batch=self.config.training.global_batch,
-        )
-        drawn = order.windows_of(STEP)[:1]
-        flip_byte(snapshot.train_files, windows.gather(drawn)[0].astype("uint16").tobytes())
-        return int(drawn[0]), self._publish_as_it_is(snapshot_id)
-
-    def _publish_as_it_is(self, snapshot_id: str) -> str:
-        manifest = read_manifest(self.store, snapshot_id)
-        found = {item.key: self.store.read(f"data/{snapshot_id}/{item.key}") for item in manifest.objects}
-        objects = tuple(replace(item, sha256=sha256(found[item.key])) for item in manifest.objects)
-        data = encode(replace(manifest, objects=objects))
-        for key, content in found.items():
-            self.store.write(f"data/{sha256(data)}/{key}", content)
-        self.store.write(f"data/{sha256(data)}/snapshot.json", data)
-        return sha256(data)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,67 @@
+"""A sweep beside a run that trains, killed at its first deed or anywhere in it.
+
+Owns waiting until there is something to sweep. Half of the time the flow sleeps meanwhile, so that all the deeds are
+this sweep's; else it races with the flow's own.
+"""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.chaos.cast import Role
+from tests.chaos.observer import RUN
+from tests.chaos.scene import Scene
+
+ROOT = Path(__file__).parents[2]
+_KEPT = 3
+_PATIENCE_SECONDS = 20.0
+_FROZEN_SECONDS = 2.0
+"""Less than the lease: nobody may take the run for lost."""
+_LONGEST_SWEEP_SECONDS = 0.05
+
+
+def kill_sweep(scene: Scene) -> tuple[int, str]:
+    """Do it; returns how many processes were killed, and why it was not done where it could not be."""
+    chance = random.Random(f"{scene.tag} {len(scene.observer.seen)}")
+    process = scene.start_process([sys.executable, "-m", "tests.chaos.waiting_sweep", RUN, scene.url])
+    try:
+        assert process.stdout is not None and process.stdin is not None
+        process.stdout.readline()
+        if not _waits_for_work(scene):
+            return 0, "nothing to sweep"
+        frozen = scene.cast.strike(signal.SIGSTOP, Role.FLOW) if chance.random() < 0.5 else []
+        before = scene.observer.newest_seq()
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        if frozen:
+            _wait_for_deed(scene, process, before)
+        time.sleep(chance.uniform(0.0, _LONGEST_SWEEP_SECONDS))
+        is_alive = process.poll() is None
+        process.kill()
+        for pid in frozen:
+            os.kill(pid, signal.SIGCONT)
+        return int(is_alive), ""
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _waits_for_work(scene: Scene) -> bool:
+    """Wait until a commit makes more checkpoints readable than are kept: the flow's own sweep comes next."""
+    deadline, newest = time.monotonic() + _PATIENCE_SECONDS, scene.observer.state().newest_committed
+    while time.monotonic() < deadline and scene.cast.of(Role.FLOW):
+        state = scene.observer.state()
+        if len(state.readable) > _KEPT and state.newest_committed != newest:
+            return True
+        time.sleep(0.002)
+    return False
+
+
+def _wait_for_deed(scene: Scene, process: "subprocess.Popen[bytes]", before: int) -> None:
+    deadline = time.monotonic() + _FROZEN_SECONDS
+    while process.poll() is None and scene.observer.newest_seq() == before and time.monotonic() < deadline:
+        time.sleep(0.002)

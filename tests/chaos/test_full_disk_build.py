@@ -1,0 +1,50 @@
+"""Text that becomes a snapshot on a disk that is full: said as what it is, and gone on with when there is room."""
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from model.configuration import DataConfig
+from storage.errors import StorageError
+from storage.stores.local_store import LocalStore
+from storage.stores.memory_store import MemoryStore
+from tasks.data.snapshot_build import build_snapshot
+from tests.chaos.scene import mount
+
+TEXT = "\n\n".join(f"Stone {number} lies on stone {number * 7 % 997}." for number in range(40_000))
+DATA = DataConfig(sources=("corpus.txt",), tokenizer="bytes")
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of its own, of 48 MiB."""
+    disk = tmp_path / "disk"
+    if not mount(disk):
+        pytest.skip("needs root and tmpfs")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("room_bytes", [0, 300_000, 2_000_000], ids=["none", "for a part", "for nearly all"])
+def test_a_build_on_a_full_disk_says_so_and_goes_on_to_the_same_snapshot_when_there_is_room(
+    tmp_path: Path, disk: Path, room_bytes: int
+) -> None:
+    (tmp_path / "corpus.txt").write_text(TEXT)
+    whole = build_snapshot(MemoryStore(), DATA, tmp_path, cache_dir=tmp_path / "elsewhere").snapshot_id
+    store = LocalStore(disk / "store")
+    _fill(disk / "ballast", room_bytes)
+    with pytest.raises((StorageError, OSError), match=r"No space left|full"):
+        build_snapshot(store, DATA, tmp_path, cache_dir=disk / "cache")
+    (disk / "ballast").unlink()
+    assert build_snapshot(store, DATA, tmp_path, cache_dir=disk / "cache").snapshot_id == whole
+
+
+def _fill(ballast: Path, room_bytes: int) -> None:
+    with ballast.open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(b"\0" * 65536):
+            pass
+    with ballast.open("r+b") as file:
+        file.truncate(ballast.stat().st_size - room_bytes)

@@ -1,0 +1,91 @@
+"""The undisturbed twin of a run: the same steps in one process, with the quarantine and the sizes the run arrived at.
+
+Owns telling that schedule from the run's log and records, and training by it with the library alone: no flow, no child,
+no checkpoint, no resume. Refuses to know what was done to the run.
+"""
+
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from flows.configuration import RunConfig
+from model.determinism import make_deterministic, resolve_device
+from model.sample_order import SampleOrder
+from model.token_windows import TokenWindows
+from model.train_state import TrainState
+from model.training_loop import StepRecord, train_until
+from storage.checkpoints.state_digest import state_sha256
+from storage.logs.run_state import RunState
+from storage.logs.step_curve import StepPoint
+from storage.snapshots.data_snapshot import open_snapshot
+from storage.stores.object_store import ObjectStore
+from tasks.data.source_weights import weighted_components
+from tasks.training.tensor_exchange import to_record
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Span:
+    """Steps trained with one micro-batch, the last of them `end_step`."""
+
+    end_step: int
+    micro_batch: int
+    activation_checkpointing: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Schedule:
+    """What a run arrived at: samples left out from the first step on, and with which sizes each step was trained."""
+
+    quarantined: frozenset[int]
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Twin:
+    """What became of the twin: the digest of its last state, and its curve as (step, loss)."""
+
+    state_sha256: str
+    curve: tuple[tuple[int, float], ...]
+
+
+def schedule_of(state: RunState, curve: tuple[StepPoint, ...]) -> Schedule:
+    """Return with what the steps of the surviving line were trained, as the receipts of their attempts say."""
+    starts = {attempt.started.attempt: attempt.started for attempt in state.attempts}
+    sized = [(point.line.step, starts[point.line.attempt]) for point in curve]
+    spans = [
+        Span(end_step=[step for step, _ in steps][-1], micro_batch=sizes[0], activation_checkpointing=sizes[1])
+        for sizes, steps in groupby(sized, key=lambda item: (item[1].micro_batch, item[1].activation_checkpointing))
+    ]
+    return Schedule(quarantined=frozenset(state.quarantined_windows), spans=tuple(spans))
+
+
+def train_twin(store: ObjectStore, snapshot_id: str, config: RunConfig, schedule: Schedule, *, cache_dir: Path) -> Twin:
+    """Train from step 0 to the schedule's end, and return what that comes to."""
+    training = config.training
+    make_deterministic(seed=training.seed, threads=training.threads or 1)
+    snapshot = open_snapshot(store, snapshot_id, cache_dir)
+    windows = TokenWindows(snapshot.train, config.model.block_size, snapshot.manifest.vocab_size)
+    order = SampleOrder(
+        window_count=windows.window_count,
+        seed=training.seed,
+        global_batch=training.global_batch,
+        quarantined=schedule.quarantined,
+        components=weighted_components(snapshot.manifest, config.data, config.model.block_size),
+    )
+    state = TrainState.fresh(config.model, training, snapshot.manifest.vocab_size, resolve_device(training.device))
+    steps: list[StepRecord] = []
+    for span in schedule.spans:
+        state.model.activation_checkpointing = span.activation_checkpointing
+        train_until(
+            state,
+            windows,
+            order,
+            until_step=span.end_step,
+            training=training,
+            micro_batch=span.micro_batch,
+            on_step=steps.append,
+            stop_requested=lambda: False,
+            probe=None,
+        )
+    digest = state_sha256(to_record(item.name, item.tensor) for item in state.named_tensors())
+    return Twin(state_sha256=digest, curve=tuple((record.step, record.train_loss) for record in steps))

@@ -1,0 +1,67 @@
+"""A snapshot in which one sample is bad though every hash is right, and a run opened on it: a sure quarantine."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from flows.configuration import RunConfig
+from model.sample_order import SampleOrder
+from model.token_windows import TokenWindows
+from storage.document import encode, sha256
+from storage.logs.entry_log import this_writer
+from storage.logs.run_entries import RunOpened
+from storage.logs.run_log import RunLog
+from storage.snapshots.data_snapshot import open_snapshot, read_manifest
+from storage.stores.object_store import ObjectStore
+from tasks.data.snapshot_build import build_snapshot
+
+ARITHMETIC = ("training.precision=fp32", "training.kernels=stock")
+"""Who opens a run decides it; nothing is left open in a log."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpoiledData:
+    """The window with one token outside the vocabulary, and the snapshot that has it."""
+
+    window: int
+    snapshot_id: str
+
+
+def spoil(store: ObjectStore, config: RunConfig, folder: Path, *, step: int) -> SpoiledData:
+    """Build the run's snapshot, spoil the first sample drawn after `step` steps, and publish it as it is."""
+    sound = build_snapshot(store, config.data, folder).snapshot_id
+    snapshot = open_snapshot(store, sound, folder / "cache" / "snapshots")
+    windows = TokenWindows(snapshot.train, config.model.block_size, snapshot.manifest.vocab_size)
+    order = SampleOrder(
+        window_count=windows.window_count, seed=config.training.seed, global_batch=config.training.global_batch
+    )
+    drawn = order.windows_of(step)[:1]
+    tokens = windows.gather(drawn)[0].astype("<u2").tobytes()
+    return SpoiledData(window=int(drawn[0]), snapshot_id=_publish_spoiled(store, sound, tokens))
+
+
+def open_run(log: RunLog, config: RunConfig, snapshot_id: str) -> None:
+    """Open a run on that snapshot, as `cairn train` opens one on the snapshot it builds."""
+    opened = RunOpened(
+        run_id=log.run_id,
+        model_family=config.model_family,
+        config=config.frozen(),
+        config_sha256=config.frozen_sha256(),
+        data_snapshot=snapshot_id,
+        total_steps=config.training.steps,
+        code_version="test",
+    )
+    log.append(lambda state: opened, writer=this_writer())
+
+
+def _publish_spoiled(store: ObjectStore, snapshot_id: str, tokens: bytes) -> str:
+    """Publish the snapshot again with the first of these tokens too great, every object under its own hash."""
+    manifest = read_manifest(store, snapshot_id)
+    found = {item.key: bytearray(store.read(f"data/{snapshot_id}/{item.key}")) for item in manifest.objects}
+    holder = next(content for content in found.values() if tokens in content)
+    holder[holder.find(tokens) + 1] ^= 0x80
+    objects = tuple(replace(item, sha256=sha256(bytes(found[item.key]))) for item in manifest.objects)
+    data = encode(replace(manifest, objects=objects))
+    for key, content in found.items():
+        store.write(f"data/{sha256(data)}/{key}", bytes(content))
+    store.write(f"data/{sha256(data)}/snapshot.json", data)
+    return sha256(data)
