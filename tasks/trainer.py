@@ -23,7 +23,7 @@ from model.determinism import make_deterministic, resolve_device
 from model.errors import BadBatch, LossExploded, NonFiniteLoss, TokenOutOfRange
 from model.loss_history import BASELINE, find_spike
 from model.train_state import TrainState
-from model.training_loop import LoopOutcome, StepRecord, train_until
+from model.training_loop import LoopOutcome, StepRecord, train_until, usual_reading
 from model.weights import WEIGHT_PREFIX, load_weights
 from storage.checkpoints.checkpoint import StagedCheckpoint, checkpoint_prefix
 from storage.checkpoints.trainer_document import TrainerDocument, small_tensor
@@ -142,6 +142,7 @@ class Trainer:
             stop_requested=self._stop.is_set,
             probe=self._probe,
             loader=self._loader,
+            reading=usual_reading(self._state, at=[fault.number for fault in self._faults]),
         )
 
     def _convict(self, error: NonFiniteLoss | TokenOutOfRange) -> NoReturn:
