@@ -26,7 +26,7 @@ from storage.stores.open_store import open_store
 from tasks.evaluate import evaluate, task_name
 
 
-@flow(name="evaluate-promoted", retries=0, validate_parameters=True)
+@flow(name="evaluate-promoted", retries=0, validate_parameters=True, persist_result=False)
 @refused_by_name
 def evaluate_promoted(
     reference: ReferenceParameter = "champion",

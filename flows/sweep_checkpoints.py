@@ -20,7 +20,7 @@ from flows.store_sweep import FAILED, StoreSweepRow, sweep_store
 from storage.stores.open_store import open_store
 
 
-@flow(name="sweep-checkpoints", retries=0, validate_parameters=True)
+@flow(name="sweep-checkpoints", retries=0, validate_parameters=True, persist_result=False)
 @refused_by_name
 def sweep_checkpoints(
     store: StoreParameter = "", dry_run: DryRunParameter = False, most_seconds: MostSecondsParameter = 900.0

@@ -83,7 +83,7 @@ class _Run:
     start_over: bool
 
 
-@flow(name="train-gpt", retries=0, validate_parameters=True)
+@flow(name="train-gpt", retries=0, validate_parameters=True, persist_result=False)
 @refused_by_name
 def train_gpt(
     config: ConfigParameter = "",

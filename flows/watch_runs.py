@@ -18,7 +18,7 @@ from flows.watching.run_watcher import CONTINUED
 from flows.watching.run_watching import WatchRequest, watcher
 
 
-@flow(name="watch-runs", retries=0, validate_parameters=True)
+@flow(name="watch-runs", retries=0, validate_parameters=True, persist_result=False)
 @refused_by_name
 def watch_runs(store: StoreParameter = "", deployment: DeploymentParameter = "train-gpt/train-gpt") -> State[None]:
     """Look once at all runs of a store and continue those that must be, through their deployment.

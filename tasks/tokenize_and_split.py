@@ -6,6 +6,7 @@ Owns the task's name and its arguments. Refuses to know how a snapshot is made.
 from pathlib import Path
 
 from prefect import task
+from prefect.cache_policies import NO_CACHE
 
 from model.configuration import DataConfig
 from storage.stores.open_store import open_store
@@ -13,7 +14,7 @@ from tasks.data.build_progress import ProgressListener, unheard
 from tasks.data.snapshot_build import SnapshotReference, Workshop, build_snapshot
 
 
-@task(name="tokenize-and-split", persist_result=False)
+@task(name="tokenize-and-split", cache_policy=NO_CACHE, persist_result=False)
 def tokenize_and_split(
     store_url: str,
     data: DataConfig,

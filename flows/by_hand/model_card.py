@@ -4,10 +4,14 @@ Owns the words. Everything in it comes from the log, the registry and the snapsh
 records give equal cards. Refuses to look anything up.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from flows.believed_configuration import believed_configuration
 from flows.configuration import RunConfig
+from flows.report.plain_words import one_line
+from flows.report.report_markdown import markdown_text
 from flows.views.model_views import ModelView
 from storage.document import encode
 from storage.logs.run_entries import CheckpointReference, EvaluationRecorded, RunOpened
@@ -37,7 +41,7 @@ class ModelFacts:
     @property
     def config(self) -> RunConfig:
         """The run's frozen configuration; what is not frozen has its default."""
-        return RunConfig.model_validate(self.opened.config)
+        return believed_configuration(self.opened.config)
 
     @property
     def evaluations(self) -> tuple[EvaluationRecorded, ...]:
@@ -62,7 +66,7 @@ def write_card(facts: ModelFacts) -> str:
 
 
 def _front_matter(facts: ModelFacts) -> str:
-    tags = "\n".join(f"- {tag}" for tag in ("gpt2", "cairn", f'"{facts.opened.model_family}"'))
+    tags = "\n".join(f"- {tag}" for tag in ("gpt2", "cairn", json.dumps(facts.opened.model_family)))
     return f"---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n{tags}\n---"
 
 
@@ -119,7 +123,12 @@ def _sources(manifest: SnapshotManifest) -> str:
 
 def _measurements(evaluations: Sequence[EvaluationRecorded]) -> str:
     rows = [
-        (f"{item.suite} {_code(item.suite_sha256)}", _code(name), f"{value:.6g}", _time(item.started_at.isoformat()))
+        (
+            f"{markdown_text(item.suite)} {_code(item.suite_sha256)}",
+            _code(name),
+            f"{value:.6g}",
+            _time(item.started_at.isoformat()),
+        )
         for item in evaluations
         for name, value in sorted(item.metrics.items())
     ]
@@ -133,7 +142,7 @@ def _promotions(promotions: Sequence[ModelView]) -> str:
             _code(view.alias) + (" (now)" if view.current else ""),
             _time(view.promoted_at.isoformat()),
             _code(view.by),
-            _plain(view.why),
+            markdown_text(view.why),
         )
         for view in promotions
     ]
@@ -160,13 +169,9 @@ def _table(columns: Sequence[str], rows: Iterator[tuple[object, ...]] | Sequence
 
 
 def _code(text: str) -> str:
-    quoted = _plain(text).replace("`", "'")
+    """Return text as code that stays within its cell."""
+    quoted = one_line(text).replace("`", "'").replace("|", "\\|")
     return f"`{quoted}`"
-
-
-def _plain(text: str) -> str:
-    """Return text that stays within its cell."""
-    return " ".join(text.split()).replace("|", "\\|")
 
 
 def _time(stamp: str) -> str:

@@ -43,12 +43,14 @@ def reproduce(state: RunState, run_id: str) -> Reproduction:
 
 
 def _settings(state: RunState) -> Iterator[tuple[str, str]]:
-    from flows.configuration import FROZEN_SECTIONS, RunConfig  # pydantic's models: only who reports pays for them
+    from flows.believed_configuration import believed_configuration
+    from flows.configuration import FROZEN_SECTIONS  # pydantic's models: only who reports pays for them
 
     if state.opened is None:
         return
-    config = RunConfig.model_validate(state.opened.config).model_dump(mode="json", exclude_defaults=True)
-    newest = state.attempts[-1].started.config.get("training", {}) if state.attempts else {}
+    config = believed_configuration(state.opened.config).model_dump(mode="json", exclude_defaults=True)
+    newest = state.attempts[-1].started.config.get("training") if state.attempts else {}
+    newest = newest if isinstance(newest, Mapping) else {}
     training = dict(config.get("training", {}))
     training |= {key: newest[key] for key in _CAN_CHANGE_BITS if newest.get(key) is not None}
     for section in FROZEN_SECTIONS:

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from flows.store_choice import choose_store
 from flows.verbs.exit_code import ExitCode
-from flows.verbs.output import print_document, print_facts, say
+from flows.verbs.output import print_document, print_facts, print_line, say
 from flows.verbs.verb_options import JsonOption, Overrides, StoreOption, opened_store
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def export_tokens(
         print_document(written)
     else:
         for file in written:
-            print(f"{file.path}  {file.tokens:,} tokens")
+            print_line(f"{file.path}  {file.tokens:,} tokens")
 
 
 ACTING_VERBS = (

@@ -59,10 +59,13 @@ def find_checkpoint(store: ObjectStore, reference: str) -> FoundCheckpoint:
 
 
 def configuration_of(state: RunState) -> "RunConfig":
-    """Return the whole configuration of the run's newest attempt; without an attempt, the frozen part with defaults."""
-    from flows.configuration import RunConfig
+    """Return the whole configuration of the run's newest attempt; without an attempt, the frozen part with defaults.
 
-    return RunConfig.model_validate(configuration_document(state))
+    Raises `IntegrityError` where what the log holds is none.
+    """
+    from flows.believed_configuration import believed_configuration
+
+    return believed_configuration(configuration_document(state))
 
 
 def configuration_document(state: RunState) -> Mapping[str, Any]:

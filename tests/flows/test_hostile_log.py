@@ -1,0 +1,269 @@
+"""A store somebody else wrote to: whatever its logs say, a verb answers, or refuses in one line with the right code.
+
+Never a traceback, never a hang, and no word of a log steers the terminal it is shown on. Entries are changed and then
+chained anew, as only somebody who can write to the store could: hashes alone do not help against those.
+"""
+
+import contextlib
+import copy
+import hashlib
+import io
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flows.command import run_command
+from storage.logs.log_entry import entry_name
+from storage.stores.local_store import LocalStore
+from tests.flows.conftest import FabricatedRun, fabricate, promote
+
+VERBS = [
+    "runs", "status bard", "attempts bard", "checkpoints bard", "evaluations bard", "explain bard",
+    "explain bard --attempt 1", "report bard", "log bard", "models", "models --history", "diagnose bard",
+    "verify bard", "sweep bard --dry-run",
+]  # fmt: skip
+AS_JSON = ["status bard --json", "log bard --json", "explain bard --json", "report bard --json", "models --json"]
+ESCAPES = "\x1b[2J\x1b]0;owned\x07\x9b2J\x00\x08\u202eevil\u2066\x7f\r"
+STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069]")
+VALUES: list[Any] = [
+    None, True, 0, -1, 2**31, 2**63, 2**64, 10**400, 0.5, 1e308, "", "x", ESCAPES, "<script>alert(1)</script>",
+    "../../etc/passwd", "/etc/passwd", "\x00", "x" * 5000, [], {}, [1], {"a": {"b": []}}, "9999-12-31T23:59:59-14:00",
+    "0001-01-01T00:00:00+14:00", "f" * 64, "'; drop table runs; --",
+]  # fmt: skip
+
+
+class HostileStore:
+    """A run and an alias whose entries can be changed and are chained anew."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        store = LocalStore(root)
+        run = fabricate(store, "bard")
+        fill(run)
+        promote(store, "bard", run.commit(30), loss=2.0, alias="champion")
+        run.end("completed", action="finish")
+        self.logs = {name: root / name / "log" for name in ("runs/bard", "models/champion")}
+        self.originals = {name: self._entries(folder) for name, folder in self.logs.items()}
+
+    def write(self, name: str, entries: list[Any]) -> None:
+        """Write these entries over the log, each with the hash of the one before."""
+        previous = None
+        for seq, entry in enumerate(entries):
+            data = json.dumps({**entry, "prev": previous} if isinstance(entry, dict) else entry).encode()
+            previous = hashlib.sha256(data).hexdigest()
+            (self.logs[name] / entry_name(seq)).write_bytes(data)
+
+    def change_all_words(self) -> None:
+        """Put what steers terminals behind every word of every entry that is free to be any word."""
+        for name, entries in self.originals.items():
+            self.write(name, [{**entry, "body": with_escapes(entry["body"])} for entry in entries])
+
+    def restore(self) -> None:
+        for name, entries in self.originals.items():
+            self.write(name, entries)
+
+    def say(self, line: str) -> tuple[int, str, str]:
+        """Run a verb in this process; returns exit code, stdout, stderr."""
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = run_command([*line.split(), "--store", str(self.root)])
+        return code, out.getvalue(), err.getvalue()
+
+    @staticmethod
+    def _entries(folder: Path) -> list[Any]:
+        return [json.loads(path.read_text()) for path in sorted(folder.iterdir(), reverse=True)]
+
+
+def fill(run: FabricatedRun) -> None:
+    run.start()
+    run.evaluate(run.commit(10), loss=3.0)
+    run.evaluate(run.commit(20), loss=None)
+    run.end("preempted", action="resume", charged="preempted")
+    run.start()
+    run.evaluate(run.log.state.checkpoints[-1].committed.reference, loss=2.0)
+
+
+KEPT = {"config", "left", "manifest_sha256", "prefix", "attempt", "action", "reason", "charged", "started_at", "run_id"}
+
+
+def with_escapes(value: Any, name: str = "") -> Any:
+    match value:
+        case dict():
+            return {key: item if key in KEPT - {"reason"} else with_escapes(item, key) for key, item in value.items()}
+        case list():
+            return [with_escapes(item) for item in value]
+        case str() if not re.match(r"\d{4}-\d\d-\d\dT", value):
+            return value + ESCAPES
+        case _:
+            return value
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> HostileStore:
+    return HostileStore(tmp_path_factory.mktemp("hostile"))
+
+
+@pytest.fixture
+def steering(hostile: HostileStore) -> Iterator[HostileStore]:
+    hostile.change_all_words()
+    yield hostile
+    hostile.restore()
+
+
+def places(document: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    inner = (
+        document.items() if isinstance(document, dict) else enumerate(document if isinstance(document, list) else ())
+    )
+    return [place for key, value in inner for place in [(*path, key), *places(value, (*path, key))]]
+
+
+def change(document: Any, path: tuple[Any, ...], value: Any) -> None:
+    for key in path[:-1]:
+        document = document[key]
+    if value is ...:
+        del document[path[-1]]
+    else:
+        document[path[-1]] = value
+
+
+def is_answered(hostile: HostileStore, line: str) -> None:
+    code, out, err = hostile.say(line)
+    assert "Traceback" not in err, f"cairn {line}:\n{err}"
+    assert code in (0, 2, 5), f"cairn {line}: exit {code}\n{err}"
+    assert code == 0 or line.startswith("verify") or err.count("\n") <= 1, f"cairn {line}: {err}"
+    assert not STEERING.search(out + err), f"cairn {line}: {STEERING.findall(out + err)}"
+
+
+def fuzz(hostile: HostileStore, lines: list[str], examples: int) -> None:
+    @settings(max_examples=examples)
+    @given(st.data())
+    def tried(data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(["runs/bard", "runs/bard", "runs/bard", "models/champion"]))
+        entries = copy.deepcopy(hostile.originals[name])
+        entry = data.draw(st.sampled_from(entries))
+        place = data.draw(st.sampled_from([place for place in places(entry) if place[0] not in ("prev", "seq")]))
+        change(entry, place, data.draw(st.sampled_from([*VALUES, ...])))
+        hostile.write(name, entries)
+        for line in lines:
+            is_answered(hostile, line)
+        hostile.restore()
+
+    try:
+        tried()
+    finally:
+        hostile.restore()
+
+
+@pytest.mark.xdist_group("hostile-log")
+def test_a_log_with_any_value_anywhere_is_answered_or_refused_in_one_line(hostile: HostileStore) -> None:
+    fuzz(hostile, VERBS, 15)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_thousand_such_logs_are_answered_or_refused_in_one_line(hostile: HostileStore) -> None:
+    fuzz(hostile, [*VERBS, *AS_JSON], 1_000)
+
+
+@pytest.mark.parametrize("line", [*VERBS, *AS_JSON])
+def test_no_word_of_a_log_steers_the_terminal(steering: HostileStore, line: str) -> None:
+    code, out, err = steering.say(line)
+    assert (code, STEERING.findall(out + err)) == (0 if not line.startswith("verify") else code, [])
+
+
+def test_json_keeps_every_character_that_it_writes_as_a_number(steering: HostileStore) -> None:
+    entries = json.loads(steering.say("log bard --json")[1])
+    ended = next(entry["body"] for entry in entries if entry["kind"] == "attempt-ended")
+    assert ended["detail"].endswith(ESCAPES)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        ("training", "lr"),
+        ("training",),
+        ("budgets",),
+        ("budgets", "lost"),
+        ("budgets", "lost", "retries"),
+        ("promotion", "alias"),
+        ("lease", "seconds"),
+        ("a-key-of-tomorrow",),
+    ],
+    ids=".".join,
+)
+@pytest.mark.parametrize("line", ["status bard", "report bard", "explain bard", "sweep bard --dry-run"])
+def test_a_configuration_that_is_none_is_an_integrity_error_in_one_line(
+    hostile: HostileStore, line: str, where: tuple[str, ...]
+) -> None:
+    entries = copy.deepcopy(hostile.originals["runs/bard"])
+    for entry in entries:
+        if entry["kind"] in ("run-opened", "attempt-started") and (
+            where[0] in entry["body"]["config"] or len(where) == 1
+        ):
+            change(entry["body"]["config"], where, ["\x1b[31m"])
+    hostile.write("runs/bard", entries)
+    try:
+        is_answered(hostile, line)
+    finally:
+        hostile.restore()
+
+
+def damaged(data: bytes) -> Callable[[HostileStore], None]:
+    def write(hostile: HostileStore) -> None:
+        (hostile.logs["runs/bard"] / entry_name(0)).write_bytes(data)
+
+    return write
+
+
+def sparse(hostile: HostileStore) -> None:
+    with (hostile.logs["runs/bard"] / entry_name(0)).open("wb") as file:
+        file.truncate(2**40)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [damaged(b""), damaged(b"[" * 1_000_000), damaged(b'{"a":' + b"9" * 100_000 + b"}"), damaged(b"\xff\xfe"), sparse],
+    ids=["empty", "deep", "digits", "not-utf-8", "a-terabyte"],
+)
+@pytest.mark.parametrize("line", ["status bard", "log bard", "attempts bard", "explain bard", "report bard"])
+@pytest.mark.timeout(60)
+def test_an_entry_that_is_none_is_an_integrity_error_in_one_line(
+    hostile: HostileStore, line: str, damage: Callable[[HostileStore], None]
+) -> None:
+    damage(hostile)
+    try:
+        code, out, err = hostile.say(line)
+    finally:
+        hostile.restore()
+    assert (code, out, err.count("\n")) == (5, "", 1) and "9999999999.json" in err
+
+
+def test_one_hostile_run_does_not_hide_the_others(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    fabricate(store, "sound")
+    fabricate(store, "torn")
+    (tmp_path / "runs/torn/log" / entry_name(0)).write_bytes(b"[" * 1_000_000)
+    (tmp_path / "runs" / "no key").mkdir()
+    hostile = HostileStore.__new__(HostileStore)
+    hostile.root = tmp_path
+    code, out, _ = hostile.say("runs")
+    assert code == 0 and "sound" in out and "unreadable" in out
+
+
+def test_a_version_of_tomorrow_is_shown_and_not_interpreted(hostile: HostileStore) -> None:
+    entries = copy.deepcopy(hostile.originals["runs/bard"])
+    for entry in entries[2:]:
+        entry["version"] = 2
+    hostile.write("runs/bard", entries)
+    try:
+        for line in VERBS:
+            is_answered(hostile, line)
+        assert "attempt-ended" in hostile.say("log bard")[1]
+    finally:
+        hostile.restore()
