@@ -13,6 +13,8 @@ import torch
 from model.configuration import ModelConfig, Precision
 
 _PEAK_DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_ROOM_BYTES = 2**31
+"""Free memory below which an accelerator is given smaller matrices: three of the large ones take 800 MB in fp32."""
 
 
 def flops_per_token(config: ModelConfig, parameter_count: int) -> int:
@@ -22,18 +24,30 @@ def flops_per_token(config: ModelConfig, parameter_count: int) -> int:
 
 @functools.cache
 def measured_peak_flops(device: torch.device, precision: Precision) -> float:
-    """Best matmul rate seen on `device`, in FLOP/s; measured once per process, draws no random number."""
-    # The first products wake threads and caches, so several are timed and the best one counts.
-    size, repeats = (4096, 20) if device.type == "cuda" else (1024, 8)
-    matrix = torch.full((size, size), 1.0 / size, dtype=_PEAK_DTYPES[precision], device=device)
-    best = float("inf")
-    for _ in range(repeats):
+    """Best matmul rate seen on `device`, in FLOP/s; measured once per process, from generators of its own.
+
+    On random numbers: an accelerator multiplies equal ones with less power, and so faster than it ever will in use.
+    """
+    # The first products wake threads, clocks and caches, so several turns are timed and the best one counts.
+    size, products, turns = (8192, 10, 5) if device.type == "cuda" else (1024, 1, 8)
+    if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < _ROOM_BYTES:
+        size //= 2
+    generator = torch.Generator(device).manual_seed(0)
+    dtype = _PEAK_DTYPES[precision]
+    left, right = (torch.randn((size, size), generator=generator, dtype=dtype, device=device) for _ in range(2))
+    product, best = torch.empty_like(left), float("inf")
+    for _ in range(turns):
         _wait(device)
         started = time.perf_counter()
-        torch.mm(matrix, matrix)
+        for _ in range(products):
+            torch.mm(left, right, out=product)
         _wait(device)
         best = min(best, time.perf_counter() - started)
-    return 2.0 * float(size) ** 3 / max(best, 1e-9)
+    if device.type == "cuda":  # training's own peak is what memory_bytes is to say
+        del left, right, product
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+    return 2.0 * products * float(size) ** 3 / max(best, 1e-9)
 
 
 def model_flops_utilization(*, flops_each_token: int, tokens_per_second: float, peak_flops: float) -> float:
