@@ -7,11 +7,12 @@ Refuses to know torch, stores and the orchestrator.
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from flows.errors import ConfigDrift, InvalidConfiguration
+from flows.logged_configuration import logged_configuration
 from model.configuration import UNFROZEN_TRAINING, DataConfig, ModelConfig, TrainingConfig
 from storage.document import encode, sha256
 from tasks.errors import TaskError
@@ -65,7 +66,20 @@ class RunConfig(BaseModel):
         """Return only what decides which run it is."""
         document = self.document()
         training = {key: value for key, value in document["training"].items() if key not in UNFROZEN_TRAINING}
+        if training["kernels"] == "stock":  # a run opened before there were others is still the same run
+            del training["kernels"]
         return {**{name: document[name] for name in FROZEN_SECTIONS}, "training": training}
+
+    def with_mode(self, *, precision: str, kernels: str) -> Self:
+        """Return the configuration with these where it leaves them to Cairn with `auto`."""
+        mode = {"precision": precision, "kernels": kernels}
+        chosen = {key: value for key, value in mode.items() if getattr(self.training, key) == "auto"}
+        return self.model_copy(update={"training": self.training.model_copy(update=chosen)})
+
+    def as_opened(self, opened: Mapping[str, Any]) -> Self:
+        """Return the configuration with the mode that the run of this frozen document was opened with."""
+        training = logged_configuration({"training": {}, **opened})["training"]
+        return self.with_mode(precision=training["precision"], kernels=training["kernels"])
 
     def frozen_sha256(self) -> str:
         """Return the identity of the frozen part."""
@@ -123,7 +137,7 @@ def parse_configuration(
 
 def check_drift(opened: Mapping[str, Any], config: RunConfig, *, run_id: str) -> None:
     """Raise `ConfigDrift` printing the difference when `config` would not be the run that was opened."""
-    before, now = flattened(opened), flattened(config.frozen())
+    before, now = flattened(logged_configuration(opened)), flattened(logged_configuration(config.frozen()))
     lines = [
         f"  {key}: run has {before.get(key, '(absent)')!r}, this command has {now.get(key, '(absent)')!r}"
         for key in sorted(before.keys() | now.keys())

@@ -70,7 +70,7 @@ def check_before_start(
     except StoreUnavailable as error:
         raise InvalidConfiguration(f"store {store.url}: cannot be read: {error}; name another with --store") from error
     if opened is not None:
-        wanted = wanted or wanted_configuration(request, log.state, environment)
+        wanted = (wanted or wanted_configuration(request, log.state, environment)).as_opened(opened.config)
         check_drift(opened.config, wanted, run_id=log.run_id)
         check_mirrors(wanted.mirrors)
         return wanted
@@ -91,11 +91,13 @@ def check_before_start(
 def wanted_configuration(request: TrainingRequest, state: RunState, environment: Mapping[str, str]) -> RunConfig:
     """Return what the file says, or without one what the log says, overrides on top.
 
+    Which arithmetic a run trains in is decided once: of a run that is opened, `auto` means what was frozen then.
     The log says all of it: the newest attempt's budgets, lease and checkpoint interval too, not only what is frozen.
     """
     if request.config or state.opened is None:
         try:
-            return read_configuration(request.config, overrides=request.overrides, environment=environment)
+            wanted = read_configuration(request.config, overrides=request.overrides, environment=environment)
+            return wanted if state.opened is None else wanted.as_opened(state.opened.config)
         except InvalidConfiguration as error:
             if request.config:
                 raise
@@ -103,12 +105,13 @@ def wanted_configuration(request: TrainingRequest, state: RunState, environment:
             # Who overrides nothing wanted to continue, and forgot no key but the store or the name.
             problem = str(error) if request.overrides else "`cairn runs` lists those there are; --store names another"
             raise InvalidConfiguration(f"{missing}: {problem}") from error
-    return parse_configuration(
+    wanted = parse_configuration(
         configuration_document(state),
         overrides=request.overrides,
         environment=environment,
         name=f"run {state.opened.run_id}",
     )
+    return wanted.as_opened(state.opened.config)
 
 
 def _check_store(store: ObjectStore) -> None:

@@ -30,6 +30,7 @@ from flows.preflight import TrainingRequest, check_before_start, named_run, want
 from flows.progress import Progress
 from flows.refused_by_name import is_deployed, refused_by_name
 from flows.run_artifacts import RunArtifacts
+from flows.run_opening import open_run
 from flows.run_parameters import (
     ConfigParameter,
     OverridesParameter,
@@ -38,7 +39,6 @@ from flows.run_parameters import (
     StoreParameter,
 )
 from flows.run_promotion import FinishedRun, best_candidate, offer_best
-from flows.text_progress import TextProgress
 from flows.training_store import training_store
 from flows.views.attempt_sizes import next_sizes
 from flows.work_folder import work_folder
@@ -47,16 +47,13 @@ from storage.logs.entry_log import this_writer
 from storage.logs.run_entries import AttemptEnded, AttemptStarted, CheckpointReference, RunOpened
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
-from storage.snapshots.data_snapshot import TOKENIZER, SnapshotFiles
 from storage.stores.object_store import ObjectStore
 from storage.stores.open_store import open_store
-from storage.stores.store_probe import probe_store
 from tasks.attempt.attempt_claim import Claimant, claim_attempt
 from tasks.attempt.failure_remedy import DataOrigin
 from tasks.attempt.kubernetes_reason import kubernetes_reason
 from tasks.attempt.preemption_notice import announced, notice_sources
 from tasks.attempt.stop_notice import StopNotice
-from tasks.data.snapshot_build import check_block_size
 from tasks.errors import CheckpointGone, EvaluationInterrupted
 from tasks.evaluate import evaluate, task_name
 from tasks.evaluation.evaluation_run import EvaluationPlan
@@ -64,8 +61,6 @@ from tasks.policy.failures import TerminationReason
 from tasks.policy.promotion import PromotionRules, evaluations_of
 from tasks.store_patience import StorePatience, run_patience
 from tasks.this_machine import this_placement, usable_cores
-from tasks.tokenize_and_split import tokenize_and_split
-from tasks.training.initial_weights import find_directory, keep_initial_weights
 
 _STATE_NAMES = {"preempted": "Preempted", "cancelled": "Interrupted"}
 
@@ -174,16 +169,8 @@ def _open_run(store: ObjectStore, request: TrainingRequest, notice: StopNotice) 
     opened = log.refresh().opened
     wanted = wanted_configuration(request, log.state, os.environ)
     if opened is None:
-        probe_store(store)
-        with TextProgress().shown() as shown:
-            snapshot = tokenize_and_split(
-                store.url, wanted.data, base_dir, cache_dir=work_folder(os.environ), on_progress=shown
-            )
-        check_block_size(snapshot.manifest, wanted.model.block_size, wanted.data)
-        initial = _keep_initial_weights(store, wanted, snapshot.snapshot_id, base_dir)
-        opening = partial(_opening_entry, wanted, run_id, snapshot.snapshot_id, initial)
-        opened = log.append(opening, writer=this_writer()).opened
-        assert opened is not None
+        opened = open_run(log, wanted, base_dir)
+        wanted = wanted.as_opened(opened.config)  # by whoever was first, perhaps on another machine
     check_drift(opened.config, wanted, run_id=run_id)
     # A worker shows nobody what its processes print: the same words are the flow run's log.
     progress = Progress(wanted.training.steps, echo=get_run_logger().info)
@@ -198,36 +185,6 @@ def _open_run(store: ObjectStore, request: TrainingRequest, notice: StopNotice) 
         artifacts=RunArtifacts(log, plan.flow_run_id),
         cancellation=CancellationWatch(plan.flow_run_id, notice),
         start_over=request.start_over,
-    )
-
-
-def _keep_initial_weights(store: ObjectStore, config: RunConfig, snapshot_id: str, base_dir: Path) -> str | None:
-    if config.training.init_from is None:
-        return None
-    files = SnapshotFiles(store, snapshot_id, work_folder(os.environ) / "snapshots")
-    return keep_initial_weights(
-        store,
-        find_directory(config.training.init_from, base_dir),
-        config.model,
-        tokenizer_json=files.path(TOKENIZER).read_text(encoding="utf-8"),
-        vocab_size=files.manifest.vocab_size,
-    )
-
-
-def _opening_entry(
-    config: RunConfig, run_id: str, snapshot_id: str, initial_sha256: str | None, state: RunState
-) -> RunOpened | None:
-    if state.opened is not None:
-        return None
-    return RunOpened(
-        run_id=run_id,
-        model_family=config.model_family,
-        config=config.frozen(),
-        config_sha256=config.frozen_sha256(),
-        data_snapshot=snapshot_id,
-        total_steps=config.training.steps,
-        code_version=code_version(),
-        initial_weights_sha256=initial_sha256,
     )
 
 

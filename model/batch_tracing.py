@@ -1,7 +1,7 @@
 """Which samples of a failed batch are guilty: each is tried alone, with the weights as they are.
 
-Owns the trial. Refuses to know what is done about the guilty. A batch whose every sample fails convicts no sample: then
-it is the weights that have diverged.
+Owns the trial, in the arithmetic that failed: in another one the loss may be finite. Refuses to know what is done
+about the guilty. A batch whose every sample fails convicts no sample: then it is the weights that have diverged.
 """
 
 import math
@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 
 from model.configuration import TrainingConfig
 from model.errors import TokenOutOfRange
-from model.loss import token_loss
 from model.token_windows import TokenWindows
 from model.train_state import TrainState
-from model.training_step import AUTOCAST_DTYPES
+from model.training_step import mean_loss
 
 
 def guilty_windows(
@@ -36,10 +35,7 @@ def _is_sound(state: TrainState, windows: TokenWindows, window: int, training: T
         return False
     tokens = torch.from_numpy(gathered).to(state.device)  # (1, T+1)
     state.optimizer.zero_grad(set_to_none=True)
-    precision = training.precision
-    with torch.autocast(state.device.type, dtype=AUTOCAST_DTYPES.get(precision), enabled=precision != "fp32"):
-        logits = state.network(tokens[:, :-1])
-    loss = token_loss(logits, tokens[:, 1:])
+    loss = mean_loss(state, tokens, training)
     if not math.isfinite(float(loss.detach())):
         return False
     if state.scaler is not None:  # a gradient too big for fp16 is the scaler's business

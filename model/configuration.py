@@ -40,10 +40,10 @@ SNAPSHOT_SOURCE = "snapshot:"
 SHORTEST_SNAPSHOT_ID = 8
 
 _LATER_DATA_KEYS = ("tokenizer_bytes", "max_document_bytes", "max_rejected_fraction", "deduplicate", "weights")
-_LATER_TRAINING_KEYS = ("mask_documents", "init_from", "kernels")
+_LATER_TRAINING_KEYS = ("mask_documents", "init_from")
 
-Precision = Literal["fp32", "bf16", "fp16"]
-Kernels = Literal["stock", "fused"]
+Precision = Literal["auto", "fp32", "bf16", "fp16"]
+Kernels = Literal["auto", "stock", "fused"]
 
 Positive = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[int, Field(ge=0)]
@@ -82,9 +82,9 @@ class TrainingConfig(BaseModel):
     weight_decay: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.1
     betas: tuple[Annotated[float, Field(ge=0.0, lt=1.0)], Annotated[float, Field(ge=0.0, lt=1.0)]] = (0.9, 0.95)
     grad_clip: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 1.0
-    precision: Precision = "fp32"
+    precision: Precision = "auto"
     compile: bool = False
-    kernels: Kernels = "stock"
+    kernels: Kernels = "auto"
     mask_documents: bool = False
     init_from: Annotated[str, Field(min_length=1)] | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1337

@@ -29,6 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
         if not name.startswith(("CAIRN_TEST_", "CAIRN_SIMULATOR_")):
             del os.environ[name]
     os.environ.update(
+        CAIRN_CACHE=tempfile.mkdtemp(prefix="cairn-work-"),
         DO_NOT_TRACK="1",
         OMP_NUM_THREADS="1",
         PREFECT_HOME=tempfile.mkdtemp(prefix="cairn-prefect-"),
@@ -44,10 +45,11 @@ def _hear_signals() -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Remove this worker's Prefect home."""
+    """Remove this worker's Prefect home and work folder."""
     import shutil
 
-    shutil.rmtree(os.environ["PREFECT_HOME"], ignore_errors=True)
+    for name in ("PREFECT_HOME", "CAIRN_CACHE"):
+        shutil.rmtree(os.environ[name], ignore_errors=True)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

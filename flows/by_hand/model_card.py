@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from flows.believed_configuration import believed_configuration
 from flows.configuration import RunConfig
+from flows.logged_configuration import logged_configuration
 from flows.report.plain_words import one_line
 from flows.report.report_markdown import markdown_text
 from flows.views.model_views import ModelView
@@ -41,7 +42,7 @@ class ModelFacts:
     @property
     def config(self) -> RunConfig:
         """The run's frozen configuration; what is not frozen has its default."""
-        return believed_configuration(self.opened.config)
+        return believed_configuration(logged_configuration(self.opened.config))
 
     @property
     def evaluations(self) -> tuple[EvaluationRecorded, ...]:

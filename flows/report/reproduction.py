@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from flows.logged_configuration import logged_configuration
 from storage.logs.run_state import RunState
 
 _BARE = re.compile(r"[A-Za-z_][A-Za-z0-9_:/-]*\Z")
@@ -48,7 +49,8 @@ def _settings(state: RunState) -> Iterator[tuple[str, str]]:
 
     if state.opened is None:
         return
-    config = believed_configuration(state.opened.config).model_dump(mode="json", exclude_defaults=True)
+    believed = believed_configuration(logged_configuration(state.opened.config))
+    config = believed.model_dump(mode="json", exclude_defaults=True)
     newest = state.attempts[-1].started.config.get("training") if state.attempts else {}
     newest = newest if isinstance(newest, Mapping) else {}
     training = dict(config.get("training", {}))

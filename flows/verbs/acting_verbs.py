@@ -74,13 +74,17 @@ def _show_plan(request: "TrainingRequest", store: str, *, json: bool) -> None:
     from flows.preflight import check_before_start, named_run
     from flows.verbs.training_plan_text import plan_facts
     from flows.views.training_plan import plan_training
+    from flows.work_folder import work_folder
     from storage.logs.run_log import RunLog
+    from tasks.training.machine_speed import mode_here
 
     opened = opened_store(store)
     configuration = check_before_start(opened, request, os.environ, writable=False)
     log = RunLog(opened, named_run(request))
     log.refresh()
-    plan = plan_training(log, configuration, configuration_folder(request.config))
+    mode = mode_here(configuration.training, configuration.model, work_folder(os.environ), keep=False)
+    settled = configuration.with_mode(precision=mode.precision, kernels=mode.kernels)
+    plan = plan_training(log, settled, configuration_folder(request.config))
     print_document(plan) if json else print_facts(plan_facts(plan))
 
 

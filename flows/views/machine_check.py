@@ -36,6 +36,7 @@ def check_machine(store_url: str) -> tuple[Check, ...]:
         ("python", _python),
         ("packages", _packages),
         ("device", _device),
+        ("mode", _mode),
         ("store", lambda: _store(store_url)),
         ("prefect", _orchestrator),
         ("disk", lambda: _disk(store_url)),
@@ -71,6 +72,13 @@ def _device() -> str:
         return f"cpu ({torch.get_num_threads()} threads); no CUDA device"
     names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     return f"cuda: {', '.join(names)}"
+
+
+def _mode() -> str:
+    from model.mode_choice import described
+    from tasks.training.machine_speed import machine_speed
+
+    return described(machine_speed(work_folder(os.environ)))
 
 
 def _store(url: str) -> str:

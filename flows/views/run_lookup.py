@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flows.errors import InvalidConfiguration, RunNotFound
+from flows.logged_configuration import logged_configuration
 from storage.errors import IntegrityError
 from storage.logs.registry import Registry, list_aliases
 from storage.logs.run_entries import CheckpointReference, RunOpened
@@ -71,8 +72,8 @@ def configuration_of(state: RunState) -> "RunConfig":
 def configuration_document(state: RunState) -> Mapping[str, Any]:
     """Return what `configuration_of` validates, as it stands in the log."""
     if state.attempts:
-        return state.attempts[-1].started.config
-    return state.opened.config if state.opened else {}
+        return logged_configuration(state.attempts[-1].started.config)
+    return logged_configuration(state.opened.config) if state.opened else {}
 
 
 def _at_step(state: RunState, run_id: str, step: str) -> CheckpointReference:

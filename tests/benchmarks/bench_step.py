@@ -132,7 +132,12 @@ def our_step(given: argparse.Namespace, chosen: Recipe, windows: TokenWindows, b
     """Return a step as the trainer takes it, batches read ahead."""
     steps = WARM_STEPS + given.steps
     training = TrainingConfig(
-        steps=steps, global_batch=batch, lr=LEARNING_RATE, min_lr=LEARNING_RATE, warmup_steps=0, **OURS[given.contender]
+        steps=steps,
+        global_batch=batch,
+        lr=LEARNING_RATE,
+        min_lr=LEARNING_RATE,
+        warmup_steps=0,
+        **{"precision": "fp32", "kernels": "stock", **OURS[given.contender]},
     )
     make_deterministic(seed=1, threads=given.threads)
     state = TrainState.fresh(chosen.model, training, chosen.vocab_size, torch.device("cpu"))
@@ -152,7 +157,7 @@ def nanogpt_step(
     specification.loader.exec_module(module)
     shape = {"vocab_size": chosen.vocab_size, **chosen.model.model_dump()}
     theirs = module.GPT(module.GPTConfig(**shape))
-    training = TrainingConfig(steps=1, lr=LEARNING_RATE)
+    training = TrainingConfig(steps=1, lr=LEARNING_RATE, precision="fp32", kernels="stock")
     ours = TrainState.fresh(chosen.model, training, chosen.vocab_size, torch.device("cpu")).model.state_dict()
     theirs.load_state_dict({f"transformer.{name}": weight for name, weight in ours.items()}, strict=False)
     optimizer = theirs.configure_optimizers(0.1, LEARNING_RATE, (0.9, 0.95), "cpu")

@@ -42,7 +42,7 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 DOCUMENT: dict[str, Any] = {
     "data": {"sources": ["text.txt"], "tokenizer": "bytes"},
     "model": {"n_layer": 1, "n_head": 1, "n_embd": 8, "block_size": 8},
-    "training": {"steps": 40, "global_batch": 2, "device": "cpu"},
+    "training": {"steps": 40, "global_batch": 2, "device": "cpu", "precision": "fp32", "kernels": "stock"},
 }
 HUMAN = Writer(host="here", pid=1)
 

@@ -27,7 +27,14 @@ pytestmark = pytest.mark.xdist_group("evaluate-verb")  # its run is made once fo
 DOCUMENT: dict[str, Any] = {
     "data": {"sources": ["text.txt"], "tokenizer": "bytes"},
     "model": {"n_layer": 1, "n_head": 1, "n_embd": 8, "block_size": 8},
-    "training": {"steps": 20, "global_batch": 2, "device": "cpu", "threads": 1},
+    "training": {
+        "steps": 20,
+        "global_batch": 2,
+        "device": "cpu",
+        "threads": 1,
+        "precision": "fp32",
+        "kernels": "stock",
+    },
     "evaluation": {"batches": 1, "batch_size": 2, "sample_tokens": 4},
 }
 Evaluate = Callable[..., tuple[int, str]]

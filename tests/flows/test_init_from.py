@@ -75,7 +75,7 @@ def test_a_configuration_without_the_key_has_the_hash_it_always_had() -> None:
     document: dict[str, Any] = {
         "data": {"sources": ["text.txt"], "tokenizer": "bytes"},
         "model": {"n_layer": 1, "n_head": 1, "n_embd": 8, "block_size": 8},
-        "training": {"steps": 40, "global_batch": 2, "device": "cpu"},
+        "training": {"steps": 40, "global_batch": 2, "device": "cpu", "precision": "fp32", "kernels": "stock"},
     }
     config = parse_configuration(document, overrides=(), environment={}, name="test")
     assert config.frozen_sha256() == "736d8ffc37b63a2b4e922d0b68107a98ab8dd0f06057a52ad69f82708afa17f0"

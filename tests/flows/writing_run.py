@@ -43,7 +43,7 @@ def configuration(folder: Path) -> RunConfig:
     document: dict[str, Any] = {
         "data": {"sources": [str(source)], "tokenizer": "bytes"},
         "model": {"n_layer": 1, "n_head": 1, "n_embd": 8, "block_size": 32},
-        "training": {"steps": 40, "global_batch": 2, "device": "cpu"},
+        "training": {"steps": 40, "global_batch": 2, "device": "cpu", "precision": "fp32", "kernels": "stock"},
     }
     return parse_configuration(document, overrides=(), environment={}, name="test")
 

@@ -70,10 +70,15 @@ def test_a_run_that_masks_says_so():
     assert TrainingConfig(steps=1, mask_documents=True).model_dump(mode="json")["mask_documents"] is True
 
 
-def test_a_run_opened_before_there_were_fused_kernels_is_still_the_same_run():
-    assert "kernels" not in TrainingConfig(steps=1).model_dump(mode="json")
-    said = TrainingConfig(steps=1, kernels="fused").model_dump(mode="json")
-    assert said["kernels"] == "fused" and "kernels" not in UNFROZEN_TRAINING
+def test_the_arithmetic_is_left_to_cairn_until_it_is_said_and_then_it_is_frozen():
+    assert (TrainingConfig(steps=1).precision, TrainingConfig(steps=1).kernels) == ("auto", "auto")
+    assert {"precision", "kernels"}.isdisjoint(UNFROZEN_TRAINING)
+
+
+@pytest.mark.parametrize("kernels", ["auto", "stock", "fused"])
+def test_what_is_said_of_kernels_reaches_the_trainer(kernels):
+    said = TrainingConfig(steps=1, kernels=kernels)
+    assert TrainingConfig.model_validate_json(said.model_dump_json()) == said
 
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "bpe:257", "somewhere/tokenizer.json"])

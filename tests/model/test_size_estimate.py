@@ -15,7 +15,8 @@ SHAPES = [
     ModelConfig(n_layer=2, n_head=2, n_embd=32, block_size=16, bias=False),
 ]
 VOCAB = 301
-TRAINING = TrainingConfig(steps=4, global_batch=4)
+EXACT: dict[str, Any] = {"precision": "fp32", "kernels": "stock"}
+TRAINING = TrainingConfig(steps=4, global_batch=4, **EXACT)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -81,7 +82,7 @@ def test_the_total_is_the_sum_of_its_parts() -> None:
 
 
 def test_the_micro_batch_chosen_is_the_largest_half_that_fits() -> None:
-    training = TrainingConfig(steps=4, global_batch=12)
+    training = TrainingConfig(steps=4, global_batch=12, **EXACT)
 
     def needed(windows: int) -> int:
         return estimate_memory(SHAPES[1], training, VOCAB, micro_batch=windows, recompute=False).total_bytes
@@ -97,7 +98,7 @@ def test_fused_kernels_hold_no_more_logits_than_a_chunk() -> None:
     shape = ModelConfig(n_layer=1, n_head=1, n_embd=64, block_size=1024)
 
     def logits(kernels: Any, windows: int) -> int:
-        training = TrainingConfig(steps=1, global_batch=16, kernels=kernels)
+        training = TrainingConfig(steps=1, global_batch=16, precision="fp32", kernels=kernels)
         return estimate_memory(shape, training, 50_304, micro_batch=windows, recompute=False).logits_bytes
 
     assert logits("fused", 4) < logits("stock", 4) / 4

@@ -59,10 +59,11 @@ def small_configuration(
     *, data: Mapping[str, Any] | None = None, model: Mapping[str, Any] | None = None, **training: Any
 ) -> RunConfig:
     """A configuration whose text lies in `text.txt`."""
+    exact = {"precision": "fp32", "kernels": "stock"}
     document = {
         "data": {"sources": ["text.txt"], "tokenizer": "bpe:301", "val_fraction": 0.3, **(data or {})},
         "model": {"n_layer": 2, "n_head": 2, "n_embd": 12, "block_size": 16, **(model or {})},
-        "training": {"steps": 20, "global_batch": 2, "device": "cpu", "threads": 1, **training},
+        "training": {"steps": 20, "global_batch": 2, "device": "cpu", "threads": 1, **exact, **training},
     }
     return parse_configuration(document, overrides=(), environment={}, name="test")
 

@@ -23,7 +23,12 @@ def test_a_checkpoint_is_opened_with_the_masking_it_was_trained_with(tmp_path: P
     (tmp_path / "a.txt").write_text("\n\n".join(f"paragraph {number} of the text" for number in range(60)))
     store, data = MemoryStore(), DataConfig(sources=("a.txt",), tokenizer="bytes")
     snapshot = build_snapshot(store, data, tmp_path)
-    state = TrainState.fresh(MODEL, TrainingConfig(steps=1), snapshot.manifest.vocab_size, torch.device("cpu"))
+    state = TrainState.fresh(
+        MODEL,
+        TrainingConfig(steps=1, precision="fp32", kernels="stock"),
+        snapshot.manifest.vocab_size,
+        torch.device("cpu"),
+    )
     groups = (to_group("weights", state.named_tensors()),)
     staged = stage_checkpoint(
         store, run_id="r", attempt=1, prefix="runs/r/c", groups=groups, trainer=trainer_document(0)

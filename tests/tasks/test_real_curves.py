@@ -42,7 +42,8 @@ class RealRun:
     training: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.config = TrainingConfig(**{"steps": 180, "global_batch": BATCH, "seed": self.seed, **self.training})
+        usual = {"steps": 180, "global_batch": BATCH, "precision": "fp32", "kernels": "fused"}
+        self.config = TrainingConfig(**{**usual, "seed": self.seed, **self.training})
         start = self.seed * 1000
         self.windows = TokenWindows([TEXT[start : start + self.train_tokens]], BLOCK, VOCAB)
         self.val = TokenWindows([TEXT[-4000:]], BLOCK, VOCAB)

@@ -18,7 +18,15 @@ from tasks.training.trainer_protocol import Event, Ready, Staged, StepDone, Trai
 BLOCK = 16
 SOURCES = ("a.txt", "b.txt", "c.txt")
 TRAINING = TrainingConfig(
-    steps=8, global_batch=8, warmup_steps=2, device="cpu", threads=1, probe_every_steps=0, sample_tokens=0
+    steps=8,
+    global_batch=8,
+    warmup_steps=2,
+    precision="fp32",
+    kernels="fused",
+    device="cpu",
+    threads=1,
+    probe_every_steps=0,
+    sample_tokens=0,
 )
 
 

@@ -128,7 +128,9 @@ class TinyRun:
         torch.set_num_threads(1)
         tokens = np.random.default_rng(1).integers(0, RARE, 40 * BLOCK + 1).astype(np.uint16)
         tokens[[window * BLOCK + 3 for window in rare_in]] = RARE
-        self.training = TrainingConfig(steps=200, global_batch=40, micro_batch=20, warmup_steps=1, lr=1e-3)
+        self.training = TrainingConfig(
+            steps=200, global_batch=40, micro_batch=20, warmup_steps=1, lr=1e-3, precision="fp32", kernels="fused"
+        )
         config = ModelConfig(n_layer=1, n_head=1, n_embd=8, block_size=BLOCK)
         self.windows = TokenWindows([tokens], BLOCK, VOCAB)
         self.order = SampleOrder(window_count=40, seed=1, global_batch=40)

@@ -1,0 +1,196 @@
+"""What is measured of a machine, kept for the next run, and never allowed to stop one."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tasks.training.machine_speed as machine
+from model.configuration import ModelConfig, TrainingConfig
+from model.mode_choice import MachineSpeed
+from tasks.training.machine_speed import (
+    cpu_facts,
+    machine_speed,
+    may_have_cuda,
+    may_have_half,
+    mode_beside,
+    mode_here,
+)
+
+FOUND = MachineSpeed(cpu_half_gain=2.5)
+WIDE, NARROW = ModelConfig(n_embd=512), ModelConfig(n_embd=32)
+HALF_CPU = {"model name": "one", "flags": "fpu avx512f avx512_bf16"}
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[MachineSpeed]:
+    """Every measurement made: of a machine whose CPU has half precision and that has no card."""
+    made: list[MachineSpeed] = []
+
+    def measure() -> MachineSpeed:
+        made.append(FOUND)
+        return FOUND
+
+    monkeypatch.setattr(machine, "_measured", measure)
+    monkeypatch.setattr(machine, "cpu_facts", lambda: HALF_CPU)
+    monkeypatch.setattr(machine, "may_have_cuda", lambda: False)
+    return made
+
+
+def training(**said: Any) -> TrainingConfig:
+    return TrainingConfig(steps=1, **said)
+
+
+def kept(folder: Path) -> Path:
+    (path,) = (folder / "machine").iterdir()
+    return path
+
+
+def test_a_machine_is_measured_once(measured: list[MachineSpeed], tmp_path: Path) -> None:
+    assert [machine_speed(tmp_path), machine_speed(tmp_path)] == [FOUND, FOUND] and len(measured) == 1
+
+
+def test_two_runs_of_one_configuration_resolve_alike_though_a_second_measurement_would_not(
+    measured: list[MachineSpeed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = mode_here(training(), WIDE, tmp_path)
+    monkeypatch.setattr(machine, "_measured", lambda: MachineSpeed(cpu_half_gain=0.9))
+    assert mode_here(training(), WIDE, tmp_path) == first and first.precision == "bf16"
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b'{"cpu_half_gain": -3}', b'{"cpu_half_gain": "fast"}', b"\xff" * 40])
+def test_a_damaged_answer_is_measured_anew(measured: list[MachineSpeed], tmp_path: Path, damage: bytes) -> None:
+    machine_speed(tmp_path)
+    kept(tmp_path).write_bytes(damage)
+    assert machine_speed(tmp_path) == FOUND and len(measured) == 2
+    assert json.loads(kept(tmp_path).read_text())["cpu_half_gain"] == 2.5
+
+
+def test_a_folder_that_cannot_be_written_stops_nothing(measured: list[MachineSpeed], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    assert machine_speed(tmp_path / "file") == FOUND
+
+
+def test_nothing_is_written_where_nothing_may_be(measured: list[MachineSpeed], tmp_path: Path) -> None:
+    assert machine_speed(tmp_path, keep=False) == FOUND and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda patch: patch.setattr(machine, "cpu_facts", lambda: {**HALF_CPU, "model name": "another"}),
+        lambda patch: patch.setattr(machine, "version", lambda name: "99.0"),
+        lambda patch: patch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2"),
+    ],
+    ids=["CPU", "torch", "what oneDNN may use"],
+)
+def test_another_machine_is_measured_for_itself(
+    measured: list[MachineSpeed],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[pytest.MonkeyPatch], None],
+) -> None:
+    machine_speed(tmp_path)
+    change(monkeypatch)
+    machine_speed(tmp_path)
+    assert len(measured) == 2
+
+
+@pytest.mark.parametrize("error", [OSError("no memory"), subprocess.TimeoutExpired("probe", 60.0)])
+def test_a_measurement_that_fails_promises_nothing_and_is_not_kept(
+    measured: list[MachineSpeed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail() -> MachineSpeed:
+        raise error
+
+    monkeypatch.setattr(machine, "_measured", fail)
+    assert mode_here(training(), WIDE, tmp_path).precision == "fp32" and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "model"),
+    [
+        ({}, NARROW),
+        ({"precision": "fp32"}, WIDE),
+        ({"precision": "bf16", "kernels": "stock"}, WIDE),
+        ({"kernels": "stock"}, NARROW),
+    ],
+)
+def test_what_no_measurement_decides_is_not_measured(
+    measured: list[MachineSpeed], tmp_path: Path, said: dict[str, Any], model: ModelConfig
+) -> None:
+    assert mode_here(training(**said), model, tmp_path).precision != "auto" and measured == []
+
+
+def test_a_cpu_without_half_precision_is_not_measured(
+    measured: list[MachineSpeed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "cpu_facts", lambda: {"flags": "fpu avx2 avx512f"})
+    assert mode_here(training(), WIDE, tmp_path).precision == "fp32" and measured == []
+
+
+def test_where_a_card_could_be_torch_is_asked_whatever_the_width(
+    measured: list[MachineSpeed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "may_have_cuda", lambda: True)
+    mode_here(training(), NARROW, tmp_path)
+    assert len(measured) == 1
+    mode_here(training(device="cpu"), NARROW, tmp_path / "another")
+    assert len(measured) == 1
+
+
+def test_the_mode_is_found_out_while_something_else_is_done(measured: list[MachineSpeed], tmp_path: Path) -> None:
+    with mode_beside(training(), WIDE, tmp_path) as mode:
+        assert mode().precision == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("text", "half"),
+    [
+        ("processor\t: 0\nmodel name\t: x\nflags\t\t: fpu amx_bf16\n\nprocessor\t: 1\nflags\t\t: fpu\n", True),
+        ("processor\t: 0\nflags\t\t: fpu avx512f\n", False),
+        ("processor\t: 0\nFeatures\t: fp asimd bf16\nCPU part\t: 0xd40\n", True),
+        ("processor\t: 0\nhart\t: 0\n", True),  # says nothing: it is measured
+    ],
+)
+def test_what_a_cpu_says_of_itself_is_understood(tmp_path: Path, text: str, half: bool) -> None:
+    (tmp_path / "cpuinfo").write_text(text)
+    assert may_have_half(cpu_facts(tmp_path / "cpuinfo")) is half
+
+
+def test_a_system_without_that_file_is_known_by_its_platform(tmp_path: Path) -> None:
+    assert cpu_facts(tmp_path / "absent")["model name"] and may_have_half(cpu_facts(tmp_path / "absent"))
+
+
+def test_a_driver_leaves_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_CUDA_TRACES", (str(tmp_path / "gpus"), str(tmp_path / "nvidiactl")))
+    assert not may_have_cuda()
+    (tmp_path / "gpus").mkdir()
+    assert may_have_cuda()
+
+
+@pytest.fixture(scope="module")
+def really(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[MachineSpeed, Path]]:
+    """What the real measurement, in its own process, finds here."""
+    folder = tmp_path_factory.mktemp("machine")
+    yield machine_speed(folder), folder
+
+
+def test_the_real_measurement_is_made_kept_and_read_again(really: tuple[MachineSpeed, Path]) -> None:
+    speed, folder = really
+    assert speed.cpu_half_gain > 0 and kept(folder).stat().st_size > 0
+    assert machine_speed(folder) == speed
+
+
+def test_who_asks_imports_no_torch(really: tuple[MachineSpeed, Path]) -> None:
+    code = (
+        "import sys; from pathlib import Path; from tasks.training.machine_speed import machine_speed;"
+        "print(machine_speed(Path(sys.argv[1])).cpu_half_gain, 'torch' in sys.modules)"
+    )
+    command = [sys.executable, "-c", code, str(really[1])]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == [str(really[0].cpu_half_gain), "False"]
