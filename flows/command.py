@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError, Parameter
 
+from flows.file_permissions import forbid_writing_by_everybody
 from flows.verbs.acting_verbs import ACTING_VERBS
 from flows.verbs.completion import completion
 from flows.verbs.exit_code import EXPECTED_ERRORS, ExitCode, code_of_error
@@ -46,6 +47,7 @@ for function in (*READING_VERBS, *ACTING_VERBS, *MODEL_VERBS, completion):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and leave with its exit code."""
+    forbid_writing_by_everybody()
     # Started with a stream closed, as `>&-` does, Python has none at all: what would be said goes nowhere.
     nowhere = open(os.devnull, "w")  # noqa: SIM115 (for as long as the process lives)
     sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere

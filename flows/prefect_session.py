@@ -18,7 +18,9 @@ from dataclasses import dataclass, replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from flows.errors import InvalidConfiguration
 from flows.own_server import OwnServer
+from flows.server_address import server_address
 from flows.verbs.exit_code import ExitCode, code_of_state
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
@@ -42,6 +44,11 @@ _PATIENCE_SECONDS = 10.0
 """A server that is restarted comes back in about this time; starting one of its own takes as long."""
 _ASK_SECONDS = 3.0
 _DELIVERY_SECONDS = 30.0
+_REFUSALS = (401, 403)
+_REFUSED = (
+    "Prefect's server refuses: it asks for a password or key that is not given or not right; set "
+    "PREFECT_API_AUTH_STRING (or PREFECT_API_KEY) to the server's, or unset PREFECT_API_URL for one of its own"
+)
 _STATE_OF_REASON = {"completed": "Completed", "preempted": "Preempted", "cancelled": "Interrupted", "error": "Error"}
 
 
@@ -79,7 +86,7 @@ def run_train_gpt(request: "TrainingRequest", store: str, *, say: Callable[[str]
     if not os.environ.get("PREFECT_API_URL"):
         say("starting Prefect's own server, about ten seconds (PREFECT_API_URL names one that runs already) …")
     _start_own_server()
-    from httpx import TransportError
+    from httpx import HTTPStatusError, TransportError
 
     from flows.preflight import named_run
     from flows.train_gpt import train_gpt
@@ -95,8 +102,10 @@ def run_train_gpt(request: "TrainingRequest", store: str, *, say: Callable[[str]
             start_over=request.start_over,
             return_state=True,
         )
-    except TransportError as error:
+    except (TransportError, HTTPStatusError) as error:
         end = _end_on_record(log.refresh(), before)
+        if end is None and isinstance(error, HTTPStatusError) and error.response.status_code in _REFUSALS:
+            raise InvalidConfiguration(_REFUSED) from error
         if end is None:
             raise
         return replace(end, message=f"{end.message}; Prefect does not answer, so it shows no end: {error}")
@@ -134,7 +143,7 @@ def _end_on_record(state: RunState, before: int) -> FlowEnd | None:
 
 
 def _forget_absent_server(environment: MutableMapping[str, str], say: Callable[[str], None]) -> None:
-    url, began = environment.get("PREFECT_API_URL", ""), time.monotonic()
+    url, began = server_address(environment), time.monotonic()
     while url and not _answers(url):
         if time.monotonic() - began >= _PATIENCE_SECONDS:
             say(f"{url} does not answer: this run is not shown there")
@@ -170,6 +179,8 @@ def _start_own_server() -> None:
         return
     from prefect.context import refresh_global_settings_context
 
+    if password := os.environ.get("PREFECT_SERVER_API_AUTH_STRING"):  # the server asks what its clients then say
+        os.environ["PREFECT_API_AUTH_STRING"] = password
     server = OwnServer(os.environ)
     server.wait_ready()
     os.environ["PREFECT_API_URL"] = server.api_url

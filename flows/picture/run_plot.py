@@ -4,8 +4,9 @@ Owns suffixes, sizes and the file, which is there whole or not at all. Refuses t
 """
 
 import os
-import tempfile
+import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -77,10 +78,12 @@ def plot_run(log: RunLog, request: PlotRequest) -> PlotView:
 
 def write_whole(path: Path, content: bytes) -> None:
     """Replace the file at once, so that whoever shows it while it is drawn anew never shows half of it."""
+    temporary = path.absolute().parent / f".{uuid.uuid4().hex}"
     try:
-        with tempfile.NamedTemporaryFile(dir=path.absolute().parent, prefix=f".{path.name}.", delete=False) as file:
+        with temporary.open("xb") as file:  # what others may do with it is the umask's
             file.write(content)
-        os.chmod(file.name, 0o644)
-        os.replace(file.name, path)
+        os.replace(temporary, path)
     except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise InvalidConfiguration(f"{path}: cannot be written: {error}") from error

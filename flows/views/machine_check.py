@@ -6,12 +6,14 @@ Owns the questions of `cairn doctor`. A check never raises: what it could not fi
 import os
 import platform
 import shutil
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from flows.server_address import authorization, server_address
 from flows.work_folder import work_folder
 
 SHOWN_PACKAGES = ("cairn", "torch", "prefect", "fastapi", "fsspec", "pydantic", "pyarrow", "tokenizers", "safetensors")
@@ -92,11 +94,18 @@ def _store(url: str) -> str:
 
 
 def _orchestrator() -> str:
-    url = os.environ.get("PREFECT_API_URL", "")
+    url = server_address(os.environ)
     if not url:
         return "PREFECT_API_URL is not set: `cairn train` starts Prefect's own server while it runs"
-    with urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=_API_TIMEOUT_SECONDS) as answer:
-        return f"{url} answers {answer.status}"
+    request = urllib.request.Request(f"{url.rstrip('/')}/admin/version", headers=authorization(os.environ))
+    try:
+        with urllib.request.urlopen(request, timeout=_API_TIMEOUT_SECONDS) as answer:
+            return f"{url} answers {answer.status}"
+    except urllib.error.HTTPError as error:
+        if error.code not in (401, 403):  # somebody is there, and knows other questions
+            return f"{url} answers {error.code}"
+        why = "set PREFECT_API_AUTH_STRING or PREFECT_API_KEY to the server's"
+        raise RuntimeError(f"{url} refuses, {error.code}: {why}") from error
 
 
 def _disk(store_url: str) -> str:

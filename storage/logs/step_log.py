@@ -62,7 +62,7 @@ class StepLog:
 
 
 def _open_itself(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+    return os.open(path, flags | os.O_NOFOLLOW, 0o664)
 
 
 def step_log_key(run_prefix: str, attempt: int) -> str:

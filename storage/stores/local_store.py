@@ -228,6 +228,11 @@ class LocalStore:
                 temporary.unlink(missing_ok=True)
 
 
+def _open_for_no_stranger(path: str, flags: int) -> int:
+    """Whatever the umask allows: who may write to a store decides what is trained."""
+    return os.open(path, flags, 0o664)
+
+
 def _open_waiting_for_nobody(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
@@ -237,8 +242,8 @@ def _opened(temporary: Path) -> BinaryIO:
     for _ in range(_OPEN_TRIES):
         _make_folder(temporary.parent)
         with suppress(FileNotFoundError):
-            return temporary.open("xb")
-    return temporary.open("xb")
+            return open(temporary, "xb", opener=_open_for_no_stranger)
+    return open(temporary, "xb", opener=_open_for_no_stranger)
 
 
 def _make_folder(folder: Path) -> None:
@@ -247,7 +252,7 @@ def _make_folder(folder: Path) -> None:
         return
     _make_folder(folder.parent)
     try:
-        folder.mkdir()
+        folder.mkdir(mode=0o775)
     except FileExistsError:
         if not folder.is_dir():
             raise

@@ -134,7 +134,7 @@ def test_what_is_no_ordinary_file_is_refused_at_once(
     assert store.size("a/b") is None
 
 
-@pytest.fixture(params=[0o022, 0o077], ids=["022", "077"])
+@pytest.fixture(params=[0o022, 0o077, 0o000], ids=["022", "077", "000"])
 def umask(request: pytest.FixtureRequest) -> Iterator[int]:
     before = os.umask(request.param)
     yield request.param
@@ -144,4 +144,4 @@ def umask(request: pytest.FixtureRequest) -> Iterator[int]:
 def test_a_store_gives_nobody_more_than_its_user_wishes(tmp_path: Path, umask: Any) -> None:
     run_with_commits(LocalStore(tmp_path / "store"), 5)
     modes = {path: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "store").rglob("*")}
-    assert {path: oct(mode) for path, mode in modes.items() if mode & umask} == {}
+    assert {path: oct(mode) for path, mode in modes.items() if mode & (umask | stat.S_IWOTH)} == {}

@@ -1,0 +1,130 @@
+"""Words of foreign origin stay words wherever a page, a form or a terminal shows them."""
+
+import io
+import json
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from flows.by_hand.model_card import _code, _front_matter
+from flows.harmless_text import harmless, harmless_json
+from flows.progress import Progress
+from flows.promotion_approval import Question, describe
+from flows.report.report_markdown import markdown_text
+from flows.run_artifacts import budgets_table, markdown_table, receipts_table
+from flows.verbs.output import print_document, print_facts, print_table, say
+from storage.logs.registry_entries import Promoted
+from tests.flows.conftest import FabricatedRun
+
+TAGS = (
+    "<script>alert(1)</script><img src=x onerror=alert(1)> [a](javascript:alert(1)) ![b](https://example.org/x) | \n# h"
+)
+STEERING = "\x1b[2J\x1b]0;owned\x07\x9b2J\x00\u202e"
+
+
+def stays_text(markdown: str) -> None:
+    assert "<script" not in markdown and "<img" not in markdown
+    assert not re.search(r"(?<!\\)\[a\]?", markdown), "a link"
+    assert not re.search(r"(?<!\\)!\[", markdown), "a picture that is fetched"
+
+
+def promoted(**changed: Any) -> Promoted:
+    return Promoted(
+        **{
+            "alias": "champion",
+            "run_id": "bard",
+            "step": 5,
+            "prefix": "p",
+            "manifest_sha256": "m" * 64,
+            "suite_sha256": "s",
+            "metrics": {"val_loss": 1.0},
+            "by": "somebody",
+            "why": "better",
+            "previous": None,
+            **changed,
+        }
+    )
+
+
+@pytest.mark.parametrize("words", [TAGS, STEERING, TAGS + STEERING])
+def test_markdown_holds_them_as_text_on_one_line(words: str) -> None:
+    shown = markdown_text(words)
+    stays_text(shown)
+    assert shown.isprintable() and not re.search(r"(?<!\\)\|", shown)
+
+
+def test_a_table_the_orchestrator_shows_holds_them_as_text() -> None:
+    table = markdown_table(("a",), [(TAGS,)])
+    stays_text(table)
+    assert len(table.splitlines()) == 3
+
+
+def test_a_receipt_the_orchestrator_shows_holds_an_attempts_last_words_as_text(fresh: FabricatedRun) -> None:
+    fresh.start()
+    ended: list[Any] = []
+    log = fresh.log
+    fresh.end("error", action="stop")
+    receipt = log.state.attempts[-1].ended
+    assert receipt is not None
+    ended.append(replace(receipt, detail=TAGS + STEERING))
+    log.state = replace(log.state, attempts=(replace(log.state.attempts[-1], ended=ended[0]),))
+    for table in (receipts_table(log), budgets_table(log)):
+        stays_text(table)
+
+
+def test_the_form_that_asks_a_person_holds_an_evaluators_words_as_text() -> None:
+    question = Question(
+        proposal=promoted(metrics={TAGS: 1.0}, why=TAGS, verdict=TAGS),
+        champion=promoted(metrics={TAGS: 2.0}),
+        timeout_seconds=1.0,
+    )
+    stays_text(describe(question))
+    assert "2.0000" in describe(question)
+
+
+def test_a_model_cards_front_matter_cannot_be_ended_from_inside() -> None:
+    class Facts:
+        class opened:
+            model_family = 'x"\n---\n<script>'
+
+    front = _front_matter(Facts())  # type: ignore[arg-type]
+    assert front.count("\n---") == 1 and json.dumps(Facts.opened.model_family) in front
+    assert _code("a`b|c\x1b[2J\n") == "`a'b\\|c`"
+
+
+@pytest.mark.parametrize(
+    "words", [STEERING, "a\x08\x08b", "\x1bPq#0\x1b\\", "\x1b]8;;http" + "://x\x1b\\link\x1b]8;;\x1b\\", "\u2066x"]
+)
+def test_a_terminal_is_steered_by_nobody(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    say(words)
+    print_table(("a",), [(words,)], empty="")
+    print_facts([("a", words)])
+    print_document({"a": words})
+    shown = "".join(capsys.readouterr())
+    assert [char for char in shown if not char.isprintable() and char != "\n"] == []
+
+
+def test_a_fact_cannot_write_another_fact(capsys: pytest.CaptureFixture[str]) -> None:
+    print_facts([("next", "nothing\nstate  finished")])
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_progress_steers_no_terminal() -> None:
+    shown = io.StringIO()
+    Progress(10, console=Console(file=shown, force_terminal=False)).say(f"attempt 1 ended: {STEERING}")
+    assert shown.getvalue().strip().isprintable()
+
+
+def test_json_with_numbers_for_characters_is_the_same_json() -> None:
+    words = TAGS + STEERING + "\u00ad\u200d\u2028\ufeff äß→"
+    shown = harmless_json(json.dumps({"a": words}, ensure_ascii=False))
+    assert json.loads(shown) == {"a": words} and "äß→" in shown
+    assert not any(char in shown for char in "\x9b\u202e\u200d\u2028\ufeff")
+
+
+@pytest.mark.parametrize("words", ["plain", "two\nlines\tand a tab", "ünïcode → 日本語"])
+def test_harmless_words_stay_as_they_are(words: str) -> None:
+    assert harmless(words) == words

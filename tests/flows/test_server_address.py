@@ -1,0 +1,99 @@
+"""Where Prefect is asked: an address without secrets, a password of its own, and one line where either is wrong."""
+
+import base64
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.errors import InvalidConfiguration
+from flows.server_address import authorization, server_address
+
+PASSWORD = "admin:canary-of-auth"
+
+
+class Guarded(BaseHTTPRequestHandler):
+    """Answers who knows the password."""
+
+    def do_GET(self) -> None:
+        expected = f"Basic {base64.b64encode(PASSWORD.encode()).decode()}"
+        known = self.path.endswith("/health") or self.headers.get("Authorization") == expected
+        self.send_response(200 if known else 401)
+        self.end_headers()
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def guarded() -> Iterator[str]:
+    server = HTTPServer(("127.0.0.1", 0), Guarded)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/api"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://user:canary@127.0.0.1:4200/api",
+        "http://canary@127.0.0.1:4200/api",
+        "http://:canary@127.0.0.1:4200/api",
+        "http://127.0.0.1:canary/api",
+        "http://[canary/api",
+    ],
+)
+def test_an_address_with_a_secret_or_none_is_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(InvalidConfiguration) as refused:
+        server_address({"PREFECT_API_URL": url})
+    assert "canary" not in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:4200", "ftp://x/api", "http://", "nonsense"])
+def test_what_is_no_address_is_refused_with_the_rule(url: str) -> None:
+    with pytest.raises(InvalidConfiguration, match="rule: http"):
+        server_address({"PREFECT_API_URL": url})
+
+
+def test_an_address_is_taken_as_it_is() -> None:
+    assert (server_address({}), server_address({"PREFECT_API_URL": "http://h:1/api"})) == ("", "http://h:1/api")
+
+
+def test_a_key_goes_before_a_password() -> None:
+    assert authorization({}) == {}
+    assert authorization({"PREFECT_API_AUTH_STRING": "a:b"}) == {"Authorization": "Basic YTpi"}
+    assert authorization({"PREFECT_API_AUTH_STRING": "a:b", "PREFECT_API_KEY": "k"}) == {"Authorization": "Bearer k"}
+
+
+@pytest.mark.parametrize("password", ["", "admin:wrong", PASSWORD])
+def test_doctor_says_whether_the_password_is_right_and_never_what_it_is(
+    guarded: str, password: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flows.views.machine_check import _asked, _orchestrator
+
+    monkeypatch.setenv("PREFECT_API_URL", guarded)
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", password)
+    check = _asked("prefect", _orchestrator)
+    assert check.ok is (password == PASSWORD)
+    assert ("answers 200" if check.ok else "set PREFECT_API_AUTH_STRING") in check.detail
+    assert not password or password not in check.detail
+
+
+def test_doctor_never_repeats_an_address_with_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flows.views.machine_check import _asked, _orchestrator
+
+    monkeypatch.setenv("PREFECT_API_URL", "http://user:canary@127.0.0.1:1/api")
+    check = _asked("prefect", _orchestrator)
+    assert (check.ok, "canary" in check.detail, "PREFECT_API_AUTH_STRING" in check.detail) == (False, False, True)
+
+
+def test_training_refuses_an_address_with_a_secret_in_one_line(cairn: Any, tmp_path: Path) -> None:
+    (tmp_path / "none.toml").write_text('[data]\nsources = ["none.toml"]\ntokenizer = "bytes"\n')
+    ended = cairn("train", "none.toml", PREFECT_API_URL="http://user:canary@127.0.0.1:1/api")
+    assert ended.code == 2 and "canary" not in ended.out + ended.err and "Traceback" not in ended.err
