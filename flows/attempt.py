@@ -38,6 +38,7 @@ from tasks.store_patience import StorePatience
 from tasks.train_segment import train_segment
 from tasks.training.trainer_process import TrainerProcess
 from tasks.training.trainer_protocol import SegmentDone, TrainerOrder, Waiting
+from tasks.training.waiting_trainer import WaitingTrainer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +53,7 @@ class AttemptPlan:
     threads: int
     faults: str
     flow_run_id: str | None
+    trainer: WaitingTrainer
 
 
 class Attempt:
@@ -116,6 +118,7 @@ class Attempt:
             if self._first_step < self._plan.config.training.steps and not self._is_over(self._evaluations):
                 self._trainer = TrainerProcess(
                     self._order(),
+                    self._plan.trainer.take(self._plan.work_dir),
                     on_step=self._progress.step,
                     on_waiting=self._say_waiting,
                     watch=self._observation.watch,

@@ -1,26 +1,41 @@
-"""Prefect's own server for one command: a child process that dies with it, however it dies.
+"""Prefect's own server for one command: a child process that starts beside it and dies with it, however it dies.
 
-Owns its port, its environment and its end: end of file on stdin ends it at once, as it does the trainer. Deaf to Ctrl-C
-and to a terminal that is closed: it shares the terminal's process group, so both would kill it before the flow has said
-good-bye. Run as `python -m flows.own_server`, with the listening socket's number as its only word.
+Owns its port, its environment and its end. The address is known before anybody answers there: the socket listens from
+the first moment, so nobody races for a port, and who asks early is answered late. Run as `python -m flows.own_server`,
+with the socket's number as its only word. It hears no signal: a terminal and a scheduler send theirs to every process
+of a job, and the flow has not said good-bye yet; end of file on stdin ends it.
 Why not the one Prefect starts by itself: that one is stopped by its parent's last words alone, so a killed command
-leaves it running for ever.
+leaves it running for ever; and its parent must first import all of the server to start it.
 """
 
 import atexit
+import gc
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from uvicorn import Server
 
 _START_SECONDS = 180.0
-_STOP_SECONDS = 5.0
-_SERVES_NO_PAGES = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
+_STOP_SECONDS, _GOOD_BYE_SECONDS = 8.0, 5.0
+_ASK_SECONDS, _LOOK_SECONDS = 10.0, 0.1
+_DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_SERVER = {
+    "PREFECT_UI_ENABLED": "0",
+    "PREFECT__SERVER_EPHEMERAL": "1",
+    "PREFECT__SERVER_FINAL": "1",
+    # The catalogue of block types is for pages; making it takes a second.
+    "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false",
+}
 
 
 class OwnServer:
@@ -28,28 +43,31 @@ class OwnServer:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         """Start it with this environment; `wait_ready` says when it answers."""
-        with socket.create_server(("127.0.0.1", 0)) as listening:  # bound here: nobody else can take the port meanwhile
+        with socket.create_server(("127.0.0.1", 0)) as listening:
             self.api_url = f"http://127.0.0.1:{listening.getsockname()[1]}/api"
             self._child = subprocess.Popen(
                 [sys.executable, "-m", "flows.own_server", str(listening.fileno())],
                 stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
                 pass_fds=(listening.fileno(),),
-                env={**environment, **_SERVES_NO_PAGES},
+                env={**environment, **_SERVER},
             )
         atexit.register(self.stop)
 
     def wait_ready(self) -> None:
         """Wait until it answers; raises RuntimeError where it ended instead, or is not there in three minutes."""
-        try:  # the socket listens already: the answer comes as soon as there is somebody to give it
-            with urllib.request.urlopen(f"{self.api_url}/health", timeout=_START_SECONDS):
-                return
-        except (urllib.error.URLError, OSError) as error:
-            self.stop()
-            raise RuntimeError(f"Prefect's own server did not start: {error}; set PREFECT_API_URL") from error
+        deadline = time.monotonic() + _START_SECONDS
+        while not _is_healthy(self.api_url):
+            code = self._child.poll()
+            if code is not None or time.monotonic() > deadline:
+                self.stop()
+                why = f"it ended with code {code}" if code is not None else f"no answer in {_START_SECONDS:.0f} s"
+                raise RuntimeError(f"Prefect's own server did not start: {why}; set PREFECT_API_URL to another")
 
     def stop(self) -> None:
         """Stop it, gently at first; one that has ended is no error."""
-        self._child.terminate()
+        assert self._child.stdin is not None
+        self._child.stdin.close()
         try:
             self._child.wait(_STOP_SECONDS)
         except subprocess.TimeoutExpired:
@@ -58,20 +76,48 @@ class OwnServer:
         atexit.unregister(self.stop)
 
 
+def _is_healthy(api_url: str) -> bool:
+    """Ask and wait: a socket that listens keeps the question until somebody is there to answer it."""
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with direct.open(f"{api_url}/health", timeout=_ASK_SECONDS):
+            return True
+    except urllib.error.HTTPError:
+        return True  # somebody is there, whatever the answer is
+    except OSError:
+        time.sleep(_LOOK_SECONDS)
+        return False
+
+
 def main() -> None:
-    """Serve until the parent is gone or says stop."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
-    threading.Thread(target=_die_with_parent, name="parent", daemon=True).start()
+    """Serve until standard input ends."""
+    for number in _DEAF_TO:
+        signal.signal(number, signal.SIG_IGN)
+    served: list[Server] = []
+    threading.Thread(target=_end_with_parent, args=(served,), name="parent", daemon=True).start()
+    gc.disable()  # a fifth of the start would be looking for garbage among what is there to stay
     import uvicorn
     from prefect.server.api.server import create_app
 
-    config = uvicorn.Config(create_app, factory=True, log_level="error", lifespan="on")
-    uvicorn.Server(config).run(sockets=[socket.socket(fileno=int(sys.argv[1]))])
+    server = uvicorn.Server(uvicorn.Config(create_app(), log_level="error", lifespan="on"))
+    gc.freeze()
+    gc.enable()
+    served.append(server)
+    listening = socket.socket(fileno=int(sys.argv[1]))
+    # In a thread beside the main one uvicorn leaves the signals as they are.
+    serving = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="server")
+    serving.start()
+    serving.join()
+    sys.exit(0 if server.should_exit else 1)
 
 
-def _die_with_parent() -> None:
+def _end_with_parent(served: "list[Server]") -> None:
     sys.stdin.buffer.read()
-    os._exit(0)
+    if not served:
+        os._exit(0)  # nobody has told it anything yet
+    served[0].should_exit = True  # what it was told is written down first
+    time.sleep(_GOOD_BYE_SECONDS)
+    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -15,13 +15,16 @@ import urllib.request
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from flows.errors import InvalidConfiguration
+from flows.named_server import is_server_named
 from flows.own_server import OwnServer
 from flows.server_address import server_address
 from flows.verbs.exit_code import ExitCode, code_of_state
+from flows.work_folder import trainer_folder
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
 from storage.stores.open_store import open_store
@@ -81,22 +84,33 @@ def terminable() -> Iterator[None]:
 
 def run_train_gpt(request: "TrainingRequest", store: str, *, say: Callable[[str], None]) -> FlowEnd:
     """Run the flow to its end in this process; raises whatever the flow's body raised."""
-    quieten(os.environ)
-    _forget_absent_server(os.environ, say)
-    if not os.environ.get("PREFECT_API_URL"):
-        say("starting Prefect's own server, about ten seconds (PREFECT_API_URL names one that runs already) …")
-    _start_own_server()
-    from httpx import HTTPStatusError, TransportError
-
     from flows.preflight import named_run
+    from tasks.training.waiting_trainer import trainer_waiting
+
+    quieten(os.environ)
+    log = RunLog(open_store(store), named_run(request))
+    with trainer_waiting() as trainer:
+        # Server, trainer and this process import for seconds each: all three at once.
+        server = _start_own_server(os.environ, say)
+        if log.refresh().finished is None:
+            trainer.begin(trainer_folder(os.environ, log.run_id))
+        return _run_flow(request, log, store, server)
+
+
+def _run_flow(request: "TrainingRequest", log: RunLog, store: str, server: OwnServer | None) -> FlowEnd:
+    from httpx import HTTPStatusError, TransportError
+    from prefect.context import refresh_global_settings_context
+
     from flows.train_gpt import train_gpt
 
-    log = RunLog(open_store(store), named_run(request))
-    before = log.refresh().latest_attempt
+    before = log.state.latest_attempt
+    if server is not None:
+        refresh_global_settings_context()  # to ask whether one is named, its settings may have been read already
+        server.wait_ready()
     try:
         state: Any = train_gpt(
             config=request.config,
-            run_id=named_run(request),
+            run_id=log.run_id,
             overrides=list(request.overrides),
             store=store,
             start_over=request.start_over,
@@ -171,17 +185,21 @@ def quieten(environment: MutableMapping[str, str]) -> None:
         environment.setdefault(name, value)
 
 
-def _start_own_server() -> None:
-    """Start a server where neither the environment nor Prefect's profile names one; every client here asks it then."""
+def _start_own_server(environment: MutableMapping[str, str], say: Callable[[str], None]) -> OwnServer | None:
+    """Start a server where none is named, and name it, for whoever imports Prefect from now on."""
+    _forget_absent_server(environment, say)
+    if is_server_named(environment, Path.cwd(), ask_prefect=_ask_prefect):
+        return None
+    say("starting Prefect's own server, some seconds (PREFECT_API_URL names one that runs already) …")
+    if password := environment.get("PREFECT_SERVER_API_AUTH_STRING"):  # the server asks what its clients then say
+        environment["PREFECT_API_AUTH_STRING"] = password
+    server = OwnServer(environment)
+    environment["PREFECT_API_URL"] = server.api_url
+    return server
+
+
+def _ask_prefect() -> str | None:
     from prefect.settings import PREFECT_API_URL
 
-    if PREFECT_API_URL.value():
-        return
-    from prefect.context import refresh_global_settings_context
-
-    if password := os.environ.get("PREFECT_SERVER_API_AUTH_STRING"):  # the server asks what its clients then say
-        os.environ["PREFECT_API_AUTH_STRING"] = password
-    server = OwnServer(os.environ)
-    server.wait_ready()
-    os.environ["PREFECT_API_URL"] = server.api_url
-    refresh_global_settings_context()
+    url: str | None = PREFECT_API_URL.value()
+    return url

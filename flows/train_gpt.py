@@ -41,7 +41,7 @@ from flows.run_parameters import (
 from flows.run_promotion import FinishedRun, best_candidate, offer_best
 from flows.training_store import training_store
 from flows.views.attempt_sizes import next_sizes
-from flows.work_folder import work_folder
+from flows.work_folder import trainer_folder, work_folder
 from storage.errors import Fenced
 from storage.logs.entry_log import this_writer
 from storage.logs.run_entries import AttemptEnded, AttemptStarted, CheckpointReference, RunOpened
@@ -61,6 +61,7 @@ from tasks.policy.failures import TerminationReason
 from tasks.policy.promotion import PromotionRules, evaluations_of
 from tasks.store_patience import StorePatience, run_patience
 from tasks.this_machine import this_placement, usable_cores
+from tasks.training.waiting_trainer import WaitingTrainer, trainer_waiting
 
 _STATE_NAMES = {"preempted": "Preempted", "cancelled": "Interrupted"}
 
@@ -97,12 +98,12 @@ def train_gpt(
         start_over: begin again at step 0 where commits exist and none can be read any more.
     """
     notice = StopNotice()
-    with notice.heard():
+    with notice.heard(), trainer_waiting() as trainer:
         request = TrainingRequest(config=config, run_id=run_id, overrides=overrides, start_over=start_over)
         opened_store = open_store(training_store(store, request, os.environ))
         if is_deployed():  # the command has done so before it started the flow
             check_before_start(opened_store, request, os.environ)
-        run = _open_run(opened_store, request, notice)
+        run = _open_run(opened_store, request, notice, trainer)
         rules = run.config.preemption
         sources = notice_sources(rules, os.environ)
         with (
@@ -143,7 +144,8 @@ def _train(run: _Run) -> State[None]:
         run.progress.say(f"attempt {ended.attempt} ended: {ended.reason} at step {ended.last_step}: {ended.detail}")
         if stopped := _stopped(run, ended):
             return stopped
-        time.sleep(ended.decision.delay_seconds)
+        if ended.decision.action != "finish":
+            run.plan.trainer.wait_out(ended.decision.delay_seconds, run.plan.work_dir)
     end = _promote_best(run)
     run.sweep.finish()
     return end
@@ -163,10 +165,12 @@ def _stopped(run: _Run, ended: AttemptEnded) -> State[None] | None:
     return Failed(name=name, message=f"{ended.detail}; {ended.decision.reason}")
 
 
-def _open_run(store: ObjectStore, request: TrainingRequest, notice: StopNotice) -> _Run:
+def _open_run(store: ObjectStore, request: TrainingRequest, notice: StopNotice, trainer: WaitingTrainer) -> _Run:
     run_id, base_dir = named_run(request), configuration_folder(request.config)
     log = RunLog(store, run_id)
     opened = log.refresh().opened
+    if log.state.finished is None:
+        trainer.begin(trainer_folder(os.environ, run_id))
     wanted = wanted_configuration(request, log.state, os.environ)
     if opened is None:
         opened = open_run(log, wanted, base_dir)
@@ -174,7 +178,7 @@ def _open_run(store: ObjectStore, request: TrainingRequest, notice: StopNotice) 
     check_drift(opened.config, wanted, run_id=run_id)
     # A worker shows nobody what its processes print: the same words are the flow run's log.
     progress = Progress(wanted.training.steps, echo=get_run_logger().info)
-    plan = _plan(log, opened, wanted, base_dir, progress)
+    plan = _plan(log, opened, wanted, base_dir, progress, trainer)
     return _Run(
         log=log,
         config=wanted,
@@ -188,7 +192,9 @@ def _open_run(store: ObjectStore, request: TrainingRequest, notice: StopNotice) 
     )
 
 
-def _plan(log: RunLog, opened: RunOpened, config: RunConfig, base_dir: Path, progress: Progress) -> AttemptPlan:
+def _plan(
+    log: RunLog, opened: RunOpened, config: RunConfig, base_dir: Path, progress: Progress, trainer: WaitingTrainer
+) -> AttemptPlan:
     folder, faults = work_folder(os.environ), os.environ.get("CAIRN_FAULTS", "")
     threads = config.training.threads or usable_cores()
     return AttemptPlan(
@@ -202,7 +208,8 @@ def _plan(log: RunLog, opened: RunOpened, config: RunConfig, base_dir: Path, pro
             cache_dir=folder / "snapshots",
         ),
         patience=StorePatience(patience=run_patience(config.checkpoint.patience_seconds), say=progress.say),
-        work_dir=folder / "work" / log.run_id,
+        work_dir=trainer_folder(os.environ, log.run_id),
+        trainer=trainer,
         threads=threads,
         faults=faults,
         flow_run_id=flow_run.get_id(),

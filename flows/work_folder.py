@@ -13,3 +13,8 @@ def work_folder(environment: Mapping[str, str]) -> Path:
         return Path(chosen)
     base = environment.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "cairn"
+
+
+def trainer_folder(environment: Mapping[str, str], run_id: str) -> Path:
+    """Return the folder of a run's spools and of what its trainers wrote to stderr."""
+    return work_folder(environment) / "work" / run_id

@@ -41,11 +41,16 @@ def make_deterministic(*, seed: int, threads: int | None) -> None:
     first CUDA work: cuBLAS reads its workspace setting once.
     """
     keep_freed_memory()  # changes no bit: a step on a CPU takes the same blocks again and again
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
     torch.set_num_threads(threads if threads is not None else torch.get_num_threads())
+    choose_deterministic_kernels()
+
+
+def choose_deterministic_kernels() -> None:
+    """Choose them for the whole process; for the first time it imports for a second, which needs no seed yet."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     # Filling fresh memory only helps to find reads of uninitialised memory; it costs a pass over every buffer.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

@@ -19,7 +19,7 @@ import torch
 
 from model.batch_loader import BatchLoader
 from model.batch_tracing import guilty_windows
-from model.determinism import make_deterministic, resolve_device
+from model.determinism import choose_deterministic_kernels, make_deterministic, resolve_device
 from model.errors import BadBatch, LossExploded, NonFiniteLoss, TokenOutOfRange
 from model.loss_history import BASELINE, find_spike
 from model.train_state import TrainState
@@ -228,6 +228,7 @@ def main() -> None:
         signal.signal(number, lambda *_: stop.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
+        choose_deterministic_kernels()  # while the order is still on its way
         order = line.order()
         make_deterministic(seed=order.training.seed, threads=order.threads)
         trainer = Trainer(order, line, stop)

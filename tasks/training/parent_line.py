@@ -34,8 +34,11 @@ class ParentLine:
         self._commands: queue.Queue[Command] = queue.Queue()
 
     def order(self) -> TrainerOrder:
-        """Read the order, then listen for commands in the background."""
-        order = TrainerOrder.model_validate_json(sys.stdin.buffer.readline())
+        """Read the order, then listen for commands in the background; without an order there is nothing to do."""
+        said = sys.stdin.buffer.readline()
+        if not said:
+            os._exit(ORPHANED_EXIT_CODE)  # started ahead of a run that did not begin
+        order = TrainerOrder.model_validate_json(said)
         threading.Thread(target=self._listen, name="commands", daemon=True).start()
         return order
 

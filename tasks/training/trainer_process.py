@@ -1,12 +1,10 @@
-"""The parent's side of the trainer: start it, speak with it, know how it ended.
+"""The parent's side of a trainer at work: give it its order, speak with it, know how it ended.
 
-Owns the process, its pipes and its evidence. Refuses to decide anything. The child has a process group of its own, so
-Ctrl-C reaches the parent alone.
+Owns what is said and its evidence; the process is a `TrainerChild`, which may have waited for this order. Refuses to
+decide anything.
 """
 
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,6 +14,7 @@ from storage.checkpoints.checkpoint import StagedCheckpoint
 from tasks.attempt.watchdog import Watch
 from tasks.errors import TrainerGone
 from tasks.policy.failures import LastWords
+from tasks.training.trainer_child import TrainerChild
 from tasks.training.trainer_protocol import (
     Command,
     Dying,
@@ -33,6 +32,7 @@ from tasks.training.trainer_protocol import (
 )
 
 _STDERR_TAIL_LINES = 20
+_TAIL_BYTES = 64 * 1024  # a library may complain for gigabytes
 
 
 class TrainerProcess:
@@ -41,27 +41,20 @@ class TrainerProcess:
     def __init__(
         self,
         order: TrainerOrder,
+        child: TrainerChild,
         *,
         on_step: Callable[[StepDone], None],
         on_waiting: Callable[[Waiting], None],
         watch: Watch,
     ) -> None:
-        """Start the child and send it its order; `on_step` and `on_waiting` are called from the listening thread.
+        """Send `child` its order; `on_step` and `on_waiting` are called from the listening thread.
 
         `watch` is told of every sign of life, and when none is expected.
         """
         self.attempt = order.attempt
         self._on_step, self._on_waiting, self._watch = on_step, on_waiting, watch
-        order.work_dir.mkdir(parents=True, exist_ok=True)
-        self.stderr_path = order.work_dir / f"attempt-{order.attempt:04d}.stderr"
-        with self.stderr_path.open("wb") as stderr:
-            self._child = subprocess.Popen(
-                [sys.executable, "-m", "tasks.trainer"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                start_new_session=True,
-            )
+        child.keep_stderr(order.work_dir / f"attempt-{order.attempt:04d}.stderr")
+        self.stderr_path, self._child = child.stderr_path, child.process
         self._changed = threading.Condition()
         self._ready: Ready | None = None
         self.segments: list[SegmentDone] = []
@@ -199,8 +192,10 @@ class TrainerProcess:
 
 
 def tail_of(path: Path, lines: int = _STDERR_TAIL_LINES) -> tuple[str, ...]:
-    """Return the last `lines` lines of a text file, or nothing where there is none."""
+    """Return the last `lines` lines of a text file, as far as 64 KiB hold them, or nothing where there is none."""
     try:
-        return tuple(path.read_text(errors="replace").splitlines()[-lines:])
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            return tuple(file.read().decode(errors="replace").splitlines()[-lines:])
     except OSError:
         return ()

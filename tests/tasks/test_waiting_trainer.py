@@ -1,0 +1,105 @@
+"""A trainer that waits for its order: at most one, never a dead one, and none that is left when nothing began."""
+
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tasks.policy.failures import ORPHANED_EXIT_CODE
+from tasks.training.trainer_child import TrainerChild
+from tasks.training.waiting_trainer import WaitingTrainer, trainer_waiting
+
+SAYS_SO_AND_WAITS = "import sys; print('here', file=sys.stderr, flush=True); print('there', flush=True); input()"
+start_quickly = partial(TrainerChild, command=(sys.executable, "-S", "-c", SAYS_SO_AND_WAITS))
+
+
+@pytest.fixture
+def waiting() -> Iterator[WaitingTrainer]:
+    trainer = WaitingTrainer(start_quickly)
+    yield trainer
+    trainer.end()
+
+
+def heard(child: TrainerChild) -> bytes:
+    assert child.process.stdout is not None
+    return child.process.stdout.readline()
+
+
+def test_beginning_twice_starts_one(waiting: WaitingTrainer, tmp_path: Path) -> None:
+    waiting.begin(tmp_path)
+    waiting.begin(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_the_one_that_waits_is_the_one_that_is_taken(waiting: WaitingTrainer, tmp_path: Path) -> None:
+    waiting.begin(tmp_path)
+    before = {child.pid for child in psutil.Process().children()}
+    child = waiting.take(tmp_path)
+    assert child.process.pid in before
+    child.discard()
+
+
+def test_where_none_waits_a_new_one_is_taken(waiting: WaitingTrainer, tmp_path: Path) -> None:
+    child = waiting.take(tmp_path / "made")
+    assert heard(child) == b"there\n"
+    child.discard()
+
+
+def test_one_that_died_waiting_is_not_taken(waiting: WaitingTrainer, tmp_path: Path) -> None:
+    waiting.begin(tmp_path)
+    (dead,) = (child for child in psutil.Process().children() if SAYS_SO_AND_WAITS in child.cmdline())
+    dead.kill()
+    psutil.wait_procs([dead])
+    child = waiting.take(tmp_path)
+    assert child.process.pid != dead.pid and heard(child) == b"there\n"
+    child.discard()
+
+
+@pytest.mark.parametrize(("seconds", "naps"), [(0.0, [0.0, 0.0]), (3.0, [0.0, 3.0]), (60.0, [55.0, 5.0])])
+def test_the_next_trainer_starts_in_the_last_seconds_of_a_back_off(
+    waiting: WaitingTrainer, tmp_path: Path, seconds: float, naps: list[float]
+) -> None:
+    slept: list[tuple[float, int]] = []
+    waiting.wait_out(seconds, tmp_path, sleep=lambda nap: slept.append((nap, len(list(tmp_path.iterdir())))))
+    assert slept == list(zip(naps, [0, 1], strict=True))
+
+
+def test_one_that_is_taken_is_no_longer_the_one_that_waits(waiting: WaitingTrainer, tmp_path: Path) -> None:
+    child = waiting.take(tmp_path)
+    waiting.end()
+    assert child.process.poll() is None
+    child.discard()
+
+
+def test_what_it_said_while_it_waited_is_kept_under_the_attempts_name(waiting: WaitingTrainer, tmp_path: Path) -> None:
+    child = waiting.take(tmp_path)
+    heard(child)
+    child.keep_stderr(tmp_path / "attempt-0007.stderr")
+    assert child.stderr_path.read_text() == "here\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["attempt-0007.stderr"]
+    child.discard()
+
+
+def test_the_end_of_the_block_leaves_neither_process_nor_file(tmp_path: Path) -> None:
+    with pytest.raises(KeyError), trainer_waiting() as trainer:
+        trainer.begin(tmp_path)
+        (child,) = (child for child in psutil.Process().children() if "tasks.trainer" in child.cmdline())
+        raise KeyError("whatever kept the run from beginning")
+    assert not child.is_running() and list(tmp_path.iterdir()) == []
+
+
+def test_a_block_within_a_block_has_the_same_trainer() -> None:
+    with trainer_waiting() as outer, trainer_waiting() as inner:
+        assert inner is outer
+
+
+def test_a_trainer_whose_parent_never_orders_anything_leaves_by_itself(tmp_path: Path) -> None:
+    child = TrainerChild(tmp_path)
+    assert child.process.stdin is not None
+    child.process.stdin.close()
+    assert child.process.wait(timeout=120) == ORPHANED_EXIT_CODE
+    assert child.stderr_path.read_text() == ""
+    child.discard()
