@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from storage.checkpoints.checkpoint_hold import releasing
+from storage.errors import IntegrityError
 from storage.logs.log_entry import Writer
 from storage.logs.run_entries import (
     CheckpointCommitted,
@@ -122,6 +123,7 @@ class _Sweep:
     def _supersede(self) -> None:
         for verdict in self._plan(self._state, ()).checkpoints:
             if verdict.is_over:
+                self._check_own(verdict.key)
                 self._append(partial(self._superseding, verdict.key))
             record = self._record(verdict.key)
             is_kept = record.state in (COMMITTED, QUARANTINED)
@@ -168,11 +170,20 @@ class _Sweep:
 
     def _delete_bytes(self, prefix: str) -> None:
         """Delete everything under the folder, whatever its manifest names, and the manifest last."""
+        self._check_own(prefix)
         if self._dry_run:
             return
         keys = self._store.keys(prefix)
         for key in sorted(keys, key=lambda key: (key == f"{prefix}/manifest.json", key)):
             self._store.delete(key)
+
+    def _check_own(self, prefix: str) -> None:
+        """Refuse to delete what is no checkpoint's folder of this run, whoever wrote into its log that it is one."""
+        if self._checkpoint_folder(f"{prefix}/") != prefix or parse_checkpoint_folder(prefix) is None:
+            raise IntegrityError(
+                f"{self._log.prefix}/log says that {prefix} is a checkpoint, which is no checkpoint of run "
+                f"{self._log.run_id}; nothing more is deleted: find out who wrote that, `cairn log` shows it"
+            )
 
     def _discard_unfinished(self, writes: Sequence[UnfinishedWrite]) -> None:
         folders = sorted({folder for write in writes if (folder := self._checkpoint_folder(write.key))})

@@ -1,11 +1,13 @@
 """A store somebody else can write to: what lies there under a foreign name, or is larger than anything of ours."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from storage.checkpoints.checkpoint import load_checkpoint, read_manifest
 from storage.checkpoints.manifest import Manifest, ManifestObject, encode_manifest
+from storage.checkpoints.sweep import SweepPlan, Verdict, sweep
 from storage.checkpoints.trainer_document import encode_trainer_document
 from storage.document import sha256
 from storage.errors import IntegrityError, StorageError
@@ -13,13 +15,25 @@ from storage.logs.entry_log import EntryLog
 from storage.logs.heartbeat import heartbeat_key, read_heartbeat
 from storage.logs.log_entry import entry_name
 from storage.logs.registry import list_aliases
-from storage.logs.run_entries import RUN_KINDS, CheckpointReference
+from storage.logs.run_entries import RUN_KINDS, CheckpointReference, CheckpointSuperseded
 from storage.logs.run_log import list_run_ids
+from storage.logs.run_state import RunState
 from storage.logs.step_log import parse_lines, read_attempt_lines
 from storage.stores.local_store import LocalStore
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import MOST_READ_BYTES, ObjectStore, checked_key
-from tests.storage.builders import LOG, open_run, run_with_commits, trainer_document
+from tests.storage.builders import (
+    LOG,
+    commit,
+    committed,
+    forge,
+    open_run,
+    run_log,
+    run_with_commits,
+    stage,
+    trainer_document,
+    writer,
+)
 
 FOREIGN = ["a b", "a\\b", "-rf", "a\nb", "\x1b[31m", "ünïcode", "x" * 201, "~"]
 
@@ -146,3 +160,48 @@ def test_memory_is_bounded_alike() -> None:
     store = MemoryStore()
     store.write("a", bytes(10))
     assert list(store.read_chunks("a")) == [bytes(10)]
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "runs",
+        "runs/r1",
+        "runs/r1/log",
+        "runs/r1/checkpoints",
+        "runs/other/checkpoints/step-00000005-attempt-0001",
+        "runs/r1/checkpoints/step-00000005-attempt-0001/deeper",
+        "runs/r1/checkpoints/notes",
+        "models/champion",
+    ],
+)
+@pytest.mark.parametrize("is_superseded", [True, False], ids=["superseded", "committed"])
+def test_a_sweep_deletes_nothing_but_checkpoints_of_its_own_run(
+    store: ObjectStore, prefix: str, is_superseded: bool
+) -> None:
+    log = run_with_commits(store, 5, 10)
+    for key in (
+        "runs/other/checkpoints/step-00000005-attempt-0001/manifest.json",
+        "models/champion/log/9999999999.json",
+    ):
+        store.write(key, b"{}")
+    hostile = replace(committed(7, 1), prefix=prefix)
+    forge(store, hostile, attempt=1)
+    commit(log, stage(store, step=20, attempt=1))
+    if is_superseded:
+        named = {name: getattr(hostile, name) for name in ("step", "attempt", "prefix", "manifest_sha256")}
+        forge(store, CheckpointSuperseded(why="hostile", **named))
+    before = {key for key in store.keys("runs") if "/log/" not in key} | set(store.keys("models"))
+    with pytest.raises(IntegrityError, match="is no checkpoint of run r1"):
+        sweep(run_log(store), give_up_all, writer=writer())
+    assert before <= {*store.keys("runs"), *store.keys("models")}
+
+
+def give_up_all(state: RunState, folders: object) -> SweepPlan:
+    """The plan of who wants everything gone."""
+    verdicts = tuple(
+        Verdict(key=record.committed.prefix, is_over=record.committed.step == 7, why="away")
+        for record in state.checkpoints
+        if record.state in ("committed", "quarantined")
+    )
+    return SweepPlan(holds=(), checkpoints=verdicts, staged=())
