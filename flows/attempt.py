@@ -36,6 +36,7 @@ from tasks.evaluation.evaluation_run import EvaluationPlan
 from tasks.policy.failures import Evidence, classify
 from tasks.store_patience import StorePatience
 from tasks.train_segment import train_segment
+from tasks.training.trainer_group import TrainerGroup
 from tasks.training.trainer_process import TrainerProcess
 from tasks.training.trainer_protocol import SegmentDone, TrainerOrder, Waiting
 from tasks.training.waiting_trainer import WaitingTrainer
@@ -51,6 +52,7 @@ class AttemptPlan:
     patience: StorePatience
     work_dir: Path
     threads: int
+    group: TrainerGroup
     faults: str
     flow_run_id: str | None
     trainer: WaitingTrainer
@@ -278,6 +280,9 @@ class Attempt:
             divergence=plan.config.divergence,
             patience_seconds=plan.config.checkpoint.patience_seconds,
             threads=plan.threads,
+            processes=plan.group.processes,
+            nodes=plan.group.nodes,
+            rendezvous=plan.group.rendezvous,
             resume=self._started.resumed_from,
             initial_weights_sha256=self._log.state.opened.initial_weights_sha256 if self._log.state.opened else None,
             cache_dir=plan.origin.cache_dir,

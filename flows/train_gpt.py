@@ -61,6 +61,7 @@ from tasks.policy.failures import TerminationReason
 from tasks.policy.promotion import PromotionRules, evaluations_of
 from tasks.store_patience import StorePatience, run_patience
 from tasks.this_machine import this_placement, usable_cores
+from tasks.training.trainer_group import trainer_group
 from tasks.training.waiting_trainer import WaitingTrainer, trainer_waiting
 
 _STATE_NAMES = {"preempted": "Preempted", "cancelled": "Interrupted"}
@@ -196,7 +197,8 @@ def _plan(
     log: RunLog, opened: RunOpened, config: RunConfig, base_dir: Path, progress: Progress, trainer: WaitingTrainer
 ) -> AttemptPlan:
     folder, faults = work_folder(os.environ), os.environ.get("CAIRN_FAULTS", "")
-    threads = config.training.threads or usable_cores()
+    threads, group = config.training.threads or usable_cores(), trainer_group(config.training, os.environ)
+    trainer.use(group.command())
     return AttemptPlan(
         config=config,
         # It runs beside training, which goes first.
@@ -211,6 +213,7 @@ def _plan(
         work_dir=trainer_folder(os.environ, log.run_id),
         trainer=trainer,
         threads=threads,
+        group=group,
         faults=faults,
         flow_run_id=flow_run.get_id(),
     )
@@ -234,7 +237,9 @@ def _claim(run: _Run, number: int, reference: CheckpointReference | None, state:
     sizes = next_sizes(state, run.config.training)
     return AttemptStarted(
         attempt=number,
-        placement=this_placement(device=run.config.training.device, threads=run.plan.threads),
+        placement=this_placement(
+            device=run.config.training.device, threads=run.plan.threads, world_size=run.plan.group.size
+        ),
         config=run.config.document(),
         config_sha256=run.config.frozen_sha256(),
         code_version=code_version(),

@@ -23,6 +23,8 @@ from model.token_windows import TokenWindows
 DRAWS_AT_ONCE = 4096
 """The order is asked for so many draws at a time: of a few, it costs more than their tokens."""
 
+ALL_ROWS = slice(None)
+
 STEPS_AHEAD = 2
 """One batch being gathered and one ready: more helps only where reading is now and then far slower than a step."""
 
@@ -60,13 +62,14 @@ class BatchLoader:
         *,
         end_step: int,
         steps_ahead: int = STEPS_AHEAD,
+        rows: slice = ALL_ROWS,
     ) -> None:
-        """Read nothing yet: the first batch asked for says where to start."""
+        """Read nothing yet: the first batch asked for says where to start; of each it reads only `rows`."""
         if steps_ahead < 1:
             raise InvalidInput(f"steps_ahead={steps_ahead} must be at least 1")
         self.windows = windows
         self.order = order
-        self._device, self._end_step, self._steps_ahead = device, end_step, steps_ahead
+        self._device, self._end_step, self._steps_ahead, self._rows = device, end_step, steps_ahead, rows
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches", initializer=self._use_device)
         self._coming: deque[tuple[int, Future[Batch]]] = deque()
         self._steps_at_once = max(1, DRAWS_AT_ONCE // order.global_batch)
@@ -112,7 +115,8 @@ class BatchLoader:
     def _gather(self, step: int) -> Batch:
         if not self._drawn_from <= step < self._drawn_from + len(self._drawn):
             self._drawn_from, self._drawn = step, self.order.windows_between(step, step + self._steps_at_once)
-        return gather_batch(self.windows, self._drawn[step - self._drawn_from], pin=self._device.type == "cuda")
+        drawn = self._drawn[step - self._drawn_from, self._rows]
+        return gather_batch(self.windows, drawn, pin=self._device.type == "cuda")
 
     def _use_device(self) -> None:
         if self._device.type == "cuda":  # page-locked memory belongs to the thread's current device

@@ -29,6 +29,8 @@ UNFROZEN_TRAINING: frozenset[str] = frozenset(
         "probe_batches",
         "sample_tokens",
         "activation_checkpointing",
+        "processes",
+        "parallel",
     }
 )
 """Training fields that do not change which run it is; everything else in TrainingConfig is frozen at run-opened."""
@@ -40,10 +42,11 @@ SNAPSHOT_SOURCE = "snapshot:"
 SHORTEST_SNAPSHOT_ID = 8
 
 _LATER_DATA_KEYS = ("tokenizer_bytes", "max_document_bytes", "max_rejected_fraction", "deduplicate", "weights")
-_LATER_TRAINING_KEYS = ("mask_documents", "init_from")
+_LATER_TRAINING_KEYS = ("mask_documents", "init_from", "processes", "parallel")
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Kernels = Literal["auto", "stock", "fused"]
+Parallel = Literal["ddp", "fsdp"]
 
 Positive = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[int, Field(ge=0)]
@@ -94,6 +97,8 @@ class TrainingConfig(BaseModel):
     probe_batches: Positive = 4
     sample_tokens: NotNegative = 120
     threads: Positive | None = None
+    processes: Positive | Literal["auto"] = 1
+    parallel: Parallel = "ddp"
 
     @model_serializer(mode="wrap")
     def _without_later_keys_unless_wanted(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -70,6 +70,12 @@ class Generators:
         """Take the states `earlier` holds."""
         self.cpu, self.cuda = earlier.cpu, earlier.cuda
 
+    def restart(self, seed: int, device: torch.device) -> None:
+        """Draw from the beginning of `seed` from now on; the process's own generators are left as they were."""
+        with seeded_generators(seed, device) as fresh:
+            pass
+        self.cpu, self.cuda = fresh.cpu, fresh.cuda
+
     @contextlib.contextmanager
     def active(self, device: torch.device) -> Iterator[None]:
         """Let the block draw from these states, then keep where they got to and give the process its own back.

@@ -16,6 +16,7 @@ from model.determinism import Generators, seeded_generators
 from model.errors import InvalidInput, StateMismatch
 from model.gpt import GPT
 from model.optimizer import make_optimizer
+from model.parallel import ALONE, Ranks, fill, whole
 from model.weights import WEIGHT_PREFIX, describe_mismatch
 
 Group = Literal["weights", "optimizer", "trainer"]
@@ -46,8 +47,10 @@ class TrainState:
         generators: Generators,
         global_batch: int,
         network: Callable[[Tensor], Tensor],
+        ranks: Ranks = ALONE,
     ) -> None:
         """Hold the parts; `network` is `model` or its compiled form. Most callers want `fresh`."""
+        self.ranks = ranks
         self.model = model
         self.optimizer = optimizer
         self.scaler = scaler
@@ -58,11 +61,17 @@ class TrainState:
 
     @classmethod
     def fresh(
-        cls, model_config: ModelConfig, training_config: TrainingConfig, vocab_size: int, device: torch.device
+        cls,
+        model_config: ModelConfig,
+        training_config: TrainingConfig,
+        vocab_size: int,
+        device: torch.device,
+        ranks: Ranks = ALONE,
     ) -> Self:
         """Make the state of step 0, a pure function of configs and vocabulary (weights are equal on every device).
 
-        The process's own generators are left as they were. Precision and kernels must be chosen.
+        Each of the `ranks` makes it, all at once. The process's own generators are left as they were. Precision and
+        kernels must be chosen.
         """
         if "auto" in (training_config.precision, training_config.kernels):
             raise InvalidInput("precision and kernels must be chosen before a state is made: see choose_mode")
@@ -72,6 +81,7 @@ class TrainState:
         model.attend_by_blocks(training_config.kernels == "fused")
         if training_config.compile and training_config.kernels == "fused":
             compile_layers(model)
+        ranks.spread(model, device)
         return cls(
             model=model,
             optimizer=make_optimizer(model, training_config),
@@ -79,6 +89,7 @@ class TrainState:
             generators=generators,
             global_batch=training_config.global_batch,
             network=torch.compile(model) if training_config.compile and training_config.kernels == "stock" else model,
+            ranks=ranks,
         )
 
     @property
@@ -99,7 +110,8 @@ class TrainState:
     def named_tensors(self) -> tuple[NamedTensor, ...]:
         """Copy the whole state to host memory, sorted by name; later training cannot change the copies."""
         return tuple(
-            replace(named, tensor=named.tensor.to("cpu", copy=True).contiguous()) for named in self.live_tensors()
+            replace(named, tensor=whole(named.tensor).to("cpu", copy=True).contiguous())
+            for named in self.live_tensors()
         )
 
     @torch.no_grad()
@@ -118,7 +130,7 @@ class TrainState:
             raise StateMismatch(f"cursor={cursor} must be step={step} times global_batch={self.global_batch}")
         for name, group, tensor in self._live():
             if group != "trainer":
-                tensor.copy_(tensors[name])
+                fill(tensor, tensors[name])
         self._load_trainer(tensors)
         self.optimizer.zero_grad(set_to_none=True)
 

@@ -9,11 +9,12 @@ from torch import Tensor
 from model.batch_loader import Batch, BatchLoader, gather_batch
 from model.configuration import Precision, TrainingConfig
 from model.determinism import Generators
-from model.errors import InvalidInput
+from model.errors import InvalidInput, TokenOutOfRange
 from model.head_loss import head_loss
 from model.loss import token_loss
 from model.optimizer import set_learning_rate
 from model.padded_head_loss import padded_head_loss
+from model.parallel import whole
 from model.sample_order import SampleOrder
 from model.schedule import learning_rate
 from model.token_windows import TokenWindows
@@ -98,22 +99,45 @@ def _prepare(
         state.step + 1, steps=training.steps, warmup_steps=training.warmup_steps, lr=training.lr, min_lr=training.min_lr
     )
     set_learning_rate(state.optimizer, rate)
-    batch = gather_batch(windows, order.windows_of(state.step)) if loader is None else loader.batch(state.step)
+    batch = _gather(state, windows, order, loader)
+    if (seed := state.ranks.step_seed(training.seed, state.step)) is not None:
+        state.generators.restart(seed, state.device)
     state.optimizer.zero_grad(set_to_none=True)
     return rate, batch
 
 
+def _gather(state: TrainState, windows: TokenWindows, order: SampleOrder, loader: BatchLoader | None) -> Batch:
+    """This rank's rows of the step's batch; a token out of range in anybody's share is raised on every rank."""
+    batch, found = None, False
+    try:
+        batch = (
+            gather_batch(windows, order.windows_of(state.step)[state.ranks.rows(order.global_batch)])
+            if loader is None
+            else loader.batch(state.step)
+        )
+    except TokenOutOfRange:
+        if state.ranks.size == 1:
+            raise
+        found = True
+    if state.ranks.any(found):
+        gather_batch(windows, order.windows_of(state.step))
+    assert batch is not None
+    return batch
+
+
 def _accumulate(state: TrainState, batch: Batch, *, micro_batch: int, training: TrainingConfig) -> Tensor:
-    losses: list[Tensor] = []
+    ranks, losses = state.ranks, list[Tensor]()
     parts = batch.tokens.split(micro_batch)  # each (b, T+1)
-    for part in parts:
+    for number, part in enumerate(parts, start=1):
         tokens = part.to(state.device, non_blocking=True)  # asynchronous from page-locked memory only
         # The last part may be smaller: weighting by samples makes the sum the mean over the whole batch.
-        loss = mean_loss(state, tokens, training) * (len(part) / len(batch.tokens))
-        scaled: Tensor = loss if state.scaler is None else state.scaler.scale(loss)
-        scaled.backward()
+        with ranks.accumulating(is_last=number == len(parts)):
+            mean: Tensor = ranks.forward(mean_loss, state, tokens, training)
+            loss = mean * ranks.weight(len(part), state.global_batch)
+            scaled: Tensor = loss if state.scaler is None else state.scaler.scale(loss)
+            scaled.backward()
         losses.append(loss.detach())
-    return torch.stack(losses)  # (micro-batches,)
+    return ranks.combine(torch.stack(losses))  # (micro-batches,), or (1,) of all ranks
 
 
 def mean_loss(state: TrainState, tokens: Tensor, training: TrainingConfig) -> Tensor:
@@ -135,7 +159,7 @@ def _clip(state: TrainState, *, limit: float) -> Tensor:
     norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     if limit > 0:
         torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
-    return norm
+    return whole(norm)
 
 
 def _update(state: TrainState) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from model.errors import StateMismatch
 from model.gpt import GPT
+from model.parallel import fill
 
 WEIGHT_PREFIX = "model."
 """Stands before every parameter's name in the "weights" group of a train state."""
@@ -43,4 +44,4 @@ def load_weights(model: GPT, tensors: Mapping[str, Tensor]) -> None:
     if difference := describe_mismatch(expected, offered):
         raise StateMismatch(f"weights do not fit the model ({difference}); use the config the checkpoint was made with")
     for name, parameter in expected.items():
-        parameter.copy_(offered[name])
+        fill(parameter, offered[name])

@@ -2,7 +2,7 @@
 
 Run as `python -m tasks.trainer`. Owns loading, the loop and staging in the background. Refuses the run log: it never
 commits, so however it dies, nothing it did counts until its parent says so. It dies with its parent: end of file on
-stdin ends it at once.
+stdin ends it at once. Where one model has several processes, each is one of these, started by torchrun's agent.
 """
 
 import os
@@ -34,7 +34,9 @@ from tasks.practice_faults import BAD_DATA, OOM, TRAINER_KINDS, due, flip_byte, 
 from tasks.training.checkpoint_reading import CheckpointReading
 from tasks.training.host_copy import HostCopy
 from tasks.training.initial_weights import read_initial_weights
-from tasks.training.parent_line import ParentLine, die
+from tasks.training.parent_line import Line
+from tasks.training.rank_line import Place, fall, join, open_line, own_threads
+from tasks.training.shared_staging import SharedStaging
 from tasks.training.staging import HostCheckpoint, Reports, Staging
 from tasks.training.tensor_exchange import to_group, to_tensors
 from tasks.training.trainer_protocol import (
@@ -52,26 +54,43 @@ from tasks.training.training_data import TrainingData
 class Trainer:
     """One attempt's training: state, data, and the staging that overlaps it."""
 
-    def __init__(self, order: TrainerOrder, line: ParentLine, stop: threading.Event) -> None:
-        """Open data and state; resumes from the order's checkpoint, verified on the way in."""
+    def __init__(self, order: TrainerOrder, line: Line, stop: threading.Event, place: Place | None = None) -> None:
+        """Open data and state; resumes from the order's checkpoint, verified on the way in.
+
+        `place` is this process's among several; without one it is the only one.
+        """
         self._order, self._line, self._stop = order, line, stop
+        place = place or Place(device=resolve_device(order.training.device))
+        self._ranks, device = place.ranks, place.device
         self._started = time.monotonic()
         self._store = open_store(order.store_url)
         self._prefix = run_prefix(order.run_id)
-        device = resolve_device(order.training.device)
         host_copy = HostCopy(device)
         self._resumed = CheckpointReading(self._store, order.resume, host_copy)
         data = TrainingData.opened(self._store, order)
-        self._windows, self._sample_order, self._probe = data.windows, data.order, data.probe
+        self._windows, self._sample_order = data.windows, data.order
+        # A forward through a sharded model takes all of them; otherwise rank 0 measures while the others wait.
+        self._probe = data.probe if self._ranks.is_first or self._ranks.is_sharded else None
         training = order.training.model_copy(update={"activation_checkpointing": order.activation_checkpointing})
-        self._state = TrainState.fresh(order.model, training, data.vocab_size, device)
+        self._state = TrainState.fresh(order.model, training, data.vocab_size, device, self._ranks)
         if training.mask_documents:
             self._state.model.boundary_id = data.end_of_text_id
-        self._loader = BatchLoader(self._windows, self._sample_order, self._state.device, end_step=order.training.steps)
+        self._loader = BatchLoader(
+            self._windows,
+            self._sample_order,
+            self._state.device,
+            end_step=order.training.steps,
+            rows=self._ranks.rows(order.training.global_batch),
+        )
         self._steps = StepLog(self._store, self._prefix, order.attempt, spool_dir=order.work_dir)
-        self._faults, self._train_files = parse_faults(order.faults), data.files
-        reports = Reports(staged=self._on_staged, waiting=self._on_waiting, failed=partial(die, line))
-        self._staging = Staging(self._store, reports, patience_seconds=order.patience_seconds, host_copy=host_copy)
+        self._faults = parse_faults(order.faults) if self._ranks.is_first else ()
+        self._train_files = data.files
+        reports = Reports(staged=self._on_staged, waiting=self._on_waiting, failed=partial(fall, line))
+        tensors = self._state.live_tensors()
+        shared = SharedStaging(self._ranks, place.meeting, tensors) if place.meeting else None
+        self._staging = Staging(
+            self._store, reports, patience_seconds=order.patience_seconds, host_copy=host_copy, shared=shared
+        )
         self._losses: deque[float] = deque(maxlen=BASELINE + order.divergence.patience_steps)
         self._tokens = 0
         self._lr = 0.0
@@ -123,12 +142,13 @@ class Trainer:
                 step=outcome.step, stopped=outcome.stopped, tokens=self._tokens, gpu_seconds=self._gpu_seconds()
             )
         )
-        self._staging.begin(checkpoint, before=self._steps.publish)
+        self._staging.begin(checkpoint, before=self._steps.publish if self._ranks.is_first else _nothing)
 
     def finish(self) -> None:
-        """Stop reading ahead, and wait until the checkpoint under way is staged."""
+        """Stop reading ahead, and wait until the checkpoint under way is staged, by every rank."""
         self._loader.close()
         self._staging.wait()
+        self._ranks.any(False)
 
     def _train_until(self, until_step: int) -> LoopOutcome:
         return train_until(
@@ -139,7 +159,7 @@ class Trainer:
             training=self._order.training,
             micro_batch=self._order.micro_batch,
             on_step=self._on_step,
-            stop_requested=self._stop.is_set,
+            stop_requested=lambda: self._ranks.any(self._stop.is_set()),
             probe=self._probe,
             loader=self._loader,
             reading=usual_reading(self._state, at=[fault.number for fault in self._faults]),
@@ -185,6 +205,13 @@ class Trainer:
     def _on_step(self, record: StepRecord) -> None:
         self._lr = record.lr
         self._tokens += self._order.training.global_batch * self._order.model.block_size
+        if self._ranks.is_first:
+            self._tell(record)
+        self._check_course(record)
+        for kind in due(self._faults, self._store, self._prefix, record.step, kinds=TRAINER_KINDS):
+            self._strike(kind)
+
+    def _tell(self, record: StepRecord) -> None:
         self._steps.write(
             StepLine(
                 attempt=self._order.attempt,
@@ -202,9 +229,6 @@ class Trainer:
                 sample=record.sample,
             )
         )
-        self._check_course(record)
-        for kind in due(self._faults, self._store, self._prefix, record.step, kinds=TRAINER_KINDS):
-            self._strike(kind)
 
     def _strike(self, kind: str) -> None:
         """Practise a failure: the allocator's and the data's need what only this process has."""
@@ -218,28 +242,32 @@ class Trainer:
             strike_process(kind)
 
     def _gpu_seconds(self) -> float:
-        return time.monotonic() - self._started
+        return (time.monotonic() - self._started) * self._ranks.size
 
 
 def main() -> None:
     """Serve one attempt: read the order, then commands until told to finish."""
-    line, stop = ParentLine(), threading.Event()
+    line, stop = open_line(), threading.Event()
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):  # schedulers send theirs to every process of a job
         signal.signal(number, lambda *_: stop.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         choose_deterministic_kernels()  # while the order is still on its way
         order = line.order()
-        make_deterministic(seed=order.training.seed, threads=order.threads)
-        trainer = Trainer(order, line, stop)
+        make_deterministic(seed=order.training.seed, threads=own_threads(order.threads))
+        trainer = Trainer(order, line, stop, join(line, order))
         trainer.resume()
         while isinstance(command := line.next_command(), TrainUntil):
             trainer.train_segment(command.step)
         trainer.finish()
     except Exception as error:
-        die(line, error)
+        fall(line, error)
     # Interpreter shutdown of a torch process takes long and has nothing left to save.
     os._exit(0)
+
+
+def _nothing() -> None:
+    """What only rank 0 does."""
 
 
 if __name__ == "__main__":

@@ -59,6 +59,15 @@ class StagedCheckpoint:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class OtherWriters:
+    """What the first of several writers asks: the state's digest, of which it holds a part, and what they wrote."""
+
+    count: int
+    digest: Callable[[], str]
+    written: Callable[[], tuple[ManifestObject, ...]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedCheckpoint:
     """A verified checkpoint: every byte hashed to what the log says."""
 
@@ -73,6 +82,24 @@ def checkpoint_prefix(run_prefix: str, *, step: int, attempt: int) -> str:
     return f"{run_prefix}/checkpoints/step-{step:08d}-attempt-{attempt:04d}"
 
 
+def stage_share(
+    store: ObjectStore,
+    *,
+    prefix: str,
+    groups: Sequence[TensorGroup],
+    writer: int,
+    writers: int,
+    shard_bytes: int = DEFAULT_SHARD_BYTES,
+    uploads: int = 1,
+    thread_start: Callable[[], None] | None = None,
+) -> tuple[ManifestObject, ...]:
+    """Upload what one of several writers holds, `writer` counted from 0; whoever completes the checkpoint names it."""
+    shards = [named for group in groups for named in _named_shards(group, shard_bytes, writer, writers)]
+    with transfers(uploads, thread_start) as run:
+        writes = [(name, run(write_shard, store, f"{prefix}/{name}", shard)) for name, shard in shards]
+        return tuple(_object(name, written()) for name, written in writes)
+
+
 def stage_checkpoint(
     store: ObjectStore,
     *,
@@ -84,19 +111,23 @@ def stage_checkpoint(
     shard_bytes: int = DEFAULT_SHARD_BYTES,
     uploads: int = 1,
     thread_start: Callable[[], None] | None = None,
+    others: OtherWriters | None = None,
 ) -> StagedCheckpoint:
     """Upload shards, `uploads` at a time, trainer document and, last, the manifest; returns what a commit names.
 
-    `thread_start` is called first in each thread there is beside the caller's, such as to lower its priority.
+    `thread_start` is called first in each thread there is beside the caller's, such as to lower its priority. With
+    `others` this is the first of several writers, and the manifest waits for what they write.
     """
-    shards = [named for group in groups for named in _named_shards(group, shard_bytes)]
+    writers = 1 if others is None else others.count + 1
+    shards = [named for group in groups for named in _named_shards(group, shard_bytes, 0, writers)]
     records = [*(record for group in groups for record in group.records), *trainer.records()]
     with transfers(uploads, thread_start) as run:
-        digest = run(state_sha256, sorted(records, key=name_of))
+        digest = run(state_sha256, sorted(records, key=name_of)) if others is None else others.digest
         writes = [(name, run(write_shard, store, f"{prefix}/{name}", shard)) for name, shard in shards]
         document = [memoryview(encode_trainer_document(trainer))]
         writes.append((TRAINER, run(write_pieces, store, f"{prefix}/{TRAINER}", document)))
         objects, state_digest = tuple(_object(name, written()) for name, written in writes), digest()
+    objects += () if others is None else others.written()
     manifest = Manifest(
         version=MANIFEST_VERSION,
         run_id=run_id,
@@ -267,7 +298,12 @@ def _object(name: str, written: WrittenObject) -> ManifestObject:
     return ManifestObject(name=name, bytes=written.bytes, sha256=written.sha256)
 
 
-def _named_shards(group: TensorGroup, shard_bytes: int) -> Iterator[tuple[str, list[TensorRecord]]]:
+def _named_shards(
+    group: TensorGroup, shard_bytes: int, writer: int, writers: int
+) -> Iterator[tuple[str, list[TensorRecord]]]:
+    if writers > 1 and not group.records:
+        return
+    part = f"{group.name}-writer-{writer + 1}-of-{writers}" if writers > 1 else group.name
     shards = cut_shards(group.records, shard_bytes)
     for number, shard in enumerate(shards, start=1):
-        yield f"{group.name}-{number:05d}-of-{len(shards):05d}.safetensors", shard
+        yield f"{part}-{number:05d}-of-{len(shards):05d}.safetensors", shard

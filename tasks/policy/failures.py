@@ -12,6 +12,8 @@ from enum import StrEnum
 PREEMPTED_EXIT_CODE = 75
 ORPHANED_EXIT_CODE = 76
 """The trainer's own exit when its parent is gone."""
+PEER_LOST_EXIT_CODE = 77
+"""A rank's own exit when another rank is gone: whatever ended that one is the reason."""
 
 
 class TerminationReason(StrEnum):
@@ -131,6 +133,7 @@ _BY_EXIT = {
     -signal.SIGTERM: (TerminationReason.PREEMPTED, "the trainer was ended by SIGTERM before it could stop in order"),
     -signal.SIGINT: (TerminationReason.CANCELLED, "a person interrupted the trainer itself"),
     ORPHANED_EXIT_CODE: (TerminationReason.LOST, "the trainer found its parent gone"),
+    PEER_LOST_EXIT_CODE: (TerminationReason.LOST, "a rank of the trainer vanished on another machine"),
 }
 _SHELL_SIGNAL = 128
 """A shell or a container tells a signal as 128 + its number."""

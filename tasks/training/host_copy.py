@@ -7,7 +7,7 @@ Source: PyTorch, "A guide on good usage of non_blocking and pin_memory"; NumPy a
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from model.parallel import whole
 from model.train_state import NamedTensor
 from tasks.training.background_priority import give_way
 
@@ -43,16 +44,25 @@ class HostCopy:
             self._preparing = threading.Thread(target=self._reserve_quietly, args=(wanted,), name="host-copy")
             self._preparing.start()
 
-    def take(self, tensors: Sequence[NamedTensor]) -> tuple[NamedTensor, ...]:
-        """Copy the tensors into the block, over whatever it held, and return the copies, which are views of it."""
-        pieces = self._pieces(_sizes(tensors))
+    def take(
+        self, tensors: Sequence[NamedTensor], is_own: Callable[[str], bool] = lambda _: True
+    ) -> tuple[NamedTensor, ...]:
+        """Copy the tensors into the block, over whatever it held, and return the copies, which are views of it.
+
+        Only those whose name `is_own` are kept; of sharded ones every rank must be asked for all.
+        """
+        kept = [named for named in tensors if is_own(named.name)]
+        pieces = self._pieces(_sizes(kept))
         copies = tuple(
             replace(named, tensor=piece.view(named.tensor.dtype).view(named.tensor.shape))  # (bytes,) to its shape
-            for named, piece in zip(tensors, pieces, strict=True)
+            for named, piece in zip(kept, pieces, strict=True)
         )
+        targets = {copy.name: copy.tensor for copy in copies}
         with torch.no_grad():
-            for named, copy in zip(tensors, copies, strict=True):
-                copy.tensor.copy_(named.tensor, non_blocking=True)
+            for named in tensors:
+                values = whole(named.tensor)
+                if named.name in targets:
+                    targets[named.name].copy_(values, non_blocking=True)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return copies

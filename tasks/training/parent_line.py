@@ -8,7 +8,7 @@ import queue
 import sys
 import threading
 import traceback
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from tasks.policy.failures import ORPHANED_EXIT_CODE
 from tasks.training.trainer_protocol import (
@@ -21,6 +21,19 @@ from tasks.training.trainer_protocol import (
     decode_message,
     encode_message,
 )
+
+
+class Line(Protocol):
+    """What a trainer asks of its line, alone or as one of several ranks."""
+
+    def order(self) -> TrainerOrder:
+        """Wait for the order."""
+
+    def next_command(self) -> Command:
+        """Wait for the next command."""
+
+    def send(self, event: Event) -> None:
+        """Tell the parent."""
 
 
 class ParentLine:
@@ -62,7 +75,7 @@ class ParentLine:
         os._exit(ORPHANED_EXIT_CODE)
 
 
-def die(line: ParentLine, error: BaseException) -> NoReturn:
+def die(line: Line, error: BaseException) -> NoReturn:
     """Speak the last words and leave at once, whatever other threads do."""
     trace = traceback.format_exception(error)
     sys.stderr.write("".join(trace))

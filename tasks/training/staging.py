@@ -9,19 +9,32 @@ Refuses to commit anything.
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import torch
 
 from model.train_state import NamedTensor
-from storage.checkpoints.checkpoint import StagedCheckpoint, TensorGroup, stage_checkpoint
+from storage.checkpoints.checkpoint import (
+    OtherWriters,
+    StagedCheckpoint,
+    TensorGroup,
+    stage_checkpoint,
+    stage_share,
+)
+from storage.checkpoints.manifest import ManifestObject
+from storage.checkpoints.tensor_record import TensorRecord
 from storage.checkpoints.trainer_document import TrainerDocument
 from storage.errors import StorageError
 from storage.stores.object_store import ObjectStore
 from tasks.store_patience import run_patience
 from tasks.training.background_priority import give_way
 from tasks.training.host_copy import HostCopy
+from tasks.training.shared_staging import SharedStaging
 
+T = TypeVar("T")
 _SIGN_SECONDS = 2.0
 _TRANSFERS = 4
 """Shards written at once: enough to keep a disk or a connection busy while others are hashed."""
@@ -51,9 +64,16 @@ class Staging:
     """At most one checkpoint on its way."""
 
     def __init__(
-        self, store: ObjectStore, reports: Reports, *, patience_seconds: float, host_copy: HostCopy | None = None
+        self,
+        store: ObjectStore,
+        reports: Reports,
+        *,
+        patience_seconds: float,
+        host_copy: HostCopy | None = None,
+        shared: SharedStaging | None = None,
     ) -> None:
-        """Start with nothing to stage; `host_copy` is this object's from now on."""
+        """Start with nothing to stage; `host_copy` is this object's from now on. Several ranks share the work."""
+        self._shared = shared
         self._store, self._reports, self._patience = store, reports, run_patience(patience_seconds)
         self._host_copy = host_copy or HostCopy(torch.device("cpu"))
         self._thread: threading.Thread | None = None
@@ -61,12 +81,17 @@ class Staging:
 
     def prepare(self, tensors: Sequence[NamedTensor]) -> None:
         """Make the memory that copies of these tensors will need, in the background: call it before training."""
-        self._host_copy.prepare(tensors)
+        shared = self._shared
+        self._host_copy.prepare([named for named in tensors if shared is None or shared.is_own(named.name)])
 
     def copy(self, tensors: Sequence[NamedTensor]) -> tuple[NamedTensor, ...]:
         """Return host copies, which stay as they are until the next call; waits for a checkpoint still being read."""
         self.wait()
-        return self._host_copy.take(tensors)
+        return (
+            self._host_copy.take(tensors)
+            if self._shared is None
+            else self._host_copy.take(tensors, self._shared.is_own)
+        )
 
     def begin(self, checkpoint: HostCheckpoint, before: Callable[[], None]) -> None:
         """Wait for the one under way, then stage `checkpoint` in the background, calling `before` there first."""
@@ -84,22 +109,48 @@ class Staging:
 
     def _run(self, checkpoint: HostCheckpoint, before: Callable[[], None]) -> None:
         give_way()
+        shared = self._shared
         try:
-            self._reports.staged(self._patiently(checkpoint, before))
+            with ThreadPoolExecutor(1, "digest", initializer=give_way) as background:
+                if shared is None:
+                    self._complete(checkpoint, before, None)
+                elif shared.ranks.is_first:
+                    records = [*_payload(checkpoint), *checkpoint.document.records()]
+                    digest = background.submit(shared.digest, records).result
+                    self._complete(checkpoint, before, shared.others(checkpoint.document.step, digest))
+                else:
+                    handing_over = background.submit(shared.hand_over, _payload(checkpoint))
+                    objects = self._patiently(checkpoint, partial(self._stage_share, checkpoint, shared))
+                    shared.tell_written(checkpoint.document.step, objects)
+                    handing_over.result()
         except Exception as error:
             self._reports.failed(error)
 
-    def _patiently(self, checkpoint: HostCheckpoint, before: Callable[[], None]) -> StagedCheckpoint:
+    def _complete(self, checkpoint: HostCheckpoint, before: Callable[[], None], others: OtherWriters | None) -> None:
         def stage() -> StagedCheckpoint:
             before()
-            return self._stage(checkpoint)
+            return self._stage(checkpoint, others)
 
+        self._reports.staged(self._patiently(checkpoint, stage))
+
+    def _patiently(self, checkpoint: HostCheckpoint, stage: Callable[[], T]) -> T:
         def told(error: StorageError, seconds: float) -> None:
             self._reports.waiting(checkpoint.document.step, str(error), seconds)
 
         return self._patience.ask(stage, told=told)
 
-    def _stage(self, checkpoint: HostCheckpoint) -> StagedCheckpoint:
+    def _stage_share(self, checkpoint: HostCheckpoint, shared: SharedStaging) -> tuple[ManifestObject, ...]:
+        return stage_share(
+            self._store,
+            prefix=checkpoint.prefix,
+            groups=checkpoint.groups,
+            writer=shared.ranks.rank,
+            writers=shared.ranks.size,
+            uploads=_TRANSFERS,
+            thread_start=give_way,
+        )
+
+    def _stage(self, checkpoint: HostCheckpoint, others: OtherWriters | None) -> StagedCheckpoint:
         return stage_checkpoint(
             self._store,
             run_id=checkpoint.run_id,
@@ -109,4 +160,9 @@ class Staging:
             trainer=checkpoint.document,
             uploads=_TRANSFERS,
             thread_start=give_way,
+            others=others,
         )
+
+
+def _payload(checkpoint: HostCheckpoint) -> list[TensorRecord]:
+    return [record for group in checkpoint.groups for record in group.records]

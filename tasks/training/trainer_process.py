@@ -15,11 +15,13 @@ from tasks.attempt.watchdog import Watch
 from tasks.errors import TrainerGone
 from tasks.policy.failures import LastWords
 from tasks.training.trainer_child import TrainerChild
+from tasks.training.trainer_group import rank_stderr
 from tasks.training.trainer_protocol import (
     Command,
     Dying,
     Event,
     Finish,
+    RankEnded,
     Ready,
     SegmentDone,
     Staged,
@@ -62,6 +64,8 @@ class TrainerProcess:
         self._gone = False
         self.last_step: StepDone | None = None
         self.last_words: LastWords | None = None
+        self._rank_ended: RankEnded | None = None
+        self._order = order
         self._listener = threading.Thread(target=self._listen, name=f"trainer-{order.attempt}", daemon=True)
         self._listener.start()
         self._write(order.model_dump_json().encode() + b"\n")
@@ -116,11 +120,13 @@ class TrainerProcess:
         """Wait for the child's end and return its exit code (negative: the signal that killed it)."""
         code = self._child.wait()
         self._listener.join()
-        return code
+        return self._rank_ended.exit_code if self._rank_ended else code
 
     def stderr_tail(self) -> tuple[str, ...]:
-        """Return the last lines the child wrote to stderr."""
-        return tail_of(self.stderr_path)
+        """Return the last lines the child wrote to stderr; of several ranks, the one that ended them all."""
+        ended, order = self._rank_ended, self._order
+        own = tail_of(rank_stderr(order.work_dir, order.attempt, ended.rank)) if ended else ()
+        return own or tail_of(self.stderr_path)
 
     def _send(self, command: Command) -> None:
         self._write(encode_message(command))
@@ -178,7 +184,7 @@ class TrainerProcess:
                     state_sha256=event.state_sha256,
                     bytes=event.bytes,
                 )
-            case Dying():
+            case Dying() if self.last_words is None:  # of several ranks the first says why
                 self.last_words = LastWords(
                     exception=event.exception,
                     message=event.message,
@@ -187,6 +193,8 @@ class TrainerProcess:
                     windows=event.windows,
                     spike_step=event.spike_step,
                 )
+            case RankEnded():
+                self._rank_ended = event
             case _:
                 pass
 

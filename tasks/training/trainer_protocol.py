@@ -39,6 +39,9 @@ class TrainerOrder(BaseModel):
     work_dir: Path
     prompt: str
     faults: str
+    processes: int = 1
+    nodes: int = 1
+    rendezvous: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,8 +122,16 @@ class Dying:
     spike_step: int | None = None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankEnded:
+    """Event of the process that started several ranks: this one's end, negative for a signal, ended them all."""
+
+    rank: int
+    exit_code: int
+
+
 Command = TrainUntil | Finish
-Event = Ready | StepDone | SegmentDone | Staged | Waiting | Dying
+Event = Ready | StepDone | SegmentDone | Staged | Waiting | Dying | RankEnded
 _MESSAGES: dict[str, type] = {
     "train-until": TrainUntil,
     "finish": Finish,
@@ -130,6 +141,7 @@ _MESSAGES: dict[str, type] = {
     "staged": Staged,
     "waiting": Waiting,
     "dying": Dying,
+    "rank-ended": RankEnded,
 }
 _NAMES = {record: name for name, record in _MESSAGES.items()}
 

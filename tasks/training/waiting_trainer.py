@@ -5,12 +5,13 @@ waiting is never used, and that none is left when the run could not begin. Refus
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 
-from tasks.training.trainer_child import TrainerChild
+from tasks.training.trainer_child import TRAINER_COMMAND, TrainerChild
 
 _START_SECONDS = 5.0
 """About what a trainer imports in; one that waits for longer only holds memory."""
@@ -23,6 +24,14 @@ class WaitingTrainer:
         """Start nothing yet."""
         self._start = start
         self._child: TrainerChild | None = None
+        self._command: tuple[str, ...] = TRAINER_COMMAND
+
+    def use(self, command: Sequence[str]) -> None:
+        """Start trainers by this command from now on; one that waits and was started by another is of no use."""
+        if tuple(command) != self._command:
+            self._command = tuple(command)
+            self._start = partial(TrainerChild, command=self._command)
+            self._discard()
 
     def begin(self, work_dir: Path) -> None:
         """Start one whose stderr lies in `work_dir`, unless one is waiting already."""
