@@ -10,6 +10,7 @@ import msgspec
 
 from storage.snapshots.document_index import SPLITS, SplitName
 from storage.snapshots.token_shard import ShardSchema
+from storage.stores.object_store import is_key
 
 SNAPSHOT_VERSION = 1
 
@@ -51,8 +52,10 @@ class SnapshotObject:
 
     def __post_init__(self) -> None:
         """Refuse a key that is not a plain name, so that a manifest can point only into its own folder."""
-        if not self.key or "/" in self.key or self.key.startswith("."):
-            raise ValueError(f"key = {self.key!r}: must be a plain file name")
+        if "/" in self.key or not is_key(self.key):
+            raise ValueError(f"key = {self.key[:80]!r}: must be a plain file name")
+        if self.bytes < 0 or (self.tokens is not None and self.tokens < 0):
+            raise ValueError(f"{self.key}: bytes {self.bytes}, tokens {self.tokens}: must not be negative")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
