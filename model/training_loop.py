@@ -4,6 +4,7 @@ Owns the loop, its records and when losses are read. Refuses to know segments, c
 told where to stop, asks whether to stop earlier, and reports to a function.
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection
@@ -67,11 +68,12 @@ LATE_STEPS = 10
 def usual_reading(state: TrainState, *, at: Collection[int] = ()) -> Reading:
     """Read late on an accelerator, but at once after the steps `at`; each step on a CPU, which has nothing to wait for.
 
-    In fp16 the scaler's own decision has to be read each step.
+    In fp16 the scaler's own decision has to be read each step. Several ranks must read after the same steps, to raise
+    the same error in the same place: no clock decides there.
     """
     if state.device.type == "cpu" or state.scaler is not None:
         return AT_ONCE
-    return Reading(every_steps=LATE_STEPS, at=at)
+    return Reading(every_steps=LATE_STEPS, every_seconds=1.0 if state.ranks.size == 1 else math.inf, at=at)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,315 @@
+"""One turn of `bench_gpu`, in a process of its own: train as one contender, or train for the bits, or copy the state.
+
+Imports torch, NumPy, pydantic, psutil and nothing that a bare PyTorch machine would lack.
+"""
+
+import hashlib
+import importlib.util
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from model.batch_loader import BatchLoader
+from model.configuration import ModelConfig, TrainingConfig
+from model.determinism import make_deterministic, resolve_device
+from model.errors import NonFiniteLoss
+from model.sample_order import SampleOrder
+from model.token_windows import TokenWindows
+from model.train_state import TrainState
+from model.training_loop import AT_ONCE, LATE_STEPS, Reading, train_until
+from model.utilization import measured_peak_flops, memory_bytes
+from tests.benchmarks.bench_step import text_tokens
+
+NANOGPT, NANOGPT_COMPILED = "nanogpt", "nanogpt-compiled"
+LEARNING_RATE = 6e-4
+NEVER = 2**30
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contender:
+    """A way to train: configuration, when losses are read, whether batches are read ahead, whether order matters."""
+
+    training: Mapping[str, Any] = field(default_factory=dict)
+    reads_at_once: bool = False
+    reads_ahead: bool = True
+    deterministic: bool = True
+
+
+FUSED, COMPILED = {"precision": "bf16", "kernels": "fused"}, {"compile": True}
+STOCK = {"precision": "bf16", "kernels": "stock"}
+CONTENDERS: Mapping[str, Contender] = {
+    "stock": Contender(training=STOCK),
+    "fused": Contender(training=FUSED),
+    "fused-compiled": Contender(training=FUSED | COMPILED),
+    "stock-compiled": Contender(training=STOCK | COMPILED),
+    "fused-read-at-once": Contender(training=FUSED, reads_at_once=True),
+    "fused-not-read-ahead": Contender(training=FUSED, reads_ahead=False),
+    "fused-any-order": Contender(training=FUSED, deterministic=False),
+    "fused-compiled-any-order": Contender(training=FUSED | COMPILED, deterministic=False),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """A network and its vocabulary in ids; nanoGPT pads its own, `padded` to."""
+
+    model: ModelConfig
+    vocab_size: int
+    padded: int
+
+
+def recipe(layers: int, heads: int, width: int, block: int, vocab_size: int, padded: int, dropout: float) -> Recipe:
+    """Put a recipe together."""
+    shape = ModelConfig(n_layer=layers, n_head=heads, n_embd=width, block_size=block, dropout=dropout, bias=False)
+    return Recipe(model=shape, vocab_size=vocab_size, padded=padded)
+
+
+def recipe_of(name: str, dropout: float = 0.0) -> Recipe:
+    """Return the recipe of this name; without biases, as nanoGPT trains it."""
+    shapes = {
+        "tiny": (2, 2, 32, 32, 211, 256),
+        "gpt2": (12, 12, 768, 1024, 50257, 50304),
+        "gpt2-medium": (24, 16, 1024, 1024, 50257, 50304),
+        "gpt2-large": (36, 20, 1280, 1024, 50257, 50304),
+    }
+    return recipe(*shapes[name], dropout)
+
+
+RECIPES = ("tiny", "gpt2", "gpt2-medium", "gpt2-large")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """What a turn is to do; `batch` in windows, `steps` in each of `segments`."""
+
+    contender: str
+    recipe: str
+    device: str
+    batch: int
+    steps: int
+    segments: int
+    nanogpt: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turn:
+    """What it took: median seconds of a step over segments, of the first steps, and bytes at the most."""
+
+    step_seconds: float
+    first_seconds: float
+    loss: float
+    peak_bytes: int
+    peak_flops: float
+    device_name: str
+
+
+class Training:
+    """A run of our own on text every CPython carries."""
+
+    def __init__(self, task: Task, *, dropout: float = 0.0) -> None:
+        """Make the state of step 0."""
+        chosen, self.contender = recipe_of(task.recipe, dropout), CONTENDERS[task.contender]
+        make_deterministic(seed=1, threads=None)
+        if not self.contender.deterministic:
+            torch.use_deterministic_algorithms(False)
+        self.training = TrainingConfig(
+            steps=NEVER,
+            global_batch=task.batch,
+            lr=LEARNING_RATE,
+            min_lr=LEARNING_RATE,
+            warmup_steps=0,
+            **self.contender.training,
+        )
+        self.state = TrainState.fresh(chosen.model, self.training, chosen.vocab_size, resolve_device(task.device))
+        self.windows = TokenWindows([text_tokens(chosen.vocab_size)], chosen.model.block_size, chosen.vocab_size)
+        self.order = SampleOrder(window_count=self.windows.window_count, seed=1, global_batch=task.batch)
+        self.loader = BatchLoader(self.windows, self.order, self.state.device, end_step=NEVER)
+        self.losses: list[float] = []
+
+    def train(self, steps: int, reading: Reading | None = None) -> None:
+        """Take so many steps more; every loss is read when it returns."""
+        late = Reading(every_steps=LATE_STEPS, every_seconds=3600.0)
+        train_until(
+            self.state,
+            self.windows,
+            self.order,
+            until_step=self.state.step + steps,
+            training=self.training,
+            micro_batch=self.training.micro_batch,
+            on_step=lambda record: self.losses.append(record.train_loss),
+            stop_requested=lambda: False,
+            probe=None,
+            loader=self.loader if self.contender.reads_ahead else None,
+            reading=reading or (AT_ONCE if self.contender.reads_at_once else late),
+        )
+
+    def digest(self) -> str:
+        """Return a hash over every tensor of the state."""
+        found = hashlib.sha256()
+        for named in self.state.named_tensors():
+            found.update(named.name.encode())
+            found.update(named.tensor.numpy().tobytes())
+        return found.hexdigest()
+
+
+def take_turn(task: Task) -> Turn:
+    """Train as the task's contender, in segments with every loss read at the end of each."""
+    ours = not task.contender.startswith(NANOGPT)
+    device = resolve_device(task.device)
+    peak = measured_peak_flops(device, "bf16")
+    if ours:
+        training = Training(task)
+        train, losses = training.train, training.losses
+    else:
+        train, losses = nanogpt_training(task)
+    started = time.perf_counter()
+    train(LATE_STEPS)
+    first = time.perf_counter() - started
+    seconds = []
+    for _ in range(task.segments):
+        started = time.perf_counter()
+        train(task.steps)
+        seconds.append((time.perf_counter() - started) / task.steps)
+    return Turn(
+        step_seconds=statistics.median(seconds),
+        first_seconds=first,
+        loss=losses[-1],
+        peak_bytes=memory_bytes(device),
+        peak_flops=peak,
+        device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+    )
+
+
+def bits(task: Task, part: str, folder: Path) -> str:
+    """Train `task.steps` steps as `part` says and return the state's hash; dropout is on, so that it is tried too.
+
+    Parts: `whole`; `at-once`, reading every loss; `first`, half of it, saved to `folder` as if the process died there;
+    `second`, the rest from what was saved; `guarded`, whole but for one bad step on the way, which must change nothing.
+    """
+    training, half = Training(task, dropout=0.1), task.steps // 2
+    late = Reading(every_steps=LATE_STEPS, every_seconds=3600.0)
+    if part == "first":
+        training.train(half, late)
+        torch.save({named.name: named.tensor for named in training.state.named_tensors()}, folder / "state.pt")
+    elif part == "second":
+        training.state.load(torch.load(folder / "state.pt", weights_only=True))
+        training.train(task.steps - half, late)
+    elif part == "guarded":
+        _train_past_a_bad_step(training, task.steps, bad_step=half)
+    else:
+        training.train(task.steps, AT_ONCE if part == "at-once" else late)
+    return training.digest()
+
+
+def _train_past_a_bad_step(training: Training, steps: int, *, bad_step: int) -> None:
+    """Spoil one step's gradient, let later ones follow it unread, and go on where the guard has kept the state."""
+
+    def spoil(gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * float("nan") if training.state.step == bad_step - 1 else gradient
+
+    hook = training.state.model.ln_f.weight.register_hook(spoil)  # at a leaf, which no compiler sees
+    try:
+        training.train(steps, Reading(every_steps=steps, every_seconds=3600.0))
+    except NonFiniteLoss as error:
+        if error.step != bad_step or training.state.step != bad_step - 1:
+            raise
+    else:
+        raise RuntimeError("a step with a gradient that is not a number was not found")
+    finally:
+        hook.remove()
+    training.train(steps - training.state.step, Reading(every_steps=LATE_STEPS, every_seconds=3600.0))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stall:
+    """How long training stops for a checkpoint, beside a plain copy of the same bytes; medians, in seconds."""
+
+    state_bytes: int
+    ours_seconds: float
+    plain_seconds: float
+
+
+def stall(task: Task, *, rounds: int = 5) -> Stall:
+    """Copy the state of a run that trains, into the trainer's memory and by a plain copy into memory at hand."""
+    from tasks.training.host_copy import HostCopy
+
+    training = Training(task)
+    training.train(LATE_STEPS)
+    copy, live = HostCopy(training.state.device), training.state.live_tensors()
+    copy.prepare(live)
+    locked = training.state.device.type == "cuda"
+    flat = [torch.empty(t.tensor.shape, dtype=t.tensor.dtype, pin_memory=locked).fill_(0) for t in live]
+    copy.take(live)
+    seconds: dict[str, list[float]] = {"ours": [], "plain": []}
+    for _ in range(rounds):
+        started = time.perf_counter()
+        copy.take(training.state.live_tensors())
+        seconds["ours"].append(time.perf_counter() - started)
+        started = time.perf_counter()
+        for to, named in zip(flat, live, strict=True):
+            to.copy_(named.tensor, non_blocking=True)
+        _wait(training.state.device)
+        seconds["plain"].append(time.perf_counter() - started)
+        training.train(2)
+    return Stall(
+        state_bytes=sum(named.tensor.nbytes for named in live),
+        ours_seconds=statistics.median(seconds["ours"]),
+        plain_seconds=statistics.median(seconds["plain"]),
+    )
+
+
+def nanogpt_training(task: Task) -> tuple[Callable[[int], None], list[float]]:
+    """Return what takes steps as nanoGPT's train.py does on one accelerator, its model.py read from `task.nanogpt`.
+
+    bf16 autocast, TF32 where it applies, fused AdamW, batches pinned and fetched behind the forward pass, loss read
+    every ten steps as in config/train_gpt2.py; and its table of 50,304 rows.
+    """
+    assert task.nanogpt is not None
+    specification = importlib.util.spec_from_file_location("nanogpt_model", task.nanogpt / "model.py")
+    assert specification is not None and specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[specification.name] = module
+    specification.loader.exec_module(module)
+    chosen, device, losses = recipe_of(task.recipe), resolve_device(task.device), list[float]()
+    torch.manual_seed(1337)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    theirs = module.GPT(module.GPTConfig(vocab_size=chosen.padded, **chosen.model.model_dump())).to(device)
+    optimizer = theirs.configure_optimizers(0.1, LEARNING_RATE, (0.9, 0.95), device.type)
+    network = torch.compile(theirs) if task.contender == NANOGPT_COMPILED else theirs
+    data = torch.from_numpy(text_tokens(chosen.vocab_size).astype("int64"))
+    size, autocast = chosen.model.block_size, torch.autocast(device.type, dtype=torch.bfloat16)
+
+    def get_batch() -> tuple[torch.Tensor, ...]:
+        begins = torch.randint(len(data) - size, (task.batch,)).tolist()
+        pair = (torch.stack([data[i + shift : i + shift + size] for i in begins]) for shift in (0, 1))
+        if device.type == "cuda":
+            return tuple(part.pin_memory().to(device, non_blocking=True) for part in pair)
+        return tuple(pair)
+
+    waiting = [get_batch()]
+
+    def train(steps: int) -> None:
+        for number in range(steps):
+            with autocast if device.type == "cuda" else nullcontext():
+                _, loss = network(*waiting.pop())
+            waiting.append(get_batch())
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            if number % 10 == 0 or number == steps - 1:
+                losses.append(float(loss.item()))
+
+    return train, losses
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,89 @@
+"""What only a CUDA device can show: run with `pytest -m gpu`."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from model.batch_loader import BatchLoader
+from model.compilation import can_compile
+from model.determinism import make_deterministic
+from model.errors import NonFiniteLoss
+from model.loss import token_loss
+from model.padded_head_loss import padded_head_loss
+from model.training_loop import LATE_STEPS, usual_reading
+from model.training_step import launch_step
+from model.unread_steps import UpdateGuard
+from model.utilization import measured_peak_flops
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
+SHAPE = {"n_layer": 2, "n_head": 2, "n_embd": 128, "block_size": 64, "dropout": 0.1}
+FUSED = {"precision": "bf16", "kernels": "fused"}
+STOCK = {"precision": "bf16", "kernels": "stock"}
+COMPILED = {**FUSED, "compile": True}
+
+
+@pytest.fixture
+def cuda():
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    make_deterministic(seed=1, threads=1)
+    yield torch.device("cuda")
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("mode", [STOCK, FUSED, COMPILED], ids=["stock", "fused", "fused and compiled"])
+def test_a_continued_run_has_the_bits_of_an_undisturbed_one(tiny_run, cuda, mode):
+    whole, first, second = (tiny_run(model=SHAPE, device=cuda, **mode) for _ in range(3))
+    whole.train(12)
+    first.train(5)
+    second.state.load(first.tensors())
+    second.train(12)
+    assert second.bits() == whole.bits()
+
+
+def test_a_bad_step_found_late_has_changed_nothing(tiny_run, cuda):
+    run, good = (tiny_run(model=SHAPE, device=cuda, **FUSED) for _ in range(2))
+    run.state.model.ln_f.weight.register_hook(lambda g: g * float("nan") if run.state.step == 5 else g)
+    assert usual_reading(run.state).every_steps == LATE_STEPS
+    with pytest.raises(NonFiniteLoss) as caught:
+        run.train(12)
+    good.train(5)
+    assert caught.value.step == 6 and run.bits() == good.bits()
+
+
+def test_the_host_waits_for_no_step(tiny_run, cuda):
+    run = tiny_run(model=SHAPE, device=cuda, **FUSED)
+    run.train(2)
+    measured_peak_flops(cuda, "bf16")
+    given = {"training": run.training, "micro_batch": 3}
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with (
+            UpdateGuard(run.state.optimizer, cuda) as guard,
+            BatchLoader(run.windows, run.order, cuda, end_step=12) as loader,
+        ):
+            for _ in range(3):
+                launch_step(run.state, run.windows, run.order, guard=guard, loader=loader, **given)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("vocab_size", [1000, 50257])
+def test_the_head_says_what_whole_logits_say(cuda, vocab_size):
+    generator = torch.Generator(cuda).manual_seed(1)
+    hidden = torch.randn((4, 100, 64), generator=generator, device=cuda)
+    weight = torch.randn((vocab_size, 64), generator=generator, device=cuda) * 0.1
+    targets = torch.randint(0, vocab_size, (4, 100), generator=generator, device=cuda)
+    results = []
+    for loss_of in (lambda h, w, t: token_loss(F.linear(h, w), t), padded_head_loss):
+        h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = loss_of(h, w, targets)
+        loss.backward()
+        results.append((loss.detach(), h.grad, w.grad))
+    for expected, got in zip(*results, strict=True):
+        torch.testing.assert_close(got, expected, rtol=2e-2, atol=1e-4)
+
+
+def test_kernels_can_be_made_here(cuda):
+    assert can_compile(cuda)
