@@ -6,6 +6,8 @@ Promised, bit for bit: the same state, batches, device kind, micro-batch and thr
 run to run on one machine, in fp32, bf16 and fp16, with dropout, accumulation and activation checkpointing (which
 changes no bit).
 Not promised: equal bits across machines, library versions, thread counts, micro-batch sizes, or with `compile=True`.
+On CUDA this rests on what PyTorch's source says of its deterministic mode (flash attention's backward takes an order of
+its own, cuDNN's attention is not chosen, the compiler times no kernels) and is shown by `make bench-gpu` where it runs.
 """
 
 import contextlib

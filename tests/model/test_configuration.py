@@ -38,7 +38,6 @@ def test_an_impossible_model_is_refused_with_field_value_and_rule(fields, words)
         ({"precision": "fp8"}, ["precision", "fp8"]),
         ({"device": "tpu"}, ["device", "tpu"]),
         ({"kernels": "fused", "precision": "fp16"}, ["kernels='fused'", "precision='fp16'", "bf16"]),
-        ({"kernels": "fused", "compile": True}, ["kernels='fused'", "compile=True", "stock"]),
         ({"betas": (0.9, 1.0)}, ["betas", "less than 1"]),
     ],
 )
