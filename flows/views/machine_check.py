@@ -72,8 +72,23 @@ def _device() -> str:
 
     if not torch.cuda.is_available():
         return f"cpu ({torch.get_num_threads()} threads); no CUDA device"
-    names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
-    return f"cuda: {', '.join(names)}"
+    return f"cuda: {', '.join(_cuda_device(number) for number in range(torch.cuda.device_count()))}"
+
+
+def _cuda_device(number: int) -> str:
+    import torch
+
+    from model.compilation import can_compile
+    from model.data_sheet import data_sheet_flops
+
+    name = torch.cuda.get_device_name(number)
+    promised = data_sheet_flops(name, "bf16")
+    rate = (
+        "not in the table of data sheets" if promised is None else f"{promised / 1e12:,.0f} TFLOP/s by its data sheet"
+    )
+    if can_compile(torch.device("cuda", number)):
+        return f"{name} ({rate})"
+    return f"{name} ({rate}; slower than it could be: Triton or a C compiler is missing)"
 
 
 def _mode() -> str:
