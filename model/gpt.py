@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from model.blocked_attention import blocked_attention
 from model.configuration import ModelConfig
 from model.errors import InvalidInput
+from model.fused_block import BlockShape, fused_block, takes_fused_block
 from model.key_value_cache import KeyValueCache
 
 INITIAL_STD = 0.02
@@ -29,8 +29,6 @@ class Attention(nn.Module):
         super().__init__()
         self.n_head = config.n_head
         self.dropout = config.dropout
-        self.by_blocks = False
-        """Whether half precision on a CPU takes `blocked_attention`, which is faster there and rounds differently."""
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
 
@@ -45,12 +43,9 @@ class Attention(nn.Module):
             for part in self.c_attn(x).split(width, dim=2)  # (B, T, 3C) -> 3 x (B, T, C)
         )
         dropout = self.dropout if self.training else 0.0
-        if self.by_blocks and x.device.type == "cpu" and query.dtype != torch.float32:
-            mixed = blocked_attention(query, key, value, visible, dropout)
-        else:
-            mixed = F.scaled_dot_product_attention(
-                query, key, value, attn_mask=visible, dropout_p=dropout, is_causal=visible is None
-            )
+        mixed = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=visible, dropout_p=dropout, is_causal=visible is None
+        )
         joined = mixed.transpose(1, 2).reshape(batch, time, width)  # (B, H, T, C/H) -> (B, T, C)
         return F.dropout(self.c_proj(joined), self.dropout, self.training)
 
@@ -93,6 +88,8 @@ class Block(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         """Make the layer's two norms, its attention and its feed-forward part."""
         super().__init__()
+        self.fused = False
+        """Whether bf16 on a CPU takes `fused_block`, which is faster there and rounds differently."""
         self.ln_1 = nn.LayerNorm(config.n_embd, bias=config.bias)
         self.attn = Attention(config)
         self.ln_2 = nn.LayerNorm(config.n_embd, bias=config.bias)
@@ -100,6 +97,13 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, visible: Tensor | None = None) -> Tensor:
         """Add what attention and feed-forward find: (B, T, C) -> (B, T, C); `visible` as Attention takes it."""
+        if self.fused and takes_fused_block(x):
+            attn, mlp = self.attn, self.mlp
+            dropout = attn.dropout if self.training else 0.0
+            shape = BlockShape(heads=attn.n_head, epsilon=self.ln_1.eps, dropout=dropout)
+            return fused_block(
+                x, visible, shape, (self.ln_1, attn.c_attn, attn.c_proj, self.ln_2, mlp.c_fc, mlp.c_proj)
+            )
         attended: Tensor = x + self.attn(self.ln_1(x), visible)
         result: Tensor = attended + self.mlp(self.ln_2(attended))
         return result
@@ -201,11 +205,11 @@ class GPT(nn.Module):
             x = block.extend(x, cache, layer, visible)
         return F.linear(self.ln_f(x[:, -1]), self.wte.weight)  # (1, T, C) -> (1, C) -> (1, V)
 
-    def attend_by_blocks(self, wanted: bool) -> None:
-        """Choose whether half precision on a CPU takes `blocked_attention`: faster there, equal up to rounding."""
+    def fuse_blocks(self, wanted: bool) -> None:
+        """Choose whether bf16 on a CPU takes `fused_block`: faster there, equal up to rounding."""
         for block in self.h:
             assert isinstance(block, Block)
-            block.attn.by_blocks = wanted
+            block.fused = wanted
 
     @torch.no_grad()
     def _initialise(self) -> None:

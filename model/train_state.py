@@ -78,7 +78,7 @@ class TrainState:
         with seeded_generators(training_config.seed, device) as generators:
             model = GPT(model_config, vocab_size, training_config.activation_checkpointing)
         model = model.to(device)
-        model.attend_by_blocks(training_config.kernels == "fused")
+        model.fuse_blocks(training_config.kernels == "fused" and not training_config.compile)
         if training_config.compile and training_config.kernels == "fused":
             compile_layers(model)
         ranks.spread(model, device)
