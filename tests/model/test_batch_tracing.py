@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from model import training_step
 from model.batch_tracing import guilty_windows
+from model.head_loss import head_loss
 from model.token_windows import TokenWindows
 
 
@@ -52,6 +54,21 @@ def test_a_token_outside_the_vocabulary_convicts_its_window(tiny_run):
     tokens[guilty * run.windows.block_size + 1] = 60000
     windows = TokenWindows([tokens], run.windows.block_size, run.windows.vocab_size)
     assert guilty_windows(run.state, windows, drawn(run), training=run.training) == (guilty,)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_what_fails_in_the_runs_own_kernels_alone_is_found_in_them(tiny_run, monkeypatch, precision):
+    run = tiny_run(precision=precision, kernels="fused")
+    guilty = int(drawn(run)[2])
+    token = only_in(run, guilty)
+
+    def failing(hidden, weight, targets):
+        return head_loss(hidden, weight, targets) / (targets != token).all()
+
+    monkeypatch.setattr(training_step, "head_loss", failing)
+    assert guilty in guilty_windows(run.state, run.windows, drawn(run), training=run.training)
+    stock = run.training.model_copy(update={"kernels": "stock"})
+    assert guilty_windows(run.state, run.windows, drawn(run), training=stock) == ()
 
 
 def test_the_trial_changes_no_bit(tiny_run):

@@ -1,0 +1,64 @@
+"""Every arithmetic learns real text as fp32 with stock kernels does: no further apart than other seeds lie."""
+
+import pydoc_data.topics
+import statistics
+
+import numpy as np
+import pytest
+import torch
+
+from model.configuration import ModelConfig, TrainingConfig
+from model.sample_order import SampleOrder
+from model.token_windows import TokenWindows
+from model.train_state import TrainState
+from model.training_step import take_step
+
+pytestmark = pytest.mark.xdist_group("mode-parity")  # its runs are made once for all its tests
+
+STEPS, SMOOTHED, BATCH = 120, 40, 4
+MODEL = ModelConfig(n_layer=2, n_head=2, n_embd=32, block_size=80)  # more than one block of attention's queries
+EXACT = {"precision": "fp32", "kernels": "stock"}
+MODES = {
+    "fp32 fused": {"kernels": "fused"},
+    "bf16 stock": {"precision": "bf16"},
+    "bf16 fused": {"precision": "bf16", "kernels": "fused"},
+}
+A_RATE_A_THIRD_TOO_LOW = {"lr": 2 / 3e3}
+
+
+def final_loss(*, seed: int = 1, **training) -> float:
+    """Train from the seed's weights, on the same samples always; return the mean of the last losses in nats a token."""
+    text = "".join(pydoc_data.topics.topics.values()).encode()
+    windows = TokenWindows([np.frombuffer(text, dtype=np.uint8).astype(np.uint16)], MODEL.block_size, 256)
+    order = SampleOrder(window_count=windows.window_count, seed=1, global_batch=BATCH)
+    config = TrainingConfig(
+        **{"steps": STEPS, "global_batch": BATCH, "seed": seed, "lr": 1e-3, "warmup_steps": 10, **EXACT, **training}
+    )
+    state = TrainState.fresh(MODEL, config, 256, torch.device("cpu"))
+    losses = [
+        take_step(state, windows, order, training=config, micro_batch=BATCH // 2).loss for _ in range(config.steps)
+    ]
+    return statistics.fmean(losses[-SMOOTHED:])
+
+
+@pytest.fixture(scope="module")
+def exact() -> float:
+    """Where fp32 with stock kernels ends."""
+    torch.set_num_threads(1)
+    return final_loss()
+
+
+@pytest.fixture(scope="module")
+def noise(exact: float) -> float:
+    """How far apart the same arithmetic ends from other first weights, in nats: one standard deviation."""
+    torch.set_num_threads(1)
+    return statistics.stdev([exact, *(final_loss(seed=seed) for seed in (2, 3, 4))])
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+def test_a_mode_ends_within_the_noise_of_fp32(exact, noise, mode):
+    assert abs(final_loss(**mode) - exact) < noise / 2
+
+
+def test_a_step_that_learns_something_else_ends_far_outside_it(exact, noise):
+    assert abs(final_loss(**A_RATE_A_THIRD_TOO_LOW) - exact) > 2 * noise
