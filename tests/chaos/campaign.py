@@ -212,6 +212,7 @@ def _read(folder: Path) -> Summary:
 
 
 def _write(folder: Path, summary: Summary) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "summary.json").write_bytes(as_json(summary))
     (folder / "summary.txt").write_text(as_text(summary))
     (folder / "summary.md").write_text(as_markdown(summary))

@@ -18,8 +18,8 @@ _MOMENT_SECONDS = 90.0
 _END_SECONDS = 240.0
 _LOOKED_AFTER_SECONDS = 0.25
 _LAST_COMMANDS = 4
-_EVALUATOR_SECONDS = 10.0
-_RARE_STEPS = 12
+_EVALUATOR_SECONDS = 20.0
+_RARE_STEPS = 20
 """A moment that has not been seen within as many steps is given up, so that the next fault has its turn."""
 
 

@@ -13,7 +13,10 @@ _LATER = ("--jobs", "--out")
 
 
 def run_side_by_side(words: Sequence[str], folder: Path, jobs: int) -> list[Path]:
-    """Run as many campaigns as there are jobs; returns the folders of those that have a summary."""
+    """Run as many campaigns as there are jobs; returns their folders.
+
+    Raises `RuntimeError` where one ended without a summary: what it would have found is not known.
+    """
     places = [folder / f"job-{number}" for number in range(jobs)]
     started = [
         subprocess.Popen(
@@ -30,10 +33,14 @@ def run_side_by_side(words: Sequence[str], folder: Path, jobs: int) -> list[Path
         for process in started:
             process.wait()
     finally:
-        for process in started:
+        for process, listener in zip(started, listeners, strict=True):
             process.terminate()
             process.wait()
-    return [place for place in places if (place / "summary.json").exists()]
+            listener.join()
+    silent = [place for place in places if not (place / "summary.json").exists()]
+    if silent:
+        raise RuntimeError(f"no summary in {', '.join(map(str, silent))}; the job's words are above")
+    return places
 
 
 def words_of_job(words: Sequence[str], number: int, jobs: int, place: Path) -> list[str]:
@@ -48,7 +55,8 @@ def words_of_job(words: Sequence[str], number: int, jobs: int, place: Path) -> l
 
 def _pass_on(process: "subprocess.Popen[str]") -> None:
     assert process.stdout is not None
-    for line in process.stdout:
-        is_of_a_run = line.startswith("  ") and not line.startswith(("   ", "  seed "))
-        if line.startswith("seed ") or is_of_a_run:
-            print(line, end="", flush=True)
+    with process.stdout as words:
+        for line in words:
+            is_of_a_run = line.startswith("  ") and not line.startswith(("   ", "  seed "))
+            if line.startswith("seed ") or is_of_a_run:
+                print(line, end="", flush=True)

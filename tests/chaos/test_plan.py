@@ -6,7 +6,7 @@ import pytest
 
 from tests.chaos.cast import Role, role_of
 from tests.chaos.plan import ENDING, MOMENTS, STEPS, Fault, Kind, Moment, plan_run, possible_kinds
-from tests.chaos.side_by_side import words_of_job
+from tests.chaos.side_by_side import run_side_by_side, words_of_job
 from tests.chaos.strikes import REASONS, Strike, flipped
 from tests.chaos.summary import Outcome, added, summarize
 from tests.chaos.summary_text import as_json, as_markdown, as_text, from_json
@@ -127,3 +127,13 @@ def test_the_markdown_has_every_kind_that_struck_and_the_seeds_as_ranges() -> No
 def test_a_job_does_its_share_in_its_own_folder_one_run_at_a_time(tmp_path: Path) -> None:
     words = words_of_job(["--runs", "9", "--jobs", "2", "--out=x", "--out", "y", "--seed", "3"], 1, 2, tmp_path)
     assert words == ["--runs", "9", "--seed", "3", "--share", "1", "2", "--out", str(tmp_path)]
+
+
+@pytest.mark.slow
+def test_jobs_side_by_side_each_leave_a_summary_and_one_that_cannot_is_an_error(tmp_path: Path) -> None:
+    summary = summarize([outcome(7)], 60.0)
+    (tmp_path / "summary.json").write_bytes(as_json(summary))
+    places = run_side_by_side(["--add", str(tmp_path)], tmp_path / "jobs", 2)
+    assert [from_json((place / "summary.json").read_bytes(), where="job") for place in places] == [summary, summary]
+    with pytest.raises(RuntimeError, match="no summary"):
+        run_side_by_side(["--add", str(tmp_path / "absent")], tmp_path / "others", 1)
