@@ -29,7 +29,9 @@ from tasks.data.document_split import Split, require_both_splits, split_of
 from tasks.data.snapshot_build import check_block_size
 from tasks.data.snapshot_choice import chosen_snapshot
 from tasks.data.source_weights import too_few_tokens
+from tasks.errors import TaskError
 from tasks.training.initial_weights import check_directory, find_directory
+from tasks.training.trainer_group import trainer_group
 
 _BYTES_AND_END = 257
 
@@ -72,9 +74,11 @@ def check_before_start(
     if opened is not None:
         wanted = (wanted or wanted_configuration(request, log.state, environment)).as_opened(opened.config)
         check_drift(opened.config, wanted, run_id=log.run_id)
+        _check_processes(wanted, environment)
         check_mirrors(wanted.mirrors)
         return wanted
     wanted = wanted or wanted_configuration(request, log.state, environment)
+    _check_processes(wanted, environment)
     check_mirrors(wanted.mirrors)
     if writable:
         _check_store(store)
@@ -122,6 +126,13 @@ def _check_store(store: ObjectStore) -> None:
             f"store {store.url}: cannot be written: {error}; rule: a folder or bucket this user may write to, "
             "chosen with --store or CAIRN_STORE"
         ) from error
+
+
+def _check_processes(config: RunConfig, environment: Mapping[str, str]) -> None:
+    try:
+        trainer_group(config.training, environment)
+    except TaskError as error:
+        raise InvalidConfiguration(str(error)) from error
 
 
 def _check_text(config: RunConfig, base_dir: Path) -> None:

@@ -17,6 +17,7 @@ from flows.verbs.verb_options import JsonOption, Overrides, StoreOption, opened_
 if TYPE_CHECKING:
     from flows.preflight import TrainingRequest
 
+_NODE_PATIENCE_SECONDS = 900.0
 TokenPaths = Annotated[tuple[str, ...], Parameter(negative="", consume_multiple=True, help=".bin files, in order")]
 
 
@@ -38,6 +39,7 @@ def train(
         start_over: where a run has commits and none can be read any more, begin again at step 0 instead of exit 5.
         dry_run: say what would happen, and how much memory, time, money and store it would take; start nothing.
     """
+    from flows.node_service import is_other_node
     from flows.prefect_session import Terminated, leave_undelivered, run_train_gpt, terminable
     from flows.preflight import TrainingRequest, check_before_start, named_run
     from flows.training_store import store_option, training_store
@@ -49,6 +51,8 @@ def train(
     if dry_run:
         _show_plan(request, training_store(store, request, os.environ), json=json)
         return ExitCode.DONE
+    if is_other_node(os.environ):
+        return _serve_node(request, training_store(store, request, os.environ))
     try:
         with terminable():
             chosen = training_store(store, request, os.environ)
@@ -67,6 +71,21 @@ def train(
         print_document(view_status(log))
     leave_undelivered(end.code)
     return end.code
+
+
+def _serve_node(request: "TrainingRequest", store: str) -> ExitCode:
+    """Lend this machine to the run that the first of several trains; all were given the same command."""
+    from flows.node_service import NodeService
+    from flows.preflight import check_before_start, named_run
+    from flows.work_folder import work_folder
+    from storage.logs.run_log import RunLog
+    from tasks.training.trainer_group import trainer_group
+
+    opened = opened_store(store)
+    configuration = check_before_start(opened, request, os.environ, writable=False)
+    group, log = trainer_group(configuration.training, os.environ), RunLog(opened, named_run(request))
+    service = NodeService(log, group, work_folder(os.environ), say=say, patience_seconds=_NODE_PATIENCE_SECONDS)
+    return ExitCode.DONE if service.run() else ExitCode.PREEMPTED
 
 
 def _show_plan(request: "TrainingRequest", store: str, *, json: bool) -> None:

@@ -26,7 +26,7 @@ _DYING_SECONDS = 30.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryReading:
-    """The greatest resident size seen, the tightest limit, and the kernel's kills in the control group meanwhile."""
+    """The greatest resident sizes seen, added up, the tightest limit, and the kernel's kills in the group meanwhile."""
 
     rss_bytes: int | None = None
     limit_bytes: int | None = None
@@ -34,12 +34,12 @@ class MemoryReading:
 
 
 class MemoryWatch:
-    """What one process uses, from the first sample on; one thread samples, another may read."""
+    """What one process and those it started use, from the first sample on; one thread samples, another may read."""
 
     def __init__(self, pid: int, *, root: Path = _ROOT, clock: Callable[[], float] = time.monotonic) -> None:
         """Begin with `pid`, whose control group's kills so far are not its own; `root` holds proc and sys."""
         self._pid, self._root, self._clock = pid, root, clock
-        self._rss_bytes: int | None = None
+        self._rss_bytes = dict[int, int]()
         self._limit_bytes: int | None = None
         self._counter: Path | None = None
         self._counted: deque[tuple[float, int]] = deque()
@@ -48,11 +48,13 @@ class MemoryWatch:
 
     def sample(self) -> None:
         """Look once; a process that is gone leaves what was seen before."""
-        used, limit = peak_rss_bytes(self._pid, root=self._root), memory_limit_bytes(self._pid, root=self._root)
-        counter = _counter(self._pid, self._root)
+        peaks = {pid: peak_rss_bytes(pid, root=self._root) for pid in (self._pid, *_children(self._pid, self._root))}
+        limit, counter = memory_limit_bytes(self._pid, root=self._root), _counter(self._pid, self._root)
         with self._lock:
-            if used is not None:
-                self._rss_bytes = max(self._rss_bytes or 0, used)
+            for pid, used in peaks.items():
+                if used is not None:
+                    self._rss_bytes[pid] = max(self._rss_bytes.get(pid, 0), used)
+            if peaks[self._pid] is not None:
                 self._limit_bytes = limit
                 self._count(counter)
 
@@ -63,7 +65,9 @@ class MemoryWatch:
             self._forget(self._clock() - _DYING_SECONDS)
             before = self._counted[0][1] if self._counted else kills
             return MemoryReading(
-                rss_bytes=self._rss_bytes, limit_bytes=self._limit_bytes, oom_kills=max(kills - before, 0)
+                rss_bytes=sum(self._rss_bytes.values()) if self._rss_bytes else None,
+                limit_bytes=self._limit_bytes,
+                oom_kills=max(kills - before, 0),
             )
 
     def _count(self, counter: Path | None) -> None:
@@ -126,6 +130,11 @@ def memory_limit_bytes(pid: int, *, root: Path = _ROOT) -> int | None:
 def oom_kill_count(pid: int, *, root: Path = _ROOT) -> int:
     """Return how many processes of the control group of `pid` the kernel has killed for memory since it was made."""
     return _read_count(_counter(pid, root))
+
+
+def _children(pid: int, root: Path) -> list[int]:
+    children = _text(root / "proc" / str(pid) / "task" / str(pid) / "children")
+    return [int(child) for child in children.split()]
 
 
 def _control_groups(pid: int, root: Path) -> list[tuple[Path, Path]]:

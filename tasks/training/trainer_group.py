@@ -60,7 +60,8 @@ def trainer_group(
     wanted = training.processes
     group = TrainerGroup(
         processes=_usable_gpus(training.device, environment, devices) if wanted == "auto" else wanted,
-        nodes=int(environment.get("CAIRN_NODES") or 1),
+        nodes=_number(environment, "CAIRN_NODES", 1),
+        node_rank=_number(environment, "CAIRN_NODE_RANK", 0),
         rendezvous=environment.get("CAIRN_RENDEZVOUS", ""),
     )
     if group.size > training.global_batch:
@@ -74,6 +75,13 @@ def trainer_group(
 def rank_stderr(work_dir: Path, attempt: int, rank: int) -> Path:
     """Return the file one of several ranks writes its stderr to."""
     return work_dir / f"attempt-{attempt:04d}.rank-{rank}.stderr"
+
+
+def _number(environment: Mapping[str, str], name: str, default: int) -> int:
+    text = environment.get(name) or str(default)
+    if not (text.isascii() and text.isdigit()):
+        raise TaskError(f"{name}={text!r}: must be a number")
+    return int(text)
 
 
 def _usable_gpus(device: str, environment: Mapping[str, str], devices: Path) -> int:

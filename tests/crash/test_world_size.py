@@ -1,0 +1,220 @@
+"""One model, several processes: another number of them changes no sample, and the death of any one ends the attempt."""
+
+import subprocess
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+from storage.checkpoints.checkpoint import load_checkpoint
+from storage.logs.step_log import read_step_lines
+from tasks.training.tensor_exchange import to_tensors
+from tests.crash.training_command import Command
+from tests.crash.victims import kill, kill_both, kill_flow, trained_steps, trainers_of, wait_for
+
+STEPS = 24
+SECONDS_TO_END = 10.0  # on an idle machine it is one or two
+SHORT = (
+    "--set",
+    f"training.steps={STEPS}",
+    "--set",
+    "evaluation.every_commits=100",
+    "--set",
+    "checkpoint.every_steps=4",
+)
+PLAIN = ("--set", "model.dropout=0.0", "--set", "training.precision=fp32", "--set", "training.kernels=stock")
+SHARDED = ("--set", "training.parallel=fsdp")
+Settings = tuple[str, ...]
+
+
+def by(processes: int, *more: str) -> Settings:
+    return (*SHORT, "--set", f"training.processes={processes}", *more)
+
+
+def launchers_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    children = psutil.Process(process.pid).children(recursive=True)
+    return [child for child in children if "tasks.training.rank_launcher" in child.cmdline()]
+
+
+def ranks_of(process: subprocess.Popen[bytes]) -> dict[int, psutil.Process]:
+    """The trainers below the command by rank; nobody waits for an order any more."""
+    return {int(trainer.environ()["RANK"]): trainer for trainer in trainers_of(process)}
+
+
+def is_at(command: Command, step: int) -> bool:
+    return trained_steps(command) >= step
+
+
+def train_until(command: Command, step: int, *settings: str) -> subprocess.Popen[bytes]:
+    process = command.start(*settings)
+    wait_for(partial(is_at, command, step), process, f"step {step}")
+    return process
+
+
+def train_and_kill(command: Command, step: int, *settings: str) -> None:
+    """Train, and kill all there is once the step is reached."""
+    process = train_until(command, step, *settings)
+    kill_both(process)
+    process.wait()
+
+
+def losses(command: Command) -> dict[int, float]:
+    """The loss of every step, where a step was done twice that of the later attempt."""
+    return {line.step: line.train_loss for line in read_step_lines(command.store, "runs/bard")}
+
+
+def world_sizes(command: Command) -> list[int]:
+    return [attempt.started.placement.world_size for attempt in command.state().attempts]
+
+
+def greatest_difference(one: Command, other: Command) -> float:
+    """How far any weight of one finished run is from the other's."""
+    states = []
+    for command in (one, other):
+        newest = command.state().newest_committed
+        assert newest is not None
+        states.append(to_tensors(load_checkpoint(command.store, newest.committed.reference, group="weights").tensors))
+    first, second = states
+    assert first.keys() == second.keys()
+    return max(float((first[name] - second[name]).abs().max()) for name in first)
+
+
+def test_from_one_process_to_two_and_back_every_step_has_its_samples(
+    command: Command, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    alone = Command(tmp_path_factory.mktemp("alone"), command._api_url)
+    alone.train(*by(1, *PLAIN))
+    train_and_kill(command, 9, *by(1, *PLAIN))
+    train_and_kill(command, 17, *by(2, *PLAIN))
+    command.train(*by(1, *PLAIN))
+    assert world_sizes(command) == [1, 2, 1]
+    assert losses(command) == pytest.approx(losses(alone), rel=1e-5)
+    assert greatest_difference(command, alone) < 1e-5
+
+
+@pytest.mark.slow
+def test_two_ranks_killed_and_resumed_end_with_the_bits_of_two_that_nobody_touched(
+    command: Command, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    untouched = Command(tmp_path_factory.mktemp("untouched"), command._api_url)
+    untouched.train(*by(2))  # with dropout, in the default arithmetic
+    train_and_kill(command, 6, *by(2))
+    train_and_kill(command, 15, *by(2))
+    command.train(*by(2))
+    assert len(command.state().attempts) == 3
+    assert command.state_sha256() == untouched.state_sha256()
+
+
+@pytest.mark.slow
+def test_three_ranks_round_alike_in_the_first_step_after_a_resume(
+    command: Command, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    untouched = Command(tmp_path_factory.mktemp("untouched"), command._api_url)
+    untouched.train(*by(3))
+    train_and_kill(command, 10, *by(3))
+    command.train(*by(3))
+    assert command.state_sha256() == untouched.state_sha256()
+
+
+@pytest.mark.slow
+def test_a_sharded_run_goes_on_replicated_and_then_alone(
+    command: Command, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    alone = Command(tmp_path_factory.mktemp("alone"), command._api_url)
+    alone.train(*by(1, *PLAIN))
+    train_and_kill(command, 9, *by(2, *PLAIN, *SHARDED))
+    train_and_kill(command, 17, *by(2, *PLAIN))
+    command.train(*by(1, *PLAIN))
+    assert world_sizes(command) == [2, 2, 1]
+    assert losses(command) == pytest.approx(losses(alone), rel=1e-5)
+    assert greatest_difference(command, alone) < 1e-5
+
+
+@pytest.mark.slow
+def test_a_sharded_run_killed_and_resumed_ends_with_the_same_bits(
+    command: Command, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    untouched = Command(tmp_path_factory.mktemp("untouched"), command._api_url)
+    untouched.train(*by(2, *SHARDED))
+    train_and_kill(command, 10, *by(2, *SHARDED))
+    command.train(*by(2, *SHARDED))
+    assert command.state_sha256() == untouched.state_sha256()
+
+
+def first_rank(process: subprocess.Popen[bytes]) -> None:
+    kill(ranks_of(process)[0].pid)
+
+
+def other_rank(process: subprocess.Popen[bytes]) -> None:
+    kill(ranks_of(process)[1].pid)
+
+
+def agent(process: subprocess.Popen[bytes]) -> None:
+    (launcher,) = launchers_of(process)
+    kill(launcher.pid)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strike", [first_rank, other_rank, agent])
+def test_whichever_process_is_killed_takes_the_others_along_and_the_run_goes_on(
+    command: Command, strike: Callable[[subprocess.Popen[bytes]], None]
+) -> None:
+    process = train_until(command, 6, *by(2))
+    group = [*trainers_of(process), *launchers_of(process)]
+    struck = time.monotonic()
+    strike(process)
+    _, alive = psutil.wait_procs(group, timeout=60)
+    assert not alive and time.monotonic() - struck < SECONDS_TO_END
+    assert process.wait(timeout=240) == 0, command.output()
+    first, *_ = command.state().attempts
+    assert first.ended is not None and (first.ended.reason, first.started.placement.world_size) == ("lost", 2)
+    assert "killed by SIGKILL" in first.ended.detail
+    assert command.state().finished is not None
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_stopped_does_not_outlive_a_flow_that_is_killed(command: Command) -> None:
+    process = train_until(command, 6, *by(2))
+    group = [*trainers_of(process), *launchers_of(process)]
+    ranks_of(process)[1].suspend()
+    kill_flow(process)
+    process.wait()
+    _, alive = psutil.wait_procs(group, timeout=30)
+    assert not alive
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_is_found_by_the_watchdog(command: Command) -> None:
+    soon = ("--set", "watchdog.floor_seconds=4", "--set", "watchdog.factor=4")
+    process = train_until(command, 9, *by(2, *soon))
+    ranks_of(process)[1].suspend()
+    assert process.wait(timeout=240) == 0, command.output()
+    first, *_ = command.state().attempts
+    assert first.ended is not None and first.ended.reason == "hung"
+
+
+@pytest.mark.slow
+def test_a_notice_stops_all_ranks_behind_the_same_step_and_what_they_did_is_committed(command: Command) -> None:
+    process = train_until(command, 6, *by(2))
+    process.terminate()
+    assert process.wait(timeout=120) == 75, command.output()
+    (attempt,) = command.state().attempts
+    newest = command.state().newest_committed
+    assert attempt.ended is not None and attempt.ended.reason == "preempted"
+    assert newest is not None and newest.committed.step == attempt.ended.last_step
+    command.train(*by(2))
+    assert len(command.state().attempts) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "reason"), [("oom@6", "oom"), ("bad-data@6", "bad-data"), ("kill@6", "lost")])
+def test_a_practised_failure_of_two_ranks_has_the_reason_it_has_in_one(
+    tmp_path: Path, api_url: str, fault: str, reason: str
+) -> None:
+    command = Command(tmp_path, api_url, environment={"CAIRN_FAULTS": fault})
+    command.train(*by(2))
+    first, *_ = command.state().attempts
+    assert first.ended is not None and first.ended.reason == reason, first.ended

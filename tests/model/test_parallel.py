@@ -1,0 +1,68 @@
+"""Who takes which rows, what a part weighs, what a rank draws from, and which errors only say that another is gone."""
+
+import pytest
+import torch
+
+from model.determinism import Generators
+from model.parallel import ALONE, Ranks, fill, is_peer_loss, whole
+
+
+@pytest.mark.parametrize(("batch", "size"), [(8, 1), (8, 3), (7, 7), (12, 5)])
+def test_every_row_of_a_batch_is_one_ranks_and_shares_differ_by_one_at_most(batch: int, size: int) -> None:
+    shares = [list(range(batch))[Ranks(rank, size).rows(batch)] for rank in range(size)]
+    assert [row for share in shares for row in share] == list(range(batch))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1 and min(map(len, shares)) >= 1
+
+
+def test_the_mean_of_the_ranks_weighted_parts_is_the_mean_of_the_batch() -> None:
+    values, size = torch.randn(7, dtype=torch.float64), 3
+    parts = [values[Ranks(rank, size).rows(7)] for rank in range(size)]
+    weighted = [part.mean() * Ranks(0, size).weight(len(part), 7) for part in parts]
+    assert torch.stack(weighted).mean() == pytest.approx(values.mean().item())
+
+
+def test_alone_nothing_is_exchanged_and_no_bit_changes() -> None:
+    losses = torch.tensor([1.0, 2.0])
+    assert ALONE.combine(losses) is losses and ALONE.weight(4, 8) == 0.5
+    assert ALONE.any(True) and not ALONE.any(False) and ALONE.first_says((1, 2)) == (1, 2)
+    assert ALONE.forward(max, 1, 2) == 2
+
+
+def test_rank_0_draws_from_the_train_state_and_every_other_from_a_seed_of_its_own_for_each_step() -> None:
+    assert Ranks(0, 2).step_seed(7, 3) is None
+    seeds = {Ranks(rank, 3).step_seed(seed, step) for rank in (1, 2) for seed in (7, 8) for step in (3, 4)}
+    assert len(seeds) == 8 and all(isinstance(seed, int) and 0 <= seed < 2**63 for seed in seeds)
+    assert Ranks(1, 2).step_seed(7, 3) == Ranks(1, 4).step_seed(7, 3)
+
+
+def test_generators_that_start_again_draw_the_same_and_leave_the_processs_own_alone() -> None:
+    device, before = torch.device("cpu"), torch.get_rng_state()
+    drawn = []
+    for _ in range(2):
+        generators = Generators(cpu=torch.get_rng_state(), cuda=None)
+        generators.restart(5, device)
+        with generators.active(device):
+            drawn.append(torch.rand(3))
+    assert torch.equal(*drawn) and torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_tensor_that_is_not_sharded_is_whole_and_filled_as_it_is() -> None:
+    target = torch.zeros(2, 3)
+    fill(target, torch.ones(2, 3))
+    assert whole(target) is target and float(target.sum()) == 6
+
+
+@pytest.mark.parametrize(
+    ("error", "is_consequence"),
+    [
+        (RuntimeError("[pair.cc:534] Connection closed by peer [127.0.0.1]:31337"), True),
+        (RuntimeError("gloo/transport/tcp/pair.cc: Read error: Connection reset by peer"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (MemoryError("out of memory"), False),
+        (ConnectionResetError("Connection reset by peer"), False),  # a store's, not a rank's
+    ],
+)
+def test_only_a_failed_exchange_is_the_consequence_of_another_ranks_end(
+    error: BaseException, is_consequence: bool
+) -> None:
+    assert is_peer_loss(error) is is_consequence

@@ -1,0 +1,125 @@
+"""A checkpoint of several writers: the same digest as one writer's, and anybody reads it."""
+
+import queue
+import threading
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from model.configuration import ModelConfig, TrainingConfig
+from model.parallel import Ranks
+from model.train_state import NamedTensor, TrainState
+from storage.checkpoints.checkpoint import StagedCheckpoint, load_checkpoint, stage_checkpoint, stage_share
+from storage.checkpoints.trainer_document import TrainerDocument, small_tensor
+from storage.logs.run_entries import CheckpointReference
+from storage.stores.local_store import LocalStore
+from tasks.training.host_copy import HostCopy
+from tasks.training.shared_staging import SharedStaging, writers_of
+from tasks.training.tensor_exchange import to_group
+
+WRITERS = 3
+PREFIX = "runs/r/checkpoints/step-00000000-attempt-0001"
+
+
+class Lane(Ranks):
+    """Ranks whose exchange is a queue in this process."""
+
+    lanes: ClassVar[dict[int, "queue.Queue[torch.Tensor]"]] = {}
+
+    def send_to_first(self, values: torch.Tensor) -> None:
+        self.lanes[self.rank].put(values)
+
+    def receive_from(self, rank: int, values: torch.Tensor) -> None:
+        values.copy_(self.lanes[rank].get(timeout=30))
+
+
+class Meeting:
+    """What ranks leave each other, in this process."""
+
+    def __init__(self) -> None:
+        self._left: dict[str, bytes] = {}
+        self._changed = threading.Condition()
+
+    def leave(self, name: str, data: bytes) -> None:
+        with self._changed:
+            self._left[name] = data
+            self._changed.notify_all()
+
+    def take(self, name: str) -> bytes:
+        with self._changed:
+            assert self._changed.wait_for(lambda: name in self._left, timeout=30)
+            return self._left[name]
+
+
+@pytest.fixture(scope="module")
+def tensors() -> tuple[NamedTensor, ...]:
+    config = TrainingConfig(steps=3, global_batch=4, precision="fp32", kernels="stock")
+    shape = ModelConfig(n_layer=2, n_head=2, n_embd=16, block_size=8)
+    return TrainState.fresh(shape, config, 65, torch.device("cpu")).live_tensors()
+
+
+def document(tensors: tuple[NamedTensor, ...]) -> TrainerDocument:
+    small = tuple(small_tensor(record) for record in to_group("trainer", tensors).records)
+    return TrainerDocument(version=1, step=0, cursor=0, learning_rate=0.0, versions={}, tensors=small)
+
+
+def stage_by_one(store: LocalStore, tensors: tuple[NamedTensor, ...]) -> StagedCheckpoint:
+    groups = (to_group("weights", tensors), to_group("optimizer", tensors))
+    return stage_checkpoint(
+        store, run_id="r", attempt=1, prefix=PREFIX, groups=groups, trainer=document(tensors), uploads=2
+    )
+
+
+def stage_by_several(store: LocalStore, tensors: tuple[NamedTensor, ...]) -> StagedCheckpoint:
+    meeting: Any = Meeting()
+    Lane.lanes = {rank: queue.Queue() for rank in range(WRITERS)}
+    shares = [SharedStaging(Lane(rank, WRITERS), meeting, tensors) for rank in range(WRITERS)]
+    copies = [HostCopy(torch.device("cpu")).take(tensors, share.is_own) for share in shares]
+    for share, own in list(zip(shares, copies, strict=True))[1:]:
+        groups = (to_group("weights", own), to_group("optimizer", own))
+        share.hand_over([record for group in groups for record in group.records])
+        rank = share.ranks.rank
+        share.tell_written(0, stage_share(store, prefix=PREFIX, groups=groups, writer=rank, writers=WRITERS))
+    own, first = copies[0], shares[0]
+    groups = (to_group("weights", own), to_group("optimizer", own))
+    records = [record for group in (*groups, to_group("trainer", own)) for record in group.records]
+    return stage_checkpoint(
+        store,
+        run_id="r",
+        attempt=1,
+        prefix=PREFIX,
+        groups=groups,
+        trainer=document(own),
+        others=first.others(0, lambda: first.digest(records)),
+    )
+
+
+def test_the_split_gives_every_tensor_one_writer_and_every_writer_about_as_much(
+    tensors: tuple[NamedTensor, ...],
+) -> None:
+    writers = writers_of(tensors, WRITERS)
+    assert writers.keys() == {named.name for named in tensors}
+    assert {writers[named.name] for named in tensors if named.group == "trainer"} == {0}
+    shares = [sum(named.tensor.nbytes for named in tensors if writers[named.name] == rank) for rank in range(WRITERS)]
+    assert max(shares) < 2 * min(shares)
+    assert set(writers_of(tensors, 1).values()) == {0}
+
+
+def test_several_writers_stage_the_state_that_one_would(tensors: tuple[NamedTensor, ...], tmp_path: Path) -> None:
+    one, several = LocalStore(tmp_path / "one"), LocalStore(tmp_path / "several")
+    alone, shared = stage_by_one(one, tensors), stage_by_several(several, tensors)
+    assert shared.state_sha256 == alone.state_sha256
+    reference = CheckpointReference(step=0, attempt=1, prefix=PREFIX, manifest_sha256=shared.manifest_sha256)
+    loaded = {record.name: bytes(record.data) for record in load_checkpoint(several, reference).tensors}
+    expected = {named.name: named.tensor.numpy().tobytes() for named in tensors if named.group != "trainer"}
+    assert loaded == expected
+
+
+def test_weights_alone_can_be_read_whoever_wrote_them(tensors: tuple[NamedTensor, ...], tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    staged = stage_by_several(store, tensors)
+    reference = CheckpointReference(step=0, attempt=1, prefix=PREFIX, manifest_sha256=staged.manifest_sha256)
+    names = {record.name for record in load_checkpoint(store, reference, group="weights").tensors}
+    assert names == {named.name for named in tensors if named.group == "weights"}

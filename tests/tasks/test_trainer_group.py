@@ -1,0 +1,88 @@
+"""How many processes there are, where that is said, and what is refused."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from model.configuration import TrainingConfig
+from tasks.errors import TaskError
+from tasks.training.rank_launcher import first_ended
+from tasks.training.trainer_group import TrainerGroup, trainer_group
+
+
+class Failed:
+    """What torchrun tells of a rank that ended badly."""
+
+    def __init__(self, pid: int, exitcode: int) -> None:
+        self.pid, self.exitcode = pid, exitcode
+
+
+def training(**values: Any) -> TrainingConfig:
+    return TrainingConfig(steps=10, global_batch=8, **values)
+
+
+def processes(tmp_path: Path, device: str = "auto", **environment: str) -> int:
+    return trainer_group(training(processes="auto", device=device), environment, devices=tmp_path).processes
+
+
+def test_one_process_is_the_trainer_itself_and_more_are_started_by_the_launcher() -> None:
+    assert TrainerGroup().command() == [sys.executable, "-m", "tasks.trainer"]
+    launcher = [sys.executable, "-m", "tasks.training.rank_launcher", "--processes", "4"]
+    assert TrainerGroup(processes=4).command() == launcher
+    several = TrainerGroup(processes=4, nodes=2, node_rank=1, rendezvous="node-0:29500")
+    assert several.command() == [*launcher, "--nodes", "2", "--node-rank", "1", "--rendezvous", "node-0:29500"]
+    assert several.size == 8
+
+
+def test_auto_is_one_process_for_each_gpu_and_one_without(tmp_path: Path) -> None:
+    assert processes(tmp_path) == 1
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    assert processes(tmp_path) == 2
+    assert processes(tmp_path, CUDA_VISIBLE_DEVICES="1") == 1
+    assert processes(tmp_path, CUDA_VISIBLE_DEVICES="0,1,2,-1,3") == 3
+    assert processes(tmp_path, CUDA_VISIBLE_DEVICES="") == 1
+    assert processes(tmp_path, device="cpu") == processes(tmp_path, device="cuda:1") == 1
+
+
+def test_a_scheduler_says_by_the_environment_how_many_machines_there_are() -> None:
+    said = {"CAIRN_NODES": "2", "CAIRN_NODE_RANK": "1", "CAIRN_RENDEZVOUS": "node-0:29500"}
+    group = trainer_group(training(processes=2), said)
+    assert (group.nodes, group.node_rank, group.rendezvous, group.size) == (2, 1, "node-0:29500", 4)
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({"CAIRN_NODES": "2"}, "rendezvous"),
+        ({"CAIRN_NODES": "two"}, "CAIRN_NODES"),
+        ({"CAIRN_NODES": "2", "CAIRN_NODE_RANK": "2", "CAIRN_RENDEZVOUS": "a:1"}, "node_rank"),
+        ({"CAIRN_NODES": "5", "CAIRN_RENDEZVOUS": "a:1"}, "training.global_batch = 8"),
+    ],
+)
+def test_what_nobody_can_meet_with_is_refused_by_name(environment: dict[str, str], said: str) -> None:
+    with pytest.raises(TaskError, match=said):
+        trainer_group(training(processes=2), environment)
+
+
+def test_the_number_of_processes_does_not_change_which_run_it_is() -> None:
+    assert "processes" not in training().model_dump() and "parallel" not in training().model_dump()
+    assert training(processes=2, parallel="fsdp").model_dump()["processes"] == 2
+
+
+@pytest.mark.parametrize(
+    ("failures", "killed", "first"),
+    [
+        ({0: Failed(10, 77), 1: Failed(11, -9)}, set(), (1, -9)),
+        ({1: Failed(11, 1), 0: Failed(10, -9)}, {10}, (1, 1)),
+        ({0: Failed(10, 77), 1: Failed(11, -9)}, {11}, (0, 77)),
+        ({2: Failed(12, -11), 1: Failed(11, -6)}, set(), (2, -11)),
+    ],
+)
+def test_the_rank_that_ended_first_is_the_reason_not_those_that_fell_with_it(
+    failures: dict[int, Any], killed: set[int], first: tuple[int, int]
+) -> None:
+    ended = first_ended(failures, killed)
+    assert (ended.rank, ended.exit_code) == first
