@@ -18,8 +18,9 @@ CLEAR_GAIN = 1.4
 """How many times as fast bf16 products must be: hardware gives 2 and more on a CPU, its emulation 1 and less."""
 NARROWEST_HALF: Mapping[Kernels, int] = {"fused": 128, "stock": 256}
 """The width from which bf16 pays on a CPU: below, casts and calls cost what the products save. Measured, for 12
-windows of 64 tokens, as fp32's seconds of a core over those of bf16: fused 0.8 (32 wide), 1.1 (64, 96), 1.5 (128, 192),
-1.7 (256); stock 0.7 (32, 64, 96), 1.1 (128), 1.2 (192), 1.4 (256).
+windows of 64 tokens, as fp32's seconds of a core over those of bf16: fused 1.0 (32 and 64 wide), 1.2 (96), 1.5 (128),
+1.7 (256); stock 0.7 (32, 64, 96), 0.9 (128), 1.2 (192), 1.4 (256). Fused kernels in fp32 are as fast as stock ones there,
+and hold no more logits than a chunk.
 """
 
 
@@ -65,7 +66,7 @@ def choose_mode(training: TrainingConfig, model: ModelConfig, machine: MachineSp
     precision, why = training.precision, "as configured"
     if precision == "auto":
         precision, why = _cuda_precision(machine) if on_cuda else _cpu_precision(training, model, machine)
-    return ModeChoice(precision=precision, kernels=_kernels(training), why=why)
+    return ModeChoice(precision=precision, kernels=_kernels(training, on_cuda=on_cuda), why=why)
 
 
 def described(machine: MachineSpeed) -> str:
@@ -79,10 +80,11 @@ def described(machine: MachineSpeed) -> str:
     return f"bf16 with fused kernels, fp32 for networks under {NARROWEST_HALF['fused']} wide: {gain}"
 
 
-def _kernels(training: TrainingConfig) -> Kernels:
+def _kernels(training: TrainingConfig, *, on_cuda: bool = False) -> Kernels:
     if training.kernels != "auto":
         return training.kernels
-    return "stock" if training.compile or training.precision == "fp16" else "fused"
+    # On a CPU the compiler gains nothing over the fused kernels and would take them apart.
+    return "stock" if training.precision == "fp16" or (training.compile and not on_cuda) else "fused"
 
 
 def _cuda_precision(machine: MachineSpeed) -> tuple[Precision, str]:

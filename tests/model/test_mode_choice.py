@@ -56,6 +56,10 @@ def test_what_is_said_stays_and_the_rest_fits_it(said, expected):
     assert chosen(HALF, **said) == expected
 
 
+def test_a_card_compiles_the_fused_layers():
+    assert chosen(CARD, compile=True) == ("bf16", "fused")
+
+
 def test_whatever_is_chosen_is_a_configuration_that_stands():
     machines, precisions = (HALF, EMULATED, CARD), ("auto", "fp32", "bf16", "fp16")
     for machine, precision, compiled, width in itertools.product(machines, precisions, (False, True), (32, 512)):
