@@ -1,0 +1,56 @@
+"""The recipes for several machines: what they tell the command is what it understands."""
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from flows.configuration import load_configuration
+from flows.verbs.exit_code import ExitCode
+from tasks.training.trainer_group import trainer_group
+
+FOLDER = Path(__file__).parents[2] / "deployments"
+SCRIPT = FOLDER / "slurm" / "multi_node.sbatch"
+SERVICE, JOB = yaml.safe_load_all((FOLDER / "kubernetes" / "multi-node.yaml").read_text(encoding="utf-8"))
+(CONTAINER,) = JOB["spec"]["template"]["spec"]["containers"]
+
+
+def environment(node_rank: int) -> dict[str, str]:
+    values = {item["name"]: item.get("value", str(node_rank)) for item in CONTAINER["env"]}
+    return {name: value for name, value in values.items() if name.startswith("CAIRN_N") or name == "CAIRN_RENDEZVOUS"}
+
+
+def codes(action: str) -> set[int]:
+    rules: list[dict[str, Any]] = JOB["spec"]["podFailurePolicy"]["rules"]
+    return {
+        code for rule in rules if rule["action"] == action for code in rule.get("onExitCodes", {}).get("values", ())
+    }
+
+
+def test_the_pods_of_the_job_are_the_nodes_of_the_group() -> None:
+    config = load_configuration(FOLDER / "kubernetes" / "trainer.toml", overrides=(), environment={})
+    groups = [trainer_group(config.training, environment(rank)) for rank in range(JOB["spec"]["completions"])]
+    assert [group.node_rank for group in groups] == [0, 1] and {group.nodes for group in groups} == {2}
+    assert JOB["spec"]["parallelism"] == JOB["spec"]["completions"] == groups[0].nodes
+
+
+def test_the_rendezvous_is_the_first_pods_name_in_its_service() -> None:
+    name, subdomain = JOB["metadata"]["name"], JOB["spec"]["template"]["spec"]["subdomain"]
+    (port,) = [port["port"] for port in SERVICE["spec"]["ports"]]
+    assert environment(0)["CAIRN_RENDEZVOUS"] == f"{name}-0.{subdomain}:{port}"
+    assert SERVICE["metadata"]["name"] == subdomain and SERVICE["spec"]["selector"] == {"job-name": name}
+
+
+def test_a_preempted_pod_is_made_again_and_what_no_retry_mends_is_not() -> None:
+    assert codes("Ignore") == {ExitCode.PREEMPTED}
+    hopeless = {ExitCode.ERROR, ExitCode.USAGE, ExitCode.BUDGET_EXHAUSTED, ExitCode.INTEGRITY, ExitCode.CONFIG_DRIFT}
+    assert codes("FailJob") == hopeless
+
+
+def test_the_script_is_one_that_bash_reads_and_sets_what_the_command_asks_for() -> None:
+    subprocess.run(["bash", "-n", str(SCRIPT)], check=True)
+    text = SCRIPT.read_text(encoding="utf-8")
+    assert {"CAIRN_NODES", "CAIRN_NODE_RANK", "CAIRN_RENDEZVOUS"} <= set(re.findall(r"(CAIRN_\w+)=", text))
+    assert f"-eq {ExitCode.PREEMPTED.value} ]" in text
