@@ -18,8 +18,12 @@ def harmless(text: str, *, kept: str = "\n\t") -> str:
     """Return text that cannot steer a terminal: its commands left out, other unprintable characters replaced."""
     if text.isascii() and text.isprintable():
         return text
-    without = _COMMANDS.sub("", text)
-    return "".join(char if char.isprintable() or char in kept else "\N{REPLACEMENT CHARACTER}" for char in without)
+    return replaced(_COMMANDS.sub("", text), kept=kept)
+
+
+def replaced(text: str, *, kept: str = "\n\t") -> str:
+    """Return text with every unprintable character replaced and nothing left out: where the text itself matters."""
+    return "".join(char if char.isprintable() or char in kept else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def harmless_json(document: str) -> str:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from flows.harmless_text import replaced
 from flows.verbs.output import cell, print_facts, print_line, print_table, short
 
 if TYPE_CHECKING:
@@ -195,7 +196,7 @@ def print_data(view: "DataView") -> None:
             print_line(f"  {where}, sha256 {short(document.sha256)}, from its token {document.first_token:,} on")
         if not window.is_drawn:
             print_line(f"  it crosses the border of {' and '.join(window.groups)}: with weights no step draws it")
-        print_line(window.text)
+        print_line(replaced(window.text))
 
 
 def _print_groups(groups: "Sequence[GroupView]") -> None:
