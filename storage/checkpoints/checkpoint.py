@@ -36,6 +36,9 @@ from storage.verified_object import PromisedObject, check_object, read_verified
 
 DEFAULT_SHARD_BYTES = 512 * 1024 * 1024
 TRAINER = "trainer.json"
+_CHECKS = 4
+_LARGE_BYTES = 64 * 1024 * 1024
+"""A checkpoint below this is checked sooner than threads are made."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -195,7 +198,11 @@ def verify_checkpoint(store: ObjectStore, reference: CheckpointReference) -> tup
         manifest = read_manifest(store, reference.prefix, reference.manifest_sha256)
     except IntegrityError as error:
         return (str(error),)
-    problems = (_problem(store, _promised(reference.prefix, item)) for item in manifest.objects)
+    promises = [_promised(reference.prefix, item) for item in manifest.objects]
+    at_once = _CHECKS if sum(promised.bytes for promised in promises) >= _LARGE_BYTES else 1
+    with transfers(at_once) as run:
+        checks = [run(_problem, store, promised) for promised in promises]
+        problems = [check() for check in checks]
     return tuple(problem for problem in problems if problem is not None)
 
 

@@ -30,6 +30,7 @@ class HostCopy:
         """Take no memory yet; `device` is where the state lives."""
         self._device = device
         self._block = torch.empty(0, dtype=torch.uint8)
+        self._copies: tuple[NamedTensor, ...] = ()
         self._preparing: threading.Thread | None = None
 
     @property
@@ -52,12 +53,10 @@ class HostCopy:
         Only those whose name `is_own` are kept; of sharded ones every rank must be asked for all.
         """
         kept = [named for named in tensors if is_own(named.name)]
-        pieces = self._pieces(_sizes(kept))
-        copies = tuple(
-            replace(named, tensor=piece.view(named.tensor.dtype).view(named.tensor.shape))  # (bytes,) to its shape
-            for named, piece in zip(kept, pieces, strict=True)
-        )
-        targets = {copy.name: copy.tensor for copy in copies}
+        self._settle()
+        if [_layout(named) for named in kept] != [_layout(copy) for copy in self._copies]:
+            self._copies = self._laid_out(kept)
+        targets = {copy.name: copy.tensor for copy in self._copies}
         with torch.no_grad():
             for named in tensors:
                 values = whole(named.tensor)
@@ -65,11 +64,18 @@ class HostCopy:
                     targets[named.name].copy_(values, non_blocking=True)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        return copies
+        return self._copies
 
     def buffers(self, sizes: Sequence[int]) -> list[memoryview]:
         """Return writable pieces of the block of these sizes in bytes, for what is read into it."""
         return [memoryview(piece.numpy().data) for piece in self._pieces(sizes)]
+
+    def _laid_out(self, tensors: Sequence[NamedTensor]) -> tuple[NamedTensor, ...]:
+        pieces = self._pieces(_sizes(tensors))
+        return tuple(
+            replace(named, tensor=piece.view(named.tensor.dtype).view(named.tensor.shape))  # (bytes,) to its shape
+            for named, piece in zip(tensors, pieces, strict=True)
+        )
 
     def _pieces(self, sizes: Sequence[int]) -> list[Tensor]:
         self._settle()
@@ -95,7 +101,7 @@ class HostCopy:
         locked = self._device.type == "cuda"
         if locked and self._block.nbytes:
             _runtime().cudaHostUnregister(self._block.data_ptr())
-        self._block = torch.empty(0, dtype=torch.uint8)  # never two of them
+        self._block, self._copies = torch.empty(0, dtype=torch.uint8), ()  # never two of them
         memory = np.empty(size_bytes, dtype=np.uint8)
         memory[::_PAGE_BYTES] = 0
         block = torch.from_numpy(memory)
@@ -104,6 +110,10 @@ class HostCopy:
             # A driver that refuses costs speed only: copies to pages of the usual kind are as safe.
             _runtime().cudaHostRegister(block.data_ptr(), block.nbytes, 0)
         self._block = block
+
+
+def _layout(named: NamedTensor) -> tuple[str, torch.dtype, torch.Size]:
+    return named.name, named.tensor.dtype, named.tensor.shape
 
 
 def _sizes(tensors: Sequence[NamedTensor]) -> list[int]:

@@ -100,10 +100,15 @@ class Staging:
         self._thread = threading.Thread(target=self._run, args=(checkpoint, before), name="staging")
         self._thread.start()
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a checkpoint is still on its way up, so that its memory is being read."""
+        return self._thread is not None and self._thread.is_alive()
+
     def wait(self) -> None:
         """Wait until the checkpoint under way is staged, showing signs of life."""
         started = time.monotonic()
-        while self._thread is not None and self._thread.is_alive():
+        while self._thread is not None and self.is_under_way:
             self._thread.join(_SIGN_SECONDS)
             self._reports.waiting(self._step, "", time.monotonic() - started)
 

@@ -52,7 +52,7 @@ mon_data_avail_crit = 1
 osd_data = {folder}/osd
 keyring = {folder}/osd/keyring
 osd_objectstore = memstore
-memstore_device_bytes = 2147483648
+memstore_device_bytes = {memory_bytes}
 osd_memory_target = 1073741824
 [client]
 keyring = {folder}/keyring
@@ -63,6 +63,8 @@ rgw_run_sync_thread = false
 rgw_dynamic_resharding = false
 rgw_override_bucket_index_max_shards = 1
 rgw_gc_max_objs = 1
+rgw_gc_obj_min_wait = 1
+rgw_gc_processor_period = 2
 rgw_lc_max_objs = 1
 rgw_data_log_num_shards = 1
 rgw_usage_max_shards = 1
@@ -80,6 +82,11 @@ def free_ports(number: int) -> list[int]:
     return ports
 
 
+def memory_bytes() -> int:
+    """Return how much the store may hold; it hangs writes when it is full."""
+    return int(os.environ.get("CEPH_MEMORY_BYTES", 2 * 1024**3))
+
+
 class CephServer:
     """The daemons of one cluster whose state is in `folder`."""
 
@@ -92,7 +99,9 @@ class CephServer:
         self.daemons: list[subprocess.Popen[bytes]] = []
         for name in ("mon", "osd", "run", "log", "rgw"):
             (self.folder / name).mkdir(parents=True)
-        text = CONFIGURATION.format(fsid=self.fsid, mon_port=mon_port, port=self.port, folder=self.folder)
+        text = CONFIGURATION.format(
+            fsid=self.fsid, mon_port=mon_port, port=self.port, folder=self.folder, memory_bytes=memory_bytes()
+        )
         (self.folder / "ceph.conf").write_text(text)
 
     def start(self) -> None:

@@ -1,0 +1,261 @@
+"""Ways to save a train state, each told apart by two times: how long training stands still, and how long until safe.
+
+A saver is made once and saves again and again, as in a run. Safe means on the disk (fsync), or answered by the store.
+"""
+
+import os
+import time
+import warnings
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+from model.train_state import TrainState
+from storage.checkpoints.checkpoint import StagedCheckpoint, checkpoint_prefix, commit_checkpoint
+from storage.checkpoints.trainer_document import TrainerDocument, small_tensor
+from storage.logs.run_entries import CheckpointReference
+from storage.logs.run_log import RunLog
+from storage.stores.object_store import ObjectStore
+from storage.stores.open_store import open_store
+from tasks.training.staging import HostCheckpoint, Reports, Staging
+from tasks.training.tensor_exchange import to_group
+from tests.storage.builders import opened, started, writer
+
+RUN = "bench"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Saved:
+    """What one save took: training's stand-still by the clock and in core seconds, and the time until it is safe."""
+
+    stall_seconds: float
+    stall_core_seconds: float
+    safe_seconds: float
+
+
+class Watch:
+    """Begins with the stand-still."""
+
+    def __init__(self) -> None:
+        self.begun, self.core_begun = time.perf_counter(), time.process_time()
+
+    def stopped(self) -> "Watch":
+        """Take the end of the stand-still."""
+        self.stall, self.core = time.perf_counter() - self.begun, time.process_time() - self.core_begun
+        return self
+
+    def saved(self) -> Saved:
+        """Return all times, now that everything is safe."""
+        return Saved(
+            stall_seconds=self.stall, stall_core_seconds=self.core, safe_seconds=time.perf_counter() - self.begun
+        )
+
+
+Saver = Callable[[], Saved]
+
+
+def state_bytes(state: TrainState) -> int:
+    """Return how much there is to save."""
+    return sum(named.tensor.nbytes for named in state.live_tensors())
+
+
+def plain_copy(state: TrainState, url: str) -> Saver:
+    """Return what copies every tensor into memory that is there: the least a stall can be."""
+    tensors = state.live_tensors()
+    copies = [torch.zeros_like(named.tensor) for named in tensors]
+
+    def save() -> Saved:
+        watch = Watch()
+        for named, copy in zip(tensors, copies, strict=True):
+            copy.copy_(named.tensor)
+        return watch.stopped().saved()
+
+    return save
+
+
+def cairn(state: TrainState, url: str) -> Saver:
+    """Return what the trainer and its parent do between two segments: copy, stage, commit."""
+    return CairnSaver(state, url).save
+
+
+class CairnSaver:
+    """A run of its own in the store, with one checkpoint after the other."""
+
+    def __init__(self, state: TrainState, url: str) -> None:
+        """Open and claim the run."""
+        self.store: ObjectStore = open_store(url)
+        self.state, self.log = state, RunLog(self.store, RUN)
+        self.log.append(lambda _: opened(), writer=writer())
+        self.log.append(lambda _: started(1), writer=writer())
+        self.results: list[StagedCheckpoint | Exception] = []
+        reports = Reports(
+            staged=self.results.append, waiting=lambda step, why, seconds: None, failed=self.results.append
+        )
+        self.staging = Staging(self.store, reports, patience_seconds=60)
+        self.staging.prepare(state.live_tensors())
+        self.step = 0
+
+    def save(self) -> Saved:
+        """Save, and wait until it is committed."""
+        watch = Watch()
+        self.begin()
+        watch.stopped()
+        self.commit()
+        return watch.saved()
+
+    def begin(self) -> None:
+        """Copy and stage as the trainer does at the end of a segment."""
+        self.step += 1
+        tensors = self.staging.copy(self.state.live_tensors())
+        document = TrainerDocument(
+            version=1,
+            step=self.step,
+            cursor=self.state.cursor,
+            learning_rate=0.0,
+            versions={},
+            tensors=tuple(small_tensor(record) for record in to_group("trainer", tensors).records),
+        )
+        prefix = checkpoint_prefix(f"runs/{RUN}", step=self.step, attempt=1)
+        groups = (to_group("weights", tensors), to_group("optimizer", tensors))
+        checkpoint = HostCheckpoint(run_id=RUN, attempt=1, prefix=prefix, groups=groups, document=document)
+        self.staging.begin(checkpoint, before=lambda: None)
+
+    def commit(self) -> CheckpointReference:
+        """Wait for the staged checkpoint, commit it, and take away the one before it."""
+        self.staging.wait()
+        staged = self.results[-1]
+        if isinstance(staged, Exception):
+            raise staged
+        commit_checkpoint(self.log, staged, writer=writer(1), tokens=0, gpu_seconds=0.0)
+        if self.step > 1:
+            for key in self.store.keys(checkpoint_prefix(f"runs/{RUN}", step=self.step - 1, attempt=1)):
+                self.store.delete(key)
+        return CheckpointReference(
+            step=staged.step, attempt=1, prefix=staged.prefix, manifest_sha256=staged.manifest_sha256
+        )
+
+
+def tensors_of(state: TrainState) -> dict[str, torch.Tensor]:
+    """Return the state as a plain state_dict."""
+    return {named.name: named.tensor for named in state.live_tensors()}
+
+
+def torch_save(state: TrainState, url: str) -> Saver:
+    """Return torch.save into one object, with fsync where it is a file."""
+    target = f"{url}/torch-save.pt"
+
+    def save() -> Saved:
+        watch = Watch()
+        with fsspec.open(target, "wb", auto_mkdir=True) as file:
+            torch.save(tensors_of(state), file)
+            if url.startswith("file"):
+                file.flush()
+                os.fsync(file.fileno())
+        return watch.stopped().saved()
+
+    return save
+
+
+def _writer(url: str) -> Any:
+    # fsync is their default, on local files.
+    if url.startswith("file"):
+        return dcp.FileSystemWriter(f"{url.removeprefix('file://')}/dcp", thread_count=2, overwrite=True)
+    return FsspecWriter(f"{url}/dcp", thread_count=2, sync_files=False, overwrite=True)
+
+
+def distributed_save(state: TrainState, url: str) -> Saver:
+    """Return torch.distributed.checkpoint.save with two writer threads."""
+
+    def save() -> Saved:
+        watch = Watch()
+        with warnings.catch_warnings(action="ignore"):
+            dcp.save(tensors_of(state), storage_writer=_writer(url), no_dist=True)
+        return watch.stopped().saved()
+
+    return save
+
+
+def distributed_async_save(state: TrainState, url: str) -> Saver:
+    """Return torch.distributed.checkpoint.async_save with a stager that keeps its memory from save to save."""
+    on_accelerator = state.device.type == "cuda"
+    stager = DefaultStager(
+        StagingOptions(
+            use_pinned_memory=on_accelerator,
+            use_shared_memory=False,
+            use_async_staging=False,
+            use_non_blocking_copy=on_accelerator,
+        )
+    )
+
+    def save() -> Saved:
+        watch = Watch()
+        with warnings.catch_warnings(action="ignore"):
+            written: Any = dcp.async_save(
+                tensors_of(state), storage_writer=_writer(url), async_stager=stager, no_dist=True
+            )
+            watch.stopped()
+            future: Future[Any] = written if isinstance(written, Future) else written.upload_completion
+            future.result()
+        return watch.saved()
+
+    return save
+
+
+def raw_write(state: TrainState, url: str) -> Saver:
+    """Return what writes as many bytes as fast as it can: one file past the page cache, or PUTs by botocore alone."""
+    size = state_bytes(state)
+    return _raw_file(Path(url.removeprefix("file://")), size) if url.startswith("file") else _raw_puts(url, size)
+
+
+def _raw_file(folder: Path, size: int) -> Saver:
+    import mmap
+
+    piece = mmap.mmap(-1, 16 << 20)
+    piece.write(os.urandom(len(piece)))
+
+    def save() -> Saved:
+        watch = Watch()
+        folder.mkdir(parents=True, exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_DIRECT", 0)
+        file = os.open(folder / "raw", flags, 0o600)
+        for _ in range(-(-size // len(piece))):
+            os.write(file, piece)
+        os.fsync(file)
+        os.close(file)
+        return watch.stopped().saved()
+
+    return save
+
+
+def _raw_puts(url: str, size: int) -> Saver:
+    import boto3
+
+    client: Any = boto3.client("s3")
+    bucket, _, prefix = url.removeprefix("s3://").partition("/")
+    body = os.urandom(64 << 20)
+
+    def save() -> Saved:
+        watch = Watch()
+        for number, start in enumerate(range(0, size, len(body))):
+            client.put_object(Bucket=bucket, Key=f"{prefix}/raw-{number}", Body=body[: size - start])
+        return watch.stopped().saved()
+
+    return save
+
+
+SAVERS: dict[str, Callable[[TrainState, str], Saver]] = {
+    "plain copy": plain_copy,
+    "cairn": cairn,
+    "torch.save": torch_save,
+    "dcp.save": distributed_save,
+    "dcp.async_save": distributed_async_save,
+    "raw write": raw_write,
+}
