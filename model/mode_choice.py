@@ -19,8 +19,8 @@ CLEAR_GAIN = 1.4
 NARROWEST_HALF: Mapping[Kernels, int] = {"fused": 128, "stock": 256}
 """The width from which bf16 pays on a CPU: below, casts and calls cost what the products save. Measured, for 12
 windows of 64 tokens, as fp32's seconds of a core over those of bf16: fused 1.0 (32 and 64 wide), 1.2 (96), 1.5 (128),
-1.7 (256); stock 0.7 (32, 64, 96), 0.9 (128), 1.2 (192), 1.4 (256). Fused kernels in fp32 are as fast as stock ones there,
-and hold no more logits than a chunk.
+1.7 (256); stock 0.7 (32, 64, 96), 0.9 (128), 1.2 (192), 1.4 (256). In fp32 fused kernels are as fast as stock ones
+there, and hold no more logits than a chunk.
 """
 
 

@@ -60,7 +60,7 @@ def _model(plan: TrainingPlan) -> str:
 def _memory(memory: PlannedMemory) -> str:
     parts = ", ".join(f"{name} {_bytes(_part(memory.parts, name))}" for name in _PARTS)
     recomputed = ", activations recomputed" if memory.activation_checkpointing else ""
-    how = f"micro-batch {memory.micro_batch}, {memory.precision}{recomputed}"
+    how = f"micro-batch {memory.micro_batch}, {memory.precision} with {memory.kernels} kernels{recomputed}"
     return f"an estimate: {_bytes(memory.total_bytes)} with {how} ({parts})"
 
 

@@ -43,6 +43,7 @@ class PlannedMemory:
     micro_batch: int
     activation_checkpointing: bool
     precision: str
+    kernels: str
     total_bytes: int
     parts: MemoryEstimate
 
@@ -181,6 +182,7 @@ def _memory(state: RunState, config: RunConfig, vocab_size: int) -> PlannedMemor
         micro_batch=sizes.micro_batch,
         activation_checkpointing=sizes.activation_checkpointing,
         precision=config.training.precision,
+        kernels=config.training.kernels,
         total_bytes=parts.total_bytes,
         parts=parts,
     )

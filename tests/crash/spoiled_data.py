@@ -41,6 +41,7 @@ def spoil(store: ObjectStore, config: RunConfig, folder: Path, *, step: int) -> 
 
 def open_run(log: RunLog, config: RunConfig, snapshot_id: str) -> None:
     """Open a run on that snapshot, as `cairn train` opens one on the snapshot it builds."""
+    config = config.with_mode(precision="fp32", kernels="fused")
     opened = RunOpened(
         run_id=log.run_id,
         model_family=config.model_family,
