@@ -13,7 +13,7 @@ SUITABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.11; do \
 	if $$name -c '$(SUITABLE)' >/dev/null 2>&1; then echo $$name; break; fi; done)
 
-.PHONY: help .venv train test test-slow test-s3 chaos bench bench-data bench-gpu bench-loader bench-sql bench-step bench-checkpoint check format up clean
+.PHONY: help .venv train test test-slow test-s3 chaos bench bench-data bench-gpu bench-loader bench-sql bench-step bench-checkpoint bench-start bench-overhead check format up clean
 
 help:  ## show this list
 	@grep -E '^[.a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([.a-z-]+):[^#]*## /\1\t/' | expand -t 14
@@ -55,7 +55,7 @@ test-s3: $(STAMP)  ## the storage tests on a real S3 server (Ceph), started and 
 chaos: $(STAMP)  ## kill real runs as seeds say and judge them; ARGS="--runs 20 --seed 7 --store local|s3|ceph --minutes 30 --jobs 2"; --add DIR… adds up
 	@$(BIN)/python -m tests.chaos.campaign $(ARGS)
 
-bench: bench-data bench-loader bench-step bench-checkpoint bench-sql  ## every benchmark, beside its peers where they are at hand; BENCHMARKS.md says how to read them
+bench: bench-data bench-loader bench-step bench-checkpoint bench-start bench-overhead bench-sql  ## every benchmark, beside its peers where they are at hand; BENCHMARKS.md says how to read them
 
 bench-data: $(STAMP)  ## text to snapshot beside the tokenizer library alone, and its peak memory; ARGS= adds options
 	@PYTHONPATH=. $(BIN)/python tests/benchmarks/bench_tokenize.py $(ARGS)
@@ -65,6 +65,12 @@ bench-gpu: $(STAMP)  ## the training step on a GPU and its bits; ARGS="--nanogpt
 
 bench-loader: $(STAMP)  ## reading batches beside what training needs; ARGS= adds options
 	@$(BIN)/python -m tests.benchmarks.bench_loader $(ARGS)
+
+bench-start: $(STAMP)  ## cairn train to the first step beside a bare script's; ARGS="--before DIR" takes turns with another checkout
+	@$(BIN)/python -m tests.benchmarks.bench_start $(ARGS)
+
+bench-overhead: $(STAMP)  ## what of a run with segments of a minute is not training, beside the bare loop; ARGS= adds options
+	@$(BIN)/python -m tests.benchmarks.bench_overhead $(ARGS)
 
 bench-sql: $(STAMP)  ## SQL over 1,000 runs of 1,000 attempts beside DuckDB on plain Parquet (some minutes to make them); ARGS= adds options
 	@PYTHONPATH=. $(BIN)/python tests/benchmarks/bench_sql.py $(ARGS)
