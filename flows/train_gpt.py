@@ -244,7 +244,8 @@ def _claim(run: _Run, number: int, reference: CheckpointReference | None, state:
         config_sha256=run.config.frozen_sha256(),
         code_version=code_version(),
         flow_run_id=run.plan.flow_run_id,
-        micro_batch=sizes.micro_batch,
+        # No process has more rows than its share: halving a micro-batch beyond it would change nothing.
+        micro_batch=min(sizes.micro_batch, run.plan.group.rows(run.config.training.global_batch)),
         resumed_from=reference,
         activation_checkpointing=sizes.activation_checkpointing,
         quarantined_samples=len(state.quarantined_windows),

@@ -83,8 +83,7 @@ class Trainer:
             rows=self._ranks.rows(order.training.global_batch),
         )
         self._steps = StepLog(self._store, self._prefix, order.attempt, spool_dir=order.work_dir)
-        self._faults = parse_faults(order.faults) if self._ranks.is_first else ()
-        self._train_files = data.files
+        self._faults, self._train_files = parse_faults(order.faults), data.files
         reports = Reports(staged=self._on_staged, waiting=self._on_waiting, failed=partial(fall, line))
         tensors = self._state.live_tensors()
         shared = SharedStaging(self._ranks, place.meeting, tensors) if place.meeting else None
@@ -208,6 +207,8 @@ class Trainer:
         if self._ranks.is_first:
             self._tell(record)
         self._check_course(record)
+        if not self._ranks.is_first:
+            return
         for kind in due(self._faults, self._store, self._prefix, record.step, kinds=TRAINER_KINDS):
             self._strike(kind)
 

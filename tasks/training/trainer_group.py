@@ -40,6 +40,10 @@ class TrainerGroup:
         """How many processes there are in all."""
         return self.processes * self.nodes
 
+    def rows(self, global_batch: int) -> int:
+        """Return how many samples of a step's batch the process with most of them has."""
+        return -(-global_batch // self.size)
+
     def command(self) -> list[str]:
         """Return what starts this machine's part: the trainer itself where there is only one process."""
         if self.size == 1:
