@@ -8,10 +8,11 @@ Source: Wijmans et al. 2024, "Cut Your Losses in Large-Vocabulary Language Model
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from model.size_estimate import HEAD_CHUNK_BYTES
+
+_CACHED_NUMBERS = 2**19
 
 
 def head_loss(hidden: Tensor, weight: Tensor, targets: Tensor, *, chunk_bytes: int = HEAD_CHUNK_BYTES) -> Tensor:
@@ -35,17 +36,15 @@ class _HeadLoss(torch.autograd.Function):
         table, of_weight = weight.to(dtype), torch.zeros_like(weight, dtype=torch.float32)
         of_hidden = torch.empty_like(hidden)
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        # Blocks as large as these come from the kernel, page by page: every chunk uses the same ones.
+        logits, product = table.new_empty(min(rows, len(hidden)), len(table)), torch.empty_like(table)
         with torch.autocast(hidden.device.type, enabled=False):
             for begin in range(0, len(hidden), rows):
                 chunk, wanted = hidden[begin : begin + rows].to(dtype), targets[begin : begin + rows, None]  # (r, C)
-                logits = F.linear(chunk, table).float()  # (r, C) x (C, V) -> (r, V)
-                log_chances = logits.log_softmax(dim=1)
-                loss -= log_chances.gather(1, wanted).sum()
-                of_logits = log_chances.exp_()
-                of_logits.scatter_add_(1, wanted, of_logits.new_full(wanted.shape, -1.0))
-                of_logits = of_logits.div_(len(hidden)).to(dtype)
-                of_hidden[begin : begin + rows] = of_logits @ table  # (r, V) x (V, C) -> (r, C)
-                of_weight += of_logits.mT @ chunk  # (V, r) x (r, C) -> (V, C)
+                part = torch.mm(chunk, table.mT, out=logits[: len(chunk)])  # (r, C) x (C, V) -> (r, V)
+                loss -= _differentiate(part, wanted, samples=len(hidden))
+                of_hidden[begin : begin + rows] = part @ table  # (r, V) x (V, C) -> (r, C)
+                of_weight += torch.mm(part.mT, chunk, out=product)  # (V, r) x (r, C) -> (V, C)
         context.save_for_backward(of_hidden, of_weight)
         return loss / len(hidden)
 
@@ -53,3 +52,19 @@ class _HeadLoss(torch.autograd.Function):
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         of_hidden, of_weight = context.saved_tensors
         return of_hidden * gradient, of_weight * gradient, None, None, None
+
+
+def _differentiate(logits: Tensor, targets: Tensor, *, samples: int) -> Tensor:
+    """Put the gradient of the mean loss over `samples` in place of `logits` (r, V); return the sum of log-chances.
+
+    In fp32, a few rows at a time: as many as a core's cache holds while they are read again and again.
+    """
+    total = torch.zeros((), dtype=torch.float32, device=logits.device)
+    rows = max(1, _CACHED_NUMBERS // logits.shape[1])
+    for part, wanted in zip(logits.split(rows), targets.split(rows), strict=True):  # (s, V), (s, 1)
+        log_chances = part.float().log_softmax(dim=1)
+        total += log_chances.gather(1, wanted).sum()
+        of_logits = log_chances.exp_()
+        of_logits.scatter_add_(1, wanted, of_logits.new_full(wanted.shape, -1.0))
+        part.copy_(of_logits.div_(samples))
+    return total
