@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--batch", type=int, help="windows in a step, where the recipe's are too many for the machine")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--dropout", type=float, default=0.0, help="for every contender; nanoGPT's shakespeare has 0.2")
     parser.add_argument("--contender", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.contender:
@@ -107,6 +108,7 @@ def text_tokens(vocab_size: int) -> np.ndarray:
 def take_turn(given: argparse.Namespace) -> Turn:
     """Train for some steps as `given.contender` and say what it took."""
     chosen = RECIPES[given.recipe]
+    chosen = replace(chosen, model=chosen.model.model_copy(update={"dropout": given.dropout}))
     batch = given.batch or chosen.batch
     make = nanogpt_step if given.contender == NANOGPT else our_step
     torch.set_num_threads(given.threads)
