@@ -13,7 +13,7 @@ SUITABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.11; do \
 	if $$name -c '$(SUITABLE)' >/dev/null 2>&1; then echo $$name; break; fi; done)
 
-.PHONY: help .venv train test test-slow test-s3 chaos bench bench-data bench-gpu bench-loader bench-sql bench-step bench-checkpoint bench-start bench-overhead check format up clean
+.PHONY: help .venv train test test-slow test-s3 chaos bench bench-memory bench-data bench-gpu bench-loader bench-sql bench-step bench-checkpoint bench-start bench-overhead check format up clean
 
 help:  ## show this list
 	@grep -E '^[.a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([.a-z-]+):[^#]*## /\1\t/' | expand -t 14
@@ -71,6 +71,9 @@ bench-start: $(STAMP)  ## cairn train to the first step beside a bare script's; 
 
 bench-overhead: $(STAMP)  ## what of a run with segments of a minute is not training, beside the bare loop; ARGS= adds options
 	@$(BIN)/python -m tests.benchmarks.bench_overhead $(ARGS)
+
+bench-memory: $(STAMP)  ## a trainer's estimated memory beside its measured peak, three sizes in every mode; ARGS="--only small" does less
+	@$(BIN)/python -m tests.benchmarks.bench_memory $(ARGS)
 
 bench-sql: $(STAMP)  ## SQL over 1,000 runs of 1,000 attempts beside DuckDB on plain Parquet (some minutes to make them); ARGS= adds options
 	@PYTHONPATH=. $(BIN)/python tests/benchmarks/bench_sql.py $(ARGS)

@@ -12,7 +12,9 @@ from pathlib import Path
 from flows.configuration import RunConfig, check_drift, parse_configuration
 from flows.configuration_source import configuration_folder, configuration_name, read_configuration
 from flows.errors import InvalidConfiguration
+from flows.memory_check import memory_there, require_memory
 from flows.mirror.mirrors import check_mirrors
+from flows.views.attempt_sizes import next_sizes
 from flows.views.run_lookup import configuration_document
 from model.configuration import DataConfig
 from model.errors import InvalidInput
@@ -20,6 +22,7 @@ from model.tokenizer import Tokenizer
 from storage.errors import StoreUnavailable
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
+from storage.snapshots.data_snapshot import read_manifest
 from storage.stores.object_store import ObjectStore
 from storage.stores.store_probe import probe_store
 from tasks.data.corpus import preview_corpus
@@ -30,6 +33,7 @@ from tasks.data.snapshot_build import check_block_size
 from tasks.data.snapshot_choice import chosen_snapshot
 from tasks.data.source_weights import too_few_tokens
 from tasks.errors import TaskError
+from tasks.training.device_memory import trains_on_cuda
 from tasks.training.initial_weights import check_directory, find_directory
 from tasks.training.trainer_group import trainer_group
 
@@ -76,6 +80,8 @@ def check_before_start(
         check_drift(opened.config, wanted, run_id=log.run_id)
         _check_processes(wanted, environment)
         check_mirrors(wanted.mirrors)
+        if writable and log.state.finished is None and log.state.open_attempt is None:  # else an owner may live
+            _check_memory(wanted, log.state, read_manifest(store, opened.data_snapshot).vocab_size, environment)
         return wanted
     wanted = wanted or wanted_configuration(request, log.state, environment)
     _check_processes(wanted, environment)
@@ -88,7 +94,11 @@ def check_before_start(
         check_block_size(manifest, wanted.model.block_size, wanted.data)
     else:
         _check_text(wanted, base_dir)
-    _check_initial_weights(store, wanted, base_dir)
+    vocab_size = _vocabulary(store, wanted.data, base_dir)
+    if wanted.training.init_from is not None:
+        check_directory(find_directory(wanted.training.init_from, base_dir), wanted.model, vocab_size)
+    if writable:
+        _check_memory(wanted, log.state, vocab_size, environment)
     return wanted
 
 
@@ -144,17 +154,21 @@ def _check_text(config: RunConfig, base_dir: Path) -> None:
         _check_sizes(config, sources)
 
 
-def _check_initial_weights(store: ObjectStore, config: RunConfig, base_dir: Path) -> None:
-    if config.training.init_from is None:
-        return
-    data = config.data
+def _vocabulary(store: ObjectStore, data: DataConfig, base_dir: Path) -> int:
+    """How many ids the data of a new run has, or is asked to have."""
     if data.snapshot:
-        vocab_size = chosen_snapshot(store, data.snapshot).manifest.vocab_size
-    elif data.tokenizer.endswith(".json"):
-        vocab_size = Tokenizer.from_file(base_dir / Path(data.tokenizer).expanduser()).vocab_size
-    else:
-        vocab_size = data.bpe_vocab_size or _BYTES_AND_END
-    check_directory(find_directory(config.training.init_from, base_dir), config.model, vocab_size)
+        return chosen_snapshot(store, data.snapshot).manifest.vocab_size
+    if data.tokenizer.endswith(".json"):
+        return Tokenizer.from_file(base_dir / Path(data.tokenizer).expanduser()).vocab_size
+    return data.bpe_vocab_size or _BYTES_AND_END
+
+
+def _check_memory(config: RunConfig, state: RunState, vocab_size: int, environment: Mapping[str, str]) -> None:
+    # A device is asked for a new run only: that takes a process with torch, and who continues has trained there before.
+    asked = not (state.attempts and trains_on_cuda(config.training.device))
+    if config.training.memory_check and asked:
+        there = memory_there(config.training, trainer_group(config.training, environment))
+        require_memory(config, vocab_size, next_sizes(state, config.training, chosen=1), there)
 
 
 def _check_tokenizer(data: DataConfig, base_dir: Path) -> None:

@@ -25,6 +25,7 @@ from flows.code_version import code_version
 from flows.configuration import RunConfig, check_drift
 from flows.configuration_source import configuration_folder
 from flows.evaluation_planning import plan_evaluation
+from flows.memory_check import MemoryThere, choose_micro_batch, memory_there
 from flows.mirror.mirrors import mirrored
 from flows.preflight import TrainingRequest, check_before_start, named_run, wanted_configuration
 from flows.progress import Progress
@@ -47,6 +48,7 @@ from storage.logs.entry_log import this_writer
 from storage.logs.run_entries import AttemptEnded, AttemptStarted, CheckpointReference, RunOpened
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
+from storage.snapshots.data_snapshot import read_manifest
 from storage.stores.object_store import ObjectStore
 from storage.stores.open_store import open_store
 from tasks.attempt.attempt_claim import Claimant, claim_attempt
@@ -78,6 +80,7 @@ class _Run:
     artifacts: RunArtifacts
     cancellation: CancellationWatch
     start_over: bool
+    micro_batch: int | None
 
 
 @flow(name="train-gpt", retries=0, validate_parameters=True, persist_result=False)
@@ -170,9 +173,10 @@ def _open_run(store: ObjectStore, request: TrainingRequest, notice: StopNotice, 
     run_id, base_dir = named_run(request), configuration_folder(request.config)
     log = RunLog(store, run_id)
     opened = log.refresh().opened
+    wanted = wanted_configuration(request, log.state, os.environ)
+    there = _memory_to_choose_by(wanted, log.state)  # before a trainer that waits takes its share
     if log.state.finished is None:
         trainer.begin(trainer_folder(os.environ, run_id))
-    wanted = wanted_configuration(request, log.state, os.environ)
     if opened is None:
         opened = open_run(log, wanted, base_dir)
         wanted = wanted.as_opened(opened.config)  # by whoever was first, perhaps on another machine
@@ -190,7 +194,19 @@ def _open_run(store: ObjectStore, request: TrainingRequest, notice: StopNotice, 
         artifacts=RunArtifacts(log, plan.flow_run_id),
         cancellation=CancellationWatch(plan.flow_run_id, notice),
         start_over=request.start_over,
+        micro_batch=None if there is None else _micro_batch(store, opened, wanted, there),
     )
+
+
+def _memory_to_choose_by(config: RunConfig, state: RunState) -> MemoryThere | None:
+    """Return what a micro-batch is to be chosen by; None where it is said, or was chosen by an earlier attempt."""
+    if config.training.micro_batch != "auto" or state.attempts:
+        return None
+    return memory_there(config.training, trainer_group(config.training, os.environ))
+
+
+def _micro_batch(store: ObjectStore, opened: RunOpened, config: RunConfig, there: MemoryThere) -> int:
+    return choose_micro_batch(config, read_manifest(store, opened.data_snapshot).vocab_size, there)
 
 
 def _plan(
@@ -234,7 +250,7 @@ def _claimant(run: _Run) -> Claimant:
 
 def _claim(run: _Run, number: int, reference: CheckpointReference | None, state: RunState) -> AttemptStarted:
     ends = [attempt.ended for attempt in state.attempts if attempt.ended is not None]
-    sizes = next_sizes(state, run.config.training)
+    sizes = next_sizes(state, run.config.training, chosen=run.micro_batch)
     return AttemptStarted(
         attempt=number,
         placement=this_placement(

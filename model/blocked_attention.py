@@ -12,10 +12,7 @@ import torch
 from torch import Tensor
 
 from model.dropout_bits import draw_survivors, drop
-
-SMALLEST_BLOCK = 64
-MOST_BLOCKS = 4
-"""More blocks save fewer products than the smaller ones lose: measured at T = 64, 256 and 1024."""
+from model.query_blocks import query_blocks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +38,7 @@ def attend(joint: Tensor, heads: int, visible: Tensor | None, dropout: float) ->
     query, key, value = parts = apart.reshape(3, batch * heads, time, -1)  # (3, BH, T, D)
     mixed = joint.new_empty(batch, time, heads, width // heads)  # (B, T, H, D)
     weights, survivors = [], []
-    for begin, end in _blocks(time):
+    for begin, end in query_blocks(time):
         scores = _scores(query[:, begin:end], key[:, :end], visible, begin, end)
         block = scores.softmax(dim=-1)
         weights.append(block)
@@ -63,7 +60,7 @@ def attend_backward(gradient: Tensor, kept: Kept, dropout: float) -> Tensor:
     incoming = split.reshape(query.shape)  # (B, H, T, D) -> (BH, T, D)
     found = torch.empty_like(kept.heads)
     of_query, of_key, of_value = found
-    for number, (begin, end) in reversed(list(enumerate(_blocks(time)))):
+    for number, (begin, end) in reversed(list(enumerate(query_blocks(time)))):
         weights, block = kept.weights[number], incoming[:, begin:end]  # (BH, t, S), (BH, t, D)
         of_weights = torch.bmm(block, value[:, :end].mT)  # (BH, t, D) x (BH, D, S) -> (BH, t, S)
         dropped = weights
@@ -81,11 +78,6 @@ def attend_backward(gradient: Tensor, kept: Kept, dropout: float) -> Tensor:
     found[:2].mul_(depth**-0.5)
     together = found.view(3, batch, -1, time, depth).permute(1, 3, 0, 2, 4)  # (3, BH, T, D) -> (B, T, 3, H, D)
     return together.reshape(batch, time, 3 * width)  # (B, T, 3, H, D) -> (B, T, 3C)
-
-
-def _blocks(time: int) -> list[tuple[int, int]]:
-    size = max(SMALLEST_BLOCK, -(-time // MOST_BLOCKS))
-    return [(begin, min(begin + size, time)) for begin in range(0, time, size)]
 
 
 def _scores(query: Tensor, key: Tensor, visible: Tensor | None, begin: int, end: int) -> Tensor:

@@ -31,6 +31,7 @@ UNFROZEN_TRAINING: frozenset[str] = frozenset(
         "activation_checkpointing",
         "processes",
         "parallel",
+        "memory_check",
     }
 )
 """Training fields that do not change which run it is; everything else in TrainingConfig is frozen at run-opened."""
@@ -42,7 +43,7 @@ SNAPSHOT_SOURCE = "snapshot:"
 SHORTEST_SNAPSHOT_ID = 8
 
 _LATER_DATA_KEYS = ("tokenizer_bytes", "max_document_bytes", "max_rejected_fraction", "deduplicate", "weights")
-_LATER_TRAINING_KEYS = ("mask_documents", "init_from", "processes", "parallel")
+_LATER_TRAINING_KEYS = ("mask_documents", "init_from", "processes", "parallel", "memory_check")
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Kernels = Literal["auto", "stock", "fused"]
@@ -78,7 +79,7 @@ class TrainingConfig(BaseModel):
 
     steps: Positive
     global_batch: Positive = 32
-    micro_batch: Positive = Field(default_factory=lambda data: int(data.get("global_batch", 1)))
+    micro_batch: Positive | Literal["auto"] = Field(default_factory=lambda data: int(data.get("global_batch", 1)))
     lr: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1e-3
     min_lr: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 1e-4
     warmup_steps: NotNegative = Field(default_factory=lambda data: min(2000, int(data.get("steps", 0)) // 10))
@@ -99,6 +100,7 @@ class TrainingConfig(BaseModel):
     threads: Positive | None = None
     processes: Positive | Literal["auto"] = 1
     parallel: Parallel = "ddp"
+    memory_check: bool = True
 
     @model_serializer(mode="wrap")
     def _without_later_keys_unless_wanted(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -114,7 +116,7 @@ class TrainingConfig(BaseModel):
 
     @model_validator(mode="after")
     def _sizes_agree(self) -> Self:
-        if self.micro_batch > self.global_batch:
+        if self.micro_batch != "auto" and self.micro_batch > self.global_batch:
             raise ValueError(f"micro_batch={self.micro_batch} must be at most global_batch={self.global_batch}")
         if self.warmup_steps > self.steps:
             raise ValueError(f"warmup_steps={self.warmup_steps} must be at most steps={self.steps}")

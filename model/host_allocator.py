@@ -10,7 +10,7 @@ import sys
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _LARGEST_INT = 2**31 - 1
-_LARGEST_POOLED_BYTES = 2**25
+LARGEST_POOLED_BYTES = 2**25
 """As much as mallopt takes. Larger blocks stay mapped one by one: pooled as well, they raised the peak by half."""
 
 
@@ -21,5 +21,5 @@ def keep_freed_memory() -> bool:
     library = ctypes.CDLL(None)
     if not (hasattr(library, "gnu_get_libc_version") and hasattr(library, "mallopt")):
         return False
-    wanted = ((_MMAP_THRESHOLD, _LARGEST_POOLED_BYTES), (_TRIM_THRESHOLD, _LARGEST_INT))
+    wanted = ((_MMAP_THRESHOLD, LARGEST_POOLED_BYTES), (_TRIM_THRESHOLD, _LARGEST_INT))
     return all(library.mallopt(option, value) == 1 for option, value in wanted)

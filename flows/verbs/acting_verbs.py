@@ -90,12 +90,14 @@ def _serve_node(request: "TrainingRequest", store: str) -> ExitCode:
 
 def _show_plan(request: "TrainingRequest", store: str, *, json: bool) -> None:
     from flows.configuration_source import configuration_folder
+    from flows.memory_check import memory_there
     from flows.preflight import check_before_start, named_run
     from flows.verbs.training_plan_text import plan_facts
     from flows.views.training_plan import plan_training
     from flows.work_folder import work_folder
     from storage.logs.run_log import RunLog
     from tasks.training.machine_speed import mode_here
+    from tasks.training.trainer_group import trainer_group
 
     opened = opened_store(store)
     configuration = check_before_start(opened, request, os.environ, writable=False)
@@ -103,7 +105,8 @@ def _show_plan(request: "TrainingRequest", store: str, *, json: bool) -> None:
     log.refresh()
     mode = mode_here(configuration.training, configuration.model, work_folder(os.environ), keep=False)
     settled = configuration.with_mode(precision=mode.precision, kernels=mode.kernels)
-    plan = plan_training(log, settled, configuration_folder(request.config))
+    there = memory_there(settled.training, trainer_group(settled.training, os.environ))
+    plan = plan_training(log, settled, configuration_folder(request.config), there)
     print_document(plan) if json else print_facts(plan_facts(plan))
 
 

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from flows.report.plain_words import counted, listed, span
 from flows.verbs.output import short
 from flows.views.training_plan import PlannedCheckpoints, PlannedMemory, TrainingPlan
-from model.size_estimate import MemoryEstimate
+from model.size_estimate import PARTS
 
 _SOURCES_SHOWN = 4
-_PARTS = ("parameters", "gradients", "optimizer", "activations", "logits")
 
 
 def plan_facts(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
@@ -58,15 +57,18 @@ def _model(plan: TrainingPlan) -> str:
 
 
 def _memory(memory: PlannedMemory) -> str:
-    parts = ", ".join(f"{name} {_bytes(_part(memory.parts, name))}" for name in _PARTS)
+    shown = {name: memory.parts.of(name) for name in PARTS}
+    parts = ", ".join(f"{name.replace('_', ' ')} {_bytes(size)}" for name, size in shown.items() if size)
     recomputed = ", activations recomputed" if memory.activation_checkpointing else ""
     how = f"micro-batch {memory.micro_batch}, {memory.precision} with {memory.kernels} kernels{recomputed}"
-    return f"an estimate: {_bytes(memory.total_bytes)} with {how} ({parts})"
+    return f"an estimate: {_bytes(memory.total_bytes)} at its peak with {how} ({parts}){_there(memory)}"
 
 
-def _part(parts: MemoryEstimate, name: str) -> int:
-    size: int = getattr(parts, f"{name}_bytes")
-    return size
+def _there(memory: PlannedMemory) -> str:
+    if memory.there_bytes is None:
+        return ""
+    short = ": more than there is" if memory.total_bytes > memory.there_bytes else ""
+    return f"; {_bytes(memory.there_bytes)} are there now{short}"
 
 
 def _ahead(plan: TrainingPlan) -> Iterator[tuple[str, str]]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from flows.errors import InvalidConfiguration
 from flows.verbs.simulation_options import SimulationOptions
+from flows.views.attempt_sizes import next_sizes
 from flows.views.run_lookup import configuration_of
 from storage.logs.run_state import AttemptRecord, RunState
 from tasks.policy.checkpoint_interval import IntervalComparison, compare_intervals
@@ -171,7 +172,7 @@ def _plan(options: SimulationOptions, state: RunState | None, config: "RunConfig
         checkpoint_seconds=checkpoint_seconds,
         restart_seconds=restart_seconds,
         grace_seconds=checkpoint.grace_seconds,
-        micro_batch=config.training.micro_batch if config else _LLAMA_GLOBAL_BATCH,
+        micro_batch=next_sizes(RunState(), config.training).micro_batch if config else _LLAMA_GLOBAL_BATCH,
         global_batch=config.training.global_batch if config else _LLAMA_GLOBAL_BATCH,
     )
 

@@ -10,15 +10,17 @@ from pathlib import Path
 from statistics import median
 
 from flows.configuration import RunConfig
+from flows.memory_check import MemoryThere, choose_micro_batch
 from flows.views.attempt_sizes import next_sizes
 from flows.views.planned_data import PlannedData, plan_data
 from flows.views.run_status import FINISHED, OPENED, RUNNING, BudgetView, view_budgets, view_status
-from model.size_estimate import MemoryEstimate, checkpoint_bytes, count_parameters, estimate_memory
+from model.size_estimate import MemoryEstimate, TrainingPlace, checkpoint_bytes, count_parameters, estimate_memory
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
 from storage.logs.step_log import read_attempt_lines
 from tasks.evaluation.evaluation_suite import command_suites_of, suite_of
 
+NOT_KNOWN = MemoryThere(bytes=None, place=TrainingPlace())
 _RECENT_STEPS = 200
 _HOUR_SECONDS = 3600.0
 
@@ -38,13 +40,17 @@ class PlannedModel:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedMemory:
-    """Estimated bytes on the device, in all and by what they are for, and what they hold for."""
+    """Estimated bytes of one trainer at its peak, in all and by what they are for, and what they hold for.
+
+    On CUDA they are the device's. `there_bytes` is what there is for it now, None where nobody knows.
+    """
 
     micro_batch: int
     activation_checkpointing: bool
     precision: str
     kernels: str
     total_bytes: int
+    there_bytes: int | None
     parts: MemoryEstimate
 
 
@@ -110,8 +116,8 @@ class TrainingPlan:
     budgets: Mapping[str, BudgetView]
 
 
-def plan_training(log: RunLog, config: RunConfig, base_dir: Path) -> TrainingPlan:
-    """Return the plan for a configuration that was checked; the log was read."""
+def plan_training(log: RunLog, config: RunConfig, base_dir: Path, there: MemoryThere = NOT_KNOWN) -> TrainingPlan:
+    """Return the plan for a configuration that was checked; the log was read, `there` is the memory there is now."""
     state, total = log.state, config.training.steps
     action, why = _action(log)
     newest = state.newest_committed
@@ -134,7 +140,7 @@ def plan_training(log: RunLog, config: RunConfig, base_dir: Path) -> TrainingPla
         may_stop_early=config.early_stop.is_on,
         data=data,
         model=_model(config, data.vocab_size, parameters),
-        memory=_memory(state, config, data.vocab_size),
+        memory=_memory(state, config, data.vocab_size, there),
         time=time,
         checkpoints=_checkpoints(config, first, parameters),
         evaluations=_evaluations(config, first),
@@ -169,14 +175,15 @@ def _model(config: RunConfig, vocab_size: int, parameters: int) -> PlannedModel:
     )
 
 
-def _memory(state: RunState, config: RunConfig, vocab_size: int) -> PlannedMemory:
-    sizes = next_sizes(state, config.training)
+def _memory(state: RunState, config: RunConfig, vocab_size: int, there: MemoryThere) -> PlannedMemory:
+    sizes = next_sizes(state, config.training, chosen=choose_micro_batch(config, vocab_size, there))
     parts = estimate_memory(
         config.model,
         config.training,
         vocab_size,
         micro_batch=sizes.micro_batch,
         recompute=sizes.activation_checkpointing,
+        place=there.place,
     )
     return PlannedMemory(
         micro_batch=sizes.micro_batch,
@@ -184,6 +191,7 @@ def _memory(state: RunState, config: RunConfig, vocab_size: int) -> PlannedMemor
         precision=config.training.precision,
         kernels=config.training.kernels,
         total_bytes=parts.total_bytes,
+        there_bytes=there.bytes,
         parts=parts,
     )
 

@@ -20,6 +20,9 @@ _V2_MOUNTS = ("sys/fs/cgroup", "sys/fs/cgroup/unified")
 _V1_MOUNT = "sys/fs/cgroup/memory"
 _COUNTERS = ("memory.events", "memory.oom_control")
 _LIMITS = ("memory.max", "memory.limit_in_bytes")
+_USED = {"memory.max": "memory.current", "memory.limit_in_bytes": "memory.usage_in_bytes"}
+_REUSABLE = ("inactive_file", "total_inactive_file")
+"""Pages of files nobody has asked for lately, as cgroup v2 and v1 call them: the kernel takes them before it kills."""
 _DYING_SECONDS = 30.0
 """A big process takes its time to die; a kill counted longer ago, while it lived on, was somebody else's."""
 
@@ -127,6 +130,20 @@ def memory_limit_bytes(pid: int, *, root: Path = _ROOT) -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 
+def available_memory_bytes(pid: int, *, root: Path = _ROOT) -> int | None:
+    """Return what a child of `pid` could take now: of the machine, and under the limit of each of its control groups.
+
+    What a group uses already counts against its limit, pages of files the kernel would give up for it do not.
+    """
+    rooms = [_meminfo_bytes("MemAvailable:", root), _address_space_limit(pid, root)]
+    for mount, folder in _control_groups(pid, root):
+        for ancestor in (folder, *folder.parents):
+            rooms += [_room(ancestor, name) for name in _LIMITS]
+            if ancestor == mount:
+                break
+    return min((room for room in rooms if room is not None), default=None)
+
+
 def oom_kill_count(pid: int, *, root: Path = _ROOT) -> int:
     """Return how many processes of the control group of `pid` the kernel has killed for memory since it was made."""
     return _read_count(_counter(pid, root))
@@ -173,9 +190,24 @@ def _address_space_limit(pid: int, root: Path) -> int | None:
     return _number(line.removeprefix("Max address space").partition("bytes")[0].split()[0]) if line else None
 
 
+def _room(folder: Path, name: str) -> int | None:
+    limit = _number(_text(folder / name))
+    if limit is None:
+        return None
+    used = _number(_text(folder / _USED[name])) or 0
+    fields = (line.split() for line in _text(folder / "memory.stat").splitlines())
+    sizes = {words[0]: _number(words[1]) or 0 for words in fields if len(words) == 2}
+    reusable = next((sizes[key] for key in reversed(_REUSABLE) if key in sizes), 0)
+    return max(0, limit - max(0, used - reusable))
+
+
 def _physical_bytes(root: Path) -> int | None:
+    return _meminfo_bytes("MemTotal:", root)
+
+
+def _meminfo_bytes(name: str, root: Path) -> int | None:
     lines = _text(root / "proc" / "meminfo").splitlines()
-    total = next((line.split()[1] for line in lines if line.startswith("MemTotal:")), "")
+    total = next((line.split()[1] for line in lines if line.startswith(name)), "")
     kilobytes = _number(total)
     return None if kilobytes is None else kilobytes * 1024
 

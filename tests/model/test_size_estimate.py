@@ -3,10 +3,19 @@ from typing import Any
 import pytest
 import torch
 
+from model.blocked_attention import attend
 from model.configuration import ModelConfig, TrainingConfig
 from model.gpt import GPT
 from model.loss import token_loss
-from model.size_estimate import checkpoint_bytes, count_parameters, estimate_memory, largest_micro_batch
+from model.query_blocks import kept_probabilities
+from model.size_estimate import (
+    PARTS,
+    TrainingPlace,
+    checkpoint_bytes,
+    count_parameters,
+    estimate_memory,
+    largest_micro_batch,
+)
 from model.train_state import TrainState
 
 SHAPES = [
@@ -59,7 +68,7 @@ def saved_bytes(network: GPT, batch: int, autocast: bool) -> int:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_what_is_kept_for_the_backward_pass_is_estimated_within_a_fifth(precision: Any) -> None:
-    shape, batch = ModelConfig(n_layer=3, n_head=4, n_embd=64, block_size=64), 4
+    shape, batch = ModelConfig(n_layer=12, n_head=4, n_embd=64, block_size=64), 4
     training = TRAINING.model_copy(update={"precision": precision})
     estimate = estimate_memory(shape, training, VOCAB, micro_batch=batch, recompute=False)
     log_softmax = batch * shape.block_size * VOCAB * 4
@@ -79,6 +88,52 @@ def test_recomputing_keeps_less_and_more_layers_keep_more() -> None:
 def test_the_total_is_the_sum_of_its_parts() -> None:
     estimate = estimate_memory(SHAPES[1], TRAINING, VOCAB, micro_batch=2, recompute=False)
     assert estimate.total_bytes == sum(getattr(estimate, name) for name in type(estimate).__slots__)
+    assert tuple(f"{part}_bytes" for part in PARTS) == tuple(type(estimate).__slots__)
+
+
+def test_memory_never_grows_with_a_smaller_micro_batch_of_the_same_kind() -> None:
+    shape = ModelConfig(n_layer=6, n_head=6, n_embd=384, block_size=256)
+    training = TrainingConfig(steps=1, global_batch=64, **EXACT)
+    totals = [
+        estimate_memory(shape, training, 8192, micro_batch=windows, recompute=False).total_bytes
+        for windows in (32, 16, 8, 4, 2, 1)
+    ]
+    assert totals == sorted(totals, reverse=True)
+
+
+def test_a_step_of_several_micro_batches_holds_the_gradients_of_the_earlier_ones() -> None:
+    shape = ModelConfig(n_layer=6, n_head=6, n_embd=384, block_size=256)
+
+    def gradients(global_batch: int) -> int:
+        training = TrainingConfig(steps=1, global_batch=global_batch, micro_batch=8, **EXACT)
+        return estimate_memory(shape, training, 8192, micro_batch=8, recompute=False).gradients_bytes
+
+    assert gradients(16) - gradients(8) == 4 * count_parameters(shape, 8192)
+
+
+def test_several_processes_share_the_copy_of_a_checkpoint_and_fsdp_the_state() -> None:
+    shape = ModelConfig(n_layer=6, n_head=6, n_embd=384, block_size=256)
+
+    def estimated(parallel: Any, processes: int) -> Any:
+        training = TrainingConfig(steps=1, global_batch=8, parallel=parallel, **EXACT)
+        place = TrainingPlace(processes=processes)
+        return estimate_memory(shape, training, 8192, micro_batch=4, recompute=False, place=place)
+
+    alone, copied, sharded = estimated("ddp", 1), estimated("ddp", 2), estimated("fsdp", 2)
+    assert copied.host_copy_bytes == sharded.host_copy_bytes == alone.host_copy_bytes // 2
+    assert copied.optimizer_bytes == alone.optimizer_bytes == 2 * sharded.optimizer_bytes
+
+
+def test_on_cuda_the_copy_of_a_checkpoint_is_not_the_devices() -> None:
+    place = TrainingPlace(on_cuda=True)
+    estimate = estimate_memory(SHAPES[1], TRAINING, VOCAB, micro_batch=2, recompute=False, place=place)
+    assert estimate.host_copy_bytes == 0 and estimate.allocator_bytes == 0
+
+
+@pytest.mark.parametrize("time", [8, 64, 100, 256, 1000])
+def test_the_probabilities_counted_are_those_that_attention_keeps(time: int) -> None:
+    _, kept = attend(torch.randn(2, time, 3 * 16), 4, None, 0.0)
+    assert sum(block.numel() for block in kept.weights) == 2 * 4 * kept_probabilities(time)
 
 
 def test_the_micro_batch_chosen_is_the_largest_half_that_fits() -> None:
@@ -95,12 +150,12 @@ def test_the_micro_batch_chosen_is_the_largest_half_that_fits() -> None:
 
 
 def test_fused_kernels_hold_no_more_logits_than_a_chunk() -> None:
-    shape = ModelConfig(n_layer=1, n_head=1, n_embd=64, block_size=1024)
+    shape = ModelConfig(n_layer=8, n_head=1, n_embd=64, block_size=1024)
 
     def logits(kernels: Any, windows: int) -> int:
         training = TrainingConfig(steps=1, global_batch=16, precision="fp32", kernels=kernels)
         return estimate_memory(shape, training, 50_304, micro_batch=windows, recompute=False).logits_bytes
 
-    assert logits("fused", 4) < logits("stock", 4) / 4
-    assert logits("fused", 8) - logits("fused", 4) == 4 * 1024 * 64 * 4
-    assert logits("stock", 8) == 2 * logits("stock", 4)
+    assert logits("fused", 16) < logits("stock", 16) / 4
+    assert logits("fused", 16) - logits("fused", 8) == 8 * 1024 * 64 * 4
+    assert logits("stock", 16) == 2 * logits("stock", 8)

@@ -12,6 +12,7 @@ from tasks.attempt.kubernetes_reason import kubernetes_reason
 from tasks.attempt.process_memory import (
     MemoryReading,
     MemoryWatch,
+    available_memory_bytes,
     memory_limit_bytes,
     oom_kill_count,
     peak_rss_bytes,
@@ -184,3 +185,33 @@ def test_a_process_that_never_was_has_no_size() -> None:
 )
 def test_the_reason_of_kubernetes_comes_from_the_environment(environment: dict[str, str], reason: str) -> None:
     assert kubernetes_reason(environment) == reason
+
+
+def test_what_is_available_is_the_least_room_of_machine_and_control_groups(machine: Machine) -> None:
+    machine.write("proc/meminfo", f"MemTotal: {9 * GIB // 1024} kB\nMemAvailable: {5 * GIB // 1024} kB\n")
+    assert available_memory_bytes(PID, root=machine.root) == 5 * GIB
+    machine.write("sys/fs/cgroup/job/memory.max", f"{4 * GIB}\n")
+    machine.write("sys/fs/cgroup/job/memory.current", f"{3 * GIB}\n")
+    assert available_memory_bytes(PID, root=machine.root) == GIB
+    machine.write("sys/fs/cgroup/job/memory.stat", f"anon 7\ninactive_file {GIB}\n")
+    assert available_memory_bytes(PID, root=machine.root) == 2 * GIB
+
+
+def test_a_group_of_cgroup_v1_leaves_what_its_processes_do_not_use(machine: Machine) -> None:
+    machine.process(peak_kib=1024, group="4:memory:/job\n")
+    folder = "sys/fs/cgroup/memory/job"
+    machine.write(f"{folder}/memory.limit_in_bytes", f"{4 * GIB}\n")
+    machine.write(f"{folder}/memory.usage_in_bytes", f"{3 * GIB}\n")
+    machine.write(f"{folder}/memory.stat", f"inactive_file 1\ntotal_inactive_file {2 * GIB}\n")
+    assert available_memory_bytes(PID, root=machine.root) == 3 * GIB
+
+
+def test_a_group_over_its_limit_leaves_nothing(machine: Machine) -> None:
+    machine.write("sys/fs/cgroup/job/memory.max", "5\n")
+    machine.write("sys/fs/cgroup/job/memory.current", "7\n")
+    assert available_memory_bytes(PID, root=machine.root) == 0
+
+
+def test_this_very_process_could_take_less_than_the_machine_has() -> None:
+    available, limit = available_memory_bytes(os.getpid()), memory_limit_bytes(os.getpid())
+    assert available is not None and limit is not None and 0 < available < limit

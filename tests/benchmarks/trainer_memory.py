@@ -1,0 +1,211 @@
+"""How much memory a trainer really takes: its own parts, in a process of its own.
+
+`python -m tests.benchmarks.trainer_memory '{"layers": 4, …}'` trains as `tasks.trainer` does, without the orders of a
+parent: state, batches read ahead, steps, a checkpoint copied and staged while more steps follow; prints `Measured`.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from model.configuration import ModelConfig, TrainingConfig
+from model.size_estimate import MemoryEstimate, TrainingPlace, estimate_memory
+
+STEPS_BEFORE, STEPS_BESIDE = 2, 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryCase:
+    """A network, the arithmetic, and the windows of a micro-batch and of a step."""
+
+    layers: int
+    heads: int
+    width: int
+    block: int
+    vocab_size: int
+    micro_batch: int
+    global_batch: int
+    precision: Any = "fp32"
+    kernels: Any = "stock"
+    recompute: bool = False
+    dropout: float = 0.0
+    device: str = "cpu"
+
+    @property
+    def model(self) -> ModelConfig:
+        """The network's shape."""
+        return ModelConfig(
+            n_layer=self.layers, n_head=self.heads, n_embd=self.width, block_size=self.block, dropout=self.dropout
+        )
+
+    @property
+    def training(self) -> TrainingConfig:
+        """How it is trained."""
+        return TrainingConfig(
+            steps=STEPS_BEFORE + STEPS_BESIDE,
+            global_batch=self.global_batch,
+            micro_batch=self.micro_batch,
+            precision=self.precision,
+            kernels=self.kernels,
+            activation_checkpointing=self.recompute,
+            device=self.device,
+        )
+
+    @property
+    def estimate(self) -> MemoryEstimate:
+        """What the formulas say of it."""
+        return estimate_memory(
+            self.model,
+            self.training,
+            self.vocab_size,
+            micro_batch=self.micro_batch,
+            recompute=self.recompute,
+            place=TrainingPlace(on_cuda=self.device.startswith("cuda")),
+        )
+
+
+def _cases() -> dict[str, MemoryCase]:
+    sizes = {
+        "small": (dict(layers=4, heads=4, width=128, block=128, vocab_size=1024), 32, (32, 8)),
+        "middle": (dict(layers=6, heads=6, width=384, block=256, vocab_size=8192), 16, (16, 4)),
+        "124M": (dict(layers=12, heads=12, width=768, block=256, vocab_size=50257), 2, (2, 1)),
+    }
+    modes = [(precision, kernels) for precision in ("fp32", "bf16") for kernels in ("stock", "fused")]
+    cases = {
+        f"{name} {precision} {kernels} {windows}": MemoryCase(
+            **shape, micro_batch=windows, global_batch=batch, precision=precision, kernels=kernels
+        )
+        for name, (shape, batch, micro_batches) in sizes.items()
+        for precision, kernels in modes
+        for windows in micro_batches
+    }
+    recomputed = {f"{name} recomputed": replace(cases[name], recompute=True) for name in cases if name.endswith(" 16")}
+    return {**cases, **recomputed}
+
+
+CASES = _cases()
+"""Three sizes of network in every mode with two micro-batches each, and one with activations computed again."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """Bytes resident at most, in all, and before there was a network; on CUDA bytes of the device beside it."""
+
+    peak_bytes: int
+    imported_bytes: int
+    state_bytes: int
+    stepped_bytes: int
+    device_peak_bytes: int = 0
+
+
+def measure(case: MemoryCase, *, threads: int = 2) -> Measured:
+    """Train in a process of its own and return what it took."""
+    command = [sys.executable, "-m", "tests.benchmarks.trainer_memory", json.dumps(asdict(case))]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{case}: exit code {done.returncode}: {done.stderr[-2000:]}")
+    return msgspec.json.decode(done.stdout.splitlines()[-1], type=Measured)
+
+
+def train(case: MemoryCase, folder: Path) -> Measured:
+    """Do in this process what the trainer does, and return what it took."""
+    import torch
+
+    from model.batch_loader import BatchLoader
+    from model.determinism import make_deterministic
+    from model.sample_order import SampleOrder
+    from model.token_windows import TokenWindows
+    from model.train_state import TrainState
+    from model.training_loop import train_until, usual_reading
+    from storage.stores.open_store import open_store
+    from tasks.training.host_copy import HostCopy
+    from tasks.training.staging import Reports, Staging
+
+    threads, device = int(os.environ.get("OMP_NUM_THREADS", "2")), torch.device(case.device)
+    make_deterministic(seed=1, threads=threads)
+    import tasks.trainer  # noqa: F401 - all that the trainer imports
+
+    imported = _resident("VmRSS")
+    tokens = np.arange(case.global_batch * case.block * 8 + 1, dtype=np.int64) * 7919 % case.vocab_size
+    windows = TokenWindows([tokens.astype(np.uint16)], case.block, case.vocab_size)
+    order = SampleOrder(window_count=windows.window_count, seed=1, global_batch=case.global_batch)
+    state = TrainState.fresh(case.model, case.training, case.vocab_size, device)
+    made = _resident("VmHWM")
+    failures: list[Exception] = []
+    reports = Reports(staged=lambda _: None, waiting=lambda *_: None, failed=failures.append)
+    staging = Staging(open_store(folder.as_uri()), reports, patience_seconds=1.0, host_copy=HostCopy(device))
+    with BatchLoader(windows, order, device, end_step=case.training.steps) as loader:
+
+        def go(until: int) -> None:
+            train_until(
+                state,
+                windows,
+                order,
+                until_step=until,
+                training=case.training,
+                micro_batch=case.micro_batch,
+                on_step=lambda _: None,
+                stop_requested=lambda: False,
+                probe=None,
+                loader=loader,
+                reading=usual_reading(state),
+            )
+
+        staging.prepare(state.live_tensors())
+        go(STEPS_BEFORE)
+        stepped = _resident("VmHWM")
+        staging.begin(_checkpoint(staging.copy(state.live_tensors()), state.cursor), before=lambda: None)
+        go(STEPS_BEFORE + STEPS_BESIDE)
+        staging.wait()
+    if failures:
+        raise failures[0]
+    device_peak = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
+    return Measured(
+        peak_bytes=_resident("VmHWM"),
+        imported_bytes=imported,
+        state_bytes=made,
+        stepped_bytes=stepped,
+        device_peak_bytes=device_peak,
+    )
+
+
+def _checkpoint(tensors: Any, cursor: int) -> Any:
+    from storage.checkpoints.trainer_document import TrainerDocument, small_tensor
+    from tasks.training.staging import HostCheckpoint
+    from tasks.training.tensor_exchange import to_group
+
+    document = TrainerDocument(
+        version=1,
+        step=STEPS_BEFORE,
+        cursor=cursor,
+        learning_rate=1e-3,
+        versions={},
+        tensors=tuple(small_tensor(record) for record in to_group("trainer", tensors).records),
+    )
+    groups = (to_group("weights", tensors), to_group("optimizer", tensors))
+    return HostCheckpoint(run_id="r", attempt=1, prefix="runs/r/checkpoints/c", groups=groups, document=document)
+
+
+def _resident(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
+
+
+def main() -> None:
+    """Be the process that is measured."""
+    with tempfile.TemporaryDirectory(prefix="trainer-memory-") as folder:
+        measured = train(MemoryCase(**json.loads(sys.argv[1])), Path(folder))
+    print(json.dumps(asdict(measured)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

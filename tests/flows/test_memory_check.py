@@ -1,0 +1,119 @@
+"""Memory asked for before a trainer starts: what is refused and in which words, and what `auto` chooses."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from flows.configuration import RunConfig
+from flows.errors import InvalidConfiguration
+from flows.memory_check import MARGIN, MemoryThere, choose_micro_batch, require_memory
+from flows.views.attempt_sizes import AttemptSizes, next_sizes
+from model.size_estimate import TrainingPlace, estimate_memory
+from storage.logs.run_state import AttemptRecord, RunState
+from tests.storage.builders import clock, ended, started
+
+VOCABULARY = 8192
+
+
+def configured(**training: Any) -> RunConfig:
+    mode = {"precision": "fp32", "kernels": "stock", "steps": 1, "global_batch": 32, **training}
+    model = {"n_layer": 6, "n_head": 6, "n_embd": 384, "block_size": 256}
+    return RunConfig.model_validate({"data": {"sources": ["text.txt"]}, "model": model, "training": mode})
+
+
+def needed(config: RunConfig, windows: int, *, recompute: bool = False) -> int:
+    return estimate_memory(
+        config.model, config.training, VOCABULARY, micro_batch=windows, recompute=recompute
+    ).total_bytes
+
+
+def there(size: int | None) -> MemoryThere:
+    return MemoryThere(bytes=size, place=TrainingPlace())
+
+
+def refusal(config: RunConfig, size: int) -> str:
+    sizes = next_sizes(RunState(), config.training, chosen=1)
+    with pytest.raises(InvalidConfiguration) as refused:
+        require_memory(config, VOCABULARY, sizes, there(size))
+    return str(refused.value)
+
+
+def test_what_fits_is_not_refused() -> None:
+    config = configured(micro_batch=8)
+    sizes = AttemptSizes(micro_batch=8, activation_checkpointing=False)
+    require_memory(config, VOCABULARY, sizes, there(needed(config, 8)))
+
+
+def test_the_refusal_is_one_line_with_the_estimate_what_is_there_and_what_fits() -> None:
+    config = configured(micro_batch=16)
+    said = refusal(config, needed(config, 4))
+    assert "\n" not in said and "training.micro_batch = 16" in said and "at most 4 fits" in said
+    assert f"{needed(config, 16) / 1e9:.3g} GB" in said and f"{needed(config, 4) / 1e9:.3g} GB are there" in said
+
+
+def test_where_not_even_one_window_fits_recomputing_is_the_cure() -> None:
+    config = configured(micro_batch=1)
+    said = refusal(config, needed(config, 1, recompute=True))
+    assert "not even 1 fits, but 1 with training.activation_checkpointing = true" in said
+
+
+def test_where_nothing_helps_it_says_so() -> None:
+    assert "train a smaller model" in refusal(configured(micro_batch=1), 10**6)
+
+
+def test_auto_is_refused_only_where_not_even_one_window_fits() -> None:
+    config = configured(micro_batch="auto")
+    assert "training.micro_batch = 1:" in refusal(config, 10**6)
+    require_memory(config, VOCABULARY, next_sizes(RunState(), config.training, chosen=1), there(needed(config, 1)))
+
+
+@pytest.mark.parametrize("size", [None, 1])
+def test_nothing_is_refused_where_nobody_knows_or_nobody_wants_to(size: int | None) -> None:
+    config = configured(micro_batch=16, memory_check=size is None)
+    require_memory(config, VOCABULARY, AttemptSizes(micro_batch=16, activation_checkpointing=False), there(size))
+
+
+def test_a_mode_still_open_is_refused_only_where_its_leanest_cannot_fit() -> None:
+    config = configured(micro_batch=16, precision="auto", kernels="auto")
+    lean = min(
+        needed(config.with_mode(precision=precision, kernels=kernels), 16)
+        for precision in ("fp32", "bf16")
+        for kernels in ("stock", "fused")
+    )
+    require_memory(config, VOCABULARY, AttemptSizes(micro_batch=16, activation_checkpointing=False), there(lean))
+    assert "training.micro_batch = 16" in refusal(config, lean - 1)
+
+
+@pytest.mark.parametrize("windows", [32, 8, 1])
+def test_auto_takes_the_largest_half_that_leaves_a_margin(windows: int) -> None:
+    config = configured(micro_batch="auto")
+    assert choose_micro_batch(config, VOCABULARY, there(int(needed(config, windows) / (1 - MARGIN)) + 2)) == windows
+
+
+def test_auto_is_the_whole_share_where_nobody_knows_and_one_where_nothing_fits() -> None:
+    config = configured(micro_batch="auto")
+    assert choose_micro_batch(config, VOCABULARY, there(None)) == 32
+    assert choose_micro_batch(config, VOCABULARY, there(1)) == 1
+
+
+def test_the_check_and_the_micro_batch_are_not_part_of_which_run_it_is() -> None:
+    plain, other = configured(micro_batch=4), configured(micro_batch="auto", memory_check=False)
+    assert plain.frozen_sha256() == other.frozen_sha256()
+    assert "memory_check" not in plain.document()["training"]
+
+
+def after_an_attempt(windows: int, *, halved_to: int | None = None) -> RunState:
+    end = ended(1, "oom")
+    decision = replace(end.decision, micro_batch=halved_to)
+    record = AttemptRecord(
+        started=replace(started(1), micro_batch=windows), started_at=clock(), ended=replace(end, decision=decision)
+    )
+    return RunState(attempts=(record,))
+
+
+def test_what_auto_chose_is_kept_by_later_attempts_and_only_shrinks_when_memory_ran_out() -> None:
+    training = configured(micro_batch="auto").training
+    assert next_sizes(RunState(), training, chosen=8).micro_batch == 8
+    assert next_sizes(after_an_attempt(8), training, chosen=32).micro_batch == 8
+    assert next_sizes(after_an_attempt(8, halved_to=4), training, chosen=32).micro_batch == 4
