@@ -38,11 +38,12 @@ def gelu_backward(gradient: Tensor, x: Tensor) -> Tensor:
 @functools.cache
 def _tables() -> tuple[Tensor, Tensor]:
     every = torch.arange(_CODES, dtype=torch.int32).to(torch.uint16).view(torch.bfloat16)
-    exact = every.float().requires_grad_()
-    with torch.enable_grad(), torch.autocast("cpu", enabled=False):
+    exact = every.float()
+    # Without autograd: the first call may come from a layer whose saved tensors are counted, to be computed again.
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
         values = F.gelu(exact, approximate="tanh")
-        (slopes,) = torch.autograd.grad(values.sum(), exact)
-    return values.detach().bfloat16(), slopes.bfloat16()
+        slopes = torch.ops.aten.gelu_backward(torch.ones_like(exact), exact, approximate="tanh")
+    return values.bfloat16(), slopes.bfloat16()
 
 
 def _places(x: Tensor) -> Iterator[tuple[slice, Tensor]]:

@@ -151,6 +151,7 @@ def one_round(folder: Folder, kinds: Sequence[str]) -> dict[str, Start]:
         if kind == FRESH:
             folder.forget("prefect")
         starts[kind] = folder.start()
+        print(f"{kind}: {starts[kind]}", file=sys.stderr)
     return starts | {BARE_NEW: bare(folder, resumed=False), BARE_CONTINUED: bare(folder, resumed=True)}
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from model.configuration import ModelConfig
+from model.gelu_table import _tables
 from model.gpt import Block, same_document
 
 WIDTH, TIME = 48, 70
@@ -89,3 +90,8 @@ def test_recomputing_it_changes_no_bit(tiny_run):
     )
     plain.train(4), recomputed.train(4)
     assert plain.bits() == recomputed.bits()
+
+
+def test_the_first_layer_of_a_process_can_be_recomputed(tiny_run):
+    _tables.cache_clear()
+    tiny_run(kernels="fused", precision="bf16", activation_checkpointing=True).train(1)
