@@ -82,7 +82,46 @@ def terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def run_train_gpt(request: "TrainingRequest", store: str, *, say: Callable[[str], None]) -> FlowEnd:
+class PrefectServer:
+    """The server a run is shown on: the one that is named, else one of the command's own, begun as early as it can."""
+
+    def __init__(self, environment: MutableMapping[str, str], *, say: Callable[[str], None]) -> None:
+        """Start nothing yet."""
+        self._environment, self._say = environment, say
+        self._own: OwnServer | None = None
+
+    def begin_own(self) -> None:
+        """Start an own server where none is named, and name it, for whoever imports Prefect from now on.
+
+        It ends with this process, whatever refuses the run. Beginning again changes nothing.
+        """
+        environment = self._environment
+        if self._own is not None or is_server_named(environment, Path.cwd(), ask_prefect=_ask_prefect):
+            return
+        quieten(environment)
+        if password := environment.get("PREFECT_SERVER_API_AUTH_STRING"):  # the server asks what its clients then say
+            environment["PREFECT_API_AUTH_STRING"] = password
+        self._own = OwnServer(environment)
+        environment["PREFECT_API_URL"] = self._own.api_url
+
+    def settle(self) -> None:
+        """Know which server it is, and say so where it has to start; one that is named is given a moment to answer."""
+        if self._own is None:
+            _forget_absent_server(self._environment, self._say)
+            self.begin_own()
+        if self._own is not None:
+            self._say("starting Prefect's own server, some seconds (PREFECT_API_URL names one that runs already) …")
+
+    def wait_ready(self) -> None:
+        """Wait until an own server answers."""
+        if self._own is not None:
+            from prefect.context import refresh_global_settings_context
+
+            refresh_global_settings_context()  # they may have been read already, to ask whether a server is named
+            self._own.wait_ready()
+
+
+def run_train_gpt(request: "TrainingRequest", store: str, server: PrefectServer) -> FlowEnd:
     """Run the flow to its end in this process; raises whatever the flow's body raised."""
     from flows.preflight import named_run
     from tasks.training.waiting_trainer import trainer_waiting
@@ -91,22 +130,19 @@ def run_train_gpt(request: "TrainingRequest", store: str, *, say: Callable[[str]
     log = RunLog(open_store(store), named_run(request))
     with trainer_waiting() as trainer:
         # Server, trainer and this process import for seconds each: all three at once.
-        server = _start_own_server(os.environ, say)
+        server.settle()
         if log.refresh().finished is None:
             trainer.begin(trainer_folder(os.environ, log.run_id))
         return _run_flow(request, log, store, server)
 
 
-def _run_flow(request: "TrainingRequest", log: RunLog, store: str, server: OwnServer | None) -> FlowEnd:
+def _run_flow(request: "TrainingRequest", log: RunLog, store: str, server: PrefectServer) -> FlowEnd:
     from httpx import HTTPStatusError, TransportError
-    from prefect.context import refresh_global_settings_context
 
     from flows.train_gpt import train_gpt
 
     before = log.state.latest_attempt
-    if server is not None:
-        refresh_global_settings_context()  # to ask whether one is named, its settings may have been read already
-        server.wait_ready()
+    server.wait_ready()
     try:
         state: Any = train_gpt(
             config=request.config,
@@ -183,19 +219,6 @@ def quieten(environment: MutableMapping[str, str]) -> None:
     """Set what a person has not set."""
     for name, value in QUIET.items():
         environment.setdefault(name, value)
-
-
-def _start_own_server(environment: MutableMapping[str, str], say: Callable[[str], None]) -> OwnServer | None:
-    """Start a server where none is named, and name it, for whoever imports Prefect from now on."""
-    _forget_absent_server(environment, say)
-    if is_server_named(environment, Path.cwd(), ask_prefect=_ask_prefect):
-        return None
-    say("starting Prefect's own server, some seconds (PREFECT_API_URL names one that runs already) …")
-    if password := environment.get("PREFECT_SERVER_API_AUTH_STRING"):  # the server asks what its clients then say
-        environment["PREFECT_API_AUTH_STRING"] = password
-    server = OwnServer(environment)
-    environment["PREFECT_API_URL"] = server.api_url
-    return server
 
 
 def _ask_prefect() -> str | None:

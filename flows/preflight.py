@@ -5,7 +5,7 @@ typing error. The flow checks again, exactly; here a size is refused only when n
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,11 +60,17 @@ def named_run(request: TrainingRequest) -> str:
 
 
 def check_before_start(
-    store: ObjectStore, request: TrainingRequest, environment: Mapping[str, str], *, writable: bool = True
+    store: ObjectStore,
+    request: TrainingRequest,
+    environment: Mapping[str, str],
+    *,
+    writable: bool = True,
+    before_text: Callable[[], None] = lambda: None,
 ) -> RunConfig:
     """Return the validated configuration; raises what makes the command leave at once.
 
     That a new run can be kept is found out by writing, unless `writable` is false: then nothing is written at all.
+    Of a new run `before_text` is called when only its text and sizes, which may take seconds, can still refuse it.
     """
     log = RunLog(store, named_run(request))
     wanted = None
@@ -88,6 +94,7 @@ def check_before_start(
     check_mirrors(wanted.mirrors)
     if writable:
         _check_store(store)
+    before_text()
     base_dir = configuration_folder(request.config)
     if wanted.data.snapshot:
         manifest = chosen_snapshot(store, wanted.data.snapshot).manifest

@@ -40,7 +40,7 @@ def train(
         dry_run: say what would happen, and how much memory, time, money and store it would take; start nothing.
     """
     from flows.node_service import is_other_node
-    from flows.prefect_session import Terminated, leave_undelivered, run_train_gpt, terminable
+    from flows.prefect_session import PrefectServer, Terminated, leave_undelivered, run_train_gpt, terminable
     from flows.preflight import TrainingRequest, check_before_start, named_run
     from flows.training_store import store_option, training_store
     from flows.verbs.training_summary import summarize
@@ -56,8 +56,9 @@ def train(
     try:
         with terminable():
             chosen = training_store(store, request, os.environ)
-            configuration = check_before_start(opened_store(chosen), request, os.environ)
-            end = run_train_gpt(request, chosen, say=say)
+            server = PrefectServer(os.environ, say=say)
+            configuration = check_before_start(opened_store(chosen), request, os.environ, before_text=server.begin_own)
+            end = run_train_gpt(request, chosen, server)
     except Terminated:
         say("preempted; the same command continues")
         return ExitCode.PREEMPTED
