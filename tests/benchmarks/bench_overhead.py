@@ -4,7 +4,8 @@ The same steps in turns: as `cairn train` with everything it does (a Prefect ser
 steps, commits, staging in the background), and as the bare training loop in one process that records nothing. Compared
 is the time between two steps, both in the middle of a segment, so that each segment between them is paid for whole; how
 long a start takes is told by `bench_start`. Beside the comparison stands what one run says of itself, which other work
-on the machine disturbs less: the time outside of steps, and the core seconds of all but the thread that trains.
+on the machine disturbs less: the time outside of steps, and the core seconds of all but the thread that trains (with
+`--set training.threads=2` its helpers are counted among the others).
 Linux only.
 """
 
@@ -156,7 +157,7 @@ def bare(given: argparse.Namespace) -> Share:
     store = LocalStore(given.data)
     snapshot = open_snapshot(store, snapshot_ids(store)[0], given.data / "cache")
     training = config.training.model_copy(update={"steps": given.last + 1})
-    make_deterministic(seed=training.seed, threads=1)
+    make_deterministic(seed=training.seed, threads=training.threads)
     windows = TokenWindows(snapshot.train, config.model.block_size, snapshot.manifest.vocab_size)
     order = SampleOrder(window_count=windows.window_count, seed=training.seed, global_batch=training.global_batch)
     state = TrainState.fresh(config.model, training, snapshot.manifest.vocab_size, torch.device("cpu"))
