@@ -34,6 +34,7 @@ from tasks.errors import TrainerGone
 from tasks.evaluate import evaluate, task_name
 from tasks.evaluation.evaluation_run import EvaluationPlan
 from tasks.policy.failures import Evidence, classify
+from tasks.policy.segment_end import segment_end
 from tasks.store_patience import StorePatience
 from tasks.train_segment import train_segment
 from tasks.training.trainer_group import TrainerGroup
@@ -133,9 +134,9 @@ class Attempt:
         return self._evidence(problem)
 
     def _train_segments(self, trainer: TrainerProcess) -> None:
-        step, steps, every = trainer.wait_ready().step, self._plan.config.training.steps, self._every_steps
+        step, steps, rules = trainer.wait_ready().step, self._plan.config.training.steps, self._plan.config.checkpoint
         while step < steps and self._notice.signal is None and not self._stopped_child:
-            until = min(steps, (step // every + 1) * every)
+            until = segment_end(step, rules, total_steps=steps, step_seconds=self._step_seconds(trainer))
             if self._is_over(self._evaluations if until == steps else self._earlier_evaluations):
                 break
             segment = self._train_segment(trainer, step, until)
@@ -144,6 +145,10 @@ class Attempt:
                 self._submit(trainer, segment)
             step, self._stopped_child = segment.step, segment.stopped
         self._wait_commits()
+
+    def _step_seconds(self, trainer: TrainerProcess) -> float | None:
+        last, config = trainer.last_step, self._plan.config
+        return config.training.global_batch * config.model.block_size / last.tokens_per_second if last else None
 
     def _is_over(self, awaited: Sequence[PrefectFuture[Any]]) -> bool:
         return self._patience.ask(lambda: self._early_stopping.is_over(awaited))
@@ -293,11 +298,7 @@ class Attempt:
 
     @property
     def _first_step(self) -> int:
-        return self._started.resumed_from.step if self._started.resumed_from else 0
-
-    @property
-    def _every_steps(self) -> int:
-        return self._plan.config.checkpoint.every_steps
+        return self._started.first_step
 
 
 def _writer(started: AttemptStarted, plan: AttemptPlan) -> Writer:

@@ -17,6 +17,8 @@ Count = Annotated[int, Field(ge=0)]
 class CheckpointConfig(BaseModel):
     """How often the run commits, how long a preempted attempt may take to do so once more, and what is kept.
 
+    Every `every_steps` steps, where evaluations are due; and, where `every_seconds` is given, before that many seconds
+    of training are at stake, as far as the last step's time tells.
     Kept are the newest `keep_last`, the `keep_best` by held-out loss and, unless 0, every `keep_every`-th step; what
     an alias, an evaluation or an attempt needs is kept whatever stands here. A store that is away is waited for
     `patience_seconds`, while training goes on as far as it can.
@@ -25,6 +27,7 @@ class CheckpointConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     every_steps: Annotated[int, Field(gt=0)] = 200
+    every_seconds: Seconds | None = None
     grace_seconds: Seconds = 30.0
     patience_seconds: Seconds = 600.0
     keep_last: Annotated[int, Field(ge=1)] = 3

@@ -93,7 +93,8 @@ def _ahead(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
 
 
 def _commits(commits: PlannedCheckpoints) -> str:
-    every = f"every {counted(commits.every_steps, 'step')}, {_bytes(commits.bytes_each)} each"
+    seconds = f" and every {commits.every_seconds:g} s" if commits.every_seconds else ""
+    every = f"every {counted(commits.every_steps, 'step')}{seconds}, {_bytes(commits.bytes_each)} each"
     kept = (
         f"at most {commits.kept_at_most} kept ({_bytes(commits.kept_at_most * commits.bytes_each)}) beside those in use"
     )

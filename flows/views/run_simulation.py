@@ -24,6 +24,7 @@ from tasks.policy.failure_trace import (
     published_trace,
     recorded_trace,
 )
+from tasks.policy.segment_end import segment_end
 from tasks.policy.simulated_attempt import SimulationPlan
 from tasks.policy.simulation import SimulatedRun, budget_policy, plain_retries, simulate
 from tasks.settings import BudgetsConfig, CheckpointConfig
@@ -168,7 +169,7 @@ def _plan(options: SimulationOptions, state: RunState | None, config: "RunConfig
         total_steps=_total_steps(options.days, state, step_seconds),
         devices=_devices(state) if options.devices is None else options.devices,
         step_seconds=step_seconds,
-        every_steps=checkpoint.every_steps,
+        every_steps=segment_end(0, checkpoint, total_steps=checkpoint.every_steps, step_seconds=step_seconds),
         checkpoint_seconds=checkpoint_seconds,
         restart_seconds=restart_seconds,
         grace_seconds=checkpoint.grace_seconds,

@@ -64,9 +64,13 @@ class PlannedTime:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedCheckpoints:
-    """The commits ahead, and how many are kept at most by the retention rules alone: aliases may keep more."""
+    """The commits ahead, and how many are kept at most by the retention rules alone: aliases may keep more.
+
+    Those that `every_seconds` adds are not counted: nobody knows yet how long a step takes.
+    """
 
     every_steps: int
+    every_seconds: float | None
     ahead: int
     bytes_each: int
     kept_at_most: int
@@ -211,6 +215,7 @@ def _checkpoints(config: RunConfig, first: int, parameters: int) -> PlannedCheck
     commits = _multiples(rules.every_steps, 0, total)
     return PlannedCheckpoints(
         every_steps=rules.every_steps,
+        every_seconds=rules.every_seconds,
         ahead=_multiples(rules.every_steps, first, total),
         bytes_each=checkpoint_bytes(parameters),
         kept_at_most=min(commits, rules.keep_last + rules.keep_best + milestones),

@@ -69,7 +69,13 @@ def test_a_new_run_would_be_opened_at_step_0(capsys: pytest.CaptureFixture[str],
     plan = told(capsys, config, "--json")
     assert (plan["action"], plan["attempt"], plan["from_step"], plan["total_steps"]) == ("open", 1, 0, 50)
     assert (plan["tokens_per_step"], plan["tokens_ahead"]) == (64, 3200)
-    assert plan["checkpoints"] == {"ahead": 3, "bytes_each": 3 * 4 * 3944, "every_steps": 20, "kept_at_most": 3}
+    assert plan["checkpoints"] == {
+        "ahead": 3,
+        "bytes_each": 3 * 4 * 3944,
+        "every_seconds": None,
+        "every_steps": 20,
+        "kept_at_most": 3,
+    }
     assert plan["model"]["parameters"] == 3944 and plan["data"]["snapshot_id"] is None
     assert plan["evaluations"] == {"commits": 3, "suites": ["held-out"]}
 

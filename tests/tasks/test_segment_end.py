@@ -1,0 +1,42 @@
+"""Where a segment ends, by steps and by the clock."""
+
+import pytest
+
+from tasks.policy.segment_end import segment_end
+from tasks.settings import CheckpointConfig
+
+
+def ends(checkpoint: CheckpointConfig, *, first: int = 0, total_steps: int = 25, step_seconds: float) -> list[int]:
+    """Return every border of a run whose first step is not timed before it is trained."""
+    found, timed = [first], None
+    while found[-1] < total_steps:
+        found.append(segment_end(found[-1], checkpoint, total_steps=total_steps, step_seconds=timed))
+        timed = step_seconds
+    return found[1:]
+
+
+def test_without_seconds_segments_end_at_multiples_and_at_the_end() -> None:
+    assert ends(CheckpointConfig(every_steps=10), step_seconds=9.0) == [10, 20, 25]
+
+
+def test_a_run_that_resumed_between_multiples_ends_its_segment_at_the_next_one() -> None:
+    assert ends(CheckpointConfig(every_steps=10), first=13, step_seconds=9.0) == [20, 25]
+
+
+def test_with_seconds_no_segment_takes_longer_than_they() -> None:
+    checkpoint = CheckpointConfig(every_steps=10, every_seconds=12.0)
+    assert ends(checkpoint, step_seconds=3.0) == [1, 5, 9, 10, 14, 18, 20, 24, 25]
+
+
+def test_with_seconds_no_multiple_is_passed_over() -> None:
+    checkpoint = CheckpointConfig(every_steps=10, every_seconds=12.0)
+    assert {10, 20} <= set(ends(checkpoint, step_seconds=0.7))
+
+
+def test_a_step_longer_than_the_seconds_is_a_segment() -> None:
+    assert segment_end(3, CheckpointConfig(every_seconds=1.0), total_steps=9, step_seconds=60.0) == 4
+
+
+def test_seconds_that_are_none_are_refused() -> None:
+    with pytest.raises(ValueError, match="every_seconds"):
+        CheckpointConfig(every_seconds=0.0)
