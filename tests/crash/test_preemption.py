@@ -33,6 +33,7 @@ def test_too_little_grace_is_said_in_the_receipt_and_the_last_regular_commit_is_
 ) -> None:
     process = command.start("--set", "checkpoint.grace_seconds=0.001", "--set", "checkpoint.every_steps=20")
     wait_for(partial(_has_trained, command, 23), process, "step 23")
+    wait_for(partial(_has_committed, command, 20), process, "step 20 committed")
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=60) == 75
     ended = command.state().attempts[0].ended
@@ -67,3 +68,8 @@ def test_a_notice_of_another_kind_ends_the_run_in_the_same_good_order(command: C
 
 def _has_trained(command: Command, step: int) -> bool:
     return trained_steps(command) >= step
+
+
+def _has_committed(command: Command, step: int) -> bool:
+    newest = command.state().newest_committed
+    return newest is not None and newest.committed.step >= step
