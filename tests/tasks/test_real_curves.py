@@ -42,7 +42,7 @@ class RealRun:
     training: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        usual = {"steps": 180, "global_batch": BATCH, "precision": "fp32", "kernels": "fused"}
+        usual = {"steps": 180, "global_batch": BATCH, "precision": "fp32", "kernels": "stock"}
         self.config = TrainingConfig(**{**usual, "seed": self.seed, **self.training})
         start = self.seed * 1000
         self.windows = TokenWindows([TEXT[start : start + self.train_tokens]], BLOCK, VOCAB)
