@@ -75,6 +75,7 @@ def test_a_yes_promotes_in_the_name_of_the_person(trained: Command, api_url: str
     assert (champion.run_id, champion.by, champion.why.endswith(": it rhymes")) == ("bard", "ann", True)
 
 
+@pytest.mark.slow
 def test_a_no_is_a_refusal_with_who_and_why_and_nobody_is_asked_again(trained: Command, api_url: str) -> None:
     process, flow_run_id = asked(trained, "denied")
     answer(api_url, flow_run_id, approve=False, by="ann", why="it insults people")

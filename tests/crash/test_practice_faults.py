@@ -64,6 +64,7 @@ def test_the_evaluator_alone_was_run_again(survivor: Command) -> None:
     assert any(item.manifest_sha256 == failed.manifest_sha256 for item in state.evaluations)
 
 
+@pytest.mark.slow
 def test_an_oom_halves_the_micro_batch_for_this_and_every_later_attempt(tmp_path: Path, api_url: str) -> None:
     command = faulty(tmp_path, api_url, "oom@8,oom@18,oom@28,kill@38")
     command.train()
@@ -80,6 +81,7 @@ def test_an_oom_halves_the_micro_batch_for_this_and_every_later_attempt(tmp_path
     ]
 
 
+@pytest.mark.slow
 def test_a_rate_that_diverges_spends_its_small_budget_and_stops_with_exit_4(tmp_path: Path, api_url: str) -> None:
     command = Command(tmp_path, api_url)
     wild = ("--set", "training.lr=300", "--set", "training.grad_clip=0", "--set", "training.warmup_steps=0")

@@ -28,6 +28,7 @@ def test_every_notice_with_enough_grace_commits_its_very_step_and_no_step_is_don
     assert command.state_sha256() == undisturbed_sha256
 
 
+@pytest.mark.slow
 def test_too_little_grace_is_said_in_the_receipt_and_the_last_regular_commit_is_resumed_from(
     command: Command, undisturbed_sha256: str
 ) -> None:

@@ -51,6 +51,7 @@ def test_a_killed_and_preempted_run_on_s3_ends_with_the_bits_of_a_local_one(
     assert state.attempts[2].started.resumed_from.step == 41
 
 
+@pytest.mark.slow
 def test_no_credential_is_in_anything_a_run_writes(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, api_url: str
 ) -> None:

@@ -50,6 +50,7 @@ def test_a_run_whose_process_was_killed_is_continued_by_one_look(orphan: Command
     assert looked(orphan)[0]["why"] == f"finished at step {STEPS}"
 
 
+@pytest.mark.slow
 def test_watchers_of_two_machines_at_once_leave_one_trainer_and_the_same_bits(
     orphan: Command, undisturbed_sha256: str, tmp_path: Path
 ) -> None:
