@@ -27,8 +27,7 @@ from tests.chaos.side_by_side import run_side_by_side
 from tests.chaos.summary import Outcome, Summary, added, summarize
 from tests.chaos.summary_text import as_json, as_markdown, as_text, from_json, one_line
 from tests.chaos.twin import Schedule, Span, train_twin
-from tests.crash.conftest import wait_until_healthy
-from tests.crash.test_prefect_away import Server
+from tests.crash.prefect_server import Server, wait_until_healthy
 
 _SERVER_SECONDS = 60.0
 

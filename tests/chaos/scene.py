@@ -23,8 +23,8 @@ from tests.chaos.cast import TAG, Cast, Role
 from tests.chaos.deployed import DEPLOYMENT, Deployed
 from tests.chaos.observer import RUN, Observer
 from tests.chaos.plan import COMMAND, STEPS, WORKER
+from tests.crash.prefect_server import Server
 from tests.crash.spoiled_data import ARITHMETIC, SpoiledData, open_run, spoil
-from tests.crash.test_prefect_away import Server
 from tests.crash.training_command import Command, configuration
 from tests.s3.fault_proxy import FaultProxy
 from tests.s3.servers import S3Server, s3_server

@@ -1,16 +1,11 @@
 """A Prefect server that asks for a password: a run that gives it works, any other is refused in one line."""
 
-import os
-import signal
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.crash.conftest import wait_until_healthy
+from tests.crash.prefect_server import Server
 from tests.crash.training_command import Command, configuration
 
 pytestmark = pytest.mark.slow
@@ -19,20 +14,9 @@ PASSWORD = "admin:canary-of-auth"
 
 @pytest.fixture(scope="module")
 def guarded_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    home = tmp_path_factory.mktemp("guarded")
-    environment = {**os.environ, "PREFECT_HOME": str(home), "PREFECT_SERVER_API_AUTH_STRING": PASSWORD}
-    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
-    with (home / "server.txt").open("wb") as output:
-        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
-    wait_until_healthy(f"http://127.0.0.1:{port}/api/health", home / "server.txt")
-    try:
-        yield f"http://127.0.0.1:{port}/api"
-    finally:
-        os.killpg(process.pid, signal.SIGTERM)
-        process.wait(timeout=30)
+    server = Server(tmp_path_factory.mktemp("guarded"), PREFECT_SERVER_API_AUTH_STRING=PASSWORD)
+    yield server.url
+    server.stop()
 
 
 def trained(folder: Path, api_url: str, **environment: str) -> tuple[int, str]:

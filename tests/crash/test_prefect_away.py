@@ -1,10 +1,7 @@
 """The Prefect API goes away in the middle of a run, and comes back or not: training does not care, nothing is lost."""
 
-import os
 import signal
-import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,49 +9,13 @@ from pathlib import Path
 import pytest
 
 from storage.logs.registry import Registry
-from tests.crash.conftest import wait_until_healthy
+from tests.crash.prefect_server import Server
 from tests.crash.training_command import STEPS, Command
 from tests.crash.victims import trained_steps, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 AWAY_SECONDS = 25.0
 TWO_EVALUATIONS = ("--set", "evaluation.every_commits=6")
-
-
-class Server:
-    """A Prefect server that may be killed and started again: the same port, the same database."""
-
-    def __init__(self, home: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self._port = free.getsockname()[1]
-        self._home = home
-        self.url = f"http://127.0.0.1:{self._port}/api"
-        self.start()
-
-    def start(self) -> None:
-        """Start it and wait until it answers."""
-        command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(self._port)]
-        environment = {**os.environ, "PREFECT_HOME": str(self._home)}
-        with (self._home / "server.txt").open("ab") as output:
-            self._process = subprocess.Popen(
-                command, env=environment, stdout=output, stderr=output, start_new_session=True
-            )
-        wait_until_healthy(f"{self.url}/health", self._home / "server.txt")
-
-    def signal(self, number: signal.Signals) -> None:
-        """Send all of it a signal."""
-        os.killpg(self._process.pid, number)
-
-    def kill(self) -> None:
-        """End it at once."""
-        self.signal(signal.SIGKILL)
-        self._process.wait()
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether it has not been ended."""
-        return self._process.poll() is None
 
 
 @pytest.fixture

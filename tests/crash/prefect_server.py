@@ -1,0 +1,64 @@
+"""A real Prefect server on a free port of the loopback, started, stopped and killed from outside."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+
+class Server:
+    """A Prefect server that may be killed and started again: the same port, the same database."""
+
+    def __init__(self, home: Path, **environment: str) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._port = free.getsockname()[1]
+        self._home, self._environment = home, environment
+        self.url = f"http://127.0.0.1:{self._port}/api"
+        self.start()
+
+    def start(self) -> None:
+        """Start it and wait until it answers."""
+        command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(self._port)]
+        environment = {**os.environ, "PREFECT_HOME": str(self._home), **self._environment}
+        with (self._home / "server.txt").open("ab") as output:
+            self._process = subprocess.Popen(
+                command, env=environment, stdout=output, stderr=output, start_new_session=True
+            )
+        wait_until_healthy(f"{self.url}/health", self._home / "server.txt")
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send all of it a signal."""
+        os.killpg(self._process.pid, number)
+
+    def stop(self) -> None:
+        """End it as a person would, and wait."""
+        self.signal(signal.SIGTERM)
+        self._process.wait(timeout=30)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.signal(signal.SIGKILL)
+        self._process.wait()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has not been ended."""
+        return self._process.poll() is None
+
+
+def wait_until_healthy(url: str, output: Path) -> None:
+    """Wait until a Prefect server answers; show what it said where it never does."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            time.sleep(0.2)
+    raise AssertionError(f"the Prefect server did not start:\n{output.read_text()}")
