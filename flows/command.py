@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError, Parameter
 
 from flows.file_permissions import forbid_writing_by_everybody
+from flows.termination import go_when_told
 from flows.verbs.acting_verbs import ACTING_VERBS
 from flows.verbs.completion import completion
 from flows.verbs.exit_code import EXPECTED_ERRORS, ExitCode, code_of_error
@@ -51,7 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Started with a stream closed, as `>&-` does, Python has none at all: what would be said goes nowhere.
     nowhere = open(os.devnull, "w")  # noqa: SIM115 (for as long as the process lives)
     sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
-    sys.exit(run_command(sys.argv[1:] if arguments is None else arguments))
+    code = run_command(sys.argv[1:] if arguments is None else arguments)
+    go_when_told(code)
+    sys.exit(code)
 
 
 def run_command(arguments: Sequence[str]) -> int:

@@ -6,17 +6,14 @@ flow does.
 """
 
 import os
-import signal
 import ssl
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from flows.errors import InvalidConfiguration
@@ -63,25 +60,6 @@ class FlowEnd:
     message: str
 
 
-class Terminated(BaseException):
-    """SIGTERM came while no attempt was listening: nothing is lost, the command leaves as preempted."""
-
-
-@contextmanager
-def terminable() -> Iterator[None]:
-    """Raise `Terminated` on SIGTERM while the block runs; the flow listens by itself while an attempt runs."""
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second notice is not argued with
-        raise Terminated
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 class PrefectServer:
     """The server a run is shown on: the one that is named, else one of the command's own, begun as early as it can."""
 
@@ -112,6 +90,14 @@ class PrefectServer:
         if self._own is not None:
             self._say("starting Prefect's own server, some seconds (PREFECT_API_URL names one that runs already) …")
 
+    def replace_lost(self) -> None:
+        """Have one that answers again: the named one, if it is back in a moment, else one of the command's own."""
+        if self._own is not None:
+            self._own.stop()
+            self._own = None
+            del self._environment["PREFECT_API_URL"]
+        self.settle()
+
     def wait_ready(self) -> None:
         """Wait until an own server answers."""
         if self._own is not None:
@@ -136,34 +122,62 @@ def run_train_gpt(request: "TrainingRequest", store: str, server: PrefectServer)
         return _run_flow(request, log, store, server)
 
 
-def _run_flow(request: "TrainingRequest", log: RunLog, store: str, server: PrefectServer) -> FlowEnd:
-    from httpx import HTTPStatusError, TransportError
-
-    from flows.train_gpt import train_gpt
-
+def _run_flow(
+    request: "TrainingRequest", log: RunLog, store: str, server: PrefectServer, *, again: bool = True
+) -> FlowEnd:
     before = log.state.latest_attempt
     server.wait_ready()
     try:
-        state: Any = train_gpt(
-            config=request.config,
-            run_id=log.run_id,
-            overrides=list(request.overrides),
-            store=store,
-            start_over=request.start_over,
-            return_state=True,
-        )
-    except (TransportError, HTTPStatusError) as error:
-        end = _end_on_record(log.refresh(), before)
-        if end is None and isinstance(error, HTTPStatusError) and error.response.status_code in _REFUSALS:
-            raise InvalidConfiguration(_REFUSED) from error
-        if end is None:
+        state = _call_flow(request, log.run_id, store)
+    except Exception as error:
+        if not _is_prefect_away(error):
             raise
-        return replace(end, message=f"{end.message}; Prefect does not answer, so it shows no end: {error}")
+        end = _end_on_record(log.refresh(), before)
+        if end is not None:
+            return replace(end, message=f"{end.message}; Prefect does not answer, so it shows no end: {error}")
+        if _is_refusal(error):
+            raise InvalidConfiguration(_REFUSED) from error
+        if not again or log.state.latest_attempt != before:
+            raise
+    else:
+        return _end_of_flow(state)
+    server.replace_lost()  # it went after its first answer, before anything of the run began
+    return _run_flow(request, log, store, server, again=False)
+
+
+def _call_flow(request: "TrainingRequest", run_id: str, store: str) -> Any:
+    from flows.train_gpt import train_gpt
+
+    return train_gpt(
+        config=request.config,
+        run_id=run_id,
+        overrides=list(request.overrides),
+        store=store,
+        start_over=request.start_over,
+        return_state=True,
+    )
+
+
+def _end_of_flow(state: Any) -> FlowEnd:
     code = code_of_state(state.name or "")
     if code is None:
         state.result(raise_on_failure=True)
         raise RuntimeError(f"the flow ended {state.name}: {state.message}")
     return FlowEnd(code=code, message=state.message or "")
+
+
+def _is_prefect_away(error: Exception) -> bool:
+    from httpx import HTTPStatusError, TransportError
+
+    # Its first question, for the server's version, wraps what went wrong.
+    cause = error.__cause__ if isinstance(error, RuntimeError) else error
+    return isinstance(cause, TransportError | HTTPStatusError)
+
+
+def _is_refusal(error: Exception) -> bool:
+    from httpx import HTTPStatusError
+
+    return isinstance(error, HTTPStatusError) and error.response.status_code in _REFUSALS
 
 
 def leave_undelivered(code: ExitCode) -> None:

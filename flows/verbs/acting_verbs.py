@@ -40,8 +40,9 @@ def train(
         dry_run: say what would happen, and how much memory, time, money and store it would take; start nothing.
     """
     from flows.node_service import is_other_node
-    from flows.prefect_session import PrefectServer, Terminated, leave_undelivered, run_train_gpt, terminable
+    from flows.prefect_session import PrefectServer, leave_undelivered, run_train_gpt
     from flows.preflight import TrainingRequest, check_before_start, named_run
+    from flows.termination import Terminated, go_when_told, terminable
     from flows.training_store import store_option, training_store
     from flows.verbs.training_summary import summarize
     from flows.views.run_lookup import find_run
@@ -62,6 +63,7 @@ def train(
     except Terminated:
         say("preempted; the same command continues")
         return ExitCode.PREEMPTED
+    go_when_told(end.code)
     log = find_run(opened_store(chosen), named_run(request))
     if end.code is ExitCode.DONE:
         for line in summarize(log, configuration, ending=end.message, store_option=store_option(chosen, os.environ)):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flows.errors import InvalidConfiguration
-from flows.prefect_session import Terminated, terminable
+from flows.termination import Terminated, terminable
 from flows.watching.run_continuation import Continuation, ContinuationHere
 from flows.watching.run_pulse import RunPulse
 from flows.watching.run_watcher import RunWatcher, WatchRow

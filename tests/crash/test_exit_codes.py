@@ -5,14 +5,18 @@ commands in tests/flows (0, 1, 2, 3, 5, 6, 75, 130) and, after real training, be
 """
 
 import os
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from storage.logs.heartbeat import Heartbeat, write_heartbeat
 from storage.logs.run_entries import Placement
 from tasks.this_machine import this_placement
+from tests.crash.short_lived_api import ShortLivedApi
 from tests.crash.training_command import Command
+from tests.crash.victims import wait_for
 from tests.flows.conftest import FabricatedRun, fabricate
 
 SHORT_LEASE = ("--set", "lease.seconds=3", "--set", "lease.heartbeat_seconds=0.3")
@@ -74,3 +78,20 @@ def test_a_live_owner_leaves_with_7_and_says_where_it_is(command: Command) -> No
         assert continued(command) == 7, command.output()
     assert "attempt 1 on elsewhere" in command.output() and "Traceback" not in command.output()
     assert command.state().open_attempt is not None
+
+
+def test_a_command_told_to_go_after_it_has_said_why_it_leaves_keeps_its_code(command: Command) -> None:
+    run = fabricate(command.store, "bard")
+    run.start(host="elsewhere")
+    with beating(run):
+        process = command.start_verb("train", "--run-id", "bard", *SHORT_LEASE)
+        wait_for(lambda: "attempt 1 on elsewhere" in command.output(), process, "the refusal")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 7, command.output()
+
+
+def test_a_server_that_dies_between_its_first_answer_and_the_flow_is_replaced(tmp_path: Path) -> None:
+    command = Command(tmp_path, ShortLivedApi(answers=1).url)
+    fabricate(command.store, "bard").start(placement=vanished_here())
+    assert continued(command, "--set", "budgets.lost.retries=0") == 4, command.output()
+    assert "Traceback" not in command.output()
