@@ -1,7 +1,8 @@
 """Is a person in the orchestrator's UI ending this run? Asked again and again, and at once when a SIGTERM arrives.
 
 Owns the one question to the API, never waited for longer than a moment: a worker turns a cancellation into SIGTERM, a
-run without one is told by nobody. Refuses to stop anything: it gives the same notice as everybody else.
+run without one is told by nobody. A command's own server is not asked: nobody else knows of it. Refuses to stop
+anything: it gives the same notice as everybody else.
 """
 
 import threading

@@ -19,12 +19,14 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from uvicorn import Server
 
+_OWN = "CAIRN_OWN_SERVER"
+"""Set by whoever starts one, to its address: its flows see that it has no pages and that nobody else knows of it."""
 _START_SECONDS = 180.0
 _STOP_SECONDS, _GOOD_BYE_SECONDS = 8.0, 5.0
 _ASK_SECONDS, _LOOK_SECONDS = 10.0, 0.1
@@ -56,6 +58,15 @@ class OwnServer:
             )
         atexit.register(self.stop)
 
+    def name_in(self, environment: MutableMapping[str, str]) -> None:
+        """Name it for everybody who imports Prefect with this environment from now on."""
+        environment["PREFECT_API_URL"] = environment[_OWN] = self.api_url
+
+    def forget_in(self, environment: MutableMapping[str, str]) -> None:
+        """Name it no longer."""
+        for name in ("PREFECT_API_URL", _OWN):
+            environment.pop(name, None)
+
     def wait_ready(self) -> None:
         """Wait until it answers; raises RuntimeError where it ended instead, or is not there in three minutes."""
         deadline = time.monotonic() + _START_SECONDS
@@ -76,6 +87,11 @@ class OwnServer:
             self._child.kill()
             self._child.wait()
         atexit.unregister(self.stop)
+
+
+def is_own_server(environment: Mapping[str, str]) -> bool:
+    """Whether the server that is named is a command's own: nobody can be asked there, and nobody cancels there."""
+    return _OWN in environment and environment[_OWN] == environment.get("PREFECT_API_URL")
 
 
 def _is_healthy(api_url: str) -> bool:

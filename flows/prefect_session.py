@@ -80,7 +80,7 @@ class PrefectServer:
         if password := environment.get("PREFECT_SERVER_API_AUTH_STRING"):  # the server asks what its clients then say
             environment["PREFECT_API_AUTH_STRING"] = password
         self._own = OwnServer(environment)
-        environment["PREFECT_API_URL"] = self._own.api_url
+        self._own.name_in(environment)
 
     def settle(self) -> None:
         """Know which server it is, and say so where it has to start; one that is named is given a moment to answer."""
@@ -94,8 +94,8 @@ class PrefectServer:
         """Have one that answers again: the named one, if it is back in a moment, else one of the command's own."""
         if self._own is not None:
             self._own.stop()
+            self._own.forget_in(self._environment)
             self._own = None
-            del self._environment["PREFECT_API_URL"]
         self.settle()
 
     def wait_ready(self) -> None:

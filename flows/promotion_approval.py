@@ -7,6 +7,7 @@ server dies with it. Refuses to decide: no answer is not a no.
 """
 
 import hashlib
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from prefect.settings import PREFECT_API_URL
 from prefect.states import Paused
 from pydantic import BaseModel, ConfigDict, Field
 
+from flows.own_server import is_own_server
 from flows.report.report_markdown import markdown_text
 from storage.logs.registry_entries import Promoted
 from tasks.attempt.stop_notice import StopNotice
@@ -71,7 +73,7 @@ class Waiting:
 
 def ask(question: Question, flow_run_id: str | None, waiting: Waiting) -> Approval | Unanswered:
     """Return what a person answered, or why nobody did; in a deployment's flow run the first call ends the process."""
-    if not PREFECT_API_URL.value() or flow_run_id is None:
+    if not PREFECT_API_URL.value() or is_own_server(os.environ) or flow_run_id is None:
         return Unanswered(why="no Prefect server is named (PREFECT_API_URL) where a person could be asked")
     form = _form(question)
     try:

@@ -27,6 +27,7 @@ from flows.configuration_source import configuration_folder
 from flows.evaluation_planning import plan_evaluation
 from flows.memory_check import MemoryThere, choose_micro_batch, memory_there
 from flows.mirror.mirrors import mirrored
+from flows.own_server import is_own_server
 from flows.preflight import TrainingRequest, check_before_start, named_run, wanted_configuration
 from flows.progress import Progress
 from flows.refused_by_name import is_deployed, refused_by_name
@@ -192,7 +193,7 @@ def _open_run(store: ObjectStore, request: TrainingRequest, notice: StopNotice, 
         progress=progress,
         sweep=BackgroundSweep(store, run_id, wanted.checkpoint, plan.evaluation.suite.sha256),
         artifacts=RunArtifacts(log, plan.flow_run_id),
-        cancellation=CancellationWatch(plan.flow_run_id, notice),
+        cancellation=CancellationWatch(None if is_own_server(os.environ) else plan.flow_run_id, notice),
         start_over=request.start_over,
         micro_batch=None if there is None else _micro_batch(store, opened, wanted, there),
     )

@@ -133,7 +133,7 @@ class Trainer:
             run_id=self._order.run_id,
             attempt=self._order.attempt,
             prefix=checkpoint_prefix(self._prefix, step=document.step, attempt=self._order.attempt),
-            groups=(to_group("weights", tensors), to_group("optimizer", tensors)),
+            tensors=tensors,
             document=document,
         )
         self._line.send(

@@ -33,6 +33,7 @@ from tasks.store_patience import run_patience
 from tasks.training.background_priority import give_way
 from tasks.training.host_copy import HostCopy
 from tasks.training.shared_staging import SharedStaging
+from tasks.training.tensor_exchange import to_group
 
 T = TypeVar("T")
 _SIGN_SECONDS = 2.0
@@ -47,8 +48,12 @@ class HostCheckpoint:
     run_id: str
     attempt: int
     prefix: str
-    groups: tuple[TensorGroup, ...]
+    tensors: tuple[NamedTensor, ...]
     document: TrainerDocument
+
+    def groups(self) -> tuple[TensorGroup, ...]:
+        """Return what becomes shards; worked out in the background, for training waits for the copy alone."""
+        return to_group("weights", self.tensors), to_group("optimizer", self.tensors)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,7 +153,7 @@ class Staging:
         return stage_share(
             self._store,
             prefix=checkpoint.prefix,
-            groups=checkpoint.groups,
+            groups=checkpoint.groups(),
             writer=shared.ranks.rank,
             writers=shared.ranks.size,
             uploads=_TRANSFERS,
@@ -161,7 +166,7 @@ class Staging:
             run_id=checkpoint.run_id,
             attempt=checkpoint.attempt,
             prefix=checkpoint.prefix,
-            groups=checkpoint.groups,
+            groups=checkpoint.groups(),
             trainer=checkpoint.document,
             uploads=_TRANSFERS,
             thread_start=give_way,
@@ -170,4 +175,4 @@ class Staging:
 
 
 def _payload(checkpoint: HostCheckpoint) -> list[TensorRecord]:
-    return [record for group in checkpoint.groups for record in group.records]
+    return [record for group in checkpoint.groups() for record in group.records]

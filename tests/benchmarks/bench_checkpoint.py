@@ -186,6 +186,7 @@ def report_slow_down(given: argparse.Namespace) -> None:
         staged_seconds.append(time.perf_counter() - begun)
         busy.append(staged_seconds[-1] / max(1, steps))
         saver.commit()
+        saver.sweep()
         begun = time.perf_counter()
         for _ in range(max(1, steps)):
             step()

@@ -109,7 +109,9 @@ class CairnSaver:
         self.begin()
         watch.stopped()
         self.commit()
-        return watch.saved()
+        saved = watch.saved()
+        self.sweep()
+        return saved
 
     def begin(self) -> None:
         """Copy and stage as the trainer does at the end of a segment."""
@@ -124,23 +126,24 @@ class CairnSaver:
             tensors=tuple(small_tensor(record) for record in to_group("trainer", tensors).records),
         )
         prefix = checkpoint_prefix(f"runs/{RUN}", step=self.step, attempt=1)
-        groups = (to_group("weights", tensors), to_group("optimizer", tensors))
-        checkpoint = HostCheckpoint(run_id=RUN, attempt=1, prefix=prefix, groups=groups, document=document)
+        checkpoint = HostCheckpoint(run_id=RUN, attempt=1, prefix=prefix, tensors=tensors, document=document)
         self.staging.begin(checkpoint, before=lambda: None)
 
     def commit(self) -> CheckpointReference:
-        """Wait for the staged checkpoint, commit it, and take away the one before it."""
+        """Wait for the staged checkpoint and commit it."""
         self.staging.wait()
         staged = self.results[-1]
         if isinstance(staged, Exception):
             raise staged
         commit_checkpoint(self.log, staged, writer=writer(1), tokens=0, gpu_seconds=0.0)
-        if self.step > 1:
-            for key in self.store.keys(checkpoint_prefix(f"runs/{RUN}", step=self.step - 1, attempt=1)):
-                self.store.delete(key)
         return CheckpointReference(
             step=staged.step, attempt=1, prefix=staged.prefix, manifest_sha256=staged.manifest_sha256
         )
+
+    def sweep(self) -> None:
+        """Take away the checkpoint before the newest, as a run does in the background, later."""
+        for key in self.store.keys(checkpoint_prefix(f"runs/{RUN}", step=self.step - 1, attempt=1)):
+            self.store.delete(key)
 
 
 def tensors_of(state: TrainState) -> dict[str, torch.Tensor]:

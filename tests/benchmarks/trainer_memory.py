@@ -191,8 +191,7 @@ def _checkpoint(tensors: Any, cursor: int) -> Any:
         versions={},
         tensors=tuple(small_tensor(record) for record in to_group("trainer", tensors).records),
     )
-    groups = (to_group("weights", tensors), to_group("optimizer", tensors))
-    return HostCheckpoint(run_id="r", attempt=1, prefix="runs/r/checkpoints/c", groups=groups, document=document)
+    return HostCheckpoint(run_id="r", attempt=1, prefix="runs/r/checkpoints/c", tensors=tensors, document=document)
 
 
 def _resident(field: str) -> int:

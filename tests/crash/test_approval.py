@@ -108,6 +108,13 @@ def test_a_day_without_an_answer_leaves_the_alias_alone_and_a_person_who_types_p
     assert champion is not None and champion.why.endswith(": I have read it")
 
 
+def test_nobody_is_waited_for_where_only_the_command_knows_the_server(trained: Command) -> None:
+    process = trained.start_verb("train", "run.toml", "--run-id", "bard", *offering("alone"), PREFECT_API_URL="")
+    assert process.wait(timeout=120) == 0, trained.output()
+    assert "no Prefect server is named" in trained.output()
+    assert registry(trained, "alone").history == ()
+
+
 @pytest.mark.slow
 def test_promote_in_another_terminal_ends_the_waiting(trained: Command) -> None:
     process, _ = asked(trained, "elsewhere")

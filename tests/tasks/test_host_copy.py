@@ -51,7 +51,7 @@ def checkpoint(tensors: tuple[NamedTensor, ...], step: int) -> HostCheckpoint:
         run_id=RUN,
         attempt=1,
         prefix=checkpoint_prefix(f"runs/{RUN}", step=step, attempt=1),
-        groups=(to_group("weights", tensors), to_group("optimizer", tensors)),
+        tensors=tensors,
         document=TrainerDocument(
             version=1, step=step, cursor=0, learning_rate=0.0, versions=document.versions, tensors=small
         ),

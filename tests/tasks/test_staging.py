@@ -5,13 +5,15 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
+import torch
 
-from storage.checkpoints.checkpoint import StagedCheckpoint, TensorGroup, checkpoint_prefix
+from model.train_state import NamedTensor
+from storage.checkpoints.checkpoint import StagedCheckpoint, checkpoint_prefix
 from storage.errors import StoreRefused, StoreUnavailable
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import WrittenObject
 from tasks.training.staging import HostCheckpoint, Reports, Staging
-from tests.storage.builders import RUN, floats, trainer_document
+from tests.storage.builders import RUN, trainer_document
 
 
 class AwayStore(MemoryStore):
@@ -47,7 +49,7 @@ def host_checkpoint(step: int) -> HostCheckpoint:
         run_id=RUN,
         attempt=1,
         prefix=checkpoint_prefix(f"runs/{RUN}", step=step, attempt=1),
-        groups=(TensorGroup(name="weights", records=(floats("a", step),)),),
+        tensors=(NamedTensor(name="a", group="weights", tensor=torch.tensor([float(step)])),),
         document=trainer_document(step),
     )
 
