@@ -4,6 +4,7 @@ Owns the cheap refusals: the orchestrator's server takes seconds to start, and n
 typing error. The flow checks again, exactly; here a size is refused only when no tokenizer could make it possible.
 """
 
+import errno
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from flows.views.run_lookup import configuration_document
 from model.configuration import DataConfig
 from model.errors import InvalidInput
 from model.tokenizer import Tokenizer
-from storage.errors import StoreUnavailable
+from storage.errors import StoreRefused, StoreUnavailable
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
 from storage.snapshots.data_snapshot import read_manifest
@@ -38,6 +39,8 @@ from tasks.training.initial_weights import check_directory, find_directory
 from tasks.training.trainer_group import trainer_group
 
 _BYTES_AND_END = 257
+_NEVER_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
+"""What no waiting mends; a full disk is not among them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,10 +142,18 @@ def _check_store(store: ObjectStore) -> None:
     try:
         probe_store(store)
     except StoreUnavailable as error:
+        if not _needs_another_store(error):  # away or full for now: the same command may do in a minute
+            raise
         raise InvalidConfiguration(
             f"store {store.url}: cannot be written: {error}; rule: a folder or bucket this user may write to, "
             "chosen with --store or CAIRN_STORE"
         ) from error
+
+
+def _needs_another_store(error: StoreUnavailable) -> bool:
+    if isinstance(error, StoreRefused):
+        return True
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno in _NEVER_WRITABLE
 
 
 def _check_processes(config: RunConfig, environment: Mapping[str, str]) -> None:

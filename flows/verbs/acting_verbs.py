@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from flows.store_choice import choose_store
+from flows.termination import Terminated, go_when_told, terminable
 from flows.verbs.exit_code import ExitCode
 from flows.verbs.output import print_document, print_facts, print_line, say
 from flows.verbs.verb_options import JsonOption, Overrides, StoreOption, opened_store
@@ -39,10 +40,10 @@ def train(
         start_over: where a run has commits and none can be read any more, begin again at step 0 instead of exit 5.
         dry_run: say what would happen, and how much memory, time, money and store it would take; start nothing.
     """
+    go_when_told(ExitCode.PREEMPTED)  # what is imported now takes a second, and nothing has begun
     from flows.node_service import is_other_node
     from flows.prefect_session import PrefectServer, leave_undelivered, run_train_gpt
     from flows.preflight import TrainingRequest, check_before_start, named_run
-    from flows.termination import Terminated, go_when_told, terminable
     from flows.training_store import store_option, training_store
     from flows.verbs.training_summary import summarize
     from flows.views.run_lookup import find_run

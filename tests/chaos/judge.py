@@ -23,7 +23,7 @@ from storage.stores.object_store import ObjectStore
 from tests.chaos.observer import RUN
 from tests.chaos.plan import Kind, RunPlan
 from tests.chaos.scene import Scene, Started
-from tests.chaos.strikes import REASONS, Strike
+from tests.chaos.strikes import LIES_IN_WAIT, REASONS, Strike
 from tests.chaos.twin import schedule_of, train_twin
 from tests.protocol.raw_history import BROKEN, READABLE, RawRun, Violation, mirrored, read_raw, tell_aliases, tell_run
 
@@ -31,6 +31,8 @@ PREFIX = f"runs/{RUN}"
 COMPLETED, BAD_DATA = "completed", "bad-data"
 UNTOUCHED = "the run nobody touched"
 _FINE_CODES = frozenset({0, 7, 75, -9})
+_TOLD_TO_GO = -15
+_GONE = frozenset({"lost", "preempted"})
 _STORE_FAULTS = {Kind.FULL_DISK, Kind.STORE_AWAY, Kind.STORE_THROTTLED, Kind.STORE_LOSES_ANSWERS}
 _OLD_SECONDS = 2 * 86_400.0
 
@@ -186,11 +188,20 @@ def _receipts(state: RunState, strikes: tuple[Strike, ...], plan: RunPlan) -> It
         if ended is None:
             yield f"receipt: attempt {number} has no end"
             continue
-        met = [s for s in strikes if not s.skipped and s.first_attempt <= number <= s.last_attempt]
+        met = [s for s in strikes if not s.skipped and s.first_attempt <= number <= _met_until(s, state)]
         explained = frozenset(always).union(*(REASONS.get(s.fault.kind, frozenset()) for s in met))
         if ended.reason not in explained:
             done = ", ".join(s.fault.kind for s in met) or "nothing"
             yield f"receipt: attempt {number} ended as {ended.reason} ({ended.detail}), but {done} was done to it"
+
+
+def _met_until(strike: Strike, state: RunState) -> int:
+    """The last attempt that may have met it: what lies in wait is met by the first that is not gone before."""
+    if strike.fault.kind not in LIES_IN_WAIT:
+        return strike.last_attempt
+    later = [attempt for attempt in state.attempts if attempt.started.attempt >= strike.last_attempt]
+    lived = (attempt.started.attempt for attempt in later if attempt.ended and attempt.ended.reason not in _GONE)
+    return next(lived, strike.last_attempt)
 
 
 def _quarantines(scene: Scene, plan: RunPlan, state: RunState) -> Iterator[str]:
@@ -202,9 +213,10 @@ def _quarantines(scene: Scene, plan: RunPlan, state: RunState) -> Iterator[str]:
 
 def _commands(ended: list[Started]) -> Iterator[str]:
     for one in ended:
+        words = one.output.read_text(errors="replace").strip().splitlines()[-3:]
         is_excused = one.code == 1 and one.suffered & _STORE_FAULTS
-        if one.code not in _FINE_CODES and not is_excused:
-            words = one.output.read_text(errors="replace").strip().splitlines()[-3:]
+        has_not_begun = one.code == _TOLD_TO_GO and not words  # the interpreter itself was still starting
+        if one.code not in _FINE_CODES and not is_excused and not has_not_begun:
             yield f"exit: command {one.number} left with {one.code} after {sorted(one.suffered)}: {' / '.join(words)}"
 
 

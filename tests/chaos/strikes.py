@@ -41,8 +41,9 @@ REASONS: dict[Kind, frozenset[str]] = {
     Kind.NOTICE: frozenset({PREEMPTED}),
     Kind.NOTICE_WITHOUT_GRACE: frozenset({PREEMPTED, LOST}),
     Kind.ZOMBIE: frozenset({LOST}),
-    Kind.FULL_DISK: frozenset({STORAGE}),
-    Kind.STORE_AWAY: frozenset({STORAGE}),
+    # Who cannot show life for longer than the lease is lost to another flow of the run, where one waits.
+    Kind.FULL_DISK: frozenset({STORAGE, LOST}),
+    Kind.STORE_AWAY: frozenset({STORAGE, LOST}),
     Kind.STORE_THROTTLED: frozenset({STORAGE}),
     Kind.STORE_LOSES_ANSWERS: frozenset({STORAGE}),
     Kind.FLIP_CHECKPOINT: frozenset({LOST}),
@@ -53,8 +54,8 @@ REASONS: dict[Kind, frozenset[str]] = {
     Kind.OUT_OF_MEMORY: frozenset({LOST, "oom"}),
 }
 """Besides completed. What is not here explains no end at all."""
-_MET_NEXT = frozenset({Kind.FLIP_DATA, Kind.OUT_OF_MEMORY})
-"""Met by the attempt that comes next."""
+LIES_IN_WAIT = frozenset({Kind.FLIP_DATA, Kind.OUT_OF_MEMORY})
+"""Met by the attempt that comes next, or by the first after it that lives to see it."""
 
 
 class Skipped(Exception):
@@ -81,7 +82,7 @@ def strike(scene: Scene, fault: Fault) -> Strike:
     except Skipped as skipped:
         return Strike(fault=fault, first_attempt=before, last_attempt=before, kills=0, skipped=str(skipped))
     after = scene.observer.state().latest_attempt
-    after += fault.kind in _MET_NEXT
+    after += fault.kind in LIES_IN_WAIT
     return Strike(fault=fault, first_attempt=before, last_attempt=max(before, after), kills=kills)
 
 

@@ -1,4 +1,4 @@
-"""Text that becomes a snapshot on a disk that is full: said as what it is, and gone on with when there is room."""
+"""A disk that is full, before a run and while text becomes a snapshot: said as what it is, and gone on with later."""
 
 import subprocess
 from collections.abc import Iterator
@@ -13,6 +13,7 @@ from storage.stores.local_store import LocalStore
 from storage.stores.memory_store import MemoryStore
 from tasks.data.snapshot_build import build_snapshot
 from tests.chaos.scene import mount
+from tests.crash.training_command import Command
 
 TEXT = "\n\n".join(f"Stone {number} lies on stone {number * 7 % 997}." for number in range(40_000))
 DATA = DataConfig(sources=("corpus.txt",), tokenizer="bytes")
@@ -40,6 +41,13 @@ def test_a_build_on_a_full_disk_says_so_and_goes_on_to_the_same_snapshot_when_th
         build_snapshot(store, DATA, tmp_path, cache_dir=disk / "cache")
     (disk / "ballast").unlink()
     assert build_snapshot(store, DATA, tmp_path, cache_dir=disk / "cache").snapshot_id == whole
+
+
+def test_a_run_that_begins_on_a_full_disk_may_be_tried_again_and_is_no_misuse(tmp_path: Path, disk: Path) -> None:
+    _fill(disk / "ballast", 0)
+    command = Command(tmp_path, "", store=LocalStore(disk / "store"))
+    assert command.start().wait(timeout=60) == 1, command.output()
+    assert "the disk is full" in command.output() and "Traceback" not in command.output()
 
 
 def _fill(ballast: Path, room_bytes: int) -> None:
