@@ -33,6 +33,8 @@ _SECRET = re.compile(
     re.IGNORECASE,
 )
 _ADDRESS_WITH_PASSWORD = re.compile(r"://[^/\s@]*:[^/\s@]*@")
+COMMANDS, ALLOWED = "CAIRN_EVALUATOR_COMMANDS", "allow"
+"""For machines that continue runs of other people: with any other value no command of a configuration is run there."""
 _GUARD = "import os, signal; os.read(0, 1); os.killpg(0, signal.SIGKILL)"
 
 
@@ -52,8 +54,12 @@ def run_command(suite: CommandSuite, order: CommandOrder) -> dict[str, float]:
     """Run the suite's command on the model directory and return the numbers it printed.
 
     Nested objects become names with slashes. Raises TaskError where a file is not the suite's, the command cannot be
-    started, exits with another code than 0, or prints anything but one JSON object of finite numbers.
+    started, exits with another code than 0, or prints anything but one JSON object of finite numbers, and where this
+    machine refuses commands.
     """
+    if os.environ.get(COMMANDS, ALLOWED) != ALLOWED:
+        why = f"this machine runs no evaluator's command ({COMMANDS} is not `{ALLOWED}`)"
+        raise TaskError(f"evaluator {suite.name}: {why}")
     _require_the_suites_files(suite)
     environment = command_environment(os.environ, order)
     try:

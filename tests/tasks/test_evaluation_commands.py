@@ -52,6 +52,16 @@ def test_nested_numbers_become_names_with_slashes(script: Script, order: Command
     assert run_command(suite, order) == {"acc": 0.5, "by/topic/law": 3.0}
 
 
+@pytest.mark.parametrize("said", ["refuse", "no", ""])
+def test_a_machine_that_does_not_allow_commands_runs_none(
+    script: Script, order: CommandOrder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str
+) -> None:
+    monkeypatch.setenv("CAIRN_EVALUATOR_COMMANDS", said)
+    with pytest.raises(TaskError, match="evaluator score: this machine runs no evaluator's command"):
+        run_command(script(f"open({str(tmp_path / 'trace')!r}, 'w')"), order)
+    assert not (tmp_path / "trace").exists()
+
+
 def test_the_model_is_the_last_argument_unless_it_is_placed(script: Script, order: CommandOrder) -> None:
     text = "import sys, os; print('{\"n\": %d}' % (sys.argv.index(os.environ['CAIRN_MODEL_DIR'])))"
     assert run_command(script(text, "--fast"), order) == {"n": 2.0}
