@@ -18,9 +18,8 @@ windows, and a = 4 bytes a number in fp32 (2 for what bf16 or fp16 compute in):
                  window); stock kernels with dropout on a CPU keep three numbers for each pair of positions
     dropout      a number (fused 2 bytes) for each of its results, kept
     logits       stock: 12 N V: log-softmax in fp32, the gradient of the losses, and that of the logits
-    fused        `HEAD_CHUNK_BYTES` / 4 V positions at a time, 8 bytes a logit (10 in half precision), 12 (16) where a
-                 chunk follows another; 4 V C of gradient, a V C of each chunk's share, 4 N C; the table in half. On
-                 CUDA `DEVICE_HEAD_CHUNK_BYTES` and the padded table's copies
+    fused        `HEAD_CHUNK_BYTES` / 4 V positions at a time, 4 bytes a logit; 4 V C of gradient, a V C of each
+                 chunk's share, 4 N C; the table in half. On CUDA `DEVICE_HEAD_CHUNK_BYTES` and more tables
     several      processes: `ddp` keeps 4 P of buckets; `fsdp` divides parameters, gradients and moments
     host copy    12 P on the host for a checkpoint under way, divided among processes: `HostCopy`
     runtime      a trainer's process with the smallest of networks: `RUNTIME_BYTES`
@@ -306,9 +305,7 @@ class _Peak:
         size = DEVICE_HEAD_CHUNK_BYTES // number if self.place.on_cuda else HEAD_CHUNK_BYTES // _FP32_BYTES
         rows = min(positions, max(1, size // self.vocab_size))
         if self.place.on_cuda:
-            each = 3 * number + 2 * _FP32_BYTES
-        elif rows < positions:
-            each = 16 if self._is_half else 12
-        else:
-            each = 10 if self._is_half else 8
-        return _Piece("logits", each * rows * self.vocab_size, _FP32_BYTES * rows * self.vocab_size)
+            each, largest = 3 * number + 2 * _FP32_BYTES, _FP32_BYTES
+        else:  # one buffer, changed in place; in half precision a product reorders it
+            each, largest = _FP32_BYTES, number
+        return _Piece("logits", each * rows * self.vocab_size, largest * rows * self.vocab_size)
