@@ -71,9 +71,10 @@ def seq_of(name: str) -> int:
 
 def encode_entry(entry: Entry) -> bytes:
     """Return the entry's bytes, sorted and readable."""
-    body = entry.body.content if isinstance(entry.body, UnknownBody) else entry.body
+    unknown = entry.body if isinstance(entry.body, UnknownBody) else None
+    body = unknown.content if unknown else entry.body
     envelope = _Envelope(
-        version=FORMAT_VERSION,
+        version=unknown.version if unknown else FORMAT_VERSION,
         seq=entry.seq,
         kind=entry.kind,
         at=entry.at,
@@ -92,7 +93,8 @@ def decode_entry(data: bytes, kinds: Mapping[str, type], *, where: str) -> Entry
     body_type = kinds.get(envelope.kind)
     body: object
     if body_type is None or envelope.version > FORMAT_VERSION:
-        body = UnknownBody(kind=envelope.kind, content=decode(bytes(envelope.body), dict, where=where))
+        content = decode(bytes(envelope.body), dict, where=where)
+        body = UnknownBody(kind=envelope.kind, content=content, version=envelope.version)
     else:
         body = decode(bytes(envelope.body), body_type, where=f"{where} body")
     return Entry(

@@ -272,10 +272,11 @@ class RunFinished:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnknownBody:
-    """An entry of a newer kind than this reader knows: kept, shown, not interpreted."""
+    """An entry of a newer kind, or of a newer format `version`, than this reader knows: kept, not interpreted."""
 
     kind: str
     content: Mapping[str, Any]
+    version: int = 1
 
 
 RUN_KINDS: Mapping[str, type] = {

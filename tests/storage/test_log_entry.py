@@ -71,7 +71,12 @@ def test_a_kind_from_the_future_is_kept_and_written_back_unchanged() -> None:
 
 def test_a_version_from_the_future_is_kept_without_being_interpreted() -> None:
     kept = decoded(json.dumps(document(version=2, body={"attempt": "two"})).encode())
-    assert kept.body == UnknownBody(kind="attempt-started", content={"attempt": "two"})
+    assert kept.body == UnknownBody(kind="attempt-started", content={"attempt": "two"}, version=2)
+
+
+def test_a_version_from_the_future_is_written_back_as_what_it_was() -> None:
+    kept = decoded(json.dumps(document(version=2)).encode())
+    assert decoded(encode_entry(kept)) == kept
 
 
 def test_a_field_from_the_future_is_ignored() -> None:
