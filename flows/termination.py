@@ -25,17 +25,17 @@ def terminable() -> Iterator[None]:
 
     One that comes after the block is not heard until `go_when_told` knows the code to leave with.
     """
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        go_when_told(ExitCode.PREEMPTED)
-        raise Terminated
-
-    signal.signal(signal.SIGTERM, leave)
+    signal.signal(signal.SIGTERM, _leave)
     try:
         yield
     finally:
         # Not SIG_IGN: a child started from here on would inherit it.
         signal.signal(signal.SIGTERM, lambda number, frame: None)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    go_when_told(ExitCode.PREEMPTED)
+    raise Terminated
 
 
 def go_when_told(code: int) -> None:
