@@ -53,9 +53,9 @@ def evaluators(process: subprocess.Popen[bytes]) -> Iterator[psutil.Process]:
 
 
 def is_in_the_middle(evaluator: psutil.Process) -> bool:
-    """Whether it has worked for a while: its libraries alone take it that long."""
+    """Whether it has torch's library in memory: it is at work then, and the import of the rest is still ahead of it."""
     try:
-        return bool(evaluator.cpu_times().user > 0.5)
+        return any("libtorch" in mapped.path for mapped in evaluator.memory_maps())
     except psutil.Error:
         return False
 
