@@ -1,1 +1,1 @@
-"""What happens, in what order: thin Prefect flows, the `cairn` command, run configuration."""
+"""What happens in what order: the Prefect flows."""

@@ -15,14 +15,15 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 
-from flows.by_hand.checkpoint_evaluation import ComparisonView, EvaluationRequest, compare, plan_checkpoint
-from flows.refused_by_name import refused_by_name
-from flows.run_artifacts import artifact_key
-from flows.run_parameters import AgainParameter, ReferenceParameter, StoreParameter, SuiteParameter
-from flows.store_choice import choose_store
-from flows.verbs.evaluation_tables import comparison_table
-from flows.views.run_lookup import find_checkpoint
+from flows.operations.checkpoint_evaluation import EvaluationRequest, plan_checkpoint
+from flows.orchestrator.named_failure_state import refused_by_name
+from flows.orchestrator.run_artifacts import artifact_key
+from flows.orchestrator.run_parameters import AgainParameter, ReferenceParameter, StoreParameter, SuiteParameter
+from reports.pages.evaluation_tables import comparison_table
+from reports.queries.comparison import ComparisonView, compare
+from reports.queries.run_lookup import find_checkpoint
 from storage.stores.open_store import open_store
+from tasks.configuration.store_choice import choose_store
 from tasks.evaluate import evaluate, task_name
 
 

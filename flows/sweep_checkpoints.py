@@ -13,11 +13,11 @@ from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
-from flows.refused_by_name import refused_by_name
-from flows.run_parameters import DryRunParameter, MostSecondsParameter, StoreParameter
-from flows.store_choice import choose_store
-from flows.store_sweep import FAILED, StoreSweepRow, sweep_store
+from flows.operations.store_sweep import FAILED, StoreSweepRow, sweep_store
+from flows.orchestrator.named_failure_state import refused_by_name
+from flows.orchestrator.run_parameters import DryRunParameter, MostSecondsParameter, StoreParameter
 from storage.stores.open_store import open_store
+from tasks.configuration.store_choice import choose_store
 
 
 @flow(name="sweep-checkpoints", retries=0, validate_parameters=True, persist_result=False)

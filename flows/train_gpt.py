@@ -17,33 +17,28 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed
 
-from flows.attempt import Attempt, AttemptPlan
-from flows.background_sweep import BackgroundSweep
-from flows.by_hand.promotion_use import rules_of
-from flows.cancellation import CancellationWatch
-from flows.code_version import code_version
-from flows.configuration import RunConfig, check_drift
-from flows.configuration_source import configuration_folder
-from flows.evaluation_planning import plan_evaluation
-from flows.memory_check import MemoryThere, choose_micro_batch, memory_there
-from flows.mirror.mirrors import mirrored
-from flows.own_server import is_own_server
-from flows.preflight import TrainingRequest, check_before_start, named_run, wanted_configuration
-from flows.progress import Progress
-from flows.refused_by_name import is_deployed, refused_by_name
-from flows.run_artifacts import RunArtifacts
-from flows.run_opening import open_run
-from flows.run_parameters import (
+from flows.operations.evaluation_planning import plan_evaluation
+from flows.operations.promotion_use import rules_of
+from flows.orchestrator.cancellation import CancellationWatch
+from flows.orchestrator.ephemeral_server import is_own_server
+from flows.orchestrator.named_failure_state import is_deployed, refused_by_name
+from flows.orchestrator.run_artifacts import RunArtifacts
+from flows.orchestrator.run_parameters import (
     ConfigParameter,
     OverridesParameter,
     RunIdParameter,
     StartOverParameter,
     StoreParameter,
 )
-from flows.run_promotion import FinishedRun, best_candidate, offer_best
-from flows.training_store import training_store
-from flows.views.attempt_sizes import next_sizes
-from flows.work_folder import trainer_folder, work_folder
+from flows.preparation.memory_check import MemoryThere, choose_micro_batch, memory_there
+from flows.preparation.preflight import TrainingRequest, check_before_start, named_run, wanted_configuration
+from flows.preparation.training_store import training_store
+from flows.run.attempt import Attempt, AttemptPlan
+from flows.run.background_sweep import BackgroundSweep
+from flows.run.progress import Progress
+from flows.run.run_opening import open_run
+from flows.run.run_promotion import FinishedRun, best_candidate, offer_best
+from reports.exporters.exporters import mirrored
 from storage.errors import Fenced
 from storage.logs.entry_log import this_writer
 from storage.logs.run_entries import AttemptEnded, AttemptStarted, CheckpointReference, RunOpened
@@ -54,18 +49,23 @@ from storage.stores.object_store import ObjectStore
 from storage.stores.open_store import open_store
 from tasks.attempt.attempt_claim import Claimant, claim_attempt
 from tasks.attempt.failure_remedy import DataOrigin
-from tasks.attempt.kubernetes_reason import kubernetes_reason
 from tasks.attempt.preemption_notice import announced, notice_sources
-from tasks.attempt.stop_notice import StopNotice
+from tasks.attempt.shutdown_signal import StopNotice
+from tasks.attempt.store_retry import StorePatience, run_patience
+from tasks.configuration.configuration_source import configuration_folder
+from tasks.configuration.run_configuration import RunConfig, check_drift
 from tasks.errors import CheckpointGone, EvaluationInterrupted
 from tasks.evaluate import evaluate, task_name
-from tasks.evaluation.evaluation_run import EvaluationPlan
+from tasks.evaluator.evaluation_run import EvaluationPlan
+from tasks.machine.code_version import code_version
+from tasks.machine.kubernetes_reason import kubernetes_reason
+from tasks.machine.placement import this_placement, usable_cores
+from tasks.machine.work_folder import trainer_folder, work_folder
+from tasks.policy.attempt_sizes import next_sizes
 from tasks.policy.failures import TerminationReason
 from tasks.policy.promotion import PromotionRules, evaluations_of
-from tasks.store_patience import StorePatience, run_patience
-from tasks.this_machine import this_placement, usable_cores
-from tasks.training.trainer_group import trainer_group
-from tasks.training.waiting_trainer import WaitingTrainer, trainer_waiting
+from tasks.trainer.trainer_group import trainer_group
+from tasks.trainer.warm_trainer import WaitingTrainer, trainer_waiting
 
 _STATE_NAMES = {"preempted": "Preempted", "cancelled": "Interrupted"}
 

@@ -11,11 +11,11 @@ from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from flows.refused_by_name import refused_by_name
-from flows.run_parameters import DeploymentParameter, StoreParameter
-from flows.store_choice import choose_store
+from flows.orchestrator.named_failure_state import refused_by_name
+from flows.orchestrator.run_parameters import DeploymentParameter, StoreParameter
 from flows.watching.run_watcher import CONTINUED
 from flows.watching.run_watching import WatchRequest, watcher
+from tasks.configuration.store_choice import choose_store
 
 
 @flow(name="watch-runs", retries=0, validate_parameters=True, persist_result=False)

@@ -11,10 +11,10 @@ from storage.errors import AppendUnknown, StoreUnavailable
 from storage.logs.log_entry import Writer
 from storage.logs.run_entries import CheckpointReference
 from storage.logs.run_log import RunLog
-from tasks.evaluation.evaluation_run import EvaluationPlan, hold_for_evaluation
-from tasks.store_patience import StorePatience
-from tasks.training.trainer_process import TrainerProcess
-from tasks.training.trainer_protocol import SegmentDone
+from tasks.attempt.store_retry import StorePatience
+from tasks.evaluator.evaluation_run import EvaluationPlan, hold_for_evaluation
+from tasks.trainer.trainer_process import TrainerProcess
+from tasks.trainer.trainer_protocol import SegmentDone
 
 
 @task(

@@ -5,6 +5,14 @@ class TaskError(Exception):
     """A task could not do what it is for."""
 
 
+class InvalidConfiguration(TaskError):
+    """The configuration breaks a rule; the message names file, field, value and rule."""
+
+
+class ConfigDrift(TaskError):
+    """The run exists with another frozen configuration; the message is the difference."""
+
+
 class LiveOwner(TaskError):
     """Another attempt owns the run and is alive: leave it alone."""
 

@@ -7,9 +7,9 @@ from prefect.cache_policies import NO_CACHE
 
 from storage.logs.run_entries import CheckpointReference, EvaluationFailed, EvaluationRecorded
 from storage.logs.run_log import RunLog
-from tasks.evaluation.evaluation_run import EvaluationPlan, record_evaluation
-from tasks.evaluation.evaluation_suite import CommandSuite
-from tasks.evaluation.evaluator_process import never
+from tasks.evaluator.evaluation_run import EvaluationPlan, record_evaluation
+from tasks.evaluator.evaluation_suite import CommandSuite
+from tasks.evaluator.evaluator_process import never
 
 
 @task(name="evaluate", task_run_name="evaluate {step}", cache_policy=NO_CACHE, persist_result=False)

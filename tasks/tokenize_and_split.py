@@ -8,7 +8,7 @@ from pathlib import Path
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from model.configuration import DataConfig
+from model.configuration.data import DataConfig
 from storage.stores.open_store import open_store
 from tasks.data.build_progress import ProgressListener, unheard
 from tasks.data.snapshot_build import SnapshotReference, Workshop, build_snapshot

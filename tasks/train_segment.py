@@ -10,7 +10,7 @@ from prefect.states import Completed, Failed
 
 from tasks.errors import TrainerGone
 from tasks.policy.failures import Failure, TerminationReason, state_name
-from tasks.training.trainer_process import TrainerProcess
+from tasks.trainer.trainer_process import TrainerProcess
 
 
 @task(

@@ -1,1 +1,1 @@
-"""Continuing runs that nobody owns: looks, decisions, and how a run is started again."""
+"""Continuing runs without a live owner."""

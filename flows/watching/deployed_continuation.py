@@ -19,9 +19,9 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL
 
-from flows.errors import InvalidConfiguration
-from flows.preflight import TrainingRequest, named_run
+from flows.preparation.preflight import TrainingRequest, named_run
 from flows.watching.run_continuation import Begun, Busy, Standing
+from tasks.errors import InvalidConfiguration
 
 MOST_FLOW_RUNS = 20
 """So many may end before they claim the run, then a person looks: here no memory spaces them out."""

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from storage.logs.run_state import RunState
 
-CAIRN = (sys.executable, "-m", "flows.command")
+CAIRN = (sys.executable, "-m", "cairn.cli.command")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

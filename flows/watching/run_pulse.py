@@ -6,10 +6,10 @@ is one small object, however long the run.
 
 from dataclasses import dataclass
 
-from flows.time_left import clock_time
 from storage.errors import StorageError
 from storage.logs.heartbeat import Heartbeat, read_heartbeat
 from storage.logs.run_log import RunLog
+from tasks.text.time_left import clock_time
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

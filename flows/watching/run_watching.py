@@ -11,14 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from flows.errors import InvalidConfiguration
-from flows.termination import Terminated, terminable
 from flows.watching.run_continuation import Continuation, ContinuationHere
 from flows.watching.run_pulse import RunPulse
 from flows.watching.run_watcher import RunWatcher, WatchRow
 from flows.watching.watcher_memory import WatcherMemory
-from flows.work_folder import work_folder
 from storage.stores.open_store import open_store
+from tasks.attempt.exit_on_sigterm import Terminated, terminable
+from tasks.errors import InvalidConfiguration
+from tasks.machine.work_folder import work_folder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

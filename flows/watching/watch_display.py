@@ -11,9 +11,9 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
-from flows.live_line import LiveLines
-from flows.verbs.output import say
 from flows.watching.run_pulse import RunPulse, pulse_line
+from tasks.text.live_line import LiveLines
+from tasks.text.output import say
 
 _PLAIN_EVERY_SECONDS = 60.0
 

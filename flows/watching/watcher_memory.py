@@ -15,13 +15,13 @@ from pathlib import Path
 
 import psutil
 
-from storage.document import decode, encode
 from storage.errors import IntegrityError
 from storage.logs.heartbeat import read_heartbeat
 from storage.logs.run_entries import Placement
 from storage.logs.run_log import RunLog
+from storage.stores.document import decode, encode
+from tasks.machine.placement import boot_id, is_known_dead
 from tasks.policy.run_watch import Life, Observed
-from tasks.this_machine import boot_id, is_known_dead
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

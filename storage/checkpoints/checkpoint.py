@@ -25,14 +25,14 @@ from storage.checkpoints.shard_transfer import (
 from storage.checkpoints.state_digest import state_sha256
 from storage.checkpoints.tensor_record import TensorRecord
 from storage.checkpoints.trainer_document import TrainerDocument, decode_trainer_document, encode_trainer_document
-from storage.document import sha256
 from storage.errors import IntegrityError, NothingReadable, ObjectMissing
 from storage.logs.log_entry import Writer
 from storage.logs.run_entries import CheckpointCommitted, CheckpointQuarantined, CheckpointReference
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
+from storage.stores.document import sha256
 from storage.stores.object_store import ObjectStore, WrittenObject
-from storage.verified_object import PromisedObject, check_object, read_verified
+from storage.stores.verified_object import PromisedObject, check_object, read_verified
 
 DEFAULT_SHARD_BYTES = 512 * 1024 * 1024
 TRAINER = "trainer.json"

@@ -6,8 +6,8 @@ Owns the record, its codec and the rule that object names are plain names inside
 import re
 from dataclasses import dataclass
 
-from storage.document import decode, encode
 from storage.errors import IntegrityError
+from storage.stores.document import decode, encode
 
 MANIFEST_VERSION = 1
 _NAME = re.compile(r"[a-z0-9][a-z0-9.-]*\Z")

@@ -16,7 +16,7 @@ import numpy as np
 from storage.checkpoints.tensor_record import TensorRecord
 from storage.checkpoints.tensor_shard import parse_shard, shard_chunks
 from storage.stores.object_store import ObjectStore, WrittenObject
-from storage.verified_object import PromisedObject, check_size, read_verified_into
+from storage.stores.verified_object import PromisedObject, check_size, read_verified_into
 
 _PIECE_BYTES = 8 * 1024 * 1024
 

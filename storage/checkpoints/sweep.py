@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from storage.checkpoints.checkpoint_hold import releasing
+from storage.checkpoints.checkpoint_pin import releasing
 from storage.errors import IntegrityError
 from storage.logs.log_entry import Writer
 from storage.logs.run_entries import (

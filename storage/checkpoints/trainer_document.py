@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from storage.checkpoints.tensor_record import TensorRecord
-from storage.document import decode, encode
+from storage.stores.document import decode, encode
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,10 +16,10 @@ from datetime import UTC, datetime
 from itertools import count, takewhile
 from typing import Any
 
-from storage.document import sha256
 from storage.errors import AppendUnknown, IntegrityError, ObjectMissing, StoreUnavailable
 from storage.logs.log_entry import Entry, Writer, decode_entry, encode_entry, entry_name, seq_of
 from storage.logs.run_entries import CheckpointReference
+from storage.stores.document import sha256
 from storage.stores.object_store import ObjectStore
 
 _TRIES = 6

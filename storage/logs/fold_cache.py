@@ -7,10 +7,10 @@ is ignored: a cache is never a second truth, and may be deleted at any time.
 
 from dataclasses import dataclass
 
-from storage.document import decode, encode, sha256
 from storage.errors import IntegrityError, ObjectMissing
 from storage.logs.entry_log import EntryLog, ReadEntry
 from storage.logs.run_state import RunState
+from storage.stores.document import decode, encode, sha256
 from storage.stores.object_store import ObjectStore
 
 FOLD_VERSION = 1

@@ -5,8 +5,8 @@ A claimant watches it on its own monotonic clock; nobody compares clocks between
 
 from dataclasses import dataclass
 
-from storage.document import decode, encode
 from storage.errors import IntegrityError, ObjectMissing
+from storage.stores.document import decode, encode
 from storage.stores.object_store import ObjectStore
 
 

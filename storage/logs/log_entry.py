@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from storage.document import decode, encode
 from storage.errors import IntegrityError
 from storage.logs.run_entries import CheckpointReference, UnknownBody
+from storage.stores.document import decode, encode
 
 FORMAT_VERSION = 1
 LAST_SEQ = 9_999_999_999

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from storage.document import decode, encode, sha256
 from storage.errors import IntegrityError, ObjectMissing, SnapshotDamaged
 from storage.snapshots.document_index import DocumentIndexWriter as DocumentIndexWriter
 from storage.snapshots.document_index import DocumentRow as DocumentRow
@@ -29,8 +28,9 @@ from storage.snapshots.snapshot_manifest import SnapshotSplits as SnapshotSplits
 from storage.snapshots.snapshot_manifest import SplitSize as SplitSize
 from storage.snapshots.token_shard import SHARD_SUFFIX, count_tokens, map_shard
 from storage.snapshots.verified_shard import VerifiedShard
+from storage.stores.document import decode, encode, sha256
 from storage.stores.object_store import ObjectStore
-from storage.verified_object import PromisedObject, check_object, describe_file
+from storage.stores.verified_object import PromisedObject, check_object, describe_file
 
 ID_CHARACTERS = 64
 TOKENIZER = "tokenizer.json"

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from storage.errors import StorageError
 from storage.stores.object_store import ObjectStore
-from storage.verified_object import PromisedObject, describe_file, save_verified
+from storage.stores.verified_object import PromisedObject, describe_file, save_verified
 
 VARIABLE = "CAIRN_CACHE_BYTES"
 LEASES = "leases"

@@ -18,7 +18,7 @@ from typing import Any
 
 from storage.errors import ObjectMissing, StorageError, StoreRefused, StoreUnavailable
 from storage.stores.object_store import WrittenObject
-from storage.stores.patience import Patience
+from storage.stores.retry_policy import Patience
 from storage.stores.s3_bucket import S3Bucket
 
 PART_BYTES = 16 * 1024 * 1024

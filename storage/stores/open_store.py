@@ -8,7 +8,7 @@ from storage.errors import StorageError
 from storage.stores.local_store import LocalStore
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore
-from storage.stores.patient_store import PatientStore
+from storage.stores.retrying_store import PatientStore
 
 _MEMORY_STORES: dict[str, MemoryStore] = {}
 _MEMORY_LOCK = threading.Lock()

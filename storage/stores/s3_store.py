@@ -16,7 +16,7 @@ from typing import Any
 from storage.errors import IntegrityError, ObjectMissing, StoreUnavailable
 from storage.stores.multipart_upload import put, upload_stream
 from storage.stores.object_store import MOST_READ_BYTES, UnfinishedWrite, WrittenObject, checked_key, is_key
-from storage.stores.patience import Patience
+from storage.stores.retry_policy import Patience
 from storage.stores.s3_bucket import Fetched, S3Bucket
 from storage.stores.s3_error import ConditionFailed, error_code
 

@@ -12,9 +12,9 @@ from functools import cache
 from types import NoneType
 from typing import Any, NewType, get_args, get_type_hints
 
-from storage.document import sha256
 from storage.errors import StorageError
 from storage.logs.fold_cache import FOLD_VERSION
+from storage.stores.document import sha256
 
 JsonText = NewType("JsonText", str)
 """A JSON document as text."""

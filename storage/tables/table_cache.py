@@ -22,8 +22,8 @@ from storage.logs.run_log import RunLog, run_prefix
 from storage.logs.run_state import RunState, fold
 from storage.snapshots.snapshot_cache import SnapshotCache
 from storage.stores.object_store import ObjectStore
+from storage.stores.verified_object import PromisedObject, describe_file
 from storage.tables.table_index import Pack, PackedTable, RunStamp, is_current, read_index, stamp_run, write_index
-from storage.verified_object import PromisedObject, describe_file
 
 if TYPE_CHECKING:
     from storage.tables.table_pack import PackBuilder

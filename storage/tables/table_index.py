@@ -6,12 +6,12 @@ is distrusted is ignored. Refuses to open a pack.
 
 from dataclasses import dataclass
 
-from storage.document import decode, encode, sha256
 from storage.errors import StorageError
 from storage.logs.fold_cache import FoldedLog
 from storage.logs.log_entry import entry_name
 from storage.logs.run_entries import Placement
 from storage.logs.step_log import step_log_key
+from storage.stores.document import decode, encode, sha256
 from storage.stores.object_store import ObjectStore
 from storage.tables.run_tables import schema_digest
 

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from storage.stores.object_store import ObjectStore
+from storage.stores.verified_object import describe_file
 from storage.tables.run_tables import Column, columns
 from storage.tables.table_index import Pack, PackedTable, RunStamp
-from storage.verified_object import describe_file
 
 _CHUNK_BYTES = 8 * 1024 * 1024
 _ROW_GROUP_ROWS = 122_880

@@ -1,1 +1,1 @@
-"""What surrounds an attempt: its claim, its signs of life, the notices it hears, its end and its receipt."""
+"""What surrounds an attempt: claim, heartbeat, notices, end and receipt."""

@@ -16,10 +16,10 @@ from storage.logs.run_entries import AttemptEnded, AttemptStarted, CheckpointRef
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import AttemptRecord, RunState
 from tasks.attempt.attempt_receipt import Usage, write_receipt
+from tasks.configuration.settings import BudgetsConfig, LeaseConfig
 from tasks.errors import BudgetExhausted, LiveOwner
+from tasks.machine.placement import is_known_dead
 from tasks.policy.failures import Evidence, classify
-from tasks.settings import BudgetsConfig, LeaseConfig
-from tasks.this_machine import is_known_dead
 
 Start = Callable[[int, CheckpointReference | None, RunState], AttemptStarted]
 """Makes the claim's body from attempt number, resume point and state."""

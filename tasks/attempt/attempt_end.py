@@ -12,9 +12,9 @@ from storage.logs.run_entries import AttemptEnded
 from storage.logs.run_log import RunLog
 from tasks.attempt.attempt_receipt import NO_REMEDY, Remedy, Usage, shown_evidence, write_receipt
 from tasks.attempt.failure_remedy import DataOrigin, apply_remedy, find_remedy
+from tasks.configuration.settings import BudgetsConfig
 from tasks.policy.budgets import RESUME
 from tasks.policy.failures import Evidence, Failure, classify
-from tasks.settings import BudgetsConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,12 +6,12 @@ Owns the arithmetic of useful and wasted device time: useful is what was spent u
 from dataclasses import dataclass, replace
 from typing import Any
 
-from storage.document import decode, encode
 from storage.logs.run_entries import AttemptEnded
 from storage.logs.run_state import RunState
+from storage.stores.document import decode, encode
+from tasks.configuration.settings import BudgetsConfig
 from tasks.policy.budgets import Setback, decide
 from tasks.policy.failures import Evidence, Failure
-from tasks.settings import BudgetsConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from model.configuration import DataConfig
+from model.configuration.data import DataConfig
 from storage.checkpoints.checkpoint import quarantine_checkpoint
 from storage.logs.log_entry import Writer
 from storage.logs.run_entries import DataQuarantined

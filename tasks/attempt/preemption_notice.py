@@ -19,9 +19,9 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 import msgspec
 
-from tasks.attempt.stop_notice import StopNotice
+from tasks.attempt.shutdown_signal import StopNotice
+from tasks.configuration.settings import PreemptionConfig
 from tasks.errors import TaskError
-from tasks.settings import PreemptionConfig
 
 _AWS_VARIABLE, _AWS_ADDRESS = "AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://169.254.169.254"
 _GCP_VARIABLE, _GCP_HOST = "GCE_METADATA_HOST", "metadata.google.internal"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from tasks.settings import WatchdogConfig
+from tasks.configuration.settings import WatchdogConfig
 
 _REMEMBERED_GAPS = 64
 _FEWEST_GAPS = 4

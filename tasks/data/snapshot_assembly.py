@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from model.tokenizer import Tokenizer
+from model.data.tokenizer import Tokenizer
 from storage.snapshots.data_snapshot import (
     DOCUMENTS,
     SNAPSHOT_VERSION,

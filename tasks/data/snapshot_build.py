@@ -13,10 +13,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as compute
 
-from model.configuration import DataConfig
+from model.configuration.data import DataConfig
+from model.data.tokenizer import Tokenizer
 from model.errors import InvalidInput
-from model.tokenizer import Tokenizer
-from storage.document import decode, encode
 from storage.errors import SnapshotDamaged
 from storage.snapshots.data_snapshot import (
     TOKENIZER,
@@ -29,6 +28,7 @@ from storage.snapshots.data_snapshot import (
     replace_object,
 )
 from storage.snapshots.token_shard import DEFAULT_SHARD_TOKENS, MAX_VOCAB_SIZE
+from storage.stores.document import decode, encode
 from storage.stores.object_store import ObjectStore
 from tasks.data.build_folder import build_folder
 from tasks.data.build_progress import BuildProgress, BuildStage, ProgressListener, unheard

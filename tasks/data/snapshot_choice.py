@@ -4,7 +4,7 @@ Owns the look-up and its refusals. A beginning of an id is looked up once, when 
 id, which no later snapshot can make ambiguous. Refuses to build.
 """
 
-from model.configuration import SNAPSHOT_SOURCE
+from model.configuration.data import SNAPSHOT_SOURCE
 from storage.errors import ObjectMissing
 from storage.snapshots.data_snapshot import read_manifest, snapshot_ids
 from storage.stores.object_store import ObjectStore

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from model.configuration import DataConfig
-from storage.document import decode, encode, sha256
+from model.configuration.data import DataConfig
 from storage.errors import IntegrityError, ObjectMissing
 from storage.snapshots.data_snapshot import SnapshotManifest, read_manifest
+from storage.stores.document import decode, encode, sha256
 from storage.stores.object_store import ObjectStore
 from tasks.data.document import Source
 

@@ -2,15 +2,15 @@
 
 Owns that a weight finds its group, by the name both have, so that neither the order of ``data.sources`` nor that of a
 listing decides what a step trains on: components stand in the order of the snapshot. Refuses to know how a draw is made
-(``model.sample_order``).
+(``model.data.sample_order``).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from model.configuration import DataConfig
+from model.configuration.data import DataConfig
+from model.data.source_mixture import Component, components_of
 from model.errors import InvalidInput
-from model.source_mixture import Component, components_of
 from storage.snapshots.data_snapshot import SnapshotGroup, SnapshotManifest
 from tasks.data.document import InvalidCorpus
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as compute
 from numpy.typing import NDArray
 
-from model.tokenizer import Tokenizer
+from model.data.tokenizer import Tokenizer
 from tasks.data.document import Document, Piece, Rejected, Source
 from tasks.data.document_split import split_of
 from tasks.data.seen_digests import SeenDigests

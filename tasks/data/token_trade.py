@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, models, pre_tokenizers
 from tokenizers import Tokenizer as TokenizerFile
 
+from model.data.tokenizer import END_OF_TEXT, Tokenizer
 from model.errors import InvalidInput
-from model.tokenizer import END_OF_TEXT, Tokenizer
 from storage.errors import StorageError
 from storage.snapshots.data_snapshot import (
     DOCUMENTS,
@@ -36,7 +36,7 @@ from storage.snapshots.document_index import SPLITS, DocumentIndexWriter, Docume
 from storage.snapshots.token_file import MAX_TOKEN_ID, TOKEN, TokenFile, TokenFileFormat, look_at, write_token_files
 from storage.snapshots.token_shard import DEFAULT_SHARD_TOKENS, ShardSchema, ShardWriter
 from storage.stores.object_store import ObjectStore
-from storage.verified_object import describe_file
+from storage.stores.verified_object import describe_file
 from tasks.data.document import InvalidCorpus
 
 DOCUMENT_TOKENS = 1 << 20

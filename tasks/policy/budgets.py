@@ -9,8 +9,8 @@ from math import floor
 
 from storage.logs.run_entries import Decision, EvaluationFailed
 from storage.logs.run_state import AttemptRecord, RunState
+from tasks.configuration.settings import BudgetConfig, BudgetsConfig
 from tasks.policy.failures import Failure, TerminationReason
-from tasks.settings import BudgetConfig, BudgetsConfig
 
 RESUME = "resume"
 STOP = "stop"

@@ -6,7 +6,7 @@ up to the first that is outstanding. An evaluation that failed as often as its b
 aged out before it was measured, are passed over: there an evaluator's bad luck, and nothing else, can move the stop.
 A run that has trained its last step is complete, and no longer stops early.
 
-Source: Prechelt, Early Stopping - But When?, 1998. Refuses to act: `flows.early_stopping` does.
+Source: Prechelt, Early Stopping - But When?, 1998. Refuses to act: `flows.run.early_stopping` does.
 """
 
 import math
@@ -16,10 +16,10 @@ from typing import Any
 
 from storage.logs.run_entries import EvaluationRecorded
 from storage.logs.run_state import COMMITTED, CheckpointRecord, RunState
-from tasks.evaluation.run_curve import METRIC
+from tasks.configuration.settings import BudgetsConfig, CheckpointConfig, EarlyStopConfig, EvaluationConfig
 from tasks.policy.budgets import evaluator_retries_left
 from tasks.policy.curve_verdict import VerdictKind
-from tasks.settings import BudgetsConfig, CheckpointConfig, EarlyStopConfig, EvaluationConfig
+from tasks.policy.promotion import METRIC
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from storage.checkpoints.sweep import SweepPlan, Verdict, parse_checkpoint_folder
 from storage.logs.run_entries import CheckpointHeld
 from storage.logs.run_state import COMMITTED, DELETED, QUARANTINED, CheckpointRecord, RunState
+from tasks.configuration.settings import CheckpointConfig
 from tasks.policy.early_stop import find_stop, outstanding, stop_terms
 from tasks.policy.promotion import METRIC
-from tasks.settings import CheckpointConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from storage.logs.run_state import AttemptRecord, RunState
+from tasks.configuration.settings import EvaluationConfig, LeaseConfig
 from tasks.policy.budgets import RESUME
 from tasks.policy.failures import TerminationReason
-from tasks.settings import EvaluationConfig, LeaseConfig
 
 _RETRY_SECONDS = 30.0
 _RETRY_GROWTH = 4.0

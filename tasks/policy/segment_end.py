@@ -4,7 +4,7 @@ Owns the choice. Multiples are where evaluations are due, so they are never pass
 on no clock. Refuses to measure: it is told how long a step takes.
 """
 
-from tasks.settings import CheckpointConfig
+from tasks.configuration.settings import CheckpointConfig
 
 
 def segment_end(step: int, checkpoint: CheckpointConfig, *, total_steps: int, step_seconds: float | None) -> int:

@@ -26,11 +26,11 @@ from storage.logs.run_entries import (
     Placement,
 )
 from storage.logs.run_state import AttemptRecord, CheckpointRecord, RunState
+from tasks.configuration.settings import BudgetsConfig
 from tasks.policy.budgets import FINISH, RESUME, STOP, Setback, decide
 from tasks.policy.failure_trace import TraceFailure
 from tasks.policy.failures import Failure, TerminationReason
 from tasks.policy.simulated_attempt import SimulationPlan, Stretch, train_until
-from tasks.settings import BudgetsConfig
 
 MOST_ATTEMPTS = 10_000
 _MEAN_JITTER = 0.5

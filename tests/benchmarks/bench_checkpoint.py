@@ -22,17 +22,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from model.configuration import ModelConfig, TrainingConfig
-from model.determinism import make_deterministic
-from model.sample_order import SampleOrder
-from model.token_windows import TokenWindows
-from model.train_state import TrainState
-from model.training_step import take_step
+from model.configuration.network import ModelConfig
+from model.configuration.training import TrainingConfig
+from model.data.sample_order import SampleOrder
+from model.data.token_windows import TokenWindows
+from model.training.determinism import make_deterministic
+from model.training.train_state import TrainState
+from model.training.training_step import take_step
 from storage.logs.run_log import RunLog
 from storage.stores.open_store import open_store
-from tasks.training.checkpoint_reading import CheckpointReading
-from tasks.training.host_copy import HostCopy
-from tasks.training.tensor_exchange import to_tensors
+from tasks.trainer.checkpoint_reading import CheckpointReading
+from tasks.trainer.staging_buffer import HostCopy
+from tasks.trainer.tensor_exchange import to_tensors
 from tests.benchmarks.checkpoint_savers import RUN, SAVERS, CairnSaver, Saved, state_bytes
 from tests.s3.ceph_server import PROGRAMS
 from tests.s3.servers import BUCKET, s3_server

@@ -21,9 +21,9 @@ from pathlib import Path
 
 import torch
 
-from model.data_sheet import data_sheet_flops
-from model.size_estimate import count_parameters
-from model.utilization import flops_per_token
+from model.estimates.device_specs import data_sheet_flops
+from model.estimates.size_estimate import count_parameters
+from model.estimates.utilization import flops_per_token
 from tests.benchmarks.gpu_turn import (
     CONTENDERS,
     NANOGPT,

@@ -16,15 +16,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from flows.configuration import load_configuration
-from model.batch_loader import BatchLoader, gather_batch
-from model.configuration import ModelConfig, TrainingConfig
-from model.determinism import make_deterministic
-from model.sample_order import SampleOrder
-from model.source_mixture import Component
-from model.token_windows import TokenWindows
-from model.train_state import TrainState
-from model.training_step import take_step
+from model.configuration.network import ModelConfig
+from model.configuration.training import TrainingConfig
+from model.data.batch_loader import BatchLoader, gather_batch
+from model.data.sample_order import SampleOrder
+from model.data.source_mixture import Component
+from model.data.token_windows import TokenWindows
+from model.training.determinism import make_deterministic
+from model.training.train_state import TrainState
+from model.training.training_step import take_step
+from tasks.configuration.run_configuration import load_configuration
 
 QUICKSTART = Path(__file__).parents[2] / "deployments" / "quickstart.toml"
 VOCAB, END_OF_TEXT = 1024, 0

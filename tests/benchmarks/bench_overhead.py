@@ -85,7 +85,7 @@ class Reading:
 def command(given: argparse.Namespace, plan: Plan, store: Path) -> list[str]:
     """Return the command line of a run."""
     options = [part for item in (*ALWAYS, *plan.overrides(), *given.set) for part in ("--set", item)]
-    base = [sys.executable, "-m", "flows.command", "train", str(given.config.resolve()), "--run-id", "bench"]
+    base = [sys.executable, "-m", "cairn.cli.command", "train", str(given.config.resolve()), "--run-id", "bench"]
     return [*base, *options, "--store", str(store)]
 
 
@@ -129,7 +129,7 @@ def wait_for_step(process: subprocess.Popen[bytes], log: Path, step: int, folder
             raise SystemExit(f"the command left with {process.returncode}:\n{(folder / 'command.txt').read_text()}")
         time.sleep(LOOK_SECONDS)
     below = {command_line(child): child for child in children(process.pid)}
-    trainer = next(pid for line, pid in below.items() if "tasks.trainer" in line)
+    trainer = next(pid for line, pid in below.items() if "tasks.trainer.trainer" in line)
     server = next(pid for line, pid in below.items() if "own_server" in line or "uvicorn" in line)
     return Reading(
         at=time.monotonic(),
@@ -144,14 +144,14 @@ def bare(given: argparse.Namespace) -> Share:
     """Train the same steps in this process, and nothing else."""
     import torch
 
-    from flows.configuration import load_configuration
-    from model.batch_loader import BatchLoader
-    from model.determinism import make_deterministic
-    from model.sample_order import SampleOrder
-    from model.token_windows import TokenWindows
-    from model.train_state import TrainState
-    from model.training_loop import train_until
+    from model.data.batch_loader import BatchLoader
+    from model.data.sample_order import SampleOrder
+    from model.data.token_windows import TokenWindows
+    from model.training.determinism import make_deterministic
+    from model.training.train_state import TrainState
+    from model.training.training_loop import train_until
     from storage.snapshots.data_snapshot import open_snapshot, snapshot_ids
+    from tasks.configuration.run_configuration import load_configuration
 
     config = load_configuration(given.config, overrides=[*ALWAYS, *given.set], environment={})
     store = LocalStore(given.data)

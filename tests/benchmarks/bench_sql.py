@@ -20,13 +20,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from flows.views.run_query import answered
-from storage.document import sha256
+from reports.queries.run_query import answered
 from storage.logs.entry_log import ReadEntry
 from storage.logs.fold_cache import FoldedLog, write_fold
 from storage.logs.log_entry import Entry, Writer, encode_entry, entry_name
 from storage.logs.run_entries import AttemptEnded, AttemptStarted, CheckpointCommitted, Decision, Placement, RunOpened
 from storage.logs.run_state import AttemptRecord, CheckpointRecord, RunState
+from storage.stores.document import sha256
 from storage.stores.local_store import LocalStore
 from storage.tables.run_rows import log_rows
 from storage.tables.run_tables import LOG_TABLES
@@ -212,7 +212,7 @@ def askers(store: LocalStore, work: Path) -> list[Asker]:
             base.execute(sql).fetchall()
 
     return [
-        Asker(name="cairn sql --json", ask=lambda sql: run("-m", "flows.command", "sql", sql, "--json")),
+        Asker(name="cairn sql --json", ask=lambda sql: run("-m", "cairn.cli.command", "sql", sql, "--json")),
         Asker(name="python, DuckDB alone", ask=lambda sql: run("-c", bare, sql)),
         Asker(name="cairn, within a process", ask=cairn_within),
         Asker(name="DuckDB, within a process", ask=duckdb_within),

@@ -71,7 +71,7 @@ class Folder:
     def start(self) -> Start:
         """Run the command until its first step, then tell it to leave."""
         options = [part for override in self.overrides for part in ("--set", override)]
-        command = [sys.executable, "-m", "flows.command", "train", str(self.config), "--run-id", "bench", *options]
+        command = [sys.executable, "-m", "cairn.cli.command", "train", str(self.config), "--run-id", "bench", *options]
         began = time.monotonic()
         process = subprocess.Popen(
             [*command, "--store", str(self.path / "store")],
@@ -120,7 +120,7 @@ def note_children(pid: int, began: float, seconds: dict[str, float]) -> None:
             command = command_line(child)
             if "own_server" in command or "uvicorn" in command:
                 seconds.setdefault(SERVER, time.monotonic() - began)
-            elif "tasks.trainer" in command:
+            elif "tasks.trainer.trainer" in command:
                 seconds.setdefault(TRAINER, time.monotonic() - began)
         time.sleep(0.05)
 

@@ -24,15 +24,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from model.batch_loader import BatchLoader
-from model.configuration import ModelConfig, TrainingConfig
-from model.determinism import make_deterministic
-from model.sample_order import SampleOrder
-from model.size_estimate import count_parameters
-from model.token_windows import TokenWindows
-from model.train_state import TrainState
-from model.training_step import take_step
-from model.utilization import flops_per_token, measured_peak_flops
+from model.configuration.network import ModelConfig
+from model.configuration.training import TrainingConfig
+from model.data.batch_loader import BatchLoader
+from model.data.sample_order import SampleOrder
+from model.data.token_windows import TokenWindows
+from model.estimates.size_estimate import count_parameters
+from model.estimates.utilization import flops_per_token, measured_peak_flops
+from model.training.determinism import make_deterministic
+from model.training.train_state import TrainState
+from model.training.training_step import take_step
 
 LEARNING_RATE, WARM_STEPS = 1e-3, 2
 

@@ -21,8 +21,8 @@ from pathlib import Path
 from tokenizers import AddedToken, models, pre_tokenizers
 from tokenizers import Tokenizer as LibraryTokenizer
 
-from model.configuration import DataConfig
-from model.tokenizer import Tokenizer
+from model.configuration.data import DataConfig
+from model.data.tokenizer import Tokenizer
 from storage.stores.local_store import LocalStore
 from tasks.data.corpus import open_corpus
 from tasks.data.snapshot_build import build_snapshot

@@ -18,15 +18,15 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-from model.train_state import TrainState
+from model.training.train_state import TrainState
 from storage.checkpoints.checkpoint import StagedCheckpoint, checkpoint_prefix, commit_checkpoint
 from storage.checkpoints.trainer_document import TrainerDocument, small_tensor
 from storage.logs.run_entries import CheckpointReference
 from storage.logs.run_log import RunLog
 from storage.stores.object_store import ObjectStore
 from storage.stores.open_store import open_store
-from tasks.training.staging import HostCheckpoint, Reports, Staging
-from tasks.training.tensor_exchange import to_group
+from tasks.trainer.staging import HostCheckpoint, Reports, Staging
+from tasks.trainer.tensor_exchange import to_group
 from tests.storage.builders import opened, started, writer
 
 RUN = "bench"

@@ -16,15 +16,16 @@ from typing import Any
 
 import torch
 
-from model.batch_loader import BatchLoader
-from model.configuration import ModelConfig, TrainingConfig
-from model.determinism import make_deterministic, resolve_device
+from model.configuration.network import ModelConfig
+from model.configuration.training import TrainingConfig
+from model.data.batch_loader import BatchLoader
+from model.data.sample_order import SampleOrder
+from model.data.token_windows import TokenWindows
 from model.errors import NonFiniteLoss
-from model.sample_order import SampleOrder
-from model.token_windows import TokenWindows
-from model.train_state import TrainState
-from model.training_loop import AT_ONCE, LATE_STEPS, Reading, train_until
-from model.utilization import measured_peak_flops, memory_bytes
+from model.estimates.utilization import measured_peak_flops, memory_bytes
+from model.training.determinism import make_deterministic, resolve_device
+from model.training.train_state import TrainState
+from model.training.training_loop import AT_ONCE, LATE_STEPS, Reading, train_until
 from tests.benchmarks.bench_step import text_tokens
 
 NANOGPT, NANOGPT_COMPILED = "nanogpt", "nanogpt-compiled"
@@ -238,7 +239,7 @@ class Stall:
 
 def stall(task: Task, *, rounds: int = 5) -> Stall:
     """Copy the state of a run that trains, into the trainer's memory and by a plain copy into memory at hand."""
-    from tasks.training.host_copy import HostCopy
+    from tasks.trainer.staging_buffer import HostCopy
 
     training = Training(task)
     training.train(LATE_STEPS)

@@ -16,7 +16,7 @@ ON_A_BARE_MACHINE = f"""
 import sys
 for name in {NOT_ON_A_BARE_MACHINE!r}.split():
     sys.modules[name] = None
-import tests.benchmarks.bench_gpu, tasks.training.host_copy
+import tests.benchmarks.bench_gpu, tasks.trainer.staging_buffer
 """
 TURN = Turn(
     step_seconds=0.1, first_seconds=3.0, loss=4.5, peak_bytes=2**33, peak_flops=7.9e14, device_name="NVIDIA H200"

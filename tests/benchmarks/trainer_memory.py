@@ -1,6 +1,6 @@
 """How much memory a trainer really takes: its own parts, in a process of its own.
 
-`python -m tests.benchmarks.trainer_memory '{"layers": 4, …}'` trains as `tasks.trainer` does, without the orders of a
+`python -m tests.benchmarks.trainer_memory '{"layers": 4, …}'` trains as the trainer does, without the orders of a
 parent: state, batches read ahead, steps, a checkpoint copied and staged while more steps follow; prints `Measured`.
 """
 
@@ -16,8 +16,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from model.configuration import ModelConfig, TrainingConfig
-from model.size_estimate import MemoryEstimate, TrainingPlace, estimate_memory
+from model.configuration.network import ModelConfig
+from model.configuration.training import TrainingConfig
+from model.estimates.size_estimate import MemoryEstimate, TrainingPlace, estimate_memory
 
 STEPS_BEFORE, STEPS_BESIDE = 2, 2
 
@@ -120,19 +121,19 @@ def train(case: MemoryCase, folder: Path) -> Measured:
     """Do in this process what the trainer does, and return what it took."""
     import torch
 
-    from model.batch_loader import BatchLoader
-    from model.determinism import make_deterministic
-    from model.sample_order import SampleOrder
-    from model.token_windows import TokenWindows
-    from model.train_state import TrainState
-    from model.training_loop import train_until, usual_reading
+    from model.data.batch_loader import BatchLoader
+    from model.data.sample_order import SampleOrder
+    from model.data.token_windows import TokenWindows
+    from model.training.determinism import make_deterministic
+    from model.training.train_state import TrainState
+    from model.training.training_loop import train_until, usual_reading
     from storage.stores.open_store import open_store
-    from tasks.training.host_copy import HostCopy
-    from tasks.training.staging import Reports, Staging
+    from tasks.trainer.staging import Reports, Staging
+    from tasks.trainer.staging_buffer import HostCopy
 
     threads, device = int(os.environ.get("OMP_NUM_THREADS", "2")), torch.device(case.device)
     make_deterministic(seed=1, threads=threads)
-    import tasks.trainer  # noqa: F401 - all that the trainer imports
+    import tasks.trainer.trainer  # noqa: F401 - all that the trainer imports
 
     imported = _resident("VmRSS")
     tokens = np.arange(case.global_batch * case.block * 8 + 1, dtype=np.int64) * 7919 % case.vocab_size
@@ -180,8 +181,8 @@ def train(case: MemoryCase, folder: Path) -> Measured:
 
 def _checkpoint(tensors: Any, cursor: int) -> Any:
     from storage.checkpoints.trainer_document import TrainerDocument, small_tensor
-    from tasks.training.staging import HostCheckpoint
-    from tasks.training.tensor_exchange import to_group
+    from tasks.trainer.staging import HostCheckpoint
+    from tasks.trainer.tensor_exchange import to_group
 
     document = TrainerDocument(
         version=1,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.views.run_lookup import configuration_of
+from reports.queries.run_lookup import configuration_of
 from storage.errors import StorageError
 from storage.logs.run_log import RunLog
 from tests.chaos.disturbed_run import Course, disturb, finish

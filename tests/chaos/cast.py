@@ -87,9 +87,9 @@ class Cast:
 
 def role_of(words: list[str]) -> Role:
     """Return what a process with this command line is for."""
-    if "tasks.trainer" in words:
+    if "tasks.trainer.trainer" in words:
         return Role.TRAINER
-    if "tasks.evaluator" in words:
+    if "tasks.evaluator.evaluator" in words:
         return Role.EVALUATOR
     if any(word.startswith(_ENGINES) for word in words):  # the flow run of a worker
         return Role.FLOW
@@ -97,7 +97,7 @@ def role_of(words: list[str]) -> Role:
         return Role.SWEEPER
     if words[1:5] == ["-m", "prefect", "worker", "start"]:
         return Role.WORKER
-    if "flows.command" in words:
-        verb = words[words.index("flows.command") + 1]
+    if "cairn.cli.command" in words:
+        verb = words[words.index("cairn.cli.command") + 1]
         return {"train": Role.FLOW, "watch": Role.WATCHER, "sweep": Role.SWEEPER}.get(verb, Role.OTHER)
     return Role.OTHER

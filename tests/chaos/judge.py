@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from flows.views.run_lookup import configuration_of
+from reports.queries.run_lookup import configuration_of
 from storage.errors import StorageError
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState, fold

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flows.configuration import load_configuration
 from storage.logs.run_log import RunLog
 from storage.stores.local_store import LocalStore
 from storage.stores.object_store import ObjectStore
-from storage.stores.patient_store import PatientStore
+from storage.stores.retrying_store import PatientStore
 from storage.stores.s3_store import S3Store
+from tasks.configuration.run_configuration import load_configuration
 from tests.chaos.cast import TAG, Cast, Role
 from tests.chaos.deployed import DEPLOYMENT, Deployed
 from tests.chaos.observer import RUN, Observer

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from storage.document import decode, encode
+from storage.stores.document import decode, encode
 from tests.chaos.plan import Kind, Moment
 from tests.chaos.summary import Cell, Outcome, RunRow, Summary, summarize
 

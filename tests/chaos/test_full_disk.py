@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from model.configuration import DataConfig
+from model.configuration.data import DataConfig
 from storage.errors import StorageError
 from storage.stores.local_store import LocalStore
 from storage.stores.memory_store import MemoryStore

@@ -61,14 +61,14 @@ def test_one_bit_is_flipped() -> None:
 @pytest.mark.parametrize(
     ("words", "role"),
     [
-        (["python", "-m", "flows.command", "train", "run.toml"], Role.FLOW),
-        (["python", "-m", "flows.command", "watch", "--once"], Role.WATCHER),
-        (["python", "-m", "flows.command", "sweep", "bard"], Role.SWEEPER),
+        (["python", "-m", "cairn.cli.command", "train", "run.toml"], Role.FLOW),
+        (["python", "-m", "cairn.cli.command", "watch", "--once"], Role.WATCHER),
+        (["python", "-m", "cairn.cli.command", "sweep", "bard"], Role.SWEEPER),
         (["python", "-m", "tests.chaos.waiting_sweep", "bard", "store"], Role.SWEEPER),
         (["python", "-m", "prefect", "worker", "start", "--pool", "cairn"], Role.WORKER),
         (["python", "-m", "prefect.engine"], Role.FLOW),
-        (["python", "-m", "tasks.trainer"], Role.TRAINER),
-        (["python", "-m", "tasks.evaluator"], Role.EVALUATOR),
+        (["python", "-m", "tasks.trainer.trainer"], Role.TRAINER),
+        (["python", "-m", "tasks.evaluator.evaluator"], Role.EVALUATOR),
         (["sh", "-c", "true"], Role.OTHER),
     ],
 )

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from flows.configuration import RunConfig
-from model.determinism import make_deterministic, resolve_device
-from model.sample_order import SampleOrder
-from model.token_windows import TokenWindows
-from model.train_state import TrainState
-from model.training_loop import StepRecord, train_until
+from model.data.sample_order import SampleOrder
+from model.data.token_windows import TokenWindows
+from model.training.determinism import make_deterministic, resolve_device
+from model.training.train_state import TrainState
+from model.training.training_loop import StepRecord, train_until
 from storage.checkpoints.state_digest import state_sha256
 from storage.logs.run_state import RunState
 from storage.logs.step_curve import StepPoint
 from storage.snapshots.data_snapshot import open_snapshot
 from storage.stores.object_store import ObjectStore
+from tasks.configuration.run_configuration import RunConfig
 from tasks.data.source_weights import weighted_components
-from tasks.training.tensor_exchange import to_record
+from tasks.trainer.tensor_exchange import to_record
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,7 +5,7 @@ Run as `python -m tests.chaos.waiting_sweep RUN STORE`; does what `cairn sweep R
 
 import sys
 
-from flows.run_sweep import sweep_one
+from flows.operations.run_sweep import sweep_one
 from storage.stores.open_store import open_store
 
 

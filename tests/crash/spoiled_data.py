@@ -3,15 +3,15 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from flows.configuration import RunConfig
-from model.sample_order import SampleOrder
-from model.token_windows import TokenWindows
-from storage.document import encode, sha256
+from model.data.sample_order import SampleOrder
+from model.data.token_windows import TokenWindows
 from storage.logs.entry_log import this_writer
 from storage.logs.run_entries import RunOpened
 from storage.logs.run_log import RunLog
 from storage.snapshots.data_snapshot import open_snapshot, read_manifest
+from storage.stores.document import encode, sha256
 from storage.stores.object_store import ObjectStore
+from tasks.configuration.run_configuration import RunConfig
 from tasks.data.snapshot_build import build_snapshot
 
 ARITHMETIC = ("training.precision=fp32", "training.kernels=stock")

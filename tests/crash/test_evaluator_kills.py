@@ -46,7 +46,7 @@ def evaluators(process: subprocess.Popen[bytes]) -> Iterator[psutil.Process]:
         return
     for child in children:
         try:
-            if "tasks.evaluator" in child.cmdline():
+            if "tasks.evaluator.evaluator" in child.cmdline():
                 yield child
         except psutil.Error:
             continue

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from storage.logs.heartbeat import Heartbeat, write_heartbeat
 from storage.logs.run_entries import Placement
-from tasks.this_machine import this_placement
+from tasks.machine.placement import this_placement
 from tests.crash.short_lived_api import ShortLivedApi
 from tests.crash.training_command import Command
 from tests.crash.victims import wait_for

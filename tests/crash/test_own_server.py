@@ -19,7 +19,7 @@ def alone(tmp_path: Path) -> Command:
 def servers_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
     """Return the command's own servers."""
     children = psutil.Process(process.pid).children()
-    return [child for child in children if "flows.own_server" in child.cmdline()]
+    return [child for child in children if "flows.orchestrator.ephemeral_server" in child.cmdline()]
 
 
 def assert_dies_with(process: subprocess.Popen[bytes]) -> None:

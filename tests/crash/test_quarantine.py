@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from flows.configuration import load_configuration
 from storage.logs.entry_log import this_writer
 from storage.logs.run_entries import DataQuarantined
 from storage.logs.run_log import RunLog
 from storage.stores.local_store import LocalStore
+from tasks.configuration.run_configuration import load_configuration
 from tests.crash.spoiled_data import ARITHMETIC, open_run, spoil
 from tests.crash.training_command import Command
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from storage.stores.object_store import ObjectStore
-from storage.stores.patient_store import PatientStore
+from storage.stores.retrying_store import PatientStore
 from storage.stores.s3_store import S3Store
 from tests.crash.training_command import Command
 from tests.s3.servers import BUCKET, CEPH, S3Server, s3_server

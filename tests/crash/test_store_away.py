@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.stores.patient_store import PatientStore
+from storage.stores.retrying_store import PatientStore
 from storage.stores.s3_store import S3Store
 from tests.crash.training_command import Command
 from tests.crash.victims import wait_for

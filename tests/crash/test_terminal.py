@@ -57,7 +57,7 @@ def trained_at_a_terminal(command: Command, columns: int) -> Iterator[tuple[subp
     terminal = Terminal(person)
     terminal.resize(columns)
     takes_it = "import fcntl, sys, termios; fcntl.ioctl(2, termios.TIOCSCTTY, 0); sys.argv[:] = sys.argv[1:]; "
-    runs = "from flows.command import main; main()"
+    runs = "from cairn.cli.command import main; main()"
     arguments = ("train", "run.toml", "--run-id", "bard", "--set", "training.steps=100000")
     environment = {**os.environ, "TERM": "xterm", "PREFECT_HOME": str(command.folder / "prefect")}
     process = subprocess.Popen(

@@ -12,7 +12,7 @@ import pytest
 
 from storage.checkpoints.checkpoint import load_checkpoint
 from storage.logs.step_log import read_step_lines
-from tasks.training.tensor_exchange import to_tensors
+from tasks.trainer.tensor_exchange import to_tensors
 from tests.crash.training_command import Command
 from tests.crash.victims import kill, kill_both, kill_flow, trained_steps, trainers_of, wait_for
 
@@ -37,7 +37,7 @@ def by(processes: int, *more: str) -> Settings:
 
 def launchers_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
     children = psutil.Process(process.pid).children(recursive=True)
-    return [child for child in children if "tasks.training.rank_launcher" in child.cmdline()]
+    return [child for child in children if "tasks.trainer.rank_launcher" in child.cmdline()]
 
 
 def ranks_of(process: subprocess.Popen[bytes]) -> dict[int, psutil.Process]:

@@ -85,7 +85,7 @@ class Command:
             **variables,
         }
         url = self.store.url.removeprefix("file://")
-        command = [sys.executable, "-m", "flows.command", *arguments, "--store", url]
+        command = [sys.executable, "-m", "cairn.cli.command", *arguments, "--store", url]
         with (self.folder / f"command-{self._count}.txt").open("wb") as output:
             return subprocess.Popen(command, cwd=self.folder, env=environment, stdout=output, stderr=output)
 

@@ -16,7 +16,7 @@ def trainers_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
     """Return the trainer processes below the command."""
     try:
         children = psutil.Process(process.pid).children(recursive=True)
-        return [child for child in children if "tasks.trainer" in child.cmdline()]
+        return [child for child in children if "tasks.trainer.trainer" in child.cmdline()]
     except psutil.NoSuchProcess:
         return []
 

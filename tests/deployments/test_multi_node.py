@@ -7,9 +7,9 @@ from typing import Any
 
 import yaml
 
-from flows.configuration import load_configuration
-from flows.verbs.exit_code import ExitCode
-from tasks.training.trainer_group import trainer_group
+from tasks.configuration.run_configuration import load_configuration
+from tasks.policy.exit_code import ExitCode
+from tasks.trainer.trainer_group import trainer_group
 
 FOLDER = Path(__file__).parents[2] / "deployments"
 SCRIPT = FOLDER / "slurm" / "multi_node.sbatch"

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from flows.configuration import RunConfig, parse_configuration
 from storage.checkpoints.checkpoint import TensorGroup, checkpoint_prefix, commit_checkpoint, stage_checkpoint
 from storage.checkpoints.tensor_record import TensorRecord
 from storage.checkpoints.trainer_document import TrainerDocument
@@ -37,6 +36,7 @@ from storage.logs.run_entries import (
 from storage.logs.run_log import RunLog
 from storage.stores.local_store import LocalStore
 from storage.stores.object_store import ObjectStore
+from tasks.configuration.run_configuration import RunConfig, parse_configuration
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 DOCUMENT: dict[str, Any] = {
@@ -261,7 +261,7 @@ def cairn(tmp_path: Path) -> Cairn:
     """The real command in a process of its own, in `tmp_path`; a store is chosen unless the arguments name one."""
 
     def run(*arguments: str, **environment: str) -> Ended:
-        command = [sys.executable, "-m", "flows.command", *arguments]
+        command = [sys.executable, "-m", "cairn.cli.command", *arguments]
         variables = {
             **os.environ,
             "CAIRN_STORE": str(tmp_path / "store"),

@@ -4,13 +4,14 @@ from typing import Any
 
 import pytest
 
-from flows.errors import InvalidConfiguration, RunNotFound
-from flows.views.run_lookup import find_checkpoint
+from reports.errors import RunNotFound
+from reports.queries.run_lookup import find_checkpoint
 from storage.errors import IntegrityError
 from storage.logs.log_entry import Writer
 from storage.logs.registry import Registry
 from storage.logs.run_entries import CheckpointQuarantined
 from storage.stores.local_store import LocalStore
+from tasks.errors import InvalidConfiguration
 
 
 def test_an_alias_is_the_checkpoint_it_points_at(bard: Any, store: LocalStore) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 def command(tmp_path: Path, line: str, redirection: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "CAIRN_STORE": str(tmp_path / "store"), "PYTHONPATH": str(Path(__file__).parents[2])}
-    shell = ["sh", "-c", f"exec {sys.executable} -m flows.command {line} {redirection}"]
+    shell = ["sh", "-c", f"exec {sys.executable} -m cairn.cli.command {line} {redirection}"]
     return subprocess.run(shell, env={**environment, **variables}, check=False, timeout=60, stderr=-1, text=True)
 
 
@@ -33,7 +33,7 @@ def test_a_reader_that_has_gone_changes_no_code(damaged: Any, tmp_path: Path) ->
     reading, writing = os.pipe()
     os.close(reading)
     environment = {**os.environ, "CAIRN_STORE": str(tmp_path / "store")}
-    arguments = [sys.executable, "-m", "flows.command", "verify", "bard", "--json"]
+    arguments = [sys.executable, "-m", "cairn.cli.command", "verify", "bard", "--json"]
     root = Path(__file__).parents[2]
     done = subprocess.run(arguments, cwd=root, env=environment, stdout=writing, check=False, timeout=60)
     os.close(writing)

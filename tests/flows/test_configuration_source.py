@@ -10,8 +10,13 @@ from typing import Any
 import fsspec
 import pytest
 
-from flows.configuration_source import MOST_BYTES, configuration_folder, configuration_name, read_configuration
-from flows.errors import InvalidConfiguration
+from tasks.configuration.configuration_source import (
+    MOST_BYTES,
+    configuration_folder,
+    configuration_name,
+    read_configuration,
+)
+from tasks.errors import InvalidConfiguration
 
 TEXT = """
 model_family = "far-away"

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flows.mirror.curve_follower import CurveFollower
+from reports.exporters.curve_follower import CurveFollower
 from storage.logs.run_entries import CheckpointQuarantined
 from storage.logs.run_state import RunState
 from storage.logs.step_tail import StepTail

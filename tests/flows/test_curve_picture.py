@@ -12,14 +12,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from flows.picture.curve_artifact import Drawing, curve_markdown, is_due
-from flows.picture.curve_picture import draw_png, draw_svg
-from flows.picture.curve_reduction import Series, smoothed, thinned
-from flows.picture.curve_sheet import Sheet
-from flows.picture.curve_words import footer, standing, title, written, written_small
-from flows.picture.picture_colors import look_of, nearest_colors, pixel_colors
-from flows.picture.run_curves import HeldOutPoint, Interruption, PromotedPoint, Replay, RunCurves, RunEnd, gather_curves
-from flows.run_artifacts import artifact_key
+from flows.orchestrator.curve_artifact import Drawing, curve_markdown, is_due
+from flows.orchestrator.run_artifacts import artifact_key
+from reports.plots.colors import look_of, nearest_colors, pixel_colors
+from reports.plots.curve_plot import draw_png, draw_svg
+from reports.plots.curve_reduction import Series, smoothed, thinned
+from reports.plots.curve_sheet import Sheet
+from reports.plots.curve_words import footer, standing, title, written, written_small
+from reports.plots.run_curves import HeldOutPoint, Interruption, PromotedPoint, Replay, RunCurves, RunEnd, gather_curves
 from storage.logs.step_curve import StepPoint
 from storage.logs.step_log import StepLine, step_log_key
 from storage.stores.object_store import ObjectStore

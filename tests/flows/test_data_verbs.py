@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flows.errors import RunNotFound
-from flows.views.data_view import DataView, WindowChoice, find_snapshot, view_data
-from model.configuration import DataConfig
-from model.tokenizer import Tokenizer
+from model.configuration.data import DataConfig
+from model.data.tokenizer import Tokenizer
+from reports.errors import RunNotFound
+from reports.queries.data_view import DataView, WindowChoice, find_snapshot, view_data
 from storage.logs.log_entry import Writer
 from storage.logs.run_entries import RunOpened
 from storage.logs.run_log import RunLog
@@ -20,7 +20,7 @@ from tasks.data.snapshot_build import build_snapshot
 from tasks.data.source_weights import weighted_components
 
 BLOCK = 64
-LISTS_LOADED = "import sys, flows.command as c; c.run_command(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+LISTS_LOADED = "import sys, cairn.cli.command as c; c.run_command(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
 
 
 @pytest.fixture

@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from flows.views.run_diagnosis import diagnose_run
-from flows.views.run_status import view_runs, view_status
+from reports.queries.run_diagnosis import diagnose_run
+from reports.queries.run_status import view_runs, view_status
 from storage.logs.log_entry import Writer
 from storage.logs.run_entries import CurveVerdict, RunFinished
 from storage.logs.step_log import StepLine, step_log_key
 
 FIELDS = {"run_id", "step", "total_steps", "verdict", "why", "numbers", "cures", "stopped_early", "evaluations"}
-LISTS_LOADED = "import sys, flows.command as c; c.run_command(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+LISTS_LOADED = "import sys, cairn.cli.command as c; c.run_command(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
 
 
 def write_steps(run: Any, attempt: int, steps: range, *, loss: float = 5.5) -> None:

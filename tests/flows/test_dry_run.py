@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from flows.command import run_command
-from flows.configuration import RunConfig
-from flows.verbs.training_plan_text import plan_facts
-from flows.views.training_plan import TrainingPlan, plan_training
+from cairn.cli.command import run_command
+from cairn.cli.training_plan_text import plan_facts
+from flows.preparation.training_plan import TrainingPlan, plan_training
 from storage.logs.run_log import RunLog
 from storage.logs.step_log import StepLine, step_log_key
 from storage.stores.local_store import LocalStore
+from tasks.configuration.run_configuration import RunConfig
 from tests.flows.writing_run import WritingRun, configuration, open_writing_run
 
 CONFIG = """
@@ -92,7 +92,7 @@ def test_nothing_is_written(capsys: pytest.CaptureFixture[str], config: Path) ->
 
 
 def test_neither_torch_nor_the_orchestrator_is_needed(config: Path) -> None:
-    code = "import sys, flows.command as c; c.run_command(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+    code = "import sys, cairn.cli.command as c; c.run_command(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
     command = [sys.executable, "-c", code, "train", str(config), "--dry-run", "--store", str(config.parent / "store")]
     root = Path(__file__).parents[2]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True, timeout=60)

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from flows.early_stopping import EarlyStopping
-from model.configuration import ModelConfig
+from flows.run.early_stopping import EarlyStopping
+from model.configuration.network import ModelConfig
 from storage.logs.log_entry import Writer
 from storage.logs.run_state import QUARANTINED
-from tasks.attempt.stop_notice import StopNotice
-from tasks.evaluation.evaluation_run import EvaluationPlan
-from tasks.evaluation.evaluation_suite import suite_of
-from tasks.settings import EvaluationConfig
+from tasks.attempt.shutdown_signal import StopNotice
+from tasks.configuration.settings import EvaluationConfig
+from tasks.evaluator.evaluation_run import EvaluationPlan
+from tasks.evaluator.evaluation_suite import suite_of
 
 SUITE = suite_of(EvaluationConfig())
 PATIENT = ("checkpoint.every_steps=5", "early_stop.patience=1")

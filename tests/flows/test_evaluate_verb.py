@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from flows.configuration import RunConfig, parse_configuration
-from model.train_state import TrainState
+from model.training.train_state import TrainState
 from storage.checkpoints.checkpoint import checkpoint_prefix, commit_checkpoint, stage_checkpoint
 from storage.logs.entry_log import this_writer
 from storage.logs.run_entries import AttemptStarted, Placement, RunOpened
 from storage.logs.run_log import RunLog
 from storage.stores.local_store import LocalStore
+from tasks.configuration.run_configuration import RunConfig, parse_configuration
 from tasks.data.snapshot_build import build_snapshot
-from tasks.training.tensor_exchange import to_group
+from tasks.trainer.tensor_exchange import to_group
 from tests.storage.builders import trainer_document
 
 pytestmark = pytest.mark.xdist_group("evaluate-verb")  # its run is made once for all its tests
@@ -113,7 +113,7 @@ def evaluate(folder: Path) -> Evaluate:
             "CAIRN_CACHE": str(folder / "cache"),
             "PYTHONPATH": str(Path(__file__).parents[2]),
         }
-        command = [sys.executable, "-m", "flows.command", "evaluate", *arguments]
+        command = [sys.executable, "-m", "cairn.cli.command", "evaluate", *arguments]
         done = subprocess.run(
             command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False
         )

@@ -1,8 +1,8 @@
 import pytest
 
-from flows.errors import ConfigDrift, FlowError, InvalidConfiguration, InvalidQuery, RunNotFound
-from flows.verbs.exit_code import ExitCode, code_of_error, code_of_state
+from cairn.cli.exit_code import code_of_error
 from model.errors import InvalidInput
+from reports.errors import InvalidQuery, ReportError, RunNotFound
 from storage.errors import (
     AppendUnknown,
     Fenced,
@@ -13,12 +13,21 @@ from storage.errors import (
     StoreUnsound,
 )
 from tasks.data.document import InvalidCorpus
-from tasks.errors import BudgetExhausted, GateRefused, LiveOwner, TaskError, TrainerGone
+from tasks.errors import (
+    BudgetExhausted,
+    ConfigDrift,
+    GateRefused,
+    InvalidConfiguration,
+    LiveOwner,
+    TaskError,
+    TrainerGone,
+)
+from tasks.policy.exit_code import ExitCode, code_of_state
 
 STATES = {"Completed": 0, "Error": 1, "BudgetExhausted": 4, "Fenced": 7, "Preempted": 75, "Interrupted": 130}
 ERRORS: dict[type[BaseException], int] = {
     ZeroDivisionError: 1,
-    FlowError: 1,
+    ReportError: 1,
     TaskError: 1,
     TrainerGone: 1,
     StoreUnavailable: 1,

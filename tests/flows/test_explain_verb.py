@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from flows.errors import RunNotFound
-from flows.report.post_mortem_facts import gather_post_mortem
-from flows.report.post_mortem_text import post_mortem_lines
+from reports.errors import RunNotFound
+from reports.explain.post_mortem_facts import gather_post_mortem
+from reports.explain.post_mortem_text import post_mortem_lines
 from storage.checkpoints.checkpoint import quarantine_checkpoint
 from storage.logs.log_entry import Writer
 from storage.logs.run_entries import AttemptEnded, DataQuarantined, Decision, Placement
 from storage.logs.run_state import RefusedEntry
 from tasks.attempt.attempt_receipt import Usage, write_receipt
+from tasks.configuration.settings import BudgetsConfig
+from tasks.machine.placement import boot_id
 from tasks.policy.failures import Evidence, LastWords, classify
-from tasks.settings import BudgetsConfig
-from tasks.this_machine import boot_id
 
 HUMAN = Writer(host="here", pid=1)
 

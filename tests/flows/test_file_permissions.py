@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 def test_a_command_gives_everybody_no_right_to_write(bard: Any, tmp_path: Path, umask: int) -> None:
     before = set(tmp_path.rglob("*"))
     done = subprocess.run(
-        [sys.executable, "-m", "flows.command", "report", "bard", "--html", "page.html", "--store", "store"],
+        [sys.executable, "-m", "cairn.cli.command", "report", "bard", "--html", "page.html", "--store", "store"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT), "CAIRN_CACHE": str(tmp_path / "cache")},
         umask=umask,

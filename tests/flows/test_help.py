@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from flows.command import app, run_command
-from flows.verbs.verb_help import EXAMPLES, help_groups
+from cairn.cli.app import app
+from cairn.cli.command import run_command
+from cairn.cli.verb_help import EXAMPLES, help_groups
 
 VERBS = sorted(name for name in app if not name.startswith("-"))
 NAMED = sorted(verb for _, verbs in help_groups() for verb in verbs)

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flows.command import run_command
+from cairn.cli.command import run_command
 from storage.logs.log_entry import entry_name
 from storage.stores.local_store import LocalStore
 from tests.flows.conftest import FabricatedRun, fabricate, promote

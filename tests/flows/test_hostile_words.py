@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from flows.by_hand.model_card import _code, _front_matter
-from flows.harmless_text import harmless, harmless_json
-from flows.progress import Progress
-from flows.promotion_approval import Question, describe
-from flows.report.report_markdown import markdown_text
-from flows.run_artifacts import budgets_table, markdown_table, receipts_table
-from flows.verbs.output import print_document, print_facts, print_table, say
+from cairn.operations.model_card import _code, _front_matter
+from flows.orchestrator.promotion_approval import Question, describe
+from flows.orchestrator.run_artifacts import budgets_table, receipts_table
+from flows.run.progress import Progress
+from reports.pages.report_markdown import markdown_table, markdown_text
 from storage.logs.registry_entries import Promoted
+from tasks.text.output import print_document, print_facts, print_table, say
+from tasks.text.sanitize import harmless, harmless_json
 from tests.flows.conftest import FabricatedRun
 
 TAGS = (

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from flows.configuration import parse_configuration
 from storage.logs.log_entry import decode_entry
 from storage.logs.run_entries import RUN_KINDS, RunOpened
 from storage.logs.run_log import RunLog
 from storage.stores.local_store import LocalStore
+from tasks.configuration.run_configuration import parse_configuration
 from tests.tasks.committed_model import commit_model, small_configuration
 
 CONFIG = """

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from flows.views.machine_check import _device
+from cairn.operations.machine_check import _device
 from model import compilation
 
 

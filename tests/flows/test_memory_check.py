@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from flows.configuration import RunConfig
-from flows.errors import InvalidConfiguration
-from flows.memory_check import MARGIN, MemoryThere, choose_micro_batch, require_memory
-from flows.views.attempt_sizes import AttemptSizes, next_sizes
-from model.size_estimate import TrainingPlace, estimate_memory
+from flows.preparation.memory_check import MARGIN, MemoryThere, choose_micro_batch, require_memory
+from model.estimates.size_estimate import TrainingPlace, estimate_memory
 from storage.logs.run_state import AttemptRecord, RunState
+from tasks.configuration.run_configuration import RunConfig
+from tasks.errors import InvalidConfiguration
+from tasks.policy.attempt_sizes import AttemptSizes, next_sizes
 from tests.storage.builders import clock, ended, started
 
 VOCABULARY = 8192

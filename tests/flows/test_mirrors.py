@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 
-from flows.configuration import parse_configuration
-from flows.errors import InvalidConfiguration
-from flows.mirror.curve_follower import CurveFollower, CurveNews, TimedLine
-from flows.mirror.mirrors import check_mirrors, mirrored
-from flows.mirror.mlflow_client import MlflowClient, MlflowRefused
-from flows.mirror.mlflow_mirror import MlflowMirror
-from flows.mirror.step_mirror import Mirror, Mirroring
-from flows.mirror.tensorboard_mirror import TensorBoardMirror
+from reports.exporters.curve_follower import CurveFollower, CurveNews, TimedLine
+from reports.exporters.exporters import check_mirrors, mirrored
+from reports.exporters.mlflow_client import MlflowClient, MlflowRefused
+from reports.exporters.mlflow_exporter import MlflowMirror
+from reports.exporters.step_exporter import Mirror, Mirroring
+from reports.exporters.tensorboard_exporter import TensorBoardMirror
 from storage.logs.run_state import RunState
 from storage.logs.step_tail import StepTail
 from storage.stores.local_store import LocalStore
-from tasks.settings import MirrorsConfig
+from tasks.configuration.run_configuration import parse_configuration
+from tasks.configuration.settings import MirrorsConfig
+from tasks.errors import InvalidConfiguration
 from tests.flows.conftest import DOCUMENT, NOON, fabricate
 from tests.flows.mirrored_run import MirroredRun, interrupted_run, step_line
 from tests.flows.tracking_server import TrackingServer, tracking_server
@@ -369,7 +369,7 @@ def test_what_cannot_be_a_mirror_is_refused(override: str, words: str) -> None:
 
 
 def test_a_missing_library_is_refused_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.mirror.mirrors.find_spec", lambda name: None)
+    monkeypatch.setattr("reports.exporters.exporters.find_spec", lambda name: None)
     with pytest.raises(InvalidConfiguration, match=r"pip install 'cairn\[tensorboard\]'"):
         check_mirrors(MirrorsConfig(tensorboard="board"))
     check_mirrors(MirrorsConfig(mlflow="http://127.0.0.1:9"))

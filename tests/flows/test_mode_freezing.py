@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from flows.configuration import RunConfig, check_drift, parse_configuration
-from flows.errors import ConfigDrift
-from flows.preflight import TrainingRequest, wanted_configuration
-from storage.document import encode, sha256
+from flows.preparation.preflight import TrainingRequest, wanted_configuration
+from storage.stores.document import encode, sha256
+from tasks.configuration.run_configuration import RunConfig, check_drift, parse_configuration
+from tasks.errors import ConfigDrift
 
 BY_ID = TrainingRequest(config="", run_id="bard", overrides=())
 OPENED_IN_HALF = {"precision": "bf16", "kernels": "fused"}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 PLOT_LISTS_LOADED = """
-import sys, flows.command as c
+import sys, cairn.cli.command as c
 assert c.run_command(["plot", "bard", sys.argv[2], "--store", sys.argv[1]]) == 0
 print(*sys.modules)
 """

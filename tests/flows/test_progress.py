@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import pytest
 from rich.console import Console
 
-from flows.progress import Progress
-from flows.time_left import TimeLeft, bar, clock_time
-from tasks.training.trainer_protocol import StepDone
+from flows.run.progress import Progress
+from tasks.text.time_left import TimeLeft, bar, clock_time
+from tasks.trainer.trainer_protocol import StepDone
 
 
 class Clock:

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from flows.promotion_approval import PromotionApproval, Question, Unanswered, Waiting, ask, describe
-from flows.views.model_views import roll_back, view_history, view_models
+from flows.orchestrator.promotion_approval import PromotionApproval, Question, Unanswered, Waiting, ask, describe
+from reports.queries.model_views import roll_back, view_history, view_models
 from storage.checkpoints.checkpoint import quarantine_checkpoint
-from storage.document import encode
 from storage.errors import IntegrityError
 from storage.logs.log_entry import Writer
 from storage.logs.registry import Registry
 from storage.logs.registry_entries import Promoted
+from storage.stores.document import encode
 from storage.stores.local_store import LocalStore
-from tasks.attempt.stop_notice import StopNotice
+from tasks.attempt.shutdown_signal import StopNotice
 from tests.flows.conftest import promote
 
 HUMAN = Writer(host="here", pid=1)

@@ -19,7 +19,7 @@ VERBS = [
     ("models",),
 ]
 IDS = [verb[0] for verb in VERBS]
-LISTS_LOADED = "import sys, flows.command as c; c.run_command(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+LISTS_LOADED = "import sys, cairn.cli.command as c; c.run_command(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
 
 
 def answer_seconds(command: list[str]) -> float:
@@ -44,7 +44,7 @@ def test_a_reading_verb_imports_neither_torch_nor_the_orchestrator(bard: Any, tm
 
 @pytest.mark.parametrize("verb", VERBS, ids=IDS)
 def test_a_reading_verb_answers_well_under_a_second(bard: Any, tmp_path: Path, verb: Any) -> None:
-    command = [sys.executable, "-m", "flows.command", *verb, "--json", "--store", str(tmp_path / "store")]
+    command = [sys.executable, "-m", "cairn.cli.command", *verb, "--json", "--store", str(tmp_path / "store")]
     limit_seconds = 0.9 if verb[0] in ("explain", "report") else 0.5  # they read every part of a run, and its settings
     assert any(answer_seconds(command) < limit_seconds for _ in range(5))
 
@@ -104,7 +104,7 @@ def test_a_reader_that_closes_the_pipe_early_ends_the_verb_quietly(bard: Any, tm
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(
-        [sys.executable, "-m", "flows.command", "log", "bard", "--store", str(tmp_path / "store")],
+        [sys.executable, "-m", "cairn.cli.command", "log", "bard", "--store", str(tmp_path / "store")],
         cwd=Path(__file__).parents[2],
         stdout=writing,
         stderr=subprocess.PIPE,

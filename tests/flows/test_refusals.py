@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from flows.command import run_command
+from cairn.cli.command import run_command
 
 REFUSALS: dict[str, tuple[int, str]] = {
     "statsu": (2, 'Did you mean "status"? `cairn --help` lists the verbs'),
@@ -72,5 +72,5 @@ def test_no_refusal_repeats_a_secret(typed: Any, capsys: pytest.CaptureFixture[s
 def test_an_error_nobody_foresaw_has_its_traceback_and_its_own_code(
     typed: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flows.views.run_status.view_runs", lambda store: 1 / 0)
+    monkeypatch.setattr("reports.queries.run_status.view_runs", lambda store: 1 / 0)
     assert typed("runs") == 1 and "ZeroDivisionError" in capsys.readouterr().err

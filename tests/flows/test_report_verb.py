@@ -11,14 +11,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from flows.configuration import parse_configuration
-from flows.report.report_markdown import sparkline
-from flows.report.report_pages import html_report, markdown_report
-from flows.report.run_report import gather_report
-from flows.views.run_status import view_runs, view_status
+from reports.pages.report_markdown import sparkline
+from reports.pages.report_pages import html_report, markdown_report
+from reports.pages.run_report import gather_report
+from reports.queries.run_status import view_runs, view_status
 from storage.logs.log_entry import Writer
 from storage.logs.run_entries import DataQuarantined, EvaluationRecorded
 from storage.logs.step_log import StepLine
+from tasks.configuration.run_configuration import parse_configuration
 from tests.flows.conftest import NOON, fabricate
 
 HUMAN = Writer(host="here", pid=1)

@@ -3,9 +3,9 @@ from typing import Any
 
 import pytest
 
-from flows.views.run_status import view_runs, view_status
+from reports.queries.run_status import view_runs, view_status
 from storage.stores.local_store import LocalStore
-from tasks.this_machine import boot_id
+from tasks.machine.placement import boot_id
 
 
 def test_a_run_without_attempts_is_opened(fresh: Any) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from flows.views.run_verification import verify_run
+from cairn.operations.run_verification import verify_run
 from storage.logs.run_log import RunLog
 from storage.stores.memory_store import MemoryStore
 from tests.storage.builders import opened, writer

@@ -1,10 +1,10 @@
 import json
 from typing import Any
 
-from flows.views.model_views import view_models
-from flows.views.run_status import view_status
-from flows.views.run_views import view_attempts, view_checkpoints, view_evaluations
-from storage.document import encode
+from reports.queries.model_views import view_models
+from reports.queries.run_status import view_status
+from reports.queries.run_views import view_attempts, view_checkpoints, view_evaluations
+from storage.stores.document import encode
 from storage.stores.local_store import LocalStore
 
 # fmt: off

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from flows.by_hand.checkpoint_following import CheckpointFollower
-from flows.by_hand.text_sampling import RunSampler, SampleRequest, read_prompt
-from flows.command import run_command
-from flows.errors import InvalidConfiguration
-from flows.verbs.text_display import show_text
+from cairn.cli.command import run_command
+from cairn.operations.checkpoint_following import CheckpointFollower
+from cairn.operations.text_display import show_text
+from cairn.operations.text_sampling import RunSampler, SampleRequest, read_prompt
 from storage.errors import IntegrityError, StoreRefused, StoreUnavailable
 from storage.logs.run_entries import CheckpointReference
 from storage.logs.run_log import RunLog
 from storage.stores.local_store import LocalStore
+from tasks.errors import InvalidConfiguration
 from tests.flows.writing_run import RUN, WritingRun, open_writing_run
 
 
@@ -111,7 +111,7 @@ def test_a_new_text_is_not_over_before_it_has_begun_and_a_prompt_may_be_the_whol
     bard: WritingRun, here: None, monkeypatch: pytest.MonkeyPatch, prompt: str, text: str, tokens: int
 ) -> None:
     drawn = [bard.manifest.end_of_text_id, *b"ab", bard.manifest.end_of_text_id, *b"c"]
-    monkeypatch.setattr("model.generation.generate_stream", lambda *arguments, **settings: iter(drawn))
+    monkeypatch.setattr("model.inference.generation.generate_stream", lambda *arguments, **settings: iter(drawn))
     sampler = RunSampler(bard.log, SampleRequest(prompt=prompt))
     sampler.load(bard.commit(10))
     written = sampler.write(0, lambda piece: None)
@@ -353,7 +353,7 @@ def started(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
             "CAIRN_CACHE": str(tmp_path / "cache"),
             "PYTHONPATH": str(Path(__file__).parents[2]),
         }
-        command = [sys.executable, "-m", "flows.command", "sample", *arguments]
+        command = [sys.executable, "-m", "cairn.cli.command", "sample", *arguments]
         process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         processes.append(process)
         return process

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from flows.errors import InvalidConfiguration
-from flows.server_address import authorization, server_address
+from flows.orchestrator.server_address import authorization, server_address
+from tasks.errors import InvalidConfiguration
 
 PASSWORD = "admin:canary-of-auth"
 
@@ -75,7 +75,7 @@ def test_a_key_goes_before_a_password() -> None:
 def test_doctor_says_whether_the_password_is_right_and_never_what_it_is(
     guarded: str, password: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from flows.views.machine_check import _asked, _orchestrator
+    from cairn.operations.machine_check import _asked, _orchestrator
 
     monkeypatch.setenv("PREFECT_API_URL", guarded)
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", password)
@@ -86,7 +86,7 @@ def test_doctor_says_whether_the_password_is_right_and_never_what_it_is(
 
 
 def test_doctor_never_repeats_an_address_with_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    from flows.views.machine_check import _asked, _orchestrator
+    from cairn.operations.machine_check import _asked, _orchestrator
 
     monkeypatch.setenv("PREFECT_API_URL", "http://user:canary@127.0.0.1:1/api")
     check = _asked("prefect", _orchestrator)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-LISTS_LOADED = "import sys, flows.command as c; c.run_command(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+LISTS_LOADED = "import sys, cairn.cli.command as c; c.run_command(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
 SHORT = ("--days", "0.5", "--devices", "1024")
 CONFIG = """
 [data]

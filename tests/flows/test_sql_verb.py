@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from flows.errors import InvalidQuery
-from flows.views.queried_runs import named_tables
-from flows.views.run_query import answered
-from flows.views.run_views import view_attempts, view_checkpoints, view_evaluations
-from storage.document import builtins, encode, sha256
+from reports.errors import InvalidQuery
+from reports.queries.queried_runs import named_tables
+from reports.queries.run_query import answered
+from reports.queries.run_views import view_attempts, view_checkpoints, view_evaluations
 from storage.logs.registry import Registry
 from storage.logs.registry_entries import Refused, RolledBack
 from storage.logs.run_entries import DataQuarantined
 from storage.logs.step_log import StepLine, step_log_key
+from storage.stores.document import builtins, encode, sha256
 from storage.stores.local_store import LocalStore
 from storage.stores.object_store import ObjectStore
 from storage.tables.run_tables import ROWS
@@ -275,7 +275,7 @@ def test_csv_is_read_back_by_any_reader_of_it(bard: FabricatedRun, cairn: Any) -
 
 def test_a_query_can_come_from_standard_input(bard: FabricatedRun, tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "flows.command", "sql", "-", "--csv", "--store", str(tmp_path / "store")],
+        [sys.executable, "-m", "cairn.cli.command", "sql", "-", "--csv", "--store", str(tmp_path / "store")],
         cwd=Path(__file__).parents[2],
         env={"CAIRN_CACHE": str(tmp_path / "cache"), "PATH": ""},
         input="select count(*) as n from runs",
@@ -291,7 +291,7 @@ def test_an_answer_from_packs_imports_neither_torch_nor_the_orchestrator_nor_arr
 ) -> None:
     monkeypatch.setattr("storage.tables.table_cache.WORTH_RUNS", 1)
     ask(bard.log.store, "select * from runs", tmp_path / "cache")
-    lists = "import sys, flows.command as c; c.run_command(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+    lists = "import sys, cairn.cli.command as c; c.run_command(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
     done = subprocess.run(
         [sys.executable, "-c", lists, "sql", "select run_id from runs", "--csv", "--store", str(tmp_path / "store")],
         cwd=Path(__file__).parents[2],
@@ -326,9 +326,9 @@ def test_an_owner_that_is_gone_interrupts_its_run(
 ) -> None:
     monkeypatch.setattr("storage.tables.table_cache.WORTH_RUNS", 1)
     fabricate(store, "left").start()
-    monkeypatch.setattr("tasks.this_machine.is_known_dead", lambda placement: placement.host == "elsewhere")
+    monkeypatch.setattr("tasks.machine.placement.is_known_dead", lambda placement: placement.host == "elsewhere")
     assert ask(store, "select state from runs", work) == [{"state": "interrupted"}]
-    monkeypatch.setattr("tasks.this_machine.is_known_dead", lambda placement: False)
+    monkeypatch.setattr("tasks.machine.placement.is_known_dead", lambda placement: False)
     assert ask(store, "select state from runs", work) == [{"state": "running"}]
 
 

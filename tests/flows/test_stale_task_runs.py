@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from uuid import UUID
 
-from flows.stale_task_runs import MOST_FLOW_RUNS, lost_flow_runs
+from flows.orchestrator.stale_task_runs import MOST_FLOW_RUNS, lost_flow_runs
 from storage.logs.run_entries import AttemptEnded, AttemptStarted, Decision, Placement
 from storage.logs.run_state import AttemptRecord, RunState
 

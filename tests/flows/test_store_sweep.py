@@ -4,7 +4,7 @@ from itertools import count
 from random import Random
 from typing import Any
 
-from flows.store_sweep import FAILED, NEXT_TIME, SWEPT, StoreSweepRow, sweep_store
+from flows.operations.store_sweep import FAILED, NEXT_TIME, SWEPT, StoreSweepRow, sweep_store
 from storage.stores.local_store import LocalStore
 from tests.flows.conftest import fabricate
 

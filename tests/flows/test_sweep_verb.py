@@ -11,7 +11,7 @@ import pytest
 from storage.logs.registry import Registry
 from storage.stores.local_store import LocalStore
 
-LISTS_LOADED = "import sys, flows.command as c; c.run_command(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+LISTS_LOADED = "import sys, cairn.cli.command as c; c.run_command(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
 STAGED = "runs/bard/checkpoints/step-00000040-attempt-0002"
 ORPHAN = "runs/bard/checkpoints/step-00000025-attempt-0001"
 

@@ -2,7 +2,7 @@ import io
 
 from rich.console import Console
 
-from flows.text_progress import TextProgress
+from flows.run.text_progress import TextProgress
 from tasks.data.build_progress import BuildProgress, BuildStage
 
 

@@ -149,7 +149,7 @@ def test_a_notice_before_the_flow_begins_leaves_at_once_and_resumable(
 ) -> None:
     (tmp_path / "run.toml").write_text(CONFIG)
     (tmp_path / "text.txt").write_text(TEXT)
-    command = [sys.executable, "-m", "flows.command", "train", "run.toml", "--store", "store"]
+    command = [sys.executable, "-m", "cairn.cli.command", "train", "run.toml", "--store", "store"]
     process = subprocess.Popen(
         command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": ROOT}, stderr=subprocess.PIPE, text=True
     )

@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from flows.configuration import load_configuration
-from flows.errors import InvalidConfiguration
-from flows.preflight import TrainingRequest
-from flows.training_store import store_option, training_store
+from flows.preparation.preflight import TrainingRequest
+from flows.preparation.training_store import store_option, training_store
+from tasks.configuration.run_configuration import load_configuration
+from tasks.errors import InvalidConfiguration
 
 CONFIG = """
 store = "kept/here"

@@ -1,6 +1,6 @@
 from typing import Any
 
-from flows.preflight import TrainingRequest, wanted_configuration
+from flows.preparation.preflight import TrainingRequest, wanted_configuration
 
 BY_ID = TrainingRequest(config="", run_id="bard", overrides=())
 

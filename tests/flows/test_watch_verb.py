@@ -20,7 +20,7 @@ from storage.errors import StoreUnavailable
 from storage.logs.log_entry import Writer
 from storage.logs.registry import Registry, RegistryState
 from storage.stores.local_store import LocalStore
-from tasks.this_machine import boot_id, this_placement
+from tasks.machine.placement import boot_id, this_placement
 from tests.flows.conftest import Cairn, FabricatedRun, fabricate, promote
 
 HERE = {"host": socket.gethostname(), "boot_id": boot_id()}  # its pid 1 was not started at second 1
@@ -339,7 +339,7 @@ def test_the_verb_prints_a_table_for_people(bard: Any, cairn: Cairn) -> None:
 
 def test_the_loop_leaves_with_0_when_it_is_told_to_stop(store: LocalStore, tmp_path: Path) -> None:
     fabricate(store, "opened")
-    command = [sys.executable, "-m", "flows.command", "watch", "--every", "0.5", "--store", str(tmp_path / "store")]
+    command = [sys.executable, "-m", "cairn.cli.command", "watch", "--every", "0.5", "--store", str(tmp_path / "store")]
     environment = {**os.environ, "CAIRN_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(Path(__file__).parents[2])}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as loop:
         assert loop.stdout is not None and "action" in loop.stdout.readline()
@@ -360,7 +360,9 @@ def test_a_deployment_without_a_server_is_a_usage_error(cairn: Cairn) -> None:
 
 def test_the_verb_imports_neither_torch_nor_the_orchestrator(bard: Any, tmp_path: Path) -> None:
     bard.end("error", action="stop")
-    lists_loaded = "import sys, flows.command as c; c.run_command(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+    lists_loaded = (
+        "import sys, cairn.cli.command as c; c.run_command(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", lists_loaded, "watch", "--once", "--store", str(tmp_path / "store")],
         cwd=Path(__file__).parents[2],

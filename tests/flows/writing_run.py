@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from flows.configuration import RunConfig, parse_configuration
-from model.train_state import TrainState
+from model.training.train_state import TrainState
 from storage.checkpoints.checkpoint import (
     StagedCheckpoint,
     TensorGroup,
@@ -29,8 +28,9 @@ from storage.logs.run_entries import (
 from storage.logs.run_log import RunLog
 from storage.snapshots.data_snapshot import SnapshotManifest
 from storage.stores.object_store import ObjectStore
+from tasks.configuration.run_configuration import RunConfig, parse_configuration
 from tasks.data.snapshot_build import build_snapshot
-from tasks.training.tensor_exchange import to_group
+from tasks.trainer.tensor_exchange import to_group
 from tests.storage.builders import trainer_document
 
 RUN = "bard"

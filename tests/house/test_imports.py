@@ -37,7 +37,7 @@ def test_the_lower_packages_import_nothing_above_or_beside_them(
     assert found - ({"fsspec"} if package == "model" else set()) == set()
 
 
-@pytest.mark.parametrize("module", ["storage.logs.run_log", "model.configuration", "flows.command"])
+@pytest.mark.parametrize("module", ["storage.logs.run_log", "model.configuration", "cairn.cli.command"])
 def test_reading_needs_neither_torch_nor_prefect(module: str, root: Path) -> None:
     if not (root / module.replace(".", "/")).with_suffix(".py").is_file():
         pytest.skip(f"{module} does not exist yet")

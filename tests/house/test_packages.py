@@ -17,7 +17,7 @@ def test_every_folder_with_an_init_is_a_listed_package(root: Path, packages: tup
 
 
 def test_the_command_is_installed_from_flows(project: dict[str, Any]) -> None:
-    assert project["project"]["scripts"] == {"cairn": "flows.command:main"}
+    assert project["project"]["scripts"] == {"cairn": "cairn.cli.command:main"}
 
 
 def test_package_inits_hold_only_a_docstring(modules: Mapping[str, ast.Module]) -> None:

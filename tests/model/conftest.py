@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from model.configuration import ModelConfig, TrainingConfig
-from model.sample_order import SampleOrder
-from model.token_windows import TokenWindows
-from model.train_state import TrainState
-from model.training_loop import StepRecord, train_until
+from model.configuration.network import ModelConfig
+from model.configuration.training import TrainingConfig
+from model.data.sample_order import SampleOrder
+from model.data.token_windows import TokenWindows
+from model.training.train_state import TrainState
+from model.training.training_loop import StepRecord, train_until
 
 VOCAB = 61
 CPU = torch.device("cpu")

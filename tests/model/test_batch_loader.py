@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from model import batch_loader
-from model.batch_loader import BatchLoader, gather_batch
+from model.data.batch_loader import BatchLoader, gather_batch
+from model.data.sample_order import SampleOrder
+from model.data.source_mixture import Component
+from model.data.token_windows import TokenWindows
 from model.errors import InvalidInput, TokenOutOfRange
-from model.sample_order import SampleOrder
-from model.source_mixture import Component
-from model.token_windows import TokenWindows
 
 CPU = torch.device("cpu")
 DROPOUT = {"dropout": 0.1}

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from model import training_step
-from model.batch_tracing import guilty_windows
-from model.head_loss import head_loss
-from model.token_windows import TokenWindows
+from model.data.token_windows import TokenWindows
+from model.kernels.head_loss import head_loss
+from model.training.batch_tracing import guilty_windows
 
 
 def drawn(run):

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from model.blocked_attention import attend, attend_backward
-from model.gpt import same_document
+from model.architectures.gpt import same_document
+from model.kernels.blocked_attention import attend, attend_backward
 
 HEADS, DEPTH = 3, 16
 

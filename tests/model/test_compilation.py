@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from model.compilation import can_compile, compile_layers
+from model.kernels.compilation import can_compile
+from model.training.train_state import compile_layers
 from tests.model.conftest import CPU
 
 FUSED = {"precision": "fp32", "kernels": "fused"}

@@ -6,7 +6,9 @@ import sys
 import pytest
 from pydantic import ValidationError
 
-from model.configuration import UNFROZEN_TRAINING, DataConfig, ModelConfig, TrainingConfig
+from model.configuration.data import DataConfig
+from model.configuration.network import ModelConfig
+from model.configuration.training import UNFROZEN_TRAINING, TrainingConfig
 
 
 def test_reading_the_configuration_module_does_not_import_torch():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from model.data_sheet import data_sheet_flops
+from model.estimates.device_specs import data_sheet_flops
 
 AS_DRIVERS_SAY = {
     "NVIDIA H200": 989.4,

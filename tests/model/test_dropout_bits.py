@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from model.dropout_bits import draw_survivors, drop
+from model.kernels.dropout_bits import draw_survivors, drop
 
 
 @pytest.mark.parametrize("dropout", [0.1, 0.2, 0.5, 0.9])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from model.errors import InvalidInput
-from model.evaluation import evaluate, evaluation_slice
+from model.inference.evaluation import evaluate, evaluation_slice
 
 
 def measure(run, **changes):

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from model.configuration import ModelConfig
-from model.gelu_table import _tables
-from model.gpt import Block, same_document
+from model.architectures.gpt import Block, same_document
+from model.configuration.network import ModelConfig
+from model.kernels.gelu_table import _tables
 
 WIDTH, TIME = 48, 70
 

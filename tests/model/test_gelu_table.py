@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from model.gelu_table import gelu, gelu_backward
+from model.kernels.gelu_table import gelu, gelu_backward
 
 
 def every_number():

@@ -5,12 +5,12 @@ from itertools import islice
 import pytest
 import torch
 
-from model.configuration import ModelConfig
+from model.architectures.gpt import GPT
+from model.architectures.key_value_cache import KeyValueCache
+from model.configuration.network import ModelConfig
 from model.errors import InvalidInput, ModelError
-from model.generation import Drawing, generate, generate_stream
-from model.gpt import GPT
-from model.key_value_cache import KeyValueCache
-from model.modes import evaluating
+from model.inference.evaluation_mode import evaluating
+from model.inference.generation import Drawing, generate, generate_stream
 
 VOCAB, END = 61, 7
 

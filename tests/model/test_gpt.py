@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from model.configuration import ModelConfig
+from model.architectures.gpt import GPT, same_document
+from model.configuration.network import ModelConfig
 from model.errors import InvalidInput
-from model.gpt import GPT, same_document
-from model.loss import token_loss
+from model.kernels.token_loss import token_loss
 
 CONFIG = ModelConfig(n_layer=2, n_head=2, n_embd=32, block_size=16)
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from model.head_loss import head_loss
-from model.loss import token_loss
+from model.kernels.head_loss import head_loss
+from model.kernels.token_loss import token_loss
 
 VOCAB, WIDTH = 37, 12
 

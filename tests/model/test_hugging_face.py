@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from model.configuration import ModelConfig, TrainingConfig
+from model.architectures.gpt import GPT
+from model.architectures.hugging_face import HuggingFaceConfig, check_settings, from_hugging_face, to_hugging_face
+from model.configuration.network import ModelConfig
+from model.configuration.training import TrainingConfig
 from model.errors import InvalidInput
-from model.gpt import GPT
-from model.hugging_face import HuggingFaceConfig, check_settings, from_hugging_face, to_hugging_face
 
 VOCAB = 31
 CONFIG = ModelConfig(n_layer=2, n_head=2, n_embd=8, block_size=6)

@@ -10,7 +10,7 @@ import torch
 IN_ANOTHER_PROCESS = """
 import hashlib, sys
 import torch
-from model.determinism import make_deterministic
+from model.training.determinism import make_deterministic
 from tests.model.conftest import TinyRun
 make_deterministic(seed=1, threads=1)
 path, until = sys.argv[1], int(sys.argv[2])

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from model.data.token_windows import TokenWindows
 from model.errors import InvalidInput, NonFiniteLoss, TokenOutOfRange
-from model.probe import Probe
-from model.token_windows import TokenWindows
-from model.training_loop import AT_ONCE, LoopOutcome, Reading, train_until, usual_reading
+from model.training.probe import Probe
+from model.training.training_loop import AT_ONCE, LoopOutcome, Reading, train_until, usual_reading
 
 STEPS, BAD_STEP = 12, 6
 EXACT = {"precision": "fp32", "kernels": "stock", "model": {"dropout": 0.1}}

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.loss_history import BASELINE, find_spike
+from model.training.loss_history import BASELINE, find_spike
 
 FALLING = [5.0 - 0.01 * step for step in range(BASELINE)]
 

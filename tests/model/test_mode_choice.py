@@ -5,11 +5,12 @@ import itertools
 import pytest
 import torch
 
-from model.configuration import ModelConfig, TrainingConfig
+from model.configuration.network import ModelConfig
+from model.configuration.training import TrainingConfig
 from model.errors import InvalidInput
-from model.machine_probe import PRODUCTS_EACH, TURNS, cpu_half_gain
-from model.mode_choice import CLEAR_GAIN, NARROWEST_HALF, MachineSpeed, choose_mode, described
-from model.train_state import TrainState
+from model.estimates.machine_probe import PRODUCTS_EACH, TURNS, cpu_half_gain
+from model.estimates.numerics import CLEAR_GAIN, NARROWEST_HALF, MachineSpeed, choose_mode, described
+from model.training.train_state import TrainState
 
 HALF = MachineSpeed(cpu_half_gain=2.3)
 EMULATED = MachineSpeed(cpu_half_gain=0.7)

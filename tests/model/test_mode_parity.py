@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from model.configuration import ModelConfig, TrainingConfig
-from model.sample_order import SampleOrder
-from model.token_windows import TokenWindows
-from model.train_state import TrainState
-from model.training_step import take_step
+from model.configuration.network import ModelConfig
+from model.configuration.training import TrainingConfig
+from model.data.sample_order import SampleOrder
+from model.data.token_windows import TokenWindows
+from model.training.train_state import TrainState
+from model.training.training_step import take_step
 
 pytestmark = pytest.mark.xdist_group("mode-parity")  # its runs are made once for all its tests
 

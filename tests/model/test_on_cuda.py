@@ -4,16 +4,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from model.batch_loader import BatchLoader
-from model.compilation import can_compile
-from model.determinism import make_deterministic
+from model.data.batch_loader import BatchLoader
 from model.errors import NonFiniteLoss
-from model.loss import token_loss
-from model.padded_head_loss import padded_head_loss
-from model.training_loop import LATE_STEPS, usual_reading
-from model.training_step import launch_step
-from model.unread_steps import UpdateGuard
-from model.utilization import measured_peak_flops
+from model.estimates.utilization import measured_peak_flops
+from model.kernels.compilation import can_compile
+from model.kernels.padded_head_loss import padded_head_loss
+from model.kernels.token_loss import token_loss
+from model.training.deferred_metrics import UpdateGuard
+from model.training.determinism import make_deterministic
+from model.training.training_loop import LATE_STEPS, usual_reading
+from model.training.training_step import launch_step
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
 SHAPE = {"n_layer": 2, "n_head": 2, "n_embd": 128, "block_size": 64, "dropout": 0.1}

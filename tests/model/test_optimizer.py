@@ -2,9 +2,10 @@
 
 import torch
 
-from model.configuration import ModelConfig, TrainingConfig
-from model.gpt import GPT
-from model.optimizer import make_optimizer, set_learning_rate
+from model.architectures.gpt import GPT
+from model.configuration.network import ModelConfig
+from model.configuration.training import TrainingConfig
+from model.training.optimizer import make_optimizer, set_learning_rate
 
 
 def make():

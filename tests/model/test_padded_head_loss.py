@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from model.loss import token_loss
-from model.padded_head_loss import MULTIPLE, chunk_rows, judge_logits, padded_head_loss, padded_vocabulary
+from model.kernels.padded_head_loss import MULTIPLE, chunk_rows, judge_logits, padded_head_loss, padded_vocabulary
+from model.kernels.token_loss import token_loss
 
 VOCAB, WIDTH, WINDOWS, TIME = 37, 12, 3, 130
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from model.determinism import Generators
-from model.parallel import ALONE, Ranks, fill, is_peer_loss, whole
+from model.training.determinism import Generators
+from model.training.parallel import ALONE, Ranks, fill, is_peer_loss, whole
 
 
 @pytest.mark.parametrize(("batch", "size"), [(8, 1), (8, 3), (7, 7), (12, 5)])

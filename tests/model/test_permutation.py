@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from model.data.permutation import Permutation
 from model.errors import InvalidInput
-from model.permutation import Permutation
 
 
 @settings(max_examples=60, deadline=None)

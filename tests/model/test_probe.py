@@ -3,7 +3,7 @@
 import pytest
 
 from model.errors import InvalidInput
-from model.probe import Probe
+from model.training.probe import Probe
 
 
 def make(run, **changes):

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from model.data.sample_order import SampleOrder
+from model.data.source_mixture import Component
 from model.errors import InvalidInput
-from model.sample_order import SampleOrder
-from model.source_mixture import Component
 
 SIZES = {"window_count": 50, "seed": 9, "global_batch": 7}
 

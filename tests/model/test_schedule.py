@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.schedule import learning_rate
+from model.training.schedule import learning_rate
 
 SETTINGS = {"steps": 110, "warmup_steps": 10, "lr": 1.0, "min_lr": 0.1}
 

@@ -3,12 +3,10 @@ from typing import Any
 import pytest
 import torch
 
-from model.blocked_attention import attend
-from model.configuration import ModelConfig, TrainingConfig
-from model.gpt import GPT
-from model.loss import token_loss
-from model.query_blocks import kept_probabilities
-from model.size_estimate import (
+from model.architectures.gpt import GPT
+from model.configuration.network import ModelConfig
+from model.configuration.training import TrainingConfig
+from model.estimates.size_estimate import (
     PARTS,
     TrainingPlace,
     checkpoint_bytes,
@@ -16,7 +14,10 @@ from model.size_estimate import (
     estimate_memory,
     largest_micro_batch,
 )
-from model.train_state import TrainState
+from model.kernels.block_sizes import kept_probabilities
+from model.kernels.blocked_attention import attend
+from model.kernels.token_loss import token_loss
+from model.training.train_state import TrainState
 
 SHAPES = [
     ModelConfig(n_layer=1, n_head=1, n_embd=8, block_size=8),

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from model.data.source_mixture import Component, Mixture, components_of
+from model.data.token_windows import TokenWindows
 from model.errors import InvalidInput
-from model.source_mixture import Component, Mixture, components_of
-from model.token_windows import TokenWindows
 
 WEIGHTS = st.lists(st.decimals(min_value="0.01", max_value=9, places=2).map(float), min_size=1, max_size=6)
 SMALL_WEIGHTS = st.lists(st.integers(1, 9).map(float), min_size=1, max_size=6)

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models
 
-from model.text_stream import TextStream
-from model.tokenizer import Tokenizer
+from model.data.tokenizer import Tokenizer
+from model.inference.text_stream import TextStream
 
 BYTES = Tokenizer.bytes()
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from model.data.token_windows import TokenWindows
 from model.errors import InvalidInput, TokenOutOfRange
-from model.token_windows import TokenWindows
 
 
 @settings(max_examples=60, deadline=None)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from model.data.tokenizer import END_OF_TEXT, Tokenizer
 from model.errors import InvalidInput
-from model.tokenizer import END_OF_TEXT, Tokenizer
 
 TEXTS = [f"The {a} {b} sat on the {c}mat, didn't it?\n\n" for a in "abcdef" for b in ("cat", "dög") for c in "xyz"]
 BPE = Tokenizer.train_bpe(TEXTS, 280)

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from model.architectures.gpt import GPT
 from model.errors import StateMismatch
-from model.gpt import GPT
-from model.weights import load_weights
+from model.training.weights import load_weights
 
 MODES = {
     "fp32": {},

@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 
+from model.data.sample_order import SampleOrder
+from model.data.token_windows import TokenWindows
 from model.errors import InvalidInput
-from model.sample_order import SampleOrder
-from model.schedule import learning_rate
-from model.token_windows import TokenWindows
-from model.training_loop import LoopOutcome, train_until
+from model.training.schedule import learning_rate
+from model.training.training_loop import LoopOutcome, train_until
 
 
 def test_one_batch_is_learned_by_heart(tiny_run):

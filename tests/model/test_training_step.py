@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from model.errors import InvalidInput, NonFiniteLoss, TokenOutOfRange
-from model.training_step import take_step
+from model.training.training_step import take_step
 
 
 def step(run, **changes):

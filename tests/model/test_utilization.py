@@ -2,8 +2,8 @@
 
 import torch
 
-from model.configuration import ModelConfig
-from model.utilization import flops_per_token, measured_peak_flops, memory_bytes, model_flops_utilization
+from model.configuration.network import ModelConfig
+from model.estimates.utilization import flops_per_token, measured_peak_flops, memory_bytes, model_flops_utilization
 
 CPU = torch.device("cpu")
 

@@ -16,17 +16,17 @@ import storage.checkpoints.checkpoint as checkpoint
 import storage.checkpoints.sweep as sweep
 import storage.logs.run_log as run_log
 import tasks.attempt.attempt_claim as attempt_claim
+import tasks.checkpoints.promotion_offer as promotion_offer
 import tasks.policy.retention as retention
-import tasks.promotion_offer as promotion_offer
 from storage.checkpoints.checkpoint import StagedCheckpoint
 from storage.checkpoints.sweep import Verdict
-from storage.document import decode, sha256
 from storage.errors import ObjectMissing, StoreUnavailable
 from storage.logs.entry_log import EntryLog, ReadEntry
 from storage.logs.fold_cache import FoldedLog
 from storage.logs.log_entry import Entry, decode_entry, encode_entry, entry_name
 from storage.logs.run_entries import CheckpointCommitted, CheckpointReference
 from storage.logs.run_state import RunState
+from storage.stores.document import decode, sha256
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore
 

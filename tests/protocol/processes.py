@@ -1,7 +1,7 @@
 """What the processes of Cairn do to a store, without tensors and without an orchestrator: the product's own functions.
 
-Owns the order of calls as `flows.attempt` and the `cairn` verbs make them. Every function notes in the ledger what it
-was answered, at once: what dies later has still been promised.
+Owns the order of calls as `flows.run.attempt` and the `cairn` verbs make them. Every function notes in the ledger
+what it was answered, at once: what dies later has still been promised.
 """
 
 import json
@@ -16,12 +16,12 @@ from typing import Any
 
 import storage.checkpoints.checkpoint as checkpoint
 import tasks.attempt.attempt_claim as attempt_claim
-import tasks.checkpoint_sweep as checkpoint_sweep
-import tasks.evaluation.evaluation_run as evaluation_run
-import tasks.promotion_offer as promotion_offer
-from flows.errors import RunNotFound
-from flows.views.model_views import roll_back
-from model.configuration import ModelConfig
+import tasks.checkpoints.checkpoint_sweep as checkpoint_sweep
+import tasks.checkpoints.promotion_offer as promotion_offer
+import tasks.evaluator.evaluation_run as evaluation_run
+from model.configuration.network import ModelConfig
+from reports.errors import RunNotFound
+from reports.queries.model_views import roll_back
 from storage.checkpoints.checkpoint import StagedCheckpoint, TensorGroup, checkpoint_prefix
 from storage.errors import AppendUnknown, Fenced, IntegrityError, StorageError
 from storage.logs.heartbeat import Heartbeat, write_heartbeat
@@ -38,11 +38,11 @@ from storage.logs.run_entries import (
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
 from storage.stores.object_store import ObjectStore
+from tasks.configuration.settings import BudgetsConfig, CheckpointConfig, LeaseConfig
 from tasks.errors import CheckpointGone, GateRefused, TaskError
-from tasks.evaluation.evaluation_run import EvaluationPlan, Outcome
-from tasks.evaluation.evaluation_suite import Suite
+from tasks.evaluator.evaluation_run import EvaluationPlan, Outcome
+from tasks.evaluator.evaluation_suite import Suite
 from tasks.policy.promotion import Candidate, PromotionRules, evaluations_of
-from tasks.settings import BudgetsConfig, CheckpointConfig, LeaseConfig
 from tests.protocol.raw_history import require, tell_run
 from tests.protocol.world import Ledger, as_store
 from tests.storage.builders import NOON, RUN, ended, floats, opened, trainer_document

@@ -12,8 +12,8 @@ import pytest
 
 import storage.logs.entry_log
 import storage.logs.run_log
-import tasks.evaluation.evaluation_run
-import tasks.promotion_offer
+import tasks.checkpoints.promotion_offer
+import tasks.evaluator.evaluation_run
 from storage.logs.entry_log import EntryLog, ReadEntry
 from tests.protocol.processes import present_placement
 from tests.protocol.world import Ledger
@@ -66,6 +66,6 @@ def quick_world() -> Iterator[pytest.MonkeyPatch]:
         patch.setattr(EntryLog, "append", noted)
         patch.setattr(storage.logs.entry_log, "ThreadPoolExecutor", InlineExecutor)
         patch.setattr(storage.logs.run_log, "FOLD_EVERY_ENTRIES", 3)
-        patch.setattr(tasks.evaluation.evaluation_run, "this_placement", present_placement)
-        patch.setattr(tasks.promotion_offer, "this_placement", present_placement)
+        patch.setattr(tasks.evaluator.evaluation_run, "this_placement", present_placement)
+        patch.setattr(tasks.checkpoints.promotion_offer, "this_placement", present_placement)
         yield patch

@@ -12,7 +12,7 @@ import storage.checkpoints.checkpoint as checkpoint
 from storage.checkpoints.checkpoint import checkpoint_prefix
 from storage.logs.run_log import RunLog, list_run_ids
 from storage.stores.memory_store import MemoryStore
-from tasks.evaluation.evaluation_run import Outcome
+from tasks.evaluator.evaluation_run import Outcome
 from tests.protocol import processes
 from tests.protocol.processes import PREFIX, Process, measured
 from tests.protocol.world import Ledger, Snapshot, WatchedStore, as_store, take_snapshot

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from storage.stores.patience import Patience
-from storage.stores.patient_store import PatientStore
+from storage.stores.retry_policy import Patience
+from storage.stores.retrying_store import PatientStore
 from storage.stores.s3_bucket import S3Bucket, Timeouts
 from storage.stores.s3_store import S3Store
 from tests.s3.fault_proxy import FaultProxy

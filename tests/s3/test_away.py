@@ -38,7 +38,7 @@ def deaf() -> Iterator[str]:
 def status_of_a_run(endpoint: str) -> tuple[int, str, float]:
     """Return exit code, words and seconds of `cairn status`."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
-    command = [sys.executable, "-m", "flows.command", "status", "r1", "--store", "s3://cairn/x"]
+    command = [sys.executable, "-m", "cairn.cli.command", "status", "r1", "--store", "s3://cairn/x"]
     began = time.monotonic()
     done = subprocess.run(
         command,

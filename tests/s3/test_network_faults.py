@@ -8,7 +8,7 @@ import pytest
 
 from storage.checkpoints.checkpoint import newest_verified
 from storage.errors import IntegrityError, StoreUnavailable, StoreUnsound
-from storage.stores.patient_store import PatientStore
+from storage.stores.retrying_store import PatientStore
 from storage.stores.s3_store import S3Store
 from storage.stores.store_probe import probe_store
 from tests.s3.conftest import PART_BYTES

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from storage.document import sha256
 from storage.errors import SnapshotDamaged
 from storage.snapshots.data_snapshot import (
     DOCUMENTS,
@@ -23,6 +22,7 @@ from storage.snapshots.data_snapshot import (
 )
 from storage.snapshots.document_index import DocumentIndexWriter
 from storage.snapshots.token_shard import ShardWriter
+from storage.stores.document import sha256
 from storage.stores.s3_store import S3Store
 from tests.s3.servers import S3Server
 

@@ -15,9 +15,9 @@ from storage.checkpoints.checkpoint import (
 from storage.checkpoints.manifest import Manifest, ManifestObject, decode_manifest, encode_manifest
 from storage.checkpoints.tensor_record import TensorRecord
 from storage.checkpoints.tensor_shard import parse_shard
-from storage.document import encode, sha256
 from storage.errors import IntegrityError, NothingReadable
 from storage.logs.run_entries import CheckpointReference
+from storage.stores.document import encode, sha256
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore
 from tests.storage.builders import (

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from flows.views.run_lookup import find_run
-from flows.views.run_status import view_runs, view_status
-from storage.document import sha256
+from reports.queries.run_lookup import find_run
+from reports.queries.run_status import view_runs, view_status
 from storage.logs.entry_log import EntryLog
 from storage.logs.fold_cache import FOLD_EVERY_ENTRIES
 from storage.logs.log_entry import Entry, encode_entry, entry_name
 from storage.logs.run_entries import RUN_KINDS, CheckpointDeleted, CheckpointSuperseded, EvaluationRecorded
 from storage.logs.run_state import RunState, fold
+from storage.stores.document import sha256
 from storage.stores.local_store import LocalStore
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import MOST_READ_BYTES, ObjectStore

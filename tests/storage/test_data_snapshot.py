@@ -5,7 +5,6 @@ import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 
-from storage.document import decode, encode, sha256
 from storage.errors import IntegrityError, ObjectMissing
 from storage.snapshots.data_snapshot import (
     DOCUMENTS,
@@ -23,6 +22,7 @@ from storage.snapshots.data_snapshot import (
 )
 from storage.snapshots.document_index import DocumentIndexWriter, DocumentRow
 from storage.snapshots.token_shard import ShardWriter
+from storage.stores.document import decode, encode, sha256
 from storage.stores.local_store import LocalStore
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore

@@ -9,7 +9,6 @@ from storage.checkpoints.checkpoint import load_checkpoint, read_manifest
 from storage.checkpoints.manifest import Manifest, ManifestObject, encode_manifest
 from storage.checkpoints.sweep import SweepPlan, Verdict, sweep
 from storage.checkpoints.trainer_document import encode_trainer_document
-from storage.document import sha256
 from storage.errors import IntegrityError, StorageError
 from storage.logs.entry_log import EntryLog
 from storage.logs.heartbeat import heartbeat_key, read_heartbeat
@@ -19,6 +18,7 @@ from storage.logs.run_entries import RUN_KINDS, CheckpointReference, CheckpointS
 from storage.logs.run_log import list_run_ids
 from storage.logs.run_state import RunState
 from storage.logs.step_log import parse_lines, read_attempt_lines
+from storage.stores.document import sha256
 from storage.stores.local_store import LocalStore
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import MOST_READ_BYTES, ObjectStore, checked_key

@@ -7,7 +7,7 @@ import pytest
 from storage.errors import StorageError
 from storage.stores.local_store import LocalStore
 from storage.stores.open_store import open_store
-from storage.stores.patient_store import PatientStore
+from storage.stores.retrying_store import PatientStore
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from storage.checkpoints.manifest import Manifest, ManifestObject, decode_manifest, encode_manifest
 from storage.checkpoints.trainer_document import decode_trainer_document, encode_trainer_document
-from storage.document import decode, encode
 from storage.errors import IntegrityError
 from storage.logs.heartbeat import Heartbeat
 from storage.logs.log_entry import decode_entry, encode_entry
@@ -32,6 +31,7 @@ from storage.snapshots.snapshot_manifest import (
     SnapshotSplits,
     SplitSize,
 )
+from storage.stores.document import decode, encode
 from tests.storage.builders import committed, ended, entry, evaluated, opened, started, trainer_document
 
 

@@ -8,8 +8,8 @@ import pytest
 from storage.errors import ObjectMissing, StorageError, StoreRefused, StoreUnavailable
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore, UnfinishedWrite
-from storage.stores.patience import Patience
-from storage.stores.patient_store import PatientStore
+from storage.stores.retry_policy import Patience
+from storage.stores.retrying_store import PatientStore
 from tests.storage.test_object_store import OPERATIONS
 
 ONCE = {"create", "write_stream", "local_path"}

@@ -16,9 +16,9 @@ import pytest
 from storage.errors import IntegrityError, ObjectMissing, StorageError, StoreRefused
 from storage.stores.multipart_upload import PART_BYTES, PARTS_UNDER_WAY, upload_stream
 from storage.stores.open_store import open_store
-from storage.stores.patience import Patience
-from storage.stores.patient_store import PatientStore
 from storage.stores.remote_store import RemoteStore
+from storage.stores.retry_policy import Patience
+from storage.stores.retrying_store import PatientStore
 from storage.stores.s3_bucket import S3Bucket, Timeouts
 from storage.stores.s3_store import S3Store
 from tests.s3.servers import CEPH, S3Server, aws_environment

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from storage.document import sha256
 from storage.errors import IntegrityError, StorageError
 from storage.snapshots.snapshot_cache import DEFAULT_CACHE_BYTES, SnapshotCache, cache_bytes
+from storage.stores.document import sha256
 from storage.stores.memory_store import MemoryStore
-from storage.verified_object import PromisedObject
+from storage.stores.verified_object import PromisedObject
 
 SIZE_BYTES = 1000
 USES_ONE = """
@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 from storage.stores.memory_store import MemoryStore
 from storage.snapshots.snapshot_cache import SnapshotCache
-from storage.verified_object import PromisedObject
+from storage.stores.verified_object import PromisedObject
 data = bytes([int(sys.argv[2])]) * 1000
 store = MemoryStore()
 store.write("o", data)

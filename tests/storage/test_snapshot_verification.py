@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model.token_windows import TokenWindows
-from storage.document import sha256
+from model.data.token_windows import TokenWindows
 from storage.errors import IntegrityError, SnapshotDamaged
 from storage.snapshots.data_snapshot import (
     DOCUMENTS,
@@ -24,6 +23,7 @@ from storage.snapshots.data_snapshot import (
 )
 from storage.snapshots.document_index import DocumentIndexWriter, DocumentRow
 from storage.snapshots.token_shard import ShardWriter
+from storage.stores.document import sha256
 from storage.stores.local_store import LocalStore
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore

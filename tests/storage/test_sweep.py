@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from storage.checkpoints.checkpoint import checkpoint_prefix, verify_checkpoint
-from storage.checkpoints.checkpoint_hold import hold_checkpoint
+from storage.checkpoints.checkpoint_pin import hold_checkpoint
 from storage.checkpoints.sweep import SweepReport, sweep
 from storage.errors import IntegrityError, StorageError
 from storage.logs.entry_log import EntryLog
@@ -25,11 +25,11 @@ from storage.logs.run_state import RunState
 from storage.stores.local_store import LocalStore
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore
-from tasks.checkpoint_sweep import sweep_run
+from tasks.checkpoints.checkpoint_sweep import sweep_run
+from tasks.checkpoints.promotion_offer import offer
+from tasks.configuration.settings import CheckpointConfig
 from tasks.policy.promotion import Candidate, PromotionRules
 from tasks.policy.retention import RetentionTerms, plan_retention
-from tasks.promotion_offer import offer
-from tasks.settings import CheckpointConfig
 from tests.storage.builders import (
     RUN,
     check_invariants,
@@ -64,7 +64,7 @@ def registry_that_does_not_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
             store, alias, log=EntryLog(store=store, prefix=prefix, kinds=MODEL_KINDS, clock=clock, sleep=no_sleep)
         )
 
-    monkeypatch.setattr("tasks.checkpoint_sweep.Registry", opened)
+    monkeypatch.setattr("tasks.checkpoints.checkpoint_sweep.Registry", opened)
 
 
 def is_dead(holder: Placement) -> bool:

@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from flows.views.run_query import answered
-from storage.document import decode, encode
+from reports.queries.run_query import answered
 from storage.errors import StoreRefused
 from storage.logs.log_entry import Writer
 from storage.logs.run_log import RunLog, list_run_ids
 from storage.logs.run_state import RunState
+from storage.stores.document import decode, encode
 from storage.stores.local_store import LocalStore
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from flows.configuration import RunConfig, parse_configuration
-from model.train_state import TrainState
+from model.training.train_state import TrainState
 from storage.checkpoints.checkpoint import checkpoint_prefix, commit_checkpoint, stage_checkpoint
 from storage.logs.log_entry import Writer
 from storage.logs.run_entries import (
@@ -21,8 +20,9 @@ from storage.logs.run_entries import (
 )
 from storage.logs.run_log import RunLog
 from storage.stores.object_store import ObjectStore
+from tasks.configuration.run_configuration import RunConfig, parse_configuration
 from tasks.data.snapshot_build import build_snapshot
-from tasks.training.tensor_exchange import to_group
+from tasks.trainer.tensor_exchange import to_group
 from tests.storage.builders import trainer_document
 
 TEXT = "\n\n".join(f"Zeile {number} über Ünïcode, 東京 and stones;\n\tthe {number}th cairn." for number in range(200))

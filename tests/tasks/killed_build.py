@@ -8,7 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
-from model.configuration import DataConfig
+from model.configuration.data import DataConfig
 from storage.stores.local_store import LocalStore
 from tasks.data.build_progress import BuildProgress, BuildStage
 from tasks.data.snapshot_build import Workshop, build_snapshot

@@ -5,8 +5,8 @@ from storage.logs.run_entries import AttemptStarted
 from storage.logs.run_log import RunLog
 from storage.stores.memory_store import MemoryStore
 from tasks.attempt.attempt_claim import Claimant, claim_attempt
+from tasks.configuration.settings import BudgetsConfig, LeaseConfig
 from tasks.errors import LiveOwner
-from tasks.settings import BudgetsConfig, LeaseConfig
 from tests.flows.conftest import FabricatedRun, fabricate
 
 

@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
-from model.configuration import DataConfig
+from model.configuration.data import DataConfig
 from storage.errors import Fenced
 from storage.logs.run_log import RunLog
 from storage.stores.local_store import LocalStore
 from tasks.attempt.attempt_end import AttemptOver, end_attempt
 from tasks.attempt.attempt_receipt import Usage
 from tasks.attempt.failure_remedy import DataOrigin
+from tasks.configuration.settings import BudgetsConfig
 from tasks.data.snapshot_build import build_snapshot
 from tasks.policy.failures import Evidence, LastWords
-from tasks.settings import BudgetsConfig
 from tests.storage.builders import claim, commit, open_run, run_log, stage, writer
 
 BYTES = DataConfig(sources=("a.txt",), tokenizer="bytes")

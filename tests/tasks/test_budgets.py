@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from storage.logs.run_entries import DataQuarantined, Decision, EvaluationFailed
 from storage.logs.run_state import RunState, fold
+from tasks.configuration.settings import BudgetConfig, BudgetsConfig
 from tasks.policy.budgets import Setback, decide, evaluator_retries_left, spending
 from tasks.policy.failures import Evidence, Failure, TerminationReason, classify
-from tasks.settings import BudgetConfig, BudgetsConfig
 from tests.storage.builders import NOON, committed, ended, entry, opened, started
 
 DEFAULT = BudgetsConfig()

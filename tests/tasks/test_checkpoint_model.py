@@ -5,14 +5,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from model.configuration import DataConfig, ModelConfig, TrainingConfig
-from model.train_state import TrainState
+from model.configuration.data import DataConfig
+from model.configuration.network import ModelConfig
+from model.configuration.training import TrainingConfig
+from model.training.train_state import TrainState
 from storage.checkpoints.checkpoint import stage_checkpoint
 from storage.logs.run_entries import CheckpointReference
 from storage.stores.memory_store import MemoryStore
 from tasks.data.snapshot_build import build_snapshot
-from tasks.evaluation.checkpoint_model import open_model
-from tasks.training.tensor_exchange import to_group
+from tasks.evaluator.checkpoint_model import open_model
+from tasks.trainer.tensor_exchange import to_group
 from tests.storage.builders import trainer_document
 
 MODEL = ModelConfig(n_layer=1, n_head=1, n_embd=8, block_size=8)

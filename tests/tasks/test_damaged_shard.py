@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from model.batch_loader import BatchLoader
-from model.configuration import DataConfig
-from model.sample_order import SampleOrder
-from model.token_windows import TokenWindows
+from model.configuration.data import DataConfig
+from model.data.batch_loader import BatchLoader
+from model.data.sample_order import SampleOrder
+from model.data.token_windows import TokenWindows
 from storage.errors import SnapshotDamaged
 from storage.snapshots.data_snapshot import open_snapshot
 from storage.stores.local_store import LocalStore

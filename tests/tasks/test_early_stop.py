@@ -7,9 +7,9 @@ from pydantic import ValidationError
 
 from storage.logs.run_entries import CheckpointQuarantined, CheckpointSuperseded, CurveVerdict
 from storage.logs.run_state import RunState, fold
+from tasks.configuration.settings import CheckpointConfig, EarlyStopConfig
 from tasks.policy.early_stop import EvaluatedStep, Stop, decide, find_stop, outstanding, stop_terms
 from tasks.policy.retention import RetentionTerms, plan_retention
-from tasks.settings import CheckpointConfig, EarlyStopConfig
 from tests.storage.builders import committed, entry, evaluated, opened, started
 
 SUITE = "s"

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from model.configuration import ModelConfig
+from model.configuration.network import ModelConfig
 from storage.logs.run_entries import CheckpointReference, EvaluationFailed, EvaluationRecorded
 from storage.logs.run_log import RunLog
 from storage.stores.memory_store import MemoryStore
+from tasks.configuration.settings import BudgetConfig, EvaluationConfig
 from tasks.errors import CheckpointGone, EvaluationInterrupted
-from tasks.evaluation.evaluation_run import EvaluationPlan, find_evaluation, record_evaluation
-from tasks.evaluation.evaluation_suite import CommandSuite, suite_of
-from tasks.evaluation.evaluator_process import Outcome
-from tasks.settings import BudgetConfig, EvaluationConfig
+from tasks.evaluator.evaluation_run import EvaluationPlan, find_evaluation, record_evaluation
+from tasks.evaluator.evaluation_suite import CommandSuite, suite_of
+from tasks.evaluator.evaluator_process import Outcome
 from tests.storage.builders import run_with_commits
 
 

@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from flows.configuration import RunConfig, load_configuration, parse_configuration
-from flows.errors import InvalidConfiguration
-from tasks.errors import TaskError
-from tasks.evaluation.evaluation_suite import command_suites_of, required_suites_of, suite_of
-from tasks.evaluation.suite_file import read_suite, resolve_evaluation
-from tasks.settings import EvaluationConfig
+from tasks.configuration.run_configuration import RunConfig, load_configuration, parse_configuration
+from tasks.configuration.settings import EvaluationConfig
+from tasks.configuration.suite_file import read_suite, resolve_evaluation
+from tasks.errors import InvalidConfiguration, TaskError
+from tasks.evaluator.evaluation_suite import command_suites_of, required_suites_of, suite_of
 
 MINIMAL: dict[str, Any] = {
     "data": {"sources": ["text.txt"], "tokenizer": "bytes"},

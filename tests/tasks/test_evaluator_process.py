@@ -12,7 +12,7 @@ import pytest
 
 from tasks.errors import EvaluationInterrupted
 from tasks.evaluation import evaluator_process
-from tasks.evaluation.evaluator_process import Outcome, run_evaluator
+from tasks.evaluator.evaluator_process import Outcome, run_evaluator
 
 PATIENCE_SECONDS = 30.0
 LEAVE_A_CHILD = """
@@ -123,7 +123,7 @@ def test_an_exception_in_the_parent_ends_it_too(tmp_path: Path) -> None:
 GUARDED = (
     """
 import pathlib, subprocess, sys, time
-from tasks.evaluation.command_evaluator import guard_group
+from tasks.evaluator.command_evaluator import guard_group
 guard = guard_group()
 """
     + LEAVE_A_CHILD

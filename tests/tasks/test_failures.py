@@ -276,7 +276,7 @@ def test_an_abort_explains_itself_above_the_trace_of_its_stack(tmp_path: Path) -
 
 
 def words(**changes: object) -> LastWords:
-    line = '  File "/somewhere/tasks/trainer.py", line 7, in main\n    go()\n'
+    line = '  File "/somewhere/tasks/trainer/trainer.py", line 7, in main\n    go()\n'
     return replace(LastWords(exception="ValueError", message="no", traceback=(line,)), **changes)
 
 

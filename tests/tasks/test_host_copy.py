@@ -10,18 +10,19 @@ from functools import partial
 import pytest
 import torch
 
-from model.configuration import ModelConfig, TrainingConfig
-from model.train_state import NamedTensor, TrainState
+from model.configuration.network import ModelConfig
+from model.configuration.training import TrainingConfig
+from model.training.train_state import NamedTensor, TrainState
 from storage.checkpoints.checkpoint import checkpoint_prefix, load_checkpoint
 from storage.checkpoints.state_digest import state_sha256
 from storage.checkpoints.trainer_document import TrainerDocument, small_tensor
 from storage.logs.run_entries import CheckpointReference
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import WrittenObject
-from tasks.training.checkpoint_reading import CheckpointReading
-from tasks.training.host_copy import HostCopy
-from tasks.training.staging import HostCheckpoint, Reports, Staging
-from tasks.training.tensor_exchange import to_group, to_record, to_tensors
+from tasks.trainer.checkpoint_reading import CheckpointReading
+from tasks.trainer.staging import HostCheckpoint, Reports, Staging
+from tasks.trainer.staging_buffer import HostCopy
+from tasks.trainer.tensor_exchange import to_group, to_record, to_tensors
 from tests.storage.builders import RUN, trainer_document
 
 CPU = torch.device("cpu")
@@ -194,12 +195,12 @@ PEAK = textwrap.dedent("""
     import sys
     import torch
     from pathlib import Path
-    from model.train_state import NamedTensor
+    from model.training.train_state import NamedTensor
     from storage.checkpoints.checkpoint import load_checkpoint
     from storage.stores.local_store import LocalStore
-    from tasks.training.checkpoint_reading import CheckpointReading
-    from tasks.training.host_copy import HostCopy
-    from tasks.training.tensor_exchange import to_tensors
+    from tasks.trainer.checkpoint_reading import CheckpointReading
+    from tasks.trainer.staging_buffer import HostCopy
+    from tasks.trainer.tensor_exchange import to_tensors
     from tests.tasks.test_host_copy import Stagings, checkpoint
 
     def resident(field):  # getrusage's maximum would begin with that of the process that started this one

@@ -11,21 +11,21 @@ import numpy as np
 import pytest
 import torch
 
+from model.data.tokenizer import Tokenizer
 from model.errors import InvalidInput
-from model.tokenizer import Tokenizer
 from storage.checkpoints.tensor_record import TensorRecord
 from storage.checkpoints.tensor_shard import parse_shard, shard_chunks
 from storage.errors import IntegrityError
 from storage.snapshots.data_snapshot import open_snapshot
 from storage.stores.local_store import LocalStore
 from tasks.data.token_trade import numbered_vocabulary
-from tasks.evaluation.checkpoint_model import open_model
-from tasks.evaluation.model_directory import write_model_directory
-from tasks.trainer import Trainer
-from tasks.training.initial_weights import find_directory, keep_initial_weights, read_initial_weights
-from tasks.training.parent_line import ParentLine
-from tasks.training.tensor_exchange import to_tensors
-from tasks.training.trainer_protocol import Event, Ready, Staged, TrainerOrder
+from tasks.evaluator.checkpoint_model import open_model
+from tasks.evaluator.model_directory import write_model_directory
+from tasks.trainer.initial_weights import find_directory, keep_initial_weights, read_initial_weights
+from tasks.trainer.parent_channel import ParentLine
+from tasks.trainer.tensor_exchange import to_tensors
+from tasks.trainer.trainer import Trainer
+from tasks.trainer.trainer_protocol import Event, Ready, Staged, TrainerOrder
 from tests.tasks.committed_model import CommittedModel, commit_model, small_configuration
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-import tasks.training.machine_speed as machine
-from model.configuration import ModelConfig, TrainingConfig
-from model.mode_choice import MachineSpeed
-from tasks.training.machine_speed import (
+import tasks.machine.machine_speed as machine
+from model.configuration.network import ModelConfig
+from model.configuration.training import TrainingConfig
+from model.estimates.numerics import MachineSpeed
+from tasks.machine.machine_speed import (
     cpu_facts,
     machine_speed,
     may_have_cuda,
@@ -188,7 +189,7 @@ def test_the_real_measurement_is_made_kept_and_read_again(really: tuple[MachineS
 
 def test_who_asks_imports_no_torch(really: tuple[MachineSpeed, Path]) -> None:
     code = (
-        "import sys; from pathlib import Path; from tasks.training.machine_speed import machine_speed;"
+        "import sys; from pathlib import Path; from tasks.machine.machine_speed import machine_speed;"
         "print(machine_speed(Path(sys.argv[1])).cpu_half_gain, 'torch' in sys.modules)"
     )
     command = [sys.executable, "-c", code, str(really[1])]

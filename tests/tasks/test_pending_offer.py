@@ -9,7 +9,7 @@ from storage.logs.registry_entries import Refused
 from storage.logs.run_entries import CheckpointReference
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore
-from tasks.pending_offer import pending_offer
+from tasks.checkpoints.pending_offer import pending_offer
 from tests.flows.conftest import FabricatedRun, fabricate, promote
 
 

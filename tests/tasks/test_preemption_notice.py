@@ -19,8 +19,8 @@ from tasks.attempt.preemption_notice import (
     announced,
     notice_sources,
 )
-from tasks.attempt.stop_notice import StopNotice
-from tasks.settings import PreemptionConfig
+from tasks.attempt.shutdown_signal import StopNotice
+from tasks.configuration.settings import PreemptionConfig
 
 ACTION = "/latest/meta-data/spot/instance-action"
 REBALANCE = "/latest/meta-data/events/recommendations/rebalance"

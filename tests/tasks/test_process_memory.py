@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tasks.attempt.kubernetes_reason import kubernetes_reason
-from tasks.attempt.process_memory import (
+from tasks.machine.kubernetes_reason import kubernetes_reason
+from tasks.machine.process_memory import (
     MemoryReading,
     MemoryWatch,
     available_memory_bytes,

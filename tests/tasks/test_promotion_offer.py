@@ -16,9 +16,9 @@ from storage.logs.run_log import RunLog
 from storage.stores.local_store import LocalStore
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore
+from tasks.checkpoints.promotion_offer import foresee, offer
 from tasks.errors import GateRefused
 from tasks.policy.promotion import Candidate, PromotionRules, evaluations_of
-from tasks.promotion_offer import foresee, offer
 from tests.storage.builders import RUN, evaluated, run_with_commits, writer
 
 RULES = PromotionRules(required=(SuiteReference(name="held-out", sha256="s"),))

@@ -9,12 +9,13 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from model.configuration import ModelConfig, TrainingConfig
-from model.evaluation import held_out_loss
-from model.sample_order import SampleOrder
-from model.token_windows import TokenWindows
-from model.train_state import TrainState
-from model.training_loop import StepRecord, train_until
+from model.configuration.network import ModelConfig
+from model.configuration.training import TrainingConfig
+from model.data.sample_order import SampleOrder
+from model.data.token_windows import TokenWindows
+from model.inference.evaluation import held_out_loss
+from model.training.train_state import TrainState
+from model.training.training_loop import StepRecord, train_until
 from storage.logs.run_entries import CurveVerdict
 from tasks.policy.curve_statistics import Curve
 from tasks.policy.curve_verdict import VerdictKind, judge

@@ -18,8 +18,8 @@ from storage.logs.run_entries import (
     CheckpointSuperseded,
 )
 from storage.logs.run_state import COMMITTED, RunState, fold
+from tasks.configuration.settings import CheckpointConfig
 from tasks.policy.retention import AliasReach, RetentionTerms, plan_retention
-from tasks.settings import CheckpointConfig
 from tests.storage.builders import committed, ended, entry, evaluated, opened, started
 
 SUITE = "s"

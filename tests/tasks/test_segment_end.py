@@ -2,8 +2,8 @@
 
 import pytest
 
+from tasks.configuration.settings import CheckpointConfig
 from tasks.policy.segment_end import segment_end
-from tasks.settings import CheckpointConfig
 
 
 def ends(checkpoint: CheckpointConfig, *, first: int = 0, total_steps: int = 25, step_seconds: float) -> list[int]:

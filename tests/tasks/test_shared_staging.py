@@ -8,16 +8,17 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from model.configuration import ModelConfig, TrainingConfig
-from model.parallel import Ranks
-from model.train_state import NamedTensor, TrainState
+from model.configuration.network import ModelConfig
+from model.configuration.training import TrainingConfig
+from model.training.parallel import Ranks
+from model.training.train_state import NamedTensor, TrainState
 from storage.checkpoints.checkpoint import StagedCheckpoint, load_checkpoint, stage_checkpoint, stage_share
 from storage.checkpoints.trainer_document import TrainerDocument, small_tensor
 from storage.logs.run_entries import CheckpointReference
 from storage.stores.local_store import LocalStore
-from tasks.training.host_copy import HostCopy
-from tasks.training.shared_staging import SharedStaging, writers_of
-from tasks.training.tensor_exchange import to_group
+from tasks.trainer.shared_staging import SharedStaging, writers_of
+from tasks.trainer.staging_buffer import HostCopy
+from tasks.trainer.tensor_exchange import to_group
 
 WRITERS = 3
 PREFIX = "runs/r/checkpoints/step-00000000-attempt-0001"

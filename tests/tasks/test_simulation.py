@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from storage.logs.run_state import RunState
 from storage.stores.memory_store import MemoryStore
+from tasks.configuration.settings import BudgetConfig, BudgetsConfig
 from tasks.policy.budgets import Setback, decide
 from tasks.policy.checkpoint_interval import compare_intervals, daly_seconds, lost_share, young_seconds
 from tasks.policy.failure_trace import (
@@ -33,7 +34,6 @@ from tasks.policy.simulation import (
     plain_retries,
     simulate,
 )
-from tasks.settings import BudgetConfig, BudgetsConfig
 from tests.flows.conftest import fabricate
 
 R = TerminationReason

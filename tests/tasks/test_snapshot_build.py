@@ -6,8 +6,8 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from model.configuration import DataConfig
-from model.tokenizer import Tokenizer
+from model.configuration.data import DataConfig
+from model.data.tokenizer import Tokenizer
 from storage.errors import ObjectMissing, StorageError
 from storage.snapshots.data_snapshot import OpenSnapshot, open_snapshot
 from storage.stores.local_store import LocalStore

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from model.configuration import DataConfig
+from model.configuration.data import DataConfig
 from storage.errors import SnapshotDamaged
 from storage.stores.local_store import LocalStore
 from tasks.data.document import InvalidCorpus

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from model.configuration import DataConfig
-from model.tokenizer import Tokenizer
+from model.configuration.data import DataConfig
+from model.data.tokenizer import Tokenizer
 from storage.snapshots.data_snapshot import SnapshotManifest
 from storage.stores.memory_store import MemoryStore
 from tasks.data.build_folder import build_folder

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from model.train_state import NamedTensor
+from model.training.train_state import NamedTensor
 from storage.checkpoints.checkpoint import StagedCheckpoint, checkpoint_prefix
 from storage.errors import StoreRefused, StoreUnavailable
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import WrittenObject
-from tasks.training.staging import HostCheckpoint, Reports, Staging
+from tasks.trainer.staging import HostCheckpoint, Reports, Staging
 from tests.storage.builders import RUN, trainer_document
 
 

@@ -3,7 +3,7 @@ import signal
 
 import pytest
 
-from tasks.attempt.stop_notice import StopNotice
+from tasks.attempt.shutdown_signal import StopNotice
 
 
 def raised(number: signal.Signals, extra: str = "") -> StopNotice:

@@ -4,8 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model.token_windows import TokenWindows
-from model.tokenizer import Tokenizer
+from model.data.token_windows import TokenWindows
+from model.data.tokenizer import Tokenizer
 from storage.snapshots.data_snapshot import DOCUMENTS, SnapshotFiles, open_snapshot
 from storage.snapshots.document_index import read_documents
 from storage.snapshots.token_file import TokenFileFormat

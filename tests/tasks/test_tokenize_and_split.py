@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from model.configuration import DataConfig
+from model.configuration.data import DataConfig
 from storage.snapshots.data_snapshot import open_snapshot
 from storage.stores.open_store import open_store
 from tasks.tokenize_and_split import tokenize_and_split

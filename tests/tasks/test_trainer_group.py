@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from model.configuration import TrainingConfig
+from model.configuration.training import TrainingConfig
 from tasks.errors import TaskError
-from tasks.training.rank_launcher import first_ended
-from tasks.training.trainer_group import TrainerGroup, trainer_group
+from tasks.trainer.rank_launcher import first_ended
+from tasks.trainer.trainer_group import TrainerGroup, trainer_group
 
 
 class Failed:
@@ -28,8 +28,8 @@ def processes(tmp_path: Path, device: str = "auto", **environment: str) -> int:
 
 
 def test_one_process_is_the_trainer_itself_and_more_are_started_by_the_launcher() -> None:
-    assert TrainerGroup().command() == [sys.executable, "-m", "tasks.trainer"]
-    launcher = [sys.executable, "-m", "tasks.training.rank_launcher", "--processes", "4"]
+    assert TrainerGroup().command() == [sys.executable, "-m", "tasks.trainer.trainer"]
+    launcher = [sys.executable, "-m", "tasks.trainer.rank_launcher", "--processes", "4"]
     assert TrainerGroup(processes=4).command() == launcher
     several = TrainerGroup(processes=4, nodes=2, node_rank=1, rendezvous="node-0:29500")
     assert several.command() == [*launcher, "--nodes", "2", "--node-rank", "1", "--rendezvous", "node-0:29500"]

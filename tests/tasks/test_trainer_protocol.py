@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.errors import TaskError
-from tasks.training.trainer_protocol import (
+from tasks.trainer.trainer_protocol import (
     Command,
     Dying,
     Event,

@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from tasks.policy.failures import ORPHANED_EXIT_CODE
-from tasks.training.trainer_child import TrainerChild
-from tasks.training.waiting_trainer import WaitingTrainer, trainer_waiting
+from tasks.trainer.trainer_child import TrainerChild
+from tasks.trainer.warm_trainer import WaitingTrainer, trainer_waiting
 
 SAYS_SO_AND_WAITS = "import sys; print('here', file=sys.stderr, flush=True); print('there', flush=True); input()"
 start_quickly = partial(TrainerChild, command=(sys.executable, "-S", "-c", SAYS_SO_AND_WAITS))
@@ -86,7 +86,7 @@ def test_what_it_said_while_it_waited_is_kept_under_the_attempts_name(waiting: W
 def test_the_end_of_the_block_leaves_neither_process_nor_file(tmp_path: Path) -> None:
     with pytest.raises(KeyError), trainer_waiting() as trainer:
         trainer.begin(tmp_path)
-        (child,) = (child for child in psutil.Process().children() if "tasks.trainer" in child.cmdline())
+        (child,) = (child for child in psutil.Process().children() if "tasks.trainer.trainer" in child.cmdline())
         raise KeyError("whatever kept the run from beginning")
     assert not child.is_running() and list(tmp_path.iterdir()) == []
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.attempt.watchdog import Silence, Watch, allowed_seconds, watching
-from tasks.settings import WatchdogConfig
+from tasks.configuration.settings import WatchdogConfig
 
 CONFIG = WatchdogConfig(factor=10.0, floor_seconds=60.0, startup_seconds=900.0)
 seconds = st.floats(min_value=0, max_value=1e6)

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model.configuration import DataConfig
-from model.sample_order import SampleOrder
-from model.tokenizer import Tokenizer
+from model.configuration.data import DataConfig
+from model.data.sample_order import SampleOrder
+from model.data.tokenizer import Tokenizer
 from storage.snapshots.data_snapshot import OpenSnapshot, open_snapshot
 from storage.stores.memory_store import MemoryStore
 from tasks.data.corpus import open_corpus

@@ -6,14 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model.configuration import DataConfig, ModelConfig, TrainingConfig
-from model.token_windows import TokenWindows
+from model.configuration.data import DataConfig
+from model.configuration.network import ModelConfig
+from model.configuration.training import TrainingConfig
+from model.data.token_windows import TokenWindows
 from storage.logs.run_entries import CheckpointReference
 from storage.stores.local_store import LocalStore
+from tasks.configuration.settings import DivergenceConfig
 from tasks.data.snapshot_build import build_snapshot
-from tasks.settings import DivergenceConfig
-from tasks.trainer import Trainer
-from tasks.training.trainer_protocol import Event, Ready, Staged, StepDone, TrainerOrder
+from tasks.trainer.trainer import Trainer
+from tasks.trainer.trainer_protocol import Event, Ready, Staged, StepDone, TrainerOrder
 
 BLOCK = 16
 SOURCES = ("a.txt", "b.txt", "c.txt")

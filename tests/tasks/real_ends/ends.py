@@ -15,20 +15,20 @@ import pytest
 from storage.errors import Fenced, StoreUnavailable
 from storage.stores.local_store import LocalStore
 from storage.stores.memory_store import MemoryStore
-from tasks.attempt.kubernetes_reason import kubernetes_reason
-from tasks.attempt.process_memory import MemoryWatch
 from tasks.attempt.watchdog import Silence, Watch, watching
+from tasks.configuration.settings import WatchdogConfig
+from tasks.machine.kubernetes_reason import kubernetes_reason
+from tasks.machine.process_memory import MemoryWatch
 from tasks.policy.failures import Evidence, LastWords
-from tasks.settings import WatchdogConfig
-from tasks.training.trainer_process import tail_of
-from tasks.training.trainer_protocol import Dying, decode_message
+from tasks.trainer.trainer_process import tail_of
+from tasks.trainer.trainer_protocol import Dying, decode_message
 from tests.storage.builders import claim, commit, run_log, run_with_commits, stage
 
 ROOT = Path(__file__).resolve().parents[3]
 DEADLINE_SECONDS = 120
 LISTENER = """
 import sys, time
-from tasks.attempt.stop_notice import StopNotice
+from tasks.attempt.shutdown_signal import StopNotice
 notice = StopNotice()
 with notice.heard(extra_signal=sys.argv[1]):
     print("ready", flush=True)

@@ -15,15 +15,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from model.batch_tracing import guilty_windows
-from model.configuration import ModelConfig, TrainingConfig
+from model.configuration.network import ModelConfig
+from model.configuration.training import TrainingConfig
+from model.data.sample_order import SampleOrder
+from model.data.token_windows import TokenWindows
 from model.errors import BadBatch, LossExploded, NonFiniteLoss
-from model.loss_history import find_spike
-from model.sample_order import SampleOrder
-from model.token_windows import TokenWindows
-from model.train_state import TrainState
-from model.training_step import take_step
-from storage.document import sha256
+from model.training.batch_tracing import guilty_windows
+from model.training.loss_history import find_spike
+from model.training.train_state import TrainState
+from model.training.training_step import take_step
 from storage.snapshots.data_snapshot import (
     SNAPSHOT_VERSION,
     TOKENIZER,
@@ -35,9 +35,10 @@ from storage.snapshots.data_snapshot import (
     publish_snapshot,
 )
 from storage.snapshots.token_shard import ShardSchema, ShardWriter
+from storage.stores.document import sha256
 from storage.stores.local_store import LocalStore
-from tasks.training.parent_line import ParentLine, die
-from tasks.training.trainer_protocol import Ready
+from tasks.trainer.parent_channel import ParentLine, die
+from tasks.trainer.trainer_protocol import Ready
 
 Scene = Callable[[Path], None]
 VOCAB, BLOCK, RARE = 61, 8, 60
@@ -74,7 +75,7 @@ def missing_module(folder: Path) -> None:
 
 
 def missing_name(folder: Path) -> None:
-    from storage.document import no_such_name  # noqa: F401
+    from storage.stores.document import no_such_name  # noqa: F401
 
 
 def snapshot(folder: Path, *, shards_for: str = "{}") -> tuple[LocalStore, str]:

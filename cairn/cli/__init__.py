@@ -1,0 +1,1 @@
+"""The command: its verbs, their options, tables and exit codes."""

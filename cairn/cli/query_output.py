@@ -1,0 +1,105 @@
+"""An answer in rows as people, scripts and spreadsheets want it: an aligned table, one JSON list, CSV (RFC 4180).
+
+Owns how values look. JSON and CSV are written as rows arrive, so an answer may be larger than memory. Refuses to know
+what was asked.
+"""
+
+import csv
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from decimal import Decimal
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from storage.stores.document import decode, encode
+from tasks.text.output import print_table, say
+from tasks.text.sanitize import harmless, harmless_json
+
+if TYPE_CHECKING:
+    from reports.queries.run_query import ResultColumn
+
+SHOWN_ROWS = 1_000
+_LARGEST = 2**63
+
+
+def print_answer(columns: "Sequence[ResultColumn]", rows: Iterable[Sequence[object]]) -> None:
+    """Print an aligned table of at most `SHOWN_ROWS` rows; how many more there are is said on stderr."""
+    remaining = iter(rows)
+    shown = [[_shown(value) for value in row] for row in islice(remaining, SHOWN_ROWS)]
+    print_table([column.name for column in columns], shown, empty="no rows")
+    if more := sum(1 for _ in remaining):
+        say(f"and {more:,} more rows; --csv or --json prints them all")
+
+
+def print_json(columns: "Sequence[ResultColumn]", rows: Iterable[Sequence[object]]) -> None:
+    """Print a list of objects: times ISO 8601 in UTC, null for what is no number, JSON columns as what they hold."""
+    separator = "["
+    for row in rows:
+        record = {column.name: _plain(value, column.type) for column, value in zip(columns, row, strict=True)}
+        sys.stdout.write(separator + harmless_json(encode(record).decode().rstrip("\n")))
+        separator = ",\n"
+    sys.stdout.write("[]\n" if separator == "[" else "]\n")
+
+
+def print_csv(columns: "Sequence[ResultColumn]", rows: Iterable[Sequence[object]]) -> None:
+    """Print CSV with a heading; null is an empty field, what is nested is JSON."""
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    is_seen = sys.stdout.isatty()
+    writer.writerow([column.name for column in columns])
+    for row in rows:
+        fields = map(_field, row)
+        writer.writerow([harmless(field) if is_seen and isinstance(field, str) else field for field in fields])
+
+
+def _shown(value: object) -> str | None:
+    match value:
+        case None:
+            return None
+        case bool():
+            return "yes" if value else "no"
+        case float() | Decimal():
+            return f"{value:.6g}"
+        case datetime():
+            return value.strftime("%Y-%m-%d %H:%M:%S")
+        case dict() | list():
+            return _json_text(value)
+        case _:
+            return str(value)
+
+
+def _field(value: object) -> object:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case datetime():
+            return _plain(value, "").isoformat().replace("+00:00", "Z")
+        case timedelta():
+            return value.total_seconds()
+        case dict() | list():
+            return _json_text(value)
+        case _:
+            return value
+
+
+def _json_text(value: object) -> str:
+    """Return nested values on one line."""
+    return " ".join(line.strip() for line in encode(_plain(value, "")).decode().splitlines())
+
+
+def _plain(value: Any, type_name: str) -> Any:
+    match value:
+        case str() if type_name == "JSON":
+            return decode(value.encode(), object, where="a JSON column")
+        case dict():
+            return {str(key): _plain(item, "") for key, item in value.items()}
+        case list() | tuple():
+            return [_plain(item, "") for item in value]
+        case Decimal():
+            return float(value)
+        case bool():
+            return value
+        case int() if not -_LARGEST <= value < _LARGEST:
+            return float(value)  # beyond what readers of JSON keep as a whole number
+        case _:
+            return value

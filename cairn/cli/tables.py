@@ -1,0 +1,328 @@
+"""The columns people see of each list; scripts take --json.
+
+Owns which fields are worth a column. Refuses to fetch anything.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tasks.text.output import cell, print_facts, print_line, print_table, short
+from tasks.text.sanitize import replaced
+
+if TYPE_CHECKING:
+    from cairn.operations.data_trade import ImportView
+    from flows.watching.run_watcher import WatchRow
+    from reports.queries.data_view import DataView, GroupView, SplitView
+    from reports.queries.run_simulation import OutcomeView, SimulationView
+    from reports.queries.run_status import RunRow, StatusView
+    from reports.queries.run_views import AttemptView, CheckpointView
+    from storage.checkpoints.sweep import SweepReport
+    from storage.logs.log_entry import Entry
+    from tasks.policy.checkpoint_interval import IntervalLoss
+
+
+_DONE = {
+    "keep": "kept",
+    "release": "released",
+    "supersede": "superseded",
+    "delete": "deleted",
+    "discard": "discarded",
+}
+_WORTH_SAYING = 0.001
+_SOURCES_SHOWN = 20
+
+
+def print_runs(rows: "Sequence[RunRow]") -> None:
+    """Print all runs."""
+    columns = ("run", "state", "family", "step", "committed", "attempts", "opened (UTC)", "detail")
+    print_table(
+        columns,
+        [
+            (
+                row.run_id,
+                row.state,
+                row.model_family,
+                _of(row.step, row.total_steps),
+                row.newest_committed_step,
+                row.attempts,
+                row.opened_at,
+                row.detail,
+            )
+            for row in rows
+        ],
+        empty="no runs here yet; `cairn train deployments/quickstart.toml` makes the first one",
+    )
+
+
+def print_status(status: "StatusView") -> None:
+    """Print where a run stands."""
+    owner = status.owner
+    budgets = ", ".join(f"{reason} {b.left}" for reason, b in status.budgets.items())
+    print_facts(
+        [
+            ("run", status.run_id),
+            ("state", status.state),
+            ("step", f"{status.step} of {status.total_steps}"),
+            ("newest committed", status.newest_committed_step),
+            ("owner", f"pid {owner.pid} on {owner.host} ({owner.device})" if owner else None),
+            ("retries left", budgets),
+            *([("stopped early", status.stopped_early)] if status.stopped_early else []),
+            *([("quarantined", _windows(status.quarantined_windows))] if status.quarantined_windows else []),
+            ("next", status.next),
+        ]
+    )
+
+
+def _windows(count: int) -> str:
+    return f"{count:,} window{'' if count == 1 else 's'} of the data, never drawn again; `cairn log` says why"
+
+
+def print_attempts(views: "Sequence[AttemptView]") -> None:
+    """Print the receipts."""
+    columns = ("attempt", "started (UTC)", "reason", "steps", "committed", "gpu s", "wasted s", "decision", "detail")
+    print_table(
+        columns,
+        [
+            (
+                view.attempt,
+                view.started_at,
+                view.termination_reason or "(open)",
+                f"{view.first_step}→{view.last_step}",
+                view.last_committed_step,
+                view.gpu_seconds,
+                view.wasted_gpu_seconds,
+                view.decision.action if view.decision else None,
+                view.detail,
+            )
+            for view in views
+        ],
+        empty="no attempts yet",
+    )
+
+
+def print_checkpoints(views: "Sequence[CheckpointView]") -> None:
+    """Print the checkpoints with their states."""
+    columns = ("step", "attempt", "state", "bytes", "committed (UTC)", "manifest", "state digest", "prefix")
+    print_table(
+        columns,
+        [
+            (
+                view.step,
+                view.attempt,
+                view.state,
+                f"{view.bytes:,}",
+                view.committed_at,
+                short(view.manifest_sha256),
+                short(view.state_sha256),
+                view.prefix,
+            )
+            for view in views
+        ],
+        empty="no checkpoints yet",
+    )
+
+
+def print_entries(entries: "Sequence[Entry]") -> None:
+    """Print the log, one entry a line; the whole of each is in --json."""
+    columns = ("seq", "at (UTC)", "kind", "writer", "attempt", "step")
+    print_table(
+        columns,
+        [
+            (
+                entry.seq,
+                entry.at,
+                entry.kind,
+                f"{entry.writer.host}:{entry.writer.pid}",
+                entry.writer.attempt or getattr(entry.body, "attempt", None),
+                getattr(entry.body, "step", getattr(entry.body, "last_step", None)),
+            )
+            for entry in entries
+        ],
+        empty="the log is empty",
+    )
+
+
+def print_sweep(report: "SweepReport") -> None:
+    """Print what a sweep did or would do, and a line that sums it up."""
+    columns = ("action", "what", "step", "attempt", "bytes", "why", "where")
+    print_table(
+        columns,
+        [
+            (item.action, item.kind, item.step, item.attempt, f"{item.bytes:,}", item.why, item.key)
+            for item in report.items
+        ],
+        empty="no checkpoints yet",
+    )
+    counts = Counter(item.action for item in report.items)
+    done = ", ".join(f"{_DONE[action]} {counts[action]}" for action in _DONE if counts[action])
+    when = " (a sweep would do this; nothing was changed)" if report.dry_run else ""
+    print(f"run {report.run_id}: {done or 'nothing to do'}; freed {report.freed_bytes:,} bytes{when}")
+
+
+def print_data(view: "DataView") -> None:
+    """Print a snapshot: its facts, its sources, and windows with where they come from."""
+    print_facts(
+        [
+            ("snapshot", view.snapshot_id),
+            ("bytes", f"{view.bytes:,}"),
+            (
+                "tokenizer",
+                f"{short(view.tokenizer_sha256)}, {view.vocab_size:,} ids, end of text {view.end_of_text_id}",
+            ),
+            *((split, _split_size(size, view.block_size)) for split, size in view.splits.items()),
+            ("left out", ", ".join(f"{kind} {count:,}" for kind, count in view.rejected.items()) or "nothing"),
+        ]
+    )
+    print()
+    print_table(
+        ("source", "documents", "bytes", "a document is", "sha256"),
+        [
+            (source.name, f"{source.documents:,}", f"{source.bytes:,}", source.unit, short(source.sha256))
+            for source in view.sources[:_SOURCES_SHOWN]
+        ],
+        empty="no sources",
+    )
+    if len(view.sources) > _SOURCES_SHOWN:
+        print(f"and {len(view.sources) - _SOURCES_SHOWN:,} more; --json lists all")
+    if view.groups:
+        print()
+        _print_groups(view.groups)
+    for window in view.windows:
+        last = window.first_token + view.block_size - 1
+        print(f"\n{window.split} window {window.window}, tokens {window.first_token:,} to {last:,}, from")
+        for document in window.documents:
+            where = f"{document.source} byte {document.offset_bytes:,} ({document.bytes:,} bytes)"
+            print_line(f"  {where}, sha256 {short(document.sha256)}, from its token {document.first_token:,} on")
+        if not window.is_drawn:
+            print_line(f"  it crosses the border of {' and '.join(window.groups)}: with weights no step draws it")
+        print_line(replaced(window.text))
+
+
+def _print_groups(groups: "Sequence[GroupView]") -> None:
+    weights = [] if groups[0].weight is None else ["weight", "share of draws"]
+    print_table(
+        ["drawn together", "files", "train tokens", "val tokens", "train windows of its own", *weights],
+        [
+            (
+                group.name,
+                f"{group.sources:,}",
+                f"{group.train_tokens:,}",
+                f"{group.val_tokens:,}",
+                f"{group.windows:,}",
+                *(() if group.share is None else (f"{group.weight:g}", f"{group.share:.2%}")),
+            )
+            for group in groups
+        ],
+        empty="",
+    )
+
+
+def print_import(view: "ImportView") -> None:
+    """Print what an import made, and how to look at it."""
+    for split, tokens in view.tokens.items():
+        print_line(f"{split}  {tokens:,} tokens in {view.documents[split]:,} documents")
+    print_line(f"snapshot {view.snapshot_id}\nlook at it: cairn data {short(view.snapshot_id)}")
+
+
+def print_watch(rows: "Sequence[WatchRow]") -> None:
+    """Print what a look did about each run, and why."""
+    print_table(
+        ("run", "action", "in", "why", "how"),
+        [
+            (row.run_id, row.action, None if row.seconds is None else _span(row.seconds), row.why, row.how)
+            for row in rows
+        ],
+        empty="no runs here yet; nothing to watch",
+    )
+
+
+def print_simulation(view: "SimulationView") -> None:
+    """Print the answer, what it rests on, each policy's bill, and what other checkpoint intervals would lose."""
+    policy, *plain = view.outcomes
+    plan, between = view.plan, view.trace.hours_between_failures
+    often = "never" if between is None else f"every {_span(between * 3600)}"
+    print_line(f"this policy {_end(policy)}; plain retry counts: {'; '.join(f'{o.policy}: {_end(o)}' for o in plain)}")
+    print_line(
+        f"on {plan.devices:,} device{'' if plan.devices == 1 else 's'}, {plan.total_steps:,} steps "
+        f"of {plan.step_seconds:.4g} s ({_span(plan.total_steps * plan.step_seconds)} if nothing failed), "
+        f"a commit stops training for {plan.checkpoint_seconds:.3g} s, a restart takes {plan.restart_seconds:.4g} s,\n"
+        f"a failure {often}, seed {view.seed}; {view.trace.source}\n"
+    )
+    _print_outcomes(view.outcomes)
+    for outcome in view.outcomes:
+        if outcome.stopped_by:
+            print_line(f"  {outcome.policy} stopped by {outcome.stopped_by}")
+    print()
+    _print_intervals(view)
+
+
+def _split_size(size: "SplitView", block_size: int) -> str:
+    return (
+        f"{size.tokens:,} tokens of {size.bytes:,} bytes in {size.documents:,} documents, {size.shards:,} shards, "
+        f"{size.windows:,} windows of {block_size}"
+    )
+
+
+def _print_outcomes(outcomes: "Sequence[OutcomeView]") -> None:
+    columns = ("policy", "end", "goodput", "GPU h wasted", "in commits", "in restarts", "attempts", "retries by reason")
+    print_table(
+        columns,
+        [
+            (
+                outcome.policy,
+                f"{_span(outcome.days * 86400)} {'finished' if outcome.finished else 'given up'}",
+                f"{outcome.goodput:.1%}",
+                _hours(outcome.wasted_gpu_hours),
+                _hours(outcome.checkpoint_gpu_hours),
+                _hours(outcome.restart_gpu_hours),
+                outcome.attempts,
+                ", ".join(f"{reason} {count}" for reason, count in outcome.retries.items()) or None,
+            )
+            for outcome in outcomes
+        ],
+        empty="",
+    )
+
+
+def _print_intervals(view: "SimulationView") -> None:
+    found = view.intervals
+    listed: list[tuple[str, IntervalLoss | None]] = [
+        ("now", found.present),
+        ("Young", found.young),
+        ("Daly", found.daly),
+        ("simulated best", found.simulated),
+    ]
+    print_table(
+        ("commit every", "steps", "time", "not useful"),
+        [(name, i.every_steps, _span(i.seconds), f"{i.lost_share:.2%}") for name, i in listed if i],
+        empty="",
+    )
+    if found.simulated is None:
+        print("nothing that loses work ever happens: any interval is short enough")
+        return
+    gained = found.present.lost_share - found.simulated.lost_share
+    better = f"checkpoint.every_steps={found.simulated.every_steps} would make {gained:.2%} more of the time useful"
+    print(better if gained >= _WORTH_SAYING else "the present interval is as good as any")
+
+
+def _end(outcome: "OutcomeView") -> str:
+    if outcome.finished:
+        return f"finishes after {_span(outcome.days * 86400)}, goodput {outcome.goodput:.1%}"
+    done = outcome.step / outcome.total_steps
+    return f"gives up after {_span(outcome.days * 86400)} with {done:.1%} of the steps done"
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:,.0f}" if hours >= 100 else f"{hours:.3g}"
+
+
+def _span(seconds: float) -> str:
+    for unit, name in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:.1f} {name}"
+    return f"{seconds:.3g} s"
+
+
+def _of(step: int | None, total: int | None) -> str:
+    return f"{cell(step)}/{cell(total)}"

@@ -1,0 +1,108 @@
+"""A training plan as people read it: one fact a line, estimates called estimates.
+
+Owns the words. Refuses to find anything out.
+"""
+
+from collections.abc import Iterator
+
+from flows.preparation.training_plan import PlannedCheckpoints, PlannedMemory, TrainingPlan
+from model.estimates.size_estimate import PARTS
+from tasks.text.format import counted, listed, span
+from tasks.text.output import short
+
+_SOURCES_SHOWN = 4
+
+
+def plan_facts(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
+    """Yield the plan's lines, name and words."""
+    yield "would", _would(plan)
+    yield "because", plan.why
+    yield "store", plan.store
+    yield "data", _data(plan)
+    yield "model", _model(plan)
+    yield "memory", _memory(plan.memory)
+    if plan.action != "nothing":
+        yield from _ahead(plan)
+    left = ", ".join(f"{reason} {budget.left}" for reason, budget in plan.budgets.items())
+    yield "retries left", left
+
+
+def _would(plan: TrainingPlan) -> str:
+    number, total = plan.attempt, f"{plan.total_steps:,}"
+    origin = f"run {plan.run_id} from step {plan.from_step:,} of {total} as attempt {number}"
+    return {
+        "open": f"open {origin}",
+        "continue": f"continue {origin}",
+        "wait": f"wait for the owner of run {plan.run_id}, and if it is gone continue {origin}",
+        "finish": f"write down that run {plan.run_id} is finished, and offer its best checkpoint",
+    }.get(plan.action, f"train nothing: run {plan.run_id} is finished")
+
+
+def _data(plan: TrainingPlan) -> str:
+    data = plan.data
+    files = f"{counted(len(data.sources), 'source')}, {_bytes(data.bytes)}"
+    if data.snapshot_id is None:
+        named = listed([source.name for source in data.sources], _SOURCES_SHOWN)
+        return f"not tokenized yet: {files} ({named})"
+    tokens = f"{data.train_tokens:,} tokens to train on, {data.val_tokens:,} held out"
+    return f"snapshot {short(data.snapshot_id)}: {files}, {tokens}"
+
+
+def _model(plan: TrainingPlan) -> str:
+    model = plan.model
+    shape = f"{counted(model.layers, 'layer')}, {counted(model.heads, 'head')}, width {model.width}"
+    asked = "" if plan.data.snapshot_id else " at most"
+    vocabulary = f"{model.vocab_size:,} ids{asked}, block {model.block_size:,}"
+    return f"{model.family}: {model.parameters:,} parameters ({shape}, {vocabulary})"
+
+
+def _memory(memory: PlannedMemory) -> str:
+    shown = {name: memory.parts.of(name) for name in PARTS}
+    parts = ", ".join(f"{name.replace('_', ' ')} {_bytes(size)}" for name, size in shown.items() if size)
+    recomputed = ", activations recomputed" if memory.activation_checkpointing else ""
+    how = f"micro-batch {memory.micro_batch}, {memory.precision} with {memory.kernels} kernels{recomputed}"
+    return f"an estimate: {_bytes(memory.total_bytes)} at its peak with {how} ({parts}){_there(memory)}"
+
+
+def _there(memory: PlannedMemory) -> str:
+    if memory.there_bytes is None:
+        return ""
+    short = ": more than there is" if memory.total_bytes > memory.there_bytes else ""
+    return f"; {_bytes(memory.there_bytes)} are there now{short}"
+
+
+def _ahead(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
+    steps, early = plan.total_steps - plan.from_step, " at most: it may stop early" if plan.may_stop_early else ""
+    yield (
+        "steps",
+        f"{steps:,} ahead of {plan.total_steps:,}{early}; {plan.tokens_ahead:,} tokens, {plan.tokens_per_step:,} each",
+    )
+    speed, seconds = plan.time.tokens_per_second, plan.time.seconds
+    if speed is None or seconds is None:
+        yield "time", "not known before the run has trained a step"
+    else:
+        yield "time", f"an estimate: {span(seconds)} of training at the {speed:,.0f} tokens/s of its newest steps"
+    yield "checkpoints", _commits(plan.checkpoints)
+    yield "evaluations", f"of {counted(plan.evaluations.commits, 'commit')}: {', '.join(plan.evaluations.suites)}"
+    if plan.cost.gpu_hour_price is not None:
+        money = "not known before the run has trained a step"
+        if plan.cost.money is not None:
+            amount = f"{plan.cost.money:,.2f}" if plan.cost.money >= 0.005 else "less than 0.01"
+            money = f"an estimate: {amount} {plan.cost.currency}"
+        yield "cost", f"{money}, at {plan.cost.gpu_hour_price:g} {plan.cost.currency} an hour"
+
+
+def _commits(commits: PlannedCheckpoints) -> str:
+    seconds = f" and every {commits.every_seconds:g} s" if commits.every_seconds else ""
+    every = f"every {counted(commits.every_steps, 'step')}{seconds}, {_bytes(commits.bytes_each)} each"
+    kept = (
+        f"at most {commits.kept_at_most} kept ({_bytes(commits.kept_at_most * commits.bytes_each)}) beside those in use"
+    )
+    return f"{commits.ahead:,} ahead, {every}; {kept}"
+
+
+def _bytes(size: int) -> str:
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "KB")):
+        if size >= unit:
+            return f"{size / unit:.3g} {name}"
+    return counted(size, "byte")

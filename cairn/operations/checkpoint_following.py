@@ -1,0 +1,128 @@
+"""Text from every checkpoint of a run that is training elsewhere, as it is committed.
+
+Owns which checkpoint comes next, what is passed over, and when it is over. Only reads: nothing is held, so a checkpoint
+may be superseded and deleted before its turn comes. Outlasts a store that is away. Refuses to know how text is written.
+"""
+
+import os
+import time
+from collections.abc import Callable
+
+from cairn.operations.text_display import checkpoint_heading, show_text, write_samples
+from cairn.operations.text_sampling import RunSampler, SampleRequest
+from model.errors import InvalidInput, ModelError
+from reports.queries.run_lookup import find_run
+from storage.errors import IntegrityError, ObjectMissing, StoreRefused, StoreUnavailable
+from storage.logs.run_entries import CheckpointReference
+from storage.logs.run_log import RunLog
+from storage.logs.run_state import COMMITTED, CheckpointRecord, RunState
+from storage.stores.object_store import ObjectStore
+from tasks.errors import InvalidConfiguration
+from tasks.text.output import say
+
+_NICENESS = 15
+"""Training goes first where both are on one machine, as it does beside an evaluator."""
+
+
+class CheckpointFollower:
+    """Hands on the newest committed checkpoint of a run, then each that is committed after it, until the run ends."""
+
+    def __init__(
+        self,
+        log: RunLog,
+        use: Callable[[CheckpointReference], None],
+        *,
+        every_seconds: float,
+        say: Callable[[str], None],
+        sleep: Callable[[float], None],
+    ) -> None:
+        """Prepare; nothing is read yet. `use` is called once for a checkpoint, and again after a store was away."""
+        self._log, self._use = log, use
+        self._every_seconds, self._say, self._sleep = every_seconds, say, sleep
+        self._passed: int | None = None  # so many of the run's checkpoints are behind us
+        self._last_said = ""
+
+    def follow(self) -> None:
+        """Return when the run has finished and its last checkpoint was used; raises `StoreRefused`."""
+        while True:
+            try:
+                state = self._log.refresh()
+                if (record := self._due(state)) is not None:
+                    self._meet(record)
+                    continue
+                if state.finished is not None:
+                    return
+                self._say_once(_awaited(state))
+            except StoreRefused:
+                raise
+            except StoreUnavailable as error:
+                self._say_once(f"the store is away, asking again every {self._every_seconds:g} s: {error}")
+            self._sleep(self._every_seconds)
+
+    def _due(self, state: RunState) -> CheckpointRecord | None:
+        """Return the checkpoint that comes next; the first is the newest there is, not those before it."""
+        if self._passed is None and state.newest_committed is not None:
+            self._passed = state.checkpoints.index(state.newest_committed)
+        waiting = state.checkpoints[self._passed :] if self._passed is not None else ()
+        return next(iter(waiting), None)
+
+    def _meet(self, record: CheckpointRecord) -> None:
+        assert self._passed is not None
+        reference = record.committed.reference
+        problem = f"it is {record.state} by now" if record.state != COMMITTED else self._problem(reference)
+        if problem:
+            self._say(f"{checkpoint_heading(reference)} is passed over: {problem}")
+        self._passed += 1
+        self._last_said = ""
+
+    def _problem(self, reference: CheckpointReference) -> str:
+        """Use the checkpoint; returns what kept it from being used, or nothing."""
+        try:
+            self._use(reference)
+        except InvalidInput:
+            raise
+        except ModelError as error:
+            return f"{error}"
+        except (IntegrityError, ObjectMissing) as error:
+            now = self._log.refresh().find(reference.prefix)
+            return f"it is {now.state} by now" if now is not None and now.state != COMMITTED else f"{error}"
+        return ""
+
+    def _say_once(self, line: str) -> None:
+        if line and line != self._last_said:
+            self._say(line)
+        self._last_said = line
+
+
+def follow_run(store: ObjectStore, run: str, request: SampleRequest, *, every_seconds: float, json: bool) -> None:
+    """Print what each checkpoint of a run writes until the run has finished; this process then has the least priority.
+
+    `run` is a run's id; an alias or RUN@STEP is one checkpoint, which there is no following of.
+    """
+    if json:
+        raise InvalidConfiguration(
+            "--follow --json: one document cannot hold texts that are still to come; leave one out"
+        )
+    if not 0 < every_seconds < float("inf"):
+        raise InvalidConfiguration(f"--every {every_seconds}: must be more than 0 seconds")
+    run_id, _, step = run.partition("@")
+    if step:
+        raise InvalidConfiguration(f"--follow {run}: follows a whole run; leave @{step} out")
+    log = find_run(store, run_id)
+    sampler = RunSampler(log, request)
+
+    def use(reference: CheckpointReference) -> None:
+        sampler.load(reference)
+        show_text(f"{checkpoint_heading(reference)}\n")
+        write_samples(sampler, request, show=show_text)
+        show_text("\n")
+
+    os.nice(_NICENESS)
+    CheckpointFollower(log, use, every_seconds=every_seconds, say=say, sleep=time.sleep).follow()
+
+
+def _awaited(state: RunState) -> str:
+    """Return what there is to know while nothing happens, if anything."""
+    if state.attempts and (ended := state.attempts[-1].ended) is not None:
+        return f"attempt {ended.attempt} ended: {ended.reason}; waiting for the run to go on"
+    return "" if state.checkpoints else "no checkpoint is committed yet; waiting for the first"

@@ -1,0 +1,82 @@
+"""Importing and exporting token files, as `cairn import-tokens` and `cairn export-tokens` ask for it.
+
+Owns what a command line says of it: which tokenizer is meant, where files go. Refuses to know how tokens are kept.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from model.data.tokenizer import Tokenizer
+from reports.queries.data_view import find_snapshot
+from storage.snapshots.data_snapshot import SnapshotFiles
+from storage.snapshots.token_file import TokenFileFormat, look_at
+from storage.stores.object_store import ObjectStore
+from tasks.data.token_trade import TokenFiles, export_tokens, import_tokens, numbered_vocabulary, read_tokenizer
+from tasks.errors import InvalidConfiguration
+from tasks.machine.work_folder import work_folder
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImportRequest:
+    """What a person typed; `end_of_text` -1 is the greatest id."""
+
+    train: tuple[str, ...]
+    val: tuple[str, ...]
+    tokenizer: str
+    vocab_size: int
+    end_of_text: int
+    allow_shared: bool
+
+    def __post_init__(self) -> None:
+        """Refuse no word on the vocabulary, and two of them."""
+        if bool(self.tokenizer) == bool(self.vocab_size):
+            raise InvalidConfiguration(
+                "--tokenizer, --vocab-size: give one of them; the ids' meaning is in no .bin file"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImportView:
+    """The snapshot an import made; sizes are per split."""
+
+    snapshot_id: str
+    tokens: dict[str, int]
+    documents: dict[str, int]
+    bytes: dict[str, int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportedFile:
+    """A token file that was written."""
+
+    path: str
+    tokens: int
+
+
+def import_snapshot(store: ObjectStore, request: ImportRequest) -> ImportView:
+    """Make the snapshot; raises InvalidCorpus for files that cannot be."""
+    files = TokenFiles(train=tuple(map(Path, request.train)), val=tuple(map(Path, request.val)))
+    made = import_tokens(store, files, _tokenizer(request), allow_shared=request.allow_shared)
+    splits = {"train": made.manifest.splits.train, "val": made.manifest.splits.val}
+    return ImportView(
+        snapshot_id=made.snapshot_id,
+        tokens={name: split.tokens for name, split in splits.items()},
+        documents={name: split.documents for name, split in splits.items()},
+        bytes={name: split.bytes for name, split in splits.items()},
+    )
+
+
+def export_snapshot(store: ObjectStore, reference: str, folder: str, form: str) -> tuple[ExportedFile, ...]:
+    """Write a snapshot's splits into `folder`, named as `find_snapshot` reads it."""
+    snapshot_id = find_snapshot(store, reference)[0]
+    files = SnapshotFiles(store, snapshot_id, work_folder(os.environ) / "snapshots")
+    written = export_tokens(files, Path(folder), TokenFileFormat(form))
+    return tuple(ExportedFile(path=str(path), tokens=look_at(path).tokens) for path in written)
+
+
+def _tokenizer(request: ImportRequest) -> Tokenizer:
+    if request.tokenizer:
+        return read_tokenizer(Path(request.tokenizer))
+    end_of_text = request.vocab_size - 1 if request.end_of_text < 0 else request.end_of_text
+    return numbered_vocabulary(request.vocab_size, end_of_text)

@@ -1,0 +1,137 @@
+"""Is this machine fit to train? Versions, device, store, orchestrator, disk: one verdict each.
+
+Owns the questions of `cairn doctor`. A check never raises: what it could not find out is its answer.
+"""
+
+import os
+import platform
+import shutil
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from flows.orchestrator.server_address import authorization, server_address
+from tasks.machine.work_folder import work_folder
+
+SHOWN_PACKAGES = ("cairn", "torch", "prefect", "fastapi", "fsspec", "pydantic", "pyarrow", "tokenizers", "safetensors")
+PROBE_CREATORS = 32
+PROBE_ROUNDS = 20
+ENOUGH_BYTES = 1 << 30
+_API_TIMEOUT_SECONDS = 3.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Check:
+    """One verdict: what was looked at, whether it will do, and what was found."""
+
+    name: str
+    ok: bool
+    detail: str
+
+
+def check_machine(store_url: str) -> tuple[Check, ...]:
+    """Return every verdict; the store's is a real race of creators, and its objects are deleted again."""
+    questions: tuple[tuple[str, Callable[[], str]], ...] = (
+        ("python", _python),
+        ("packages", _packages),
+        ("device", _device),
+        ("mode", _mode),
+        ("store", lambda: _store(store_url)),
+        ("prefect", _orchestrator),
+        ("disk", lambda: _disk(store_url)),
+    )
+    return tuple(_asked(name, question) for name, question in questions)
+
+
+def _asked(name: str, question: Callable[[], str]) -> Check:
+    try:
+        return Check(name=name, ok=True, detail=question())
+    except Exception as error:  # a doctor reports whatever is wrong, of whatever kind
+        return Check(name=name, ok=False, detail=f"{error}" or type(error).__name__)
+
+
+def _python() -> str:
+    return f"{platform.python_version()} on {platform.platform(terse=True)}, {len(os.sched_getaffinity(0))} cores"
+
+
+def _packages() -> str:
+    found = []
+    for name in SHOWN_PACKAGES:
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError as missing:
+            raise RuntimeError(f"{name} is not installed; `make .venv` installs the tested versions") from missing
+    return ", ".join(found)
+
+
+def _device() -> str:
+    import torch
+
+    if not torch.cuda.is_available():
+        return f"cpu ({torch.get_num_threads()} threads); no CUDA device"
+    return f"cuda: {', '.join(_cuda_device(number) for number in range(torch.cuda.device_count()))}"
+
+
+def _cuda_device(number: int) -> str:
+    import torch
+
+    from model.estimates.device_specs import data_sheet_flops
+    from model.kernels.compilation import can_compile
+
+    name = torch.cuda.get_device_name(number)
+    promised = data_sheet_flops(name, "bf16")
+    rate = (
+        "not in the table of data sheets" if promised is None else f"{promised / 1e12:,.0f} TFLOP/s by its data sheet"
+    )
+    if can_compile(torch.device("cuda", number)):
+        return f"{name} ({rate})"
+    return f"{name} ({rate}; slower than it could be: Triton or a C compiler is missing)"
+
+
+def _mode() -> str:
+    from model.estimates.numerics import described
+    from tasks.machine.machine_speed import machine_speed
+
+    return described(machine_speed(work_folder(os.environ)))
+
+
+def _store(url: str) -> str:
+    from storage.stores.open_store import open_store
+    from storage.stores.store_probe import probe_store
+
+    store = open_store(url)
+    probe_store(store, creators=PROBE_CREATORS, rounds=PROBE_ROUNDS)
+    race = f"{PROBE_ROUNDS} races of {PROBE_CREATORS} creators, one winner each"
+    return f"{store.url}: writable, create-if-absent excludes ({race})"
+
+
+def _orchestrator() -> str:
+    url = server_address(os.environ)
+    if not url:
+        return "PREFECT_API_URL is not set: `cairn train` starts Prefect's own server while it runs"
+    request = urllib.request.Request(f"{url.rstrip('/')}/admin/version", headers=authorization(os.environ))
+    try:
+        with urllib.request.urlopen(request, timeout=_API_TIMEOUT_SECONDS) as answer:
+            return f"{url} answers {answer.status}"
+    except urllib.error.HTTPError as error:
+        if error.code not in (401, 403):  # somebody is there, and knows other questions
+            return f"{url} answers {error.code}"
+        why = "set PREFECT_API_AUTH_STRING or PREFECT_API_KEY to the server's"
+        raise RuntimeError(f"{url} refuses, {error.code}: {why}") from error
+
+
+def _disk(store_url: str) -> str:
+    local = (
+        [Path(store_url.removeprefix("file://"))] if store_url.startswith("file://") or "://" not in store_url else []
+    )
+    found = []
+    for folder in (*local, work_folder(os.environ)):
+        there = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.is_dir())
+        free = shutil.disk_usage(there).free
+        if free < ENOUGH_BYTES:
+            raise RuntimeError(f"{folder}: {free / 1e9:.1f} GB free, at least {ENOUGH_BYTES / 1e9:.1f} GB are needed")
+        found.append(f"{folder}: {free / 1e9:.1f} GB free")
+    return "; ".join(found)

@@ -1,0 +1,101 @@
+"""From a committed checkpoint to a directory others open: verified weights, tokenizer, and what is on record of them.
+
+Owns what `cairn export` gathers and reports. Refuses to know the layout (`tasks.evaluator.model_directory`) and the
+card's words (`cairn.operations.model_card`). Imports torch only in the function that needs it.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cairn.operations.model_card import ModelFacts, write_card
+from reports.queries.model_views import view_models
+from reports.queries.run_lookup import FoundCheckpoint, configuration_of
+from storage.stores.verified_object import describe_file
+from tasks.errors import InvalidConfiguration
+from tasks.machine.work_folder import work_folder
+
+if TYPE_CHECKING:
+    from tasks.evaluator.checkpoint_model import CheckpointModel
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportedModelFile:
+    """A file that was written."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportedModel:
+    """What an export wrote, and which weights these are."""
+
+    folder: str
+    files: tuple[ExportedModelFile, ...]
+    run_id: str
+    step: int
+    manifest_sha256: str
+
+
+def export_model(found: FoundCheckpoint, folder: Path) -> ExportedModel:
+    """Write the checkpoint in Hugging Face's layout; every byte of it is verified first.
+
+    Raises InvalidConfiguration where the folder holds something, IntegrityError where the checkpoint does not verify.
+    """
+    from tasks.errors import TaskError
+    from tasks.evaluator.model_directory import require_empty, write_model_directory
+
+    try:
+        require_empty(folder)  # before the weights are read
+        opened = _open(found)
+        write_model_directory(folder, opened, card=write_card(_facts(found, opened)))
+    except TaskError as error:
+        raise InvalidConfiguration(str(error)) from error
+    return ExportedModel(
+        folder=str(folder),
+        files=tuple(_described(path) for path in sorted(folder.iterdir())),
+        run_id=found.log.run_id,
+        step=found.reference.step,
+        manifest_sha256=found.reference.manifest_sha256,
+    )
+
+
+def _open(found: FoundCheckpoint) -> "CheckpointModel":
+    import torch
+
+    from tasks.evaluator.checkpoint_model import open_model
+
+    config = configuration_of(found.log.state)
+    return open_model(
+        found.log.store,
+        found.reference,
+        model=config.model,
+        snapshot_id=found.opened.data_snapshot,
+        cache_dir=work_folder(os.environ) / "snapshots",
+        device=torch.device("cpu"),
+        mask_documents=config.training.mask_documents,
+    )
+
+
+def _facts(found: FoundCheckpoint, opened: "CheckpointModel") -> ModelFacts:
+    promotions = (
+        view for view in view_models(found.log.store) if view.manifest_sha256 == found.reference.manifest_sha256
+    )
+    return ModelFacts(
+        state=found.log.state,
+        opened=found.opened,
+        reference=found.reference,
+        manifest=opened.snapshot.manifest,
+        snapshot_id=found.opened.data_snapshot,
+        parameters=opened.network.parameter_count,
+        end_of_text=opened.tokenizer.decode([opened.tokenizer.end_of_text_id]),
+        promotions=tuple(promotions),
+    )
+
+
+def _described(path: Path) -> ExportedModelFile:
+    written = describe_file(path)
+    return ExportedModelFile(name=path.name, bytes=written.bytes, sha256=written.sha256)

@@ -1,0 +1,132 @@
+"""Is everything there that the log promises? Sequence, prev chain, refused entries, data, initial weights, checkpoints.
+
+Reads the log entry by entry, whatever is cached, and holds the cached fold against it.
+
+Owns the questions of `cairn verify`. Reads every byte, changes nothing: quarantining is the claim's business.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from reports.errors import RunNotFound
+from storage.checkpoints.checkpoint import verify_checkpoint
+from storage.errors import IntegrityError, ObjectMissing
+from storage.logs.entry_log import EntryLog
+from storage.logs.log_entry import Entry, seq_of
+from storage.logs.run_entries import RUN_KINDS
+from storage.logs.run_log import RunLog, list_run_ids, run_prefix
+from storage.logs.run_state import RunState, fold
+from storage.snapshots.data_snapshot import read_manifest
+from storage.stores.object_store import ObjectStore
+from storage.stores.verified_object import PromisedObject, check_object
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verification:
+    """What was checked, and one line for each thing that is not what it must be."""
+
+    run_id: str
+    entries: int
+    checkpoints: int
+    checkpoint_bytes: int
+    data_snapshot: str | None
+    problems: tuple[str, ...]
+
+
+def verify_run(store: ObjectStore, run_id: str) -> Verification:
+    """Re-hash everything the run has committed; raises `RunNotFound` where there is no such run at all."""
+    log = EntryLog(store=store, prefix=f"{run_prefix(run_id)}/log", kinds=RUN_KINDS)
+    listed = store.keys(log.prefix)
+    if not listed:
+        runs = ", ".join(list_run_ids(store)) or "none"
+        raise RunNotFound(f"no run {run_id!r} in {store.url}; runs here: {runs}")
+    problems: list[str] = []
+    entries: list[Entry] = []
+    try:
+        for read in log.walk_after(None):
+            entries.append(read.entry)
+    except IntegrityError as error:
+        problems.append(str(error))
+    else:
+        problems += _sequence_problems(listed, len(entries))
+    state, disagreements = _fold_checked(entries)
+    problems += disagreements
+    if not problems:
+        problems += _cache_problems(store, run_id, state)
+    problems += [
+        f"seq {entry.seq}: a {entry.kind} without effect: its writer was fenced, or it contradicts what precedes it"
+        for entry in state.refused
+    ]
+    problems += _snapshot_problems(store, state)
+    problems += _initial_problems(store, state)
+    for record in state.readable:
+        problems += verify_checkpoint(store, record.committed.reference)
+    return Verification(
+        run_id=run_id,
+        entries=len(entries),
+        checkpoints=len(state.readable),
+        checkpoint_bytes=sum(record.committed.bytes for record in state.readable),
+        data_snapshot=state.opened.data_snapshot if state.opened else None,
+        problems=tuple(problems),
+    )
+
+
+def _fold_checked(entries: Sequence[Entry]) -> tuple[RunState, list[str]]:
+    """Fold entry by entry and hold each against the resume list its own writer put into it."""
+    state, problems = RunState(), list[str]()
+    for entry in entries:
+        state = fold([entry], state)
+        if entry.resume != state.resume:
+            problems.append(f"seq {entry.seq}: its resume list is not what the entries up to it lead to")
+    return state, problems
+
+
+def _cache_problems(store: ObjectStore, run_id: str, state: RunState) -> Iterator[str]:
+    log = RunLog(store, run_id)
+    try:
+        cached = log.refresh()
+    except IntegrityError as error:
+        yield str(error)
+        return
+    if cached != state:
+        yield f"{log.fold_key}: leads to another state than the entries do; delete it, it is only a cache"
+
+
+def _sequence_problems(listed: list[str], read: int) -> Iterator[str]:
+    """Yield what lies beyond a hole: a reader stops at the first absent number and would never see it."""
+    for key in listed:
+        try:
+            seq = seq_of(key.rsplit("/", 1)[1])
+        except IntegrityError as error:
+            yield str(error)
+            continue
+        if seq >= read:
+            yield f"{key}: is seq {seq}, but seq {read} is missing, so nobody reads it"
+
+
+def _snapshot_problems(store: ObjectStore, state: RunState) -> Iterator[str]:
+    if state.opened is None:
+        return
+    snapshot_id = state.opened.data_snapshot
+    try:
+        manifest = read_manifest(store, snapshot_id)
+    except (ObjectMissing, IntegrityError) as error:
+        yield str(error)
+        return
+    for item in manifest.objects:
+        key = f"data/{snapshot_id}/{item.key}"
+        try:
+            check_object(store, PromisedObject(key=key, bytes=item.bytes, sha256=item.sha256))
+        except IntegrityError as error:
+            yield str(error)
+
+
+def _initial_problems(store: ObjectStore, state: RunState) -> Iterator[str]:
+    if state.opened is None or state.opened.initial_weights_sha256 is None:
+        return
+    from tasks.trainer.initial_weights import promised_weights  # few runs have any
+
+    try:
+        check_object(store, promised_weights(store, state.opened.initial_weights_sha256))
+    except IntegrityError as error:
+        yield str(error)

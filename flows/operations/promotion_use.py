@@ -1,0 +1,53 @@
+"""What a person does with an alias: offer a checkpoint to it, in their own name.
+
+Owns which gates a run's configuration asks for, and that a person who types the offer has approved it. Refuses to know
+the orchestrator.
+"""
+
+import getpass
+import os
+import socket
+
+from reports.queries.run_lookup import FoundCheckpoint, configuration_of
+from storage.logs.registry import Registry, RegistryState
+from storage.logs.registry_entries import SuiteReference
+from tasks.checkpoints.promotion_offer import offer
+from tasks.configuration.run_configuration import RunConfig
+from tasks.evaluator.evaluation_suite import required_suites_of
+from tasks.policy.promotion import Approval, Candidate, PromotionRules, evaluations_of
+
+
+def this_person() -> str:
+    """Return who is at the keyboard, for the record."""
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    except (OSError, KeyError):  # a container's user may have no name
+        return f"uid {os.getuid()}@{socket.gethostname()}"
+
+
+def rules_of(config: RunConfig) -> PromotionRules:
+    """Return what the gates ask of the run's checkpoints."""
+    required = required_suites_of(config.evaluation)
+    return PromotionRules(
+        required=tuple(SuiteReference(name=suite.name, sha256=suite.sha256) for suite in required),
+        min_improvement=config.promotion.min_improvement,
+        refuse_verdicts=config.promotion.refuse_verdicts,
+        needs_approval=config.promotion.require_approval,
+    )
+
+
+def offer_to(found: FoundCheckpoint, alias: str, *, why: str = "") -> RegistryState:
+    """Let the gates decide and record it with the person's name and words; raises `GateRefused`.
+
+    Where the run asks for approval, this is it: a person has looked and typed.
+    """
+    state, person = found.log.state, this_person()
+    candidate = Candidate(
+        run_id=found.log.run_id,
+        reference=found.reference,
+        evaluations=evaluations_of(state, found.reference.manifest_sha256),
+        by=person,
+        why=why,
+        approval=Approval(is_given=True, by=person, why=why),
+    )
+    return offer(found.log, Registry(found.log.store, alias), candidate, rules_of(configuration_of(state)))

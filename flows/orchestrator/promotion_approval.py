@@ -1,0 +1,171 @@
+"""Does a person say yes? A promotion that every other gate lets through is shown in Prefect, with a form to answer it.
+
+Owns the form, and how long and where it is waited for: a flow run of a deployment is suspended, its process and its
+machine are free, and an answer starts it again from the top, where a finished run comes straight back here; any other
+flow run waits in its process. Nobody is asked where no server is named that a person could look at: a run's own private
+server dies with it. Refuses to decide: no answer is not a no.
+"""
+
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.objects import State
+from prefect.client.schemas.responses import SetStateStatus
+from prefect.flow_runs import suspend_flow_run
+from prefect.input.run_input import keyset_from_paused_state, run_input_subclass_from_type
+from prefect.runtime import deployment
+from prefect.settings import PREFECT_API_URL
+from prefect.states import Paused
+from pydantic import BaseModel, ConfigDict, Field
+
+from flows.orchestrator.ephemeral_server import is_own_server
+from reports.pages.report_markdown import markdown_text
+from storage.logs.registry_entries import Promoted
+from tasks.attempt.shutdown_signal import StopNotice
+from tasks.policy.promotion import Approval
+
+POLL_SECONDS = 2.0
+_SLACK_SECONDS = 3600.0
+"""Prefect fails a flow run that leaves a pause after its own deadline, so that lies behind ours."""
+
+
+class PromotionApproval(BaseModel):
+    """The form: whether these weights may become the alias, who says so, and why."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    approve: bool = Field(description="yes: the alias points at this checkpoint from now on; no: it is refused")
+    by: str = Field(min_length=1, description="who you are, for the record")
+    why: str = Field(default="", description="your reason, for the record")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """What is to be approved: the promotion as it would be recorded, and what the alias points at now."""
+
+    proposal: Promoted
+    champion: Promoted | None
+    timeout_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unanswered:
+    """Nobody has said yes or no, and why."""
+
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Waiting:
+    """What ends the waiting besides an answer: a notice to leave, and a decision somebody else has put on record."""
+
+    notice: StopNotice
+    is_settled: Callable[[], bool]
+    say: Callable[[str], None]
+
+
+def ask(question: Question, flow_run_id: str | None, waiting: Waiting) -> Approval | Unanswered:
+    """Return what a person answered, or why nobody did; in a deployment's flow run the first call ends the process."""
+    if not PREFECT_API_URL.value() or is_own_server(os.environ) or flow_run_id is None:
+        return Unanswered(why="no Prefect server is named (PREFECT_API_URL) where a person could be asked")
+    form = _form(question)
+    try:
+        if deployment.get_id():
+            timeout = int(question.timeout_seconds)
+            return _approval(suspend_flow_run(wait_for_input=form, timeout=timeout, key=_key(question)))
+        with get_client(sync_client=True) as client:
+            return _wait(client, UUID(flow_run_id), form, question, waiting)
+    except Exception as error:  # whatever keeps the API from asking, the run is trained and nothing is decided
+        return Unanswered(why=f"Prefect could not ask: {error}")
+
+
+def describe(question: Question) -> str:
+    """Return the question as a person reads it above the form, in markdown."""
+    new, old = question.proposal, question.champion
+    before = old.metrics if old else {}
+    rows = [
+        f"| {markdown_text(name)} | {value:.4f} | {f'{before[name]:.4f}' if name in before else '–'} |"
+        for name, value in sorted(new.metrics.items())
+    ]
+    lines = [
+        f"# May `{new.alias}` point at `{new.run_id}@{new.step}`?",
+        f"Every other gate said yes: {markdown_text(new.why)}."
+        + (f" The loss curve is {markdown_text(new.verdict)}." if new.verdict else ""),
+        "\n".join(
+            ["| | offered | now |", "|---|---|---|", *_named_rows(new, old), *rows],
+        ),
+        f"`cairn sample {new.run_id}@{new.step}` lets it write. `cairn promote {new.run_id}@{new.step}` is a yes too.",
+    ]
+    return "\n\n".join(lines)
+
+
+def _named_rows(new: Promoted, old: Promoted | None) -> list[str]:
+    return [
+        f"| checkpoint | {new.run_id}@{new.step} | {f'{old.run_id}@{old.step}' if old else '–'} |",
+        f"| manifest | {new.manifest_sha256[:8]} | {old.manifest_sha256[:8] if old else '–'} |",
+    ]
+
+
+def _form(question: Question) -> Any:
+    form: Any = run_input_subclass_from_type(PromotionApproval)
+    return form.with_initial_data(description=describe(question))
+
+
+def _key(question: Question) -> str:
+    """Return what tells this question from others of the flow run; Prefect takes lower-case letters and digits only."""
+    asked = f"{question.proposal.alias} {question.proposal.manifest_sha256}"
+    return hashlib.sha256(asked.encode()).hexdigest()[:32]
+
+
+def _wait(
+    client: SyncPrefectClient, flow_run_id: UUID, form: Any, question: Question, waiting: Waiting
+) -> Approval | Unanswered:
+    paused: State[Any] = Paused(
+        timeout_seconds=int(question.timeout_seconds + _SLACK_SECONDS), pause_key=_key(question)
+    )
+    keyset = keyset_from_paused_state(paused)
+    paused.state_details.run_input_keyset = {str(name): key for name, key in keyset.items()}
+    answer = client.set_flow_run_state(flow_run_id, paused)
+    if answer.status is not SetStateStatus.ACCEPT:
+        return Unanswered(why=f"Prefect did not pause the flow run: {answer.details}")
+    form.save(keyset, flow_run_id)
+    _announce(question, flow_run_id, waiting)
+    deadline, woken = time.monotonic() + question.timeout_seconds, threading.Event()
+    with waiting.notice.told(woken.set):
+        while not woken.is_set():
+            if _has_resumed(client, flow_run_id):
+                return _approval(form.load(keyset, flow_run_id))
+            if waiting.is_settled():
+                return Unanswered(why="it was decided elsewhere meanwhile")
+            if time.monotonic() >= deadline:
+                return Unanswered(why=f"nobody answered in Prefect within {question.timeout_seconds:g} s")
+            woken.wait(min(POLL_SECONDS, max(0.0, deadline - time.monotonic())))
+    return Unanswered(why=f"{waiting.notice.signal} came before an answer")
+
+
+def _announce(question: Question, flow_run_id: UUID, waiting: Waiting) -> None:
+    named = f"{question.proposal.run_id}@{question.proposal.step}"
+    waiting.say(
+        f"{named} waits for approval, at most {question.timeout_seconds:g} s: resume flow run {flow_run_id} in "
+        f"Prefect, or `cairn promote {named}` in another terminal"
+    )
+
+
+def _has_resumed(client: SyncPrefectClient, flow_run_id: UUID) -> bool:
+    try:
+        state = client.read_flow_run(flow_run_id).state
+    except Exception:  # an API that is away for a while comes back with the answer
+        return False
+    return state is not None and state.is_running()
+
+
+def _approval(answer: BaseModel) -> Approval:
+    given = PromotionApproval.model_validate(answer.model_dump())
+    return Approval(is_given=given.approve, by=given.by, why=given.why)

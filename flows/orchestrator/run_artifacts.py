@@ -1,0 +1,146 @@
+"""Receipts, budgets and evaluations as tables, the curve as a picture: in the orchestrator's UI, renewed, best effort.
+
+Owns a thread of its own and the flow run's tags: whatever the API does, no training, commit or receipt waits for it or
+fails with it, and what it missed is in the next version. Task runs carry no tags: for a tag Prefect asks the API for a
+concurrency slot before the task may begin. Refuses to hold anything the log does not know.
+"""
+
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from uuid import UUID
+
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import ArtifactCreate
+
+from flows.orchestrator.curve_artifact import Drawing, curve_markdown, is_due
+from flows.orchestrator.stale_task_runs import close_lost
+from reports.pages.evaluation_tables import evaluations_table
+from reports.queries.run_status import view_status
+from reports.queries.run_views import view_attempts, view_evaluations
+from storage.logs.run_log import RunLog
+
+_LAST_WORD_SECONDS = 10.0
+_DETAIL_CHARACTERS = 160
+
+
+class RunArtifacts:
+    """Publishes a run's tables and its curve whenever it is told that something changed; the newest state wins."""
+
+    def __init__(self, log: RunLog, flow_run_id: str | None) -> None:
+        """Prepare; without a flow run there is nobody to show anything to."""
+        self._log, self._flow_run_id = log, flow_run_id
+        self._changed, self._stop = threading.Event(), False
+        self._began = time.monotonic()
+        self._drawn: Drawing | None = None
+        self._shown: dict[str, str] = {}
+        self._are_lost_closed = False
+
+    @contextmanager
+    def published(self) -> Iterator[None]:
+        """Publish in the background while the block runs; the last state is given a moment at the end."""
+        if self._flow_run_id is None:
+            yield
+            return
+        thread = threading.Thread(target=self._publish_all, args=(UUID(self._flow_run_id),), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._stop = True
+            self._changed.set()
+            thread.join(_LAST_WORD_SECONDS)
+
+    def change(self) -> None:
+        """Say that the log has something new."""
+        self._changed.set()
+
+    def _publish_all(self, flow_run_id: UUID) -> None:
+        with suppress(Exception), get_client(sync_client=True) as client:
+            last = False
+            while not last:
+                self._changed.wait()
+                last = self._stop
+                self._changed.clear()
+                with suppress(Exception):  # an API that is away, old or full costs a version of a table, never more
+                    self._publish(client, flow_run_id)
+
+    def _publish(self, client: SyncPrefectClient, flow_run_id: UUID) -> None:
+        reasons = {item.termination_reason for item in view_attempts(self._log) if item.termination_reason}
+        client.update_flow_run(flow_run_id, tags=[f"run:{self._log.run_id}", *(f"reason:{name}" for name in reasons)])
+        for name, table in self._tables():
+            if self._shown.get(name) != table:  # each version stays in the orchestrator's database
+                self._create(client, flow_run_id, name, table)
+                self._shown[name] = table
+        if self._stop or self._is_curve_due():
+            self._publish_curve(client, flow_run_id)
+        if not self._are_lost_closed and self._log.state.latest_attempt:
+            close_lost(client, self._log.state, flow_run_id)
+            self._are_lost_closed = True
+
+    def _tables(self) -> Iterator[tuple[str, str]]:
+        yield "receipts", receipts_table(self._log)
+        yield "budgets", budgets_table(self._log)
+        if evaluations := view_evaluations(self._log.state):
+            yield "evaluations", evaluations_table(evaluations)
+
+    def _publish_curve(self, client: SyncPrefectClient, flow_run_id: UUID) -> None:
+        started, ended = time.monotonic(), self._ended_attempts
+        markdown = curve_markdown(self._log)
+        if markdown is not None:
+            now = time.monotonic()
+            self._drawn = Drawing(at_seconds=now, cost_seconds=now - started, ended_attempts=ended)
+            self._create(client, flow_run_id, "curve", markdown)
+
+    def _is_curve_due(self) -> bool:
+        now = time.monotonic()
+        return is_due(self._drawn, now_seconds=now, age_seconds=now - self._began, ended_attempts=self._ended_attempts)
+
+    @property
+    def _ended_attempts(self) -> int:
+        return sum(attempt.ended is not None for attempt in self._log.state.attempts)
+
+    def _create(self, client: SyncPrefectClient, flow_run_id: UUID, name: str, markdown: str) -> None:
+        artifact = ArtifactCreate(
+            key=artifact_key(self._log.run_id, name),
+            type="markdown",
+            description=f"{name} of run {self._log.run_id}, after entry {self._log.seq}",
+            data=markdown,
+            flow_run_id=flow_run_id,
+        )
+        client.create_artifact(artifact)
+
+
+def artifact_key(run_id: str, name: str) -> str:
+    """Return the key under which table or picture is found; the orchestrator allows lower case, digits and dashes."""
+    return f"cairn-{re.sub('[^a-z0-9]+', '-', run_id.lower()).strip('-')}-{name}"
+
+
+def receipts_table(log: RunLog) -> str:
+    """Return every attempt's receipt as a Markdown table, newest first."""
+    rows = [
+        (
+            item.attempt,
+            item.termination_reason or "running",
+            f"{item.first_step}→{item.last_step}",
+            item.last_committed_step,
+            f"{item.gpu_seconds:.1f}",
+            item.wasted_gpu_seconds,
+            item.micro_batch,
+            item.decision.action if item.decision else None,
+            (item.detail or "")[:_DETAIL_CHARACTERS],
+        )
+        for item in reversed(view_attempts(log))
+    ]
+    return markdown_table(
+        ("attempt", "reason", "steps", "committed", "gpu s", "wasted s", "micro-batch", "decision", "detail"), rows
+    )
+
+
+def budgets_table(log: RunLog) -> str:
+    """Return what each budget has spent and left as a Markdown table."""
+    budgets = view_status(log).budgets
+    rows = [(reason, item.spent, item.left, item.spent_total, item.left_total) for reason, item in budgets.items()]
+    return markdown_table(("reason", "spent since progress", "left", "spent in all", "left in all"), rows)

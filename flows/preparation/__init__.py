@@ -1,0 +1,1 @@
+"""What is checked and planned before a run starts."""

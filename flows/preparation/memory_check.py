@@ -1,0 +1,103 @@
+"""Whether a trainer fits into the memory there is, asked before it starts; and which micro-batch does.
+
+Owns the words of the refusal and the choice of `training.micro_batch = "auto"`. The estimate is a formula, what is free
+is asked of the system. Refuses torch: a device is asked by a process of its own.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from model.configuration.training import TrainingConfig
+from model.estimates.size_estimate import TrainingPlace, estimate_memory, largest_micro_batch
+from tasks.configuration.run_configuration import RunConfig
+from tasks.errors import InvalidConfiguration
+from tasks.machine.device_memory import free_device_bytes, trains_on_cuda
+from tasks.machine.process_memory import available_memory_bytes
+from tasks.policy.attempt_sizes import AttemptSizes
+from tasks.trainer.trainer_group import TrainerGroup
+
+MARGIN = 0.1
+"""What `auto` leaves free of the memory there is: the estimate is one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryThere:
+    """Bytes that each trainer may take, None where the system does not tell, and where they would train."""
+
+    bytes: int | None
+    place: TrainingPlace
+
+
+def memory_there(training: TrainingConfig, group: TrainerGroup, *, root: Path = Path("/")) -> MemoryThere:
+    """Ask the system, or the driver where training runs on CUDA; processes of one machine share what it has."""
+    on_cuda = trains_on_cuda(training.device)
+    place = TrainingPlace(on_cuda=on_cuda, processes=group.size)
+    if on_cuda:
+        return MemoryThere(bytes=free_device_bytes(training.device), place=place)
+    there = available_memory_bytes(os.getpid(), root=root)
+    return MemoryThere(bytes=None if there is None else there // group.processes, place=place)
+
+
+def require_memory(config: RunConfig, vocab_size: int, sizes: AttemptSizes, there: MemoryThere) -> None:
+    """Raise `InvalidConfiguration` where a trainer of these sizes cannot fit, in any arithmetic that is still open."""
+    if there.bytes is None or not config.training.memory_check:
+        return
+    settled = min(_settled(config), key=lambda one: _estimate(one, vocab_size, sizes, there))
+    needed = _estimate(settled, vocab_size, sizes, there)
+    if needed > there.bytes:
+        cure = _cure(settled, vocab_size, sizes, there)
+        raise InvalidConfiguration(
+            f"training.micro_batch = {sizes.micro_batch}: an estimated {needed / 1e9:.3g} GB a process, "
+            f"{there.bytes / 1e9:.3g} GB are there; {cure}. training.memory_check = false tries it all the same"
+        )
+
+
+def choose_micro_batch(config: RunConfig, vocab_size: int, there: MemoryThere) -> int:
+    """Return the most windows, by halving each process's share of the batch, that fit with `MARGIN` to spare.
+
+    1 where not even one does, or the whole share where nobody knows what there is.
+    """
+    room = None if there.bytes is None else int(there.bytes * (1 - MARGIN))
+    if room is None:
+        return -(-config.training.global_batch // there.place.processes)
+    recompute = config.training.activation_checkpointing
+    return _largest(config, vocab_size, recompute=recompute, place=there.place, memory_bytes=room) or 1
+
+
+def _cure(config: RunConfig, vocab_size: int, sizes: AttemptSizes, there: MemoryThere) -> str:
+    assert there.bytes is not None
+    recompute = sizes.activation_checkpointing
+    most = _largest(config, vocab_size, recompute=recompute, place=there.place, memory_bytes=there.bytes)
+    if most is not None:
+        return f"rule: at most {most} fits"
+    recomputed = _largest(config, vocab_size, recompute=True, place=there.place, memory_bytes=there.bytes)
+    if recomputed is not None:
+        return f"not even 1 fits, but {recomputed} with training.activation_checkpointing = true"
+    return "not even 1 fits, with training.activation_checkpointing = true neither: train a smaller model"
+
+
+def _largest(
+    config: RunConfig, vocab_size: int, *, recompute: bool, place: TrainingPlace, memory_bytes: int
+) -> int | None:
+    return largest_micro_batch(
+        config.model, config.training, vocab_size, memory_bytes=memory_bytes, recompute=recompute, place=place
+    )
+
+
+def _estimate(config: RunConfig, vocab_size: int, sizes: AttemptSizes, there: MemoryThere) -> int:
+    return estimate_memory(
+        config.model,
+        config.training,
+        vocab_size,
+        micro_batch=sizes.micro_batch,
+        recompute=sizes.activation_checkpointing,
+        place=there.place,
+    ).total_bytes
+
+
+def _settled(config: RunConfig) -> list[RunConfig]:
+    """The arithmetic a run may still be opened with: all of it where the configuration leaves it open."""
+    precisions = ["fp32", "bf16"] if config.training.precision == "auto" else [config.training.precision]
+    kernels = ["stock", "fused"] if config.training.kernels == "auto" else [config.training.kernels]
+    return [config.with_mode(precision=one, kernels=other) for one in precisions for other in kernels]

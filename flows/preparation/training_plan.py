@@ -1,0 +1,245 @@
+"""What `cairn train` would do, found out without doing any of it: nothing is started, nothing is written.
+
+Owns the plan as a record: what happens to the run, its data, sizes, time, checkpoints, evaluations, cost and budgets.
+Sizes are formulas over shapes, time is what the run's own step records say. Refuses torch and the orchestrator.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from flows.preparation.memory_check import MemoryThere, choose_micro_batch
+from flows.preparation.planned_data import PlannedData, plan_data
+from model.estimates.size_estimate import (
+    MemoryEstimate,
+    TrainingPlace,
+    checkpoint_bytes,
+    count_parameters,
+    estimate_memory,
+)
+from reports.queries.run_status import FINISHED, OPENED, RUNNING, BudgetView, view_budgets, view_status
+from storage.logs.run_log import RunLog
+from storage.logs.run_state import RunState
+from storage.logs.step_log import read_attempt_lines
+from tasks.configuration.run_configuration import RunConfig
+from tasks.evaluator.evaluation_suite import command_suites_of, suite_of
+from tasks.policy.attempt_sizes import next_sizes
+
+NOT_KNOWN = MemoryThere(bytes=None, place=TrainingPlace())
+_RECENT_STEPS = 200
+_HOUR_SECONDS = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedModel:
+    """The network: its shape, how many ids it knows, and how many parameters it has."""
+
+    family: str
+    layers: int
+    heads: int
+    width: int
+    block_size: int
+    vocab_size: int
+    parameters: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedMemory:
+    """Estimated bytes of one trainer at its peak, in all and by what they are for, and what they hold for.
+
+    On CUDA they are the device's. `there_bytes` is what there is for it now, None where nobody knows.
+    """
+
+    micro_batch: int
+    activation_checkpointing: bool
+    precision: str
+    kernels: str
+    total_bytes: int
+    there_bytes: int | None
+    parts: MemoryEstimate
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedTime:
+    """How long the steps ahead take by the run's own records; None where it has none."""
+
+    tokens_per_second: float | None
+    seconds: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedCheckpoints:
+    """The commits ahead, and how many are kept at most by the retention rules alone: aliases may keep more.
+
+    Those that `every_seconds` adds are not counted: nobody knows yet how long a step takes.
+    """
+
+    every_steps: int
+    every_seconds: float | None
+    ahead: int
+    bytes_each: int
+    kept_at_most: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedEvaluations:
+    """How many commits ahead are measured, and under which suites."""
+
+    commits: int
+    suites: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedCost:
+    """Money for the steps ahead, an estimate; None without a price or without records."""
+
+    gpu_hour_price: float | None
+    currency: str
+    money: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingPlan:
+    """Everything a dry run tells. `action` is open, continue, finish, wait (for a live owner) or nothing.
+
+    `attempt` is the one that would train, None where none would; `why` is the run's own state in words.
+    """
+
+    run_id: str
+    store: str
+    action: str
+    why: str
+    attempt: int | None
+    from_step: int
+    total_steps: int
+    tokens_per_step: int
+    tokens_ahead: int
+    may_stop_early: bool
+    data: PlannedData
+    model: PlannedModel
+    memory: PlannedMemory
+    time: PlannedTime
+    checkpoints: PlannedCheckpoints
+    evaluations: PlannedEvaluations
+    cost: PlannedCost
+    budgets: Mapping[str, BudgetView]
+
+
+def plan_training(log: RunLog, config: RunConfig, base_dir: Path, there: MemoryThere = NOT_KNOWN) -> TrainingPlan:
+    """Return the plan for a configuration that was checked; the log was read, `there` is the memory there is now."""
+    state, total = log.state, config.training.steps
+    action, why = _action(log)
+    newest = state.newest_committed
+    first = newest.committed.step if newest else 0
+    data = plan_data(log.store, state, config, base_dir)
+    parameters = count_parameters(config.model, data.vocab_size)
+    per_step = config.training.global_batch * config.model.block_size
+    ahead = per_step * (total - first) if action != "nothing" else 0
+    time = _time(log, ahead)
+    return TrainingPlan(
+        run_id=log.run_id,
+        store=log.store.url,
+        action=action,
+        why=why,
+        attempt=None if action == "nothing" else state.latest_attempt + 1,
+        from_step=first,
+        total_steps=total,
+        tokens_per_step=per_step,
+        tokens_ahead=ahead,
+        may_stop_early=config.early_stop.is_on,
+        data=data,
+        model=_model(config, data.vocab_size, parameters),
+        memory=_memory(state, config, data.vocab_size, there),
+        time=time,
+        checkpoints=_checkpoints(config, first, parameters),
+        evaluations=_evaluations(config, first),
+        cost=_cost(config, time),
+        budgets=view_budgets(state, config.budgets.model_dump(mode="json")),
+    )
+
+
+def _action(log: RunLog) -> tuple[str, str]:
+    if log.state.opened is None:
+        return "open", "there is no run of this name in the store"
+    status = view_status(log)
+    newest = log.state.newest_committed
+    if status.state == FINISHED:
+        return "nothing", status.next
+    if status.state == RUNNING:
+        return "wait", f"{status.next}; while it shows life this command leaves with exit code 7"
+    if newest is not None and newest.committed.step >= status.total_steps:
+        return "finish", "the last step is committed, the run's end is not on record yet"
+    return "open" if status.state == OPENED else "continue", status.next
+
+
+def _model(config: RunConfig, vocab_size: int, parameters: int) -> PlannedModel:
+    return PlannedModel(
+        family=config.model_family,
+        layers=config.model.n_layer,
+        heads=config.model.n_head,
+        width=config.model.n_embd,
+        block_size=config.model.block_size,
+        vocab_size=vocab_size,
+        parameters=parameters,
+    )
+
+
+def _memory(state: RunState, config: RunConfig, vocab_size: int, there: MemoryThere) -> PlannedMemory:
+    sizes = next_sizes(state, config.training, chosen=choose_micro_batch(config, vocab_size, there))
+    parts = estimate_memory(
+        config.model,
+        config.training,
+        vocab_size,
+        micro_batch=sizes.micro_batch,
+        recompute=sizes.activation_checkpointing,
+        place=there.place,
+    )
+    return PlannedMemory(
+        micro_batch=sizes.micro_batch,
+        activation_checkpointing=sizes.activation_checkpointing,
+        precision=config.training.precision,
+        kernels=config.training.kernels,
+        total_bytes=parts.total_bytes,
+        there_bytes=there.bytes,
+        parts=parts,
+    )
+
+
+def _time(log: RunLog, tokens: int) -> PlannedTime:
+    """By the median of the newest recorded steps: one slow step is no prediction."""
+    for number in range(log.state.latest_attempt, 0, -1):
+        if lines := read_attempt_lines(log.store, log.prefix, number)[-_RECENT_STEPS:]:
+            speed = median(line.tokens_per_second for line in lines)
+            return PlannedTime(tokens_per_second=speed, seconds=tokens / speed if speed > 0 else None)
+    return PlannedTime(tokens_per_second=None, seconds=None)
+
+
+def _checkpoints(config: RunConfig, first: int, parameters: int) -> PlannedCheckpoints:
+    rules, total = config.checkpoint, config.training.steps
+    milestones = total // rules.keep_every if rules.keep_every else 0
+    commits = _multiples(rules.every_steps, 0, total)
+    return PlannedCheckpoints(
+        every_steps=rules.every_steps,
+        every_seconds=rules.every_seconds,
+        ahead=_multiples(rules.every_steps, first, total),
+        bytes_each=checkpoint_bytes(parameters),
+        kept_at_most=min(commits, rules.keep_last + rules.keep_best + milestones),
+    )
+
+
+def _evaluations(config: RunConfig, first: int) -> PlannedEvaluations:
+    every = config.checkpoint.every_steps * config.evaluation.every_commits
+    suites = (suite_of(config.evaluation).name, *(suite.name for suite in command_suites_of(config.evaluation)))
+    return PlannedEvaluations(commits=_multiples(every, first, config.training.steps), suites=suites)
+
+
+def _multiples(every: int, first: int, last: int) -> int:
+    """Count the multiples of `every` above `first` up to `last`, and `last` itself."""
+    return (last // every - first // every + (last % every != 0)) if last > first else 0
+
+
+def _cost(config: RunConfig, time: PlannedTime) -> PlannedCost:
+    price = config.cost.gpu_hour_price
+    money = None if price is None or time.seconds is None else price * time.seconds / _HOUR_SECONDS
+    return PlannedCost(gpu_hour_price=price, currency=config.cost.currency, money=money)

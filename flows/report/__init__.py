@@ -1,1 +1,0 @@
-"""Post-mortem and report: facts first, words second, pages last."""

@@ -1,0 +1,93 @@
+"""Early stopping of one attempt: which evaluations to wait for, when to end, and what is then the run's last step.
+
+Owns acting on `tasks.policy.early_stop`. With a policy on, training is at most one evaluation ahead, and the last
+segment waits for all of them: a run that completes its steps was never to stop, and one that stops has wasted little.
+Refuses to train, to measure and to decide.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from queue import SimpleQueue
+from typing import Any
+
+from prefect.futures import PrefectFuture
+
+from storage.checkpoints.checkpoint import quarantine_checkpoint
+from storage.logs.log_entry import Writer
+from storage.logs.run_entries import CheckpointReference, RunFinished
+from storage.logs.run_log import RunLog
+from storage.logs.run_state import CheckpointRecord
+from tasks.attempt.shutdown_signal import StopNotice
+from tasks.evaluator.evaluation_run import EvaluationPlan
+from tasks.policy.early_stop import Stop, StopTerms, find_stop, outstanding, stop_terms
+
+
+class EarlyStopping:
+    """The policy of one attempt, asked between segments."""
+
+    def __init__(self, log: RunLog, plan: EvaluationPlan, notice: StopNotice, say: Callable[[str], None]) -> None:
+        """Prepare; the policy and the rhythm of evaluations are those the attempt's start put on record."""
+        self._log, self._plan, self._notice, self._say = log, plan, notice, say
+        self._stop: Stop | None = None
+
+    def is_due(self, step: int) -> bool:
+        """Whether the checkpoint of this step is evaluated."""
+        return self._terms(self._plan).is_due(step)
+
+    def missing(self) -> Iterator[tuple[EvaluationPlan, CheckpointReference]]:
+        """Yield the evaluations that are due and were lost with those who made them, in step order."""
+        state, plans = self._log.state, self._plan.all
+        lost = [(record.committed, plan) for plan in plans for record in outstanding(state, self._terms(plan))]
+        for committed, plan in sorted(lost, key=lambda item: (item[0].step, plans.index(item[1]))):
+            yield plan, committed.reference
+
+    def is_over(self, awaited: Sequence[PrefectFuture[Any]]) -> bool:
+        """Wait for these evaluations, or a notice to leave, and return whether the run stops; without a policy, no.
+
+        A run that is finished trains no further whatever its policy: whoever finished it may have died before its end.
+        """
+        if self._log.state.finished is not None:
+            return True
+        if self._stop is None and self._terms(self._plan).policy.is_on:
+            self._wait(awaited)
+            self._stop = find_stop(self._log.refresh(), self._plan.suite.sha256)
+            if self._stop is not None:
+                self._say(f"  stops early at step {self._stop.step}: {self._stop.why} (early_stop.{self._stop.rule})")
+        return self._stop is not None
+
+    def finish(self, attempt: int, writer: Writer) -> bool:
+        """Where the run stops early, make that step its last and say so in the log; False where it does not.
+
+        What was trained beyond is quarantined: nobody resumes from it, promotes it or takes it for the run's end.
+        """
+        stop = find_stop(self._log.refresh(), self._plan.suite.sha256)
+        if stop is None:
+            return False
+        last = next(item.committed for item in self._log.state.surviving_line if item.committed.step == stop.step)
+        why = f"trained beyond step {stop.step}, where the run stopped early: {stop.why}"
+        for record in self._beyond(stop.step):
+            quarantine_checkpoint(self._log, record.committed, why, writer=writer)
+        body = RunFinished(
+            attempt=attempt,
+            step=last.step,
+            manifest_sha256=last.manifest_sha256,
+            state_sha256=last.state_sha256,
+            stopped=stop.why,
+            rule=stop.rule,
+        )
+        self._log.append(lambda state: body if state.finished is None else None, writer=writer)
+        return True
+
+    def _beyond(self, step: int) -> tuple[CheckpointRecord, ...]:
+        return tuple(record for record in self._log.state.readable if record.committed.step > step)
+
+    def _wait(self, evaluations: Sequence[PrefectFuture[Any]]) -> None:
+        done: SimpleQueue[PrefectFuture[Any] | None] = SimpleQueue()
+        for future in evaluations:
+            future.add_done_callback(done.put)
+        with self._notice.told(lambda: done.put(None)):
+            for _ in evaluations:
+                if done.get() is None:
+                    return
+
+    def _terms(self, plan: EvaluationPlan) -> StopTerms:
+        return stop_terms(self._log.state.attempts[-1].started.config, plan.suite.sha256)

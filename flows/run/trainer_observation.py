@@ -1,0 +1,97 @@
+"""What is noticed about one trainer from outside, until it becomes evidence.
+
+Owns the watchdog's silence, memory, notices to leave and the grace they give, and ends a trainer that hangs or whose
+grace is over. Refuses to classify.
+"""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from flows.orchestrator.cancellation import CancellationWatch
+from storage.errors import Fenced, StorageError, StoreRefused
+from tasks.attempt.shutdown_signal import StopNotice
+from tasks.attempt.watchdog import Silence, Watch, watching
+from tasks.configuration.run_configuration import RunConfig
+from tasks.errors import TrainerGone
+from tasks.machine.process_memory import MemoryReading, MemoryWatch, sampling
+from tasks.policy.failures import Evidence, LastWords
+from tasks.trainer.trainer_process import TrainerProcess
+
+
+class TrainerObservation:
+    """One trainer's signs, from its start to its end; without a trainer there is only what the parent met."""
+
+    def __init__(self, config: RunConfig, notice: StopNotice, cancellation: CancellationWatch) -> None:
+        """Prepare to observe; the watch begins to expect a first sign now."""
+        self.watch = Watch(config.watchdog)
+        self._grace_seconds = config.checkpoint.grace_seconds
+        self._notice, self._cancellation = notice, cancellation
+        self._trainer: TrainerProcess | None = None
+        self._memory: MemoryWatch | None = None
+        self._silence: Silence | None = None
+        self._grace_ended = False
+
+    @contextmanager
+    def observing(self, trainer: TrainerProcess) -> Iterator[None]:
+        """Watch the trainer while the block runs, and pass every notice on to it."""
+        self._trainer, self._memory = trainer, MemoryWatch(trainer.pid)
+        with sampling(self._memory), watching(self.watch, self._end_silence), self._notice.told(self._pass_on_notice):
+            yield
+
+    def evidence(self, problem: BaseException | None, *, finished: bool, stopped: bool) -> Evidence:
+        """End the trainer if it still runs, and return all that is known; `stopped` says it was told to leave."""
+        trainer, code = self._trainer, None
+        if trainer is not None:
+            # A trainer that already ended says why; one that still runs has nothing more to do.
+            code = trainer.reap() if isinstance(problem, TrainerGone) else _leave(trainer, problem)
+        memory = self._memory.reading() if self._memory else MemoryReading()
+        return Evidence(
+            exit_code=code,
+            last_words=_last_words(problem, trainer),
+            finished=finished,
+            stop_signal=self._notice.signal or ("SIGTERM" if stopped else None),
+            notice=self._notice.detail,
+            grace_ended=self._grace_ended,
+            cancelling=self._cancellation.is_cancelling(),
+            fenced=str(problem) if isinstance(problem, Fenced) else None,
+            store_error=str(problem) if isinstance(problem, StorageError) else None,
+            silent_seconds=self._silence.seconds if self._silence else None,
+            allowed_seconds=self._silence.allowed_seconds if self._silence else None,
+            oom_kills=memory.oom_kills,
+            rss_bytes=memory.rss_bytes,
+            memory_limit_bytes=memory.limit_bytes,
+            heartbeat_step=trainer.last_step.step if trainer and trainer.last_step else None,
+            stderr_tail=trainer.stderr_tail() if trainer else (),
+        )
+
+    def _pass_on_notice(self) -> None:
+        trainer = self._trainer
+        if trainer is None:
+            return
+        trainer.notify(signal.SIGTERM)
+        timer = threading.Timer(self._grace_seconds, self._end_grace, (trainer,))
+        timer.daemon = True
+        timer.start()
+
+    def _end_silence(self, silence: Silence) -> None:
+        if self._trainer is not None and self._trainer.is_alive:
+            self._silence = silence
+            self._trainer.kill()
+
+    def _end_grace(self, trainer: TrainerProcess) -> None:
+        if trainer.is_alive:
+            self._grace_ended = True
+            trainer.kill()
+
+
+def _leave(trainer: TrainerProcess, problem: BaseException | None) -> int:
+    return trainer.finish() if problem is None else trainer.kill()
+
+
+def _last_words(problem: BaseException | None, trainer: TrainerProcess | None) -> LastWords | None:
+    """What the child said; a refusal of the store, which no waiting mends, is the parent's own last word."""
+    if isinstance(problem, StoreRefused):
+        return LastWords(exception=type(problem).__name__, message=str(problem), traceback=())
+    return trainer.last_words if trainer else None

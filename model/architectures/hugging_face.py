@@ -1,0 +1,209 @@
+"""GPT-2 as the library `transformers` keeps it: names, transposes and settings, both ways.
+
+Owns which of their models is this network and how its tensors are called there. Refuses to know files and torch: arrays
+in, arrays out, so that a process without tensors can do it too.
+Source: transformers, models/gpt2/configuration_gpt2.py and modeling_gpt2.py (its Conv1D keeps weights as (in, out), a
+Linear as (out, in); biases are always there; the head is the token embedding).
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+
+from model.configuration.network import ModelConfig
+from model.errors import InvalidInput
+
+Arrays = Mapping[str, NDArray[Any]]
+
+PREFIX = "transformer."
+HEAD = "lm_head.weight"
+_BUFFER = re.compile(r"h\.\d+\.attn\.(masked_)?bias\Z")
+"""The causal mask, which old files carry and nobody reads."""
+_TRANSPOSED = re.compile(r"(c_attn|c_proj|c_fc)\.weight\Z")
+_TANH_GELU = ("gelu_new", "gelu_pytorch_tanh")
+_SHOWN = 5
+
+
+class HuggingFaceConfig(BaseModel):
+    """A `config.json` of the GPT-2 family.
+
+    What it leaves out has the library's default; keys that mean nothing here are passed over.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    model_type: Literal["gpt2"] = "gpt2"
+    architectures: tuple[str, ...] | None = ("GPT2LMHeadModel",)
+    vocab_size: int = 50257
+    n_positions: int = 1024
+    n_embd: int = 768
+    n_layer: int = 12
+    n_head: int = 12
+    n_inner: int | None = None
+    activation_function: str = "gelu_new"
+    resid_pdrop: float = 0.1
+    embd_pdrop: float = 0.1
+    attn_pdrop: float = 0.1
+    layer_norm_epsilon: float = 1e-5
+    initializer_range: float = 0.02
+    scale_attn_weights: bool = True
+    scale_attn_by_inverse_layer_idx: bool = False
+    reorder_and_upcast_attn: bool = False
+    add_cross_attention: bool = False
+    tie_word_embeddings: bool = True
+    use_cache: bool = True
+    bos_token_id: int | None = 50256
+    eos_token_id: int | list[int] | None = 50256
+    torch_dtype: str | None = "float32"
+
+    @classmethod
+    def of(cls, model: ModelConfig, *, vocab_size: int, end_of_text_id: int) -> Self:
+        """Describe a network of ours in their words."""
+        return cls(
+            vocab_size=vocab_size,
+            n_positions=model.block_size,
+            n_embd=model.n_embd,
+            n_layer=model.n_layer,
+            n_head=model.n_head,
+            resid_pdrop=model.dropout,
+            embd_pdrop=model.dropout,
+            attn_pdrop=model.dropout,
+            bos_token_id=end_of_text_id,
+            eos_token_id=end_of_text_id,
+        )
+
+
+def check_settings(found: HuggingFaceConfig, model: ModelConfig) -> None:
+    """Raise InvalidInput where `found` is not the network `model` makes, naming what to write into [model] instead.
+
+    A `block_size` below their `n_positions` is fine: the same network on shorter texts.
+    """
+    named = ("n_layer", "n_head", "n_embd")
+    wrong = [name for name in named if getattr(found, name) != getattr(model, name)]
+    if wrong:
+        has = ", ".join(f"model.{name} = {getattr(model, name)}" for name in wrong)
+        wanted = ", ".join(f"model.{name} = {getattr(found, name)}" for name in wrong)
+        raise InvalidInput(f"{has}: the weights are of another shape; rule: equal to config.json; use {wanted}")
+    if model.block_size > found.n_positions:
+        raise InvalidInput(
+            f"model.block_size = {model.block_size}: the weights know {found.n_positions} positions; rule: at most "
+            f"that; use model.block_size = {found.n_positions} or less"
+        )
+    for name, value, rule in _settings(found):
+        raise InvalidInput(f"config.json: {name} = {value!r}; rule: {rule}; no other GPT-2 is trained here")
+
+
+def to_hugging_face(weights: Arrays) -> dict[str, NDArray[Any]]:
+    """Rename our weights to theirs, with every bias they expect; a bias we have not is zero there.
+
+    The head is the token embedding and is not written a second time.
+    """
+    named: dict[str, NDArray[Any]] = {}
+    for name, array in weights.items():
+        theirs = _transposed(name, array)
+        named[f"{PREFIX}{name}"] = theirs
+        bias = f"{name.removesuffix('weight')}bias"
+        if bias not in weights and not name.startswith(("wte.", "wpe.")) and name.endswith(".weight"):
+            named[f"{PREFIX}{bias}"] = np.zeros(theirs.shape[-1], dtype=array.dtype)
+    return named
+
+
+def from_hugging_face(tensors: Arrays, model: ModelConfig, vocab_size: int) -> dict[str, NDArray[np.float32]]:
+    """Rename their weights to ours, in float32.
+
+    With or without the prefix; the causal masks of old files and a head equal to the embedding are passed over. Raises
+    InvalidInput naming the tensors that are missing, unexpected, of another shape, not finite, or a bias that is not
+    zero where `model.bias` is false.
+    """
+    found = {name.removeprefix(PREFIX): array for name, array in tensors.items()}
+    found = {name: array for name, array in found.items() if not _BUFFER.search(name)}
+    _check_head(found.pop(HEAD, None), found.get("wte.weight"))
+    shapes = dict(_shapes(model, vocab_size))
+    _check_names(found, shapes)
+    return {
+        name: _checked(name, _cropped(name, found[name], model), shapes[name])
+        for name in sorted(shapes)
+        if model.bias or not _is_left_out(name, found[name])
+    }
+
+
+def _settings(found: HuggingFaceConfig) -> Iterator[tuple[str, Any, str]]:
+    """Yield every setting that makes another network: name, value, rule."""
+    rules = (
+        ("activation_function", found.activation_function in _TANH_GELU, f"one of {', '.join(_TANH_GELU)}"),
+        ("n_inner", found.n_inner in (None, 4 * found.n_embd), f"null or {4 * found.n_embd}, four times n_embd"),
+        ("layer_norm_epsilon", found.layer_norm_epsilon == 1e-5, "1e-05"),
+        ("scale_attn_weights", found.scale_attn_weights, "true"),
+        ("scale_attn_by_inverse_layer_idx", not found.scale_attn_by_inverse_layer_idx, "false"),
+        ("add_cross_attention", not found.add_cross_attention, "false"),
+        ("tie_word_embeddings", found.tie_word_embeddings, "true"),
+    )
+    return ((name, getattr(found, name), rule) for name, holds, rule in rules if not holds)
+
+
+def _shapes(model: ModelConfig, vocab_size: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield every weight under our name with the shape a Linear has."""
+    width = model.n_embd
+    yield "wte.weight", (vocab_size, width)
+    yield "wpe.weight", (model.block_size, width)
+    linear = {
+        "attn.c_attn": (3 * width, width),
+        "attn.c_proj": (width, width),
+        "mlp.c_fc": (4 * width, width),
+        "mlp.c_proj": (width, 4 * width),
+        "ln_1": (width,),
+        "ln_2": (width,),
+    }
+    layers = [(f"h.{layer}.{name}", shape) for layer in range(model.n_layer) for name, shape in linear.items()]
+    for name, shape in [*layers, ("ln_f", (width,))]:
+        yield f"{name}.weight", shape
+        yield f"{name}.bias", shape[:1]
+
+
+def _transposed(name: str, array: NDArray[Any]) -> NDArray[Any]:
+    return np.ascontiguousarray(array.T) if _TRANSPOSED.search(name) else array  # (out, in) <-> (in, out)
+
+
+def _cropped(name: str, array: NDArray[Any], model: ModelConfig) -> NDArray[Any]:
+    return array[: model.block_size] if name == "wpe.weight" else array  # (positions, C) -> (block_size, C)
+
+
+def _checked(name: str, array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[np.float32]:
+    ours = _transposed(name, array)
+    if ours.shape != shape:
+        raise InvalidInput(f"{name} has shape {array.shape}; rule: {_transposed_shape(name, shape)} by [model]")
+    if not np.issubdtype(ours.dtype, np.floating):
+        raise InvalidInput(f"{name} is {ours.dtype}; rule: floating point; quantized weights cannot be trained on")
+    converted = np.ascontiguousarray(ours, dtype=np.float32)
+    if not np.isfinite(converted).all():
+        raise InvalidInput(f"{name} holds values that are not finite; rule: weights to begin from are finite")
+    return converted
+
+
+def _transposed_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    return shape[::-1] if _TRANSPOSED.search(name) else shape
+
+
+def _is_left_out(name: str, array: NDArray[Any]) -> bool:
+    if not name.endswith(".bias"):
+        return False
+    if np.any(array):
+        raise InvalidInput(f"model.bias = false: {name} of the weights is not zero; rule: use model.bias = true")
+    return True
+
+
+def _check_head(head: NDArray[Any] | None, embedding: NDArray[Any] | None) -> None:
+    if head is not None and embedding is not None and not np.array_equal(head, embedding):
+        raise InvalidInput(f"{HEAD} differs from wte.weight; rule: the head is the token embedding, held once")
+
+
+def _check_names(found: Arrays, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    for word, names in (("missing", shapes.keys() - found.keys()), ("unexpected", found.keys() - shapes.keys())):
+        if names:
+            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+            listed = f"{', '.join(sorted(names)[:_SHOWN])}{more}"
+            raise InvalidInput(f"{word} weights: {listed}; rule: exactly those of a GPT-2 of [model]'s shape")

@@ -1,0 +1,1 @@
+"""What users write about network, training and data, validated. No torch here."""

@@ -1,0 +1,1 @@
+"""From a token stream to batches: tokenizer, windows, the deterministic order of samples."""

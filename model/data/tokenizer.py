@@ -1,0 +1,134 @@
+"""Text to token ids and back.
+
+Owns the vocabulary and its identity. Refuses to know documents, shards and files other than a tokenizer.json.
+Source: Sennrich et al. 2016 (byte-pair encoding); Radford et al. 2019 (its byte-level form, GPT-2's alphabet).
+"""
+
+import functools
+import hashlib
+import itertools
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer as _Tokenizer
+
+from model.configuration.data import SMALLEST_BPE_VOCABULARY
+from model.errors import InvalidInput
+
+END_OF_TEXT = "<|endoftext|>"
+KNOWN_ENDS_OF_TEXT = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
+
+
+class Tokenizer:
+    """A vocabulary with an end-of-text token. `train_bpe` and `bytes` round-trip every text unchanged."""
+
+    def __init__(self, inner: _Tokenizer) -> None:
+        """Wrap a loaded tokenizer; InvalidInput when it knows no end-of-text token."""
+        ends = [found for token in KNOWN_ENDS_OF_TEXT if (found := inner.token_to_id(token)) is not None]
+        if not ends:
+            raise InvalidInput(f"tokenizer has no end-of-text token; add one of {', '.join(KNOWN_ENDS_OF_TEXT)} to it")
+        # Text that spells the marker is text: documents must not be able to end themselves.
+        inner.encode_special_tokens = True
+        inner.no_padding()
+        inner.no_truncation()
+        self._inner = inner
+        self.end_of_text_id = ends[0]
+
+    @classmethod
+    def train_bpe(cls, texts: Iterable[str], vocab_size: int) -> Self:
+        """Learn a byte-level BPE of exactly `vocab_size` tokens; equal texts give equal tokenizers."""
+        if vocab_size < SMALLEST_BPE_VOCABULARY:
+            raise InvalidInput(f"vocab_size={vocab_size} must be at least {SMALLEST_BPE_VOCABULARY}")
+        inner = _byte_level(models.BPE(), use_regex=True)
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            special_tokens=[AddedToken(END_OF_TEXT, special=True, normalized=False)],
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+            show_progress=False,
+        )
+        inner.train_from_iterator(texts, trainer)
+        learned = inner.get_vocab_size()
+        if learned != vocab_size:
+            raise InvalidInput(
+                f"vocab_size={vocab_size} is too big for this text, which yields {learned}; ask for less"
+            )
+        return cls(inner)
+
+    @classmethod
+    def bytes(cls) -> Self:
+        """Make the tokenizer whose ids 0 to 255 are bytes and 256 is end-of-text."""
+        vocabulary = {character: byte for byte, character in enumerate(_byte_characters())}
+        inner = _byte_level(models.BPE(vocab=vocabulary, merges=[]), use_regex=False)
+        inner.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
+        return cls(inner)
+
+    @classmethod
+    def from_file(cls, path: Path | str) -> Self:
+        """Read a tokenizer.json; InvalidInput names the file and what is wrong with it."""
+        try:
+            return cls.from_json(Path(path).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, InvalidInput) as error:
+            raise InvalidInput(f"tokenizer file {path}: {error}") from error
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Make the tokenizer that `to_json` wrote."""
+        try:
+            inner = _Tokenizer.from_str(text)
+        except Exception as error:  # the library raises bare Exception on every fault
+            raise InvalidInput(f"not a tokenizer.json the tokenizers library can read: {error}") from error
+        return cls(inner)
+
+    def to_json(self) -> str:
+        """Return the whole tokenizer as text, equal for equal tokenizers."""
+        return str(self._inner.to_str(pretty=False))
+
+    @functools.cached_property
+    def sha256(self) -> str:
+        """Hex digest of `to_json`, the tokenizer's identity."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids a model needs: the greatest id and one."""
+        return max(self._inner.get_vocab(with_added_tokens=True).values()) + 1
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Turn each text into ids, in order, without any token around it."""
+        return [encoding.ids for encoding in self._inner.encode_batch(list(texts), add_special_tokens=False)]
+
+    def encode_prompt(self, prompt: str) -> list[int]:
+        """Return the prompt as ids; an empty prompt begins a new text."""
+        return self.encode_batch([prompt])[0] or [self.end_of_text_id]
+
+    def encode_flat(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        """Turn texts into their ids end to end (N,) and how many each has (len(texts),), without any token around.
+
+        The same ids as `encode_batch`, on all cores and without what only alignment needs.
+        """
+        encodings = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
+        lengths = np.fromiter(map(len, encodings), dtype=np.int64, count=len(encodings))
+        ids = itertools.chain.from_iterable(encoding.ids for encoding in encodings)
+        return np.fromiter(ids, dtype=np.uint32, count=int(lengths.sum())), lengths
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Turn ids into text; end-of-text is shown, bytes that are no UTF-8 become replacement characters."""
+        return str(self._inner.decode(list(ids), skip_special_tokens=False))
+
+
+def _byte_level(model: models.BPE, *, use_regex: bool) -> _Tokenizer:
+    inner = _Tokenizer(model)
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
+    inner.decoder = decoders.ByteLevel()
+    return inner
+
+
+def _byte_characters() -> list[str]:
+    """Return GPT-2's printable stand-in of every byte, in byte order."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    spare = iter(range(256, 512))
+    return [chr(byte) if byte in printable else chr(next(spare)) for byte in range(256)]

@@ -1,0 +1,1 @@
+"""Numbers known before training: memory, floating-point operations, which numerics this machine runs fastest."""

@@ -1,0 +1,306 @@
+"""How big a GPT-2 and its training are, from shapes alone: parameters, and the memory one trainer takes at its peak.
+
+Owns the formulas. What they leave out: what a compiler fuses away, and batches that were read ahead. Refuses to know
+torch: a plan must be quick, and possible where nothing can be trained.
+
+With P parameters, V ids, C = n_embd, T = block_size, L layers, H heads, N = B T positions in a micro-batch of B
+windows, and a = 4 bytes a number in fp32 (2 for what bf16 or fp16 compute in):
+
+    parameters   P = V C + T C + L (12 C² + 13 C) + 2 C; without biases L (12 C² + 2 C) + C
+    weights      4 P, and while a half-precision micro-batch is under way 2 for each number of a matrix
+    optimizer    8 P: AdamW's two moments
+    gradients    none before the first backward pass, 4 P after it: held beside the next micro-batch where a step has
+                 several. The table is embedding and head: each makes 4 V C of its own before they are added up
+    activations  N L (2 · 4 C + 14 a C): the input of each norm and of each matrix product, queries, keys and values,
+                 and both sides of the GELU; attention is not written out. Recomputed: N L · 4 C, and one layer's share.
+                 Going back through one takes N C (8 + 8 a) for the gradients that pass between its parts
+    attention    fused half precision on a CPU keeps 2 bytes a probability (`kept_probabilities` of each head and
+                 window); stock kernels with dropout on a CPU keep three numbers for each pair of positions
+    dropout      a number (fused 2 bytes) for each of its results, kept
+    logits       stock: 12 N V: log-softmax in fp32, the gradient of the losses, and that of the logits
+    fused        `HEAD_CHUNK_BYTES` / 4 V positions at a time, 4 bytes a logit; 4 V C of gradient, a V C of each
+                 chunk's share, 4 N C; the table in half. On CUDA `DEVICE_HEAD_CHUNK_BYTES` and more tables
+    several      processes: `ddp` keeps 4 P of buckets; `fsdp` divides parameters, gradients and moments
+    host copy    12 P on the host for a checkpoint under way, divided among processes: `HostCopy`
+    runtime      a trainer's process with the smallest of networks: `RUNTIME_BYTES`
+
+The peak is that of three moments: the head of a micro-batch, the beginning of its backward pass and its end. On a CPU
+the C library keeps blocks under `LARGEST_POOLED_BYTES` once they were taken, and gives back larger ones: memory is the
+most of the small ones at any moment and the most of the large ones at any moment. In a pool of many sizes the pieces
+between blocks add up to about an eighth of them (`POOL_HOLES`). Both together are called the allocator's.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from model.configuration.network import ModelConfig
+from model.configuration.training import TrainingConfig
+from model.kernels.block_sizes import DEVICE_HEAD_CHUNK_BYTES, HEAD_CHUNK_BYTES, kept_probabilities
+from model.kernels.host_allocator import LARGEST_POOLED_BYTES
+
+RUNTIME_BYTES = 380 * 2**20
+"""A trainer on a CPU with a network of one layer, 8 wide: interpreter, torch and its libraries, what they start."""
+
+DEVICE_RUNTIME_BYTES = 600 * 2**20
+"""What CUDA takes of its device before anything is trained: the context, its kernels, cuBLAS's workspace."""
+
+POOL_HOLES = 8
+"""Of so many bytes in the C library's pool one lies unused between others: seen over three sizes of network."""
+
+_FP32_BYTES, _HALF_BYTES = 4, 2
+_MOMENTS = 2
+_NORMED = 2
+"""Numbers a position keeps in fp32 in each layer, in widths: the inputs of the two norms."""
+_SMALL_COMPUTED = 6
+"""Numbers a position keeps in the computing precision, in widths: two norms' outputs, q, k, v, mixed."""
+_GELU = 8
+"""And both sides of the GELU."""
+PARTS = ("parameters", "gradients", "optimizer", "activations", "logits", "host_copy", "runtime", "allocator")
+"""What memory is for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryEstimate:
+    """Bytes one trainer takes at its peak where it trains, by what they are for then; an estimate.
+
+    On CUDA all of it is the device's memory; the copy of a checkpoint is then the host's and not in here.
+    """
+
+    parameters_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    activations_bytes: int
+    logits_bytes: int
+    host_copy_bytes: int
+    runtime_bytes: int
+    allocator_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        return sum(self.of(name) for name in PARTS)
+
+    def of(self, part: str) -> int:
+        """Return the bytes of one part, by its name without the unit."""
+        size: int = getattr(self, f"{part}_bytes")
+        return size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingPlace:
+    """Where training runs, as far as memory goes: on CUDA or a CPU, and by how many processes."""
+
+    on_cuda: bool = False
+    processes: int = 1
+
+
+ON_CPU = TrainingPlace()
+
+
+def count_parameters(model: ModelConfig, vocab_size: int) -> int:
+    """Return the number of parameters, the position table included; exact."""
+    width, biases = model.n_embd, model.bias
+    layer = 12 * width**2 + (13 if biases else 2) * width
+    return (vocab_size + model.block_size) * width + model.n_layer * layer + (2 if biases else 1) * width
+
+
+def checkpoint_bytes(parameters: int) -> int:
+    """Return what a committed checkpoint takes in the store, but for a few KB: weights and both moments, in fp32."""
+    return (1 + _MOMENTS) * _FP32_BYTES * parameters
+
+
+def estimate_memory(
+    model: ModelConfig,
+    training: TrainingConfig,
+    vocab_size: int,
+    *,
+    micro_batch: int,
+    recompute: bool,
+    place: TrainingPlace = ON_CPU,
+) -> MemoryEstimate:
+    """Return what one trainer takes with this micro-batch, in windows; `recompute` is activation checkpointing."""
+    parameters = count_parameters(model, vocab_size)
+    shards = place.processes if training.parallel == "fsdp" else 1
+    share = -(-training.global_batch // place.processes)
+    peak = _Peak(model, training, vocab_size, min(micro_batch, share), recompute, place)
+    moments = list(peak.moments(has_gradients=share > micro_batch))
+    fullest = max(moments, key=lambda pieces: sum(piece.bytes for piece in pieces))
+    at_once = sum(piece.bytes for piece in fullest)
+    pooled, mapped = (_most(moments, pooled=wanted) for wanted in (True, False))
+    kept = at_once if place.on_cuda else pooled + pooled // POOL_HOLES + mapped
+
+    def of(name: str) -> int:
+        return sum(piece.bytes for piece in fullest if piece.part == name)
+
+    buckets = _FP32_BYTES * parameters if place.processes > 1 and shards == 1 else 0
+    return MemoryEstimate(
+        parameters_bytes=_FP32_BYTES * parameters // shards + of("parameters"),
+        gradients_bytes=of("gradients") // shards + buckets,
+        optimizer_bytes=_MOMENTS * _FP32_BYTES * parameters // shards,
+        activations_bytes=of("activations"),
+        logits_bytes=of("logits"),
+        host_copy_bytes=0 if place.on_cuda else checkpoint_bytes(parameters) // place.processes,
+        runtime_bytes=DEVICE_RUNTIME_BYTES if place.on_cuda else RUNTIME_BYTES,
+        allocator_bytes=kept - at_once,
+    )
+
+
+def largest_micro_batch(
+    model: ModelConfig,
+    training: TrainingConfig,
+    vocab_size: int,
+    *,
+    memory_bytes: int,
+    recompute: bool,
+    place: TrainingPlace = ON_CPU,
+) -> int | None:
+    """Return the most windows, by halving a process's share of the global batch, that fit; None where not one does.
+
+    `memory_bytes` is what each process may take.
+    """
+    windows = -(-training.global_batch // place.processes)
+    while windows:
+        estimate = estimate_memory(model, training, vocab_size, micro_batch=windows, recompute=recompute, place=place)
+        if estimate.total_bytes <= memory_bytes:
+            return windows
+        windows //= 2
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Bytes that are there at one moment, in blocks of a size, and what they are for."""
+
+    part: str
+    bytes: int
+    block_bytes: int
+
+
+def _most(moments: list[list[_Piece]], *, pooled: bool) -> int:
+    def held(pieces: list[_Piece]) -> int:
+        return sum(piece.bytes for piece in pieces if (piece.block_bytes < LARGEST_POOLED_BYTES) == pooled)
+
+    return max(map(held, moments))
+
+
+@dataclass(frozen=True, slots=True)
+class _Peak:
+    """What one micro-batch takes besides weights and moments, moment by moment."""
+
+    model: ModelConfig
+    training: TrainingConfig
+    vocab_size: int
+    windows: int
+    recompute: bool
+    place: TrainingPlace
+
+    def moments(self, *, has_gradients: bool) -> Iterator[list[_Piece]]:
+        """Yield what is there at the head, when the backward pass begins, and when it ends."""
+        table = _FP32_BYTES * self._table
+        earlier = list(self._gradients()) if has_gradients else []
+        kept = [*self._half_weights(), *self._kept()]
+        fused = self._fused
+        yield [*earlier, *kept, *self._head()]
+        of_head = [_Piece("gradients", table * (2 if fused else 1), table)]
+        if fused:
+            of_head.append(_Piece("logits", 2 * self._wide_bytes(_FP32_BYTES), self._wide_bytes(_FP32_BYTES)))
+        yield [*earlier, *kept, *of_head, *self._going_back()]
+        yield [*self._gradients(), _Piece("gradients", table * (2 if has_gradients else 1), table)]
+
+    @property
+    def _fused(self) -> bool:
+        return self.training.kernels == "fused"
+
+    @property
+    def _is_half(self) -> bool:
+        return self.training.precision != "fp32"
+
+    @property
+    def _number(self) -> int:
+        return _HALF_BYTES if self._is_half else _FP32_BYTES
+
+    @property
+    def _is_block_fused(self) -> bool:
+        return self._fused and self.training.precision == "bf16" and not (self.place.on_cuda or self.training.compile)
+
+    @property
+    def _table(self) -> int:
+        return self.vocab_size * self.model.n_embd
+
+    @property
+    def _positions(self) -> int:
+        return self.windows * self.model.block_size
+
+    def _wide_bytes(self, number: int) -> int:
+        return number * self._positions * self.model.n_embd
+
+    def _gradients(self) -> Iterator[_Piece]:
+        rest = count_parameters(self.model, self.vocab_size) - self._table
+        yield _Piece("gradients", _FP32_BYTES * self._table, _FP32_BYTES * self._table)
+        yield _Piece("gradients", _FP32_BYTES * rest, _FP32_BYTES * 4 * self.model.n_embd**2)
+
+    def _half_weights(self) -> Iterator[_Piece]:
+        if self._is_half:
+            layers = 1 if self.recompute and self._is_block_fused else self.model.n_layer
+            matrices = 12 * self.model.n_embd**2
+            yield _Piece("parameters", _HALF_BYTES * layers * matrices, _HALF_BYTES * matrices // 3)
+            if not self._fused:
+                yield _Piece("parameters", _HALF_BYTES * self._table, _HALF_BYTES * self._table)
+
+    def _kept(self) -> Iterator[_Piece]:
+        fp32 = self._wide_bytes(_FP32_BYTES)
+        full = 1 if self.recompute else self.model.n_layer
+        for piece in self._layer():
+            yield _Piece("activations", full * piece.bytes, piece.block_bytes)
+        if self.recompute:
+            yield _Piece("activations", self.model.n_layer * fp32, fp32)
+        # What the last norm reads and makes, and dropout behind the embedding.
+        last = fp32 + self._wide_bytes(self._number) + (fp32 if self.model.dropout else 0)
+        yield _Piece("activations", last, fp32)
+
+    def _layer(self) -> Iterator[_Piece]:
+        fp32, computed = self._wide_bytes(_FP32_BYTES), self._wide_bytes(self._number)
+        yield _Piece("activations", _NORMED * fp32, fp32)
+        yield _Piece("activations", _SMALL_COMPUTED * computed, computed)
+        yield _Piece("activations", _GELU * computed, 4 * computed)
+        if self.model.dropout:
+            yield _Piece("activations", 2 * computed, computed)
+        if probabilities := self._probabilities():
+            blocks = 4 if self._is_block_fused else 1
+            yield _Piece("activations", probabilities, probabilities // blocks)
+
+    def _probabilities(self) -> int:
+        time, heads = self.model.block_size, self.windows * self.model.n_head
+        if self._is_block_fused:
+            return _HALF_BYTES * heads * kept_probabilities(time) * (2 if self.model.dropout else 1)
+        written_out = self.model.dropout and not self.place.on_cuda
+        return 3 * self._number * heads * time**2 if written_out else 0
+
+    def _going_back(self) -> Iterator[_Piece]:
+        fp32, computed = self._wide_bytes(_FP32_BYTES), self._wide_bytes(self._number)
+        yield _Piece("activations", 2 * fp32, fp32)
+        yield _Piece("activations", 8 * computed, 4 * computed)
+
+    def _head(self) -> Iterator[_Piece]:
+        if not self._fused:
+            logits = _FP32_BYTES * self._positions * self.vocab_size
+            yield _Piece("logits", 3 * logits, logits)
+            return
+        table, number = self._table, self._number
+        yield _Piece("logits", self._wide_bytes(_FP32_BYTES), self._wide_bytes(_FP32_BYTES))
+        yield _Piece("gradients", _FP32_BYTES * table, _FP32_BYTES * table)
+        share = _FP32_BYTES if self.place.on_cuda else number
+        yield _Piece("gradients", share * table, share * table)
+        if self._is_half or self.place.on_cuda:
+            yield _Piece("logits", number * table, number * table)
+        yield self._chunk()
+
+    def _chunk(self) -> _Piece:
+        number, positions = self._number, self._positions
+        size = DEVICE_HEAD_CHUNK_BYTES // number if self.place.on_cuda else HEAD_CHUNK_BYTES // _FP32_BYTES
+        rows = min(positions, max(1, size // self.vocab_size))
+        if self.place.on_cuda:
+            each, largest = 3 * number + 2 * _FP32_BYTES, _FP32_BYTES
+        else:  # one buffer, changed in place; in half precision a product reorders it
+            each, largest = _FP32_BYTES, number
+        return _Piece("logits", each * rows * self.vocab_size, largest * rows * self.vocab_size)

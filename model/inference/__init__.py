@@ -1,0 +1,1 @@
+"""A network in use: held-out loss, generated text."""

@@ -1,0 +1,66 @@
+"""Held-out metrics of a model over a fixed slice of windows.
+
+Owns the metrics and the slice. Refuses to know checkpoints, suites and what a good value is.
+Always computed in fp32, so that the precision of training does not change what a metric means.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from model.architectures.gpt import GPT
+from model.data.token_windows import TokenWindows
+from model.errors import InvalidInput
+from model.inference.evaluation_mode import evaluating
+from model.kernels.token_loss import token_loss
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationMetrics:
+    """Loss in nats per token, its perplexity, bits per byte of text, and the number of windows measured."""
+
+    val_loss: float
+    perplexity: float
+    bits_per_byte: float
+    samples: int
+
+
+def evaluation_slice(window_count: int, wanted: int) -> NDArray[np.int64]:
+    """Return the `wanted` windows (or all, if fewer) evenly spread over [0, window_count): always the same ones."""
+    count = min(wanted, window_count)
+    return np.arange(count, dtype=np.int64) * window_count // count
+
+
+def held_out_loss(model: GPT, windows: TokenWindows, *, batches: int, batch_size: int) -> tuple[float, int]:
+    """Mean loss in nats per token over the fixed slice, and how many windows that was; draws no random number."""
+    if batches < 1 or batch_size < 1:
+        raise InvalidInput(f"batches={batches} and batch_size={batch_size} must be at least 1")
+    chosen = evaluation_slice(windows.window_count, batches * batch_size)
+    total = 0.0
+    with evaluating(model):
+        for start in range(0, len(chosen), batch_size):
+            part = chosen[start : start + batch_size]
+            tokens = torch.from_numpy(windows.gather(part)).to(model.device)  # (b, T+1)
+            total += float(token_loss(model(tokens[:, :-1]), tokens[:, 1:])) * len(part)
+    return total / len(chosen), len(chosen)
+
+
+def evaluate(
+    model: GPT, val_windows: TokenWindows, *, batches: int, batch_size: int, bytes_per_token: float
+) -> EvaluationMetrics:
+    """Measure `model` on `batches` x `batch_size` held-out windows; `bytes_per_token` is the held-out text's mean.
+
+    The model's mode and all generators are left as they were.
+    """
+    if not bytes_per_token > 0:
+        raise InvalidInput(f"bytes_per_token={bytes_per_token} must be above 0")
+    loss, samples = held_out_loss(model, val_windows, batches=batches, batch_size=batch_size)
+    return EvaluationMetrics(
+        val_loss=loss,
+        perplexity=math.exp(min(loss, 700.0)),
+        bits_per_byte=loss / math.log(2.0) / bytes_per_token,
+        samples=samples,
+    )

@@ -1,0 +1,1 @@
+"""The arithmetic of layers and of the loss, written for speed on one kind of device."""

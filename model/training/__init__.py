@@ -1,0 +1,1 @@
+"""One optimizer step and the loop around it: train state, gradients of several processes, deferred metrics."""

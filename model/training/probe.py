@@ -1,0 +1,61 @@
+"""A look at held-out text during training that leaves no trace in it.
+
+Owns what is measured and when. Refuses the train state: it sees the network only, and draws from its own generator.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from model.architectures.gpt import GPT
+from model.data.token_windows import TokenWindows
+from model.errors import InvalidInput
+from model.inference.evaluation import held_out_loss
+from model.inference.generation import generate
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProbeResult:
+    """Held-out loss in nats per token, and a generated text (None when no tokens were asked for)."""
+
+    loss: float
+    sample: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Probe:
+    """Measures every `every_steps` steps on a fixed slice of held-out windows and samples after `prompt_ids`."""
+
+    windows: TokenWindows
+    every_steps: int
+    batches: int
+    batch_size: int
+    sample_tokens: int
+    prompt_ids: Sequence[int]
+    decode: Callable[[Sequence[int]], str]
+    temperature: float = 0.8
+    top_k: int | None = 50
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse a probe that could never be due."""
+        if self.every_steps < 1:
+            raise InvalidInput(f"every_steps={self.every_steps} must be at least 1; pass no probe to switch it off")
+
+    def is_due(self, step: int) -> bool:
+        """Whether to measure after `step` completed steps."""
+        return step % self.every_steps == 0
+
+    def measure(self, model: GPT) -> ProbeResult:
+        """Measure `model` as it is; its mode and the process's generators are left as they were."""
+        loss, _ = held_out_loss(model, self.windows, batches=self.batches, batch_size=self.batch_size)
+        if self.sample_tokens == 0:
+            return ProbeResult(loss=loss, sample=None)
+        ids = generate(
+            model,
+            self.prompt_ids,
+            new_tokens=self.sample_tokens,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            seed=self.seed,
+        )
+        return ProbeResult(loss=loss, sample=self.decode(ids))

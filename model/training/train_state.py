@@ -1,0 +1,172 @@
+"""The train state: everything that must survive for training to continue bit for bit.
+
+Owns the names of its tensors and their copies to and from the host. Refuses to know files, shards and digests.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor
+
+from model.architectures.gpt import GPT
+from model.configuration.network import ModelConfig
+from model.configuration.training import TrainingConfig
+from model.errors import InvalidInput, StateMismatch
+from model.kernels.compilation import compile_options
+from model.training.determinism import Generators, seeded_generators
+from model.training.optimizer import make_optimizer
+from model.training.parallel import ALONE, Ranks, fill, whole
+from model.training.weights import WEIGHT_PREFIX, describe_mismatch
+
+Group = Literal["weights", "optimizer", "trainer"]
+
+OPTIMIZER_FIELDS = ("exp_avg", "exp_avg_sq", "step")
+CUDA_GENERATOR = "rng.cuda"
+"""The one name a checkpoint may have more or less: it depends on the device, which does not change which run it is."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NamedTensor:
+    """One tensor of a train state; a copy's is on the host, contiguous, and nobody else's memory."""
+
+    name: str
+    group: Group
+    tensor: Tensor
+
+
+class TrainState:
+    """Model, optimizer, grad scaler (fp16 only), generators and the number of completed steps."""
+
+    def __init__(
+        self,
+        *,
+        model: GPT,
+        optimizer: torch.optim.AdamW,
+        scaler: torch.amp.GradScaler | None,
+        generators: Generators,
+        global_batch: int,
+        network: Callable[[Tensor], Tensor],
+        ranks: Ranks = ALONE,
+    ) -> None:
+        """Hold the parts; `network` is `model` or its compiled form. Most callers want `fresh`."""
+        self.ranks = ranks
+        self.model = model
+        self.optimizer = optimizer
+        self.scaler = scaler
+        self.generators = generators
+        self.global_batch = global_batch
+        self.network = network
+        self.step = 0
+
+    @classmethod
+    def fresh(
+        cls,
+        model_config: ModelConfig,
+        training_config: TrainingConfig,
+        vocab_size: int,
+        device: torch.device,
+        ranks: Ranks = ALONE,
+    ) -> Self:
+        """Make the state of step 0, a pure function of configs and vocabulary (weights are equal on every device).
+
+        Each of the `ranks` makes it, all at once. The process's own generators are left as they were. Precision and
+        kernels must be chosen.
+        """
+        if "auto" in (training_config.precision, training_config.kernels):
+            raise InvalidInput("precision and kernels must be chosen before a state is made: see choose_mode")
+        with seeded_generators(training_config.seed, device) as generators:
+            model = GPT(model_config, vocab_size, training_config.activation_checkpointing)
+        model = model.to(device)
+        model.fuse_blocks(training_config.kernels == "fused" and not training_config.compile)
+        if training_config.compile and training_config.kernels == "fused":
+            compile_layers(model)
+        ranks.spread(model, device)
+        return cls(
+            model=model,
+            optimizer=make_optimizer(model, training_config),
+            scaler=torch.amp.GradScaler(device.type) if training_config.precision == "fp16" else None,
+            generators=generators,
+            global_batch=training_config.global_batch,
+            network=torch.compile(model) if training_config.compile and training_config.kernels == "stock" else model,
+            ranks=ranks,
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights live."""
+        return self.model.device
+
+    @property
+    def cursor(self) -> int:
+        """Samples drawn so far, equal to SampleOrder.cursor_of(step)."""
+        return self.step * self.global_batch
+
+    def live_tensors(self) -> tuple[NamedTensor, ...]:
+        """Return the state's own memory, where it is, sorted by name: training goes on changing it."""
+        tensors = (NamedTensor(name=name, group=group, tensor=tensor.detach()) for name, group, tensor in self._live())
+        return tuple(sorted(tensors, key=lambda named: named.name))
+
+    def named_tensors(self) -> tuple[NamedTensor, ...]:
+        """Copy the whole state to host memory, sorted by name; later training cannot change the copies."""
+        return tuple(
+            replace(named, tensor=whole(named.tensor).to("cpu", copy=True).contiguous())
+            for named in self.live_tensors()
+        )
+
+    @torch.no_grad()
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Become the state `tensors` holds, in place.
+
+        Names, shapes and dtypes must be exactly this state's, else StateMismatch says what differs; nothing changes.
+        """
+        live = {name: tensor for name, _, tensor in self._live()}
+        expected = {name: tensor for name, tensor in live.items() if name != CUDA_GENERATOR}
+        offered = {name: tensor for name, tensor in tensors.items() if name != CUDA_GENERATOR}
+        if difference := describe_mismatch(expected, offered):
+            raise StateMismatch(f"checkpoint does not fit this run ({difference}); continue with its own frozen config")
+        step, cursor = int(tensors["step"]), int(tensors["cursor"])
+        if step < 0 or cursor != step * self.global_batch:
+            raise StateMismatch(f"cursor={cursor} must be step={step} times global_batch={self.global_batch}")
+        for name, group, tensor in self._live():
+            if group != "trainer":
+                fill(tensor, tensors[name])
+        self._load_trainer(tensors)
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _load_trainer(self, tensors: Mapping[str, Tensor]) -> None:
+        self.step = int(tensors["step"])
+        self.generators.cpu = tensors["rng.cpu"].cpu().clone()
+        if CUDA_GENERATOR in tensors:
+            self.generators.cuda = tensors[CUDA_GENERATOR].cpu().clone()
+        if self.scaler is not None:
+            state: dict[str, Any] = self.scaler.state_dict()
+            state["scale"] = float(tensors["scaler.scale"])
+            state["_growth_tracker"] = int(tensors["scaler.growth_tracker"])
+            self.scaler.load_state_dict(state)
+
+    def _live(self) -> Iterator[tuple[str, Group, Tensor]]:
+        for name, parameter in self.model.named_parameters():
+            yield f"{WEIGHT_PREFIX}{name}", "weights", parameter
+            moments = self.optimizer.state[parameter]
+            for field in OPTIMIZER_FIELDS:
+                yield f"optimizer.{name}.{field}", "optimizer", moments[field]
+        yield "step", "trainer", torch.tensor(self.step, dtype=torch.int64)
+        yield "cursor", "trainer", torch.tensor(self.cursor, dtype=torch.int64)
+        yield "rng.cpu", "trainer", self.generators.cpu
+        if self.generators.cuda is not None:
+            yield CUDA_GENERATOR, "trainer", self.generators.cuda
+        if self.scaler is not None:
+            scaler: dict[str, Any] = self.scaler.state_dict()
+            yield "scaler.scale", "trainer", torch.tensor(scaler["scale"], dtype=torch.float32)
+            yield "scaler.growth_tracker", "trainer", torch.tensor(scaler["_growth_tracker"], dtype=torch.int64)
+
+
+def compile_layers(model: GPT) -> None:
+    """Let training run compiled forms of the layers, each by itself, so that one compilation serves all of them.
+
+    Embedding and head stay outside: their backward passes are sums over many places at once, which a compiler may turn
+    into additions in any order.
+    """
+    model.compiled_layers = [torch.compile(block, dynamic=False, options=compile_options()) for block in model.h]

@@ -1,0 +1,1 @@
+"""The post-mortem of one attempt: facts first, then words."""

@@ -1,0 +1,155 @@
+"""Why an attempt ended, in plain words: what each termination reason means, and the evidence for it.
+
+Owns the sentences. Pure; the verdict itself is `tasks.policy.failures`'s. Evidence is a mapping as the receipt holds
+it: one written by another version may lack any of it.
+"""
+
+import signal
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from reports.explain.post_mortem import PostMortem
+from reports.queries.run_views import AttemptView
+from tasks.text.format import counted, listed, one_line, span
+
+SHORT: Mapping[str, str] = {
+    "completed": "finished the run {at}",
+    "preempted": "was told to leave {at}, because its machine was to be taken away",
+    "lost": "vanished without a word {at}",
+    "oom": "ran out of memory {at}",
+    "bad-data": "met data that cannot be trained on {at}",
+    "diverged": "was ended {at} because its loss exploded",
+    "storage": "could not reach or write its storage {at}",
+    "hung": "showed no more sign of life {at} and was killed",
+    "fenced": "gave way {at} to a newer attempt that had taken over the run",
+    "cancelled": "was cancelled by a person {at}",
+    "error": "failed {at}, with an error that trying again would not mend",
+}
+"""What each reason means for somebody who meets it for the first time; it follows the attempt's name."""
+
+WHY: Mapping[str, str] = {
+    "preempted": "a notice to leave, so it is the machine's doing and not the run's",
+    "lost": "no notice, no error and no memory kill is on record, so whoever ended it cannot be named",
+    "oom": "memory was refused, or the kernel killed for it",
+    "bad-data": "the failure was traced to the samples of one batch or to a damaged file",
+    "diverged": "the loss was no number or far above its own past, and no single batch explains it",
+    "storage": "the store's own error ended it",
+    "hung": "the watchdog's time, which follows from the run's own steps, was over",
+    "error": "none of the causes Cairn knows to mend fits",
+}
+"""Why that evidence means that reason."""
+
+_LAST_FRAMES = 1
+_MOST_WINDOWS = 8
+
+
+def evidence_sentences(evidence: Mapping[str, Any], receipt: AttemptView) -> list[str]:
+    """Return the evidence, one sentence each, and why it means the receipt's reason."""
+    reason = receipt.termination_reason or ""
+    found = [*_told(evidence), *_exit(evidence, reason), *_memory(evidence), *_words(evidence, receipt.detail or "")]
+    if not found and reason not in ("completed", "fenced"):
+        found = ["no exit code, no signal and no last words are on record"]
+    meaning = [f"That makes it {reason}: {WHY[reason]}"] if reason in WHY else []
+    return [*found, *meaning]
+
+
+def found_by(facts: PostMortem) -> str:
+    """Return who put the end on record and how it could be known, where it was not the attempt itself."""
+    end, where = facts.end, facts.where
+    if end is None or end.by is None or where is None:
+        return ""
+    lease = f"the lease of {span(end.lease_seconds)}" if end.lease_seconds else "the lease"
+    known = (
+        f"on the same host, where process {where.pid} was no longer there or had been silent for {lease}"
+        if end.by_same_host
+        else f"which watched its heartbeat stay the same for {lease}"
+    )
+    return f"It left no last words: its end was put on record by process {end.by.pid} on {end.by.host}, {known}"
+
+
+def _told(evidence: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what was said to it or about it from outside."""
+    if evidence.get("stop_signal"):
+        by = f": {one_line(str(evidence['notice']), 160)}" if evidence.get("notice") else ""
+        yield f"notice to leave by {evidence['stop_signal']}{by}"
+    if evidence.get("grace_ended"):
+        yield "it was killed because its grace period was over before it could commit"
+    if evidence.get("cancelling"):
+        yield "Prefect said that a person cancelled the flow run"
+    if evidence.get("fenced"):
+        yield one_line(str(evidence["fenced"]), 200)
+    if evidence.get("silent_seconds") is not None:
+        allowed = evidence.get("allowed_seconds")
+        limit = f"; its own steps allowed {span(float(allowed))}" if allowed is not None else ""
+        step = evidence.get("heartbeat_step")
+        after = f" after step {step:,}" if step is not None else " before its first step"
+        yield f"the trainer was silent for {span(float(evidence['silent_seconds']))}{after}{limit}, then it was killed"
+    if evidence.get("store_error"):
+        yield f"the store said: {one_line(str(evidence['store_error']), 200)}"
+    if evidence.get("kubernetes_reason"):
+        yield f"Kubernetes gives the reason {evidence['kubernetes_reason']}"
+
+
+def _exit(evidence: Mapping[str, Any], reason: str) -> Iterator[str]:
+    code = evidence.get("exit_code")
+    if code is None or (code == 0 and reason == "completed"):
+        return
+    if code == 0:
+        yield "the trainer process left in order (exit code 0)"
+    elif code < 0:
+        yield f"the trainer process was ended by signal {-code}{_signal_name(-code)}"
+    elif code == 75:
+        yield "the trainer process left in order, with the exit code for a preemption (75)"
+    elif code > 128 and _signal_name(code - 128):
+        yield f"the trainer process ended with exit code {code}: signal {code - 128}{_signal_name(code - 128)}"
+    else:
+        yield f"the trainer process ended with exit code {code}"
+
+
+def _signal_name(number: int) -> str:
+    names = {int(item): item.name for item in signal.Signals}
+    return f" ({names[number]})" if number in names else ""
+
+
+def _memory(evidence: Mapping[str, Any]) -> Iterator[str]:
+    kills, used, limit = (evidence.get(name) for name in ("oom_kills", "rss_bytes", "memory_limit_bytes"))
+    if kills:
+        yield f"the kernel counted {counted(kills, 'kill')} for memory (oom_kill) in its control group"
+    elif evidence.get("exit_code") == -signal.SIGKILL:
+        yield "the kernel counted no kill for memory (oom_kill)"
+    if used:
+        of_limit = f" of {_size(limit)} allowed" if limit else ""
+        yield f"it used up to {_size(used)}{of_limit}"
+
+
+def _size(number: float) -> str:
+    return f"{number / 1e9:.2f} GB" if number >= 1e9 else f"{number / 1e6:,.0f} MB"
+
+
+def _words(evidence: Mapping[str, Any], detail: str) -> Iterator[str]:
+    words = evidence.get("last_words")
+    if not isinstance(words, Mapping):
+        return
+    step = words.get("step")
+    at = f" at step {step:,}" if step is not None else ""
+    said = str(words.get("message", ""))
+    if said and said in detail:
+        yield f"that error was its last words{at}"
+    else:
+        yield f"its last words{at}: {words.get('exception')}: {one_line(said, 200)}"
+    frames = [str(line).strip() for line in words.get("traceback", ()) if str(line).lstrip().startswith("File ")]
+    if frames:
+        yield f"raised in {_place(frames[-_LAST_FRAMES])}"
+    windows = words.get("windows") or ()
+    if windows:
+        noun = "sample of the data (window" if len(windows) == 1 else "samples of the data (windows"
+        yield f"guilty: {len(windows)} {noun} {listed(list(windows), _MOST_WINDOWS)})"
+    if words.get("spike_step") is not None:
+        yield f"the loss began to rise at step {words['spike_step']:,}"
+
+
+def _place(frame: str) -> str:
+    """Return `trainer.py, line 12, in step` of a traceback's line: which file, wherever it is installed."""
+    head = frame.partition("\n")[0]
+    file, *rest = head.split('"', 2)[1:] or [head]
+    return f"{'/'.join(file.replace(chr(92), '/').rsplit('/', 2)[-2:])}{rest[0] if rest else ''}"

@@ -1,0 +1,259 @@
+"""Where the facts of a post-mortem are found: the log, the attempt's own step records, the age of its heartbeat.
+
+Owns which attempt is meant when nobody says, and what must be read for it: the whole log only where the fold does not
+say enough. Refuses words, torch and the orchestrator. Decides nothing.
+"""
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any
+
+from reports.errors import RunNotFound
+from reports.explain.post_mortem import (
+    ConfigChange,
+    End,
+    Ineffective,
+    OpenAttempt,
+    Origin,
+    PassedOver,
+    PostMortem,
+    Progress,
+    QuarantineFact,
+    Successor,
+    Where,
+)
+from reports.queries.run_status import view_status
+from reports.queries.run_views import AttemptView, view_attempt, view_checkpoints, view_evaluations
+from storage.errors import StorageError
+from storage.logs.entry_log import utc_now
+from storage.logs.heartbeat import heartbeat_key
+from storage.logs.log_entry import Entry
+from storage.logs.run_log import RunLog
+from storage.logs.run_state import AttemptRecord, RunState
+from storage.logs.step_log import MOST_STEP_LOG_BYTES, StepLine, parse_lines, step_log_key
+
+
+def gather_post_mortem(log: RunLog, number: int | None = None, *, now: datetime | None = None) -> PostMortem:
+    """Return the facts of attempt `number` of a run that was read; without one, of the one a person would ask about.
+
+    That is the newest that ended for another reason than completed, else the newest. Raises `RunNotFound` with the
+    numbers there are.
+    """
+    state, status = log.state, view_status(log)
+    facts: dict[str, Any] = {
+        "run_id": log.run_id,
+        "model_family": state.opened.model_family if state.opened else "",
+        "run_state": status.state,
+        "run_attempts": len(state.attempts),
+        "total_steps": status.total_steps,
+        "opened_at": state.opened_at,
+        "next": status.next,
+        "budgets": status.budgets,
+    }
+    record = _chosen(log, number)
+    return PostMortem(**facts) if record is None else PostMortem(**facts, **_of_attempt(log, record, now or utc_now()))
+
+
+def _chosen(log: RunLog, number: int | None) -> AttemptRecord | None:
+    attempts = log.state.attempts
+    if number is None:
+        failed = (item for item in reversed(attempts) if item.ended and item.ended.reason != "completed")
+        return next(failed, attempts[-1] if attempts else None)
+    if 1 <= number <= len(attempts):
+        return attempts[number - 1]
+    there = f"attempts 1 to {len(attempts)}" if len(attempts) > 1 else "only attempt 1"
+    raise RunNotFound(f"run {log.run_id} has no attempt {number}; it has {there if attempts else 'none yet'}")
+
+
+def _of_attempt(log: RunLog, record: AttemptRecord, now: datetime) -> dict[str, Any]:
+    state, receipt = log.state, view_attempt(log, record)
+    before = state.attempts[receipt.attempt - 2] if receipt.attempt > 1 else None
+    after = state.attempts[receipt.attempt] if receipt.attempt < len(state.attempts) else None
+    entries = log.read_entries() if _needs_entries(record, state) else ()
+    mine = {item.committed.manifest_sha256 for item in state.checkpoints if item.committed.attempt == receipt.attempt}
+    evaluations = tuple(item for item in view_evaluations(state) if item.manifest_sha256 in mine)
+    return {
+        "receipt": receipt,
+        "where": _where(record, before),
+        "origin": _origin(log, record, before),
+        "progress": _progress(log, record, receipt, now),
+        "end": _end(record, after, entries) if record.ended else None,
+        "open": None if record.ended else _open(log, record, now),
+        "successor": _successor(log, record, after) if after else None,
+        "verdict": next((item.verdict for item in reversed(evaluations) if item.verdict), None),
+        "changed": record.started.changed,
+        "config_changes": tuple(_config_changes(before, record)),
+        "quarantines": _quarantines(state, record),
+        "evaluations": evaluations,
+        "refused": tuple(_refused(state, entries, receipt.attempt)),
+        "stderr_tail": record.ended.stderr_tail if record.ended else (),
+    }
+
+
+def _needs_entries(record: AttemptRecord, state: RunState) -> bool:
+    """Whether the fold does not say enough: who found a vanished attempt, and why entries were refused."""
+    vanished = record.ended is not None and record.ended.evidence.get("exit_code") is None
+    return vanished or any(item.attempt == record.started.attempt for item in state.refused)
+
+
+def _where(record: AttemptRecord, before: AttemptRecord | None) -> Where:
+    placement = record.started.placement
+    earlier = before.started.placement if before else None
+    here = (placement.host, placement.boot_id)
+    return Where(
+        host=placement.host,
+        pid=placement.pid,
+        device=placement.device,
+        world_size=placement.world_size,
+        threads=placement.threads,
+        boot_id=placement.boot_id,
+        same_machine=(earlier.host, earlier.boot_id) == here if earlier else None,
+    )
+
+
+def _origin(log: RunLog, record: AttemptRecord, before: AttemptRecord | None) -> Origin:
+    resumed = record.started.resumed_from
+    found = log.state.find(resumed.prefix) if resumed else None
+    return Origin(
+        step=record.started.first_step,
+        from_attempt=resumed.attempt if resumed else None,
+        committed_at=found.committed_at if found else None,
+        prefix=resumed.prefix if resumed else None,
+        manifest_sha256=resumed.manifest_sha256 if resumed else None,
+        reached_before=before.ended.last_step if before and before.ended else None,
+        passed_over=tuple(_passed_over(log, record)),
+    )
+
+
+def _passed_over(log: RunLog, record: AttemptRecord) -> Iterator[PassedOver]:
+    """Yield what lies beyond the resume point and was there before: damaged commits, and bytes never committed.
+
+    The newest that can be read is always taken, so a newer one that was not taken could not be.
+    """
+    resumed, number = record.started.resumed_from, record.started.attempt
+    first, since = (resumed.step, resumed.attempt) if resumed else (0, 1)
+    states = {item.committed.prefix: item for item in log.state.checkpoints}
+    for view in view_checkpoints(log):
+        if view.step > first and since <= view.attempt < number:
+            detail = states[view.prefix].detail if view.prefix in states else ""
+            yield PassedOver(step=view.step, attempt=view.attempt, state=view.state, detail=detail)
+
+
+def _progress(log: RunLog, record: AttemptRecord, receipt: AttemptView, now: datetime) -> Progress:
+    line = _last_line(log, receipt.attempt)
+    committed = tuple(item for item in log.state.checkpoints if item.committed.attempt == receipt.attempt)
+    kept = receipt.first_step if receipt.last_committed_step is None else receipt.last_committed_step
+    last_step = max(receipt.last_step, kept, line.step if line else 0)
+    return Progress(
+        committed=committed,
+        recorded_step=line.step if line else None,
+        train_loss=line.train_loss if line else None,
+        seconds=max(((record.ended_at or now) - record.started_at).total_seconds(), 0.0),
+        lost_steps=max(last_step - kept, 0) if record.ended else 0,
+    )
+
+
+def _last_line(log: RunLog, attempt: int) -> StepLine | None:
+    """Return the attempt's newest whole step record; these only illustrate, so one that cannot be read is none."""
+    try:
+        lines = log.store.read(step_log_key(log.prefix, attempt), at_most_bytes=MOST_STEP_LOG_BYTES).splitlines()
+    except StorageError:
+        return None
+    return next((line for raw in reversed(lines[-2:]) for line in parse_lines(raw)), None)
+
+
+def _end(record: AttemptRecord, after: AttemptRecord | None, entries: tuple[Entry, ...]) -> End:
+    ended, number = record.ended, record.started.attempt
+    assert ended is not None
+    writers = (item.writer for item in entries if item.kind == "attempt-ended" and item.body.attempt == number)
+    writer = next(writers, None)
+    foreign = writer if writer and writer.attempt != number else None
+    finder = after or record
+    return End(
+        evidence=ended.evidence,
+        by=foreign,
+        by_same_host=foreign is not None and foreign.host == record.started.placement.host,
+        lease_seconds=_lease_seconds(finder),
+        changed=ended.decision.changed,
+    )
+
+
+def _lease_seconds(record: AttemptRecord) -> float | None:
+    lease = record.started.config.get("lease")
+    seconds = lease.get("seconds") if isinstance(lease, Mapping) else None
+    return float(seconds) if isinstance(seconds, int | float) else None
+
+
+def _open(log: RunLog, record: AttemptRecord, now: datetime) -> OpenAttempt:
+    from tasks.machine.placement import is_known_dead  # psutil: only an open attempt pays for it
+
+    return OpenAttempt(
+        is_gone=is_known_dead(record.started.placement),
+        heartbeat_age_seconds=_heartbeat_age_seconds(log, record.started.attempt, now),
+        lease_seconds=_lease_seconds(record),
+    )
+
+
+def _heartbeat_age_seconds(log: RunLog, attempt: int, now: datetime) -> float | None:
+    """Return how long the heartbeat has stayed as it is, where the store's clock is this machine's; else None."""
+    path = log.store.local_path(heartbeat_key(log.prefix, attempt))
+    if path is None or not path.exists():
+        return None
+    return max(now.timestamp() - path.stat().st_mtime, 0.0)
+
+
+def _successor(log: RunLog, record: AttemptRecord, after: AttemptRecord) -> Successor:
+    view = view_attempt(log, after)
+    return Successor(
+        attempt=view.attempt,
+        started_at=view.started_at,
+        seconds_later=max((view.started_at - (record.ended_at or view.started_at)).total_seconds(), 0.0),
+        host=view.placement.host,
+        first_step=view.first_step,
+        last_step=view.last_step,
+        termination_reason=view.termination_reason,
+        changed=after.started.changed,
+    )
+
+
+def _config_changes(before: AttemptRecord | None, record: AttemptRecord) -> Iterator[ConfigChange]:
+    """Yield what differs from the attempt before: what a person changed, and what a decision did."""
+    if before is None:
+        return
+    old, new = _flat(before.started.config), _flat(record.started.config)
+    for name in ("code_version", "micro_batch", "activation_checkpointing"):
+        old[name], new[name] = getattr(before.started, name), getattr(record.started, name)
+    for key in sorted(old.keys() | new.keys()):
+        if old.get(key) != new.get(key):
+            yield ConfigChange(key=key, before=old.get(key), after=new.get(key))
+
+
+def _flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in document.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _quarantines(state: RunState, record: AttemptRecord) -> tuple[QuarantineFact, ...]:
+    return tuple(
+        QuarantineFact(attempt=item.attempt, reason=item.reason, windows=item.windows, detail=item.detail)
+        for item in state.quarantines
+        if item.attempt < record.started.attempt
+    )
+
+
+def _refused(state: RunState, entries: tuple[Entry, ...], number: int) -> Iterator[Ineffective]:
+    started = {item.body.attempt: item.seq for item in reversed(entries) if item.kind == "attempt-started"}
+    ends = [item.seq for item in entries if item.kind == "attempt-ended" and item.body.attempt == number]
+    for item in state.refused:
+        if item.attempt != number:
+            continue
+        newer = [(seq, attempt) for attempt, seq in started.items() if attempt > number and seq < item.seq]
+        if newer:
+            why = f"attempt {min(newer)[1]} had taken over the run at entry {min(newer)[0]}"
+        elif ends and ends[0] < item.seq:
+            why = f"this attempt had already been ended at entry {ends[0]}"
+        else:
+            why = "what it says contradicts the entries before it"
+        yield Ineffective(seq=item.seq, kind=item.kind, why=why)

@@ -1,0 +1,347 @@
+"""A post-mortem in plain words: the answer first, then what it rests on, one screen.
+
+Owns the words and the order. Pure: a record of facts in, lines out; foreign text in them cannot steer the terminal.
+"""
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from reports.explain.end_words import SHORT, evidence_sentences, found_by
+from reports.explain.post_mortem import PostMortem
+from reports.queries.run_views import AttemptView, EvaluationView
+from tasks.text.format import counted, harmless, listed, moment, one_line, span, steps_of
+from tasks.text.output import cell, short
+
+_WIDTH = 110
+_LABEL = 12
+_MOST_CHANGES, _MOST_WINDOWS, _MOST_QUARANTINES, _MOST_LINES, _MOST_PASSED_OVER = 6, 8, 3, 6, 4
+_DETAIL_CHARACTERS = 320
+
+
+def post_mortem_lines(facts: PostMortem) -> list[str]:
+    """Return the lines of the post-mortem, none longer than 110 characters."""
+    if facts.receipt is None:
+        return _wrapped(
+            f"Run {facts.run_id} has no attempts yet: it was opened on {moment(facts.opened_at)} to train "
+            f"{facts.model_family} for {counted(facts.total_steps, 'step')}, and nothing was tried. Now: {facts.next}."
+        )
+    lines = _wrapped(" ".join(_answer(facts, facts.receipt)))
+    for label, sentences in _sections(facts, facts.receipt):
+        text = " ".join(_sentence(item, number) for number, item in enumerate(filter(None, sentences)))
+        if text:
+            lines += ["", *_labelled(label, text)] if label in _AFTER_BLANK else _labelled(label, text)
+    return [*lines, *_stderr(facts)]
+
+
+_AFTER_BLANK = frozenset({"trying", "ended", "then"})
+
+
+def _answer(facts: PostMortem, receipt: AttemptView) -> Iterator[str]:
+    name = f"Attempt {receipt.attempt} of {facts.run_attempts} of run {facts.run_id}"
+    if facts.open is not None:
+        yield f"{name} {_standing(facts, receipt)}."
+        yield f"Now: {facts.next}."
+        return
+    reason = receipt.termination_reason or ""
+    at = f"at step {_reached(facts):,} of {facts.total_steps:,}, on {moment(receipt.ended_at)}"
+    yield f"{name} {SHORT.get(reason, f'ended {{at}} for the reason {reason}').format(at=at)}."
+    yield f"{_cost(facts, receipt)}."
+    yield f"{_afterwards(facts, receipt)}."
+
+
+def _reached(facts: PostMortem) -> int:
+    """Return the last step it is known to have done: its step records may say more than its last heartbeat did."""
+    assert facts.receipt is not None and facts.progress is not None
+    receipt = facts.receipt
+    return max(receipt.last_step, receipt.last_committed_step or 0, facts.progress.recorded_step or 0)
+
+
+def _taking(facts: PostMortem) -> str:
+    assert facts.progress is not None
+    took = span(facts.progress.seconds)
+    return f" since it started {took} ago" if facts.open is not None else f" in {took}"
+
+
+def _standing(facts: PostMortem, receipt: AttemptView) -> str:
+    open_attempt = facts.open
+    assert open_attempt is not None
+    where = f"step {_reached(facts):,} of {facts.total_steps:,}"
+    age, lease = open_attempt.heartbeat_age_seconds, open_attempt.lease_seconds
+    seen = "" if age is None else f"; its last sign of life was {span(age)} ago"
+    if open_attempt.is_gone:
+        return f"was at {where} when its process disappeared, and nobody has put its end on record yet{seen}"
+    if age is not None and lease is not None and age > lease:
+        return f"was at {where} when it fell silent{seen}, longer than the {span(lease)} after which it counts as lost"
+    return f"has not ended: it is at {where}{seen}"
+
+
+def _cost(facts: PostMortem, receipt: AttemptView) -> str:
+    assert facts.progress is not None
+    lost, seconds = facts.progress.lost_steps, receipt.wasted_gpu_seconds or 0.0
+    if not lost and seconds < 0.05:
+        idle = _reached(facts) == receipt.first_step
+        return "It had trained no step yet, so nothing was lost" if idle else "All it did is kept: nothing was lost"
+    kept = (
+        f"everything up to step {receipt.last_committed_step:,} is kept"
+        if receipt.last_committed_step is not None
+        else f"it had committed nothing, so the run stood at step {receipt.first_step:,} again"
+    )
+    steps = [counted(lost, "step")] if lost else []
+    times = [f"{span(seconds)} of device time"] if seconds >= 0.05 else []
+    return f"{' and '.join(steps + times)} {'was' if lost == 1 and not times else 'were'} lost; {kept}"
+
+
+def _afterwards(facts: PostMortem, receipt: AttemptView) -> str:
+    after = facts.successor
+    if after is None:
+        return f"Now: {facts.next.removeprefix(f'attempt {receipt.attempt} ended: {receipt.termination_reason}; ')}"
+    how = f" with {difference(after.changed)}" if difference(after.changed) else ""
+    reached = f"got to step {after.last_step:,}" if after.last_step > after.first_step else "did no step"
+    became = {None: "is still open", "completed": "finished the run"}.get(
+        after.termination_reason, f"{reached} before it ended ({after.termination_reason})"
+    )
+    state = "" if after.termination_reason == "completed" else f"; the run is {facts.run_state} now"
+    return f"Attempt {after.attempt} went on from step {after.first_step:,}{how} and {became}{state}"
+
+
+def _sections(facts: PostMortem, receipt: AttemptView) -> Iterator[tuple[str, Sequence[str]]]:
+    yield "trying", _trying(facts, receipt)
+    yield "config", _config(facts, receipt)
+    yield "data", list(_data(facts, receipt))
+    yield "where", _where(facts)
+    yield "set out", list(_origin(facts, receipt.attempt))
+    yield "got to", list(_progress(facts, receipt))
+    if facts.end is not None:
+        yield "ended", [f"reason {receipt.termination_reason}: {one_line(receipt.detail or '', _DETAIL_CHARACTERS)}"]
+        yield "evidence", [*evidence_sentences(facts.end.evidence, receipt), found_by(facts)]
+        yield "lost", list(_lost(facts, receipt))
+        yield "budget", list(_budget(receipt))
+    yield "decided", _decided(receipt)
+    yield "then", _then(facts)
+    yield "measured", list(_evaluations(facts.evaluations, facts.run_id))
+    if facts.verdict is not None:
+        yield "curve", [f"{facts.verdict.kind}: {facts.verdict.why}"]
+    yield (
+        "no effect",
+        [f"its entry {item.seq} ({item.kind}) had no effect because {item.why}" for item in facts.refused],
+    )
+
+
+def _trying(facts: PostMortem, receipt: AttemptView) -> list[str]:
+    total = f"{counted(facts.total_steps, 'step')}"
+    return [
+        f"train a {facts.model_family} model for {total}; this attempt was to do steps "
+        f"{receipt.first_step + 1:,} to {facts.total_steps:,}",
+        f"Code version {receipt.code_version}, micro-batch {receipt.micro_batch}",
+    ]
+
+
+def _config(facts: PostMortem, receipt: AttemptView) -> list[str]:
+    digest = f"configuration {short(receipt.config_sha256)}"
+    if receipt.attempt == 1:
+        return [f"{digest}; this was the first attempt, there is none to compare with"]
+    changes = [f"{item.key} {_value(item.before)} → {_value(item.after)}" for item in facts.config_changes]
+    before = f"attempt {receipt.attempt - 1}"
+    if not changes:
+        return [f"{digest}, the same as {before}'s in every key"]
+    by = f" (decided after {before}: {difference(facts.changed)})" if difference(facts.changed) else ""
+    return [f"{digest}; different from {before}: {listed(changes, _MOST_CHANGES)}{by}"]
+
+
+def _data(facts: PostMortem, receipt: AttemptView) -> Iterator[str]:
+    yield f"snapshot {short(receipt.data_snapshot)}, the same for the whole run"
+    windows = {window for item in facts.quarantines for window in item.windows}
+    if not windows:
+        yield "No part of it was quarantined when this attempt started"
+        return
+    yield f"{counted(len(windows), 'window')} of it quarantined (never drawn again) when this attempt started"
+    for item in facts.quarantines[-_MOST_QUARANTINES:]:
+        which = listed(sorted(item.windows), _MOST_WINDOWS, more=f"cairn log {facts.run_id} --json")
+        noun = "window" if len(item.windows) == 1 else "windows"
+        yield f"Attempt {item.attempt}, {item.reason}: {noun} {which} ({one_line(item.detail, 120)})"
+    if len(facts.quarantines) > _MOST_QUARANTINES:
+        yield f"And {len(facts.quarantines) - _MOST_QUARANTINES} earlier: cairn log {facts.run_id}"
+
+
+def _where(facts: PostMortem) -> list[str]:
+    where = facts.where
+    assert where is not None
+    many = f" × {where.world_size}" if where.world_size > 1 else ""
+    moved = {None: "", True: ", the machine of the attempt before", False: ", another machine or boot than before"}
+    return [
+        f"host {where.host}, process {where.pid}, {where.device}{many}, {counted(where.threads, 'thread')}, "
+        f"boot {where.boot_id[:8]}{moved[where.same_machine]}"
+    ]
+
+
+def _origin(facts: PostMortem, number: int) -> Iterator[str]:
+    origin = facts.origin
+    assert origin is not None
+    if origin.prefix is None:
+        nothing = "nothing was committed yet" if number == 1 else "no checkpoint was committed that could be read"
+        yield f"from the beginning, step 0: {nothing}"
+    else:
+        folder = origin.prefix.rsplit("/", 1)[-1]
+        when = f" on {moment(origin.committed_at)}" if origin.committed_at else ""
+        yield (
+            f"from step {origin.step:,}, committed by attempt {origin.from_attempt}{when} "
+            f"({folder}, manifest {short(origin.manifest_sha256)})"
+        )
+    for item in origin.passed_over[-_MOST_PASSED_OVER:]:
+        why = (
+            "its bytes were being written, but never committed"
+            if item.state == "writing"
+            else f"it is {item.state}{f': {one_line(item.detail, 120)}' if item.detail else ''}"
+        )
+        yield f"Not from step {item.step:,} of attempt {item.attempt}: {why}"
+    reached = origin.reached_before
+    if reached is not None and reached > origin.step:
+        again = steps_of(origin.step + 1, reached)
+        yield f"The attempt before had reached step {reached:,}; {again} had to be done again"
+    elif origin.prefix is not None and not origin.passed_over:
+        yield "That was the newest checkpoint there was"
+
+
+def _progress(facts: PostMortem, receipt: AttemptView) -> Iterator[str]:
+    progress = facts.progress
+    assert progress is not None
+    reached = _reached(facts)
+    done = reached - receipt.first_step
+    if not done:
+        end = "it ended before its first step was done" if facts.end is not None else "its first step is not done yet"
+        yield f"no step at all{_taking(facts)}: {end}"
+        return
+    loss = ""
+    if progress.train_loss is not None and progress.recorded_step is not None:
+        loss = f"; train loss {progress.train_loss:.4g} at step {progress.recorded_step:,}"
+    yield f"step {reached:,}: {counted(done, 'step')}{_taking(facts)}{loss}"
+    if facts.end is not None and reached > receipt.last_step:
+        yield f"Its own step records say so; when its end was put on record only step {receipt.last_step:,} was known"
+    steps = [f"{item.committed.step:,}" for item in progress.committed]
+    gone = [
+        f"{item.committed.step:,} is {item.state} now" for item in progress.committed if item.state == "quarantined"
+    ]
+    if not steps:
+        yield "Nothing committed"
+        return
+    shown = steps if len(steps) <= _MOST_WINDOWS else [steps[0], "…", *steps[-3:]]
+    yield f"{counted(len(steps), 'checkpoint')} committed, at step{'' if len(steps) == 1 else 's'} {', '.join(shown)}"
+    if gone:
+        yield listed(gone, 3)
+
+
+def _lost(facts: PostMortem, receipt: AttemptView) -> Iterator[str]:
+    progress, wasted = facts.progress, receipt.wasted_gpu_seconds or 0.0
+    assert progress is not None
+    of_all = f"{span(wasted)} of its {span(receipt.gpu_seconds)} device time"
+    if not progress.lost_steps:
+        yield f"no step; {of_all}"
+        return
+    which = steps_of(_reached(facts) - progress.lost_steps + 1, _reached(facts))
+    yield f"{counted(progress.lost_steps, 'step')} ({which}), trained but not committed; {of_all}, as far as is known"
+
+
+def _budget(receipt: AttemptView) -> Iterator[str]:
+    decision = receipt.decision
+    assert decision is not None
+    if decision.charged is None:
+        yield f"nothing was charged: {receipt.termination_reason} costs no retry"
+        return
+    if decision.action == "stop":
+        yield f"{decision.charged} had to pay for this end and could not: it is spent"
+        return
+    left = [f"{cell(value)} {_LIMITS.get(name, name)}" for name, value in decision.left.items() if value is not None]
+    yield f"{decision.charged} paid for this end; left of it then: {', '.join(left) or 'no limit is set'}"
+    yield "A commit of new steps fills the retries up again"
+
+
+_LIMITS = {
+    "retries": "retries",
+    "total": "retries in all",
+    "wasted_gpu_seconds": "seconds of lost device time",
+    "samples": "samples that may be quarantined",
+}
+
+
+def _decided(receipt: AttemptView) -> list[str]:
+    decision = receipt.decision
+    if decision is None:
+        return []
+    wait = f", after waiting {span(decision.delay_seconds)}" if decision.delay_seconds else ""
+    what = {"resume": "try again", "stop": "stop", "finish": "finish"}.get(decision.action, decision.action)
+    why = one_line(decision.reason, _DETAIL_CHARACTERS)
+    return [f"{what}{wait}"] if why == one_line(receipt.detail or "", _DETAIL_CHARACTERS) else [f"{what}{wait}: {why}"]
+
+
+def _then(facts: PostMortem) -> list[str]:
+    after = facts.successor
+    if after is None:
+        return [] if facts.open is not None else [f"nothing has happened since; the run is {facts.run_state}"]
+    same = facts.where is not None and after.host == facts.where.host
+    how = f", {difference(after.changed)}" if difference(after.changed) else ""
+    outcome = f"then it ended: {after.termination_reason}" if after.termination_reason else "it is still open"
+    done = after.last_step - after.first_step
+    steps = f"{counted(done, 'step')} done" if done else "no step done"
+    place = "the same host" if same else after.host
+    return [
+        f"attempt {after.attempt} started {span(after.seconds_later)} later on {place} "
+        f"from step {after.first_step:,}{how}; {steps}, {outcome}",
+        f"The run is {facts.run_state} now. Next: {facts.next}",
+    ]
+
+
+def _evaluations(views: Sequence[EvaluationView], run_id: str) -> Iterator[str]:
+    if not views:
+        yield "none of its checkpoints was evaluated"
+        return
+    for view in views[-3:]:
+        if view.status == "failed":
+            yield f"step {view.step:,} {view.suite}: failed ({one_line(view.detail or '', 100)})"
+            continue
+        named = sorted(view.metrics.items(), key=lambda item: (item[0] != "val_loss", item[0]))
+        numbers = ", ".join(f"{name} {value:.4g}" for name, value in named if name != "samples")
+        yield f"step {view.step:,} {view.suite}: {one_line(numbers, 160)}"
+    if len(views) > 3:
+        yield f"And {len(views) - 3} before: cairn evaluations {run_id}"
+
+
+def _stderr(facts: PostMortem) -> list[str]:
+    tail = [line for line in (harmless(item, kept="").rstrip() for item in facts.stderr_tail) if line.strip()]
+    if not tail:
+        return _labelled("stderr", "nothing was recorded") if facts.end is not None else []
+    lines = ["", "last lines on its stderr:"]
+    lines += [f"  {line}" if len(line) <= _WIDTH - 2 else f"  {line[: _WIDTH - 3]}…" for line in tail[-_MOST_LINES:]]
+    if len(tail) > _MOST_LINES:
+        lines.append(f"  … and {len(tail) - _MOST_LINES} lines before: cairn explain {facts.run_id} --json")
+    return lines
+
+
+def difference(changed: str) -> str:
+    """Return what is different of `after oom: micro-batch 4→2`; nothing where it only says what went before."""
+    return changed.partition(": ")[2] if changed.startswith("after ") else changed
+
+
+def _value(value: Any) -> str:
+    return "(absent)" if value is None else one_line(cell(value), 60)
+
+
+def _sentence(text: str, number: int) -> str:
+    """Return the text with its full stop; what follows a first sentence begins with a capital letter."""
+    text = one_line(text)
+    text = f"{text[0].upper()}{text[1:]}" if number else text
+    return text if text.endswith((".", "!", "?", "`")) else f"{text}."
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(one_line(text), _WIDTH, break_on_hyphens=False)
+
+
+def _labelled(label: str, text: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        _WIDTH,
+        initial_indent=f"{label:<{_LABEL}}",
+        subsequent_indent=" " * _LABEL,
+        break_on_hyphens=False,
+    )

@@ -1,0 +1,49 @@
+"""The mirrors a configuration asks for: made, refused where their library is missing, and kept while a run trains.
+
+Owns which mirrors there are. A new one is a class beside `tensorboard_mirror`, a key of `[mirrors]` and a line here.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+from reports.exporters.step_exporter import Mirror, Mirroring
+from storage.logs.run_log import RunLog
+from tasks.configuration.settings import MirrorsConfig
+from tasks.errors import InvalidConfiguration
+
+_EXPERIMENT = "cairn"
+
+
+def check_mirrors(mirrors: MirrorsConfig) -> None:
+    """Raise `InvalidConfiguration` where a mirror cannot work on this machine; nothing is opened, nobody is asked."""
+    if mirrors.tensorboard and find_spec("tensorboard") is None:
+        raise InvalidConfiguration(
+            f"mirrors.tensorboard = {mirrors.tensorboard!r}: TensorBoard is not installed; "
+            "`pip install 'cairn[tensorboard]'` installs it, `--set mirrors.tensorboard=` goes without"
+        )
+
+
+@contextmanager
+def mirrored(
+    log: RunLog, mirrors: MirrorsConfig, environment: Mapping[str, str], say: Callable[[str], None]
+) -> Iterator[None]:
+    """Keep the run's mirrors up to date while the block runs; nothing that happens to them reaches it."""
+    with ExitStack() as kept:
+        for mirror in _wanted(log, mirrors, environment):
+            kept.enter_context(Mirroring(log, mirror, say).kept())
+        yield
+
+
+def _wanted(log: RunLog, mirrors: MirrorsConfig, environment: Mapping[str, str]) -> Iterator[Mirror]:
+    if mirrors.tensorboard:
+        from reports.exporters.tensorboard_exporter import TensorBoardMirror
+
+        yield TensorBoardMirror(Path(mirrors.tensorboard), log.run_id, log.store.url)
+    if mirrors.mlflow:
+        from reports.exporters.mlflow_client import MlflowClient
+        from reports.exporters.mlflow_exporter import MlflowMirror
+
+        experiment = environment.get("MLFLOW_EXPERIMENT_NAME") or _EXPERIMENT
+        yield MlflowMirror(MlflowClient(mirrors.mlflow, environment), log.run_id, experiment=experiment)

@@ -1,0 +1,72 @@
+"""The few requests of MLflow's REST API 2.0 that a mirror needs, over the standard library alone.
+
+Owns addresses, credentials from MLflow's own environment variables, and that every request ends after a while.
+Source: mlflow.org, "REST API": experiments/get-by-name and create, runs/search, create, log-batch and update.
+"""
+
+import base64
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from typing import Any
+
+from reports.errors import ReportError
+
+_TIMEOUT_SECONDS = 10.0
+_SHOWN_CHARACTERS = 200
+
+
+class MlflowRefused(ReportError):
+    """The tracking server answered, and the answer is no; `code` is its error code."""
+
+    def __init__(self, code: str, message: str) -> None:
+        """Keep the server's code beside its words."""
+        super().__init__(f"{code}: {message}")
+        self.code = code
+
+
+class MlflowClient:
+    """Asks one tracking server."""
+
+    def __init__(self, address: str, environment: Mapping[str, str]) -> None:
+        """Prepare; nobody is asked yet."""
+        self._root = f"{address.rstrip('/')}/api/2.0/mlflow/"
+        self._headers = {"Content-Type": "application/json", **_authorization(environment)}
+
+    def get(self, path: str, **parameters: str) -> Any:
+        """Return the answer to a question."""
+        return self._ask(urllib.request.Request(f"{self._root}{path}?{urllib.parse.urlencode(parameters)}"))
+
+    def post(self, path: str, **content: object) -> Any:
+        """Return the answer to a command."""
+        data = json.dumps(content, allow_nan=False).encode()
+        return self._ask(urllib.request.Request(f"{self._root}{path}", data=data, method="POST"))
+
+    def _ask(self, request: urllib.request.Request) -> Any:
+        for name, value in self._headers.items():
+            request.add_header(name, value)
+        try:
+            with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as answer:
+                return json.loads(answer.read() or b"{}")
+        except urllib.error.HTTPError as error:
+            with error:
+                raise _refusal(error.code, error.read().decode(errors="replace")) from error
+
+
+def _authorization(environment: Mapping[str, str]) -> dict[str, str]:
+    if token := environment.get("MLFLOW_TRACKING_TOKEN"):
+        return {"Authorization": f"Bearer {token}"}
+    if user := environment.get("MLFLOW_TRACKING_USERNAME"):
+        pair = f"{user}:{environment.get('MLFLOW_TRACKING_PASSWORD', '')}"
+        return {"Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"}
+    return {}
+
+
+def _refusal(status: int, body: str) -> MlflowRefused:
+    try:
+        answer = json.loads(body)
+        return MlflowRefused(str(answer["error_code"]), str(answer.get("message", ""))[:_SHOWN_CHARACTERS])
+    except (ValueError, KeyError, TypeError):
+        return MlflowRefused(f"HTTP {status}", body[:_SHOWN_CHARACTERS])

@@ -1,0 +1,178 @@
+"""A run in MLflow: one MLflow run for all attempts, its frozen configuration, its curve, and why attempts ended.
+
+Owns which MLflow run it is, found again by a tag, and that what nobody can take back is told only when it is settled: a
+step is sent once a checkpoint at or after it is committed. How far that is stands in a tag, with the attempt it was
+trained by. What is trained again from before it, because a checkpoint could not be read or a spike was rolled back, is
+sent again at the same steps: MLflow forgets nothing.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from reports.exporters.curve_follower import CurveNews, TimedLine
+from reports.exporters.mlflow_client import MlflowClient, MlflowRefused
+from storage.logs.run_entries import AttemptEnded, EvaluationRecorded
+from storage.logs.run_state import RunState
+from tasks.configuration.run_configuration import flattened
+
+_METRICS_AT_ONCE = 1000
+_TAGS_AT_ONCE = 100
+_MOST_CHARACTERS = 500
+_IDENTITY, _MARK = "cairn.run", "cairn.mirrored"
+_STEP_METRICS = {
+    "train.loss": "train_loss",
+    "train.lr": "lr",
+    "train.grad_norm": "grad_norm",
+    "speed.tokens_per_second": "tokens_per_second",
+    "speed.mfu": "mfu",
+    "probe.loss": "probe_loss",
+}
+Metric = Mapping[str, object]
+
+
+class MlflowMirror:
+    """Tells one tracking server of one run."""
+
+    name = "MLflow"
+
+    def __init__(self, client: MlflowClient, run_id: str, *, experiment: str) -> None:
+        """Prepare; nobody is asked yet."""
+        self._client, self._run_id, self._experiment = client, run_id, experiment
+        self._mlflow_run = ""
+        self._mark = 0
+        self._unsettled: list[TimedLine] = []
+
+    def begin(self, state: RunState) -> None:
+        """Find the run by its tag, or create it, and read how far it was told."""
+        opened_at = state.opened_at.isoformat() if state.opened_at else ""
+        identity = f"{self._run_id}@{opened_at}"
+        found = self._find(identity)
+        self._mlflow_run = found["info"]["run_id"] if found else self._create(identity, state)
+        self._mark, self._unsettled = _mark_of(found, state), []
+        self._client.post("runs/update", run_id=self._mlflow_run, status="RUNNING")
+        self._tell_parameters(state)
+
+    def write(self, news: CurveNews) -> None:
+        """Send what is settled now."""
+        if news.rewind_to is not None:
+            self._mark = min(self._mark, news.rewind_to)
+            self._unsettled = [timed for timed in self._unsettled if timed.line.step <= news.rewind_to]
+        self._unsettled += news.lines
+        settled = [timed for timed in self._unsettled if timed.line.step <= news.settled_step]
+        self._unsettled = self._unsettled[len(settled) :]
+        unknown = [timed for timed in settled if timed.line.step > self._mark]
+        self._tell_metrics([*_step_metrics(unknown), *_evaluation_metrics(news.evaluations)])
+        self._tell_tags(_end_tags(news.ends))
+        if unknown:
+            last = unknown[-1].line
+            self._mark = last.step
+            self._tell_tags([{"key": _MARK, "value": f"{last.step}:{last.attempt}"}])
+
+    def end(self, state: RunState) -> None:
+        """Say that it is finished, or that nobody trains it now."""
+        ended = state.attempts[-1].ended if state.attempts else None
+        status = "FINISHED" if state.finished else "FAILED" if ended and ended.decision.action == "stop" else "KILLED"
+        at = ended and state.attempts[-1].ended_at
+        extra = {"end_time": int(at.timestamp() * 1000)} if at else {}
+        self._client.post("runs/update", run_id=self._mlflow_run, status=status, **extra)
+
+    def _find(self, identity: str) -> Any:
+        answer = self._client.post(
+            "runs/search",
+            experiment_ids=[self._experiment_id()],
+            filter=f"tags.\"{_IDENTITY}\" = '{identity}'",
+            max_results=1,
+        )
+        return next(iter(answer.get("runs", [])), None)
+
+    def _experiment_id(self) -> str:
+        try:
+            found = self._client.get("experiments/get-by-name", experiment_name=self._experiment)
+            return str(found["experiment"]["experiment_id"])
+        except MlflowRefused as refused:
+            if refused.code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+        try:
+            return str(self._client.post("experiments/create", name=self._experiment)["experiment_id"])
+        except MlflowRefused as refused:
+            if refused.code != "RESOURCE_ALREADY_EXISTS":  # another run began at the same moment
+                raise
+            found = self._client.get("experiments/get-by-name", experiment_name=self._experiment)
+            return str(found["experiment"]["experiment_id"])
+
+    def _create(self, identity: str, state: RunState) -> str:
+        opened = state.opened
+        tags = {
+            _IDENTITY: identity,
+            "cairn.model_family": opened.model_family if opened else "",
+            "cairn.data_snapshot": opened.data_snapshot if opened else "",
+            "cairn.code_version": opened.code_version if opened else "",
+        }
+        created = self._client.post(
+            "runs/create",
+            experiment_id=self._experiment_id(),
+            run_name=self._run_id,
+            start_time=int(state.opened_at.timestamp() * 1000) if state.opened_at else 0,
+            tags=[{"key": key, "value": value} for key, value in tags.items()],
+        )
+        return str(created["run"]["info"]["run_id"])
+
+    def _tell_parameters(self, state: RunState) -> None:
+        """Send the frozen part, which never changes, as MLflow's parameters never may."""
+        frozen = flattened(state.opened.config) if state.opened else {}
+        listed = [{"key": key, "value": str(value)[:_MOST_CHARACTERS]} for key, value in sorted(frozen.items())]
+        for batch in _batches(listed, _TAGS_AT_ONCE):
+            self._client.post("runs/log-batch", run_id=self._mlflow_run, params=batch)
+
+    def _tell_metrics(self, metrics: Iterable[Metric]) -> None:
+        for batch in _batches(metrics, _METRICS_AT_ONCE):
+            self._client.post("runs/log-batch", run_id=self._mlflow_run, metrics=batch)
+
+    def _tell_tags(self, tags: Iterable[Mapping[str, str]]) -> None:
+        for batch in _batches(tags, _TAGS_AT_ONCE):
+            self._client.post("runs/log-batch", run_id=self._mlflow_run, tags=batch)
+
+
+def _mark_of(found: Any, state: RunState) -> int:
+    """Return up to which step the surviving line was told: no further than where an attempt after it resumed."""
+    tags = {tag["key"]: tag["value"] for tag in found["data"].get("tags", [])} if found else {}
+    step, _, attempt = tags.get(_MARK, "").partition(":")
+    if not (step.isdigit() and attempt.isdigit()):
+        return 0
+    later = (record.started for record in state.attempts if record.started.attempt > int(attempt))
+    return min([int(step), *(started.first_step for started in later)])
+
+
+def _step_metrics(lines: Sequence[TimedLine]) -> Iterator[Metric]:
+    for timed in lines:
+        for key, name in _STEP_METRICS.items():
+            value = getattr(timed.line, name)
+            if value is not None:
+                yield _metric(key, value, timed.at_seconds, timed.line.step)
+
+
+def _evaluation_metrics(evaluations: Iterable[EvaluationRecorded]) -> Iterator[Metric]:
+    for measured in evaluations:
+        at = measured.started_at.timestamp() + measured.seconds
+        for name, value in measured.metrics.items():
+            yield _metric(f"{measured.suite}.{name}", value, at, measured.step)
+
+
+def _metric(key: str, value: float, at_seconds: float, step: int) -> Metric:
+    """One value; its time is its own, so that what is sent twice is there once."""
+    shown: object = value if math.isfinite(value) else "NaN" if math.isnan(value) else f"{'-' * (value < 0)}Infinity"
+    return {"key": key, "value": shown, "timestamp": int(at_seconds * 1000), "step": step}
+
+
+def _end_tags(ends: Iterable[AttemptEnded]) -> Iterator[Mapping[str, str]]:
+    for ended in ends:
+        text = f"{ended.reason} at step {ended.last_step}: {ended.detail}"
+        yield {"key": f"cairn.attempt.{ended.attempt:04d}", "value": text[:_MOST_CHARACTERS]}
+
+
+def _batches(items: Iterable[Mapping[str, object]], size: int) -> Iterator[list[Mapping[str, object]]]:
+    left = iter(items)
+    while batch := list(islice(left, size)):
+        yield batch

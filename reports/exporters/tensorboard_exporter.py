@@ -1,0 +1,97 @@
+"""A run in TensorBoard: an event file with one unbroken curve, however often the run was interrupted.
+
+Owns the file: `<folder>/<run>/events.out.tfevents.…`, written anew by every process that trains the run, whole from the
+first step, so that it is right wherever the run goes on. A session start in it makes TensorBoard forget what came
+before: at step 0 the files of earlier processes, which are deleted then, later the steps an attempt trains again.
+Source: TensorBoard's event format (event.proto, record_writer.py); a session start purges since "brain.Event:2".
+"""
+
+import hashlib
+import os
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from reports.exporters.curve_follower import CurveNews
+from storage.logs.run_state import RunState
+
+_VERSION = "brain.Event:2"
+_STEP_TAGS = {
+    "train/loss": "train_loss",
+    "train/lr": "lr",
+    "train/grad_norm": "grad_norm",
+    "speed/tokens_per_second": "tokens_per_second",
+    "speed/mfu": "mfu",
+    "probe/loss": "probe_loss",
+}
+
+
+class TensorBoardMirror:
+    """Writes one run's event file."""
+
+    name = "TensorBoard"
+
+    def __init__(self, folder: Path, run_id: str, store_url: str) -> None:
+        """Write below `folder`; nothing is made yet."""
+        self._folder = folder / run_id
+        # Runs of one name from two stores may share the folder: each deletes only its own files.
+        self._suffix = f".cairn-{hashlib.sha256(store_url.encode()).hexdigest()[:8]}"
+        self._file: BinaryIO | None = None
+        self._records: Any = None
+
+    def begin(self, state: RunState) -> None:
+        """Start a new file, and delete those of earlier processes."""
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self._close()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        earlier = [path for path in self._folder.iterdir() if path.name.endswith(self._suffix)]
+        now = time.time()
+        unique = f"{now:017.6f}.{socket.gethostname()}.{os.getpid()}"
+        self._file = (self._folder / f"events.out.tfevents.{unique}{self._suffix}").open("xb")
+        self._records = RecordWriter(self._file)
+        self._add(now, 0, file_version=_VERSION)
+        self._forget_from(0)
+        self._file.flush()
+        for path in earlier:
+            path.unlink(missing_ok=True)
+
+    def write(self, news: CurveNews) -> None:
+        """Append the news, and put them into the system's hands."""
+        if news.rewind_to is not None:
+            self._forget_from(news.rewind_to + 1)
+        for timed in news.lines:
+            values = {tag: getattr(timed.line, name) for tag, name in _STEP_TAGS.items()}
+            self._add_scalars(timed.at_seconds, timed.line.step, values)
+        for measured in news.evaluations:
+            values = {f"{measured.suite}/{name}": value for name, value in measured.metrics.items()}
+            self._add_scalars(measured.started_at.timestamp() + measured.seconds, measured.step, values)
+        if self._file is not None:
+            self._file.flush()
+
+    def end(self, state: RunState) -> None:
+        """Close the file."""
+        self._close()
+
+    def _forget_from(self, step: int) -> None:
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+
+        self._add(time.time(), step, session_log=SessionLog(status=SessionLog.START))
+
+    def _add_scalars(self, at_seconds: float, step: int, values: Mapping[str, float | None]) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        known = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items() if value is not None]
+        self._add(at_seconds, step, summary=Summary(value=known))
+
+    def _add(self, at_seconds: float, step: int, **content: object) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        self._records.write(Event(wall_time=at_seconds, step=step, **content).SerializeToString())
+
+    def _close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()

@@ -1,0 +1,185 @@
+"""Everything `cairn report` tells of a run, gathered once: the JSON, and what the pages are made of.
+
+Owns which facts belong to a report. Refuses to know how a page looks (`report_sections` and its two printers do), torch
+and the orchestrator. What only illustrates, such as versions, is left out where it cannot be read.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from reports.explain.post_mortem import QuarantineFact
+from reports.pages.reproduction import Reproduction, reproduce
+from reports.plots.run_curves import HeldOutPoint, RunCurves, gather_curves
+from reports.queries.model_views import DecisionView, view_history
+from reports.queries.run_cost import CostView, count_cost
+from reports.queries.run_lookup import configuration_document
+from reports.queries.run_status import StatusView, view_status
+from reports.queries.run_timeline import ReasonRow, reasons
+from reports.queries.run_views import (
+    AttemptView,
+    CheckpointView,
+    EvaluationView,
+    view_attempts,
+    view_checkpoints,
+    view_evaluations,
+)
+from storage.checkpoints.trainer_document import decode_trainer_document
+from storage.errors import StorageError
+from storage.logs.run_entries import CurveVerdict
+from storage.logs.run_log import RunLog
+from storage.logs.run_state import RunState
+from tasks.configuration.settings import CostConfig
+
+_CURVE_POINTS = 200
+_PRICE, _CURRENCY = "CAIRN_COST__GPU_HOUR_PRICE", "CAIRN_COST__CURRENCY"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainPoint:
+    """A step of the surviving line and its train loss in nats per token."""
+
+    step: int
+    train_loss: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MachineRow:
+    """A machine attempts ran on, with which code."""
+
+    host: str
+    device: str
+    world_size: int
+    code_version: str
+    attempts: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataFacts:
+    """Where the tokens come from: the snapshot, its sources and tokenizer as configured, and windows left out."""
+
+    snapshot: str
+    sources: tuple[str, ...]
+    tokenizer: str
+    quarantines: tuple[QuarantineFact, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunReport:
+    """A run from its opening to the entry `newest_seq`; also the JSON of `cairn report`.
+
+    `status` as in `cairn status`; `attempts`, `checkpoints`, `evaluations` as those verbs have them; `promotions` are
+    the decisions of any alias about this run; `reasons` rarest first; `curve` at most 200 steps of the surviving line,
+    `held_out` losses of one suite on it and `best` of them; `state_sha256` digests the newest committed train state.
+    """
+
+    run_id: str
+    newest_seq: int
+    model_family: str
+    opened_at: datetime | None
+    status: StatusView
+    state_sha256: str | None
+    best: HeldOutPoint | None
+    verdict: CurveVerdict | None
+    cost: CostView
+    reasons: tuple[ReasonRow, ...]
+    attempts: tuple[AttemptView, ...]
+    curve: tuple[TrainPoint, ...]
+    held_out: tuple[HeldOutPoint, ...]
+    evaluations: tuple[EvaluationView, ...]
+    checkpoints: tuple[CheckpointView, ...]
+    promotions: tuple[DecisionView, ...]
+    data: DataFacts
+    machines: tuple[MachineRow, ...]
+    versions: Mapping[str, str]
+    reproduction: Reproduction
+
+
+def gather_report(log: RunLog, environment: Mapping[str, str]) -> tuple[RunReport, RunCurves]:
+    """Return the report of a run that was read, and the curves its picture is drawn from."""
+    state, curves, attempts = log.state, gather_curves(log), view_attempts(log)
+    newest = state.newest_committed
+    replayed = sum(point.replays for point in curves.points)
+    price = _price(state, environment)
+    report = RunReport(
+        run_id=log.run_id,
+        newest_seq=log.seq,
+        model_family=curves.model_family,
+        opened_at=state.opened_at,
+        status=view_status(log),
+        state_sha256=newest.committed.state_sha256 if newest else None,
+        best=curves.best,
+        verdict=next((item.verdict for item in reversed(state.evaluations) if item.verdict), None),
+        cost=count_cost(attempts, replayed_steps=replayed, price=price, until=_last_sign(state)),
+        reasons=reasons(attempts),
+        attempts=attempts,
+        curve=tuple(_thinned(curves)),
+        held_out=curves.held_out,
+        evaluations=view_evaluations(state),
+        checkpoints=view_checkpoints(log),
+        promotions=tuple(item for item in view_history(log.store) if item.run_id == log.run_id),
+        data=_data(state),
+        machines=_machines(attempts),
+        versions=_versions(log),
+        reproduction=reproduce(state, log.run_id),
+    )
+    return report, curves
+
+
+def _price(state: RunState, environment: Mapping[str, str]) -> CostConfig:
+    """Return the price of the newest attempt's configuration, or what the environment says now."""
+    document: dict[str, Any] = dict(configuration_document(state).get("cost", {}))
+    named = {"gpu_hour_price": environment.get(_PRICE), "currency": environment.get(_CURRENCY)}
+    return CostConfig.model_validate(document | {key: value for key, value in named.items() if value})
+
+
+def _last_sign(state: RunState) -> datetime | None:
+    """Return when the log last heard of an attempt: what an open one has done since is not known."""
+    signs = [record.committed_at for record in state.checkpoints]
+    signs += [record.ended_at or record.started_at for record in state.attempts]
+    return max(signs, default=None)
+
+
+def _thinned(curves: RunCurves) -> Iterator[TrainPoint]:
+    every = max(len(curves.points) // _CURVE_POINTS, 1)
+    last = len(curves.points) - 1
+    for number, point in enumerate(curves.points):
+        if number % every == 0 or number == last:
+            yield TrainPoint(step=point.line.step, train_loss=point.line.train_loss)
+
+
+def _data(state: RunState) -> DataFacts:
+    document = state.opened.config.get("data", {}) if state.opened else {}
+    return DataFacts(
+        snapshot=state.opened.data_snapshot if state.opened else "",
+        sources=tuple(map(str, document.get("sources", ()))),
+        tokenizer=str(document.get("tokenizer", "")),
+        quarantines=tuple(
+            QuarantineFact(attempt=item.attempt, reason=item.reason, windows=item.windows, detail=item.detail)
+            for item in state.quarantines
+        ),
+    )
+
+
+def _machines(attempts: tuple[AttemptView, ...]) -> tuple[MachineRow, ...]:
+    counts = Counter(
+        (view.placement.host, view.placement.device, view.placement.world_size, view.code_version) for view in attempts
+    )
+    return tuple(
+        MachineRow(host=host, device=device, world_size=world, code_version=code, attempts=count)
+        for (host, device, world, code), count in counts.items()
+    )
+
+
+def _versions(log: RunLog) -> Mapping[str, str]:
+    """Return the versions the newest readable checkpoint was written with."""
+    newest = log.state.newest_committed
+    if newest is None:
+        return {}
+    key = f"{newest.committed.prefix}/trainer.json"
+    try:
+        return decode_trainer_document(log.store.read(key), where=key).versions
+    except StorageError:
+        return {}

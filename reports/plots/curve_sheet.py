@@ -1,0 +1,53 @@
+"""The sheet a run is drawn on: its curves as columns of numbers, and the axis they share.
+
+Owns what every panel needs. Refuses to draw, and to import what draws.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from reports.plots.curve_reduction import Series
+from reports.plots.run_curves import RunCurves
+
+Across = Literal["step", "tokens"]
+
+BASE_POINTS, SMALL_POINTS = 9.0, 8.0
+COLUMNS = 1200
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sheet:
+    """The curves as columns, how a step becomes a place on the axis, and where on it something happened."""
+
+    curves: RunCurves
+    across: Across
+    height_inches: float
+
+    @property
+    def unit(self) -> float:
+        """What one step is on the axis."""
+        return self.curves.tokens_per_step if self.across == "tokens" and self.curves.tokens_per_step else 1
+
+    def series(self, name: str) -> Series:
+        """Return a column of the step records; steps without a value are left out."""
+        lines = [point.line for point in self.curves.points]
+        pairs = [(line.step, value) for line in lines if (value := getattr(line, name)) is not None]
+        steps, values = np.array(pairs, dtype=np.float64).reshape(-1, 2).T
+        return Series(steps=steps * self.unit, values=values)
+
+    @property
+    def reach(self) -> float:
+        """How far the axis goes: over everything that happened."""
+        happened = [self.curves.last_step, *(item.step for item in self.curves.interruptions)]
+        end = [self.curves.end.step] if self.curves.end else []
+        farthest = max([*happened, *end])
+        return (farthest or self.curves.total_steps or 1) * self.unit
+
+    def places(self, reason: str) -> Sequence[float]:
+        """Return where attempts ended for this reason, once a pixel column."""
+        unit, reach = self.unit, self.reach
+        places = [item.step * unit for item in self.curves.interruptions if item.reason == reason]
+        return sorted({round(place * COLUMNS / reach): place for place in places}.values())

@@ -1,0 +1,206 @@
+"""What is drawn of a run: the surviving line of its steps, and everything that happened along it.
+
+Owns which facts belong into the picture and where on the line they lie. Refuses to know how anything looks: one record
+is drawn by `curve_picture` for the command line, the report and the orchestrator. Needs neither torch nor Prefect.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from reports.queries.run_lookup import configuration_document
+from reports.queries.run_status import view_status
+from reports.queries.run_views import view_attempts
+from storage.logs.registry import Registry, list_aliases
+from storage.logs.run_log import RunLog
+from storage.logs.run_state import CheckpointRecord, RunState
+from storage.logs.step_curve import StepPoint, splice
+from storage.logs.step_log import StepLine, read_step_lines
+from storage.stores.object_store import ObjectStore
+
+_VAL_LOSS = "val_loss"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Interruption:
+    """Where an attempt ended before the run did, and its termination reason."""
+
+    step: int
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replay:
+    """Steps that were trained again, both ends included: what an earlier attempt did there was lost."""
+
+    first_step: int
+    last_step: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldOutPoint:
+    """Held-out loss of a checkpoint on the surviving line, in nats per token."""
+
+    step: int
+    val_loss: float
+    manifest_sha256: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromotedPoint:
+    """A step of this run an alias points at, or, where not `current`, pointed at before; its loss where it is known."""
+
+    step: int
+    alias: str
+    current: bool
+    val_loss: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunEnd:
+    """The step at which the run was finished, and why it was stopped before its last one; empty when it was not."""
+
+    step: int
+    stopped: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunCurves:
+    """Everything a picture of a run shows; `points` are in step order, one a step.
+
+    `tokens_per_step` is 0 and `verdict` empty where nothing on record says them.
+    """
+
+    run_id: str
+    model_family: str
+    state: str
+    verdict: str
+    snapshot_id: str
+    total_steps: int
+    tokens_per_step: int
+    attempts: int
+    gpu_seconds: float
+    points: tuple[StepPoint, ...]
+    interruptions: tuple[Interruption, ...]
+    replays: tuple[Replay, ...]
+    held_out: tuple[HeldOutPoint, ...]
+    promotions: tuple[PromotedPoint, ...]
+    end: RunEnd | None
+
+    @property
+    def last_step(self) -> int:
+        """The last step of the surviving line, recorded or evaluated; 0 before the first."""
+        recorded = self.points[-1].line.step if self.points else 0
+        return max(recorded, *(point.step for point in self.held_out), 0)
+
+    @property
+    def reasons(self) -> tuple[tuple[str, int], ...]:
+        """Each reason an attempt ended for, with how many did, the most frequent first."""
+        counts = Counter(item.reason for item in self.interruptions)
+        return tuple(sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])))
+
+    @property
+    def best(self) -> HeldOutPoint | None:
+        """The checkpoint with the least held-out loss, the earliest of equals; None before the first finite one."""
+        finite = (point for point in self.held_out if math.isfinite(point.val_loss))
+        return min(finite, key=lambda point: (point.val_loss, point.step), default=None)
+
+
+def gather_curves(log: RunLog) -> RunCurves:
+    """Return what is drawn of a run that was read; reads the step records and the registry beside the log."""
+    state, status = log.state, view_status(log)
+    lines = read_step_lines(log.store, log.prefix)
+    points = splice(lines, state.attempts)
+    held_out = tuple(_held_out(state))
+    return RunCurves(
+        run_id=log.run_id,
+        model_family=state.opened.model_family if state.opened else "",
+        state=status.state,
+        verdict=_verdict(state),
+        snapshot_id=state.opened.data_snapshot if state.opened else "",
+        total_steps=status.total_steps,
+        tokens_per_step=_tokens_per_step(state),
+        attempts=len(state.attempts),
+        gpu_seconds=sum(view.gpu_seconds for view in view_attempts(log)),
+        points=points,
+        interruptions=tuple(_interruptions(state, lines)),
+        replays=tuple(_replays(points)),
+        held_out=held_out,
+        promotions=tuple(_promotions(log.store, log.run_id)),
+        end=_end(state),
+    )
+
+
+def _held_out(state: RunState) -> Iterator[HeldOutPoint]:
+    """Yield the surviving checkpoints' losses in step order, all measured by one suite: the one used most often."""
+    kept = {record.committed.manifest_sha256 for record in state.checkpoints if _survives(record, state)}
+    measured = [item for item in state.evaluations if item.manifest_sha256 in kept and _VAL_LOSS in item.metrics]
+    suites = [item.suite_sha256 for item in measured]
+    suite = max(reversed(suites), key=suites.count, default="")
+    newest = {item.manifest_sha256: item for item in measured if item.suite_sha256 == suite}
+    for item in sorted(newest.values(), key=lambda item: item.step):
+        yield HeldOutPoint(step=item.step, val_loss=item.metrics[_VAL_LOSS], manifest_sha256=item.manifest_sha256)
+
+
+def _survives(record: CheckpointRecord, state: RunState) -> bool:
+    """Whether no later attempt resumed from before this checkpoint."""
+    committed = record.committed
+    later = (item.started for item in state.attempts[committed.attempt :])
+    return all(started.resumed_from is not None and started.resumed_from.step >= committed.step for started in later)
+
+
+def _interruptions(state: RunState, lines: Sequence[StepLine]) -> Iterator[Interruption]:
+    reached: dict[int, int] = {}
+    for line in lines:
+        reached[line.attempt] = max(line.step, reached.get(line.attempt, 0))
+    for item in state.attempts:
+        number, ended = item.started.attempt, item.ended
+        if ended is not None and ended.reason != "completed":
+            yield Interruption(step=max(ended.last_step, reached.get(number, 0)), attempt=number, reason=ended.reason)
+
+
+def _replays(points: Sequence[StepPoint]) -> Iterator[Replay]:
+    """Yield the runs of neighbouring steps that were trained more than once."""
+    steps = [point.line.step for point in points if point.replays]
+    if not steps:
+        return
+    borders = [(before, after) for before, after in pairwise(steps) if after > before + 1]
+    firsts = [steps[0], *(after for _, after in borders)]
+    lasts = [*(before for before, _ in borders), steps[-1]]
+    for first, last in zip(firsts, lasts, strict=True):
+        yield Replay(first_step=first, last_step=last)
+
+
+def _promotions(store: ObjectStore, run_id: str) -> Iterator[PromotedPoint]:
+    for alias in list_aliases(store):
+        state = Registry(store, alias).refresh()
+        of_step = {promoted.step: promoted for _, promoted in state.champions if promoted.run_id == run_id}
+        for step, promoted in sorted(of_step.items()):
+            yield PromotedPoint(
+                step=step,
+                alias=alias,
+                current=promoted is state.champion,
+                val_loss=promoted.metrics.get(_VAL_LOSS),
+            )
+
+
+def _tokens_per_step(state: RunState) -> int:
+    document = configuration_document(state)
+    try:
+        return int(document["training"]["global_batch"]) * int(document["model"]["block_size"])
+    except (KeyError, TypeError, ValueError):  # another version's configuration: the picture has one axis less
+        return 0
+
+
+def _verdict(state: RunState) -> str:
+    newest = max(state.evaluations, key=lambda item: item.step, default=None)
+    return newest.verdict.kind if newest is not None and newest.verdict is not None else ""
+
+
+def _end(state: RunState) -> RunEnd | None:
+    if state.finished is None:
+        return None
+    return RunEnd(step=state.finished.step, stopped=state.finished.stopped)

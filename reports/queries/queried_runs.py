@@ -1,0 +1,130 @@
+"""What a query may ask of a store: the rows of its runs, of open attempts as their heartbeats last said.
+
+Owns which tables a query needs. Rows come from packs and folded logs; how far an open attempt is, and whether its owner
+is gone, stands in no log and is looked up each time. Refuses SQL beyond the names of tables, and torch.
+"""
+
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from reports.queries.run_status import INTERRUPTED, RUNNING, standing_of
+from storage.logs.heartbeat import read_heartbeat
+from storage.logs.run_log import run_prefix
+from storage.logs.run_state import RunState
+from storage.logs.step_log import read_step_lines
+from storage.stores.local_store import LocalStore
+from storage.stores.object_store import ObjectStore
+from storage.tables.promotion_rows import read_promotions
+from storage.tables.run_rows import log_rows, step_rows, unreadable_row
+from storage.tables.run_tables import LOG_TABLES, ROWS, STEP_TABLES
+from storage.tables.table_cache import FreshTable, GatheredTables, TableCache, TableKind
+from storage.tables.table_index import RunStamp
+
+_READERS = 32
+_NEEDS = {"promotions": ("promotions", "runs")}
+_WITH_OPEN_ATTEMPTS = {"runs", "training_attempts"}
+_NAMED_AT_RUN_TIME = re.compile(r"\bquery(_table)?\b")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenAttempt:
+    """An attempt that has not ended: how far it says it is, and the state of its run."""
+
+    run_id: str
+    attempt: int
+    state: str
+    step: int
+    tokens: int
+    gpu_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QueriedRuns:
+    """The rows of the tables a query needs: in files, in memory, and what open attempts add to them."""
+
+    gathered: tuple[GatheredTables, ...]
+    fresh: tuple[FreshTable, ...]
+    open_attempts: tuple[OpenAttempt, ...]
+    unreadable: tuple[str, ...]
+
+
+def named_tables(sql: str) -> frozenset[str]:
+    """Return the tables whose names occur in the query, and those they need: more than it asks, never less."""
+    text = sql.lower()
+    if _NAMED_AT_RUN_TIME.search(text):
+        return frozenset(ROWS)
+    named = [table for table in ROWS if re.search(rf"\b{table}\b", text)]
+    return frozenset(needed for table in named for needed in _NEEDS.get(table, (table,)))
+
+
+def gather_runs(store: ObjectStore, tables: frozenset[str], *, work: Path) -> QueriedRuns:
+    """Return the rows of these tables over all runs of the store; `work` is where this machine keeps copies."""
+    run_ids = [key.split("/")[1] for key in store.folders("runs")] if tables else []
+    spare = LocalStore(work / "tables" / sha256(store.url.encode()).hexdigest()[:32])
+    cache = TableCache(store, spare=spare, copies=(work / "tables" / "copies").absolute())
+    gathered = [
+        cache.gather(kind, run_ids, sorted(tables & set(kind.tables)))
+        for kind in _kinds(store)
+        if tables & set(kind.tables)
+    ]
+    unreadable = {run.run_id: run.why for found in gathered for run in found.unreadable}
+    logs = [found for found in gathered if tables & _WITH_OPEN_ATTEMPTS][:1]
+    return QueriedRuns(
+        gathered=tuple(gathered),
+        fresh=_fresh(store, tables, unreadable),
+        open_attempts=_open_attempts(store, logs[0].stamps) if logs else (),
+        unreadable=tuple(why for _, why in sorted(unreadable.items())),
+    )
+
+
+def _kinds(store: ObjectStore) -> tuple[TableKind, ...]:
+    def of_log(run_id: str, state: RunState) -> dict[str, list[Any]]:
+        return log_rows(run_id, state, RUNNING if state.open_attempt else standing_of(state))
+
+    def of_steps(run_id: str, state: RunState) -> dict[str, list[Any]]:
+        return {"steps": step_rows(run_id, state, read_step_lines(store, run_prefix(run_id)))}
+
+    return (
+        TableKind(name="log", tables=LOG_TABLES, make=of_log),
+        TableKind(name="steps", tables=STEP_TABLES, make=of_steps, with_steps=True),
+    )
+
+
+def _fresh(store: ObjectStore, tables: frozenset[str], unreadable: dict[str, str]) -> tuple[FreshTable, ...]:
+    rows: dict[str, list[Any]] = {}
+    if "runs" in tables and unreadable:
+        rows["runs"] = [unreadable_row(run_id, why) for run_id, why in sorted(unreadable.items())]
+    if "promotions" in tables and (promotions := read_promotions(store)):
+        rows["promotions"] = list(promotions)
+    if not rows:
+        return ()
+    from storage.tables.table_pack import arrow_table
+
+    return tuple(FreshTable(table=table, rows=arrow_table(table, listed)) for table, listed in rows.items())
+
+
+def _open_attempts(store: ObjectStore, stamps: Sequence[RunStamp]) -> tuple[OpenAttempt, ...]:
+    owned = [stamp for stamp in stamps if stamp.owner is not None]
+    if not owned:
+        return ()
+    with ThreadPoolExecutor(_READERS) as readers:
+        return tuple(readers.map(lambda stamp: _open_attempt(store, stamp), owned))
+
+
+def _open_attempt(store: ObjectStore, stamp: RunStamp) -> OpenAttempt:
+    from tasks.machine.placement import is_known_dead  # psutil: only open attempts pay for it
+
+    beat = read_heartbeat(store, run_prefix(stamp.run_id), stamp.latest_attempt)
+    return OpenAttempt(
+        run_id=stamp.run_id,
+        attempt=stamp.latest_attempt,
+        state=INTERRUPTED if stamp.owner and is_known_dead(stamp.owner) else RUNNING,
+        step=beat.step if beat else 0,
+        tokens=beat.tokens if beat else 0,
+        gpu_seconds=beat.gpu_seconds if beat else 0.0,
+    )

@@ -1,0 +1,106 @@
+"""From what a person types to what the store holds: a run by its id, a checkpoint by `champion`, `RUN` or `RUN@STEP`.
+
+Owns REF. An alias wins over a run of the same name; `RUN@` is always the run. Refuses to load anything.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from reports.errors import RunNotFound
+from storage.errors import IntegrityError
+from storage.logs.registry import Registry, list_aliases
+from storage.logs.run_entries import CheckpointReference, RunOpened
+from storage.logs.run_log import RunLog, list_run_ids
+from storage.logs.run_state import RunState
+from storage.stores.object_store import ObjectStore
+from tasks.configuration.logged_configuration import logged_configuration
+from tasks.errors import InvalidConfiguration
+
+if TYPE_CHECKING:
+    from tasks.configuration.run_configuration import RunConfig
+
+_SHOWN = 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FoundCheckpoint:
+    """A committed checkpoint with the log of its run and the run's opening."""
+
+    log: RunLog
+    opened: RunOpened
+    reference: CheckpointReference
+
+
+def find_run(store: ObjectStore, run_id: str) -> RunLog:
+    """Return the run's log, read to its end; raises `RunNotFound` with the runs there are."""
+    log = RunLog(store, run_id)
+    if log.refresh().opened is None:
+        raise RunNotFound(f"no run {run_id!r} in {store.url}; {_listed('runs', list_run_ids(store))}")
+    return log
+
+
+def find_checkpoint(store: ObjectStore, reference: str) -> FoundCheckpoint:
+    """Resolve alias, `RUN` (its newest committed checkpoint) or `RUN@STEP`; raises `RunNotFound`.
+
+    Raises `IntegrityError` where the only checkpoint of that step is quarantined.
+    """
+    champion = Registry(store, reference).refresh().champion if "@" not in reference else None
+    if champion is not None:
+        log = find_run(store, champion.run_id)
+        found = [r for r in log.state.checkpoints if r.committed.manifest_sha256 == champion.manifest_sha256]
+        if not found:
+            raise IntegrityError(f"alias {reference}: run {champion.run_id} has no such checkpoint: {champion.prefix}")
+        return FoundCheckpoint(log=log, opened=_opened(log), reference=found[-1].committed.reference)
+    run_id, _, step = reference.partition("@")
+    try:
+        log = find_run(store, run_id)
+    except RunNotFound as missing:
+        raise RunNotFound(f"{missing}; {_listed('aliases', list_aliases(store))}") from missing
+    return FoundCheckpoint(log=log, opened=_opened(log), reference=_at_step(log.state, run_id, step))
+
+
+def configuration_of(state: RunState) -> "RunConfig":
+    """Return the whole configuration of the run's newest attempt; without an attempt, the frozen part with defaults.
+
+    Raises `IntegrityError` where what the log holds is none.
+    """
+    from tasks.configuration.stored_configuration import believed_configuration
+
+    return believed_configuration(configuration_document(state))
+
+
+def configuration_document(state: RunState) -> Mapping[str, Any]:
+    """Return what `configuration_of` validates, as it stands in the log."""
+    if state.attempts:
+        return logged_configuration(state.attempts[-1].started.config)
+    return logged_configuration(state.opened.config) if state.opened else {}
+
+
+def _at_step(state: RunState, run_id: str, step: str) -> CheckpointReference:
+    if not step:
+        if state.newest_committed is None:
+            raise RunNotFound(f"run {run_id} has no committed checkpoint yet; `cairn train` makes the first one")
+        return state.newest_committed.committed.reference
+    if not (step.isascii() and step.isdigit()):
+        raise InvalidConfiguration(f"{run_id}@{step}: must be RUN@STEP with a whole number as STEP")
+    of_step = [record for record in reversed(state.checkpoints) if record.committed.step == int(step)]
+    for record in of_step:
+        if record.state == "committed":
+            return record.committed.reference
+    if of_step:
+        raise IntegrityError(f"{of_step[0].committed.prefix} is {of_step[0].state}: {of_step[0].detail}")
+    steps = [str(record.committed.step) for record in reversed(state.readable)]
+    raise RunNotFound(f"run {run_id} has no checkpoint at step {step}; {_listed('steps', steps)}")
+
+
+def _opened(log: RunLog) -> RunOpened:
+    assert log.state.opened is not None
+    return log.state.opened
+
+
+def _listed(what: str, names: list[str]) -> str:
+    if not names:
+        return f"there are no {what} here"
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{what} here: {', '.join(names[-_SHOWN:])}{more}"

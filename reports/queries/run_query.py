@@ -1,0 +1,196 @@
+"""SQL over all runs of a store, answered by DuckDB in this process's memory.
+
+Owns the views, how their columns are nested and flattened, and the walls: when the query runs, the database sees the
+files of the tables it was given and no other, no network and no extension, and its settings are locked
+(https://duckdb.org/docs/stable/operations_manual/securing_duckdb/overview). Refuses to know logs and packs.
+"""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from reports.errors import InvalidQuery, ReportError
+from reports.queries.queried_runs import QueriedRuns, gather_runs, named_tables
+from storage.stores.object_store import ObjectStore
+from storage.tables.run_tables import ROWS, columns
+
+if TYPE_CHECKING:
+    import duckdb
+
+_FETCHED_ROWS = 5_000
+_SETTINGS = {
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+    "allow_community_extensions": "false",
+    "allow_persistent_secrets": "false",
+    "python_enable_replacements": "false",
+}
+_OPEN = """create table folded.open_attempts
+    (run_id varchar, attempt bigint, state varchar, step bigint, tokens bigint, gpu_seconds double)"""
+_VIEWS = {
+    "training_attempts": """
+        select rows.* replace (
+            greatest(rows.last_step, coalesce(live.step, 0)) as last_step,
+            coalesce(live.tokens, rows.tokens) as tokens,
+            coalesce(live.gpu_seconds, rows.gpu_seconds) as gpu_seconds),
+            {'host': placement_host, 'pid': placement_pid, 'device': placement_device,
+             'world_size': placement_world_size} as placement,
+            case when decision_action is not null then
+                {'action': decision_action, 'reason': decision_reason, 'charged': decision_charged,
+                 'left': decision_left, 'delay_seconds': decision_delay_seconds} end as decision
+        from (%s) rows left join folded.open_attempts live using (run_id, attempt)""",
+    "runs": """
+        select rows.* replace (
+            coalesce(live.state, rows.state) as state,
+            case when live.state = 'running' then greatest(rows.step, live.step) else rows.step end as step,
+            rows.tokens + coalesce(live.tokens, 0) as tokens,
+            rows.gpu_seconds + coalesce(live.gpu_seconds, 0) as gpu_seconds)
+        from (%s) rows left join folded.open_attempts live using (run_id)""",
+    "evaluations": """
+        select *, case when verdict_kind is not null then {'kind': verdict_kind, 'why': verdict_why} end as verdict
+        from (%s) rows""",
+    "promotions": """
+        select rows.* replace (runs.model_family as model_family),
+            {'suite_sha256': suite_sha256, 'metrics': metrics} as evaluation
+        from (%s) rows left join runs using (run_id)""",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResultColumn:
+    """A column of an answer: its name, made unique, and its type as SQL calls it."""
+
+    name: str
+    type: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QueryResult:
+    """An answer: its columns, its rows as they are fetched, and what could not be read for it."""
+
+    columns: tuple[ResultColumn, ...]
+    rows: Iterator[tuple[Any, ...]]
+    unreadable: tuple[str, ...]
+
+
+@contextmanager
+def answered(store: ObjectStore, sql: str, *, work: Path) -> Iterator[QueryResult]:
+    """Run the query over all runs of the store; the rows are there until the context is left.
+
+    Raises `InvalidQuery` with what the database says and what can be asked.
+    """
+    runs = gather_runs(store, named_tables(sql), work=work)
+    with tempfile.TemporaryDirectory(prefix="cairn-sql-") as spool, _explained(), _database(runs, Path(spool)) as base:
+        found = base.execute(sql)
+        if found is None:
+            raise InvalidQuery(f"the query is empty; {_what_there_is()}")
+        yield QueryResult(columns=_columns(base), rows=_fetched(base), unreadable=runs.unreadable)
+
+
+def describe_tables() -> list[tuple[str, str, str]]:
+    """Return table, column and type of all that can be asked; nothing is read for it."""
+    nothing = QueriedRuns(gathered=(), fresh=(), open_attempts=(), unreadable=())
+    listed = "select table_name, column_name, data_type from information_schema.columns where table_schema = 'main'"
+    with tempfile.TemporaryDirectory(prefix="cairn-sql-") as spool, _database(nothing, Path(spool)) as base:
+        rows = base.execute(f"{listed} order by ordinal_position").fetchall()
+    return sorted(rows, key=lambda row: list(ROWS).index(row[0]))
+
+
+@contextmanager
+def _database(runs: QueriedRuns, spool: Path) -> Iterator["duckdb.DuckDBPyConnection"]:
+    import duckdb
+
+    with duckdb.connect(":memory:", config={**_SETTINGS, "temp_directory": str(spool / "spill")}) as base:
+        base.execute("set TimeZone = 'UTC'")
+        base.execute("create schema folded")
+        base.execute(_OPEN)
+        if runs.open_attempts:
+            listed = [(o.run_id, o.attempt, o.state, o.step, o.tokens, o.gpu_seconds) for o in runs.open_attempts]
+            base.executemany("insert into folded.open_attempts values (?, ?, ?, ?, ?, ?)", listed)
+        _fill(base, runs)
+        files = _linked(runs, spool)
+        _lock(base, [path for _, path, _ in files], spool)
+        for table in sorted(ROWS, key=lambda name: name == "promotions"):  # its view reads another one
+            base.execute(f"create view {table} as {_view(table, files)}")
+        base.execute("set lock_configuration = true")
+        yield base
+
+
+def _fill(base: "duckdb.DuckDBPyConnection", runs: QueriedRuns) -> None:
+    for table in ROWS:
+        listed = ", ".join(f'"{column.name}" {column.type}' for column in columns(table))
+        base.execute(f"create table folded.{table} ({listed})")
+    for fresh in (*runs.fresh, *(table for found in runs.gathered for table in found.fresh)):
+        base.register("arriving", fresh.rows)
+        base.execute(f"insert into folded.{fresh.table} select * from arriving")
+        base.unregister("arriving")
+
+
+def _linked(runs: QueriedRuns, spool: Path) -> list[tuple[str, str, tuple[str, ...]]]:
+    """Give every file a name in which nothing is a pattern; returns table, path and runs to leave out."""
+    files: list[tuple[str, str, tuple[str, ...]]] = []
+    for part in (part for found in runs.gathered for part in found.parts):
+        link = spool / f"{len(files)}.parquet"
+        link.symlink_to(part.path)
+        files.append((part.table, str(link), part.without))
+    return files
+
+
+def _lock(base: "duckdb.DuckDBPyConnection", paths: Sequence[str], spool: Path) -> None:
+    base.execute(f"set allowed_paths = [{_literals(paths)}]")
+    base.execute(f"set allowed_directories = [{_literals([str(spool / 'spill')])}]")
+    base.execute("set enable_external_access = false")
+
+
+def _view(table: str, files: Sequence[tuple[str, str, tuple[str, ...]]]) -> str:
+    plain = ", ".join(f'"{column.name}"' for column in columns(table))
+    cast = ", ".join(f'"{c.name}"::JSON as "{c.name}"' if c.type == "JSON" else f'"{c.name}"' for c in columns(table))
+    whole = [path for name, path, without in files if name == table and not without]
+    selects = [f"select {plain} from folded.{table}"]
+    if whole:
+        selects.append(f"select {cast} from read_parquet([{_literals(whole)}])")
+    for name, path, without in files:
+        if name == table and without:
+            selects.append(
+                f"select {cast} from read_parquet({_literals([path])}) where run_id not in ({_literals(without)})"
+            )
+    rows = " union all ".join(selects)
+    return _VIEWS[table] % rows if table in _VIEWS else rows
+
+
+def _literals(texts: Sequence[str]) -> str:
+    return ", ".join("'" + text.replace("'", "''") + "'" for text in texts)
+
+
+def _columns(base: "duckdb.DuckDBPyConnection") -> tuple[ResultColumn, ...]:
+    names: list[str] = []
+    for name, *_ in base.description or ():
+        number = sum(other == name or other.startswith(f"{name}_") for other in names)
+        names.append(f"{name}_{number + 1}" if name in names else name)
+    types = [str(described[1]) for described in base.description or ()]
+    return tuple(ResultColumn(name=name, type=type_) for name, type_ in zip(names, types, strict=True))
+
+
+def _fetched(base: "duckdb.DuckDBPyConnection") -> Iterator[tuple[Any, ...]]:
+    while rows := base.fetchmany(_FETCHED_ROWS):
+        yield from rows
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    import duckdb
+
+    try:
+        yield
+    except duckdb.IOException as error:
+        raise ReportError(f"the tables could not be read, run the same command again: {error}") from error
+    except duckdb.Error as error:
+        said = " ".join(line.strip() for line in str(error).split("\n\nLINE ")[0].splitlines() if line.strip())
+        raise InvalidQuery(f"{said}; {_what_there_is()}") from error
+
+
+def _what_there_is() -> str:
+    return f"tables: {', '.join(ROWS)}; `cairn sql` lists their columns"

@@ -1,0 +1,219 @@
+"""The verb `simulate`: a policy, a trace and times from files, a run's log or the published defaults, and what follows.
+
+Owns where each number comes from and the fields people and scripts see. Refuses to know how anything is simulated.
+"""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+from reports.queries.run_lookup import configuration_of
+from reports.queries.simulation_options import SimulationOptions
+from storage.logs.run_state import AttemptRecord, RunState
+from tasks.configuration.settings import BudgetsConfig, CheckpointConfig
+from tasks.errors import InvalidConfiguration
+from tasks.policy.attempt_sizes import next_sizes
+from tasks.policy.checkpoint_interval import IntervalComparison, compare_intervals
+from tasks.policy.failure_trace import (
+    DAY_SECONDS,
+    FailureTrace,
+    InvalidTrace,
+    parse_trace,
+    published_trace,
+    recorded_trace,
+)
+from tasks.policy.segment_end import segment_end
+from tasks.policy.simulated_attempt import SimulationPlan
+from tasks.policy.simulation import SimulatedRun, budget_policy, plain_retries, simulate
+
+if TYPE_CHECKING:
+    from tasks.configuration.run_configuration import RunConfig
+
+PLAIN_RETRIES = (3, 10)
+_SWEEP_SEEDS = 6
+_LLAMA_DEVICES, _LLAMA_DAYS, _LLAMA_GLOBAL_BATCH = 16_384, 54.0, 2048
+_STEP_SECONDS, _CHECKPOINT_SECONDS, _RESTART_SECONDS = 6.0, 10.0, 300.0
+_COPIED_BYTES_PER_SECOND = 1e9
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TraceView:
+    """What goes wrong: how often in all, on these devices, and by reason."""
+
+    source: str
+    hours_between_failures: float | None
+    per_device_day: Mapping[str, float]
+    recorded: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutcomeView:
+    """How the run ends under one policy; `days` until then, `retries` by the reason that made them necessary."""
+
+    policy: str
+    finished: bool
+    days: float
+    goodput: float
+    useful_gpu_hours: float
+    wasted_gpu_hours: float
+    checkpoint_gpu_hours: float
+    restart_gpu_hours: float
+    waiting_hours: float
+    attempts: int
+    retries: Mapping[str, int]
+    step: int
+    total_steps: int
+    stopped_by: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SimulationView:
+    """This policy and plain retry counts on the same failures, and the checkpoint interval that loses least."""
+
+    run_id: str | None
+    seed: int
+    plan: SimulationPlan
+    trace: TraceView
+    outcomes: tuple[OutcomeView, ...]
+    intervals: IntervalComparison
+
+
+def simulate_policies(
+    options: SimulationOptions, *, state: RunState | None, environment: Mapping[str, str]
+) -> SimulationView:
+    """Return what each policy makes of the failures; `state` is the run's whose receipts are replayed, if one is.
+
+    Raises `InvalidConfiguration` for files and numbers that cannot be used.
+    """
+    config = _config(options, state, environment)
+    try:
+        plan = _plan(options, state, config)
+        trace = _trace(options, state, plan)
+        return _simulated(plan, trace, config.budgets if config else BudgetsConfig(), options.seed, state)
+    except (InvalidTrace, ValueError) as error:
+        raise InvalidConfiguration(str(error)) from error
+
+
+def _simulated(
+    plan: SimulationPlan, trace: FailureTrace, budgets: BudgetsConfig, seed: int, state: RunState | None
+) -> SimulationView:
+    policies = {"budgets": budget_policy(budgets)} | {f"{n} retries": plain_retries(n) for n in PLAIN_RETRIES}
+    ends = {name: simulate(plan, trace.failures(random.Random(seed)), policy) for name, policy in policies.items()}
+    between = trace.mean_device_seconds() / plan.devices / 3600
+    return SimulationView(
+        run_id=state.opened.run_id if state and state.opened else None,
+        seed=seed,
+        plan=plan,
+        trace=TraceView(
+            source=trace.source,
+            hours_between_failures=between if between < float("inf") else None,
+            per_device_day={rate.reason.value: rate.per_device_day for rate in trace.rates},
+            recorded=len(trace.recorded),
+        ),
+        outcomes=tuple(_outcome(name, run) for name, run in ends.items()),
+        intervals=compare_intervals(plan, trace, range(seed, seed + _SWEEP_SEEDS)),
+    )
+
+
+def _outcome(policy: str, run: SimulatedRun) -> OutcomeView:
+    gpu_hours = run.plan.devices / 3600
+    return OutcomeView(
+        policy=policy,
+        finished=run.is_finished,
+        days=run.wall_seconds / DAY_SECONDS,
+        goodput=run.goodput,
+        useful_gpu_hours=run.useful_seconds * gpu_hours,
+        wasted_gpu_hours=run.wasted_gpu_hours,
+        checkpoint_gpu_hours=run.checkpoint_seconds * gpu_hours,
+        restart_gpu_hours=run.restart_seconds * gpu_hours,
+        waiting_hours=run.waiting_seconds / 3600,
+        attempts=len(run.state.attempts),
+        retries={str(reason): count for reason, count in run.retries.items()},
+        step=run.step,
+        total_steps=run.plan.total_steps,
+        stopped_by=run.stopped_by,
+    )
+
+
+def _config(options: SimulationOptions, state: RunState | None, environment: Mapping[str, str]) -> "RunConfig | None":
+    if not options.config:
+        return configuration_of(state) if state else None
+    from tasks.configuration.run_configuration import load_configuration
+
+    return load_configuration(Path(options.config), overrides=(), environment=environment)
+
+
+def _trace(options: SimulationOptions, state: RunState | None, plan: SimulationPlan) -> FailureTrace:
+    if not options.trace:
+        restart_device_seconds = plan.restart_seconds * plan.devices
+        return recorded_trace(state, restart_device_seconds=restart_device_seconds) if state else published_trace()
+    try:
+        return parse_trace(Path(options.trace).read_text(encoding="utf-8"), name=options.trace)
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidConfiguration(f"--trace {options.trace}: cannot be read: {error}") from error
+
+
+def _plan(options: SimulationOptions, state: RunState | None, config: "RunConfig | None") -> SimulationPlan:
+    checkpoint = config.checkpoint if config else CheckpointConfig()
+    measured = _measured(state, options) if state else (_STEP_SECONDS, _CHECKPOINT_SECONDS, _RESTART_SECONDS)
+    step_seconds, checkpoint_seconds, restart_seconds = (
+        default if given is None else given
+        for given, default in zip(
+            (options.step_seconds, options.checkpoint_seconds, options.restart_seconds), measured, strict=True
+        )
+    )
+    return SimulationPlan(
+        total_steps=_total_steps(options.days, state, step_seconds),
+        devices=_devices(state) if options.devices is None else options.devices,
+        step_seconds=step_seconds,
+        every_steps=segment_end(0, checkpoint, total_steps=checkpoint.every_steps, step_seconds=step_seconds),
+        checkpoint_seconds=checkpoint_seconds,
+        restart_seconds=restart_seconds,
+        grace_seconds=checkpoint.grace_seconds,
+        micro_batch=next_sizes(RunState(), config.training).micro_batch if config else _LLAMA_GLOBAL_BATCH,
+        global_batch=config.training.global_batch if config else _LLAMA_GLOBAL_BATCH,
+    )
+
+
+def _total_steps(days: float | None, state: RunState | None, step_seconds: float) -> int:
+    if days is None and state and state.opened:
+        return state.opened.total_steps
+    days = _LLAMA_DAYS if days is None else days
+    if not (0 < days < float("inf") and 0 < step_seconds < float("inf")):
+        raise ValueError(f"days={days}, step_seconds={step_seconds}: must be above 0")
+    return max(round(days * DAY_SECONDS / step_seconds), 1)
+
+
+def _devices(state: RunState | None) -> int:
+    if state and state.attempts:
+        return state.attempts[-1].started.placement.world_size
+    return _LLAMA_DEVICES
+
+
+def _measured(state: RunState, options: SimulationOptions) -> tuple[float, float, float]:
+    """Seconds of a step, of a commit and of a restart as the run's log shows them."""
+    steps, seconds = 0, 0.0
+    for attempt in state.attempts:
+        committed = [c.committed for c in state.checkpoints if c.committed.attempt == attempt.started.attempt]
+        if committed:
+            steps += max(item.step for item in committed) - attempt.started.first_step
+            seconds += max(item.gpu_seconds for item in committed) / attempt.started.placement.world_size
+    if options.step_seconds is None and not (steps > 0 and seconds > 0):
+        raise InvalidConfiguration(
+            "the run has committed nothing yet that a step could be timed by: give --step-seconds"
+        )
+    newest = state.newest_committed
+    copied = newest.committed.bytes / _devices(state) / _COPIED_BYTES_PER_SECOND if newest else _CHECKPOINT_SECONDS
+    starts = [_start_seconds(attempt) for attempt in state.attempts if attempt.ended]
+    step_seconds = seconds / max(steps, 1)
+    return step_seconds, max(copied, step_seconds), median(starts) if starts else _RESTART_SECONDS
+
+
+def _start_seconds(attempt: AttemptRecord) -> float:
+    """What of an attempt's time its trainer did not use; a person's pause between two attempts is not counted."""
+    assert attempt.ended is not None and attempt.ended_at is not None
+    whole = (attempt.ended_at - attempt.started_at).total_seconds()
+    return max(whole - attempt.ended.gpu_seconds / attempt.started.placement.world_size, 0.0)

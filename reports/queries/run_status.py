@@ -1,0 +1,210 @@
+"""Where a run stands: its state, who owns it, what its budgets have left, and what happens next.
+
+Owns the five states: opened, running, interrupted (the same command continues), finished, stopped (a person decides).
+Refuses torch and the orchestrator. Everything is read from the log; the heartbeat only says how far an attempt is.
+"""
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from reports.queries.run_lookup import configuration_document
+from reports.queries.run_views import PlacementView, view_attempts, view_placement
+from storage.errors import IntegrityError
+from storage.logs.run_log import RunLog, list_run_ids
+from storage.logs.run_state import AttemptRecord, RunState
+from storage.stores.document import converted
+from storage.stores.object_store import ObjectStore
+
+OPENED, RUNNING, INTERRUPTED, FINISHED, STOPPED = "opened", "running", "interrupted", "finished", "stopped"
+UNREADABLE = "unreadable"
+_READERS = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Limit:
+    retries: int = 0
+    total: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BudgetView:
+    """A budget: spent and left since the last progress, and in total where that is limited."""
+
+    spent: int
+    left: int
+    spent_total: int
+    left_total: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StatusView:
+    """One run at a glance."""
+
+    run_id: str
+    state: str
+    step: int
+    total_steps: int
+    newest_committed_step: int | None
+    owner: PlacementView | None
+    budgets: Mapping[str, BudgetView]
+    next: str
+    stopped_early: str | None = None
+    quarantined_windows: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRow:
+    """One run among others; an unreadable one says why in `detail` and has no more to tell.
+
+    In `detail` a run that stopped early says where and why too, and one that a person must decide about, how it ended.
+    """
+
+    run_id: str
+    state: str
+    model_family: str | None = None
+    step: int | None = None
+    total_steps: int | None = None
+    newest_committed_step: int | None = None
+    attempts: int | None = None
+    opened_at: datetime | None = None
+    detail: str | None = None
+
+
+def view_status(log: RunLog) -> StatusView:
+    """Return the status of a run that was read."""
+    state = log.state
+    standing, newest = standing_of(state), state.newest_committed
+    owner = state.open_attempt if standing == RUNNING else None
+    return StatusView(
+        run_id=log.run_id,
+        state=standing,
+        step=_step(log, standing),
+        total_steps=state.opened.total_steps if state.opened else 0,
+        newest_committed_step=newest.committed.step if newest else None,
+        owner=view_placement(owner.started.placement) if owner else None,
+        budgets=_budgets(state),
+        next=_next(log.run_id, state, standing),
+        stopped_early=stopped_early(state),
+        quarantined_windows=len(state.quarantined_windows),
+    )
+
+
+def view_runs(store: ObjectStore) -> tuple[RunRow, ...]:
+    """Return one row for each run of the store; a log that does not verify is a row, not the end of the list."""
+    with ThreadPoolExecutor(_READERS) as readers:
+        return tuple(readers.map(lambda run_id: _row(store, run_id), list_run_ids(store)))
+
+
+def _row(store: ObjectStore, run_id: str) -> RunRow:
+    log = RunLog(store, run_id)
+    try:
+        state = log.refresh()
+    except IntegrityError as error:
+        return RunRow(run_id=run_id, state=UNREADABLE, detail=str(error))
+    standing, newest = standing_of(state), state.newest_committed
+    return RunRow(
+        run_id=run_id,
+        state=standing,
+        model_family=state.opened.model_family if state.opened else None,
+        step=_step(log, standing),
+        total_steps=state.opened.total_steps if state.opened else None,
+        newest_committed_step=newest.committed.step if newest else None,
+        attempts=len(state.attempts),
+        opened_at=state.opened_at,
+        detail=_detail(log.run_id, state, standing),
+    )
+
+
+def _detail(run_id: str, state: RunState, standing: str) -> str | None:
+    """Return what one line must not keep to itself: why it needs a person, or why it ended before its last step."""
+    ended = state.attempts[-1].ended if state.attempts else None
+    if standing == STOPPED and ended is not None:
+        return f"attempt {ended.attempt} ended: {ended.reason}; `cairn explain {run_id}` says why"
+    return stopped_early(state)
+
+
+def stopped_early(state: RunState) -> str | None:
+    """Where and why a finished run ended before its last step, None where it did not."""
+    end = state.finished
+    return f"stopped early at step {end.step}: {end.stopped} (early_stop.{end.rule})" if end and end.stopped else None
+
+
+def standing_of(state: RunState) -> str:
+    """Return which of the five states a run is in; whether an open attempt's owner is gone is asked of this machine."""
+    if not state.attempts:
+        return OPENED
+    if state.open_attempt is not None:
+        return INTERRUPTED if _is_gone(state.open_attempt) else RUNNING
+    if state.finished is not None:
+        return FINISHED
+    ended = state.attempts[-1].ended
+    assert ended is not None
+    resumable = ended.decision.action == "resume" or ended.reason in ("preempted", "cancelled", "fenced")
+    return INTERRUPTED if resumable else STOPPED
+
+
+def _is_gone(owner: AttemptRecord) -> bool:
+    from tasks.machine.placement import is_known_dead  # psutil: only an open attempt pays for it
+
+    return is_known_dead(owner.started.placement)
+
+
+def _step(log: RunLog, standing: str) -> int:
+    newest = log.state.newest_committed
+    committed = newest.committed.step if newest else 0
+    return max(committed, view_attempts(log)[-1].last_step) if standing == RUNNING else committed
+
+
+def _budgets(state: RunState) -> dict[str, BudgetView]:
+    from tasks.configuration.settings import BudgetsConfig
+
+    limits = configuration_document(state).get("budgets") or BudgetsConfig().model_dump(mode="json")
+    if not isinstance(limits, Mapping):
+        raise IntegrityError("the run's log: budgets of the newest attempt are no table; the log was changed")
+    return view_budgets(state, limits)
+
+
+def view_budgets(state: RunState, limits: Mapping[str, Any]) -> dict[str, BudgetView]:
+    """Return what each budget has spent and would have left under `limits`, a configuration's budgets as JSON."""
+    from tasks.policy.budgets import spending
+
+    where = "the run's log: budgets of the newest attempt"
+    reasons = {name.replace("_", "-"): converted(limit, _Limit, where=where) for name, limit in limits.items()}
+    return {
+        reason: _budget(limit, spending(state.attempts, reason).since_progress, spending(state.attempts, reason).total)
+        for reason, limit in sorted(reasons.items())
+    }
+
+
+def _budget(limit: "_Limit", spent: int, spent_total: int) -> BudgetView:
+    left_total = None if limit.total is None else max(limit.total - spent_total, 0)
+    left = max(limit.retries - spent, 0)
+    return BudgetView(
+        spent=spent,
+        left=left if left_total is None else min(left, left_total),
+        spent_total=spent_total,
+        left_total=left_total,
+    )
+
+
+def _next(run_id: str, state: RunState, standing: str) -> str:
+    newest = state.newest_committed
+    origin = f"from step {newest.committed.step}" if newest else "from step 0"
+    again = f"`cairn train --run-id {run_id}`"
+    if standing == OPENED:
+        return f"nobody trains it yet: {again} starts the first attempt"
+    if standing == RUNNING:
+        total = state.opened.total_steps if state.opened else 0
+        return f"attempt {state.latest_attempt} trains on to step {total}; if it falls silent, {again} takes over"
+    if standing == FINISHED:
+        how = stopped_early(state) or "it is finished"
+        return f"nothing: {how}; `cairn sample {run_id}` writes text with it"
+    ended = state.attempts[-1].ended
+    if standing == INTERRUPTED:
+        why = f"attempt {state.latest_attempt} ended: {ended.reason}" if ended else "its owner's process is gone"
+        return f"{why}; {again} continues {origin}"
+    assert ended is not None
+    return f"a person decides: {ended.decision.reason}; then {again} continues {origin}"

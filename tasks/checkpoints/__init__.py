@@ -1,0 +1,1 @@
+"""What happens to committed checkpoints without their tensors: sweep, and the offer to an alias."""

@@ -1,0 +1,87 @@
+"""Suites as files: what is measured is read once, when the configuration is read, and stands in the log from then on.
+
+Owns the file (TOML), the short `command`, and the hashes of what a command names. Refuses to run anything. A log that
+holds the hashes can be evaluated and promoted from a machine that has none of the files.
+"""
+
+import hashlib
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from tasks.configuration.settings import SUITE_KEYS, EvaluationConfig, EvaluatorConfig
+from tasks.errors import TaskError
+
+COMMAND = "command"
+
+
+def resolve_evaluation(evaluation: EvaluationConfig, folder: Path) -> EvaluationConfig:
+    """Return the section with its suite file read, its command an evaluator, and every evaluator's files hashed.
+
+    Relative paths start at `folder`. What was read before is left as it is. Raises TaskError naming file and rule.
+    """
+    if evaluation.suite:
+        return read_suite(folder / Path(evaluation.suite).expanduser(), evaluation)
+    evaluators = evaluation.evaluators
+    if evaluation.command:
+        short = EvaluatorConfig(
+            name=COMMAND, command=evaluation.command, timeout_seconds=evaluation.timeout_seconds, required=True
+        )
+        evaluators = (*(item for item in evaluators if item.name != COMMAND), short)
+    read = tuple(_with_files(evaluator, folder.absolute()) for evaluator in evaluators)
+    return evaluation.model_copy(update={"command": (), "evaluators": read})
+
+
+def read_suite(path: Path, evaluation: EvaluationConfig) -> EvaluationConfig:
+    """Return the section with what is measured replaced by what the file says; when and how long stays.
+
+    Raises TaskError naming the file, the key and the rule.
+    """
+    document = _document(path)
+    unknown = sorted(document.keys() - set(SUITE_KEYS))
+    if unknown:
+        raise TaskError(f"{path}: {', '.join(unknown)}: unknown; rule: a suite has {', '.join(SUITE_KEYS)}")
+    kept = {"every_commits": evaluation.every_commits, "timeout_seconds": evaluation.timeout_seconds}
+    try:
+        read = EvaluationConfig.model_validate({**kept, **document})
+    except ValidationError as error:
+        lines = (f"{path}: {'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+        raise TaskError("\n".join(lines)) from error
+    return resolve_evaluation(read, path.absolute().parent)
+
+
+def sha256_of_file(path: Path) -> str:
+    """Return the hex SHA-256 of a file's bytes, however big it is; raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _document(path: Path) -> Mapping[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise TaskError(f"{path}: no such suite file") from error
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise TaskError(f"{path}: not readable as TOML: {error}") from error
+
+
+def _with_files(evaluator: EvaluatorConfig, folder: Path) -> EvaluatorConfig:
+    if evaluator.files is not None:
+        return evaluator
+    program, *arguments = evaluator.command
+    texts = [program] if "/" in program else []  # a bare name is looked for in PATH, not here
+    texts += [text for argument in arguments for text in (argument, argument.partition("=")[2])]
+    return evaluator.model_copy(update={"folder": str(folder), "files": dict(_hashed(texts, folder))})
+
+
+def _hashed(texts: Iterable[str], folder: Path) -> Iterable[tuple[str, str]]:
+    for text in texts:
+        try:
+            if text and (folder / text).is_file():
+                yield text, sha256_of_file(folder / text)
+        except (OSError, ValueError) as error:  # an argument need not be a path at all
+            if isinstance(error, PermissionError):
+                raise TaskError(f"{folder / text}: cannot be read: {error}; an evaluator names it") from error

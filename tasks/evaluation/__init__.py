@@ -1,1 +1,0 @@
-"""Measuring a committed checkpoint, in processes of its own."""

@@ -1,0 +1,1 @@
+"""Measuring a committed checkpoint in a process of its own."""

@@ -1,0 +1,51 @@
+"""From a committed checkpoint to a network: verified weights only, no optimizer, no live state.
+
+Owns the way evaluators and samplers get their weights.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from model.architectures.gpt import GPT
+from model.configuration.network import ModelConfig
+from model.data.tokenizer import Tokenizer
+from model.training.weights import load_weights
+from storage.checkpoints.checkpoint import load_checkpoint
+from storage.logs.run_entries import CheckpointReference
+from storage.snapshots.data_snapshot import OpenSnapshot, open_snapshot
+from storage.stores.object_store import ObjectStore
+from tasks.trainer.tensor_exchange import to_tensors
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointModel:
+    """A network in evaluation mode with the data snapshot and tokenizer it was trained on."""
+
+    network: GPT
+    tokenizer: Tokenizer
+    snapshot: OpenSnapshot
+
+
+def open_model(
+    store: ObjectStore,
+    reference: CheckpointReference,
+    *,
+    model: ModelConfig,
+    snapshot_id: str,
+    cache_dir: Path,
+    device: torch.device,
+    mask_documents: bool = False,
+) -> CheckpointModel:
+    """Load the checkpoint's weights on `device`, attending within documents where they were trained so.
+
+    Raises `IntegrityError` where a byte is not what was committed.
+    """
+    snapshot = open_snapshot(store, snapshot_id, cache_dir)
+    network = GPT(model, snapshot.manifest.vocab_size)
+    network.boundary_id = snapshot.manifest.end_of_text_id if mask_documents else None
+    load_weights(network, to_tensors(load_checkpoint(store, reference, group="weights").tensors))
+    return CheckpointModel(
+        network=network.to(device).eval(), tokenizer=Tokenizer.from_json(snapshot.tokenizer_json), snapshot=snapshot
+    )

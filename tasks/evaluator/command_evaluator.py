@@ -1,0 +1,190 @@
+"""An evaluator of somebody's own: a command gets a model directory in Hugging Face layout and prints numbers as JSON.
+
+Owns what the command is given, what it may print, and that it does not outlive the evaluator. It gets no credential:
+variables that look like one are taken out of its environment. What needs one reads it from a file it knows.
+"""
+
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from storage.logs.run_entries import CheckpointReference
+from tasks.configuration.suite_file import sha256_of_file
+from tasks.errors import TaskError
+from tasks.evaluator.evaluation_suite import CommandSuite
+from tasks.evaluator.evaluator_process import PipeListener
+
+MODEL = "{model}"
+MOST_STDOUT_BYTES = 1024 * 1024
+MOST_METRICS = 1000
+_TAIL_BYTES = 64 * 1024
+_SECRET = re.compile(
+    r"(?:^|_)(?:SECRETS?|TOKENS?|PASSWORDS?|PASSWD|PASS|KEY|KEYS|CREDENTIALS?|AUTH|COOKIES?)(?:_|$)"
+    r"|_USERNAME$|^AWS_|^AZURE_",
+    re.IGNORECASE,
+)
+_ADDRESS_WITH_PASSWORD = re.compile(r"://[^/\s@]*:[^/\s@]*@")
+COMMANDS, ALLOWED = "CAIRN_EVALUATOR_COMMANDS", "allow"
+"""For machines that continue runs of other people: with any other value no command of a configuration is run there."""
+_GUARD = "import os, signal; os.read(0, 1); os.killpg(0, signal.SIGKILL)"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CommandOrder:
+    """What the command is told: whose weights lie where, and what of the machine is its share."""
+
+    model_dir: Path
+    scratch_dir: Path
+    run_id: str
+    reference: CheckpointReference
+    device: str
+    threads: int
+
+
+def run_command(suite: CommandSuite, order: CommandOrder) -> dict[str, float]:
+    """Run the suite's command on the model directory and return the numbers it printed.
+
+    Nested objects become names with slashes. Raises TaskError where a file is not the suite's, the command cannot be
+    started, exits with another code than 0, or prints anything but one JSON object of finite numbers, and where this
+    machine refuses commands.
+    """
+    if os.environ.get(COMMANDS, ALLOWED) != ALLOWED:
+        why = f"this machine runs no evaluator's command ({COMMANDS} is not `{ALLOWED}`)"
+        raise TaskError(f"evaluator {suite.name}: {why}")
+    _require_the_suites_files(suite)
+    environment = command_environment(os.environ, order)
+    try:
+        child = subprocess.Popen(
+            _arguments(suite.command, order.model_dir, environment["PATH"]),
+            cwd=suite.folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+    except OSError as error:
+        raise TaskError(f"evaluator {suite.name}: {suite.command[0]}: cannot be started: {error}") from error
+    try:
+        return _listen(suite.name, child)
+    finally:
+        child.kill()  # its own children end with the evaluator's group
+        child.wait()
+
+
+def _listen(name: str, child: "subprocess.Popen[bytes]") -> dict[str, float]:
+    assert child.stdout is not None and child.stderr is not None
+    stderr = PipeListener(child.stderr, most_bytes=_TAIL_BYTES, keep_last=True, copy_to=2)
+    with child.stdout:
+        printed = child.stdout.read(MOST_STDOUT_BYTES + 1)
+    if len(printed) > MOST_STDOUT_BYTES:
+        raise TaskError(f"evaluator {name} printed nonsense: more than {MOST_STDOUT_BYTES:,} bytes on stdout")
+    code = child.wait()
+    if code != 0:
+        raise TaskError(f"evaluator {name} exited with {code}: {stderr.last_line()}")
+    return parse_metrics(name, printed)
+
+
+def parse_metrics(name: str, printed: bytes) -> dict[str, float]:
+    """Return the finite numbers of one JSON object, nested names joined by slashes; raises TaskError naming the key."""
+    try:
+        document = msgspec.json.decode(printed)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise TaskError(
+            f"evaluator {name} printed nonsense: {error}: {_beginning(printed)}; rule: stdout is one JSON object"
+        ) from error
+    if not isinstance(document, dict):
+        raise TaskError(f"evaluator {name} printed nonsense: {_beginning(printed)}; rule: stdout is one JSON object")
+    metrics = dict(_numbers(name, document, ""))
+    if not 1 <= len(metrics) <= MOST_METRICS:
+        raise TaskError(f"evaluator {name} printed nonsense: {len(metrics)} numbers; rule: 1 to {MOST_METRICS}")
+    return metrics
+
+
+def command_environment(environment: Mapping[str, str], order: CommandOrder) -> dict[str, str]:
+    """Return the command's environment: no credentials, the names of the weights, `python` is this interpreter."""
+    kept = {
+        name: value
+        for name, value in environment.items()
+        if not _SECRET.search(name) and not _ADDRESS_WITH_PASSWORD.search(value)
+    }
+    path = [str(Path(sys.executable).parent), kept.get("PATH", os.defpath)]
+    return kept | {
+        "PATH": os.pathsep.join(path),
+        "OMP_NUM_THREADS": str(order.threads),
+        "TMPDIR": str(order.scratch_dir),
+        "CAIRN_MODEL_DIR": str(order.model_dir),
+        "CAIRN_RUN_ID": order.run_id,
+        "CAIRN_STEP": str(order.reference.step),
+        "CAIRN_MANIFEST_SHA256": order.reference.manifest_sha256,
+        "CAIRN_DEVICE": order.device,
+    }
+
+
+def guard_group() -> "subprocess.Popen[bytes] | None":
+    """Leave a process in this group that ends all of it when this process is gone, however it went.
+
+    Its stdin is a pipe that only this process holds; keep what is returned. A process that leads no group is left
+    alone: the group is not its own.
+    """
+    if os.getpgrp() != os.getpid():
+        return None
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _GUARD],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def _require_the_suites_files(suite: CommandSuite) -> None:
+    for name, wanted in suite.files.items():
+        path = Path(suite.folder) / name
+        try:
+            found = sha256_of_file(path)
+        except OSError as error:
+            raise TaskError(f"evaluator {suite.name}: {path}: cannot be read: {error}") from error
+        if found != wanted:
+            raise TaskError(
+                f"evaluator {suite.name}: {path}: sha256 {found[:12]}, this suite is of {wanted[:12]}; it was edited: "
+                "start the run's command again with its configuration, or name a suite file with --suite"
+            )
+
+
+def _arguments(command: tuple[str, ...], model_dir: Path, path: str) -> list[str]:
+    program = command[0] if "/" in command[0] else shutil.which(command[0], path=path) or command[0]
+    filled = [program, *(argument.replace(MODEL, str(model_dir)) for argument in command[1:])]
+    return filled if any(MODEL in argument for argument in command) else [*filled, str(model_dir)]
+
+
+def _numbers(name: str, document: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
+    for key, value in document.items():
+        where = f"{prefix}{key}"
+        if isinstance(value, dict):
+            yield from _numbers(name, value, f"{where}/")
+        elif not _is_finite(value):
+            raise TaskError(
+                f"evaluator {name} printed nonsense: {where} is {str(value)[:80]!r}; rule: every value is a finite "
+                "number"
+            )
+        else:
+            yield where, float(value)
+
+
+def _is_finite(value: object) -> bool:
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an integer no float can hold
+        return False
+
+
+def _beginning(printed: bytes) -> str:
+    return repr(printed[:60].decode(errors="replace"))

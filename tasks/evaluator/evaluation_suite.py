@@ -1,0 +1,100 @@
+"""A suite: exactly what is measured, so that two evaluations under equal hashes can be compared.
+
+Owns the two kinds, held-out windows and a command of somebody's own, and their identities. Refuses to know weights,
+results and files: what a command names was hashed when the configuration was read.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from storage.stores.document import encode, sha256
+from tasks.configuration.settings import EvaluationConfig, EvaluatorConfig
+
+EVALUATOR_VERSION = "1"
+COMMAND_EVALUATOR_VERSION = "1"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Suite:
+    """A fixed slice of held-out windows and fixed prompts with a fixed seed."""
+
+    name: str
+    batches: int
+    batch_size: int
+    prompts: tuple[str, ...]
+    sample_tokens: int
+    sample_seed: int
+    evaluator_version: str
+
+    @property
+    def sha256(self) -> str:
+        """The suite's identity."""
+        return sha256(encode(self))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CommandSuite:
+    """A command that is given a model directory and prints numbers; `files` maps what it names to their sha256."""
+
+    name: str
+    command: tuple[str, ...]
+    folder: str
+    timeout_seconds: float
+    required: bool
+    evaluator_version: str
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def sha256(self) -> str:
+        """The suite's identity: files count by what they hold, not by where they lie; patience does not count."""
+        measured = {
+            "kind": "command",
+            "name": self.name,
+            "command": [self._told_apart(argument) for argument in self.command],
+            "evaluator_version": self.evaluator_version,
+        }
+        return sha256(encode(measured))
+
+    def _told_apart(self, argument: str) -> str:
+        option, equals, value = argument.partition("=")
+        if argument in self.files:
+            return f"sha256:{self.files[argument]}"
+        return f"{option}{equals}sha256:{self.files[value]}" if value in self.files else argument
+
+
+AnySuite = Suite | CommandSuite
+
+
+def suite_of(evaluation: EvaluationConfig) -> Suite:
+    """Return the held-out suite a run's evaluation section describes: the one checkpoints are compared by."""
+    return Suite(
+        name=evaluation.name,
+        batches=evaluation.batches,
+        batch_size=evaluation.batch_size,
+        prompts=evaluation.prompts,
+        sample_tokens=evaluation.sample_tokens,
+        sample_seed=evaluation.sample_seed,
+        evaluator_version=EVALUATOR_VERSION,
+    )
+
+
+def command_suites_of(evaluation: EvaluationConfig) -> tuple[CommandSuite, ...]:
+    """Return the suites of the evaluators of one's own, in the order they are run."""
+    return tuple(_command_suite(evaluator) for evaluator in evaluation.evaluators)
+
+
+def required_suites_of(evaluation: EvaluationConfig) -> tuple[AnySuite, ...]:
+    """Return the suites a checkpoint must have been measured under before it may be promoted."""
+    return (suite_of(evaluation), *(suite for suite in command_suites_of(evaluation) if suite.required))
+
+
+def _command_suite(evaluator: EvaluatorConfig) -> CommandSuite:
+    return CommandSuite(
+        name=evaluator.name,
+        command=evaluator.command,
+        folder=evaluator.folder,
+        files=evaluator.files or {},
+        timeout_seconds=evaluator.timeout_seconds,
+        required=evaluator.required,
+        evaluator_version=COMMAND_EVALUATOR_VERSION,
+    )

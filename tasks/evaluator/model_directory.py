@@ -1,0 +1,100 @@
+"""A committed model as a directory that `transformers` opens: weights, configuration, tokenizer, model card.
+
+Owns the files and that they appear together: they are made beside the folder and take its name at the end. Equal models
+and cards give equal bytes. Refuses to know where the model comes from and what the card says.
+Source: the layout of `PreTrainedModel.save_pretrained` and `PreTrainedTokenizerFast.save_pretrained`.
+"""
+
+import json
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer as TokenizerFile
+
+from model.architectures.hugging_face import HuggingFaceConfig, to_hugging_face
+from storage.checkpoints.tensor_shard import shard_chunks
+from storage.stores.document import encode
+from tasks.errors import TaskError
+from tasks.evaluator.checkpoint_model import CheckpointModel
+from tasks.trainer.tensor_exchange import to_record
+
+CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
+WEIGHTS = "model.safetensors"
+TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+CARD = "README.md"
+
+
+def write_model_directory(folder: Path, opened: CheckpointModel, *, card: str) -> None:
+    """Write the model into `folder`, which must be new or empty; `card` becomes its README.
+
+    Raises TaskError where something is there already, or it cannot be written.
+    """
+    require_empty(folder)
+    target = folder.resolve()
+    staging = target.parent / f".{target.name}-{uuid.uuid4().hex}"
+    try:
+        staging.mkdir(parents=True)
+        _write_files(staging, opened, card)
+        staging.rename(target)  # an empty folder is replaced, one that was filled meanwhile is not
+    except OSError as error:
+        raise TaskError(f"{folder}: cannot be written: {error}; name a folder this user may write to") from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def require_empty(folder: Path) -> None:
+    """Raise TaskError where `folder` is a file or holds anything."""
+    if folder.exists() and not folder.is_dir():
+        raise TaskError(f"{folder}: is no folder; rule: a new or empty folder; name another one")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise TaskError(f"{folder}: is not empty; rule: nothing is overwritten; name a new folder or empty this one")
+
+
+def _write_files(folder: Path, opened: CheckpointModel, card: str) -> None:
+    for name, document in _documents(opened):
+        (folder / name).write_bytes(encode(document))
+    (folder / TOKENIZER).write_text(_plain_tokenizer(opened.snapshot.tokenizer_json), encoding="utf-8")
+    (folder / CARD).write_text(card, encoding="utf-8")
+    weights = {name: tensor.detach().cpu().float().numpy() for name, tensor in opened.network.named_parameters()}
+    renamed = to_hugging_face(weights)
+    records = [to_record(name, torch.from_numpy(renamed[name])) for name in sorted(renamed)]
+    with (folder / WEIGHTS).open("xb") as file:
+        for chunk in shard_chunks(records):
+            file.write(chunk)
+
+
+def _documents(opened: CheckpointModel) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    network, end_id = opened.network, opened.tokenizer.end_of_text_id
+    config = HuggingFaceConfig.of(network.config, vocab_size=network.vocab_size, end_of_text_id=end_id)
+    yield CONFIG, config.model_dump(mode="json")
+    yield GENERATION_CONFIG, {"bos_token_id": end_id, "eos_token_id": end_id, "pad_token_id": end_id}
+    end_of_text = TokenizerFile.from_str(opened.snapshot.tokenizer_json).id_to_token(end_id)
+    yield (
+        TOKENIZER_CONFIG,
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": end_of_text,
+            "eos_token": end_of_text,
+            "unk_token": end_of_text,
+            "model_max_length": network.config.block_size,
+            # No token types: GPT-2 would add the embedding of their numbers to every token's.
+            "model_input_names": ["input_ids", "attention_mask"],
+            "clean_up_tokenization_spaces": False,
+            # As in training: text that spells the marker is text, not the end of a document.
+            "split_special_tokens": True,
+        },
+    )
+
+
+def _plain_tokenizer(text: str) -> str:
+    """Return the tokenizer without what would put tokens around a text: training never had them."""
+    document = json.loads(text)
+    if (document.get("post_processor") or {}).get("type") in (None, "ByteLevel"):
+        return text
+    return encode(document | {"post_processor": None}).decode()

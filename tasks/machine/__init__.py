@@ -1,0 +1,1 @@
+"""What this process and machine are: placement, memory, speed, folders."""

@@ -1,0 +1,1 @@
+"""Text for people: sanitized, formatted, printed to a terminal."""

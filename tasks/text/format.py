@@ -1,0 +1,50 @@
+"""Numbers, times and foreign text in plain words: what `cairn explain` and `cairn report` are written with.
+
+Owns how a count, a duration and a moment read. Pure; refuses to know what is counted.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from tasks.text.output import cell
+from tasks.text.sanitize import harmless as harmless
+
+_UNITS = ((86_400, "day", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Return `1 step`, `2 steps`, `1,000 steps`."""
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def span(seconds: float) -> str:
+    """Return a duration in its two greatest units: `0.4 s`, `12 s`, `4 min 12 s`, `3 h 5 min`, `2 days 4 h`."""
+    if round(seconds) < 60:
+        return f"{seconds:.0f} s" if seconds >= 9.95 or seconds == 0 else f"{max(seconds, 0.1):.1f} s"
+    size, name, part_size, part_name = next(unit for unit in _UNITS if round(seconds) >= unit[0])
+    whole, parts = divmod(round(seconds / part_size), size // part_size)
+    first = counted(whole, "day") if name == "day" else f"{whole:,} {name}"
+    return f"{first} {parts} {part_name}" if parts else first
+
+
+def moment(at: datetime | None) -> str:
+    """Return a time with its zone, to the second."""
+    return f"{cell(at)} UTC" if at else "at a time nobody recorded"
+
+
+def listed(items: Sequence[object], most: int, *, more: str = "") -> str:
+    """Return the first items and how many more there are, and where: `1, 2, 3, … and 12 more: cairn log R`."""
+    shown = ", ".join(str(item) for item in items[:most])
+    left = len(items) - most
+    return shown if left <= 0 else f"{shown}, … and {left:,} more{f': {more}' if more else ''}"
+
+
+def steps_of(first: int, last: int) -> str:
+    """Return a stretch of steps, both ends included: `step 12`, `steps 12 to 20`."""
+    return f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
+
+
+def one_line(text: str, most: int = 0) -> str:
+    """Return harmless text on one line, cut to `most` characters where that is given."""
+    line = " ".join(harmless(text).split())
+    return f"{line[: most - 1]}…" if most and len(line) > most else line

@@ -1,0 +1,218 @@
+"""The weights a run begins from where it does not draw its own: read once from a Hugging Face directory, then kept.
+
+Owns how they are read without trust, and that they lie under `initial/<sha256>/`, named by their own hash: every start
+of the run, on whatever machine, begins from exactly those bytes, and the directory is needed no more. Refuses pickles,
+and to know torch: the process that opens a run holds no tensors.
+Source: the layout of `PreTrainedModel.save_pretrained`, whole or in shards.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
+from tokenizers import Tokenizer as TokenizerFile
+
+from model.architectures.hugging_face import HuggingFaceConfig, check_settings, from_hugging_face
+from model.configuration.network import ModelConfig
+from model.errors import InvalidInput
+from storage.checkpoints.tensor_record import TensorRecord
+from storage.checkpoints.tensor_shard import parse_shard, shard_chunks
+from storage.errors import IntegrityError
+from storage.stores.document import decode
+from storage.stores.object_store import ObjectStore
+from storage.stores.verified_object import PromisedObject, check_object, read_verified
+
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+TOKENIZER = "tokenizer.json"
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+_NUMPY = {
+    "BOOL": "?", "U8": "u1", "I8": "i1", "I16": "<i2", "U16": "<u2", "F16": "<f2", "BF16": "<u2",
+    "I32": "<i4", "U32": "<u4", "F32": "<f4", "I64": "<i8", "U64": "<u8", "F64": "<f8",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InitialDirectory:
+    """A directory to begin from: `named` as the configuration says it, `folder` where that is."""
+
+    named: str
+    folder: Path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Index:
+    weight_map: Mapping[str, str]
+
+
+def find_directory(init_from: str, base_dir: Path) -> InitialDirectory:
+    """Return the directory that `training.init_from` means; a relative one starts at `base_dir`."""
+    return InitialDirectory(named=init_from, folder=base_dir / Path(init_from).expanduser())
+
+
+def check_directory(directory: InitialDirectory, model: ModelConfig, vocab_size: int) -> None:
+    """Raise InvalidInput where these weights cannot begin a run of this shape and vocabulary; reads no weights."""
+    try:
+        found = _config(directory.folder)
+        check_settings(found, model)
+        _weight_files(directory.folder)
+    except InvalidInput as error:
+        raise _refusal(directory, str(error)) from error
+    if found.vocab_size != vocab_size:
+        raise _other_vocabulary(directory, f"the tokenizer has {vocab_size} ids, the weights have {found.vocab_size}")
+
+
+def keep_initial_weights(
+    store: ObjectStore, directory: InitialDirectory, model: ModelConfig, *, tokenizer_json: str, vocab_size: int
+) -> str:
+    """Read the weights, check them against model and tokenizer, and keep them in the store; returns their sha256.
+
+    Keeping equal weights again writes nothing. Raises InvalidInput naming what does not fit.
+    """
+    check_directory(directory, model, vocab_size)
+    _check_tokenizer(directory, tokenizer_json)
+    try:
+        weights = from_hugging_face(_arrays(directory.folder), model, vocab_size)
+    except InvalidInput as error:
+        raise _refusal(directory, str(error)) from error
+    return _keep(store, [_record(name, weights[name]) for name in sorted(weights)])
+
+
+def read_initial_weights(store: ObjectStore, sha256: str) -> tuple[TensorRecord, ...]:
+    """Return the weights as a network names them; raises IntegrityError where a byte is not what the run began from."""
+    key = _key(sha256)
+    return parse_shard(read_verified(store, promised_weights(store, sha256)), where=key)
+
+
+def _keep(store: ObjectStore, records: Sequence[TensorRecord]) -> str:
+    digest = hashlib.sha256()
+    for chunk in shard_chunks(records):
+        digest.update(chunk)
+    sha256 = digest.hexdigest()
+    if not _is_kept(store, sha256):
+        written = store.write_stream(_key(sha256), shard_chunks(records))
+        if written.sha256 != sha256:
+            raise IntegrityError(f"{_key(sha256)}: the store was sent other bytes, sha256 {written.sha256}; try again")
+    return sha256
+
+
+def _is_kept(store: ObjectStore, sha256: str) -> bool:
+    try:
+        check_object(store, promised_weights(store, sha256))
+    except IntegrityError:
+        return False
+    return True
+
+
+def promised_weights(store: ObjectStore, sha256: str) -> PromisedObject:
+    """Return what must lie where the weights are kept; raises IntegrityError where nothing does."""
+    key = _key(sha256)
+    size = store.size(key)
+    if size is None:
+        raise IntegrityError(f"{key}: missing, and the run began from it; restore it, or begin another run")
+    return PromisedObject(key=key, bytes=size, sha256=sha256)
+
+
+def _key(sha256: str) -> str:
+    return f"initial/{sha256}/weights.safetensors"
+
+
+def _config(folder: Path) -> HuggingFaceConfig:
+    try:
+        return HuggingFaceConfig.model_validate_json((folder / CONFIG).read_bytes())
+    except OSError as error:
+        raise InvalidInput(
+            f"{CONFIG} cannot be read: {error.strerror}; rule: a directory of save_pretrained"
+        ) from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "the document"
+        raise InvalidInput(f"{CONFIG}: {field} = {first['input']!r}: {first['msg']}; rule: a GPT-2's") from error
+
+
+def _weight_files(folder: Path) -> tuple[Path, ...]:
+    if (folder / WEIGHTS).is_file():
+        return (folder / WEIGHTS,)
+    if (folder / INDEX).is_file():
+        return _shard_files(folder)
+    pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
+    if pickles:
+        raise InvalidInput(
+            f"{pickles[0]} is a pickle, which may run anything when it is read; rule: {WEIGHTS}, whole or in shards; "
+            "load it where you trust it and save_pretrained(…, safe_serialization=True)"
+        )
+    raise InvalidInput(f"holds neither {WEIGHTS} nor {INDEX}; rule: a directory of save_pretrained")
+
+
+def _shard_files(folder: Path) -> tuple[Path, ...]:
+    try:
+        names = sorted(set(decode((folder / INDEX).read_bytes(), _Index, where=INDEX).weight_map.values()))
+    except (OSError, IntegrityError) as error:
+        raise InvalidInput(f"{INDEX} cannot be read: {error}") from error
+    for name in names:
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise InvalidInput(f"{INDEX} names {name!r}; rule: plain names of .safetensors files")
+        if not (folder / name).is_file():
+            raise InvalidInput(f"{name} is missing, which {INDEX} names; complete the directory")
+    if not names:
+        raise InvalidInput(f"{INDEX} names no file; complete the directory")
+    return tuple(folder / name for name in names)
+
+
+def _arrays(folder: Path) -> dict[str, NDArray[Any]]:
+    return dict(pair for path in _weight_files(folder) for pair in _file_arrays(path))
+
+
+def _file_arrays(path: Path) -> Iterator[tuple[str, NDArray[Any]]]:
+    try:
+        records = parse_shard(np.fromfile(path, dtype=np.uint8).data, where=path.name)
+    except (OSError, IntegrityError) as error:
+        raise InvalidInput(f"{path.name} cannot be read: {error}") from error
+    for record in records:
+        flat = np.frombuffer(record.data, dtype=_NUMPY[record.dtype])
+        if record.dtype == "BF16":  # the upper half of a float32
+            flat = (flat.astype("<u4") << 16).view("<f4")
+        yield record.name, flat.reshape(record.shape)  # (values,) -> its shape
+
+
+def _record(name: str, array: NDArray[np.float32]) -> TensorRecord:
+    flat = array.reshape(-1).view(np.uint8)  # its shape -> (bytes,)
+    return TensorRecord(name=name, dtype="F32", shape=array.shape, data=flat.data)
+
+
+def _check_tokenizer(directory: InitialDirectory, tokenizer_json: str) -> None:
+    """Refuse ids that mean other text than they meant to the weights, as far as both say what they mean."""
+    path = directory.folder / TOKENIZER
+    if not path.is_file():
+        return
+    try:
+        theirs = TokenizerFile.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception on every fault
+        raise _refusal(directory, f"{TOKENIZER} cannot be read: {error}; repair it or take it away") from error
+    ours = TokenizerFile.from_str(tokenizer_json)
+    if _says_only_numbers(ours) or theirs.get_vocab(with_added_tokens=True) == ours.get_vocab(with_added_tokens=True):
+        return
+    raise _other_vocabulary(directory, f"the tokenizer is another than the weights' own {TOKENIZER}")
+
+
+def _says_only_numbers(tokenizer: TokenizerFile) -> bool:
+    """Whether it is the stand-in of tokens that were imported without their tokenizer."""
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    return sum(text != str(number) for text, number in vocabulary.items()) <= 1  # end-of-text has a name
+
+
+def _other_vocabulary(directory: InitialDirectory, problem: str) -> InvalidInput:
+    rule = "rule: the tokens mean what they meant to the weights"
+    there = (directory.folder / TOKENIZER).is_file()
+    use = f"; use data.tokenizer = {str(Path(directory.named) / TOKENIZER)!r}" if there else ""
+    return _refusal(directory, f"{problem}; {rule}{use}")
+
+
+def _refusal(directory: InitialDirectory, problem: str) -> InvalidInput:
+    return InvalidInput(f"training.init_from = {directory.named!r}: {problem}")

@@ -1,0 +1,132 @@
+"""The one copy of a train state that training stops for: one block of host memory, made once and used again.
+
+Owns the block. It is touched before the first checkpoint needs it, so that a copy waits for no page, and page-locked
+beside an accelerator, so that copies run at the speed of the bus and all at once. A resumed checkpoint is read into
+the very same block. Refuses to know when it may be overwritten: `Staging` does.
+Source: PyTorch, "A guide on good usage of non_blocking and pin_memory"; NumPy asks for huge pages (madvise(2)).
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from model.training.parallel import whole
+from model.training.train_state import NamedTensor
+from tasks.machine.background_priority import give_way
+
+_ALIGNED_BYTES = 64
+_PAGE_BYTES = 4096
+
+
+class HostCopy:
+    """Memory on the host for one train state."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Take no memory yet; `device` is where the state lives."""
+        self._device = device
+        self._block = torch.empty(0, dtype=torch.uint8)
+        self._copies: tuple[NamedTensor, ...] = ()
+        self._preparing: threading.Thread | None = None
+
+    @property
+    def bytes(self) -> int:
+        """How much memory it holds; 0 before the first use."""
+        self._settle()
+        return self._block.nbytes
+
+    def prepare(self, tensors: Sequence[NamedTensor]) -> None:
+        """Make the memory for these tensors in the background, while the first segment trains."""
+        if self.bytes < (wanted := _needed_bytes(_sizes(tensors))):
+            self._preparing = threading.Thread(target=self._reserve_quietly, args=(wanted,), name="host-copy")
+            self._preparing.start()
+
+    def take(
+        self, tensors: Sequence[NamedTensor], is_own: Callable[[str], bool] = lambda _: True
+    ) -> tuple[NamedTensor, ...]:
+        """Copy the tensors into the block, over whatever it held, and return the copies, which are views of it.
+
+        Only those whose name `is_own` are kept; of sharded ones every rank must be asked for all.
+        """
+        kept = [named for named in tensors if is_own(named.name)]
+        self._settle()
+        if [_layout(named) for named in kept] != [_layout(copy) for copy in self._copies]:
+            self._copies = self._laid_out(kept)
+        targets = {copy.name: copy.tensor for copy in self._copies}
+        with torch.no_grad():
+            for named in tensors:
+                values = whole(named.tensor)
+                if named.name in targets:
+                    targets[named.name].copy_(values, non_blocking=True)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return self._copies
+
+    def buffers(self, sizes: Sequence[int]) -> list[memoryview]:
+        """Return writable pieces of the block of these sizes in bytes, for what is read into it."""
+        return [memoryview(piece.numpy().data) for piece in self._pieces(sizes)]
+
+    def _laid_out(self, tensors: Sequence[NamedTensor]) -> tuple[NamedTensor, ...]:
+        pieces = self._pieces(_sizes(tensors))
+        return tuple(
+            replace(named, tensor=piece.view(named.tensor.dtype).view(named.tensor.shape))  # (bytes,) to its shape
+            for named, piece in zip(tensors, pieces, strict=True)
+        )
+
+    def _pieces(self, sizes: Sequence[int]) -> list[Tensor]:
+        self._settle()
+        self._reserve(_needed_bytes(sizes))
+        pieces, start = [], 0
+        for size in sizes:
+            pieces.append(self._block[start : start + size])  # (bytes,)
+            start += _rounded(size)
+        return pieces
+
+    def _settle(self) -> None:
+        if self._preparing is not None:
+            self._preparing.join()
+            self._preparing = None
+
+    def _reserve_quietly(self, size_bytes: int) -> None:
+        give_way()
+        self._reserve(size_bytes)
+
+    def _reserve(self, size_bytes: int) -> None:
+        if self._block.nbytes >= size_bytes:
+            return
+        locked = self._device.type == "cuda"
+        if locked and self._block.nbytes:
+            _runtime().cudaHostUnregister(self._block.data_ptr())
+        self._block, self._copies = torch.empty(0, dtype=torch.uint8), ()  # never two of them
+        memory = np.empty(size_bytes, dtype=np.uint8)
+        memory[::_PAGE_BYTES] = 0
+        block = torch.from_numpy(memory)
+        if locked:
+            # Not `pin_memory=True`: that allocator rounds up to a power of two, up to twice the state.
+            # A driver that refuses costs speed only: copies to pages of the usual kind are as safe.
+            _runtime().cudaHostRegister(block.data_ptr(), block.nbytes, 0)
+        self._block = block
+
+
+def _layout(named: NamedTensor) -> tuple[str, torch.dtype, torch.Size]:
+    return named.name, named.tensor.dtype, named.tensor.shape
+
+
+def _sizes(tensors: Sequence[NamedTensor]) -> list[int]:
+    return [named.tensor.nbytes for named in tensors]
+
+
+def _needed_bytes(sizes: Sequence[int]) -> int:
+    return sum(_rounded(size) for size in sizes)
+
+
+def _rounded(size: int) -> int:
+    return -(-size // _ALIGNED_BYTES) * _ALIGNED_BYTES
+
+
+def _runtime() -> Any:
+    return torch.cuda.cudart()

@@ -1,0 +1,53 @@
+"""Torch tensors to storage's records and back, without a second copy where the bytes allow it.
+
+Owns the dtype names of the safetensors format on torch's side.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from model.training.train_state import NamedTensor
+from storage.checkpoints.checkpoint import TensorGroup
+from storage.checkpoints.tensor_record import TensorRecord
+
+DTYPES: Mapping[str, torch.dtype] = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I32": torch.int32,
+    "F32": torch.float32,
+    "I64": torch.int64,
+    "F64": torch.float64,
+}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def to_record(name: str, tensor: Tensor) -> TensorRecord:
+    """Return a view of a contiguous host tensor's bytes as a record."""
+    data = tensor.detach().reshape(-1).view(torch.uint8).numpy()  # (bytes,)
+    return TensorRecord(name=name, dtype=_NAMES[tensor.dtype], shape=tuple(tensor.shape), data=memoryview(data.data))
+
+
+def to_group(name: str, tensors: Iterable[NamedTensor]) -> TensorGroup:
+    """Return those tensors that belong to the group `name` as one shard group."""
+    return TensorGroup(
+        name=name, records=tuple(to_record(item.name, item.tensor) for item in tensors if item.group == name)
+    )
+
+
+def to_tensors(records: Iterable[TensorRecord]) -> dict[str, Tensor]:
+    """Return the records as tensors, by name: views of the records' own memory, copies of what may not be written."""
+    return {record.name: _to_tensor(record) for record in records}
+
+
+def _to_tensor(record: TensorRecord) -> Tensor:
+    dtype = DTYPES[record.dtype]
+    if not record.data.nbytes:
+        return torch.empty(record.shape, dtype=dtype)
+    data = bytearray(record.data) if record.data.readonly else record.data
+    return torch.frombuffer(data, dtype=torch.uint8).view(dtype).reshape(record.shape)  # (bytes,) to its shape

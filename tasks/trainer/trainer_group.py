@@ -1,0 +1,98 @@
+"""How many processes train one model, on how many machines, and the command that starts this machine's.
+
+Owns these numbers and where they come from. Refuses to start anything and to know torch.
+"""
+
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from model.configuration.training import TrainingConfig
+from tasks.errors import TaskError
+from tasks.trainer.trainer_child import TRAINER_COMMAND
+
+_DEVICES = Path("/dev")
+_ENDPOINT = re.compile(r"[^\s:]+:\d+\Z")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainerGroup:
+    """`processes` on each of `nodes` machines; several meet at `rendezvous`, HOST:PORT of the first."""
+
+    processes: int = 1
+    nodes: int = 1
+    node_rank: int = 0
+    rendezvous: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse numbers and addresses nobody can meet with."""
+        if self.processes < 1 or self.nodes < 1:
+            raise TaskError(f"processes={self.processes}, nodes={self.nodes}: each must be at least 1")
+        if not 0 <= self.node_rank < self.nodes:
+            raise TaskError(f"node_rank={self.node_rank}: must be from 0 to nodes - 1 = {self.nodes - 1}")
+        if self.nodes > 1 and not _ENDPOINT.match(self.rendezvous):
+            raise TaskError(f"rendezvous={self.rendezvous!r}: several nodes must be told HOST:PORT of the first one")
+
+    @property
+    def size(self) -> int:
+        """How many processes there are in all."""
+        return self.processes * self.nodes
+
+    def rows(self, global_batch: int) -> int:
+        """Return how many samples of a step's batch the process with most of them has."""
+        return -(-global_batch // self.size)
+
+    def command(self) -> list[str]:
+        """Return what starts this machine's part: the trainer itself where there is only one process."""
+        if self.size == 1:
+            return list(TRAINER_COMMAND)
+        several = ("--nodes", str(self.nodes), "--node-rank", str(self.node_rank), "--rendezvous", self.rendezvous)
+        launcher = [sys.executable, "-m", "tasks.trainer.rank_launcher", "--processes", str(self.processes)]
+        return [*launcher, *(several if self.nodes > 1 else ())]
+
+
+def trainer_group(
+    training: TrainingConfig, environment: Mapping[str, str], *, devices: Path = _DEVICES
+) -> TrainerGroup:
+    """Return the group a run is trained by here: the configuration's processes, on as many nodes as a scheduler says.
+
+    `auto` is one process for each GPU this process may see, and one where there is none. Raises `TaskError` where the
+    batch has no row for each process.
+    """
+    wanted = training.processes
+    group = TrainerGroup(
+        processes=_usable_gpus(training.device, environment, devices) if wanted == "auto" else wanted,
+        nodes=_number(environment, "CAIRN_NODES", 1),
+        node_rank=_number(environment, "CAIRN_NODE_RANK", 0),
+        rendezvous=environment.get("CAIRN_RENDEZVOUS", ""),
+    )
+    if group.size > training.global_batch:
+        raise TaskError(
+            f"training.processes: {group.size} in all, but training.global_batch = {training.global_batch}; "
+            "rule: every process has a row of the batch. Ask for fewer processes"
+        )
+    return group
+
+
+def rank_stderr(work_dir: Path, attempt: int, rank: int) -> Path:
+    """Return the file one of several ranks writes its stderr to."""
+    return work_dir / f"attempt-{attempt:04d}.rank-{rank}.stderr"
+
+
+def _number(environment: Mapping[str, str], name: str, default: int) -> int:
+    text = environment.get(name) or str(default)
+    if not (text.isascii() and text.isdigit()):
+        raise TaskError(f"{name}={text!r}: must be a number")
+    return int(text)
+
+
+def _usable_gpus(device: str, environment: Mapping[str, str], devices: Path) -> int:
+    if device == "cpu" or ":" in device:
+        return 1
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        names = [name.strip() for name in visible.split(",")]
+        return max(1, len(names[: names.index("-1")] if "-1" in names else [name for name in names if name]))
+    return max(1, sum(re.fullmatch(r"nvidia\d+", path.name) is not None for path in devices.glob("nvidia*")))

@@ -1,0 +1,170 @@
+"""What parent and trainer say to each other: one JSON line a message, over the child's stdin and stdout.
+
+Owns the messages and their codec. Refuses to know processes and pipes.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from pydantic import BaseModel, ConfigDict
+
+from model.configuration.data import DataConfig
+from model.configuration.network import ModelConfig
+from model.configuration.training import TrainingConfig
+from storage.logs.run_entries import CheckpointReference
+from tasks.configuration.settings import DivergenceConfig
+from tasks.errors import TaskError
+
+
+class TrainerOrder(BaseModel):
+    """Everything a trainer needs to begin an attempt; the first line it is sent."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    run_id: str
+    attempt: int
+    store_url: str
+    snapshot_id: str
+    data: DataConfig
+    model: ModelConfig
+    training: TrainingConfig
+    micro_batch: int
+    activation_checkpointing: bool
+    quarantined: tuple[int, ...]
+    divergence: DivergenceConfig
+    patience_seconds: float
+    threads: int
+    resume: CheckpointReference | None
+    initial_weights_sha256: str | None = None
+    cache_dir: Path
+    work_dir: Path
+    prompt: str
+    faults: str
+    processes: int = 1
+    nodes: int = 1
+    rendezvous: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainUntil:
+    """Command: train until this step is complete, then stage."""
+
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finish:
+    """Command: finish staging and leave."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ready:
+    """Event: the state is loaded; the next step trained is `step` + 1."""
+
+    step: int
+    state_sha256: str | None
+    parameters: int
+    device: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepDone:
+    """Event: one step is complete; `tokens` and `gpu_seconds` count from the attempt's start."""
+
+    step: int
+    train_loss: float
+    tokens_per_second: float
+    tokens: int
+    gpu_seconds: float
+    probe_loss: float | None
+    sample: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SegmentDone:
+    """Event: training reached the asked step, or stopped before it because of a notice; staging has begun."""
+
+    step: int
+    stopped: bool
+    tokens: int
+    gpu_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Staged:
+    """Event: payload and manifest of this step are uploaded."""
+
+    step: int
+    attempt: int
+    prefix: str
+    manifest_sha256: str
+    state_sha256: str
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Waiting:
+    """Event: the checkpoint of `step` is still on its way after `seconds`; `why` names a store that is away."""
+
+    step: int
+    why: str
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dying:
+    """Event: an exception ends the trainer; its last words, and of a failure in the data its step and windows."""
+
+    exception: str
+    message: str
+    traceback: tuple[str, ...]
+    step: int | None = None
+    windows: tuple[int, ...] = ()
+    spike_step: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankEnded:
+    """Event of the process that started several ranks: this one's end, negative for a signal, ended them all."""
+
+    rank: int
+    exit_code: int
+
+
+Command = TrainUntil | Finish
+Event = Ready | StepDone | SegmentDone | Staged | Waiting | Dying | RankEnded
+_MESSAGES: dict[str, type] = {
+    "train-until": TrainUntil,
+    "finish": Finish,
+    "ready": Ready,
+    "step-done": StepDone,
+    "segment-done": SegmentDone,
+    "staged": Staged,
+    "waiting": Waiting,
+    "dying": Dying,
+    "rank-ended": RankEnded,
+}
+_NAMES = {record: name for name, record in _MESSAGES.items()}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Line:
+    kind: str
+    content: msgspec.Raw
+
+
+def encode_message(message: Command | Event) -> bytes:
+    """Return the message as one line."""
+    content = msgspec.Raw(msgspec.json.encode(message))
+    return msgspec.json.encode(_Line(kind=_NAMES[type(message)], content=content)) + b"\n"
+
+
+def decode_message(line: bytes) -> Command | Event:
+    """Return the message in a line; raise `TaskError` on anything else."""
+    try:
+        parsed = msgspec.json.decode(line, type=_Line)
+        message: Command | Event = msgspec.json.decode(parsed.content, type=_MESSAGES[parsed.kind])
+    except (msgspec.DecodeError, RecursionError, KeyError) as error:
+        raise TaskError(f"trainer protocol: not a message: {line[:200]!r}") from error
+    return message
