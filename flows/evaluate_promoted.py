@@ -16,7 +16,7 @@ from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 
 from flows.operations.checkpoint_evaluation import EvaluationRequest, plan_checkpoint
-from flows.orchestrator.named_failure_state import refused_by_name
+from flows.orchestrator.named_failure_state import named_failure_state
 from flows.orchestrator.run_artifacts import artifact_key
 from flows.orchestrator.run_parameters import AgainParameter, ReferenceParameter, StoreParameter, SuiteParameter
 from reports.pages.evaluation_tables import comparison_table
@@ -28,7 +28,7 @@ from tasks.evaluate import evaluate, task_name
 
 
 @flow(name="evaluate-promoted", retries=0, validate_parameters=True, persist_result=False)
-@refused_by_name
+@named_failure_state
 def evaluate_promoted(
     reference: ReferenceParameter = "champion",
     suite: SuiteParameter = "",

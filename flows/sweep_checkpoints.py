@@ -14,14 +14,14 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
 from flows.operations.store_sweep import FAILED, StoreSweepRow, sweep_store
-from flows.orchestrator.named_failure_state import refused_by_name
+from flows.orchestrator.named_failure_state import named_failure_state
 from flows.orchestrator.run_parameters import DryRunParameter, MostSecondsParameter, StoreParameter
 from storage.stores.open_store import open_store
 from tasks.configuration.store_choice import choose_store
 
 
 @flow(name="sweep-checkpoints", retries=0, validate_parameters=True, persist_result=False)
-@refused_by_name
+@named_failure_state
 def sweep_checkpoints(
     store: StoreParameter = "", dry_run: DryRunParameter = False, most_seconds: MostSecondsParameter = 900.0
 ) -> State[None]:

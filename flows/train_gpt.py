@@ -20,8 +20,8 @@ from prefect.states import Cancelled, Completed, Failed
 from flows.operations.evaluation_planning import plan_evaluation
 from flows.operations.promotion_use import rules_of
 from flows.orchestrator.cancellation import CancellationWatch
-from flows.orchestrator.ephemeral_server import is_own_server
-from flows.orchestrator.named_failure_state import is_deployed, refused_by_name
+from flows.orchestrator.ephemeral_server import is_ephemeral_server
+from flows.orchestrator.named_failure_state import is_deployed, named_failure_state
 from flows.orchestrator.run_artifacts import RunArtifacts
 from flows.orchestrator.run_parameters import (
     ConfigParameter,
@@ -38,7 +38,7 @@ from flows.run.background_sweep import BackgroundSweep
 from flows.run.progress import Progress
 from flows.run.run_opening import open_run
 from flows.run.run_promotion import FinishedRun, best_candidate, offer_best
-from reports.exporters.exporters import mirrored
+from reports.exporters.exporters import exporting
 from storage.errors import Fenced
 from storage.logs.entry_log import this_writer
 from storage.logs.run_entries import AttemptEnded, AttemptStarted, CheckpointReference, RunOpened
@@ -50,8 +50,8 @@ from storage.stores.open_store import open_store
 from tasks.attempt.attempt_claim import Claimant, claim_attempt
 from tasks.attempt.failure_remedy import DataOrigin
 from tasks.attempt.preemption_notice import announced, notice_sources
-from tasks.attempt.shutdown_signal import StopNotice
-from tasks.attempt.store_retry import StorePatience, run_patience
+from tasks.attempt.shutdown_signal import ShutdownSignal
+from tasks.attempt.store_retry import StoreRetry, run_retry_policy
 from tasks.configuration.configuration_source import configuration_folder
 from tasks.configuration.run_configuration import RunConfig, check_drift
 from tasks.errors import CheckpointGone, EvaluationInterrupted
@@ -65,7 +65,7 @@ from tasks.policy.attempt_sizes import next_sizes
 from tasks.policy.failures import TerminationReason
 from tasks.policy.promotion import PromotionRules, evaluations_of
 from tasks.trainer.trainer_group import trainer_group
-from tasks.trainer.warm_trainer import WaitingTrainer, trainer_waiting
+from tasks.trainer.warm_trainer import WarmTrainer, warm_trainer
 
 _STATE_NAMES = {"preempted": "Preempted", "cancelled": "Interrupted"}
 
@@ -75,7 +75,7 @@ class _Run:
     log: RunLog
     config: RunConfig
     plan: AttemptPlan
-    notice: StopNotice
+    notice: ShutdownSignal
     progress: Progress
     sweep: BackgroundSweep
     artifacts: RunArtifacts
@@ -85,7 +85,7 @@ class _Run:
 
 
 @flow(name="train-gpt", retries=0, validate_parameters=True, persist_result=False)
-@refused_by_name
+@named_failure_state
 def train_gpt(
     config: ConfigParameter = "",
     run_id: RunIdParameter = "",
@@ -102,8 +102,8 @@ def train_gpt(
         store: folder or URL of the object store; empty: CAIRN_STORE, else the configuration's, else ./cairn-store.
         start_over: begin again at step 0 where commits exist and none can be read any more.
     """
-    notice = StopNotice()
-    with notice.heard(), trainer_waiting() as trainer:
+    notice = ShutdownSignal()
+    with notice.heard(), warm_trainer() as trainer:
         request = TrainingRequest(config=config, run_id=run_id, overrides=overrides, start_over=start_over)
         opened_store = open_store(training_store(store, request, os.environ))
         if is_deployed():  # the command has done so before it started the flow
@@ -114,7 +114,7 @@ def train_gpt(
         with (
             run.progress.shown(),
             run.artifacts.published(),
-            mirrored(run.log, run.config.mirrors, os.environ, run.progress.say),
+            exporting(run.log, run.config.mirrors, os.environ, run.progress.say),
             run.cancellation.watching(),
             notice.heard(rules.signal),
             announced(notice, sources, poll_seconds=rules.poll_seconds, on_problem=run.progress.say),
@@ -170,7 +170,7 @@ def _stopped(run: _Run, ended: AttemptEnded) -> State[None] | None:
     return Failed(name=name, message=f"{ended.detail}; {ended.decision.reason}")
 
 
-def _open_run(store: ObjectStore, request: TrainingRequest, notice: StopNotice, trainer: WaitingTrainer) -> _Run:
+def _open_run(store: ObjectStore, request: TrainingRequest, notice: ShutdownSignal, trainer: WarmTrainer) -> _Run:
     run_id, base_dir = named_run(request), configuration_folder(request.config)
     log = RunLog(store, run_id)
     opened = log.refresh().opened
@@ -193,7 +193,7 @@ def _open_run(store: ObjectStore, request: TrainingRequest, notice: StopNotice, 
         progress=progress,
         sweep=BackgroundSweep(store, run_id, wanted.checkpoint, plan.evaluation.suite.sha256),
         artifacts=RunArtifacts(log, plan.flow_run_id),
-        cancellation=CancellationWatch(None if is_own_server(os.environ) else plan.flow_run_id, notice),
+        cancellation=CancellationWatch(None if is_ephemeral_server(os.environ) else plan.flow_run_id, notice),
         start_over=request.start_over,
         micro_batch=None if there is None else _micro_batch(store, opened, wanted, there),
     )
@@ -211,7 +211,7 @@ def _micro_batch(store: ObjectStore, opened: RunOpened, config: RunConfig, there
 
 
 def _plan(
-    log: RunLog, opened: RunOpened, config: RunConfig, base_dir: Path, progress: Progress, trainer: WaitingTrainer
+    log: RunLog, opened: RunOpened, config: RunConfig, base_dir: Path, progress: Progress, trainer: WarmTrainer
 ) -> AttemptPlan:
     folder, faults = work_folder(os.environ), os.environ.get("CAIRN_FAULTS", "")
     threads, group = config.training.threads or usable_cores(), trainer_group(config.training, os.environ)
@@ -226,7 +226,7 @@ def _plan(
             base_dir=base_dir,
             cache_dir=folder / "snapshots",
         ),
-        patience=StorePatience(patience=run_patience(config.checkpoint.patience_seconds), say=progress.say),
+        patience=StoreRetry(patience=run_retry_policy(config.checkpoint.patience_seconds), say=progress.say),
         work_dir=trainer_folder(os.environ, log.run_id),
         trainer=trainer,
         threads=threads,

@@ -11,7 +11,7 @@ from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from flows.orchestrator.named_failure_state import refused_by_name
+from flows.orchestrator.named_failure_state import named_failure_state
 from flows.orchestrator.run_parameters import DeploymentParameter, StoreParameter
 from flows.watching.run_watcher import CONTINUED
 from flows.watching.run_watching import WatchRequest, watcher
@@ -19,7 +19,7 @@ from tasks.configuration.store_choice import choose_store
 
 
 @flow(name="watch-runs", retries=0, validate_parameters=True, persist_result=False)
-@refused_by_name
+@named_failure_state
 def watch_runs(store: StoreParameter = "", deployment: DeploymentParameter = "train-gpt/train-gpt") -> State[None]:
     """Look once at all runs of a store and continue those that must be, through their deployment.
 

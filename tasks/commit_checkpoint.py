@@ -11,8 +11,8 @@ from storage.errors import AppendUnknown, StoreUnavailable
 from storage.logs.log_entry import Writer
 from storage.logs.run_entries import CheckpointReference
 from storage.logs.run_log import RunLog
-from tasks.attempt.store_retry import StorePatience
-from tasks.evaluator.evaluation_run import EvaluationPlan, hold_for_evaluation
+from tasks.attempt.store_retry import StoreRetry
+from tasks.evaluator.evaluation_run import EvaluationPlan, pin_for_evaluation
 from tasks.trainer.trainer_process import TrainerProcess
 from tasks.trainer.trainer_protocol import SegmentDone
 
@@ -31,7 +31,7 @@ def commit_checkpoint(
     *,
     attempt: int,
     step: int,
-    patience: StorePatience,
+    patience: StoreRetry,
     evaluation: EvaluationPlan | None = None,
 ) -> CheckpointReference:
     """Wait until the segment is staged, check it, commit it, and hold it where an evaluation will follow.
@@ -54,5 +54,5 @@ def commit_checkpoint(
     if evaluation is not None:
         with suppress(StoreUnavailable, AppendUnknown):  # it is committed; the evaluation itself asks again
             for plan in evaluation.all:
-                hold_for_evaluation(log, reference, plan, during_attempt=attempt)
+                pin_for_evaluation(log, reference, plan, during_attempt=attempt)
     return reference

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from cairn.cli.verb_options import JsonOption, Overrides, StoreOption, opened_store
-from tasks.attempt.exit_on_sigterm import Terminated, go_when_told, terminable
+from tasks.attempt.exit_on_sigterm import Terminated, exit_on_sigterm, preempted_by_sigterm
 from tasks.configuration.store_choice import choose_store
 from tasks.policy.exit_code import ExitCode
 from tasks.text.output import print_document, print_facts, print_line, say
@@ -40,7 +40,7 @@ def train(
         start_over: where a run has commits and none can be read any more, begin again at step 0 instead of exit 5.
         dry_run: say what would happen, and how much memory, time, money and store it would take; start nothing.
     """
-    go_when_told(ExitCode.PREEMPTED)  # what is imported now takes a second, and nothing has begun
+    exit_on_sigterm(ExitCode.PREEMPTED)  # what is imported now takes a second, and nothing has begun
     from cairn.cli.training_summary import summarize
     from cairn.operations.prefect_session import PrefectServer, leave_undelivered, run_train_gpt
     from flows.preparation.preflight import TrainingRequest, check_before_start, named_run
@@ -56,7 +56,7 @@ def train(
     if is_other_node(os.environ):
         return _serve_node(request, training_store(store, request, os.environ))
     try:
-        with terminable():
+        with preempted_by_sigterm():
             chosen = training_store(store, request, os.environ)
             server = PrefectServer(os.environ, say=say)
             configuration = check_before_start(opened_store(chosen), request, os.environ, before_text=server.begin_own)
@@ -64,7 +64,7 @@ def train(
     except Terminated:
         say("preempted; the same command continues")
         return ExitCode.PREEMPTED
-    go_when_told(end.code)
+    exit_on_sigterm(end.code)
     log = find_run(opened_store(chosen), named_run(request))
     if end.code is ExitCode.DONE:
         for line in summarize(log, configuration, ending=end.message, store_option=store_option(chosen, os.environ)):
@@ -99,7 +99,7 @@ def _show_plan(request: "TrainingRequest", store: str, *, json: bool) -> None:
     from flows.preparation.training_plan import plan_training
     from storage.logs.run_log import RunLog
     from tasks.configuration.configuration_source import configuration_folder
-    from tasks.machine.machine_speed import mode_here
+    from tasks.machine.machine_speed import numerics_here
     from tasks.machine.work_folder import work_folder
     from tasks.trainer.trainer_group import trainer_group
 
@@ -107,7 +107,7 @@ def _show_plan(request: "TrainingRequest", store: str, *, json: bool) -> None:
     configuration = check_before_start(opened, request, os.environ, writable=False)
     log = RunLog(opened, named_run(request))
     log.refresh()
-    mode = mode_here(configuration.training, configuration.model, work_folder(os.environ), keep=False)
+    mode = numerics_here(configuration.training, configuration.model, work_folder(os.environ), keep=False)
     settled = configuration.with_mode(precision=mode.precision, kernels=mode.kernels)
     there = memory_there(settled.training, trainer_group(settled.training, os.environ))
     plan = plan_training(log, settled, configuration_folder(request.config), there)

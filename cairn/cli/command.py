@@ -20,7 +20,7 @@ from cairn.cli.model_verbs import MODEL_VERBS
 from cairn.cli.reading_verbs import READING_VERBS
 from cairn.cli.verb_help import MORE, examples_text, help_groups
 from flows.errors import EXPECTED_ERRORS
-from tasks.attempt.exit_on_sigterm import go_when_told
+from tasks.attempt.exit_on_sigterm import exit_on_sigterm
 from tasks.policy.exit_code import ExitCode
 from tasks.text.output import forget_stdout, say
 
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     nowhere = open(os.devnull, "w")  # noqa: SIM115 (for as long as the process lives)
     sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
     code = run_command(sys.argv[1:] if arguments is None else arguments)
-    go_when_told(code)
+    exit_on_sigterm(code)
     sys.exit(code)
 
 

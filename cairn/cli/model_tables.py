@@ -6,7 +6,8 @@ Owns which fields are worth a column. Refuses to fetch anything.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tasks.text.output import print_table, short
+from tasks.text.format import short_digest
+from tasks.text.output import print_table
 
 if TYPE_CHECKING:
     from reports.queries.model_views import DecisionView, ModelView
@@ -24,8 +25,8 @@ def print_models(views: "Sequence[ModelView]") -> None:
                 view.promoted_at,
                 view.by,
                 view.why,
-                short(view.manifest_sha256),
-                short(view.previous),
+                short_digest(view.manifest_sha256),
+                short_digest(view.previous),
             )
             for view in views
         ],
@@ -46,7 +47,7 @@ def print_decisions(views: "Sequence[DecisionView]") -> None:
                 view.at,
                 view.by,
                 view.why,
-                short(view.manifest_sha256),
+                short_digest(view.manifest_sha256),
             )
             for view in views
         ],

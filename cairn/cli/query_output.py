@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from storage.stores.document import decode, encode
 from tasks.text.output import print_table, say
-from tasks.text.sanitize import harmless, harmless_json
+from tasks.text.sanitize import sanitize, sanitize_json
 
 if TYPE_CHECKING:
     from reports.queries.run_query import ResultColumn
@@ -37,7 +37,7 @@ def print_json(columns: "Sequence[ResultColumn]", rows: Iterable[Sequence[object
     separator = "["
     for row in rows:
         record = {column.name: _plain(value, column.type) for column, value in zip(columns, row, strict=True)}
-        sys.stdout.write(separator + harmless_json(encode(record).decode().rstrip("\n")))
+        sys.stdout.write(separator + sanitize_json(encode(record).decode().rstrip("\n")))
         separator = ",\n"
     sys.stdout.write("[]\n" if separator == "[" else "]\n")
 
@@ -49,7 +49,7 @@ def print_csv(columns: "Sequence[ResultColumn]", rows: Iterable[Sequence[object]
     writer.writerow([column.name for column in columns])
     for row in rows:
         fields = map(_field, row)
-        writer.writerow([harmless(field) if is_seen and isinstance(field, str) else field for field in fields])
+        writer.writerow([sanitize(field) if is_seen and isinstance(field, str) else field for field in fields])
 
 
 def _shown(value: object) -> str | None:

@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tasks.text.output import cell, print_facts, print_line, print_table, short
-from tasks.text.sanitize import replaced
+from tasks.text.format import format_value, short_digest
+from tasks.text.output import print_facts, print_line, print_table
+from tasks.text.sanitize import replace_unprintable
 
 if TYPE_CHECKING:
     from cairn.operations.data_trade import ImportView
@@ -113,8 +114,8 @@ def print_checkpoints(views: "Sequence[CheckpointView]") -> None:
                 view.state,
                 f"{view.bytes:,}",
                 view.committed_at,
-                short(view.manifest_sha256),
-                short(view.state_sha256),
+                short_digest(view.manifest_sha256),
+                short_digest(view.state_sha256),
                 view.prefix,
             )
             for view in views
@@ -168,7 +169,7 @@ def print_data(view: "DataView") -> None:
             ("bytes", f"{view.bytes:,}"),
             (
                 "tokenizer",
-                f"{short(view.tokenizer_sha256)}, {view.vocab_size:,} ids, end of text {view.end_of_text_id}",
+                f"{short_digest(view.tokenizer_sha256)}, {view.vocab_size:,} ids, end of text {view.end_of_text_id}",
             ),
             *((split, _split_size(size, view.block_size)) for split, size in view.splits.items()),
             ("left out", ", ".join(f"{kind} {count:,}" for kind, count in view.rejected.items()) or "nothing"),
@@ -178,7 +179,7 @@ def print_data(view: "DataView") -> None:
     print_table(
         ("source", "documents", "bytes", "a document is", "sha256"),
         [
-            (source.name, f"{source.documents:,}", f"{source.bytes:,}", source.unit, short(source.sha256))
+            (source.name, f"{source.documents:,}", f"{source.bytes:,}", source.unit, short_digest(source.sha256))
             for source in view.sources[:_SOURCES_SHOWN]
         ],
         empty="no sources",
@@ -193,10 +194,10 @@ def print_data(view: "DataView") -> None:
         print(f"\n{window.split} window {window.window}, tokens {window.first_token:,} to {last:,}, from")
         for document in window.documents:
             where = f"{document.source} byte {document.offset_bytes:,} ({document.bytes:,} bytes)"
-            print_line(f"  {where}, sha256 {short(document.sha256)}, from its token {document.first_token:,} on")
+            print_line(f"  {where}, sha256 {short_digest(document.sha256)}, from its token {document.first_token:,} on")
         if not window.is_drawn:
             print_line(f"  it crosses the border of {' and '.join(window.groups)}: with weights no step draws it")
-        print_line(replaced(window.text))
+        print_line(replace_unprintable(window.text))
 
 
 def _print_groups(groups: "Sequence[GroupView]") -> None:
@@ -222,7 +223,7 @@ def print_import(view: "ImportView") -> None:
     """Print what an import made, and how to look at it."""
     for split, tokens in view.tokens.items():
         print_line(f"{split}  {tokens:,} tokens in {view.documents[split]:,} documents")
-    print_line(f"snapshot {view.snapshot_id}\nlook at it: cairn data {short(view.snapshot_id)}")
+    print_line(f"snapshot {view.snapshot_id}\nlook at it: cairn data {short_digest(view.snapshot_id)}")
 
 
 def print_watch(rows: "Sequence[WatchRow]") -> None:
@@ -325,4 +326,4 @@ def _span(seconds: float) -> str:
 
 
 def _of(step: int | None, total: int | None) -> str:
-    return f"{cell(step)}/{cell(total)}"
+    return f"{format_value(step)}/{format_value(total)}"

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from flows.preparation.training_plan import PlannedCheckpoints, PlannedMemory, TrainingPlan
 from model.estimates.size_estimate import PARTS
-from tasks.text.format import counted, listed, span
-from tasks.text.output import short
+from tasks.text.format import format_count, format_duration, format_list, short_digest
 
 _SOURCES_SHOWN = 4
 
@@ -40,17 +39,17 @@ def _would(plan: TrainingPlan) -> str:
 
 def _data(plan: TrainingPlan) -> str:
     data = plan.data
-    files = f"{counted(len(data.sources), 'source')}, {_bytes(data.bytes)}"
+    files = f"{format_count(len(data.sources), 'source')}, {_bytes(data.bytes)}"
     if data.snapshot_id is None:
-        named = listed([source.name for source in data.sources], _SOURCES_SHOWN)
+        named = format_list([source.name for source in data.sources], _SOURCES_SHOWN)
         return f"not tokenized yet: {files} ({named})"
     tokens = f"{data.train_tokens:,} tokens to train on, {data.val_tokens:,} held out"
-    return f"snapshot {short(data.snapshot_id)}: {files}, {tokens}"
+    return f"snapshot {short_digest(data.snapshot_id)}: {files}, {tokens}"
 
 
 def _model(plan: TrainingPlan) -> str:
     model = plan.model
-    shape = f"{counted(model.layers, 'layer')}, {counted(model.heads, 'head')}, width {model.width}"
+    shape = f"{format_count(model.layers, 'layer')}, {format_count(model.heads, 'head')}, width {model.width}"
     asked = "" if plan.data.snapshot_id else " at most"
     vocabulary = f"{model.vocab_size:,} ids{asked}, block {model.block_size:,}"
     return f"{model.family}: {model.parameters:,} parameters ({shape}, {vocabulary})"
@@ -81,9 +80,13 @@ def _ahead(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
     if speed is None or seconds is None:
         yield "time", "not known before the run has trained a step"
     else:
-        yield "time", f"an estimate: {span(seconds)} of training at the {speed:,.0f} tokens/s of its newest steps"
+        length = format_duration(seconds)
+        yield (
+            "time",
+            f"an estimate: {length} of training at the {speed:,.0f} tokens/s of its newest steps",
+        )
     yield "checkpoints", _commits(plan.checkpoints)
-    yield "evaluations", f"of {counted(plan.evaluations.commits, 'commit')}: {', '.join(plan.evaluations.suites)}"
+    yield "evaluations", f"of {format_count(plan.evaluations.commits, 'commit')}: {', '.join(plan.evaluations.suites)}"
     if plan.cost.gpu_hour_price is not None:
         money = "not known before the run has trained a step"
         if plan.cost.money is not None:
@@ -94,7 +97,7 @@ def _ahead(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
 
 def _commits(commits: PlannedCheckpoints) -> str:
     seconds = f" and every {commits.every_seconds:g} s" if commits.every_seconds else ""
-    every = f"every {counted(commits.every_steps, 'step')}{seconds}, {_bytes(commits.bytes_each)} each"
+    every = f"every {format_count(commits.every_steps, 'step')}{seconds}, {_bytes(commits.bytes_each)} each"
     kept = (
         f"at most {commits.kept_at_most} kept ({_bytes(commits.kept_at_most * commits.bytes_each)}) beside those in use"
     )
@@ -105,4 +108,4 @@ def _bytes(size: int) -> str:
     for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "KB")):
         if size >= unit:
             return f"{size / unit:.3g} {name}"
-    return counted(size, "byte")
+    return format_count(size, "byte")

@@ -78,11 +78,11 @@ def _device() -> str:
 def _cuda_device(number: int) -> str:
     import torch
 
-    from model.estimates.device_specs import data_sheet_flops
+    from model.estimates.device_specs import peak_flops_of_device
     from model.kernels.compilation import can_compile
 
     name = torch.cuda.get_device_name(number)
-    promised = data_sheet_flops(name, "bf16")
+    promised = peak_flops_of_device(name, "bf16")
     rate = (
         "not in the table of data sheets" if promised is None else f"{promised / 1e12:,.0f} TFLOP/s by its data sheet"
     )
@@ -92,10 +92,10 @@ def _cuda_device(number: int) -> str:
 
 
 def _mode() -> str:
-    from model.estimates.numerics import described
+    from model.estimates.numerics import describe_machine
     from tasks.machine.machine_speed import machine_speed
 
-    return described(machine_speed(work_folder(os.environ)))
+    return describe_machine(machine_speed(work_folder(os.environ)))
 
 
 def _store(url: str) -> str:

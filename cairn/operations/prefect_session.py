@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.orchestrator.ephemeral_server import OwnServer
+from flows.orchestrator.ephemeral_server import EphemeralServer
 from flows.orchestrator.named_server import is_server_named
 from flows.orchestrator.server_address import server_address
 from storage.logs.run_log import RunLog
@@ -66,7 +66,7 @@ class PrefectServer:
     def __init__(self, environment: MutableMapping[str, str], *, say: Callable[[str], None]) -> None:
         """Start nothing yet."""
         self._environment, self._say = environment, say
-        self._own: OwnServer | None = None
+        self._own: EphemeralServer | None = None
 
     def begin_own(self) -> None:
         """Start an own server where none is named, and name it, for whoever imports Prefect from now on.
@@ -79,7 +79,7 @@ class PrefectServer:
         quieten(environment)
         if password := environment.get("PREFECT_SERVER_API_AUTH_STRING"):  # the server asks what its clients then say
             environment["PREFECT_API_AUTH_STRING"] = password
-        self._own = OwnServer(environment)
+        self._own = EphemeralServer(environment)
         self._own.name_in(environment)
 
     def settle(self) -> None:
@@ -110,11 +110,11 @@ class PrefectServer:
 def run_train_gpt(request: "TrainingRequest", store: str, server: PrefectServer) -> FlowEnd:
     """Run the flow to its end in this process; raises whatever the flow's body raised."""
     from flows.preparation.preflight import named_run
-    from tasks.trainer.warm_trainer import trainer_waiting
+    from tasks.trainer.warm_trainer import warm_trainer
 
     quieten(os.environ)
     log = RunLog(open_store(store), named_run(request))
-    with trainer_waiting() as trainer:
+    with warm_trainer() as trainer:
         # Server, trainer and this process import for seconds each: all three at once.
         server.settle()
         if log.refresh().finished is None:

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
 
-from tasks.attempt.shutdown_signal import StopNotice
+from tasks.attempt.shutdown_signal import ShutdownSignal
 
 CANCELLED = "cancelled in Prefect"
 ASK_SECONDS = 3.0
@@ -21,7 +21,7 @@ ASK_SECONDS = 3.0
 class CancellationWatch:
     """Asks about one flow run in a thread of its own."""
 
-    def __init__(self, flow_run_id: str | None, notice: StopNotice) -> None:
+    def __init__(self, flow_run_id: str | None, notice: ShutdownSignal) -> None:
         """Prepare to ask; a run without a flow run is never being cancelled."""
         self._flow_run_id, self._notice = flow_run_id, notice
         self._ask_now, self._answered = threading.Event(), threading.Event()

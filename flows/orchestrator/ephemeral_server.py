@@ -43,7 +43,7 @@ _SERVER = {
 _SERVER_MAY = {"PREFECT_SERVER_EVENTS_PROACTIVE_GRANULARITY": "PT30S"}
 
 
-class OwnServer:
+class EphemeralServer:
     """A server that is starting or runs; it is stopped when this process ends."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -90,7 +90,7 @@ class OwnServer:
         atexit.unregister(self.stop)
 
 
-def is_own_server(environment: Mapping[str, str]) -> bool:
+def is_ephemeral_server(environment: Mapping[str, str]) -> bool:
     """Whether the server that is named is a command's own: nobody can be asked there, and nobody cancels there."""
     return _OWN in environment and environment[_OWN] == environment.get("PREFECT_API_URL")
 

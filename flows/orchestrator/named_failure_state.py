@@ -19,7 +19,7 @@ from flows.errors import EXPECTED_ERRORS
 P = ParamSpec("P")
 
 
-def refused_by_name(body: Callable[P, State[None]]) -> Callable[P, State[None]]:
+def named_failure_state(body: Callable[P, State[None]]) -> Callable[P, State[None]]:
     """Turn the expected errors of a flow's body into its end state, where a deployment's flow run is at work."""
 
     @functools.wraps(body)

@@ -25,10 +25,10 @@ from prefect.settings import PREFECT_API_URL
 from prefect.states import Paused
 from pydantic import BaseModel, ConfigDict, Field
 
-from flows.orchestrator.ephemeral_server import is_own_server
+from flows.orchestrator.ephemeral_server import is_ephemeral_server
 from reports.pages.report_markdown import markdown_text
 from storage.logs.registry_entries import Promoted
-from tasks.attempt.shutdown_signal import StopNotice
+from tasks.attempt.shutdown_signal import ShutdownSignal
 from tasks.policy.promotion import Approval
 
 POLL_SECONDS = 2.0
@@ -66,14 +66,14 @@ class Unanswered:
 class Waiting:
     """What ends the waiting besides an answer: a notice to leave, and a decision somebody else has put on record."""
 
-    notice: StopNotice
+    notice: ShutdownSignal
     is_settled: Callable[[], bool]
     say: Callable[[str], None]
 
 
 def ask(question: Question, flow_run_id: str | None, waiting: Waiting) -> Approval | Unanswered:
     """Return what a person answered, or why nobody did; in a deployment's flow run the first call ends the process."""
-    if not PREFECT_API_URL.value() or is_own_server(os.environ) or flow_run_id is None:
+    if not PREFECT_API_URL.value() or is_ephemeral_server(os.environ) or flow_run_id is None:
         return Unanswered(why="no Prefect server is named (PREFECT_API_URL) where a person could be asked")
     form = _form(question)
     try:

@@ -18,6 +18,7 @@ from prefect.client.schemas.actions import ArtifactCreate
 from flows.orchestrator.curve_artifact import Drawing, curve_markdown, is_due
 from flows.orchestrator.stale_task_runs import close_lost
 from reports.pages.evaluation_tables import evaluations_table
+from reports.pages.report_markdown import markdown_table
 from reports.queries.run_status import view_status
 from reports.queries.run_views import view_attempts, view_evaluations
 from storage.logs.run_log import RunLog

@@ -14,7 +14,7 @@ from flows.preparation.memory_check import memory_there, require_memory
 from model.configuration.data import DataConfig
 from model.data.tokenizer import Tokenizer
 from model.errors import InvalidInput
-from reports.exporters.exporters import check_mirrors
+from reports.exporters.exporters import check_exporters
 from reports.queries.run_lookup import configuration_document
 from storage.errors import StoreRefused, StoreUnavailable
 from storage.logs.run_log import RunLog
@@ -87,13 +87,13 @@ def check_before_start(
         wanted = (wanted or wanted_configuration(request, log.state, environment)).as_opened(opened.config)
         check_drift(opened.config, wanted, run_id=log.run_id)
         _check_processes(wanted, environment)
-        check_mirrors(wanted.mirrors)
+        check_exporters(wanted.mirrors)
         if writable and log.state.finished is None and log.state.open_attempt is None:  # else an owner may live
             _check_memory(wanted, log.state, read_manifest(store, opened.data_snapshot).vocab_size, environment)
         return wanted
     wanted = wanted or wanted_configuration(request, log.state, environment)
     _check_processes(wanted, environment)
-    check_mirrors(wanted.mirrors)
+    check_exporters(wanted.mirrors)
     if writable:
         _check_store(store)
     before_text()

@@ -27,8 +27,8 @@ from tasks.attempt.attempt_end import AttemptOver, end_attempt
 from tasks.attempt.attempt_receipt import Usage
 from tasks.attempt.failure_remedy import DataOrigin
 from tasks.attempt.heartbeat_writer import beating
-from tasks.attempt.shutdown_signal import StopNotice
-from tasks.attempt.store_retry import StorePatience
+from tasks.attempt.shutdown_signal import ShutdownSignal
+from tasks.attempt.store_retry import StoreRetry
 from tasks.commit_checkpoint import commit_checkpoint
 from tasks.configuration.run_configuration import RunConfig
 from tasks.errors import TrainerGone
@@ -39,8 +39,8 @@ from tasks.policy.segment_end import segment_end
 from tasks.train_segment import train_segment
 from tasks.trainer.trainer_group import TrainerGroup
 from tasks.trainer.trainer_process import TrainerProcess
-from tasks.trainer.trainer_protocol import SegmentDone, TrainerOrder, Waiting
-from tasks.trainer.warm_trainer import WaitingTrainer
+from tasks.trainer.trainer_protocol import SegmentDone, TrainerSpec, Waiting
+from tasks.trainer.warm_trainer import WarmTrainer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,13 +50,13 @@ class AttemptPlan:
     config: RunConfig
     evaluation: EvaluationPlan
     origin: DataOrigin
-    patience: StorePatience
+    patience: StoreRetry
     work_dir: Path
     threads: int
     group: TrainerGroup
     faults: str
     flow_run_id: str | None
-    trainer: WaitingTrainer
+    trainer: WarmTrainer
 
 
 class Attempt:
@@ -68,7 +68,7 @@ class Attempt:
         started: AttemptStarted,
         plan: AttemptPlan,
         *,
-        notice: StopNotice,
+        notice: ShutdownSignal,
         progress: Progress,
         sweep: BackgroundSweep,
         artifacts: RunArtifacts,
@@ -269,9 +269,9 @@ class Attempt:
             gpu_seconds=last.gpu_seconds if last else 0.0,
         )
 
-    def _order(self) -> TrainerOrder:
+    def _order(self) -> TrainerSpec:
         plan = self._plan
-        return TrainerOrder(
+        return TrainerSpec(
             run_id=self._log.run_id,
             attempt=self._started.attempt,
             store_url=self._log.store.url,

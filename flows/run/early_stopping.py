@@ -16,7 +16,7 @@ from storage.logs.log_entry import Writer
 from storage.logs.run_entries import CheckpointReference, RunFinished
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import CheckpointRecord
-from tasks.attempt.shutdown_signal import StopNotice
+from tasks.attempt.shutdown_signal import ShutdownSignal
 from tasks.evaluator.evaluation_run import EvaluationPlan
 from tasks.policy.early_stop import Stop, StopTerms, find_stop, outstanding, stop_terms
 
@@ -24,7 +24,7 @@ from tasks.policy.early_stop import Stop, StopTerms, find_stop, outstanding, sto
 class EarlyStopping:
     """The policy of one attempt, asked between segments."""
 
-    def __init__(self, log: RunLog, plan: EvaluationPlan, notice: StopNotice, say: Callable[[str], None]) -> None:
+    def __init__(self, log: RunLog, plan: EvaluationPlan, notice: ShutdownSignal, say: Callable[[str], None]) -> None:
         """Prepare; the policy and the rhythm of evaluations are those the attempt's start put on record."""
         self._log, self._plan, self._notice, self._say = log, plan, notice, say
         self._stop: Stop | None = None

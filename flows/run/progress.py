@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tasks.text.live_line import LiveLines
-from tasks.text.sanitize import harmless
+from tasks.text.sanitize import sanitize
 from tasks.text.time_left import TimeLeft, bar, clock_time
 from tasks.trainer.trainer_protocol import StepDone
 
@@ -66,7 +66,7 @@ class Progress:
 
     def _print(self, message: str) -> None:
         with suppress(OSError):  # a closed terminal or pipe costs the words, never the run
-            self._console.print(Text(harmless(message)), soft_wrap=True)
+            self._console.print(Text(sanitize(message)), soft_wrap=True)
 
     def _line(self, done: StepDone) -> str:
         return " · ".join(self._parts(done))

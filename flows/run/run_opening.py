@@ -19,7 +19,7 @@ from storage.stores.store_probe import probe_store
 from tasks.configuration.run_configuration import RunConfig
 from tasks.data.snapshot_build import check_block_size
 from tasks.machine.code_version import code_version
-from tasks.machine.machine_speed import mode_beside
+from tasks.machine.machine_speed import numerics_beside
 from tasks.machine.work_folder import work_folder
 from tasks.tokenize_and_split import tokenize_and_split
 from tasks.trainer.initial_weights import find_directory, keep_initial_weights
@@ -32,7 +32,7 @@ def open_run(log: RunLog, wanted: RunConfig, base_dir: Path) -> RunOpened:
     """
     probe_store(log.store)
     folder = work_folder(os.environ)
-    with mode_beside(wanted.training, wanted.model, folder) as mode, TextProgress().shown() as shown:
+    with numerics_beside(wanted.training, wanted.model, folder) as mode, TextProgress().shown() as shown:
         snapshot = tokenize_and_split(log.store.url, wanted.data, base_dir, cache_dir=folder, on_progress=shown)
     check_block_size(snapshot.manifest, wanted.model.block_size, wanted.data)
     initial = _keep_initial_weights(log.store, wanted, snapshot.snapshot_id, base_dir)

@@ -11,7 +11,7 @@ from storage.logs.registry import Registry
 from storage.logs.registry_entries import Promoted, Refused
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
-from tasks.attempt.shutdown_signal import StopNotice
+from tasks.attempt.shutdown_signal import ShutdownSignal
 from tasks.checkpoints.promotion_offer import foresee
 from tasks.configuration.settings import PromotionConfig
 from tasks.errors import GateRefused
@@ -36,7 +36,7 @@ class FinishedRun:
     promotion: PromotionConfig
     rules: PromotionRules
     flow_run_id: str | None
-    notice: StopNotice
+    notice: ShutdownSignal
     say: Callable[[str], None]
 
 

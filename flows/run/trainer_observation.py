@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 from flows.orchestrator.cancellation import CancellationWatch
 from storage.errors import Fenced, StorageError, StoreRefused
-from tasks.attempt.shutdown_signal import StopNotice
-from tasks.attempt.watchdog import Silence, Watch, watching
+from tasks.attempt.shutdown_signal import ShutdownSignal
+from tasks.attempt.watchdog import HangDetector, HeartbeatGap, watching
 from tasks.configuration.run_configuration import RunConfig
 from tasks.errors import TrainerGone
 from tasks.machine.process_memory import MemoryReading, MemoryWatch, sampling
@@ -23,14 +23,14 @@ from tasks.trainer.trainer_process import TrainerProcess
 class TrainerObservation:
     """One trainer's signs, from its start to its end; without a trainer there is only what the parent met."""
 
-    def __init__(self, config: RunConfig, notice: StopNotice, cancellation: CancellationWatch) -> None:
+    def __init__(self, config: RunConfig, notice: ShutdownSignal, cancellation: CancellationWatch) -> None:
         """Prepare to observe; the watch begins to expect a first sign now."""
-        self.watch = Watch(config.watchdog)
+        self.watch = HangDetector(config.watchdog)
         self._grace_seconds = config.checkpoint.grace_seconds
         self._notice, self._cancellation = notice, cancellation
         self._trainer: TrainerProcess | None = None
         self._memory: MemoryWatch | None = None
-        self._silence: Silence | None = None
+        self._silence: HeartbeatGap | None = None
         self._grace_ended = False
 
     @contextmanager
@@ -75,7 +75,7 @@ class TrainerObservation:
         timer.daemon = True
         timer.start()
 
-    def _end_silence(self, silence: Silence) -> None:
+    def _end_silence(self, silence: HeartbeatGap) -> None:
         if self._trainer is not None and self._trainer.is_alive:
             self._silence = silence
             self._trainer.kill()

@@ -16,7 +16,7 @@ from flows.watching.run_pulse import RunPulse
 from flows.watching.run_watcher import RunWatcher, WatchRow
 from flows.watching.watcher_memory import WatcherMemory
 from storage.stores.open_store import open_store
-from tasks.attempt.exit_on_sigterm import Terminated, terminable
+from tasks.attempt.exit_on_sigterm import Terminated, preempted_by_sigterm
 from tasks.errors import InvalidConfiguration
 from tasks.machine.work_folder import work_folder
 
@@ -60,7 +60,7 @@ def watch_until_stopped(
 ) -> None:
     """Look again and again until SIGTERM or Ctrl-C: `tell` what is new, if anything is, and `show` how far runs are."""
     try:
-        with terminable():
+        with preempted_by_sigterm():
             watching = watcher(request)
 
             def looked(rows: tuple[WatchRow, ...]) -> None:

@@ -41,7 +41,7 @@ _WITHOUT_BF16: tuple[tuple[str, float], ...] = (("V100-PCIE", 112.0), ("V100", 1
 """Older ones, whose matrix units know fp16 alone."""
 
 
-def data_sheet_flops(device_name: str, precision: Precision) -> float | None:
+def peak_flops_of_device(device_name: str, precision: Precision) -> float | None:
     """Return the FLOP/s the sheet promises the device of this name in `precision`; None where nothing is listed."""
     if precision not in ("bf16", "fp16"):
         return None

@@ -43,7 +43,7 @@ class MachineSpeed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ModeChoice:
+class NumericsChoice:
     """The arithmetic of a run, nothing left open, and for people the reason."""
 
     precision: Precision
@@ -61,16 +61,16 @@ def cpu_half_can_pay(training: TrainingConfig, model: ModelConfig) -> bool:
     return model.n_embd >= NARROWEST_HALF[_kernels(training)]
 
 
-def choose_mode(training: TrainingConfig, model: ModelConfig, machine: MachineSpeed) -> ModeChoice:
+def choose_numerics(training: TrainingConfig, model: ModelConfig, machine: MachineSpeed) -> NumericsChoice:
     """Fill in what the configuration leaves open; what it says stays as it is."""
     on_cuda = training.device.startswith("cuda") or (training.device == "auto" and machine.has_cuda)
     precision, why = training.precision, "as configured"
     if precision == "auto":
         precision, why = _cuda_precision(machine) if on_cuda else _cpu_precision(training, model, machine)
-    return ModeChoice(precision=precision, kernels=_kernels(training, on_cuda=on_cuda), why=why)
+    return NumericsChoice(precision=precision, kernels=_kernels(training, on_cuda=on_cuda), why=why)
 
 
-def described(machine: MachineSpeed) -> str:
+def describe_machine(machine: MachineSpeed) -> str:
     """Say in one line what new runs on this machine train in when their configuration leaves it to Cairn."""
     if machine.has_cuda:
         precision, why = _cuda_precision(machine)

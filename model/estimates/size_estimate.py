@@ -21,7 +21,7 @@ windows, and a = 4 bytes a number in fp32 (2 for what bf16 or fp16 compute in):
     fused        `HEAD_CHUNK_BYTES` / 4 V positions at a time, 4 bytes a logit; 4 V C of gradient, a V C of each
                  chunk's share, 4 N C; the table in half. On CUDA `DEVICE_HEAD_CHUNK_BYTES` and more tables
     several      processes: `ddp` keeps 4 P of buckets; `fsdp` divides parameters, gradients and moments
-    host copy    12 P on the host for a checkpoint under way, divided among processes: `HostCopy`
+    host copy    12 P on the host for a checkpoint under way, divided among processes: `StagingBuffer`
     runtime      a trainer's process with the smallest of networks: `RUNTIME_BYTES`
 
 The peak is that of three moments: the head of a micro-batch, the beginning of its backward pass and its end. On a CPU

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from model.architectures.gpt import GPT
 from model.data.token_windows import TokenWindows
 from model.errors import InvalidInput
-from model.inference.evaluation_mode import evaluating
+from model.inference.evaluation_mode import evaluation_mode
 from model.kernels.token_loss import token_loss
 
 
@@ -40,7 +40,7 @@ def held_out_loss(model: GPT, windows: TokenWindows, *, batches: int, batch_size
         raise InvalidInput(f"batches={batches} and batch_size={batch_size} must be at least 1")
     chosen = evaluation_slice(windows.window_count, batches * batch_size)
     total = 0.0
-    with evaluating(model):
+    with evaluation_mode(model):
         for start in range(0, len(chosen), batch_size):
             part = chosen[start : start + batch_size]
             tokens = torch.from_numpy(windows.gather(part)).to(model.device)  # (b, T+1)

@@ -11,7 +11,7 @@ from torch import nn
 
 
 @contextlib.contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Turn dropout and gradients off for the block, then restore the mode the model was in."""
     was_training = model.training
     model.eval()

@@ -15,7 +15,7 @@ from torch import Tensor
 from model.architectures.gpt import GPT
 from model.architectures.key_value_cache import KeyValueCache
 from model.errors import InvalidInput, ModelError
-from model.inference.evaluation_mode import evaluating
+from model.inference.evaluation_mode import evaluation_mode
 
 _COLDEST = 1e-6
 """Below this temperature scores would overflow, and nothing but the likeliest token has a chance."""
@@ -75,7 +75,7 @@ def generate(
     _check(model, prompt_ids, new_tokens=new_tokens)
     generator = torch.Generator().manual_seed(seed)
     ids = list(prompt_ids)
-    with evaluating(model):
+    with evaluation_mode(model):
         for _ in range(new_tokens):
             context = torch.tensor([ids[-model.config.block_size :]], dtype=torch.int64, device=model.device)  # (1, T)
             logits = model(context)[0, -1].float().cpu()  # (1, T, V) -> (V,)
@@ -104,7 +104,7 @@ def _draw(model: GPT, ids: list[int], new_tokens: int, drawing: Drawing, generat
         if cache.length + len(unread) > block_size:
             cache.forget()
             unread = ids = ids[-max(block_size // 2, 1) :]
-        with evaluating(model):  # never across a yield: whoever asks has a mode of their own
+        with evaluation_mode(model):  # never across a yield: whoever asks has a mode of their own
             context = torch.tensor([unread], dtype=torch.int64, device=model.device)  # (1, T)
             logits = model.extend(context, cache)[0].float().cpu()  # (1, V) -> (V,)
         token = drawing.pick(logits, generator)

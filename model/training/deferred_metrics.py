@@ -29,7 +29,7 @@ class StepResult:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class UnreadStep:
+class DeferredStep:
     """What one step, 1-based, has measured or will have on its device, and where its generators stood before it.
 
     `losses` (micro-batches,) sum to the mean loss of the batch in nats, `grad_norm` is a scalar, both fp32;
@@ -74,7 +74,7 @@ class UpdateGuard:
         del self._optimizer.found_inf  # type: ignore[attr-defined]
 
 
-def fetch_numbers(steps: Sequence[UnreadStep]) -> list[list[float]]:
+def fetch_metrics(steps: Sequence[DeferredStep]) -> list[list[float]]:
     """Wait for the device, once, and return the losses of each step with its gradient norm behind them."""
     together = torch.cat([torch.cat((step.losses, step.grad_norm.reshape(1))) for step in steps])
     numbers: list[float] = together.tolist()
@@ -84,8 +84,8 @@ def fetch_numbers(steps: Sequence[UnreadStep]) -> list[list[float]]:
     return [numbers[begin:end] for begin, end in itertools.pairwise(begins)]
 
 
-def judged_result(step: UnreadStep, numbers: Sequence[float]) -> StepResult:
-    """Return what `fetch_numbers` found of `step`, or raise NonFiniteLoss as the step itself would have."""
+def step_result(step: DeferredStep, numbers: Sequence[float]) -> StepResult:
+    """Return what `fetch_metrics` found of `step`, or raise NonFiniteLoss as the step itself would have."""
     *losses, grad_norm = numbers
     loss = finite_loss(losses, step=step.step, windows=step.windows, micro_batch=step.micro_batch)
     require_finite_norm(grad_norm, step=step.step, windows=step.windows)

@@ -75,7 +75,7 @@ class TrainState:
         kernels must be chosen.
         """
         if "auto" in (training_config.precision, training_config.kernels):
-            raise InvalidInput("precision and kernels must be chosen before a state is made: see choose_mode")
+            raise InvalidInput("precision and kernels must be chosen before a state is made: see choose_numerics")
         with seeded_generators(training_config.seed, device) as generators:
             model = GPT(model_config, vocab_size, training_config.activation_checkpointing)
         model = model.to(device)

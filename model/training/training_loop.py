@@ -16,7 +16,7 @@ from model.data.sample_order import SampleOrder
 from model.data.token_windows import TokenWindows
 from model.errors import InvalidInput, NonFiniteLoss
 from model.estimates.utilization import flops_per_token, measured_peak_flops, memory_bytes, model_flops_utilization
-from model.training.deferred_metrics import StepResult, UnreadStep, UpdateGuard, fetch_numbers, judged_result
+from model.training.deferred_metrics import DeferredStep, StepResult, UpdateGuard, fetch_metrics, step_result
 from model.training.probe import Probe
 from model.training.train_state import TrainState
 from model.training.training_step import launch_step, take_step
@@ -154,7 +154,7 @@ def _train_at_once(course: _Course, until_step: int) -> LoopOutcome:
 
 
 def _train_late(course: _Course, until_step: int, reading: Reading, guard: UpdateGuard) -> LoopOutcome:
-    state, unread, stopped = course.state, deque[UnreadStep](), False
+    state, unread, stopped = course.state, deque[DeferredStep](), False
     started = course.clock()
     while state.step < until_step and not stopped:
         try:
@@ -180,16 +180,16 @@ def _train_late(course: _Course, until_step: int, reading: Reading, guard: Updat
     return LoopOutcome(step=state.step, stopped=stopped)
 
 
-def _read(course: _Course, unread: deque[UnreadStep], started: float) -> None:
+def _read(course: _Course, unread: deque[DeferredStep], started: float) -> None:
     """Wait for the unread steps and report them in order; at a bad one the state goes back to before it."""
     if not unread:
         return
-    numbers = fetch_numbers(unread)
+    numbers = fetch_metrics(unread)
     seconds = (course.clock() - started) / len(unread)
     for measured in numbers:
         step = unread.popleft()
         try:
-            result = judged_result(step, measured)
+            result = step_result(step, measured)
         except NonFiniteLoss:
             course.state.step = step.step - 1
             course.state.generators.go_back_to(step.generators)

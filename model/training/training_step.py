@@ -14,7 +14,7 @@ from model.errors import InvalidInput, TokenOutOfRange
 from model.kernels.head_loss import head_loss
 from model.kernels.padded_head_loss import padded_head_loss
 from model.kernels.token_loss import token_loss
-from model.training.deferred_metrics import StepResult, UnreadStep, UpdateGuard, finite_loss, require_finite_norm
+from model.training.deferred_metrics import DeferredStep, StepResult, UpdateGuard, finite_loss, require_finite_norm
 from model.training.determinism import Generators
 from model.training.optimizer import set_learning_rate
 from model.training.parallel import whole
@@ -59,7 +59,7 @@ def launch_step(
     micro_batch: int,
     guard: UpdateGuard,
     loader: BatchLoader | None = None,
-) -> UnreadStep:
+) -> DeferredStep:
     """Advance `state` as `take_step` does, but wait for no device: what was measured stays there, unread.
 
     The same bits as `take_step`, as long as every number is finite. From the first step on that measured one that is
@@ -71,7 +71,7 @@ def launch_step(
         losses = _accumulate(state, batch, micro_batch=micro_batch, training=training)
         grad_norm = _clip(state, limit=training.grad_clip)
     guard.judge(losses, grad_norm)
-    unread = UnreadStep(
+    unread = DeferredStep(
         step=state.step + 1,
         lr=rate,
         losses=losses,

@@ -10,7 +10,7 @@ from typing import Any
 
 from reports.explain.post_mortem import PostMortem
 from reports.queries.run_views import AttemptView
-from tasks.text.format import counted, listed, one_line, span
+from tasks.text.format import format_count, format_duration, format_list, one_line
 
 SHORT: Mapping[str, str] = {
     "completed": "finished the run {at}",
@@ -58,7 +58,7 @@ def found_by(facts: PostMortem) -> str:
     end, where = facts.end, facts.where
     if end is None or end.by is None or where is None:
         return ""
-    lease = f"the lease of {span(end.lease_seconds)}" if end.lease_seconds else "the lease"
+    lease = f"the lease of {format_duration(end.lease_seconds)}" if end.lease_seconds else "the lease"
     known = (
         f"on the same host, where process {where.pid} was no longer there or had been silent for {lease}"
         if end.by_same_host
@@ -80,10 +80,11 @@ def _told(evidence: Mapping[str, Any]) -> Iterator[str]:
         yield one_line(str(evidence["fenced"]), 200)
     if evidence.get("silent_seconds") is not None:
         allowed = evidence.get("allowed_seconds")
-        limit = f"; its own steps allowed {span(float(allowed))}" if allowed is not None else ""
+        limit = f"; its own steps allowed {format_duration(float(allowed))}" if allowed is not None else ""
         step = evidence.get("heartbeat_step")
         after = f" after step {step:,}" if step is not None else " before its first step"
-        yield f"the trainer was silent for {span(float(evidence['silent_seconds']))}{after}{limit}, then it was killed"
+        silence = format_duration(float(evidence["silent_seconds"]))
+        yield f"the trainer was silent for {silence}{after}{limit}, then it was killed"
     if evidence.get("store_error"):
         yield f"the store said: {one_line(str(evidence['store_error']), 200)}"
     if evidence.get("kubernetes_reason"):
@@ -114,7 +115,7 @@ def _signal_name(number: int) -> str:
 def _memory(evidence: Mapping[str, Any]) -> Iterator[str]:
     kills, used, limit = (evidence.get(name) for name in ("oom_kills", "rss_bytes", "memory_limit_bytes"))
     if kills:
-        yield f"the kernel counted {counted(kills, 'kill')} for memory (oom_kill) in its control group"
+        yield f"the kernel counted {format_count(kills, 'kill')} for memory (oom_kill) in its control group"
     elif evidence.get("exit_code") == -signal.SIGKILL:
         yield "the kernel counted no kill for memory (oom_kill)"
     if used:
@@ -143,7 +144,7 @@ def _words(evidence: Mapping[str, Any], detail: str) -> Iterator[str]:
     windows = words.get("windows") or ()
     if windows:
         noun = "sample of the data (window" if len(windows) == 1 else "samples of the data (windows"
-        yield f"guilty: {len(windows)} {noun} {listed(list(windows), _MOST_WINDOWS)})"
+        yield f"guilty: {len(windows)} {noun} {format_list(list(windows), _MOST_WINDOWS)})"
     if words.get("spike_step") is not None:
         yield f"the loss began to rise at step {words['spike_step']:,}"
 

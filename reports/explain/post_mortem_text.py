@@ -10,8 +10,17 @@ from typing import Any
 from reports.explain.end_words import SHORT, evidence_sentences, found_by
 from reports.explain.post_mortem import PostMortem
 from reports.queries.run_views import AttemptView, EvaluationView
-from tasks.text.format import counted, harmless, listed, moment, one_line, span, steps_of
-from tasks.text.output import cell, short
+from tasks.text.format import (
+    format_count,
+    format_duration,
+    format_list,
+    format_steps,
+    format_time,
+    format_value,
+    one_line,
+    short_digest,
+)
+from tasks.text.sanitize import sanitize
 
 _WIDTH = 110
 _LABEL = 12
@@ -23,8 +32,9 @@ def post_mortem_lines(facts: PostMortem) -> list[str]:
     """Return the lines of the post-mortem, none longer than 110 characters."""
     if facts.receipt is None:
         return _wrapped(
-            f"Run {facts.run_id} has no attempts yet: it was opened on {moment(facts.opened_at)} to train "
-            f"{facts.model_family} for {counted(facts.total_steps, 'step')}, and nothing was tried. Now: {facts.next}."
+            f"Run {facts.run_id} has no attempts yet: it was opened on {format_time(facts.opened_at)} to train "
+            f"{facts.model_family} for {format_count(facts.total_steps, 'step')}, and nothing was tried. "
+            f"Now: {facts.next}."
         )
     lines = _wrapped(" ".join(_answer(facts, facts.receipt)))
     for label, sentences in _sections(facts, facts.receipt):
@@ -44,7 +54,7 @@ def _answer(facts: PostMortem, receipt: AttemptView) -> Iterator[str]:
         yield f"Now: {facts.next}."
         return
     reason = receipt.termination_reason or ""
-    at = f"at step {_reached(facts):,} of {facts.total_steps:,}, on {moment(receipt.ended_at)}"
+    at = f"at step {_reached(facts):,} of {facts.total_steps:,}, on {format_time(receipt.ended_at)}"
     yield f"{name} {SHORT.get(reason, f'ended {{at}} for the reason {reason}').format(at=at)}."
     yield f"{_cost(facts, receipt)}."
     yield f"{_afterwards(facts, receipt)}."
@@ -59,7 +69,7 @@ def _reached(facts: PostMortem) -> int:
 
 def _taking(facts: PostMortem) -> str:
     assert facts.progress is not None
-    took = span(facts.progress.seconds)
+    took = format_duration(facts.progress.seconds)
     return f" since it started {took} ago" if facts.open is not None else f" in {took}"
 
 
@@ -68,11 +78,12 @@ def _standing(facts: PostMortem, receipt: AttemptView) -> str:
     assert open_attempt is not None
     where = f"step {_reached(facts):,} of {facts.total_steps:,}"
     age, lease = open_attempt.heartbeat_age_seconds, open_attempt.lease_seconds
-    seen = "" if age is None else f"; its last sign of life was {span(age)} ago"
+    seen = "" if age is None else f"; its last sign of life was {format_duration(age)} ago"
     if open_attempt.is_gone:
         return f"was at {where} when its process disappeared, and nobody has put its end on record yet{seen}"
     if age is not None and lease is not None and age > lease:
-        return f"was at {where} when it fell silent{seen}, longer than the {span(lease)} after which it counts as lost"
+        limit = format_duration(lease)
+        return f"was at {where} when it fell silent{seen}, longer than the {limit} after which it counts as lost"
     return f"has not ended: it is at {where}{seen}"
 
 
@@ -87,8 +98,8 @@ def _cost(facts: PostMortem, receipt: AttemptView) -> str:
         if receipt.last_committed_step is not None
         else f"it had committed nothing, so the run stood at step {receipt.first_step:,} again"
     )
-    steps = [counted(lost, "step")] if lost else []
-    times = [f"{span(seconds)} of device time"] if seconds >= 0.05 else []
+    steps = [format_count(lost, "step")] if lost else []
+    times = [f"{format_duration(seconds)} of device time"] if seconds >= 0.05 else []
     return f"{' and '.join(steps + times)} {'was' if lost == 1 and not times else 'were'} lost; {kept}"
 
 
@@ -129,7 +140,7 @@ def _sections(facts: PostMortem, receipt: AttemptView) -> Iterator[tuple[str, Se
 
 
 def _trying(facts: PostMortem, receipt: AttemptView) -> list[str]:
-    total = f"{counted(facts.total_steps, 'step')}"
+    total = f"{format_count(facts.total_steps, 'step')}"
     return [
         f"train a {facts.model_family} model for {total}; this attempt was to do steps "
         f"{receipt.first_step + 1:,} to {facts.total_steps:,}",
@@ -138,7 +149,7 @@ def _trying(facts: PostMortem, receipt: AttemptView) -> list[str]:
 
 
 def _config(facts: PostMortem, receipt: AttemptView) -> list[str]:
-    digest = f"configuration {short(receipt.config_sha256)}"
+    digest = f"configuration {short_digest(receipt.config_sha256)}"
     if receipt.attempt == 1:
         return [f"{digest}; this was the first attempt, there is none to compare with"]
     changes = [f"{item.key} {_value(item.before)} → {_value(item.after)}" for item in facts.config_changes]
@@ -146,18 +157,18 @@ def _config(facts: PostMortem, receipt: AttemptView) -> list[str]:
     if not changes:
         return [f"{digest}, the same as {before}'s in every key"]
     by = f" (decided after {before}: {difference(facts.changed)})" if difference(facts.changed) else ""
-    return [f"{digest}; different from {before}: {listed(changes, _MOST_CHANGES)}{by}"]
+    return [f"{digest}; different from {before}: {format_list(changes, _MOST_CHANGES)}{by}"]
 
 
 def _data(facts: PostMortem, receipt: AttemptView) -> Iterator[str]:
-    yield f"snapshot {short(receipt.data_snapshot)}, the same for the whole run"
+    yield f"snapshot {short_digest(receipt.data_snapshot)}, the same for the whole run"
     windows = {window for item in facts.quarantines for window in item.windows}
     if not windows:
         yield "No part of it was quarantined when this attempt started"
         return
-    yield f"{counted(len(windows), 'window')} of it quarantined (never drawn again) when this attempt started"
+    yield f"{format_count(len(windows), 'window')} of it quarantined (never drawn again) when this attempt started"
     for item in facts.quarantines[-_MOST_QUARANTINES:]:
-        which = listed(sorted(item.windows), _MOST_WINDOWS, more=f"cairn log {facts.run_id} --json")
+        which = format_list(sorted(item.windows), _MOST_WINDOWS, more=f"cairn log {facts.run_id} --json")
         noun = "window" if len(item.windows) == 1 else "windows"
         yield f"Attempt {item.attempt}, {item.reason}: {noun} {which} ({one_line(item.detail, 120)})"
     if len(facts.quarantines) > _MOST_QUARANTINES:
@@ -170,7 +181,7 @@ def _where(facts: PostMortem) -> list[str]:
     many = f" × {where.world_size}" if where.world_size > 1 else ""
     moved = {None: "", True: ", the machine of the attempt before", False: ", another machine or boot than before"}
     return [
-        f"host {where.host}, process {where.pid}, {where.device}{many}, {counted(where.threads, 'thread')}, "
+        f"host {where.host}, process {where.pid}, {where.device}{many}, {format_count(where.threads, 'thread')}, "
         f"boot {where.boot_id[:8]}{moved[where.same_machine]}"
     ]
 
@@ -183,10 +194,10 @@ def _origin(facts: PostMortem, number: int) -> Iterator[str]:
         yield f"from the beginning, step 0: {nothing}"
     else:
         folder = origin.prefix.rsplit("/", 1)[-1]
-        when = f" on {moment(origin.committed_at)}" if origin.committed_at else ""
+        when = f" on {format_time(origin.committed_at)}" if origin.committed_at else ""
         yield (
             f"from step {origin.step:,}, committed by attempt {origin.from_attempt}{when} "
-            f"({folder}, manifest {short(origin.manifest_sha256)})"
+            f"({folder}, manifest {short_digest(origin.manifest_sha256)})"
         )
     for item in origin.passed_over[-_MOST_PASSED_OVER:]:
         why = (
@@ -197,7 +208,7 @@ def _origin(facts: PostMortem, number: int) -> Iterator[str]:
         yield f"Not from step {item.step:,} of attempt {item.attempt}: {why}"
     reached = origin.reached_before
     if reached is not None and reached > origin.step:
-        again = steps_of(origin.step + 1, reached)
+        again = format_steps(origin.step + 1, reached)
         yield f"The attempt before had reached step {reached:,}; {again} had to be done again"
     elif origin.prefix is not None and not origin.passed_over:
         yield "That was the newest checkpoint there was"
@@ -215,7 +226,7 @@ def _progress(facts: PostMortem, receipt: AttemptView) -> Iterator[str]:
     loss = ""
     if progress.train_loss is not None and progress.recorded_step is not None:
         loss = f"; train loss {progress.train_loss:.4g} at step {progress.recorded_step:,}"
-    yield f"step {reached:,}: {counted(done, 'step')}{_taking(facts)}{loss}"
+    yield f"step {reached:,}: {format_count(done, 'step')}{_taking(facts)}{loss}"
     if facts.end is not None and reached > receipt.last_step:
         yield f"Its own step records say so; when its end was put on record only step {receipt.last_step:,} was known"
     steps = [f"{item.committed.step:,}" for item in progress.committed]
@@ -226,20 +237,22 @@ def _progress(facts: PostMortem, receipt: AttemptView) -> Iterator[str]:
         yield "Nothing committed"
         return
     shown = steps if len(steps) <= _MOST_WINDOWS else [steps[0], "…", *steps[-3:]]
-    yield f"{counted(len(steps), 'checkpoint')} committed, at step{'' if len(steps) == 1 else 's'} {', '.join(shown)}"
+    plural = "" if len(steps) == 1 else "s"
+    yield f"{format_count(len(steps), 'checkpoint')} committed, at step{plural} {', '.join(shown)}"
     if gone:
-        yield listed(gone, 3)
+        yield format_list(gone, 3)
 
 
 def _lost(facts: PostMortem, receipt: AttemptView) -> Iterator[str]:
     progress, wasted = facts.progress, receipt.wasted_gpu_seconds or 0.0
     assert progress is not None
-    of_all = f"{span(wasted)} of its {span(receipt.gpu_seconds)} device time"
+    of_all = f"{format_duration(wasted)} of its {format_duration(receipt.gpu_seconds)} device time"
     if not progress.lost_steps:
         yield f"no step; {of_all}"
         return
-    which = steps_of(_reached(facts) - progress.lost_steps + 1, _reached(facts))
-    yield f"{counted(progress.lost_steps, 'step')} ({which}), trained but not committed; {of_all}, as far as is known"
+    which = format_steps(_reached(facts) - progress.lost_steps + 1, _reached(facts))
+    lost = format_count(progress.lost_steps, "step")
+    yield f"{lost} ({which}), trained but not committed; {of_all}, as far as is known"
 
 
 def _budget(receipt: AttemptView) -> Iterator[str]:
@@ -251,7 +264,9 @@ def _budget(receipt: AttemptView) -> Iterator[str]:
     if decision.action == "stop":
         yield f"{decision.charged} had to pay for this end and could not: it is spent"
         return
-    left = [f"{cell(value)} {_LIMITS.get(name, name)}" for name, value in decision.left.items() if value is not None]
+    left = [
+        f"{format_value(value)} {_LIMITS.get(name, name)}" for name, value in decision.left.items() if value is not None
+    ]
     yield f"{decision.charged} paid for this end; left of it then: {', '.join(left) or 'no limit is set'}"
     yield "A commit of new steps fills the retries up again"
 
@@ -268,7 +283,7 @@ def _decided(receipt: AttemptView) -> list[str]:
     decision = receipt.decision
     if decision is None:
         return []
-    wait = f", after waiting {span(decision.delay_seconds)}" if decision.delay_seconds else ""
+    wait = f", after waiting {format_duration(decision.delay_seconds)}" if decision.delay_seconds else ""
     what = {"resume": "try again", "stop": "stop", "finish": "finish"}.get(decision.action, decision.action)
     why = one_line(decision.reason, _DETAIL_CHARACTERS)
     return [f"{what}{wait}"] if why == one_line(receipt.detail or "", _DETAIL_CHARACTERS) else [f"{what}{wait}: {why}"]
@@ -282,10 +297,10 @@ def _then(facts: PostMortem) -> list[str]:
     how = f", {difference(after.changed)}" if difference(after.changed) else ""
     outcome = f"then it ended: {after.termination_reason}" if after.termination_reason else "it is still open"
     done = after.last_step - after.first_step
-    steps = f"{counted(done, 'step')} done" if done else "no step done"
+    steps = f"{format_count(done, 'step')} done" if done else "no step done"
     place = "the same host" if same else after.host
     return [
-        f"attempt {after.attempt} started {span(after.seconds_later)} later on {place} "
+        f"attempt {after.attempt} started {format_duration(after.seconds_later)} later on {place} "
         f"from step {after.first_step:,}{how}; {steps}, {outcome}",
         f"The run is {facts.run_state} now. Next: {facts.next}",
     ]
@@ -307,7 +322,7 @@ def _evaluations(views: Sequence[EvaluationView], run_id: str) -> Iterator[str]:
 
 
 def _stderr(facts: PostMortem) -> list[str]:
-    tail = [line for line in (harmless(item, kept="").rstrip() for item in facts.stderr_tail) if line.strip()]
+    tail = [line for line in (sanitize(item, kept="").rstrip() for item in facts.stderr_tail) if line.strip()]
     if not tail:
         return _labelled("stderr", "nothing was recorded") if facts.end is not None else []
     lines = ["", "last lines on its stderr:"]
@@ -323,7 +338,7 @@ def difference(changed: str) -> str:
 
 
 def _value(value: Any) -> str:
-    return "(absent)" if value is None else one_line(cell(value), 60)
+    return "(absent)" if value is None else one_line(format_value(value), 60)
 
 
 def _sentence(text: str, number: int) -> str:

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from reports.exporters.step_exporter import Mirror, Mirroring
+from reports.exporters.step_exporter import Exporter, ExporterThread
 from storage.logs.run_log import RunLog
 from tasks.configuration.settings import MirrorsConfig
 from tasks.errors import InvalidConfiguration
@@ -16,7 +16,7 @@ from tasks.errors import InvalidConfiguration
 _EXPERIMENT = "cairn"
 
 
-def check_mirrors(mirrors: MirrorsConfig) -> None:
+def check_exporters(mirrors: MirrorsConfig) -> None:
     """Raise `InvalidConfiguration` where a mirror cannot work on this machine; nothing is opened, nobody is asked."""
     if mirrors.tensorboard and find_spec("tensorboard") is None:
         raise InvalidConfiguration(
@@ -26,24 +26,24 @@ def check_mirrors(mirrors: MirrorsConfig) -> None:
 
 
 @contextmanager
-def mirrored(
+def exporting(
     log: RunLog, mirrors: MirrorsConfig, environment: Mapping[str, str], say: Callable[[str], None]
 ) -> Iterator[None]:
     """Keep the run's mirrors up to date while the block runs; nothing that happens to them reaches it."""
     with ExitStack() as kept:
         for mirror in _wanted(log, mirrors, environment):
-            kept.enter_context(Mirroring(log, mirror, say).kept())
+            kept.enter_context(ExporterThread(log, mirror, say).kept())
         yield
 
 
-def _wanted(log: RunLog, mirrors: MirrorsConfig, environment: Mapping[str, str]) -> Iterator[Mirror]:
+def _wanted(log: RunLog, mirrors: MirrorsConfig, environment: Mapping[str, str]) -> Iterator[Exporter]:
     if mirrors.tensorboard:
-        from reports.exporters.tensorboard_exporter import TensorBoardMirror
+        from reports.exporters.tensorboard_exporter import TensorBoardExporter
 
-        yield TensorBoardMirror(Path(mirrors.tensorboard), log.run_id, log.store.url)
+        yield TensorBoardExporter(Path(mirrors.tensorboard), log.run_id, log.store.url)
     if mirrors.mlflow:
         from reports.exporters.mlflow_client import MlflowClient
-        from reports.exporters.mlflow_exporter import MlflowMirror
+        from reports.exporters.mlflow_exporter import MlflowExporter
 
         experiment = environment.get("MLFLOW_EXPERIMENT_NAME") or _EXPERIMENT
-        yield MlflowMirror(MlflowClient(mirrors.mlflow, environment), log.run_id, experiment=experiment)
+        yield MlflowExporter(MlflowClient(mirrors.mlflow, environment), log.run_id, experiment=experiment)

@@ -32,7 +32,7 @@ _STEP_METRICS = {
 Metric = Mapping[str, object]
 
 
-class MlflowMirror:
+class MlflowExporter:
     """Tells one tracking server of one run."""
 
     name = "MLflow"

@@ -20,7 +20,7 @@ _LONGEST_PAUSE_SECONDS = 300.0
 _LAST_WORD_SECONDS = 10.0
 
 
-class Mirror(Protocol):
+class Exporter(Protocol):
     """What a mirror does; each call may raise whatever it likes, and take as long."""
 
     @property
@@ -41,13 +41,13 @@ class Mirror(Protocol):
         ...
 
 
-class Mirroring:
+class ExporterThread:
     """One mirror kept up to date while a run trains."""
 
     def __init__(
         self,
         log: RunLog,
-        mirror: Mirror,
+        mirror: Exporter,
         say: Callable[[str], None],
         *,
         every_seconds: float = _EVERY_SECONDS,

@@ -28,7 +28,7 @@ _STEP_TAGS = {
 }
 
 
-class TensorBoardMirror:
+class TensorBoardExporter:
     """Writes one run's event file."""
 
     name = "TensorBoard"

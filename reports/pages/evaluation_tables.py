@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from reports.pages.report_markdown import markdown_table
 from reports.queries.comparison import ComparisonView
 from reports.queries.run_views import EvaluationView
-from tasks.text.output import cell, print_table, short
+from tasks.text.format import format_value, short_digest
+from tasks.text.output import print_table
 
 _NAMES = ("val_loss", "perplexity", "bits_per_byte")
 _UNSHOWN = frozenset({*_NAMES, "samples"})
@@ -56,7 +57,7 @@ def evaluations_table(views: Sequence[EvaluationView]) -> str:
 
 def others(metrics: Mapping[str, float]) -> str | None:
     """Return the numbers that have no column of their own, a few of them, or None."""
-    named = [f"{name} {cell(value)}" for name, value in sorted(metrics.items()) if name not in _UNSHOWN]
+    named = [f"{name} {format_value(value)}" for name, value in sorted(metrics.items()) if name not in _UNSHOWN]
     more = [f"and {len(named) - _OTHERS_SHOWN} more"] if len(named) > _OTHERS_SHOWN else []
     return ", ".join([*named[:_OTHERS_SHOWN], *more]) or None
 
@@ -71,9 +72,9 @@ def _compared(view: ComparisonView) -> list[tuple[object, ...]]:
 def _cells(view: EvaluationView) -> tuple[object, ...]:
     return (
         view.status,
-        f"{view.suite} {short(view.suite_sha256)}",
+        f"{view.suite} {short_digest(view.suite_sha256)}",
         *(view.metrics.get(name) for name in _NAMES),
         others(view.metrics),
         view.seconds,
-        short(view.manifest_sha256),
+        short_digest(view.manifest_sha256),
     )

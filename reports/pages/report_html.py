@@ -12,8 +12,8 @@ from reports.pages.report_blocks import CURVE, Block, Facts, Fold, Picture, Sect
 from reports.pages.report_style import STYLE
 from reports.pages.report_timeline import css_class, timeline_svg
 from reports.queries.run_views import AttemptView
-from tasks.text.format import harmless, one_line
-from tasks.text.output import cell
+from tasks.text.format import format_value, one_line
+from tasks.text.sanitize import sanitize
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """Said to the browser too: what is in a run can neither run nor load anything."""
@@ -64,7 +64,7 @@ def _block(block: Block, drawing: _Drawing) -> str:
         case Words():
             return f"<p>{_commands(block.text)}</p>"
         case Verbatim():
-            return f"<pre>{html.escape(harmless(block.text))}</pre>"
+            return f"<pre>{html.escape(sanitize(block.text))}</pre>"
         case Table():
             return "".join(_table(block.filled))
         case Fold():
@@ -74,7 +74,7 @@ def _block(block: Block, drawing: _Drawing) -> str:
 
 
 def _table(table: Table) -> Iterator[str]:
-    texts = [[cell(value) for value in row] for row in table.rows]
+    texts = [[format_value(value) for value in row] for row in table.rows]
     numbers = [all(_is_number(text) for text in column) for column in zip(*texts, strict=True)]
     sides = [" class=n" if is_number else "" for is_number in numbers] or [""] * len(table.columns)
     heads = (f'<th scope="col"{side}>{_escaped(name)}</th>' for name, side in zip(table.columns, sides, strict=True))
@@ -99,7 +99,7 @@ def _chip(reason: str, shown: str) -> str:
 
 
 def _is_number(text: str) -> bool:
-    return text == cell(None) or text.replace(",", "").replace(".", "", 1).isdigit()
+    return text == format_value(None) or text.replace(",", "").replace(".", "", 1).isdigit()
 
 
 def _commands(text: str) -> str:

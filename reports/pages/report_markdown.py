@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from reports.pages.report_blocks import CURVE, Block, Facts, Fold, Picture, Section, Table, Verbatim, Words
-from tasks.text.format import harmless, one_line
-from tasks.text.output import cell
+from tasks.text.format import format_value, one_line
+from tasks.text.sanitize import sanitize
 
 _SPECIAL = re.compile(r"([\\*\[\]|#~!`]|(?<![0-9A-Za-z])_|_(?![0-9A-Za-z]))")
 _LEVELS = "▁▂▃▄▅▆▇█"
@@ -28,7 +28,7 @@ def markdown_page(title: str, sections: Sequence[Section], losses: Sequence[floa
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return a Markdown table; text in cells stays text."""
-    cells = ([markdown_text(cell(value)) for value in row] for row in rows)
+    cells = ([markdown_text(format_value(value)) for value in row] for row in rows)
     lines = [[markdown_text(column) for column in columns], ["---"] * len(columns), *cells]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -71,7 +71,7 @@ def _lines(block: Block, losses: Sequence[float]) -> Iterator[str]:
 
 def _fenced(text: str) -> Iterator[str]:
     """Yield text as it is, between fences longer than any it holds itself."""
-    text = harmless(text)
+    text = sanitize(text)
     longest = max((len(found) for found in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     yield from (fence, *text.split("\n"), fence)

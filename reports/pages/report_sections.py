@@ -10,8 +10,15 @@ from reports.pages.report_blocks import CURVE, TIMELINE, Block, Facts, Fold, Pic
 from reports.pages.run_report import RunReport
 from reports.queries.run_timeline import OPEN, Stretch, stretches
 from reports.queries.run_views import AttemptView, EvaluationView
-from tasks.text.format import counted, listed, moment, one_line, span
-from tasks.text.output import cell, short
+from tasks.text.format import (
+    format_count,
+    format_duration,
+    format_list,
+    format_time,
+    format_value,
+    one_line,
+    short_digest,
+)
 
 _MOST_ROWS = 60
 _MOST_RECEIPTS = 1500
@@ -80,7 +87,7 @@ def _ends(report: RunReport) -> str:
 
 def _device_time(report: RunReport) -> str:
     cost, share = report.cost, report.cost.useful_share
-    return f"{span(cost.gpu_seconds)}{f', {share:.1%} of it kept' if share is not None else ''}"
+    return f"{format_duration(cost.gpu_seconds)}{f', {share:.1%} of it kept' if share is not None else ''}"
 
 
 def _curve(report: RunReport) -> Iterator[Block]:
@@ -103,8 +110,8 @@ def _timeline(report: RunReport) -> Iterator[Block]:
     cost = report.cost
     yield Picture(
         name=TIMELINE,
-        text=f"{counted(len(report.attempts), 'attempt')} over {span(cost.elapsed_seconds)}, "
-        f"{span(cost.between_seconds)} of it between attempts.",
+        text=f"{format_count(len(report.attempts), 'attempt')} over {format_duration(cost.elapsed_seconds)}, "
+        f"{format_duration(cost.between_seconds)} of it between attempts.",
     )
 
 
@@ -117,8 +124,8 @@ def _reasons(report: RunReport) -> Iterator[Block]:
                 (
                     row.reason,
                     f"{row.attempts:,}",
-                    span(row.gpu_seconds),
-                    span(row.wasted_gpu_seconds),
+                    format_duration(row.gpu_seconds),
+                    format_duration(row.wasted_gpu_seconds),
                     row.last_attempt,
                     row.last_at,
                     one_line(row.last_detail, _DETAIL_CHARACTERS),
@@ -146,22 +153,22 @@ def _receipts(report: RunReport) -> Iterator[Block]:
             continue
         views = item.attempts[:left]
         left -= len(views)
-        title = f"{counted(len(item.attempts), 'attempt')} in a row, {item.first.attempt} to {item.last.attempt}"
+        title = f"{format_count(len(item.attempts), 'attempt')} in a row, {item.first.attempt} to {item.last.attempt}"
         columns = (*_RECEIPT[:3], *_RECEIPT[4:8])
         rows = tuple(tuple(_receipt_row(view)[:3] + _receipt_row(view)[4:8]) for view in views)
         yield Fold(title=f"{title}: {item.reason}", block=Table(columns=columns, rows=rows))
 
 
 def _receipt_row(view: AttemptView) -> tuple[object, ...]:
-    lasted = span((view.ended_at - view.started_at).total_seconds()) if view.ended_at else None
+    lasted = format_duration((view.ended_at - view.started_at).total_seconds()) if view.ended_at else None
     return (
         view.attempt,
         view.started_at,
         lasted,
         view.termination_reason or OPEN,
         f"{view.first_step:,} → {view.last_step:,}",
-        span(view.gpu_seconds),
-        None if view.wasted_gpu_seconds is None else span(view.wasted_gpu_seconds),
+        format_duration(view.gpu_seconds),
+        None if view.wasted_gpu_seconds is None else format_duration(view.wasted_gpu_seconds),
         view.decision.action if view.decision else None,
         one_line(view.detail or "", _DETAIL_CHARACTERS) or None,
     )
@@ -174,11 +181,11 @@ def _stretch_row(item: Stretch) -> tuple[object, ...]:
     return (
         f"{item.first.attempt} to {item.last.attempt}",
         item.first.started_at,
-        span(lasted.total_seconds()),
+        format_duration(lasted.total_seconds()),
         f"{item.reason} × {len(item.attempts):,}",
         f"{item.first.first_step:,} → {item.last.last_step:,}",
-        span(sum(view.gpu_seconds for view in item.attempts)),
-        span(sum(view.wasted_gpu_seconds or 0.0 for view in item.attempts)),
+        format_duration(sum(view.gpu_seconds for view in item.attempts)),
+        format_duration(sum(view.wasted_gpu_seconds or 0.0 for view in item.attempts)),
         item.last.decision.action if item.last.decision else None,
         one_line(item.last.detail or "", _DETAIL_CHARACTERS) or None,
     )
@@ -189,13 +196,19 @@ def _cost(report: RunReport) -> Iterator[Block]:
     if not report.attempts:
         return
     rows = [
-        ("device time", f"{span(cost.gpu_seconds)} ({cost.gpu_seconds / 3600:,.4g} GPU hours)"),
-        ("kept in a commit", span(cost.useful_gpu_seconds)),
-        ("lost", f"{span(cost.wasted_gpu_seconds)}; {counted(cost.replayed_steps, 'step')} trained again"),
-        *([("not settled yet", span(cost.open_gpu_seconds))] if cost.open_gpu_seconds else []),
-        ("from first start to end", span(cost.elapsed_seconds)),
-        ("between attempts", span(cost.between_seconds)),
-        ("open, not training", f"{span(cost.unused_seconds)} (starting, waiting, or gone before it was noticed)"),
+        ("device time", f"{format_duration(cost.gpu_seconds)} ({cost.gpu_seconds / 3600:,.4g} GPU hours)"),
+        ("kept in a commit", format_duration(cost.useful_gpu_seconds)),
+        (
+            "lost",
+            f"{format_duration(cost.wasted_gpu_seconds)}; {format_count(cost.replayed_steps, 'step')} trained again",
+        ),
+        *([("not settled yet", format_duration(cost.open_gpu_seconds))] if cost.open_gpu_seconds else []),
+        ("from first start to end", format_duration(cost.elapsed_seconds)),
+        ("between attempts", format_duration(cost.between_seconds)),
+        (
+            "open, not training",
+            f"{format_duration(cost.unused_seconds)} (starting, waiting, or gone before it was noticed)",
+        ),
     ]
     if cost.money is not None and cost.wasted_money is not None and cost.gpu_hour_price is not None:
         money = f"about {cost.money:,.2f} {cost.currency}, of it {cost.wasted_money:,.2f} lost"
@@ -259,8 +272,8 @@ def _checkpoints(report: RunReport) -> Iterator[Block]:
                 view.state,
                 f"{view.bytes:,}",
                 view.committed_at,
-                short(view.manifest_sha256),
-                short(view.state_sha256),
+                short_digest(view.manifest_sha256),
+                short_digest(view.state_sha256),
             )
             for view in views[-_MOST_ROWS:]
         ),
@@ -289,20 +302,20 @@ def _promotions(report: RunReport) -> Iterator[Block]:
 
 def _data(report: RunReport) -> Iterator[Block]:
     data = report.data
-    sources = listed(data.sources, 8, more=f"cairn data {report.run_id}")
+    sources = format_list(data.sources, 8, more=f"cairn data {report.run_id}")
     windows = {window for item in data.quarantines for window in item.windows}
     rows = (
         ("snapshot", data.snapshot),
         ("sources", sources),
         ("tokenizer", data.tokenizer),
-        ("quarantined", f"{counted(len(windows), 'window')}, never drawn again" if windows else "nothing"),
+        ("quarantined", f"{format_count(len(windows), 'window')}, never drawn again" if windows else "nothing"),
     )
     yield Facts(rows=rows)
     if data.quarantines:
         yield Table(
             columns=("attempt", "reason", "windows", "why"),
             rows=tuple(
-                (item.attempt, item.reason, listed(item.windows, 12), one_line(item.detail, _DETAIL_CHARACTERS))
+                (item.attempt, item.reason, format_list(item.windows, 12), one_line(item.detail, _DETAIL_CHARACTERS))
                 for item in data.quarantines[-_MOST_ROWS:]
             ),
             reasons="reason",
@@ -318,7 +331,7 @@ def _environment(report: RunReport) -> Iterator[Block]:
             yield Words(text=f"The newest {_MOST_ROWS} of {len(rows):,}.")
         yield Table(columns=("host", "devices", "code version", "attempts"), rows=tuple(rows[-_MOST_ROWS:]))
     if report.versions:
-        yield Facts(rows=tuple((name, cell(version)) for name, version in sorted(report.versions.items())))
+        yield Facts(rows=tuple((name, format_value(version)) for name, version in sorted(report.versions.items())))
 
 
 def _reproduction(report: RunReport) -> Iterator[Block]:
@@ -328,5 +341,5 @@ def _reproduction(report: RunReport) -> Iterator[Block]:
         given = "; ".join(made.same)
         yield Words(text=f"At step {made.step:,} its state digest is then {made.state_sha256}, given {given}.")
     yield Words(
-        text=f"Opened on {moment(report.opened_at)}; told from entries 0 to {report.newest_seq:,} of the run log."
+        text=f"Opened on {format_time(report.opened_at)}; told from entries 0 to {report.newest_seq:,} of the run log."
     )

@@ -10,8 +10,7 @@ from datetime import datetime, timedelta
 
 from reports.queries.run_timeline import OPEN, stretches
 from reports.queries.run_views import AttemptView
-from tasks.text.format import one_line, span
-from tasks.text.output import cell
+from tasks.text.format import format_duration, format_value, one_line
 
 _WIDTH, _HEIGHT, _BAR = 1000.0, 62.0, 34.0
 _LEAST_WIDTH = 1.5
@@ -42,7 +41,7 @@ def timeline_svg(attempts: Sequence[AttemptView], text: str) -> str:
     )
     middle = begin + (end - begin) / 2
     words = "".join(
-        f'<text x="{at:g}" y="{_HEIGHT - 6:g}" text-anchor="{anchor}">{cell(when)}</text>'
+        f'<text x="{at:g}" y="{_HEIGHT - 6:g}" text-anchor="{anchor}">{format_value(when)}</text>'
         for at, anchor, when in ((0, "start", begin), (_WIDTH / 2, "middle", middle), (_WIDTH, "end", end))
     )
     return (
@@ -58,7 +57,7 @@ def _bars(attempts: Sequence[AttemptView]) -> Iterator[tuple[datetime, datetime,
         for view in attempts:
             end, reason = view.ended_at or _last_sign(view), view.termination_reason or OPEN
             steps = f"steps {view.first_step:,} to {view.last_step:,}"
-            lasted = span((end - view.started_at).total_seconds())
+            lasted = format_duration((end - view.started_at).total_seconds())
             yield view.started_at, end, reason, f"attempt {view.attempt}: {reason}, {steps}, {lasted}"
         return
     for item in stretches(attempts):

@@ -47,11 +47,11 @@ def _settings(state: RunState) -> Iterator[tuple[str, str]]:
     from tasks.configuration.run_configuration import (
         FROZEN_SECTIONS,  # pydantic's models: only who reports pays for them
     )
-    from tasks.configuration.stored_configuration import believed_configuration
+    from tasks.configuration.stored_configuration import parse_stored_configuration
 
     if state.opened is None:
         return
-    believed = believed_configuration(logged_configuration(state.opened.config))
+    believed = parse_stored_configuration(logged_configuration(state.opened.config))
     config = believed.model_dump(mode="json", exclude_defaults=True)
     newest = state.attempts[-1].started.config.get("training") if state.attempts else {}
     newest = newest if isinstance(newest, Mapping) else {}

@@ -4,7 +4,7 @@ Pure text of a record. Refuses to know where and how it is set.
 """
 
 from reports.plots.run_curves import RunCurves
-from tasks.text.output import short
+from tasks.text.format import short_digest
 
 _TITLE_CHARACTERS = 44
 _UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
@@ -30,7 +30,7 @@ def footer(curves: RunCurves) -> str:
         words.append(f"{written(curves.last_step * curves.tokens_per_step)} tokens")
     words.append(_duration(curves.gpu_seconds))
     words.append(f"{curves.attempts:,} attempt{'' if curves.attempts == 1 else 's'}")
-    words.append(f"data snapshot {short(curves.snapshot_id or None)}")
+    words.append(f"data snapshot {short_digest(curves.snapshot_id or None)}")
     return "   ·   ".join(words)
 
 

@@ -12,7 +12,8 @@ from storage.logs.run_state import RunState
 from tasks.evaluator.run_curve import curve_suite, read_curve
 from tasks.policy.curve_verdict import judge
 from tasks.policy.promotion import METRIC
-from tasks.text.output import cell, print_facts, print_table
+from tasks.text.format import format_value
+from tasks.text.output import print_facts, print_table
 
 _COLUMNS = ("step", "val_loss", "train_loss", "verdict", "why")
 
@@ -63,7 +64,7 @@ def diagnose_run(log: RunLog) -> Diagnosis:
 
 def print_diagnosis(view: Diagnosis) -> None:
     """Print the verdict, its numbers and its cures, and a row for each evaluation."""
-    numbers = ", ".join(f"{name} {cell(value)}" for name, value in view.numbers.items())
+    numbers = ", ".join(f"{name} {format_value(value)}" for name, value in view.numbers.items())
     facts: list[tuple[str, object]] = [
         ("run", view.run_id),
         ("step", f"{view.step} of {view.total_steps}"),

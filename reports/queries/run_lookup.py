@@ -65,9 +65,9 @@ def configuration_of(state: RunState) -> "RunConfig":
 
     Raises `IntegrityError` where what the log holds is none.
     """
-    from tasks.configuration.stored_configuration import believed_configuration
+    from tasks.configuration.stored_configuration import parse_stored_configuration
 
-    return believed_configuration(configuration_document(state))
+    return parse_stored_configuration(configuration_document(state))
 
 
 def configuration_document(state: RunState) -> Mapping[str, Any]:

@@ -1,7 +1,6 @@
-"""Holding a checkpoint: its bytes stay while somebody needs them, decided in the same sequence as superseding.
+"""Pins that keep a checkpoint's bytes while an evaluation, an attempt or an alias needs them.
 
-Owns taking and releasing. Refuses to know why anybody needs a checkpoint, and when a hold that nobody released is over:
-`tasks.policy.retention` decides that on proof.
+Pins and supersedes share the run log's sequence, so a pin that is committed cannot be too late.
 """
 
 import uuid
@@ -13,7 +12,7 @@ from storage.logs.run_log import RunLog
 from storage.logs.run_state import COMMITTED, RunState
 
 
-def new_hold(
+def new_pin(
     reference: CheckpointReference,
     holder: Placement,
     *,
@@ -35,18 +34,18 @@ def new_hold(
     )
 
 
-def hold_checkpoint(log: RunLog, hold: CheckpointHeld, *, writer: Writer) -> bool:
+def pin_checkpoint(log: RunLog, hold: CheckpointHeld, *, writer: Writer) -> bool:
     """Append the hold; False when the checkpoint is no longer committed or the attempt that asks is not the latest."""
     state = log.append(partial(_unless_too_late, hold), writer=writer)
     return any(held.hold_id == hold.hold_id for held in state.holds)
 
 
-def release_checkpoint(log: RunLog, hold: CheckpointHeld, why: str, *, writer: Writer) -> RunState:
+def unpin_checkpoint(log: RunLog, hold: CheckpointHeld, why: str, *, writer: Writer) -> RunState:
     """Append that the hold is over; one that is over already is left as it is."""
-    return log.append(partial(releasing, hold, why), writer=writer)
+    return log.append(partial(unpin_entry, hold, why), writer=writer)
 
 
-def releasing(hold: CheckpointHeld, why: str, state: RunState) -> CheckpointReleased | None:
+def unpin_entry(hold: CheckpointHeld, why: str, state: RunState) -> CheckpointReleased | None:
     """Decide the entry that ends the hold: None where it is over already."""
     if not any(held.hold_id == hold.hold_id for held in state.holds):
         return None

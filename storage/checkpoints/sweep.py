@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from storage.checkpoints.checkpoint_pin import releasing
+from storage.checkpoints.checkpoint_pin import unpin_entry
 from storage.errors import IntegrityError
 from storage.logs.log_entry import Writer
 from storage.logs.run_entries import (
@@ -117,7 +117,7 @@ class _Sweep:
         for verdict in self._plan(self._state, ()).holds:
             hold = holds[verdict.key]
             if verdict.is_over:
-                self._append(partial(releasing, hold, verdict.why))
+                self._append(partial(unpin_entry, hold, verdict.why))
             self._note(HOLD, hold.prefix, RELEASE if verdict.is_over else KEEP, verdict.why, held=hold)
 
     def _supersede(self) -> None:

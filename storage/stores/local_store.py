@@ -60,7 +60,7 @@ class LocalStore:
         """Yield the object's bytes piece by piece; raises `ObjectMissing` where there is none."""
         path = self._inside(key)
         try:
-            with open(path, "rb", buffering=0, opener=_open_waiting_for_nobody) as file:
+            with open(path, "rb", buffering=0, opener=_open_nonblocking) as file:
                 if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                     raise IntegrityError(f"{path}: is no ordinary file; take it away")
                 while chunk := file.read(_CHUNK_BYTES):
@@ -228,12 +228,12 @@ class LocalStore:
                 temporary.unlink(missing_ok=True)
 
 
-def _open_for_no_stranger(path: str, flags: int) -> int:
+def _open_0664(path: str, flags: int) -> int:
     """Whatever the umask allows: who may write to a store decides what is trained."""
     return os.open(path, flags, 0o664)
 
 
-def _open_waiting_for_nobody(path: str, flags: int) -> int:
+def _open_nonblocking(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
@@ -242,8 +242,8 @@ def _opened(temporary: Path) -> BinaryIO:
     for _ in range(_OPEN_TRIES):
         _make_folder(temporary.parent)
         with suppress(FileNotFoundError):
-            return open(temporary, "xb", opener=_open_for_no_stranger)
-    return open(temporary, "xb", opener=_open_for_no_stranger)
+            return open(temporary, "xb", opener=_open_0664)
+    return open(temporary, "xb", opener=_open_0664)
 
 
 def _make_folder(folder: Path) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from storage.errors import ObjectMissing, StorageError, StoreRefused, StoreUnavailable
 from storage.stores.object_store import WrittenObject
-from storage.stores.retry_policy import Patience
+from storage.stores.retry_policy import RetryPolicy
 from storage.stores.s3_bucket import S3Bucket
 
 PART_BYTES = 16 * 1024 * 1024
@@ -62,7 +62,7 @@ class PartStream:
 
 
 def upload_stream(
-    bucket: S3Bucket, key: str, chunks: Iterable[bytes | memoryview], *, patience: Patience
+    bucket: S3Bucket, key: str, chunks: Iterable[bytes | memoryview], *, patience: RetryPolicy
 ) -> WrittenObject:
     """Upload the chunks as the object `key`; on any error, of whatever kind, nothing of them stays."""
     stream = PartStream(chunks)
@@ -104,10 +104,10 @@ class _Upload:
     key: str
     upload_id: str
     token: str
-    patience: Patience
+    patience: RetryPolicy
 
     @staticmethod
-    def begin(bucket: S3Bucket, key: str, patience: Patience) -> "_Upload":
+    def begin(bucket: S3Bucket, key: str, patience: RetryPolicy) -> "_Upload":
         token = uuid.uuid4().hex
         answer = patience.ask(
             lambda: bucket.ask("upload", "create_multipart_upload", Key=key, Metadata={_TOKEN: token})

@@ -8,7 +8,7 @@ from storage.errors import StorageError
 from storage.stores.local_store import LocalStore
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore
-from storage.stores.retrying_store import PatientStore
+from storage.stores.retrying_store import RetryingStore
 
 _MEMORY_STORES: dict[str, MemoryStore] = {}
 _MEMORY_LOCK = threading.Lock()
@@ -35,7 +35,7 @@ def open_store(url: str) -> ObjectStore:
     if parts.scheme == "memory":
         with _MEMORY_LOCK:
             return _MEMORY_STORES.setdefault(parts.netloc + parts.path, MemoryStore(parts.netloc + parts.path))
-    return PatientStore(_open_remote(url))
+    return RetryingStore(_open_remote(url))
 
 
 def _open_folder(path: Path) -> LocalStore:

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Patience:
+class RetryPolicy:
     """At most `tries` times, and no further try begins once `total_seconds` would have passed."""
 
     tries: int = 6

@@ -11,15 +11,15 @@ from itertools import chain
 from pathlib import Path
 
 from storage.stores.object_store import MOST_READ_BYTES, ObjectStore, UnfinishedWrite, WrittenObject
-from storage.stores.retry_policy import Patience
+from storage.stores.retry_policy import RetryPolicy
 
-_DEFAULT = Patience()
+_DEFAULT = RetryPolicy()
 
 
-class PatientStore:
+class RetryingStore:
     """An `ObjectStore` over another one that may be away for some seconds."""
 
-    def __init__(self, inner: ObjectStore, *, patience: Patience = _DEFAULT) -> None:
+    def __init__(self, inner: ObjectStore, *, patience: RetryPolicy = _DEFAULT) -> None:
         """Ask `inner`, as often as `patience` allows."""
         self._inner = inner
         self._patience = patience

@@ -16,19 +16,19 @@ from typing import Any
 from storage.errors import IntegrityError, ObjectMissing, StoreUnavailable
 from storage.stores.multipart_upload import put, upload_stream
 from storage.stores.object_store import MOST_READ_BYTES, UnfinishedWrite, WrittenObject, checked_key, is_key
-from storage.stores.retry_policy import Patience
+from storage.stores.retry_policy import RetryPolicy
 from storage.stores.s3_bucket import Fetched, S3Bucket
 from storage.stores.s3_error import ConditionFailed, error_code
 
 _READ_BYTES = 8 * 1024 * 1024
 _READS_AHEAD = 2
-_DEFAULT_PATIENCE = Patience()
+_DEFAULT_PATIENCE = RetryPolicy()
 
 
 class S3Store:
     """An `ObjectStore` below one prefix of a bucket."""
 
-    def __init__(self, bucket: S3Bucket, prefix: str = "", *, patience: Patience = _DEFAULT_PATIENCE) -> None:
+    def __init__(self, bucket: S3Bucket, prefix: str = "", *, patience: RetryPolicy = _DEFAULT_PATIENCE) -> None:
         """Use the objects below `prefix`; `patience` is for the pieces of large objects, all this class repeats."""
         self._bucket = bucket
         self._below = f"{prefix.strip('/')}/" if prefix.strip("/") else ""

@@ -10,7 +10,7 @@ from storage.logs.run_entries import AttemptEnded
 from storage.logs.run_state import RunState
 from storage.stores.document import decode, encode
 from tasks.configuration.settings import BudgetsConfig
-from tasks.policy.budgets import Setback, decide
+from tasks.policy.budgets import FailureImpact, decide
 from tasks.policy.failures import Evidence, Failure
 
 
@@ -58,7 +58,7 @@ def write_receipt(
     useful = max((item.gpu_seconds for item in committed), default=0.0)
     gpu_seconds = max(usage.gpu_seconds, useful)
     last_step = max([usage.last_step, *(item.step for item in committed)])
-    setback = Setback(
+    setback = FailureImpact(
         last_step=last_step,
         micro_batch=owner.started.micro_batch,
         wasted_gpu_seconds=gpu_seconds - useful,

@@ -20,10 +20,10 @@ class Terminated(BaseException):
 
 
 @contextmanager
-def terminable() -> Iterator[None]:
+def preempted_by_sigterm() -> Iterator[None]:
     """Raise `Terminated` on SIGTERM while the block runs; a second one is not argued with.
 
-    One that comes after the block is not heard until `go_when_told` knows the code to leave with.
+    One that comes after the block is not heard until `exit_on_sigterm` knows the code to leave with.
     """
     signal.signal(signal.SIGTERM, _leave)
     try:
@@ -34,11 +34,11 @@ def terminable() -> Iterator[None]:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    go_when_told(ExitCode.PREEMPTED)
+    exit_on_sigterm(ExitCode.PREEMPTED)
     raise Terminated
 
 
-def go_when_told(code: int) -> None:
+def exit_on_sigterm(code: int) -> None:
     """Leave at once with `code` when SIGTERM comes, from now on: whatever is still tidied up can be left."""
 
     def go(number: int, frame: FrameType | None) -> None:

@@ -1,7 +1,7 @@
 """Who announces that this machine will be taken away: a file that appears, or the cloud's metadata service.
 
-Owns the sources and the thread that asks them. Refuses to act: whoever listens to the `StopNotice` does. A service that
-does not answer, or answers nonsense, is never a notice and never an error of the run. Signals are `stop_notice`'s.
+A service that
+does not answer, or answers nonsense, is never a notice and never an error of the run.
 
 Sources: AWS "Spot Instance interruption notices" and "Use the Instance Metadata Service" (IMDSv2; the rebalance
 recommendation is no notice and is not asked for); Google Compute Engine "Preemptible VM instances" and "Get maintenance
@@ -19,7 +19,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 import msgspec
 
-from tasks.attempt.shutdown_signal import StopNotice
+from tasks.attempt.shutdown_signal import ShutdownSignal
 from tasks.configuration.settings import PreemptionConfig
 from tasks.errors import TaskError
 
@@ -152,7 +152,7 @@ def notice_sources(config: PreemptionConfig, environment: Mapping[str, str]) -> 
 
 @contextmanager
 def announced(
-    notice: StopNotice,
+    notice: ShutdownSignal,
     sources: tuple[Source, ...],
     *,
     poll_seconds: float,
@@ -178,7 +178,7 @@ def announced(
 
 
 def _poll(
-    notice: StopNotice,
+    notice: ShutdownSignal,
     sources: tuple[Source, ...],
     stop: threading.Event,
     poll_seconds: float,

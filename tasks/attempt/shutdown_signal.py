@@ -16,7 +16,7 @@ _HEARD = (signal.SIGTERM, signal.SIGINT)
 _CLOSED = "the terminal was closed (nohup or a deployment outlives it)"
 
 
-class StopNotice:
+class ShutdownSignal:
     """Remembers the first notice and calls those who want to know at once."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from storage.errors import StorageError
-from storage.stores.retry_policy import Patience
+from storage.stores.retry_policy import RetryPolicy
 
 T = TypeVar("T")
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 15.0
@@ -16,9 +16,9 @@ _TRIES = 1_000_000
 """The clock ends it, not a count."""
 
 
-def run_patience(seconds: float) -> Patience:
+def run_retry_policy(seconds: float) -> RetryPolicy:
     """Return the patience of a run that waits `seconds` for its store."""
-    return Patience(
+    return RetryPolicy(
         tries=_TRIES,
         total_seconds=seconds,
         first_pause_seconds=_FIRST_PAUSE_SECONDS,
@@ -27,10 +27,10 @@ def run_patience(seconds: float) -> Patience:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StorePatience:
+class StoreRetry:
     """A run's patience, and where a person is told of it."""
 
-    patience: Patience
+    patience: RetryPolicy
     say: Callable[[str], None]
 
     def ask(self, operation: Callable[[], T]) -> T:

@@ -20,7 +20,7 @@ _LATE_SHARE = 0.25
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Silence:
+class HeartbeatGap:
     """How long a child has said nothing, and how long its history allows."""
 
     seconds: float
@@ -35,7 +35,7 @@ def allowed_seconds(gaps: Sequence[float], config: WatchdogConfig) -> float:
     return max(config.floor_seconds, config.factor * max(recent))
 
 
-class Watch:
+class HangDetector:
     """The signs of life of one child, and the verdict on its silence; safe to use from several threads."""
 
     def __init__(self, config: WatchdogConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -74,11 +74,11 @@ class Watch:
                 self._since = now
             self._ticked = (now, poll_seconds)
 
-    def silence(self) -> Silence:
+    def silence(self) -> HeartbeatGap:
         """Return how long nothing was heard, in seconds, and how long that may last."""
         with self._lock:
             seconds = 0.0 if self._resting else self._clock() - self._since
-            return Silence(seconds=seconds, allowed_seconds=self._allowed_seconds())
+            return HeartbeatGap(seconds=seconds, allowed_seconds=self._allowed_seconds())
 
     def silent_seconds(self) -> float:
         """Return how long nothing was heard."""
@@ -100,7 +100,9 @@ class Watch:
 
 
 @contextmanager
-def watching(watch: Watch, on_overdue: Callable[[Silence], None], *, poll_seconds: float = 1.0) -> Iterator[None]:
+def watching(
+    watch: HangDetector, on_overdue: Callable[[HeartbeatGap], None], *, poll_seconds: float = 1.0
+) -> Iterator[None]:
     """Ask every `poll_seconds` while the block runs; at the first overdue silence call `on_overdue`, once."""
     stop = threading.Event()
 

@@ -9,7 +9,7 @@ without one.
 from dataclasses import replace
 from functools import partial
 
-from storage.checkpoints.checkpoint_pin import hold_checkpoint, new_hold, release_checkpoint
+from storage.checkpoints.checkpoint_pin import new_pin, pin_checkpoint, unpin_checkpoint
 from storage.logs.entry_log import this_writer
 from storage.logs.registry import Registry, RegistryState
 from storage.logs.registry_entries import Promoted, Refused
@@ -34,9 +34,9 @@ def offer(log: RunLog, registry: Registry, candidate: Candidate, rules: Promotio
     state = registry.refresh()
     if _is_champion(state, candidate):
         return state
-    hold = new_hold(candidate.reference, this_placement(device="cpu", threads=1), alias=registry.alias)
+    hold = new_pin(candidate.reference, this_placement(device="cpu", threads=1), alias=registry.alias)
     candidate = replace(candidate, hold_id=hold.hold_id)
-    if not hold_checkpoint(log, hold, writer=this_writer()):
+    if not pin_checkpoint(log, hold, writer=this_writer()):
         state = registry.append(lambda _: refuse_unreadable(candidate, registry.alias))
     else:
         state = registry.append(partial(_decide, log.store, registry.alias, candidate, rules))
@@ -78,7 +78,7 @@ def _measured_alike(
 def _settle(log: RunLog, state: RegistryState, candidate: Candidate, hold: CheckpointHeld) -> RegistryState:
     if any(promoted.hold_id == hold.hold_id for _, promoted in state.champions):
         return state
-    release_checkpoint(log, hold, "the registry did not take it", writer=this_writer())
+    unpin_checkpoint(log, hold, "the registry did not take it", writer=this_writer())
     own = [refused for _, refused in state.refusals if refused.hold_id == hold.hold_id]
     if own:
         raise GateRefused(f"gate {own[-1].gate!r} refused step {candidate.reference.step}: {own[-1].detail}")

@@ -15,7 +15,7 @@ from tasks.configuration.run_configuration import RunConfig
 _SHOWN_CHARACTERS = 60
 
 
-def believed_configuration(document: Mapping[str, Any]) -> RunConfig:
+def parse_stored_configuration(document: Mapping[str, Any]) -> RunConfig:
     """Return the validated configuration; raises `IntegrityError` naming the first field that breaks a rule."""
     try:
         return RunConfig.model_validate(document)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from storage.checkpoints.checkpoint_pin import hold_checkpoint, new_hold, releasing
+from storage.checkpoints.checkpoint_pin import new_pin, pin_checkpoint, unpin_entry
 from storage.logs.entry_log import this_writer, utc_now
 from storage.logs.run_entries import CheckpointReference, CheckpointReleased, EvaluationFailed, EvaluationRecorded
 from storage.logs.run_log import RunLog
@@ -72,7 +72,7 @@ def find_evaluation(
     return None
 
 
-def hold_for_evaluation(
+def pin_for_evaluation(
     log: RunLog, reference: CheckpointReference, plan: EvaluationPlan, *, during_attempt: int | None = None
 ) -> str | None:
     """Hold the checkpoint until this evaluation is on record; returns the hold's id, None where nothing is committed.
@@ -84,8 +84,8 @@ def hold_for_evaluation(
     for held in log.refresh().holds:
         if (held.prefix, held.suite_sha256, held.during_attempt, held.holder) == asked:
             return held.hold_id
-    hold = new_hold(reference, holder, suite_sha256=suite_sha256, during_attempt=during_attempt)
-    return hold.hold_id if hold_checkpoint(log, hold, writer=this_writer()) else None
+    hold = new_pin(reference, holder, suite_sha256=suite_sha256, during_attempt=during_attempt)
+    return hold.hold_id if pin_checkpoint(log, hold, writer=this_writer()) else None
 
 
 def record_evaluation(
@@ -149,7 +149,7 @@ def _may_try_again(state: RunState, failed: EvaluationFailed, plan: EvaluationPl
 
 def _measure_once(trial: _Trial, measure: Callable[[bytes, float], Outcome]) -> EvaluationRecorded | EvaluationFailed:
     log, reference, plan = trial.log, trial.reference, trial.plan
-    hold_id = hold_for_evaluation(log, reference, plan, during_attempt=trial.during_attempt)
+    hold_id = pin_for_evaluation(log, reference, plan, during_attempt=trial.during_attempt)
     if hold_id is None:
         raise CheckpointGone(f"{reference.prefix}: is no longer committed, so it is not evaluated")
     started_at, started = trial.clock(), time.monotonic()
@@ -181,7 +181,7 @@ def _unless_recorded(
         return None
     if isinstance(body, EvaluationRecorded) and trial.known(state) is not None:
         held = next((hold for hold in state.holds if hold.hold_id == body.hold_id), None)
-        return releasing(held, "another evaluator was sooner: one outcome is enough", state) if held else None
+        return unpin_entry(held, "another evaluator was sooner: one outcome is enough", state) if held else None
     return body
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from model.configuration.network import ModelConfig
 from model.configuration.training import TrainingConfig
 from model.errors import ModelError
-from model.estimates.numerics import MachineSpeed, ModeChoice, choose_mode, cpu_half_can_pay, is_open
+from model.estimates.numerics import MachineSpeed, NumericsChoice, choose_numerics, cpu_half_can_pay, is_open
 from storage.errors import IntegrityError
 from storage.stores.document import decode, encode
 
@@ -33,24 +33,26 @@ _CUDA_TRACES = ("/proc/driver/nvidia/gpus", "/dev/nvidiactl", "/dev/kfd", "/dev/
 _SETTINGS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "CUDA_VISIBLE_DEVICES")
 
 
-def mode_here(training: TrainingConfig, model: ModelConfig, folder: Path, *, keep: bool = True) -> ModeChoice:
+def numerics_here(training: TrainingConfig, model: ModelConfig, folder: Path, *, keep: bool = True) -> NumericsChoice:
     """Return the arithmetic a new run of this configuration trains in on this machine; measures only what decides.
 
     `folder` is the work folder; nothing is written there unless `keep`.
     """
     if not is_open(training):
-        return choose_mode(training, model, MachineSpeed())
+        return choose_numerics(training, model, MachineSpeed())
     wants_cuda = training.device.startswith("cuda") or (training.device == "auto" and may_have_cuda())
     wants_half = training.precision == "auto" and cpu_half_can_pay(training, model) and may_have_half(cpu_facts())
     needed = wants_cuda or wants_half
-    return choose_mode(training, model, machine_speed(folder, keep=keep) if needed else MachineSpeed())
+    return choose_numerics(training, model, machine_speed(folder, keep=keep) if needed else MachineSpeed())
 
 
 @contextmanager
-def mode_beside(training: TrainingConfig, model: ModelConfig, folder: Path) -> Iterator[Callable[[], ModeChoice]]:
-    """Find `mode_here` out while the block does something else; what is yielded waits for it."""
+def numerics_beside(
+    training: TrainingConfig, model: ModelConfig, folder: Path
+) -> Iterator[Callable[[], NumericsChoice]]:
+    """Find `numerics_here` out while the block does something else; what is yielded waits for it."""
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="mode") as beside:
-        yield beside.submit(mode_here, training, model, folder).result
+        yield beside.submit(numerics_here, training, model, folder).result
 
 
 def machine_speed(folder: Path, *, keep: bool = True) -> MachineSpeed:

@@ -30,7 +30,7 @@ _MOST_DOUBLINGS = 6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Setback:
+class FailureImpact:
     """How far the failed attempt got, what it lost, and what can be different next time.
 
     `quarantined_samples` are those about to be quarantined, `repaired_objects` those made anew from their source.
@@ -82,7 +82,7 @@ def spending(attempts: tuple[AttemptRecord, ...], reason: str) -> Spending:
 
 
 def decide(
-    budgets: BudgetsConfig, state: RunState, failure: Failure, setback: Setback, *, jitter: float = 0.0
+    budgets: BudgetsConfig, state: RunState, failure: Failure, setback: FailureImpact, *, jitter: float = 0.0
 ) -> Decision:
     """Return what follows the end of the run's open attempt, whose receipt is not yet in `state`.
 
@@ -114,7 +114,7 @@ def evaluator_retries_left(
     return max(budget.retries + 1 - spent, 0)
 
 
-def _change(failure: Failure, setback: Setback) -> _Change:
+def _change(failure: Failure, setback: FailureImpact) -> _Change:
     """What is different next time: a smaller micro-batch, then recomputed activations; repaired or avoided data."""
     if failure.reason is TerminationReason.OOM and setback.micro_batch > 1:
         smaller = setback.micro_batch // 2
@@ -129,7 +129,7 @@ def _change(failure: Failure, setback: Setback) -> _Change:
 
 
 def _charged(
-    budget: BudgetConfig, state: RunState, failure: Failure, setback: Setback, change: _Change, jitter: float
+    budget: BudgetConfig, state: RunState, failure: Failure, setback: FailureImpact, change: _Change, jitter: float
 ) -> Decision:
     spent, reason = spending(state.attempts, failure.reason), failure.reason
     wasted = spent.wasted_gpu_seconds + setback.wasted_gpu_seconds

@@ -27,7 +27,7 @@ from storage.logs.run_entries import (
 )
 from storage.logs.run_state import AttemptRecord, CheckpointRecord, RunState
 from tasks.configuration.settings import BudgetsConfig
-from tasks.policy.budgets import FINISH, RESUME, STOP, Setback, decide
+from tasks.policy.budgets import FINISH, RESUME, STOP, FailureImpact, decide
 from tasks.policy.failure_trace import TraceFailure
 from tasks.policy.failures import Failure, TerminationReason
 from tasks.policy.simulated_attempt import SimulationPlan, Stretch, train_until
@@ -41,7 +41,7 @@ _DATA_REASONS = frozenset({TerminationReason.BAD_DATA, TerminationReason.DIVERGE
 class Policy(Protocol):
     """What follows the end of the open attempt of `state`; `budgets.decide` with its budgets is one."""
 
-    def __call__(self, state: RunState, failure: Failure, setback: Setback) -> Decision:
+    def __call__(self, state: RunState, failure: Failure, setback: FailureImpact) -> Decision:
         """Return what is done next."""
         ...
 
@@ -96,7 +96,7 @@ class SimulatedRun:
 def budget_policy(budgets: BudgetsConfig) -> Policy:
     """Return the policy of a real run with these budgets; waits are as long as their jitter makes them on average."""
 
-    def policy(state: RunState, failure: Failure, setback: Setback) -> Decision:
+    def policy(state: RunState, failure: Failure, setback: FailureImpact) -> Decision:
         return decide(budgets, state, failure, setback, jitter=_MEAN_JITTER)
 
     return policy
@@ -105,7 +105,7 @@ def budget_policy(budgets: BudgetsConfig) -> Policy:
 def plain_retries(most: int) -> Policy:
     """Return what an orchestrator's retry counter does: so many tries more in all, whatever happened."""
 
-    def policy(state: RunState, failure: Failure, setback: Setback) -> Decision:
+    def policy(state: RunState, failure: Failure, setback: FailureImpact) -> Decision:
         if len(state.attempts) > most:
             return Decision(action=STOP, reason=f"{failure.reason} after {most} retries of whatever reason")
         return Decision(action=RESUME, reason=f"retry {len(state.attempts)} of {most}")
@@ -113,7 +113,7 @@ def plain_retries(most: int) -> Policy:
     return policy
 
 
-def never_give_up(state: RunState, failure: Failure, setback: Setback) -> Decision:
+def never_give_up(state: RunState, failure: Failure, setback: FailureImpact) -> Decision:
     """Resume after everything: for measuring what the interval alone costs."""
     return Decision(action=RESUME, reason="always")
 
@@ -179,13 +179,13 @@ def _failure(event: TraceFailure, stretch: Stretch) -> Failure:
     return Failure(reason=event.reason, detail=event.detail, fingerprint=event.fingerprint or f"{event.reason}{place}")
 
 
-def _setback(event: TraceFailure, stretch: Stretch, plan: SimulationPlan, state: RunState) -> Setback:
+def _setback(event: TraceFailure, stretch: Stretch, plan: SimulationPlan, state: RunState) -> FailureImpact:
     """What it lost, and for the data's failures the samples of one step where the trace does not say how many."""
     samples = event.quarantined_samples
     if samples is None:
         samples = plan.global_batch if event.reason in _DATA_REASONS else 0
     started = state.attempts[-1].started
-    return Setback(
+    return FailureImpact(
         last_step=stretch.last_step,
         micro_batch=started.micro_batch,
         wasted_gpu_seconds=stretch.lost_seconds * plan.devices,

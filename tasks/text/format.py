@@ -6,45 +6,62 @@ Owns how a count, a duration and a moment read. Pure; refuses to know what is co
 from collections.abc import Sequence
 from datetime import datetime
 
-from tasks.text.output import cell
-from tasks.text.sanitize import harmless as harmless
+from tasks.text.sanitize import sanitize
 
 _UNITS = ((86_400, "day", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
 
 
-def counted(number: int, noun: str, plural: str = "") -> str:
+def format_count(number: int, noun: str, plural: str = "") -> str:
     """Return `1 step`, `2 steps`, `1,000 steps`."""
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
-def span(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Return a duration in its two greatest units: `0.4 s`, `12 s`, `4 min 12 s`, `3 h 5 min`, `2 days 4 h`."""
     if round(seconds) < 60:
         return f"{seconds:.0f} s" if seconds >= 9.95 or seconds == 0 else f"{max(seconds, 0.1):.1f} s"
     size, name, part_size, part_name = next(unit for unit in _UNITS if round(seconds) >= unit[0])
     whole, parts = divmod(round(seconds / part_size), size // part_size)
-    first = counted(whole, "day") if name == "day" else f"{whole:,} {name}"
+    first = format_count(whole, "day") if name == "day" else f"{whole:,} {name}"
     return f"{first} {parts} {part_name}" if parts else first
 
 
-def moment(at: datetime | None) -> str:
+def format_time(at: datetime | None) -> str:
     """Return a time with its zone, to the second."""
-    return f"{cell(at)} UTC" if at else "at a time nobody recorded"
+    return f"{format_value(at)} UTC" if at else "at a time nobody recorded"
 
 
-def listed(items: Sequence[object], most: int, *, more: str = "") -> str:
+def format_list(items: Sequence[object], most: int, *, more: str = "") -> str:
     """Return the first items and how many more there are, and where: `1, 2, 3, … and 12 more: cairn log R`."""
     shown = ", ".join(str(item) for item in items[:most])
     left = len(items) - most
     return shown if left <= 0 else f"{shown}, … and {left:,} more{f': {more}' if more else ''}"
 
 
-def steps_of(first: int, last: int) -> str:
+def format_steps(first: int, last: int) -> str:
     """Return a stretch of steps, both ends included: `step 12`, `steps 12 to 20`."""
     return f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
 
 
 def one_line(text: str, most: int = 0) -> str:
     """Return harmless text on one line, cut to `most` characters where that is given."""
-    line = " ".join(harmless(text).split())
+    line = " ".join(sanitize(text).split())
     return f"{line[: most - 1]}…" if most and len(line) > most else line
+
+
+def format_value(value: object) -> str:
+    """Return a value as people read it: a dash for nothing, seconds for times, short numbers."""
+    match value:
+        case None:
+            return "–"
+        case datetime():
+            return value.strftime("%Y-%m-%d %H:%M:%S")
+        case float():
+            return f"{value:.4g}"
+        case _:
+            return str(value)
+
+
+def short_digest(digest: str | None) -> str:
+    """Return the beginning of a digest: enough for people to tell two apart."""
+    return digest[:12] if digest else "–"

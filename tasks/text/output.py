@@ -8,11 +8,11 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from datetime import datetime
 
 from storage.stores.document import encode
 from tasks.errors import TaskError
-from tasks.text.sanitize import harmless, harmless_json
+from tasks.text.format import format_value
+from tasks.text.sanitize import sanitize, sanitize_json
 
 _PIPE_COLUMNS = 200
 
@@ -23,7 +23,7 @@ def print_document(record: object) -> None:
     A reader that has gone costs the words; a disk that is full is a `TaskError`: somebody counts on the file.
     """
     try:
-        sys.stdout.write(harmless_json(encode(record).decode()))
+        sys.stdout.write(sanitize_json(encode(record).decode()))
     except BrokenPipeError:
         forget_stdout()
     except OSError as error:
@@ -46,7 +46,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, emp
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(harmless(cell(value))) for value in row))
+        table.add_row(*(Text(sanitize(format_value(value))) for value in row))
     if not table.row_count:
         say(empty)
         return
@@ -56,7 +56,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, emp
 
 def print_facts(facts: Iterable[tuple[str, object]]) -> None:
     """Print names and values, one a line, aligned."""
-    listed = [(name, harmless(cell(value), kept="\t")) for name, value in facts]
+    listed = [(name, sanitize(format_value(value), kept="\t")) for name, value in facts]
     width = max(len(name) for name, _ in listed)
     for name, value in listed:
         print(f"{name:<{width}}  {value}")
@@ -64,28 +64,10 @@ def print_facts(facts: Iterable[tuple[str, object]]) -> None:
 
 def print_line(text: str) -> None:
     """Print text for people on stdout, on as many lines as it has."""
-    print(harmless(text))
+    print(sanitize(text))
 
 
 def say(message: str) -> None:
     """Print a line for people on stderr at once; where nobody listens any more the words are lost, and nothing else."""
     with suppress(OSError):
-        print(harmless(message), file=sys.stderr, flush=True)
-
-
-def cell(value: object) -> str:
-    """Return a value as people read it: a dash for nothing, seconds for times, short numbers."""
-    match value:
-        case None:
-            return "–"
-        case datetime():
-            return value.strftime("%Y-%m-%d %H:%M:%S")
-        case float():
-            return f"{value:.4g}"
-        case _:
-            return str(value)
-
-
-def short(digest: str | None) -> str:
-    """Return the beginning of a digest: enough for people to tell two apart."""
-    return digest[:12] if digest else "–"
+        print(sanitize(message), file=sys.stderr, flush=True)

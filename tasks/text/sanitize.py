@@ -14,18 +14,18 @@ _UNSEEN = re.compile("[\x7f-\x9f\xad\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufef
 """C1 controls, and characters that show nothing or turn the order around; JSON escapes the rest by itself."""
 
 
-def harmless(text: str, *, kept: str = "\n\t") -> str:
+def sanitize(text: str, *, kept: str = "\n\t") -> str:
     """Return text that cannot steer a terminal: its commands left out, other unprintable characters replaced."""
     if text.isascii() and text.isprintable():
         return text
-    return replaced(_COMMANDS.sub("", text), kept=kept)
+    return replace_unprintable(_COMMANDS.sub("", text), kept=kept)
 
 
-def replaced(text: str, *, kept: str = "\n\t") -> str:
+def replace_unprintable(text: str, *, kept: str = "\n\t") -> str:
     """Return text with every unprintable character replaced and nothing left out: where the text itself matters."""
     return "".join(char if char.isprintable() or char in kept else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
-def harmless_json(document: str) -> str:
+def sanitize_json(document: str) -> str:
     """Return the same JSON document, with every character in it that a terminal could mistake written as its number."""
     return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", document)

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from storage.checkpoints.checkpoint import LoadedCheckpoint, load_checkpoint
 from storage.logs.run_entries import CheckpointReference
 from storage.stores.object_store import ObjectStore
-from tasks.trainer.staging_buffer import HostCopy
+from tasks.trainer.staging_buffer import StagingBuffer
 
 _DOWNLOADS = 4
 
@@ -17,7 +17,7 @@ _DOWNLOADS = 4
 class CheckpointReading:
     """One checkpoint on its way into memory."""
 
-    def __init__(self, store: ObjectStore, reference: CheckpointReference | None, host_copy: HostCopy) -> None:
+    def __init__(self, store: ObjectStore, reference: CheckpointReference | None, host_copy: StagingBuffer) -> None:
         """Begin to read; without a reference there is nothing to read."""
         self._loaded: Future[LoadedCheckpoint] | None = None
         if reference is not None:

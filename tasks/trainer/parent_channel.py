@@ -16,7 +16,7 @@ from tasks.trainer.trainer_protocol import (
     Dying,
     Event,
     Finish,
-    TrainerOrder,
+    TrainerSpec,
     TrainUntil,
     decode_message,
     encode_message,
@@ -26,7 +26,7 @@ from tasks.trainer.trainer_protocol import (
 class Line(Protocol):
     """What a trainer asks of its line, alone or as one of several ranks."""
 
-    def order(self) -> TrainerOrder:
+    def order(self) -> TrainerSpec:
         """Wait for the order."""
 
     def next_command(self) -> Command:
@@ -36,7 +36,7 @@ class Line(Protocol):
         """Tell the parent."""
 
 
-class ParentLine:
+class ParentChannel:
     """The line to the parent: commands in, events out, one lock so that two threads never mix their bytes."""
 
     def __init__(self) -> None:
@@ -46,12 +46,12 @@ class ParentLine:
         self._lock = threading.Lock()
         self._commands: queue.Queue[Command] = queue.Queue()
 
-    def order(self) -> TrainerOrder:
+    def order(self) -> TrainerSpec:
         """Read the order, then listen for commands in the background; without an order there is nothing to do."""
         said = sys.stdin.buffer.readline()
         if not said:
             os._exit(ORPHANED_EXIT_CODE)  # started ahead of a run that did not begin
-        order = TrainerOrder.model_validate_json(said)
+        order = TrainerSpec.model_validate_json(said)
         threading.Thread(target=self._listen, name="commands", daemon=True).start()
         return order
 

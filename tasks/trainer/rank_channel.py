@@ -17,16 +17,16 @@ import torch
 from model.training.determinism import resolve_device
 from model.training.parallel import ALONE, Ranks, is_peer_loss, join_ranks
 from tasks.policy.failures import PEER_LOST_EXIT_CODE
-from tasks.trainer.parent_channel import Line, ParentLine, die
+from tasks.trainer.parent_channel import Line, ParentChannel, die
 from tasks.trainer.rank_lifetime import end_with
-from tasks.trainer.rendezvous import RankMeeting
+from tasks.trainer.rendezvous import Rendezvous
 from tasks.trainer.trainer_group import rank_stderr
 from tasks.trainer.trainer_protocol import (
     Command,
     Dying,
     Event,
     Finish,
-    TrainerOrder,
+    TrainerSpec,
     TrainUntil,
     decode_message,
     encode_message,
@@ -43,32 +43,32 @@ class Place:
 
     device: torch.device
     ranks: Ranks = ALONE
-    meeting: RankMeeting | None = None
+    meeting: Rendezvous | None = None
 
 
-class RankLine:
+class RankChannel:
     """The line of one of several ranks."""
 
     def __init__(self, rank: int, size: int) -> None:
         """Take the parent's line if this is rank 0, and reach the others."""
         end_with(os.getppid())
         self._rank, self._size, self._ranks = rank, size, ALONE
-        self._parent = ParentLine() if rank == 0 else None
+        self._parent = ParentChannel() if rank == 0 else None
         if self._parent is None:
             os.dup2(2, 1)  # it is not this rank's to speak: what it prints is for its own stderr
-        self._meeting = RankMeeting()
+        self._meeting = Rendezvous()
 
     @property
-    def meeting(self) -> RankMeeting:
+    def meeting(self) -> Rendezvous:
         """Where the ranks leave each other things."""
         return self._meeting
 
-    def order(self) -> TrainerOrder:
+    def order(self) -> TrainerSpec:
         """Wait for the order; rank 0 leaves it for the others. From then on each rank has a stderr of its own."""
         if self._parent is None:
             left = self._meeting.take(_ORDER)
             assert left is not None
-            order = TrainerOrder.model_validate_json(left)
+            order = TrainerSpec.model_validate_json(left)
         else:
             order = self._parent.order()
             self._meeting.leave(_ORDER, order.model_dump_json().encode())
@@ -79,7 +79,7 @@ class RankLine:
             os.dup2(own.fileno(), 2)
         return order
 
-    def join(self, order: TrainerOrder, device: torch.device) -> Ranks:
+    def join(self, order: TrainerSpec, device: torch.device) -> Ranks:
         """Meet the other ranks, once all of them have the order."""
         mode = order.training.parallel
         self._ranks = join_ranks(self._rank, self._size, mode=mode, device=device, store=self._meeting.store)
@@ -112,16 +112,16 @@ class RankLine:
         self._meeting.leave(_HEARD, b"")
 
 
-def open_line() -> ParentLine | RankLine:
+def open_line() -> ParentChannel | RankChannel:
     """Return this process's line: torchrun's environment says whether it is one of several."""
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    return ParentLine() if size == 1 else RankLine(rank, size)
+    return ParentChannel() if size == 1 else RankChannel(rank, size)
 
 
-def join(line: ParentLine | RankLine, order: TrainerOrder) -> Place:
+def join(line: ParentChannel | RankChannel, order: TrainerSpec) -> Place:
     """Return this process's place; of several on a machine each has a GPU of its own."""
     device = resolve_device(order.training.device)
-    if isinstance(line, ParentLine):
+    if isinstance(line, ParentChannel):
         return Place(device=device)
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -131,7 +131,7 @@ def join(line: ParentLine | RankLine, order: TrainerOrder) -> Place:
 
 def fall(line: Line, error: BaseException) -> NoReturn:
     """End this process with its last words; who only fell because another rank is gone leaves the word to that one."""
-    if isinstance(line, RankLine) and is_peer_loss(error):
+    if isinstance(line, RankChannel) and is_peer_loss(error):
         traceback.print_exception(error)
         sys.stderr.flush()
         os._exit(PEER_LOST_EXIT_CODE)
@@ -143,7 +143,7 @@ def own_threads(threads: int) -> int:
     return max(1, threads // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
-def _on_this_node(order: TrainerOrder) -> TrainerOrder:
+def _on_this_node(order: TrainerSpec) -> TrainerSpec:
     """On another machine than the parent's, caches and files of the work lie in that machine's own folder."""
     folder = os.environ.get("CAIRN_NODE_FOLDER")
     if not folder:

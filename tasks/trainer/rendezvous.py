@@ -14,7 +14,7 @@ _ASK_SECONDS = 0.02
 _PATIENCE = timedelta(minutes=5)
 
 
-class RankMeeting:
+class Rendezvous:
     """The store that every rank of an attempt reaches."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ from storage.checkpoints.manifest import ManifestObject
 from storage.checkpoints.shard_transfer import in_name_order
 from storage.checkpoints.state_digest import state_sha256
 from storage.checkpoints.tensor_record import TensorRecord
-from tasks.trainer.rendezvous import RankMeeting
+from tasks.trainer.rendezvous import Rendezvous
 from tasks.trainer.tensor_exchange import to_record
 
 
@@ -39,7 +39,7 @@ def writers_of(tensors: Sequence[NamedTensor], count: int) -> dict[str, int]:
 class SharedStaging:
     """This rank's part in staging what all ranks hold."""
 
-    def __init__(self, ranks: Ranks, meeting: RankMeeting, tensors: Sequence[NamedTensor]) -> None:
+    def __init__(self, ranks: Ranks, meeting: Rendezvous, tensors: Sequence[NamedTensor]) -> None:
         """Split the tensors of a train state; the split holds for every checkpoint of the attempt."""
         self.ranks, self._meeting = ranks, meeting
         self._writers = writers_of(tensors, ranks.size)

@@ -29,10 +29,10 @@ from storage.checkpoints.tensor_record import TensorRecord
 from storage.checkpoints.trainer_document import TrainerDocument
 from storage.errors import StorageError
 from storage.stores.object_store import ObjectStore
-from tasks.attempt.store_retry import run_patience
+from tasks.attempt.store_retry import run_retry_policy
 from tasks.machine.background_priority import give_way
 from tasks.trainer.shared_staging import SharedStaging
-from tasks.trainer.staging_buffer import HostCopy
+from tasks.trainer.staging_buffer import StagingBuffer
 from tasks.trainer.tensor_exchange import to_group
 
 T = TypeVar("T")
@@ -74,13 +74,13 @@ class Staging:
         reports: Reports,
         *,
         patience_seconds: float,
-        host_copy: HostCopy | None = None,
+        host_copy: StagingBuffer | None = None,
         shared: SharedStaging | None = None,
     ) -> None:
         """Start with nothing to stage; `host_copy` is this object's from now on. Several ranks share the work."""
         self._shared = shared
-        self._store, self._reports, self._patience = store, reports, run_patience(patience_seconds)
-        self._host_copy = host_copy or HostCopy(torch.device("cpu"))
+        self._store, self._reports, self._patience = store, reports, run_retry_policy(patience_seconds)
+        self._host_copy = host_copy or StagingBuffer(torch.device("cpu"))
         self._thread: threading.Thread | None = None
         self._step = 0
 

@@ -23,7 +23,7 @@ _ALIGNED_BYTES = 64
 _PAGE_BYTES = 4096
 
 
-class HostCopy:
+class StagingBuffer:
     """Memory on the host for one train state."""
 
     def __init__(self, device: torch.device) -> None:

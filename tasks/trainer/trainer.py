@@ -37,14 +37,14 @@ from tasks.trainer.parent_channel import Line
 from tasks.trainer.rank_channel import Place, fall, join, open_line, own_threads
 from tasks.trainer.shared_staging import SharedStaging
 from tasks.trainer.staging import HostCheckpoint, Reports, Staging
-from tasks.trainer.staging_buffer import HostCopy
+from tasks.trainer.staging_buffer import StagingBuffer
 from tasks.trainer.tensor_exchange import to_group, to_tensors
 from tasks.trainer.trainer_protocol import (
     Ready,
     SegmentDone,
     Staged,
     StepDone,
-    TrainerOrder,
+    TrainerSpec,
     TrainUntil,
     Waiting,
 )
@@ -54,7 +54,7 @@ from tasks.trainer.training_data import TrainingData
 class Trainer:
     """One attempt's training: state, data, and the staging that overlaps it."""
 
-    def __init__(self, order: TrainerOrder, line: Line, stop: threading.Event, place: Place | None = None) -> None:
+    def __init__(self, order: TrainerSpec, line: Line, stop: threading.Event, place: Place | None = None) -> None:
         """Open data and state; resumes from the order's checkpoint, verified on the way in.
 
         `place` is this process's among several; without one it is the only one.
@@ -65,7 +65,7 @@ class Trainer:
         self._started = time.monotonic()
         self._store = open_store(order.store_url)
         self._prefix = run_prefix(order.run_id)
-        host_copy = HostCopy(device)
+        host_copy = StagingBuffer(device)
         self._resumed = CheckpointReading(self._store, order.resume, host_copy)
         data = TrainingData.opened(self._store, order)
         self._windows, self._sample_order = data.windows, data.order

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from storage.checkpoints.checkpoint import StagedCheckpoint
-from tasks.attempt.watchdog import Watch
+from tasks.attempt.watchdog import HangDetector
 from tasks.errors import TrainerGone
 from tasks.policy.failures import LastWords
 from tasks.trainer.trainer_child import TrainerChild
@@ -26,7 +26,7 @@ from tasks.trainer.trainer_protocol import (
     SegmentDone,
     Staged,
     StepDone,
-    TrainerOrder,
+    TrainerSpec,
     TrainUntil,
     Waiting,
     decode_message,
@@ -42,12 +42,12 @@ class TrainerProcess:
 
     def __init__(
         self,
-        order: TrainerOrder,
+        order: TrainerSpec,
         child: TrainerChild,
         *,
         on_step: Callable[[StepDone], None],
         on_waiting: Callable[[Waiting], None],
-        watch: Watch,
+        watch: HangDetector,
     ) -> None:
         """Send `child` its order; `on_step` and `on_waiting` are called from the listening thread.
 

@@ -17,7 +17,7 @@ from tasks.configuration.settings import DivergenceConfig
 from tasks.errors import TaskError
 
 
-class TrainerOrder(BaseModel):
+class TrainerSpec(BaseModel):
     """Everything a trainer needs to begin an attempt; the first line it is sent."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -15,7 +15,7 @@ from storage.snapshots.data_snapshot import OpenSnapshot, open_snapshot
 from storage.snapshots.shard_prefetch import verify_ahead
 from storage.stores.object_store import ObjectStore
 from tasks.data.source_weights import weighted_components
-from tasks.trainer.trainer_protocol import TrainerOrder
+from tasks.trainer.trainer_protocol import TrainerSpec
 
 _DOWNLOADS = 4
 
@@ -32,7 +32,7 @@ class TrainingData:
     files: tuple[Path, ...]
 
     @classmethod
-    def opened(cls, store: ObjectStore, order: TrainerOrder) -> Self:
+    def opened(cls, store: ObjectStore, order: TrainerSpec) -> Self:
         """Open the order's snapshot; its shards are verified ahead, in the background."""
         snapshot = open_snapshot(store, order.snapshot_id, order.cache_dir)
         verify_ahead(snapshot.train, threads=_DOWNLOADS)
@@ -54,7 +54,7 @@ class TrainingData:
         )
 
 
-def _probe(order: TrainerOrder, snapshot: OpenSnapshot) -> Probe | None:
+def _probe(order: TrainerSpec, snapshot: OpenSnapshot) -> Probe | None:
     if not order.training.probe_every_steps:
         return None
     tokenizer = Tokenizer.from_json(snapshot.tokenizer_json)

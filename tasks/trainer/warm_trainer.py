@@ -17,7 +17,7 @@ _START_SECONDS = 5.0
 """About what a trainer imports in; one that waits for longer only holds memory."""
 
 
-class WaitingTrainer:
+class WarmTrainer:
     """At most one trainer without an order."""
 
     def __init__(self, start: Callable[[Path], TrainerChild] = TrainerChild) -> None:
@@ -66,11 +66,11 @@ class WaitingTrainer:
         return child.process.poll() is not None
 
 
-_KEPT: ContextVar[WaitingTrainer | None] = ContextVar("waiting_trainer", default=None)
+_KEPT: ContextVar[WarmTrainer | None] = ContextVar("waiting_trainer", default=None)
 
 
 @contextmanager
-def trainer_waiting() -> Iterator[WaitingTrainer]:
+def warm_trainer() -> Iterator[WarmTrainer]:
     """Yield the one kept by whoever called us, else keep one while the block runs.
 
     The command that starts the flow keeps it across the orchestrator's start; a deployed flow keeps its own.
@@ -79,7 +79,7 @@ def trainer_waiting() -> Iterator[WaitingTrainer]:
     if kept is not None:
         yield kept
         return
-    kept = WaitingTrainer()
+    kept = WarmTrainer()
     token = _KEPT.set(kept)
     try:
         yield kept

@@ -32,7 +32,7 @@ from model.training.training_step import take_step
 from storage.logs.run_log import RunLog
 from storage.stores.open_store import open_store
 from tasks.trainer.checkpoint_reading import CheckpointReading
-from tasks.trainer.staging_buffer import HostCopy
+from tasks.trainer.staging_buffer import StagingBuffer
 from tasks.trainer.tensor_exchange import to_tensors
 from tests.benchmarks.checkpoint_savers import RUN, SAVERS, CairnSaver, Saved, state_bytes
 from tests.s3.ceph_server import PROGRAMS
@@ -242,7 +242,7 @@ def resume_turn(given: argparse.Namespace, name: str) -> None:
     make_deterministic(seed=1, threads=given.threads)
     begun, (shape, vocab_size) = float(os.environ["BENCH_BEGUN"]), SIZES[given.parameters]
     device = torch.device(given.device)
-    host_copy, reading = HostCopy(device), time.monotonic()
+    host_copy, reading = StagingBuffer(device), time.monotonic()
     if name == "cairn":
         store = open_store(given.store)
         state_of_run = RunLog(store, RUN).refresh()

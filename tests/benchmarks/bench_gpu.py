@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from model.estimates.device_specs import data_sheet_flops
+from model.estimates.device_specs import peak_flops_of_device
 from model.estimates.size_estimate import count_parameters
 from model.estimates.utilization import flops_per_token
 from tests.benchmarks.gpu_turn import (
@@ -158,7 +158,7 @@ def machine_lines(found: list[Turn]) -> list[str]:
     said = [f"torch {torch.__version__}, CUDA {torch.version.cuda}, Python {platform.python_version()}."]
     if found:
         peak = statistics.median(turn.peak_flops for turn in found)
-        promised = data_sheet_flops(found[0].device_name, "bf16")
+        promised = peak_flops_of_device(found[0].device_name, "bf16")
         sheet = f"{promised / 1e12:,.0f}" if promised else "not listed"
         said.append(
             f"{found[0].device_name}: bf16 products {peak / 1e12:,.1f} TFLOP/s measured, data sheet {sheet}. "
@@ -184,7 +184,7 @@ def speed_lines(given: argparse.Namespace, turns: dict[tuple[str, int], list[Tur
             continue
         seconds = statistics.median(turn.step_seconds for turn in done)
         rate = batch * chosen.model.block_size / seconds
-        promised = data_sheet_flops(done[0].device_name, "bf16")
+        promised = peak_flops_of_device(done[0].device_name, "bf16")
         of_measured = flops * rate / statistics.median(turn.peak_flops for turn in done)
         said.append(
             f"| {name} | {batch} | {rate:,.0f} | {seconds * 1e3:,.1f} | {of_measured:.1%} "

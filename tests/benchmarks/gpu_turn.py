@@ -239,11 +239,11 @@ class Stall:
 
 def stall(task: Task, *, rounds: int = 5) -> Stall:
     """Copy the state of a run that trains, into the trainer's memory and by a plain copy into memory at hand."""
-    from tasks.trainer.staging_buffer import HostCopy
+    from tasks.trainer.staging_buffer import StagingBuffer
 
     training = Training(task)
     training.train(LATE_STEPS)
-    copy, live = HostCopy(training.state.device), training.state.live_tensors()
+    copy, live = StagingBuffer(training.state.device), training.state.live_tensors()
     copy.prepare(live)
     locked = training.state.device.type == "cuda"
     flat = [torch.empty(t.tensor.shape, dtype=t.tensor.dtype, pin_memory=locked).fill_(0) for t in live]

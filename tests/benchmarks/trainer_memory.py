@@ -129,7 +129,7 @@ def train(case: MemoryCase, folder: Path) -> Measured:
     from model.training.training_loop import train_until, usual_reading
     from storage.stores.open_store import open_store
     from tasks.trainer.staging import Reports, Staging
-    from tasks.trainer.staging_buffer import HostCopy
+    from tasks.trainer.staging_buffer import StagingBuffer
 
     threads, device = int(os.environ.get("OMP_NUM_THREADS", "2")), torch.device(case.device)
     make_deterministic(seed=1, threads=threads)
@@ -143,7 +143,7 @@ def train(case: MemoryCase, folder: Path) -> Measured:
     made = _resident("VmHWM")
     failures: list[Exception] = []
     reports = Reports(staged=lambda _: None, waiting=lambda *_: None, failed=failures.append)
-    staging = Staging(open_store(folder.as_uri()), reports, patience_seconds=1.0, host_copy=HostCopy(device))
+    staging = Staging(open_store(folder.as_uri()), reports, patience_seconds=1.0, host_copy=StagingBuffer(device))
     with BatchLoader(windows, order, device, end_step=case.training.steps) as loader:
 
         def go(until: int) -> None:

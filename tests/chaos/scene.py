@@ -16,7 +16,7 @@ from typing import Any
 from storage.logs.run_log import RunLog
 from storage.stores.local_store import LocalStore
 from storage.stores.object_store import ObjectStore
-from storage.stores.retrying_store import PatientStore
+from storage.stores.retrying_store import RetryingStore
 from storage.stores.s3_store import S3Store
 from tasks.configuration.run_configuration import load_configuration
 from tests.chaos.cast import TAG, Cast, Role
@@ -73,7 +73,7 @@ class Scene:
         if store in _SERVERS:
             remote: S3Server = s3_server(_SERVERS[store], folder.parent)
             self.proxy = FaultProxy(upstream=remote.endpoint).__enter__()
-            where = PatientStore(S3Store(remote.bucket(), self.tag))
+            where = RetryingStore(S3Store(remote.bucket(), self.tag))
             environment |= remote.environment(self.proxy.endpoint)
         self._environment = environment
         self.command = Command(folder, server.url, store=where, environment=environment)

@@ -10,7 +10,7 @@ import pytest
 from tests.crash.test_exit_codes import SHORT_LEASE, beating
 from tests.crash.training_command import Command
 from tests.crash.victims import kill_flow, trainers_of, wait_for
-from tests.flows.conftest import fabricate
+from tests.fabricated_run import fabricate
 
 
 @pytest.fixture

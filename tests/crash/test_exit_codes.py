@@ -17,7 +17,7 @@ from tasks.machine.placement import this_placement
 from tests.crash.short_lived_api import ShortLivedApi
 from tests.crash.training_command import Command
 from tests.crash.victims import wait_for
-from tests.flows.conftest import FabricatedRun, fabricate
+from tests.fabricated_run import FabricatedRun, fabricate
 
 SHORT_LEASE = ("--set", "lease.seconds=3", "--set", "lease.heartbeat_seconds=0.3")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.stores.retrying_store import PatientStore
+from storage.stores.retrying_store import RetryingStore
 from storage.stores.s3_store import S3Store
 from tests.crash.training_command import Command
 from tests.crash.victims import wait_for
@@ -34,7 +34,7 @@ def proxy(server: S3Server) -> Iterator[FaultProxy]:
 @pytest.fixture
 def remote(tmp_path: Path, api_url: str, server: S3Server, proxy: FaultProxy) -> Command:
     """A command whose store is behind the proxy; the test itself reads past it."""
-    store = PatientStore(S3Store(server.bucket(), uuid.uuid4().hex))
+    store = RetryingStore(S3Store(server.bucket(), uuid.uuid4().hex))
     return Command(tmp_path, api_url, store=store, environment=server.environment(proxy.endpoint))
 
 

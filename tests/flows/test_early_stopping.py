@@ -10,7 +10,7 @@ from flows.run.early_stopping import EarlyStopping
 from model.configuration.network import ModelConfig
 from storage.logs.log_entry import Writer
 from storage.logs.run_state import QUARANTINED
-from tasks.attempt.shutdown_signal import StopNotice
+from tasks.attempt.shutdown_signal import ShutdownSignal
 from tasks.configuration.settings import EvaluationConfig
 from tasks.evaluator.evaluation_run import EvaluationPlan
 from tasks.evaluator.evaluation_suite import suite_of
@@ -35,8 +35,8 @@ def writer(run: Any) -> Writer:
     return Writer(host="here", pid=1, attempt=run.log.state.latest_attempt)
 
 
-def stopping_of(run: Any, folder: Path, notice: StopNotice | None = None) -> EarlyStopping:
-    return EarlyStopping(run.log, plan(folder), notice or StopNotice(), lambda words: None)
+def stopping_of(run: Any, folder: Path, notice: ShutdownSignal | None = None) -> EarlyStopping:
+    return EarlyStopping(run.log, plan(folder), notice or ShutdownSignal(), lambda words: None)
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_an_evaluation_under_way_is_waited_for(worse: Any, tmp_path: Path) -> No
 
 
 def test_a_notice_to_leave_ends_the_wait(worse: Any, tmp_path: Path) -> None:
-    notice = StopNotice()
+    notice = ShutdownSignal()
     notice.give("SIGTERM")
     never: Any = Future()
     assert stopping_of(worse, tmp_path, notice).is_over((never,)), "what the log knows already counts"

@@ -6,7 +6,7 @@ from typing import Any
 
 from flows.operations.store_sweep import FAILED, NEXT_TIME, SWEPT, StoreSweepRow, sweep_store
 from storage.stores.local_store import LocalStore
-from tests.flows.conftest import fabricate
+from tests.fabricated_run import fabricate
 
 KEEP_ONE = ("checkpoint.keep_last=1", "checkpoint.keep_best=0")
 

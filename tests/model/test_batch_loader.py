@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from model import batch_loader
+from model.data import batch_loader
 from model.data.batch_loader import BatchLoader, gather_batch
 from model.data.sample_order import SampleOrder
 from model.data.source_mixture import Component

@@ -2,7 +2,7 @@
 
 import pytest
 
-from model.estimates.device_specs import data_sheet_flops
+from model.estimates.device_specs import peak_flops_of_device
 
 AS_DRIVERS_SAY = {
     "NVIDIA H200": 989.4,
@@ -27,20 +27,20 @@ AS_DRIVERS_SAY = {
 
 @pytest.mark.parametrize("name", AS_DRIVERS_SAY)
 def test_a_device_finds_the_rate_of_its_own_sheet(name):
-    assert data_sheet_flops(name, "bf16") == pytest.approx(AS_DRIVERS_SAY[name] * 1e12)
-    assert data_sheet_flops(name, "fp16") == data_sheet_flops(name, "bf16")
+    assert peak_flops_of_device(name, "bf16") == pytest.approx(AS_DRIVERS_SAY[name] * 1e12)
+    assert peak_flops_of_device(name, "fp16") == peak_flops_of_device(name, "bf16")
 
 
 @pytest.mark.parametrize("name", ["NVIDIA H2000", "NVIDIA GeForce GTX 1080", "NVIDIA A1000 Laptop GPU", "cpu", ""])
 def test_a_device_that_is_not_listed_has_no_rate(name):
-    assert data_sheet_flops(name, "bf16") is None
+    assert peak_flops_of_device(name, "bf16") is None
 
 
 def test_older_devices_have_a_rate_in_fp16_alone():
-    assert data_sheet_flops("Tesla T4", "fp16") == 65e12
-    assert data_sheet_flops("Tesla V100-SXM2-16GB", "fp16") == 125e12
-    assert data_sheet_flops("Tesla T4", "bf16") is None
+    assert peak_flops_of_device("Tesla T4", "fp16") == 65e12
+    assert peak_flops_of_device("Tesla V100-SXM2-16GB", "fp16") == 125e12
+    assert peak_flops_of_device("Tesla T4", "bf16") is None
 
 
 def test_fp32_has_no_rate_of_the_matrix_units():
-    assert data_sheet_flops("NVIDIA H200", "fp32") is None
+    assert peak_flops_of_device("NVIDIA H200", "fp32") is None

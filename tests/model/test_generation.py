@@ -9,7 +9,7 @@ from model.architectures.gpt import GPT
 from model.architectures.key_value_cache import KeyValueCache
 from model.configuration.network import ModelConfig
 from model.errors import InvalidInput, ModelError
-from model.inference.evaluation_mode import evaluating
+from model.inference.evaluation_mode import evaluation_mode
 from model.inference.generation import Drawing, generate, generate_stream
 
 VOCAB, END = 61, 7
@@ -211,5 +211,5 @@ def test_a_network_that_has_diverged_writes_nothing(tiny_run, temperature):
     model = tiny_run().state.model
     with torch.no_grad():
         model.wte.weight[3, 0] = float("nan")
-    with pytest.raises(ModelError, match="diverged"), evaluating(model):
+    with pytest.raises(ModelError, match="diverged"), evaluation_mode(model):
         next(generate_stream(model, [3], new_tokens=1, drawing=Drawing(temperature=temperature)))

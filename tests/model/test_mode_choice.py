@@ -9,7 +9,7 @@ from model.configuration.network import ModelConfig
 from model.configuration.training import TrainingConfig
 from model.errors import InvalidInput
 from model.estimates.machine_probe import PRODUCTS_EACH, TURNS, cpu_half_gain
-from model.estimates.numerics import CLEAR_GAIN, NARROWEST_HALF, MachineSpeed, choose_mode, described
+from model.estimates.numerics import CLEAR_GAIN, NARROWEST_HALF, MachineSpeed, choose_numerics, describe_machine
 from model.training.train_state import TrainState
 
 HALF = MachineSpeed(cpu_half_gain=2.3)
@@ -19,7 +19,7 @@ WIDE, NARROW = NARROWEST_HALF["fused"], NARROWEST_HALF["fused"] - 4
 
 
 def chosen(machine, width=WIDE, **training):
-    mode = choose_mode(TrainingConfig(steps=1, **training), ModelConfig(n_embd=width), machine)
+    mode = choose_numerics(TrainingConfig(steps=1, **training), ModelConfig(n_embd=width), machine)
     return mode.precision, mode.kernels
 
 
@@ -65,7 +65,7 @@ def test_whatever_is_chosen_is_a_configuration_that_stands():
     machines, precisions = (HALF, EMULATED, CARD), ("auto", "fp32", "bf16", "fp16")
     for machine, precision, compiled, width in itertools.product(machines, precisions, (False, True), (32, 512)):
         training = TrainingConfig(steps=1, precision=precision, compile=compiled)
-        mode = choose_mode(training, ModelConfig(n_embd=width), machine)
+        mode = choose_numerics(training, ModelConfig(n_embd=width), machine)
         said = {**training.model_dump(), "precision": mode.precision, "kernels": mode.kernels}
         assert "auto" not in (mode.precision, mode.kernels) and TrainingConfig(**said) and mode.why
 
@@ -82,7 +82,7 @@ def test_a_gain_that_no_measurement_gives_is_refused(gain):
 
 @pytest.mark.parametrize(("machine", "words"), [(HALF, "bf16 with fused"), (EMULATED, "fp32"), (CARD, "the CUDA")])
 def test_people_are_told_in_a_line(machine, words):
-    assert words in described(machine)
+    assert words in describe_machine(machine)
 
 
 def test_one_disturbed_turn_changes_no_gain():

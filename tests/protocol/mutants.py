@@ -110,7 +110,7 @@ def delete_before_supersede(patch: pytest.MonkeyPatch) -> None:
 
 def promote_without_hold(patch: pytest.MonkeyPatch) -> None:
     """The registry is asked without the run's log being told first."""
-    patch.setattr(promotion_offer, "hold_checkpoint", lambda log, hold, *, writer: True)
+    patch.setattr(promotion_offer, "pin_checkpoint", lambda log, hold, *, writer: True)
 
 
 def resume_without_verification(patch: pytest.MonkeyPatch) -> None:

@@ -5,15 +5,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from storage.stores.retry_policy import Patience
-from storage.stores.retrying_store import PatientStore
+from storage.stores.retry_policy import RetryPolicy
+from storage.stores.retrying_store import RetryingStore
 from storage.stores.s3_bucket import S3Bucket, Timeouts
 from storage.stores.s3_store import S3Store
 from tests.s3.fault_proxy import FaultProxy
 from tests.s3.servers import CEPH, S3Server, s3_server
 
 PART_BYTES = 5 * 1024 * 1024
-QUICK = Patience(tries=4, first_pause_seconds=0.01, longest_pause_seconds=0.05)
+QUICK = RetryPolicy(tries=4, first_pause_seconds=0.01, longest_pause_seconds=0.05)
 TIMEOUTS = Timeouts(connect_seconds=1.0, answer_seconds=2.0, silence_seconds=2.0)
 
 
@@ -58,9 +58,9 @@ def bare(proxied_bucket: S3Bucket, proxy: FaultProxy, monkeypatch: pytest.Monkey
 
 
 @pytest.fixture
-def store(bare: S3Store) -> PatientStore:
+def store(bare: S3Store) -> RetryingStore:
     """The same with patience, as `open_store` gives it."""
-    return PatientStore(bare, patience=QUICK)
+    return RetryingStore(bare, patience=QUICK)
 
 
 @pytest.fixture

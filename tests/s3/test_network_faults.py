@@ -8,7 +8,7 @@ import pytest
 
 from storage.checkpoints.checkpoint import newest_verified
 from storage.errors import IntegrityError, StoreUnavailable, StoreUnsound
-from storage.stores.retrying_store import PatientStore
+from storage.stores.retrying_store import RetryingStore
 from storage.stores.s3_store import S3Store
 from storage.stores.store_probe import probe_store
 from tests.s3.conftest import PART_BYTES
@@ -39,7 +39,7 @@ MULTIPART = {
 @pytest.mark.parametrize("times", [1, 2], ids=["once", "twice"])
 @pytest.mark.parametrize("fault", BREAKS, ids=lambda fault: fault.name)
 def test_an_append_whose_put_breaks_is_in_the_log_once(
-    store: PatientStore, direct: S3Store, proxy: FaultProxy, fault: NetworkFault, times: int
+    store: RetryingStore, direct: S3Store, proxy: FaultProxy, fault: NetworkFault, times: int
 ) -> None:
     open_run(store)
     aim = proxy.aim(fault, ENTRY, times=times)
@@ -50,7 +50,7 @@ def test_an_append_whose_put_breaks_is_in_the_log_once(
 
 @pytest.mark.parametrize("fault", BREAKS, ids=lambda fault: fault.name)
 def test_an_append_is_in_the_log_once_though_reading_it_back_breaks_too(
-    store: PatientStore, direct: S3Store, proxy: FaultProxy, fault: NetworkFault
+    store: RetryingStore, direct: S3Store, proxy: FaultProxy, fault: NetworkFault
 ) -> None:
     open_run(store)
     log = run_log(store)
@@ -72,7 +72,7 @@ def last_name(request: str) -> str:
 
 
 def test_a_commit_survives_one_503_at_each_kind_of_request(
-    store: PatientStore, direct: S3Store, proxy: FaultProxy
+    store: RetryingStore, direct: S3Store, proxy: FaultProxy
 ) -> None:
     log = open_run(store)
     attempt = claim(log)
@@ -129,7 +129,7 @@ def test_a_torn_upload_is_no_object(bare: S3Store, direct: S3Store, proxy: Fault
     assert direct.size("a/b") is None
 
 
-def test_a_torn_download_is_never_used(bare: S3Store, store: PatientStore, proxy: FaultProxy) -> None:
+def test_a_torn_download_is_never_used(bare: S3Store, store: RetryingStore, proxy: FaultProxy) -> None:
     data = os.urandom(200_000)
     bare.write("a/b", data)
     proxy.aim(NetworkFault.TORN_DOWN, "GET", times=3)
@@ -157,13 +157,13 @@ def test_a_server_that_does_not_answer_is_given_up(bare: S3Store, proxy: FaultPr
 # Where signatures are checked, a request without its signed header is refused before it can be ignored.
 @pytest.mark.parametrize("server", ["quick"], indirect=True)
 def test_a_server_that_ignores_the_condition_is_refused_by_name(
-    server: S3Server, store: PatientStore, proxy: FaultProxy
+    server: S3Server, store: RetryingStore, proxy: FaultProxy
 ) -> None:
     proxy.aim(NetworkFault.STRIP, "PUT", times=1_000_000)
     with pytest.raises(StoreUnsound, match="ignores If-None-Match: the second create of one key succeeded"):
         probe_store(store)
 
 
-def test_a_server_behind_a_sound_network_is_accepted(store: PatientStore, proxy: FaultProxy) -> None:
+def test_a_server_behind_a_sound_network_is_accepted(store: RetryingStore, proxy: FaultProxy) -> None:
     probe_store(store)
     assert store.keys("probe") == []

@@ -12,7 +12,7 @@ import pytest
 from storage.stores.local_store import LocalStore
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore
-from storage.stores.retrying_store import PatientStore
+from storage.stores.retrying_store import RetryingStore
 from storage.stores.s3_bucket import S3Bucket
 from storage.stores.s3_store import S3Store
 from tests.s3.servers import CEPH, S3Server, s3_server
@@ -49,7 +49,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
         return MemoryStore("test")
     if request.param == "local":
         return LocalStore(tmp_path / "store")
-    return PatientStore(S3Store(request.getfixturevalue(f"{request.param}_bucket"), uuid.uuid4().hex))
+    return RetryingStore(S3Store(request.getfixturevalue(f"{request.param}_bucket"), uuid.uuid4().hex))
 
 
 @pytest.fixture

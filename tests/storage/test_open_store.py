@@ -7,7 +7,7 @@ import pytest
 from storage.errors import StorageError
 from storage.stores.local_store import LocalStore
 from storage.stores.open_store import open_store
-from storage.stores.retrying_store import PatientStore
+from storage.stores.retrying_store import RetryingStore
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_an_s3_url_must_be_a_bucket_and_a_prefix_alone(url: str) -> None:
 @pytest.mark.parametrize("url", ["s3://bucket/a/b", "s3://bucket"])
 def test_a_remote_store_is_patient_and_says_where_it_is(url: str) -> None:
     store = open_store(url + "/")
-    assert isinstance(store, PatientStore)
+    assert isinstance(store, RetryingStore)
     assert store.url == url
 
 

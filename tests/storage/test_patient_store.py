@@ -8,8 +8,8 @@ import pytest
 from storage.errors import ObjectMissing, StorageError, StoreRefused, StoreUnavailable
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore, UnfinishedWrite
-from storage.stores.retry_policy import Patience
-from storage.stores.retrying_store import PatientStore
+from storage.stores.retry_policy import RetryPolicy
+from storage.stores.retrying_store import RetryingStore
 from tests.storage.test_object_store import OPERATIONS
 
 ONCE = {"create", "write_stream", "local_path"}
@@ -26,8 +26,8 @@ class Clock:
         self.slept.append(seconds)
         self.now += seconds
 
-    def patience(self, **limits: Any) -> Patience:
-        return Patience(sleep=self.sleep, clock=lambda: self.now, random=lambda: 1.0, **limits)
+    def patience(self, **limits: Any) -> RetryPolicy:
+        return RetryPolicy(sleep=self.sleep, clock=lambda: self.now, random=lambda: 1.0, **limits)
 
 
 class Failing:
@@ -56,7 +56,7 @@ def away(times: int) -> Any:
 @pytest.mark.parametrize("operation", sorted(set(OPERATIONS) - ONCE))
 def test_what_may_be_asked_twice_is_asked_until_it_is_answered(operation: str) -> None:
     store = away(3)
-    OPERATIONS[operation](PatientStore(store, patience=Clock().patience()), "a/b")
+    OPERATIONS[operation](RetryingStore(store, patience=Clock().patience()), "a/b")
     assert store.asked == 4
 
 
@@ -64,48 +64,48 @@ def test_what_may_be_asked_twice_is_asked_until_it_is_answered(operation: str) -
 def test_what_may_not_be_asked_twice_is_asked_once(operation: str) -> None:
     store = away(1)
     with pytest.raises(StoreUnavailable):
-        OPERATIONS[operation](PatientStore(store, patience=Clock().patience()), "a/b")
+        OPERATIONS[operation](RetryingStore(store, patience=Clock().patience()), "a/b")
     assert store.asked == 1
 
 
 def test_every_operation_of_a_store_is_offered() -> None:
     offered = {name for name in vars(ObjectStore) if not name.startswith("_")}
-    assert offered <= set(vars(PatientStore))
+    assert offered <= set(vars(RetryingStore))
 
 
 @pytest.mark.parametrize("error", [StoreRefused("no"), ObjectMissing("none"), StorageError("bad key")])
 def test_an_answer_that_will_not_change_passes_at_once(error: StorageError) -> None:
     store: Any = Failing(error)
     with pytest.raises(type(error)):
-        PatientStore(store, patience=Clock().patience()).read("a/b")
+        RetryingStore(store, patience=Clock().patience()).read("a/b")
     assert store.asked == 1
 
 
 def test_pauses_double_up_to_the_longest() -> None:
     clock = Clock()
     with pytest.raises(StoreUnavailable):
-        PatientStore(away(99), patience=clock.patience(total_seconds=100)).read("a/b")
+        RetryingStore(away(99), patience=clock.patience(total_seconds=100)).read("a/b")
     assert clock.slept == [0.2, 0.4, 0.8, 1.6, 3.0]
 
 
 def test_half_of_a_pause_is_random() -> None:
     clock = Clock()
-    patience = Patience(tries=2, sleep=clock.sleep, clock=lambda: clock.now, random=lambda: 0.0)
+    patience = RetryPolicy(tries=2, sleep=clock.sleep, clock=lambda: clock.now, random=lambda: 0.0)
     with pytest.raises(StoreUnavailable):
-        PatientStore(away(99), patience=patience).read("a/b")
+        RetryingStore(away(99), patience=patience).read("a/b")
     assert clock.slept == [0.1]
 
 
 def test_no_try_begins_after_the_total_time() -> None:
     clock = Clock()
     with pytest.raises(StoreUnavailable):
-        PatientStore(away(99), patience=clock.patience(tries=1000, total_seconds=10)).read("a/b")
+        RetryingStore(away(99), patience=clock.patience(tries=1000, total_seconds=10)).read("a/b")
     assert clock.now < 10
 
 
 def test_a_patience_that_never_asks_is_refused() -> None:
     with pytest.raises(StorageError, match="tries 0"):
-        Patience(tries=0)
+        RetryPolicy(tries=0)
 
 
 def test_a_read_that_breaks_after_its_first_piece_is_not_begun_again() -> None:
@@ -114,7 +114,7 @@ def test_a_read_that_breaks_after_its_first_piece_is_not_begun_again() -> None:
             yield b"1"
             raise StoreUnavailable("reset")
 
-    chunks = PatientStore(Breaking(), patience=Clock().patience()).read_chunks("a/b")
+    chunks = RetryingStore(Breaking(), patience=Clock().patience()).read_chunks("a/b")
     assert next(chunks) == b"1"
     with pytest.raises(StoreUnavailable):
         next(chunks)
@@ -122,5 +122,5 @@ def test_a_read_that_breaks_after_its_first_piece_is_not_begun_again() -> None:
 
 def test_unfinished_writes_are_the_stores_below() -> None:
     left = UnfinishedWrite(key="a/b", bytes=1, age_seconds=0.0, token="t")
-    PatientStore(MemoryStore()).discard(left)
-    assert PatientStore(MemoryStore()).unfinished("a") == []
+    RetryingStore(MemoryStore()).discard(left)
+    assert RetryingStore(MemoryStore()).unfinished("a") == []

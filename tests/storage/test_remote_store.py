@@ -17,8 +17,8 @@ from storage.errors import IntegrityError, ObjectMissing, StorageError, StoreRef
 from storage.stores.multipart_upload import PART_BYTES, PARTS_UNDER_WAY, upload_stream
 from storage.stores.open_store import open_store
 from storage.stores.remote_store import RemoteStore
-from storage.stores.retry_policy import Patience
-from storage.stores.retrying_store import PatientStore
+from storage.stores.retry_policy import RetryPolicy
+from storage.stores.retrying_store import RetryingStore
 from storage.stores.s3_bucket import S3Bucket, Timeouts
 from storage.stores.s3_store import S3Store
 from tests.s3.servers import CEPH, S3Server, aws_environment
@@ -39,7 +39,7 @@ def bucket(request: pytest.FixtureRequest) -> S3Bucket:
 @pytest.fixture
 def remote(bucket: S3Bucket) -> S3Store:
     """A prefix of its own for each test, without patience around it."""
-    return S3Store(bucket, uuid.uuid4().hex, patience=Patience(tries=1))
+    return S3Store(bucket, uuid.uuid4().hex, patience=RetryPolicy(tries=1))
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def environment(quick_server: S3Server) -> Iterator[dict[str, str]]:
 def test_a_url_leads_to_the_bucket_by_the_usual_variables(environment: dict[str, str]) -> None:
     store = open_store(f"s3://cairn/{uuid.uuid4().hex}/")
     store.write("a/b", b"1")
-    assert isinstance(store, PatientStore)
+    assert isinstance(store, RetryingStore)
     assert isinstance(store.inner, S3Store)
     assert (open_store(store.url).read("a/b"), store.url.endswith("/")) == (b"1", False)
 
@@ -174,7 +174,7 @@ class Answered(Future):  # type: ignore[type-arg]
 def test_a_stream_of_300_mb_holds_a_few_parts_at_once() -> None:
     bucket: Any = SlowBucket()
     chunk = bytes(1 << 20)
-    written = upload_stream(bucket, "a", (chunk for _ in range(300)), patience=Patience(tries=1))
+    written = upload_stream(bucket, "a", (chunk for _ in range(300)), patience=RetryPolicy(tries=1))
     assert (written.bytes, bucket.parts, bucket.most) == (300 << 20, 19, PARTS_UNDER_WAY)
     assert (PARTS_UNDER_WAY + 1) * PART_BYTES < 80_000_000
 

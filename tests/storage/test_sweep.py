@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from storage.checkpoints.checkpoint import checkpoint_prefix, verify_checkpoint
-from storage.checkpoints.checkpoint_pin import hold_checkpoint
+from storage.checkpoints.checkpoint_pin import pin_checkpoint
 from storage.checkpoints.sweep import SweepReport, sweep
 from storage.errors import IntegrityError, StorageError
 from storage.logs.entry_log import EntryLog
@@ -94,7 +94,7 @@ def hold(log: RunLog, step: int, hold_id: str, *, pid: int = 1, alias: str | Non
         alias=alias,
         suite_sha256=None if alias else "s",
     )
-    assert hold_checkpoint(log, body, writer=writer())
+    assert pin_checkpoint(log, body, writer=writer())
 
 
 def promote(log: RunLog, step: int, *, loss: float) -> CheckpointReference:

@@ -7,7 +7,7 @@ from storage.stores.memory_store import MemoryStore
 from tasks.attempt.attempt_claim import Claimant, claim_attempt
 from tasks.configuration.settings import BudgetsConfig, LeaseConfig
 from tasks.errors import LiveOwner
-from tests.flows.conftest import FabricatedRun, fabricate
+from tests.fabricated_run import FabricatedRun, fabricate
 
 
 class Clock:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from storage.logs.run_entries import DataQuarantined, Decision, EvaluationFailed
 from storage.logs.run_state import RunState, fold
 from tasks.configuration.settings import BudgetConfig, BudgetsConfig
-from tasks.policy.budgets import Setback, decide, evaluator_retries_left, spending
+from tasks.policy.budgets import FailureImpact, decide, evaluator_retries_left, spending
 from tasks.policy.failures import Evidence, Failure, TerminationReason, classify
 from tests.storage.builders import NOON, committed, ended, entry, opened, started
 
@@ -42,7 +42,7 @@ class History:
         self, reason: str, step: int = 0, *, cause: str = "", jitter: float = 0.0, **setback: object
     ) -> Decision:
         """Say what would follow now, without writing it."""
-        known = Setback(**{"last_step": step, "micro_batch": 1, "activation_checkpointing": True, **setback})
+        known = FailureImpact(**{"last_step": step, "micro_batch": 1, "activation_checkpointing": True, **setback})
         return decide(self.budgets, self.state, failure(reason, cause), known, jitter=jitter)
 
     def fail(self, reason: str, step: int = 0, *, cause: str = "", **setback: object) -> Decision:
@@ -313,7 +313,7 @@ def test_a_shells_137_is_paid_by_the_budget_of_lost_and_keeps_the_micro_batch() 
     seen = classify(Evidence(exit_code=137))
     history = History()
     history.begin()
-    decision = decide(DEFAULT, history.state, seen, Setback(last_step=3, micro_batch=8))
+    decision = decide(DEFAULT, history.state, seen, FailureImpact(last_step=3, micro_batch=8))
     assert (decision.charged, decision.micro_batch) == ("lost", None)
 
 

@@ -12,7 +12,7 @@ from storage.logs.run_entries import CheckpointReference
 from tasks.configuration.settings import EvaluationConfig
 from tasks.configuration.suite_file import resolve_evaluation
 from tasks.errors import TaskError
-from tasks.evaluation import command_evaluator
+from tasks.evaluator import command_evaluator
 from tasks.evaluator.command_evaluator import CommandOrder, command_environment, parse_metrics, run_command
 from tasks.evaluator.evaluation_folder import evaluation_folder
 from tasks.evaluator.evaluation_suite import CommandSuite, command_suites_of

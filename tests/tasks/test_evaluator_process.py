@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tasks.errors import EvaluationInterrupted
-from tasks.evaluation import evaluator_process
+from tasks.evaluator import evaluator_process
 from tasks.evaluator.evaluator_process import Outcome, run_evaluator
 
 PATIENCE_SECONDS = 30.0

@@ -21,7 +21,7 @@ from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import WrittenObject
 from tasks.trainer.checkpoint_reading import CheckpointReading
 from tasks.trainer.staging import HostCheckpoint, Reports, Staging
-from tasks.trainer.staging_buffer import HostCopy
+from tasks.trainer.staging_buffer import StagingBuffer
 from tasks.trainer.tensor_exchange import to_group, to_record, to_tensors
 from tests.storage.builders import RUN, trainer_document
 
@@ -100,11 +100,11 @@ class Stagings:
 def test_a_copy_holds_the_bits_of_the_state() -> None:
     state = fresh_state()
     disturb(state)
-    assert bits(HostCopy(CPU).take(state.live_tensors())) == bits(state.named_tensors())
+    assert bits(StagingBuffer(CPU).take(state.live_tensors())) == bits(state.named_tensors())
 
 
 def test_two_copies_lie_at_the_same_addresses() -> None:
-    state, host = fresh_state(), HostCopy(CPU)
+    state, host = fresh_state(), StagingBuffer(CPU)
     host.prepare(state.live_tensors())
     first = [named.tensor.data_ptr() for named in host.take(state.live_tensors())]
     disturb(state)
@@ -112,7 +112,7 @@ def test_two_copies_lie_at_the_same_addresses() -> None:
 
 
 def test_a_copy_does_not_change_with_the_state() -> None:
-    state, host = fresh_state(), HostCopy(CPU)
+    state, host = fresh_state(), StagingBuffer(CPU)
     copies = host.take(state.live_tensors())
     before = bits(copies)
     disturb(state)
@@ -120,7 +120,7 @@ def test_a_copy_does_not_change_with_the_state() -> None:
 
 
 def test_memory_prepared_for_a_state_is_all_that_copies_of_it_take() -> None:
-    state, host = fresh_state(), HostCopy(CPU)
+    state, host = fresh_state(), StagingBuffer(CPU)
     host.prepare(state.live_tensors())
     prepared = host.bytes
     host.take(state.live_tensors())
@@ -134,7 +134,7 @@ def test_tensors_of_any_size_share_a_block(size: int) -> None:
         NamedTensor(name="b", group="weights", tensor=torch.tensor(1.5, dtype=torch.float64)),
         NamedTensor(name="c", group="weights", tensor=torch.ones(3, 2, dtype=torch.bfloat16).t()),
     ]
-    copies = HostCopy(CPU).take(tensors)
+    copies = StagingBuffer(CPU).take(tensors)
     assert all(torch.equal(copy.tensor, named.tensor) for copy, named in zip(copies, tensors, strict=True))
 
 
@@ -168,7 +168,7 @@ def test_a_checkpoint_is_read_into_the_memory_that_the_next_one_is_copied_to() -
     state, stagings = fresh_state(), Stagings(MemoryStore())
     stagings.staging.begin(checkpoint(stagings.staging.copy(state.live_tensors()), 5), before=lambda: None)
     stagings.staging.wait()
-    host = HostCopy(CPU)
+    host = StagingBuffer(CPU)
     loaded = CheckpointReading(stagings.store, stagings.staged[0], host).result()
     assert loaded is not None
     read = to_tensors(loaded.tensors)
@@ -183,7 +183,7 @@ def test_a_state_read_back_is_the_state_that_was_copied() -> None:
     disturb(state)
     stagings.staging.begin(checkpoint(stagings.staging.copy(state.live_tensors()), 5), before=lambda: None)
     stagings.staging.wait()
-    loaded = CheckpointReading(stagings.store, stagings.staged[0], HostCopy(CPU)).result()
+    loaded = CheckpointReading(stagings.store, stagings.staged[0], StagingBuffer(CPU)).result()
     assert loaded is not None
     read = to_tensors(loaded.tensors)
     assert all(
@@ -199,7 +199,7 @@ PEAK = textwrap.dedent("""
     from storage.checkpoints.checkpoint import load_checkpoint
     from storage.stores.local_store import LocalStore
     from tasks.trainer.checkpoint_reading import CheckpointReading
-    from tasks.trainer.staging_buffer import HostCopy
+    from tasks.trainer.staging_buffer import StagingBuffer
     from tasks.trainer.tensor_exchange import to_tensors
     from tests.tasks.test_host_copy import Stagings, checkpoint
 

@@ -22,10 +22,10 @@ from tasks.data.token_trade import numbered_vocabulary
 from tasks.evaluator.checkpoint_model import open_model
 from tasks.evaluator.model_directory import write_model_directory
 from tasks.trainer.initial_weights import find_directory, keep_initial_weights, read_initial_weights
-from tasks.trainer.parent_channel import ParentLine
+from tasks.trainer.parent_channel import ParentChannel
 from tasks.trainer.tensor_exchange import to_tensors
 from tasks.trainer.trainer import Trainer
-from tasks.trainer.trainer_protocol import Event, Ready, Staged, TrainerOrder
+from tasks.trainer.trainer_protocol import Event, Ready, Staged, TrainerSpec
 from tests.tasks.committed_model import CommittedModel, commit_model, small_configuration
 
 
@@ -76,7 +76,7 @@ def altered(folder: Path, change: Callable[[dict[str, TensorRecord]], None]) -> 
     path.write_bytes(b"".join(shard_chunks(list(records.values()))))
 
 
-class Heard(ParentLine):
+class Heard(ParentChannel):
     """A line whose events are kept."""
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class Heard(ParentLine):
 def train(store: LocalStore, model: CommittedModel, sha256: str | None, place: Path) -> tuple[Trainer, Heard]:
     """Start a trainer at step 0 on a machine whose files lie in `place`."""
     config = small_configuration(model={"dropout": 0.1}, init_from="out", probe_every_steps=0)
-    order = TrainerOrder(
+    order = TrainerSpec(
         run_id="begun",
         attempt=1,
         store_url=store.url,

@@ -18,8 +18,8 @@ from tasks.machine.machine_speed import (
     machine_speed,
     may_have_cuda,
     may_have_half,
-    mode_beside,
-    mode_here,
+    numerics_beside,
+    numerics_here,
 )
 
 FOUND = MachineSpeed(cpu_half_gain=2.5)
@@ -58,9 +58,9 @@ def test_a_machine_is_measured_once(measured: list[MachineSpeed], tmp_path: Path
 def test_two_runs_of_one_configuration_resolve_alike_though_a_second_measurement_would_not(
     measured: list[MachineSpeed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = mode_here(training(), WIDE, tmp_path)
+    first = numerics_here(training(), WIDE, tmp_path)
     monkeypatch.setattr(machine, "_measured", lambda: MachineSpeed(cpu_half_gain=0.9))
-    assert mode_here(training(), WIDE, tmp_path) == first and first.precision == "bf16"
+    assert numerics_here(training(), WIDE, tmp_path) == first and first.precision == "bf16"
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b'{"cpu_half_gain": -3}', b'{"cpu_half_gain": "fast"}', b"\xff" * 40])
@@ -109,7 +109,7 @@ def test_a_measurement_that_fails_promises_nothing_and_is_not_kept(
         raise error
 
     monkeypatch.setattr(machine, "_measured", fail)
-    assert mode_here(training(), WIDE, tmp_path).precision == "fp32" and list(tmp_path.iterdir()) == []
+    assert numerics_here(training(), WIDE, tmp_path).precision == "fp32" and list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -124,28 +124,28 @@ def test_a_measurement_that_fails_promises_nothing_and_is_not_kept(
 def test_what_no_measurement_decides_is_not_measured(
     measured: list[MachineSpeed], tmp_path: Path, said: dict[str, Any], model: ModelConfig
 ) -> None:
-    assert mode_here(training(**said), model, tmp_path).precision != "auto" and measured == []
+    assert numerics_here(training(**said), model, tmp_path).precision != "auto" and measured == []
 
 
 def test_a_cpu_without_half_precision_is_not_measured(
     measured: list[MachineSpeed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "cpu_facts", lambda: {"flags": "fpu avx2 avx512f"})
-    assert mode_here(training(), WIDE, tmp_path).precision == "fp32" and measured == []
+    assert numerics_here(training(), WIDE, tmp_path).precision == "fp32" and measured == []
 
 
 def test_where_a_card_could_be_torch_is_asked_whatever_the_width(
     measured: list[MachineSpeed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "may_have_cuda", lambda: True)
-    mode_here(training(), NARROW, tmp_path)
+    numerics_here(training(), NARROW, tmp_path)
     assert len(measured) == 1
-    mode_here(training(device="cpu"), NARROW, tmp_path / "another")
+    numerics_here(training(device="cpu"), NARROW, tmp_path / "another")
     assert len(measured) == 1
 
 
 def test_the_mode_is_found_out_while_something_else_is_done(measured: list[MachineSpeed], tmp_path: Path) -> None:
-    with mode_beside(training(), WIDE, tmp_path) as mode:
+    with numerics_beside(training(), WIDE, tmp_path) as mode:
         assert mode().precision == "bf16"
 
 

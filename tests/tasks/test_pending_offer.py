@@ -10,7 +10,7 @@ from storage.logs.run_entries import CheckpointReference
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore
 from tasks.checkpoints.pending_offer import pending_offer
-from tests.flows.conftest import FabricatedRun, fabricate, promote
+from tests.fabricated_run import FabricatedRun, fabricate, promote
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from tasks.attempt.preemption_notice import (
     announced,
     notice_sources,
 )
-from tasks.attempt.shutdown_signal import StopNotice
+from tasks.attempt.shutdown_signal import ShutdownSignal
 from tasks.configuration.settings import PreemptionConfig
 
 ACTION = "/latest/meta-data/spot/instance-action"
@@ -203,7 +203,7 @@ def test_the_configuration_names_the_sources(host: str, cloud: Cloud, tmp_path: 
 
 
 def test_a_notice_reaches_the_listeners_once_and_keeps_its_words(aws: AwsMetadata, cloud: Cloud) -> None:
-    notice, heard = StopNotice(), list[str]()
+    notice, heard = ShutdownSignal(), list[str]()
     told = threading.Event()
 
     def listen() -> None:
@@ -218,7 +218,7 @@ def test_a_notice_reaches_the_listeners_once_and_keeps_its_words(aws: AwsMetadat
 
 
 def test_silent_services_are_asked_again_and_complained_of_once(aws: AwsMetadata, cloud: Cloud) -> None:
-    notice, problems = StopNotice(), list[str]()
+    notice, problems = ShutdownSignal(), list[str]()
     cloud.status = 500
     with announced(notice, (aws,), poll_seconds=0.001, on_problem=problems.append):
         assert cloud.asked_enough.wait(30)
@@ -227,17 +227,17 @@ def test_silent_services_are_asked_again_and_complained_of_once(aws: AwsMetadata
 
 
 def test_without_sources_there_is_no_thread() -> None:
-    with announced(StopNotice(), (), poll_seconds=0.001):
+    with announced(ShutdownSignal(), (), poll_seconds=0.001):
         assert "preemption" not in {thread.name for thread in threading.enumerate()}
 
 
 @pytest.fixture
-def notice() -> StopNotice:
-    return StopNotice()
+def notice() -> ShutdownSignal:
+    return ShutdownSignal()
 
 
 @pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2"])
-def test_a_schedulers_signal_is_heard_where_it_is_configured(notice: StopNotice, name: str) -> None:
+def test_a_schedulers_signal_is_heard_where_it_is_configured(notice: ShutdownSignal, name: str) -> None:
     heard: list[str | None] = []
     with notice.heard(extra_signal=name), notice.told(lambda: heard.append(notice.signal)):
         os.kill(os.getpid(), signal.Signals[name])
@@ -245,7 +245,7 @@ def test_a_schedulers_signal_is_heard_where_it_is_configured(notice: StopNotice,
     assert notice.detail == f"the scheduler announced with {name} that this machine will be taken away"
 
 
-def test_handlers_are_put_back(notice: StopNotice) -> None:
+def test_handlers_are_put_back(notice: ShutdownSignal) -> None:
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
     before = [signal.getsignal(number) for number in numbers]
     with notice.heard(extra_signal="SIGUSR1"):
@@ -253,13 +253,13 @@ def test_handlers_are_put_back(notice: StopNotice) -> None:
     assert [signal.getsignal(number) for number in numbers] == before
 
 
-def test_a_signal_nobody_configured_keeps_its_meaning(notice: StopNotice) -> None:
+def test_a_signal_nobody_configured_keeps_its_meaning(notice: ShutdownSignal) -> None:
     before = signal.getsignal(signal.SIGUSR1)
     with notice.heard():
         assert signal.getsignal(signal.SIGUSR1) == before
 
 
-def test_the_first_notice_names_the_end_and_later_ones_are_still_told(notice: StopNotice) -> None:
+def test_the_first_notice_names_the_end_and_later_ones_are_still_told(notice: ShutdownSignal) -> None:
     heard: list[str | None] = []
     with notice.told(lambda: heard.append(notice.signal)):
         notice.give("aws", "AWS announced: stop at noon")
@@ -268,7 +268,7 @@ def test_the_first_notice_names_the_end_and_later_ones_are_still_told(notice: St
     assert (notice.signal, notice.detail) == ("aws", "AWS announced: stop at noon")
 
 
-def test_who_listens_late_is_told_at_once(notice: StopNotice) -> None:
+def test_who_listens_late_is_told_at_once(notice: ShutdownSignal) -> None:
     notice.give("SIGTERM")
     heard: list[str | None] = []
     with notice.told(lambda: heard.append(notice.signal)):

@@ -5,7 +5,7 @@ import pytest
 from storage.logs.run_state import RunState
 from storage.stores.memory_store import MemoryStore
 from tasks.policy.run_watch import Continue, Leave, Life, Observed, Verdict, Wait, decide_watch, lease_seconds
-from tests.flows.conftest import FabricatedRun, fabricate
+from tests.fabricated_run import FabricatedRun, fabricate
 
 SEEN = 1000.0
 LEASE = 30.0

@@ -17,7 +17,7 @@ from storage.checkpoints.trainer_document import TrainerDocument, small_tensor
 from storage.logs.run_entries import CheckpointReference
 from storage.stores.local_store import LocalStore
 from tasks.trainer.shared_staging import SharedStaging, writers_of
-from tasks.trainer.staging_buffer import HostCopy
+from tasks.trainer.staging_buffer import StagingBuffer
 from tasks.trainer.tensor_exchange import to_group
 
 WRITERS = 3
@@ -77,7 +77,7 @@ def stage_by_several(store: LocalStore, tensors: tuple[NamedTensor, ...]) -> Sta
     meeting: Any = Meeting()
     Lane.lanes = {rank: queue.Queue() for rank in range(WRITERS)}
     shares = [SharedStaging(Lane(rank, WRITERS), meeting, tensors) for rank in range(WRITERS)]
-    copies = [HostCopy(torch.device("cpu")).take(tensors, share.is_own) for share in shares]
+    copies = [StagingBuffer(torch.device("cpu")).take(tensors, share.is_own) for share in shares]
     for share, own in list(zip(shares, copies, strict=True))[1:]:
         groups = (to_group("weights", own), to_group("optimizer", own))
         share.hand_over([record for group in groups for record in group.records])

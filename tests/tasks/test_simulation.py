@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from storage.logs.run_state import RunState
 from storage.stores.memory_store import MemoryStore
 from tasks.configuration.settings import BudgetConfig, BudgetsConfig
-from tasks.policy.budgets import Setback, decide
+from tasks.policy.budgets import FailureImpact, decide
 from tasks.policy.checkpoint_interval import compare_intervals, daly_seconds, lost_share, young_seconds
 from tasks.policy.failure_trace import (
     FailureRate,
@@ -34,7 +34,7 @@ from tasks.policy.simulation import (
     plain_retries,
     simulate,
 )
-from tests.flows.conftest import fabricate
+from tests.fabricated_run import fabricate
 
 R = TerminationReason
 SMALL = SimulationPlan(
@@ -228,10 +228,10 @@ def test_waiting_is_part_of_the_wall_time_and_not_of_the_goodput() -> None:
 
 def test_every_decision_is_the_one_decide_gives_for_the_receipts_before_it() -> None:
     budgets, failures = BudgetsConfig(), published_trace().failures(random.Random(3))
-    seen: list[tuple[RunState, Failure, Setback]] = []
+    seen: list[tuple[RunState, Failure, FailureImpact]] = []
     policy = budget_policy(budgets)
 
-    def watched(state: RunState, failure: Failure, setback: Setback):  # type: ignore[no-untyped-def]
+    def watched(state: RunState, failure: Failure, setback: FailureImpact):  # type: ignore[no-untyped-def]
         seen.append((state, failure, setback))
         return policy(state, failure, setback)
 
@@ -244,7 +244,7 @@ def test_every_decision_is_the_one_decide_gives_for_the_receipts_before_it() -> 
 def test_the_state_a_policy_sees_has_the_failed_attempt_open_and_all_others_ended() -> None:
     seen: list[tuple[bool, int]] = []
 
-    def policy(state: RunState, failure: Failure, setback: Setback):  # type: ignore[no-untyped-def]
+    def policy(state: RunState, failure: Failure, setback: FailureImpact):  # type: ignore[no-untyped-def]
         ended = sum(attempt.ended is not None for attempt in state.attempts)
         seen.append((state.open_attempt is state.attempts[-1], len(state.attempts) - ended))
         return never_give_up(state, failure, setback)

@@ -10,15 +10,15 @@ import pytest
 
 from tasks.policy.failures import ORPHANED_EXIT_CODE
 from tasks.trainer.trainer_child import TrainerChild
-from tasks.trainer.warm_trainer import WaitingTrainer, trainer_waiting
+from tasks.trainer.warm_trainer import WarmTrainer, warm_trainer
 
 SAYS_SO_AND_WAITS = "import sys; print('here', file=sys.stderr, flush=True); print('there', flush=True); input()"
 start_quickly = partial(TrainerChild, command=(sys.executable, "-S", "-c", SAYS_SO_AND_WAITS))
 
 
 @pytest.fixture
-def waiting() -> Iterator[WaitingTrainer]:
-    trainer = WaitingTrainer(start_quickly)
+def waiting() -> Iterator[WarmTrainer]:
+    trainer = WarmTrainer(start_quickly)
     yield trainer
     trainer.end()
 
@@ -28,13 +28,13 @@ def heard(child: TrainerChild) -> bytes:
     return child.process.stdout.readline()
 
 
-def test_beginning_twice_starts_one(waiting: WaitingTrainer, tmp_path: Path) -> None:
+def test_beginning_twice_starts_one(waiting: WarmTrainer, tmp_path: Path) -> None:
     waiting.begin(tmp_path)
     waiting.begin(tmp_path)
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_the_one_that_waits_is_the_one_that_is_taken(waiting: WaitingTrainer, tmp_path: Path) -> None:
+def test_the_one_that_waits_is_the_one_that_is_taken(waiting: WarmTrainer, tmp_path: Path) -> None:
     waiting.begin(tmp_path)
     before = {child.pid for child in psutil.Process().children()}
     child = waiting.take(tmp_path)
@@ -42,13 +42,13 @@ def test_the_one_that_waits_is_the_one_that_is_taken(waiting: WaitingTrainer, tm
     child.discard()
 
 
-def test_where_none_waits_a_new_one_is_taken(waiting: WaitingTrainer, tmp_path: Path) -> None:
+def test_where_none_waits_a_new_one_is_taken(waiting: WarmTrainer, tmp_path: Path) -> None:
     child = waiting.take(tmp_path / "made")
     assert heard(child) == b"there\n"
     child.discard()
 
 
-def test_one_that_died_waiting_is_not_taken(waiting: WaitingTrainer, tmp_path: Path) -> None:
+def test_one_that_died_waiting_is_not_taken(waiting: WarmTrainer, tmp_path: Path) -> None:
     waiting.begin(tmp_path)
     (dead,) = (child for child in psutil.Process().children() if SAYS_SO_AND_WAITS in child.cmdline())
     dead.kill()
@@ -60,21 +60,21 @@ def test_one_that_died_waiting_is_not_taken(waiting: WaitingTrainer, tmp_path: P
 
 @pytest.mark.parametrize(("seconds", "naps"), [(0.0, [0.0, 0.0]), (3.0, [0.0, 3.0]), (60.0, [55.0, 5.0])])
 def test_the_next_trainer_starts_in_the_last_seconds_of_a_back_off(
-    waiting: WaitingTrainer, tmp_path: Path, seconds: float, naps: list[float]
+    waiting: WarmTrainer, tmp_path: Path, seconds: float, naps: list[float]
 ) -> None:
     slept: list[tuple[float, int]] = []
     waiting.wait_out(seconds, tmp_path, sleep=lambda nap: slept.append((nap, len(list(tmp_path.iterdir())))))
     assert slept == list(zip(naps, [0, 1], strict=True))
 
 
-def test_one_that_is_taken_is_no_longer_the_one_that_waits(waiting: WaitingTrainer, tmp_path: Path) -> None:
+def test_one_that_is_taken_is_no_longer_the_one_that_waits(waiting: WarmTrainer, tmp_path: Path) -> None:
     child = waiting.take(tmp_path)
     waiting.end()
     assert child.process.poll() is None
     child.discard()
 
 
-def test_what_it_said_while_it_waited_is_kept_under_the_attempts_name(waiting: WaitingTrainer, tmp_path: Path) -> None:
+def test_what_it_said_while_it_waited_is_kept_under_the_attempts_name(waiting: WarmTrainer, tmp_path: Path) -> None:
     child = waiting.take(tmp_path)
     heard(child)
     child.keep_stderr(tmp_path / "attempt-0007.stderr")
@@ -84,7 +84,7 @@ def test_what_it_said_while_it_waited_is_kept_under_the_attempts_name(waiting: W
 
 
 def test_the_end_of_the_block_leaves_neither_process_nor_file(tmp_path: Path) -> None:
-    with pytest.raises(KeyError), trainer_waiting() as trainer:
+    with pytest.raises(KeyError), warm_trainer() as trainer:
         trainer.begin(tmp_path)
         (child,) = (child for child in psutil.Process().children() if "tasks.trainer.trainer" in child.cmdline())
         raise KeyError("whatever kept the run from beginning")
@@ -92,7 +92,7 @@ def test_the_end_of_the_block_leaves_neither_process_nor_file(tmp_path: Path) ->
 
 
 def test_a_block_within_a_block_has_the_same_trainer() -> None:
-    with trainer_waiting() as outer, trainer_waiting() as inner:
+    with warm_trainer() as outer, warm_trainer() as inner:
         assert inner is outer
 
 

@@ -15,7 +15,7 @@ from storage.stores.local_store import LocalStore
 from tasks.configuration.settings import DivergenceConfig
 from tasks.data.snapshot_build import build_snapshot
 from tasks.trainer.trainer import Trainer
-from tasks.trainer.trainer_protocol import Event, Ready, Staged, StepDone, TrainerOrder
+from tasks.trainer.trainer_protocol import Event, Ready, Staged, StepDone, TrainerSpec
 
 BLOCK = 16
 SOURCES = ("a.txt", "b.txt", "c.txt")
@@ -79,8 +79,8 @@ class Scene:
         assert isinstance(staged, Staged)
         return line, staged
 
-    def order(self, attempt: int, resume: Staged | None, quarantined: tuple[int, ...]) -> TrainerOrder:
-        return TrainerOrder(
+    def order(self, attempt: int, resume: Staged | None, quarantined: tuple[int, ...]) -> TrainerSpec:
+        return TrainerSpec(
             run_id=f"mixed-{attempt}",
             attempt=attempt,
             store_url=self.store.url,

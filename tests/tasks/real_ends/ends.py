@@ -15,7 +15,7 @@ import pytest
 from storage.errors import Fenced, StoreUnavailable
 from storage.stores.local_store import LocalStore
 from storage.stores.memory_store import MemoryStore
-from tasks.attempt.watchdog import Silence, Watch, watching
+from tasks.attempt.watchdog import HangDetector, HeartbeatGap, watching
 from tasks.configuration.settings import WatchdogConfig
 from tasks.machine.kubernetes_reason import kubernetes_reason
 from tasks.machine.process_memory import MemoryWatch
@@ -28,8 +28,8 @@ ROOT = Path(__file__).resolve().parents[3]
 DEADLINE_SECONDS = 120
 LISTENER = """
 import sys, time
-from tasks.attempt.shutdown_signal import StopNotice
-notice = StopNotice()
+from tasks.attempt.shutdown_signal import ShutdownSignal
+notice = ShutdownSignal()
 with notice.heard(extra_signal=sys.argv[1]):
     print("ready", flush=True)
     while notice.signal is None:
@@ -146,12 +146,12 @@ def notified_with_too_little_grace(folder: Path) -> Evidence:
 
 def silent(folder: Path) -> Evidence:
     """Have a watchdog kill a child that spoke eight times and then never again."""
-    silences: list[Silence] = []
-    watch = Watch(WatchdogConfig(factor=10.0, floor_seconds=0.5, startup_seconds=DEADLINE_SECONDS))
+    silences: list[HeartbeatGap] = []
+    watch = HangDetector(WatchdogConfig(factor=10.0, floor_seconds=0.5, startup_seconds=DEADLINE_SECONDS))
     with running(folder, sys.executable, "-c", TALKER) as process:
         assert process.stdout is not None
 
-        def kill(silence: Silence) -> None:
+        def kill(silence: HeartbeatGap) -> None:
             silences.append(silence)
             process.kill()
 

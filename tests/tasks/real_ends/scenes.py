@@ -37,7 +37,7 @@ from storage.snapshots.data_snapshot import (
 from storage.snapshots.token_shard import ShardSchema, ShardWriter
 from storage.stores.document import sha256
 from storage.stores.local_store import LocalStore
-from tasks.trainer.parent_channel import ParentLine, die
+from tasks.trainer.parent_channel import ParentChannel, die
 from tasks.trainer.trainer_protocol import Ready
 
 Scene = Callable[[Path], None]
@@ -212,7 +212,7 @@ def orphaned(folder: Path) -> None:
     reading, writing = os.pipe()
     os.dup2(writing, 1)
     os.close(writing)
-    line = ParentLine()
+    line = ParentChannel()
     os.close(1)
     os.close(reading)
     line.send(Ready(step=0, state_sha256=None, parameters=1, device="cpu"))
@@ -245,7 +245,7 @@ def play(scene: Scene, folder: Path) -> None:
     """Play the scene as a trainer would live through it, in this process; never returns."""
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(folder.with_suffix(f".{name}"), os.O_WRONLY | os.O_CREAT), number)
-    line = ParentLine()
+    line = ParentChannel()
     try:
         scene(folder)
     except Exception as error:

@@ -16,8 +16,8 @@ from flows.run.progress import Progress
 from reports.pages.report_markdown import markdown_table, markdown_text
 from storage.logs.registry_entries import Promoted
 from tasks.text.output import print_document, print_facts, print_table, say
-from tasks.text.sanitize import harmless, harmless_json
-from tests.flows.conftest import FabricatedRun
+from tasks.text.sanitize import sanitize, sanitize_json
+from tests.fabricated_run import FabricatedRun
 
 TAGS = (
     "<script>alert(1)</script><img src=x onerror=alert(1)> [a](javascript:alert(1)) ![b](https://example.org/x) | \n# h"
@@ -120,11 +120,11 @@ def test_progress_steers_no_terminal() -> None:
 
 def test_json_with_numbers_for_characters_is_the_same_json() -> None:
     words = TAGS + STEERING + "\u00ad\u200d\u2028\ufeff äß→"
-    shown = harmless_json(json.dumps({"a": words}, ensure_ascii=False))
+    shown = sanitize_json(json.dumps({"a": words}, ensure_ascii=False))
     assert json.loads(shown) == {"a": words} and "äß→" in shown
     assert not any(char in shown for char in "\x9b\u202e\u200d\u2028\ufeff")
 
 
 @pytest.mark.parametrize("words", ["plain", "two\nlines\tand a tab", "ünïcode → 日本語"])
 def test_harmless_words_stay_as_they_are(words: str) -> None:
-    assert harmless(words) == words
+    assert sanitize(words) == words

@@ -6,8 +6,8 @@ from storage.logs.run_entries import CheckpointQuarantined
 from storage.logs.run_state import RunState
 from storage.logs.step_tail import StepTail
 from storage.stores.memory_store import MemoryStore
-from tests.flows.conftest import HUMAN, fabricate
-from tests.flows.mirrored_run import MirroredRun, interrupted_run
+from tests.fabricated_run import HUMAN, fabricate
+from tests.reports.exported_run import MirroredRun, interrupted_run
 
 
 class Shown:

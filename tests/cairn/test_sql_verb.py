@@ -23,7 +23,7 @@ from storage.stores.document import builtins, encode, sha256
 from storage.stores.local_store import LocalStore
 from storage.stores.object_store import ObjectStore
 from storage.tables.run_tables import ROWS
-from tests.flows.conftest import HUMAN, FabricatedRun, fabricate
+from tests.fabricated_run import HUMAN, FabricatedRun, fabricate
 
 CONTRACT = """
     select termination_reason, count(*) as attempts, sum(gpu_seconds) / 3600 as gpu_hours

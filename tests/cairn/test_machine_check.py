@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cairn.operations.machine_check import _device
-from model import compilation
+from model.kernels import compilation
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 from storage.stores.local_store import LocalStore
-from tests.flows.conftest import promote
+from tests.fabricated_run import promote
 from tests.tasks.committed_model import CommittedModel, commit_model, small_configuration
 
 

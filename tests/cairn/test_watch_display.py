@@ -9,7 +9,7 @@ from flows.watching.watch_display import WatchDisplay
 from storage.logs.heartbeat import Heartbeat, write_heartbeat
 from storage.logs.run_log import RunLog
 from storage.stores.local_store import LocalStore
-from tests.flows.conftest import FabricatedRun, fabricate
+from tests.fabricated_run import FabricatedRun, fabricate
 
 
 def beat(run: FabricatedRun, attempt: int, step: int, gpu_seconds: float) -> None:

@@ -19,7 +19,7 @@ from storage.logs.log_entry import Writer
 from storage.logs.run_entries import DataQuarantined, EvaluationRecorded
 from storage.logs.step_log import StepLine
 from tasks.configuration.run_configuration import parse_configuration
-from tests.flows.conftest import NOON, fabricate
+from tests.fabricated_run import NOON, fabricate
 
 HUMAN = Writer(host="here", pid=1)
 HOSTILE = '<script>alert(1)</script> </td> "quoted" \x1b[31m| `tick` ```'

@@ -21,7 +21,7 @@ from storage.logs.log_entry import Writer
 from storage.logs.registry import Registry, RegistryState
 from storage.stores.local_store import LocalStore
 from tasks.machine.placement import boot_id, this_placement
-from tests.flows.conftest import Cairn, FabricatedRun, fabricate, promote
+from tests.fabricated_run import Cairn, FabricatedRun, fabricate, promote
 
 HERE = {"host": socket.gethostname(), "boot_id": boot_id()}  # its pid 1 was not started at second 1
 ABANDONED = pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")  # as a watcher does

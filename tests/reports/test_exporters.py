@@ -13,25 +13,25 @@ from typing import Any
 import pytest
 
 from reports.exporters.curve_follower import CurveFollower, CurveNews, TimedLine
-from reports.exporters.exporters import check_mirrors, mirrored
+from reports.exporters.exporters import check_exporters, exporting
 from reports.exporters.mlflow_client import MlflowClient, MlflowRefused
-from reports.exporters.mlflow_exporter import MlflowMirror
-from reports.exporters.step_exporter import Mirror, Mirroring
-from reports.exporters.tensorboard_exporter import TensorBoardMirror
+from reports.exporters.mlflow_exporter import MlflowExporter
+from reports.exporters.step_exporter import Exporter, ExporterThread
+from reports.exporters.tensorboard_exporter import TensorBoardExporter
 from storage.logs.run_state import RunState
 from storage.logs.step_tail import StepTail
 from storage.stores.local_store import LocalStore
 from tasks.configuration.run_configuration import parse_configuration
 from tasks.configuration.settings import MirrorsConfig
 from tasks.errors import InvalidConfiguration
-from tests.flows.conftest import DOCUMENT, NOON, fabricate
-from tests.flows.mirrored_run import MirroredRun, interrupted_run, step_line
-from tests.flows.tracking_server import TrackingServer, tracking_server
+from tests.fabricated_run import DOCUMENT, NOON, fabricate
+from tests.reports.exported_run import MirroredRun, interrupted_run, step_line
+from tests.reports.tracking_server import TrackingServer, tracking_server
 
 Follow = Callable[[], None]
 
 
-def following(run: MirroredRun, mirror: Mirror) -> Follow:
+def following(run: MirroredRun, mirror: Exporter) -> Follow:
     """Begin a mirror as a process that trains the run would; each call tells it what is new."""
     mirror.begin(run.state)
     follower = CurveFollower(StepTail(run.run.log.store, run.run.log.prefix))
@@ -55,16 +55,16 @@ def curve(folder: Path, tag: str = "train/loss") -> list[tuple[int, float]]:
     return [(event.step, pytest.approx(event.value)) for event in accumulator.Scalars(tag)]  # type: ignore[misc]
 
 
-Board = Callable[..., TensorBoardMirror]
+Board = Callable[..., TensorBoardExporter]
 
 
 @pytest.fixture
 def board(tmp_path: Path) -> Iterator[Board]:
     """Makes mirrors of a run, one for each process that trains it; their files are closed in the end."""
-    made: list[TensorBoardMirror] = []
+    made: list[TensorBoardExporter] = []
 
-    def make(run: MirroredRun, store_url: str = "") -> TensorBoardMirror:
-        made.append(TensorBoardMirror(tmp_path, run.run.log.run_id, store_url or run.run.log.store.url))
+    def make(run: MirroredRun, store_url: str = "") -> TensorBoardExporter:
+        made.append(TensorBoardExporter(tmp_path, run.run.log.run_id, store_url or run.run.log.store.url))
         return made[-1]
 
     yield make
@@ -124,8 +124,8 @@ def server() -> Iterator[TrackingServer]:
         yield serving
 
 
-def mlflow(run: MirroredRun, server: TrackingServer) -> MlflowMirror:
-    return MlflowMirror(MlflowClient(server.url, {}), run.run.log.run_id, experiment="cairn")
+def mlflow(run: MirroredRun, server: TrackingServer) -> MlflowExporter:
+    return MlflowExporter(MlflowClient(server.url, {}), run.run.log.run_id, experiment="cairn")
 
 
 def test_mlflow_has_one_run_with_parameters_curve_evaluations_and_reasons(
@@ -249,8 +249,8 @@ class Faulty:
         self.ended.set()
 
 
-def kept(run: MirroredRun, mirror: Mirror, said: list[str], **options: Any) -> Any:
-    return Mirroring(run.run.log, mirror, said.append, **{"every_seconds": 0.01, **options}).kept()
+def kept(run: MirroredRun, mirror: Exporter, said: list[str], **options: Any) -> Any:
+    return ExporterThread(run.run.log, mirror, said.append, **{"every_seconds": 0.01, **options}).kept()
 
 
 def test_the_mirror_is_whole_when_the_block_ends(store: LocalStore) -> None:
@@ -324,14 +324,14 @@ def test_a_full_disk_is_met_by_a_new_file_that_is_whole(store: LocalStore, tmp_p
 def test_a_folder_that_cannot_be_made_is_said_once_and_training_goes_on(store: LocalStore, tmp_path: Path) -> None:
     run, said = interrupted_run(store), list[str]()
     (tmp_path / "file").write_text("in the way")
-    with mirrored(run.run.log, MirrorsConfig(tensorboard=str(tmp_path / "file")), {}, said.append):
+    with exporting(run.run.log, MirrorsConfig(tensorboard=str(tmp_path / "file")), {}, said.append):
         pass
     assert len(said) == 1 and said[0].startswith("TensorBoard cannot be kept up to date, training goes on: ")
 
 
 def test_a_server_that_is_away_is_said_once_and_training_goes_on(store: LocalStore) -> None:
     run, said = interrupted_run(store), list[str]()
-    with mirrored(run.run.log, MirrorsConfig(mlflow="http://127.0.0.1:9"), {}, said.append):
+    with exporting(run.run.log, MirrorsConfig(mlflow="http://127.0.0.1:9"), {}, said.append):
         pass
     assert len(said) == 1 and said[0].startswith("MLflow cannot be kept up to date, training goes on: ")
 
@@ -339,7 +339,7 @@ def test_a_server_that_is_away_is_said_once_and_training_goes_on(store: LocalSto
 def test_both_mirrors_of_a_configuration_are_kept(store: LocalStore, tmp_path: Path, server: TrackingServer) -> None:
     run, said = interrupted_run(store), list[str]()
     wanted = MirrorsConfig(tensorboard=str(tmp_path / "board"), mlflow=server.url)
-    with mirrored(run.run.log, wanted, {"MLFLOW_EXPERIMENT_NAME": "poems"}, said.append):
+    with exporting(run.run.log, wanted, {"MLFLOW_EXPERIMENT_NAME": "poems"}, said.append):
         pass
     assert said == [] and list(server.experiments) == ["poems"]
     assert run.curve() == curve(tmp_path / "board" / "bard") and server.values("train.loss") == run.curve()
@@ -371,8 +371,8 @@ def test_what_cannot_be_a_mirror_is_refused(override: str, words: str) -> None:
 def test_a_missing_library_is_refused_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("reports.exporters.exporters.find_spec", lambda name: None)
     with pytest.raises(InvalidConfiguration, match=r"pip install 'cairn\[tensorboard\]'"):
-        check_mirrors(MirrorsConfig(tensorboard="board"))
-    check_mirrors(MirrorsConfig(mlflow="http://127.0.0.1:9"))
+        check_exporters(MirrorsConfig(tensorboard="board"))
+    check_exporters(MirrorsConfig(mlflow="http://127.0.0.1:9"))
 
 
 def test_where_a_run_is_shown_is_no_part_of_which_run_it_is(tmp_path: Path) -> None:

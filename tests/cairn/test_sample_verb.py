@@ -20,7 +20,7 @@ from storage.logs.run_entries import CheckpointReference
 from storage.logs.run_log import RunLog
 from storage.stores.local_store import LocalStore
 from tasks.errors import InvalidConfiguration
-from tests.flows.writing_run import RUN, WritingRun, open_writing_run
+from tests.writing_run import RUN, WritingRun, open_writing_run
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from storage.logs.registry import Registry
 from storage.logs.registry_entries import Promoted
 from storage.stores.document import encode
 from storage.stores.local_store import LocalStore
-from tasks.attempt.shutdown_signal import StopNotice
-from tests.flows.conftest import promote
+from tasks.attempt.shutdown_signal import ShutdownSignal
+from tests.fabricated_run import promote
 
 HUMAN = Writer(host="here", pid=1)
 DECISION = {
@@ -119,7 +119,7 @@ def question(bard: Any, store: LocalStore) -> Question:
 
 
 def test_nobody_is_asked_where_no_server_is_named(bard: Any, store: LocalStore) -> None:
-    waiting = Waiting(notice=StopNotice(), is_settled=lambda: False, say=print)
+    waiting = Waiting(notice=ShutdownSignal(), is_settled=lambda: False, say=print)
     answer = ask(question(bard, store), "0" * 8 + "-0000-0000-0000-" + "0" * 12, waiting)
     assert isinstance(answer, Unanswered) and "PREFECT_API_URL" in answer.why
 

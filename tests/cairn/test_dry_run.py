@@ -16,7 +16,7 @@ from storage.logs.run_log import RunLog
 from storage.logs.step_log import StepLine, step_log_key
 from storage.stores.local_store import LocalStore
 from tasks.configuration.run_configuration import RunConfig
-from tests.flows.writing_run import WritingRun, configuration, open_writing_run
+from tests.writing_run import WritingRun, configuration, open_writing_run
 
 CONFIG = """
 [data]

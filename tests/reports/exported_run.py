@@ -8,7 +8,7 @@ from storage.logs.run_state import RunState
 from storage.logs.step_curve import splice
 from storage.logs.step_log import StepLine, read_step_lines, step_log_key
 from storage.stores.object_store import ObjectStore
-from tests.flows.conftest import FabricatedRun, fabricate
+from tests.fabricated_run import FabricatedRun, fabricate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

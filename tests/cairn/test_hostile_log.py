@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from cairn.cli.command import run_command
 from storage.logs.log_entry import entry_name
 from storage.stores.local_store import LocalStore
-from tests.flows.conftest import FabricatedRun, fabricate, promote
+from tests.fabricated_run import FabricatedRun, fabricate, promote
 
 VERBS = [
     "runs", "status bard", "attempts bard", "checkpoints bard", "evaluations bard", "explain bard",

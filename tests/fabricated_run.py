@@ -1,0 +1,277 @@
+"""A run as the reading verbs find it, made of entries alone: no tensors, no orchestrator; and the real command."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage.checkpoints.checkpoint import TensorGroup, checkpoint_prefix, commit_checkpoint, stage_checkpoint
+from storage.checkpoints.tensor_record import TensorRecord
+from storage.checkpoints.trainer_document import TrainerDocument
+from storage.logs.entry_log import EntryLog
+from storage.logs.heartbeat import Heartbeat, write_heartbeat
+from storage.logs.log_entry import Writer
+from storage.logs.registry import Registry
+from storage.logs.registry_entries import Promoted
+from storage.logs.run_entries import (
+    RUN_KINDS,
+    AttemptEnded,
+    AttemptStarted,
+    CheckpointCommitted,
+    CheckpointReference,
+    Decision,
+    EvaluationFailed,
+    EvaluationRecorded,
+    Placement,
+    RunFinished,
+    RunOpened,
+)
+from storage.logs.run_log import RunLog
+from storage.stores.local_store import LocalStore
+from storage.stores.object_store import ObjectStore
+from tasks.configuration.run_configuration import RunConfig, parse_configuration
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+DOCUMENT: dict[str, Any] = {
+    "data": {"sources": ["text.txt"], "tokenizer": "bytes"},
+    "model": {"n_layer": 1, "n_head": 1, "n_embd": 8, "block_size": 8},
+    "training": {"steps": 40, "global_batch": 2, "device": "cpu", "precision": "fp32", "kernels": "stock"},
+}
+HUMAN = Writer(host="here", pid=1)
+
+
+def configuration(overrides: Sequence[str] = ()) -> RunConfig:
+    """A small configuration."""
+    return parse_configuration(DOCUMENT, overrides=overrides, environment={}, name="test")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FabricatedRun:
+    """Writes the entries of a run one by one."""
+
+    log: RunLog
+
+    def open(self, *, opener: Writer = HUMAN) -> None:
+        """Open the run."""
+        config = configuration()
+        body = RunOpened(
+            run_id=self.log.run_id,
+            model_family=config.model_family,
+            config=config.frozen(),
+            config_sha256=config.frozen_sha256(),
+            data_snapshot="d" * 64,
+            total_steps=40,
+            code_version="0",
+        )
+        self.log.append(lambda state: body, writer=opener)
+
+    def start(
+        self,
+        *,
+        host: str = "elsewhere",
+        boot_id: str = "b",
+        overrides: Sequence[str] = (),
+        placement: Placement | None = None,
+    ) -> int:
+        """Start the next attempt on `host`, or where `placement` says; returns its number."""
+        placement = placement or Placement(
+            host=host, boot_id=boot_id, pid=1, process_started=1.0, device="cpu", world_size=1, threads=1
+        )
+        config = configuration(overrides)
+
+        def decide(state: Any) -> AttemptStarted:
+            newest = state.newest_committed
+            return AttemptStarted(
+                attempt=state.latest_attempt + 1,
+                placement=placement,
+                config=config.document(),
+                config_sha256=config.frozen_sha256(),
+                code_version="0",
+                flow_run_id=None,
+                micro_batch=2,
+                resumed_from=newest.committed.reference if newest else None,
+            )
+
+        return self.log.append(decide, writer=HUMAN).latest_attempt
+
+    def commit(self, step: int) -> CheckpointReference:
+        """Stage and commit a real, small checkpoint of the open attempt."""
+        attempt = self.log.state.latest_attempt
+        weights = TensorRecord(name="w", dtype="U8", shape=(4,), data=memoryview(step.to_bytes(4, "little")))
+        staged = stage_checkpoint(
+            self.log.store,
+            run_id=self.log.run_id,
+            attempt=attempt,
+            prefix=checkpoint_prefix(self.log.prefix, step=step, attempt=attempt),
+            groups=(TensorGroup(name="weights", records=(weights,)),),
+            trainer=TrainerDocument(version=1, step=step, cursor=step, learning_rate=0.1, versions={}, tensors=()),
+        )
+        writer = Writer(host="here", pid=1, attempt=attempt)
+        state = commit_checkpoint(self.log, staged, writer=writer, tokens=step, gpu_seconds=step / 10)
+        newest: CheckpointCommitted = state.checkpoints[-1].committed
+        return newest.reference
+
+    def end(self, reason: str, *, action: str, charged: str | None = None, delay_seconds: float = 0.0) -> None:
+        """End the open attempt."""
+        body = AttemptEnded(
+            attempt=self.log.state.latest_attempt,
+            reason=reason,
+            detail=f"{reason} it was",
+            fingerprint="f",
+            last_step=12,
+            tokens=1,
+            gpu_seconds=2.0,
+            useful_gpu_seconds=1.5,
+            wasted_gpu_seconds=0.5,
+            stderr_tail=(),
+            decision=Decision(
+                action=action,
+                reason="so it was decided",
+                charged=charged,
+                left={"retries": 3},
+                delay_seconds=delay_seconds,
+            ),
+        )
+        self.log.append(lambda state: body, writer=HUMAN)
+
+    def finish(self, reference: CheckpointReference) -> None:
+        """Say that the last step is committed."""
+        body = RunFinished(
+            attempt=reference.attempt,
+            step=reference.step,
+            manifest_sha256=reference.manifest_sha256,
+            state_sha256="s" * 64,
+        )
+        self.log.append(lambda state: body, writer=Writer(host="here", pid=1, attempt=reference.attempt))
+
+    def evaluate(self, reference: CheckpointReference, *, loss: float | None, suite_sha256: str = "5" * 64) -> None:
+        """Record an evaluation, or a failed one where there is no loss."""
+        shared: dict[str, Any] = {
+            "step": reference.step,
+            "manifest_sha256": reference.manifest_sha256,
+            "suite": "held-out",
+            "suite_sha256": suite_sha256,
+            "data_snapshot": "d" * 64,
+            "started_at": NOON + timedelta(seconds=self.log.seq + 1),
+            "seconds": 1.0,
+        }
+        body: EvaluationRecorded | EvaluationFailed
+        if loss is None:
+            body = EvaluationFailed(**shared, detail="it exited with 1")
+        else:
+            metrics = {"val_loss": loss, "perplexity": 2.0, "bits_per_byte": 1.0}
+            body = EvaluationRecorded(**shared, metrics=metrics, samples=("The end",), evaluator_version="1")
+        self.log.append(lambda state: body, writer=HUMAN)
+
+    def beat(self, step: int) -> None:
+        """Write the open attempt's heartbeat."""
+        heartbeat = Heartbeat(
+            attempt=self.log.state.latest_attempt, beat=1, step=step, train_loss=1.0, tokens=7, gpu_seconds=0.7
+        )
+        write_heartbeat(self.log.store, self.log.prefix, heartbeat)
+
+
+def fabricate(store: ObjectStore, run_id: str, *, opener: Writer = HUMAN, opened_at: datetime = NOON) -> FabricatedRun:
+    """Open a run whose clock ticks one second an entry."""
+    seconds = count()
+    entries = EntryLog(
+        store=store,
+        prefix=f"runs/{run_id}/log",
+        kinds=RUN_KINDS,
+        clock=lambda: opened_at + timedelta(seconds=next(seconds)),
+    )
+    run = FabricatedRun(log=RunLog(store, run_id, log=entries))
+    run.open(opener=opener)
+    return run
+
+
+def promote(store: ObjectStore, run_id: str, reference: CheckpointReference, *, loss: float, alias: str) -> None:
+    """Point an alias at a checkpoint."""
+
+    def decide(state: Any) -> Promoted:
+        return Promoted(
+            alias=alias,
+            run_id=run_id,
+            step=reference.step,
+            prefix=reference.prefix,
+            manifest_sha256=reference.manifest_sha256,
+            suite_sha256="5" * 64,
+            metrics={"val_loss": loss},
+            by="a test",
+            why="it is better",
+            previous=state.champion.manifest_sha256 if state.champion else None,
+        )
+
+    Registry(store, alias).append(decide)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    """An empty store in a folder."""
+    return LocalStore(tmp_path / "store")
+
+
+@pytest.fixture
+def fresh(store: LocalStore) -> FabricatedRun:
+    """A run that was only opened."""
+    return fabricate(store, "fresh")
+
+
+@pytest.fixture
+def bard(store: LocalStore) -> FabricatedRun:
+    """A run with a preempted attempt, a running one, commits at 10, 20 and 30, and evaluations; 20 is champion."""
+    run = fabricate(store, "bard")
+    run.start()
+    first = run.commit(10)
+    second = run.commit(20)
+    run.evaluate(first, loss=3.0)
+    run.evaluate(second, loss=2.0)
+    run.end("preempted", action="resume", charged="preempted")
+    run.start()
+    third = run.commit(30)
+    run.evaluate(third, loss=None)
+    run.beat(33)
+    store.write("runs/bard/checkpoints/step-00000040-attempt-0002/weights-00001-of-00001.safetensors", b"half")
+    promote(store, "bard", first, loss=3.0, alias="champion")
+    promote(store, "bard", second, loss=2.0, alias="champion")
+    return run
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+Cairn = Callable[..., Ended]
+
+
+@pytest.fixture
+def cairn(tmp_path: Path) -> Cairn:
+    """The real command in a process of its own, in `tmp_path`; a store is chosen unless the arguments name one."""
+
+    def run(*arguments: str, **environment: str) -> Ended:
+        command = [sys.executable, "-m", "cairn.cli.command", *arguments]
+        variables = {
+            **os.environ,
+            "CAIRN_STORE": str(tmp_path / "store"),
+            "CAIRN_CACHE": str(tmp_path / "cache"),
+            "PYTHONPATH": str(Path(__file__).parents[1]),
+            **environment,
+        }
+        done = subprocess.run(
+            command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=60, check=False
+        )
+        return Ended(code=done.returncode, out=done.stdout, err=done.stderr)
+
+    return run
