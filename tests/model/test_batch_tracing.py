@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from model.training import training_step
 from model.data.token_windows import TokenWindows
 from model.kernels.head_loss import head_loss
+from model.training import training_step
 from model.training.batch_tracing import guilty_windows
 
 

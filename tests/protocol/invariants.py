@@ -21,7 +21,7 @@ from tests.protocol.raw_history import (
     READABLE,
     RawRun,
     Violation,
-    exporting,
+    mirrored,
     reached,
     read_raw,
     require,
@@ -34,7 +34,7 @@ from tests.storage.builders import run_log
 
 def examine(store: WatchedStore, ledger: Ledger) -> RawRun:
     """Check every invariant on what is left; raises `Violation` naming the first that does not hold."""
-    left = exporting(store.inner)
+    left = mirrored(store.inner)
     told = tell_run(left, PREFIX)
     _require_readers_agree(left, told)
     _require_acknowledged(left, told, ledger)
