@@ -25,7 +25,7 @@ from tests.chaos.plan import Kind, RunPlan
 from tests.chaos.scene import Scene, Started
 from tests.chaos.strikes import LIES_IN_WAIT, REASONS, Strike
 from tests.chaos.twin import schedule_of, train_twin
-from tests.protocol.raw_history import BROKEN, READABLE, RawRun, Violation, exporting, read_raw, tell_aliases, tell_run
+from tests.protocol.raw_history import BROKEN, READABLE, RawRun, Violation, mirrored, read_raw, tell_aliases, tell_run
 
 PREFIX = f"runs/{RUN}"
 COMPLETED, BAD_DATA = "completed", "bad-data"
@@ -143,7 +143,7 @@ def _same_run(store: ObjectStore, state: RunState, reference: Reference) -> Iter
 
 
 def _log(store: ObjectStore, seen: dict[int, str]) -> Iterator[str]:
-    left = exporting(store)
+    left = mirrored(store)
     told = tell_run(left, PREFIX)
     raw = read_raw(left, f"{PREFIX}/log")
     for seq, write_id in seen.items():
@@ -229,7 +229,7 @@ def _swept(scene: Scene) -> Iterator[str]:
     if code != 0:
         yield f"sweep: exit {code}: {words[-300:]}"
     store = scene.observer.store
-    told = tell_run(exporting(store), PREFIX)
+    told = tell_run(mirrored(store), PREFIX)
     for room in ("runs", "data", "models", "probe", "initial"):
         for key in store.keys(room):
             if not _is_referred_to(key, told, store):
