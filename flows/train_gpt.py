@@ -124,7 +124,7 @@ def train_gpt(
 
 def _train(run: _Run) -> State[None]:
     while run.log.refresh().finished is None or run.log.state.open_attempt is not None:
-        started = run.plan.patience.ask(lambda: claim_attempt(run.log, _claimant(run), partial(_claim, run)))
+        started = run.plan.store_retry.call(lambda: claim_attempt(run.log, _claimant(run), partial(_claim, run)))
         run.progress.say(_opening(started, run.config.training.steps))
         run.artifacts.change()
         attempt = Attempt(
@@ -226,7 +226,7 @@ def _plan(
             base_dir=base_dir,
             cache_dir=folder / "snapshots",
         ),
-        patience=StoreRetry(patience=run_retry_policy(config.checkpoint.patience_seconds), say=progress.say),
+        store_retry=StoreRetry(policy=run_retry_policy(config.checkpoint.patience_seconds), say=progress.say),
         work_dir=trainer_folder(os.environ, log.run_id),
         trainer=trainer,
         threads=threads,

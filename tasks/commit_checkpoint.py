@@ -31,7 +31,7 @@ def commit_checkpoint(
     *,
     attempt: int,
     step: int,
-    patience: StoreRetry,
+    retry: StoreRetry,
     evaluation: EvaluationPlan | None = None,
 ) -> CheckpointReference:
     """Wait until the segment is staged, check it, commit it, and hold it where an evaluation will follow.
@@ -47,7 +47,7 @@ def commit_checkpoint(
         tokens=segment.tokens,
         gpu_seconds=segment.gpu_seconds,
     )
-    state = patience.ask(commit)
+    state = retry.call(commit)
     record = state.find(staged.prefix)
     assert record is not None
     reference = record.committed.reference

@@ -50,7 +50,7 @@ class AttemptPlan:
     config: RunConfig
     evaluation: EvaluationPlan
     origin: DataOrigin
-    patience: StoreRetry
+    store_retry: StoreRetry
     work_dir: Path
     threads: int
     group: TrainerGroup
@@ -78,7 +78,7 @@ class Attempt:
         self._log, self._started, self._plan = log, started, plan
         self._notice, self._progress, self._sweep, self._artifacts = notice, progress, sweep, artifacts
         self._writer: Writer = _writer(started, plan)
-        self._patience = plan.patience
+        self._store_retry = plan.store_retry
         self._trainer: TrainerProcess | None = None
         self._commits: list[PrefectFuture[CheckpointReference]] = []
         self._evaluations: list[PrefectFuture[Any]] = []
@@ -128,7 +128,7 @@ class Attempt:
                 )
                 with self._observation.observing(self._trainer):
                     self._train_segments(self._trainer)
-            self._patience.ask(self._finish_run)
+            self._store_retry.call(self._finish_run)
         except (TrainerGone, StorageError) as error:
             problem = error
         return self._evidence(problem)
@@ -151,7 +151,7 @@ class Attempt:
         return config.training.global_batch * config.model.block_size / last.tokens_per_second if last else None
 
     def _is_over(self, awaited: Sequence[PrefectFuture[Any]]) -> bool:
-        return self._patience.ask(lambda: self._early_stopping.is_over(awaited))
+        return self._store_retry.call(lambda: self._early_stopping.is_over(awaited))
 
     def _train_segment(self, trainer: TrainerProcess, first: int, until: int) -> SegmentDone:
         before, changed = len(trainer.segments), self._started.changed
@@ -179,7 +179,7 @@ class Attempt:
             segment,
             attempt=number,
             step=segment.step,
-            patience=self._patience,
+            retry=self._store_retry,
             evaluation=plan if is_evaluated else None,
         )
         self._commits.append(commit)
@@ -250,7 +250,7 @@ class Attempt:
         )
         over = AttemptOver(attempt=self._started.attempt, evidence=evidence, usage=usage, jitter=random.random())
         budgets, writer = plan.config.budgets, self._writer
-        return self._patience.ask(
+        return self._store_retry.call(
             lambda: end_attempt(self._log, over, budgets=budgets, origin=plan.origin, writer=writer)
         )
 

@@ -62,16 +62,16 @@ class PartStream:
 
 
 def upload_stream(
-    bucket: S3Bucket, key: str, chunks: Iterable[bytes | memoryview], *, patience: RetryPolicy
+    bucket: S3Bucket, key: str, chunks: Iterable[bytes | memoryview], *, retry_policy: RetryPolicy
 ) -> WrittenObject:
     """Upload the chunks as the object `key`; on any error, of whatever kind, nothing of them stays."""
     stream = PartStream(chunks)
     parts = iter(stream)
     beginning = [part for part in (next(parts, b""), next(parts, None)) if part is not None]
     if len(beginning) == 2:
-        _Upload.begin(bucket, key, patience).send(chain(_emptied(beginning), parts), stream)
+        _Upload.begin(bucket, key, retry_policy).send(chain(_emptied(beginning), parts), stream)
     else:
-        patience.ask(lambda: put(bucket, key, beginning[0]))
+        retry_policy.call(lambda: put(bucket, key, beginning[0]))
     return stream.written()
 
 
@@ -104,15 +104,15 @@ class _Upload:
     key: str
     upload_id: str
     token: str
-    patience: RetryPolicy
+    retry_policy: RetryPolicy
 
     @staticmethod
-    def begin(bucket: S3Bucket, key: str, patience: RetryPolicy) -> "_Upload":
+    def begin(bucket: S3Bucket, key: str, retry_policy: RetryPolicy) -> "_Upload":
         token = uuid.uuid4().hex
-        answer = patience.ask(
+        answer = retry_policy.call(
             lambda: bucket.ask("upload", "create_multipart_upload", Key=key, Metadata={_TOKEN: token})
         )
-        return _Upload(bucket=bucket, key=key, upload_id=answer["UploadId"], token=token, patience=patience)
+        return _Upload(bucket=bucket, key=key, upload_id=answer["UploadId"], token=token, retry_policy=retry_policy)
 
     def send(self, parts: Iterator[bytes], stream: PartStream) -> None:
         under_way: deque[_PartUnderWay] = deque()
@@ -124,7 +124,7 @@ class _Upload:
             for part in under_way:
                 part.answer.cancel()
             with suppress(StorageError):
-                self.patience.ask(self._abort)
+                self.retry_policy.call(self._abort)
             raise
 
     def _send_parts(self, parts: Iterator[bytes], under_way: deque[_PartUnderWay]) -> list[str]:
@@ -157,14 +157,14 @@ class _Upload:
                 answer.cancel()
                 raise
 
-        etag = str(self.patience.ask(ask)["ETag"])
+        etag = str(self.retry_policy.call(ask)["ETag"])
         under_way.popleft()
         return etag
 
     def _complete(self, etags: list[str], size_bytes: int) -> None:
         parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(etags, 1)]
         try:
-            self.patience.ask(
+            self.retry_policy.call(
                 lambda: self.bucket.ask(
                     "upload",
                     "complete_multipart_upload",
@@ -183,7 +183,7 @@ class _Upload:
 
     def _is_there(self, size_bytes: int) -> bool:
         try:
-            found = self.patience.ask(lambda: self.bucket.ask("stat", "head_object", Key=self.key))
+            found = self.retry_policy.call(lambda: self.bucket.ask("stat", "head_object", Key=self.key))
         except ObjectMissing:
             return False
         return bool(found["ContentLength"] == size_bytes and found.get("Metadata", {}).get(_TOKEN) == self.token)

@@ -1,9 +1,6 @@
-"""Asking again: how often, how long, with which pauses between.
+"""Retries with exponential back-off and jitter (Brooker, "Exponential Backoff And Jitter", 2015).
 
-Owns exponential back-off with jitter (Brooker, "Exponential Backoff And Jitter", 2015; half of each pause is
-random). Refuses to know what is asked; what the store did not answer cleanly is asked again, never `StoreRefused`, and
-whoever asks knows that doing it twice is as good as once. No retry library: those log what they call with, which here
-would be the data.
+No retry library: those log the arguments of the call, which here are the data.
 """
 
 import random
@@ -15,11 +12,12 @@ from typing import TypeVar
 from storage.errors import AppendUnknown, StorageError, StoreRefused, StoreUnavailable
 
 T = TypeVar("T")
+_MOST_DOUBLINGS = 30
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RetryPolicy:
-    """At most `tries` times, and no further try begins once `total_seconds` would have passed."""
+    """At most `tries` tries; no try begins after `total_seconds`."""
 
     tries: int = 6
     total_seconds: float = 10.0
@@ -30,17 +28,15 @@ class RetryPolicy:
     random: Callable[[], float] = random.random
 
     def __post_init__(self) -> None:
-        """Refuse a patience that would never ask."""
+        """Refuse a policy without a first try."""
         if self.tries < 1:
             raise StorageError(f"tries {self.tries}: must be at least 1")
 
-    def ask(
-        self, operation: Callable[[], T], *, told: Callable[[StorageError, float], None] = lambda error, seconds: None
-    ) -> T:
-        """Return what the operation returns; raise its last error when patience has run out.
+    def call(self, operation: Callable[[], T], *, on_retry: Callable[[StorageError, float], None] | None = None) -> T:
+        """Return the operation's result; the operation must be idempotent. Raises its last error when tries run out.
 
-        Asked again is after `StoreUnavailable`, and after `AppendUnknown`, which an append that recognises itself may
-        be; `told` hears each error that is not the last, and the seconds since the first try.
+        Retries StoreUnavailable (but not StoreRefused) and AppendUnknown (appends are idempotent by write_id); calls
+        on_retry(error, seconds since the first try) before each retry.
         """
         began = self.clock()
         for number in range(self.tries):
@@ -50,13 +46,14 @@ class RetryPolicy:
                 raise
             except (StoreUnavailable, AppendUnknown) as error:
                 pause_seconds = self._pause_seconds(number)
-                waited_seconds = self.clock() - began
-                if waited_seconds + pause_seconds >= self.total_seconds or number == self.tries - 1:
+                elapsed_seconds = self.clock() - began
+                if elapsed_seconds + pause_seconds >= self.total_seconds or number == self.tries - 1:
                     raise
-                told(error, waited_seconds)
+                if on_retry:
+                    on_retry(error, elapsed_seconds)
             self.sleep(pause_seconds)
         raise AssertionError("the last try returns or raises")
 
     def _pause_seconds(self, number: int) -> float:
-        longest = min(self.longest_pause_seconds, self.first_pause_seconds * 2.0 ** min(number, 30))
-        return longest * (1 + self.random()) / 2
+        doubled = self.first_pause_seconds * 2.0 ** min(number, _MOST_DOUBLINGS)
+        return min(self.longest_pause_seconds, doubled) * (1 + self.random()) / 2

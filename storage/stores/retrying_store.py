@@ -19,10 +19,10 @@ _DEFAULT = RetryPolicy()
 class RetryingStore:
     """An `ObjectStore` over another one that may be away for some seconds."""
 
-    def __init__(self, inner: ObjectStore, *, patience: RetryPolicy = _DEFAULT) -> None:
-        """Ask `inner`, as often as `patience` allows."""
+    def __init__(self, inner: ObjectStore, *, retry_policy: RetryPolicy = _DEFAULT) -> None:
+        """Ask `inner`, as often as `retry_policy` allows."""
         self._inner = inner
-        self._patience = patience
+        self._retry_policy = retry_policy
 
     @property
     def inner(self) -> ObjectStore:
@@ -36,7 +36,7 @@ class RetryingStore:
 
     def read(self, key: str, *, at_most_bytes: int = MOST_READ_BYTES) -> bytes:
         """Return the object's bytes; raise `ObjectMissing` where there is none, `IntegrityError` where it is larger."""
-        return self._patience.ask(lambda: self._inner.read(key, at_most_bytes=at_most_bytes))
+        return self._retry_policy.call(lambda: self._inner.read(key, at_most_bytes=at_most_bytes))
 
     def read_chunks(self, key: str) -> Iterator[bytes]:
         """Yield the object's bytes piece by piece; asks again only for the first piece."""
@@ -45,7 +45,7 @@ class RetryingStore:
             chunks = iter(self._inner.read_chunks(key))
             return [chunk for chunk in (next(chunks, None),) if chunk is not None], chunks
 
-        first, rest = self._patience.ask(begin)
+        first, rest = self._retry_policy.call(begin)
         yield from chain(first, rest)
 
     def create(self, key: str, data: bytes) -> bool:
@@ -54,7 +54,7 @@ class RetryingStore:
 
     def write(self, key: str, data: bytes) -> None:
         """Create or overwrite."""
-        self._patience.ask(lambda: self._inner.write(key, data))
+        self._retry_policy.call(lambda: self._inner.write(key, data))
 
     def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> WrittenObject:
         """Upload chunks as one object, asking once."""
@@ -62,31 +62,31 @@ class RetryingStore:
 
     def keys(self, prefix: str) -> list[str]:
         """Return all keys under the folder `prefix`, sorted."""
-        return self._patience.ask(lambda: self._inner.keys(prefix))
+        return self._retry_policy.call(lambda: self._inner.keys(prefix))
 
     def folders(self, prefix: str) -> list[str]:
         """Return the keys of the folders directly under the folder `prefix`, sorted."""
-        return self._patience.ask(lambda: self._inner.folders(prefix))
+        return self._retry_policy.call(lambda: self._inner.folders(prefix))
 
     def first(self, prefix: str) -> str | None:
         """Return the smallest key directly under the folder `prefix`."""
-        return self._patience.ask(lambda: self._inner.first(prefix))
+        return self._retry_policy.call(lambda: self._inner.first(prefix))
 
     def size(self, key: str) -> int | None:
         """Return the object's size in bytes, or None where there is no object."""
-        return self._patience.ask(lambda: self._inner.size(key))
+        return self._retry_policy.call(lambda: self._inner.size(key))
 
     def delete(self, key: str) -> None:
         """Delete the object if it is there."""
-        self._patience.ask(lambda: self._inner.delete(key))
+        self._retry_policy.call(lambda: self._inner.delete(key))
 
     def unfinished(self, prefix: str) -> list[UnfinishedWrite]:
         """Return what writers that died or still write have left under the folder `prefix`, sorted by key."""
-        return self._patience.ask(lambda: self._inner.unfinished(prefix))
+        return self._retry_policy.call(lambda: self._inner.unfinished(prefix))
 
     def discard(self, write: UnfinishedWrite) -> None:
         """Throw an unfinished write away."""
-        self._patience.ask(lambda: self._inner.discard(write))
+        self._retry_policy.call(lambda: self._inner.discard(write))
 
     def local_path(self, key: str) -> Path | None:
         """Return the file behind the key where the store is this machine's disk, else None."""

@@ -62,7 +62,7 @@ class S3Bucket:
             client_kwargs=_region(),
             config_kwargs=_options(timeouts),
         )
-        # Asking again is `Patience`'s alone, here and in botocore: retries of layers multiply, and hide what happened.
+        # Only RetryPolicy retries, neither s3fs nor botocore: retries of several layers multiply.
         self._client.retries = 1
 
     @property

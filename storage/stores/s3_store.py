@@ -22,17 +22,19 @@ from storage.stores.s3_error import ConditionFailed, error_code
 
 _READ_BYTES = 8 * 1024 * 1024
 _READS_AHEAD = 2
-_DEFAULT_PATIENCE = RetryPolicy()
+_DEFAULT_RETRY_POLICY = RetryPolicy()
 
 
 class S3Store:
     """An `ObjectStore` below one prefix of a bucket."""
 
-    def __init__(self, bucket: S3Bucket, prefix: str = "", *, patience: RetryPolicy = _DEFAULT_PATIENCE) -> None:
-        """Use the objects below `prefix`; `patience` is for the pieces of large objects, all this class repeats."""
+    def __init__(
+        self, bucket: S3Bucket, prefix: str = "", *, retry_policy: RetryPolicy = _DEFAULT_RETRY_POLICY
+    ) -> None:
+        """Use the objects below `prefix`; `retry_policy` is for the pieces of large objects, all this class repeats."""
         self._bucket = bucket
         self._below = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
-        self._patience = patience
+        self._retry_policy = retry_policy
 
     @property
     def url(self) -> str:
@@ -52,7 +54,7 @@ class S3Store:
         """
         name = self._name(key)
         try:
-            first = self._patience.ask(lambda: self._fetch_range(name, 0))
+            first = self._retry_policy.call(lambda: self._fetch_range(name, 0))
         except StoreUnavailable as error:
             if error_code(error.__cause__ or error) not in {"InvalidRange", "416"}:
                 raise
@@ -76,7 +78,7 @@ class S3Store:
 
     def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> WrittenObject:
         """Upload chunks as one object, in parts above 16 MiB, hashing on the way."""
-        return upload_stream(self._bucket, self._name(key), chunks, patience=self._patience)
+        return upload_stream(self._bucket, self._name(key), chunks, retry_policy=self._retry_policy)
 
     def keys(self, prefix: str) -> list[str]:
         """Return all keys under the folder `prefix`, sorted; one request per thousand."""
@@ -146,7 +148,7 @@ class S3Store:
 
     def _read_ahead(self, name: str, starts: range, first: Fetched) -> Iterator[bytes]:
         def fetch(start: int) -> bytes:
-            data = self._patience.ask(lambda: self._fetch_range(name, start, first.etag)).data
+            data = self._retry_policy.call(lambda: self._fetch_range(name, start, first.etag)).data
             expected = min(_READ_BYTES, first.total_bytes - start)
             if len(data) != expected:
                 raise IntegrityError(f"s3://{self._bucket.name}/{name}: {len(data)} bytes at {start}, not {expected}")

@@ -1,6 +1,6 @@
-"""How long a run waits for a store that is away, before the attempt is over.
+"""Retries of a run's own storage operations, for as long as `checkpoint.patience_seconds` says.
 
-Only for operations that may be done twice, such as appends that recognise what they appended.
+Only for idempotent operations, such as appends that recognise their own entry.
 """
 
 from collections.abc import Callable
@@ -12,15 +12,14 @@ from storage.stores.retry_policy import RetryPolicy
 
 T = TypeVar("T")
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 15.0
-_TRIES = 1_000_000
-"""The clock ends it, not a count."""
+_TRIES = 1_000_000  # the time limit ends the retries, not the count
 
 
-def run_retry_policy(seconds: float) -> RetryPolicy:
-    """Return the patience of a run that waits `seconds` for its store."""
+def run_retry_policy(total_seconds: float) -> RetryPolicy:
+    """Return the policy of a run that waits `total_seconds` for its store."""
     return RetryPolicy(
         tries=_TRIES,
-        total_seconds=seconds,
+        total_seconds=total_seconds,
         first_pause_seconds=_FIRST_PAUSE_SECONDS,
         longest_pause_seconds=_LONGEST_PAUSE_SECONDS,
     )
@@ -28,14 +27,14 @@ def run_retry_policy(seconds: float) -> RetryPolicy:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoreRetry:
-    """A run's patience, and where a person is told of it."""
+    """A run's retry policy, and where each retry is printed."""
 
-    patience: RetryPolicy
+    policy: RetryPolicy
     say: Callable[[str], None]
 
-    def ask(self, operation: Callable[[], T]) -> T:
-        """Return what `operation` returns, asking again while the store is away; raises its last error."""
-        return self.patience.ask(operation, told=self._told)
+    def call(self, operation: Callable[[], T]) -> T:
+        """Return the operation's result; raises its last error when the retries run out."""
+        return self.policy.call(operation, on_retry=self._report)
 
-    def _told(self, error: StorageError, seconds: float) -> None:
-        self.say(f"  the store is away for {seconds:.0f} s, asking again: {error}")
+    def _report(self, error: StorageError, elapsed_seconds: float) -> None:
+        self.say(f"  the store has not answered for {elapsed_seconds:.0f} s, trying again: {error}")

@@ -79,7 +79,7 @@ class Staging:
     ) -> None:
         """Start with nothing to stage; `host_copy` is this object's from now on. Several ranks share the work."""
         self._shared = shared
-        self._store, self._reports, self._patience = store, reports, run_retry_policy(patience_seconds)
+        self._store, self._reports, self._retry_policy = store, reports, run_retry_policy(patience_seconds)
         self._host_copy = host_copy or StagingBuffer(torch.device("cpu"))
         self._thread: threading.Thread | None = None
         self._step = 0
@@ -130,7 +130,7 @@ class Staging:
                     self._complete(checkpoint, before, shared.others(checkpoint.document.step, digest))
                 else:
                     handing_over = background.submit(shared.hand_over, _payload(checkpoint))
-                    objects = self._patiently(checkpoint, partial(self._stage_share, checkpoint, shared))
+                    objects = self._with_retries(checkpoint, partial(self._stage_share, checkpoint, shared))
                     shared.tell_written(checkpoint.document.step, objects)
                     handing_over.result()
         except Exception as error:
@@ -141,13 +141,13 @@ class Staging:
             before()
             return self._stage(checkpoint, others)
 
-        self._reports.staged(self._patiently(checkpoint, stage))
+        self._reports.staged(self._with_retries(checkpoint, stage))
 
-    def _patiently(self, checkpoint: HostCheckpoint, stage: Callable[[], T]) -> T:
-        def told(error: StorageError, seconds: float) -> None:
+    def _with_retries(self, checkpoint: HostCheckpoint, stage: Callable[[], T]) -> T:
+        def report(error: StorageError, seconds: float) -> None:
             self._reports.waiting(checkpoint.document.step, str(error), seconds)
 
-        return self._patience.ask(stage, told=told)
+        return self._retry_policy.call(stage, on_retry=report)
 
     def _stage_share(self, checkpoint: HostCheckpoint, shared: SharedStaging) -> tuple[ManifestObject, ...]:
         return stage_share(

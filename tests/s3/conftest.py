@@ -54,13 +54,13 @@ def proxy(shared_proxy: FaultProxy) -> Iterator[FaultProxy]:
 def bare(proxied_bucket: S3Bucket, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> S3Store:
     """An empty store behind the proxy that repeats pieces, the smallest S3 allows, but no whole operation."""
     monkeypatch.setattr("storage.stores.multipart_upload.PART_BYTES", PART_BYTES)
-    return S3Store(proxied_bucket, uuid.uuid4().hex, patience=QUICK)
+    return S3Store(proxied_bucket, uuid.uuid4().hex, retry_policy=QUICK)
 
 
 @pytest.fixture
 def store(bare: S3Store) -> RetryingStore:
-    """The same with patience, as `open_store` gives it."""
-    return RetryingStore(bare, patience=QUICK)
+    """The same with retries, as `open_store` gives it."""
+    return RetryingStore(bare, retry_policy=QUICK)
 
 
 @pytest.fixture

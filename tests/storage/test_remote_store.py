@@ -38,8 +38,8 @@ def bucket(request: pytest.FixtureRequest) -> S3Bucket:
 
 @pytest.fixture
 def remote(bucket: S3Bucket) -> S3Store:
-    """A prefix of its own for each test, without patience around it."""
-    return S3Store(bucket, uuid.uuid4().hex, patience=RetryPolicy(tries=1))
+    """A prefix of its own for each test, without retries."""
+    return S3Store(bucket, uuid.uuid4().hex, retry_policy=RetryPolicy(tries=1))
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ class Answered(Future):  # type: ignore[type-arg]
 def test_a_stream_of_300_mb_holds_a_few_parts_at_once() -> None:
     bucket: Any = SlowBucket()
     chunk = bytes(1 << 20)
-    written = upload_stream(bucket, "a", (chunk for _ in range(300)), patience=RetryPolicy(tries=1))
+    written = upload_stream(bucket, "a", (chunk for _ in range(300)), retry_policy=RetryPolicy(tries=1))
     assert (written.bytes, bucket.parts, bucket.most) == (300 << 20, 19, PARTS_UNDER_WAY)
     assert (PARTS_UNDER_WAY + 1) * PART_BYTES < 80_000_000
 

@@ -1,4 +1,4 @@
-"""Asking again: only what may be asked twice, only as long as patience lasts."""
+"""Retries: only what is idempotent, only as long as the policy says."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -26,7 +26,7 @@ class Clock:
         self.slept.append(seconds)
         self.now += seconds
 
-    def patience(self, **limits: Any) -> RetryPolicy:
+    def policy(self, **limits: Any) -> RetryPolicy:
         return RetryPolicy(sleep=self.sleep, clock=lambda: self.now, random=lambda: 1.0, **limits)
 
 
@@ -54,17 +54,17 @@ def away(times: int) -> Any:
 
 
 @pytest.mark.parametrize("operation", sorted(set(OPERATIONS) - ONCE))
-def test_what_may_be_asked_twice_is_asked_until_it_is_answered(operation: str) -> None:
+def test_an_idempotent_operation_is_retried_until_it_succeeds(operation: str) -> None:
     store = away(3)
-    OPERATIONS[operation](RetryingStore(store, patience=Clock().patience()), "a/b")
+    OPERATIONS[operation](RetryingStore(store, retry_policy=Clock().policy()), "a/b")
     assert store.asked == 4
 
 
 @pytest.mark.parametrize("operation", ["create", "write_stream"])
-def test_what_may_not_be_asked_twice_is_asked_once(operation: str) -> None:
+def test_an_operation_that_is_not_idempotent_is_tried_once(operation: str) -> None:
     store = away(1)
     with pytest.raises(StoreUnavailable):
-        OPERATIONS[operation](RetryingStore(store, patience=Clock().patience()), "a/b")
+        OPERATIONS[operation](RetryingStore(store, retry_policy=Clock().policy()), "a/b")
     assert store.asked == 1
 
 
@@ -77,33 +77,33 @@ def test_every_operation_of_a_store_is_offered() -> None:
 def test_an_answer_that_will_not_change_passes_at_once(error: StorageError) -> None:
     store: Any = Failing(error)
     with pytest.raises(type(error)):
-        RetryingStore(store, patience=Clock().patience()).read("a/b")
+        RetryingStore(store, retry_policy=Clock().policy()).read("a/b")
     assert store.asked == 1
 
 
 def test_pauses_double_up_to_the_longest() -> None:
     clock = Clock()
     with pytest.raises(StoreUnavailable):
-        RetryingStore(away(99), patience=clock.patience(total_seconds=100)).read("a/b")
+        RetryingStore(away(99), retry_policy=clock.policy(total_seconds=100)).read("a/b")
     assert clock.slept == [0.2, 0.4, 0.8, 1.6, 3.0]
 
 
 def test_half_of_a_pause_is_random() -> None:
     clock = Clock()
-    patience = RetryPolicy(tries=2, sleep=clock.sleep, clock=lambda: clock.now, random=lambda: 0.0)
+    policy = RetryPolicy(tries=2, sleep=clock.sleep, clock=lambda: clock.now, random=lambda: 0.0)
     with pytest.raises(StoreUnavailable):
-        RetryingStore(away(99), patience=patience).read("a/b")
+        RetryingStore(away(99), retry_policy=policy).read("a/b")
     assert clock.slept == [0.1]
 
 
 def test_no_try_begins_after_the_total_time() -> None:
     clock = Clock()
     with pytest.raises(StoreUnavailable):
-        RetryingStore(away(99), patience=clock.patience(tries=1000, total_seconds=10)).read("a/b")
+        RetryingStore(away(99), retry_policy=clock.policy(tries=1000, total_seconds=10)).read("a/b")
     assert clock.now < 10
 
 
-def test_a_patience_that_never_asks_is_refused() -> None:
+def test_a_policy_without_a_first_try_is_refused() -> None:
     with pytest.raises(StorageError, match="tries 0"):
         RetryPolicy(tries=0)
 
@@ -114,7 +114,7 @@ def test_a_read_that_breaks_after_its_first_piece_is_not_begun_again() -> None:
             yield b"1"
             raise StoreUnavailable("reset")
 
-    chunks = RetryingStore(Breaking(), patience=Clock().patience()).read_chunks("a/b")
+    chunks = RetryingStore(Breaking(), retry_policy=Clock().policy()).read_chunks("a/b")
     assert next(chunks) == b"1"
     with pytest.raises(StoreUnavailable):
         next(chunks)
