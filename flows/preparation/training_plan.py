@@ -21,7 +21,7 @@ from model.estimates.size_estimate import (
 from reports.queries.run_status import FINISHED, OPENED, RUNNING, BudgetView, view_budgets, view_status
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
-from storage.logs.step_log import read_attempt_lines
+from storage.logs.step_log import read_attempt_records
 from tasks.configuration.run_configuration import RunConfig
 from tasks.evaluator.evaluation_suite import command_suites_of, suite_of
 from tasks.policy.attempt_sizes import next_sizes
@@ -209,7 +209,7 @@ def _memory(state: RunState, config: RunConfig, vocab_size: int, there: MemoryTh
 def _time(log: RunLog, tokens: int) -> PlannedTime:
     """By the median of the newest recorded steps: one slow step is no prediction."""
     for number in range(log.state.latest_attempt, 0, -1):
-        if lines := read_attempt_lines(log.store, log.prefix, number)[-_RECENT_STEPS:]:
+        if lines := read_attempt_records(log.store, log.prefix, number)[-_RECENT_STEPS:]:
             speed = median(line.tokens_per_second for line in lines)
             return PlannedTime(tokens_per_second=speed, seconds=tokens / speed if speed > 0 else None)
     return PlannedTime(tokens_per_second=None, seconds=None)

@@ -148,7 +148,7 @@ class Attempt:
 
     def _step_seconds(self, trainer: TrainerProcess) -> float | None:
         last, config = trainer.last_step, self._plan.config
-        return config.training.global_batch * config.model.block_size / last.tokens_per_second if last else None
+        return config.training.global_batch * config.model.block_size / last.record.tokens_per_second if last else None
 
     def _is_over(self, awaited: Sequence[PrefectFuture[Any]]) -> bool:
         return self._store_retry.call(lambda: self._early_stopping.is_over(awaited))
@@ -244,7 +244,7 @@ class Attempt:
             raise Fenced(evidence.fenced)
         last, plan = self._trainer.last_step if self._trainer else None, self._plan
         usage = Usage(
-            last_step=last.step if last else self._first_step,
+            last_step=last.record.step if last else self._first_step,
             tokens=last.tokens if last else 0,
             gpu_seconds=last.gpu_seconds if last else 0.0,
         )
@@ -263,8 +263,8 @@ class Attempt:
         return Heartbeat(
             attempt=self._started.attempt,
             beat=beat,
-            step=last.step if last else self._first_step,
-            train_loss=last.train_loss if last else None,
+            step=last.record.step if last else self._first_step,
+            train_loss=last.record.train_loss if last else None,
             tokens=last.tokens if last else 0,
             gpu_seconds=last.gpu_seconds if last else 0.0,
         )

@@ -62,7 +62,7 @@ class TrainerObservation:
             oom_kills=memory.oom_kills,
             rss_bytes=memory.rss_bytes,
             memory_limit_bytes=memory.limit_bytes,
-            heartbeat_step=trainer.last_step.step if trainer and trainer.last_step else None,
+            heartbeat_step=trainer.last_step.record.step if trainer and trainer.last_step else None,
             stderr_tail=trainer.stderr_tail() if trainer else (),
         )
 

@@ -20,7 +20,7 @@ from model.training.determinism import Generators
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StepResult:
+class UpdateResult:
     """What one step measured: mean loss in nats per token, the rate used, the gradient norm before clipping."""
 
     loss: float
@@ -84,12 +84,12 @@ def fetch_metrics(steps: Sequence[DeferredStep]) -> list[list[float]]:
     return [numbers[begin:end] for begin, end in itertools.pairwise(begins)]
 
 
-def step_result(step: DeferredStep, numbers: Sequence[float]) -> StepResult:
+def update_result(step: DeferredStep, numbers: Sequence[float]) -> UpdateResult:
     """Return what `fetch_metrics` found of `step`, or raise NonFiniteLoss as the step itself would have."""
     *losses, grad_norm = numbers
     loss = finite_loss(losses, step=step.step, windows=step.windows, micro_batch=step.micro_batch)
     require_finite_norm(grad_norm, step=step.step, windows=step.windows)
-    return StepResult(loss=loss, lr=step.lr, grad_norm=grad_norm)
+    return UpdateResult(loss=loss, lr=step.lr, grad_norm=grad_norm)
 
 
 def finite_loss(losses: Sequence[float], *, step: int, windows: Sequence[int], micro_batch: int) -> float:

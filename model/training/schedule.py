@@ -8,7 +8,7 @@ import math
 
 
 def learning_rate(step: int, *, steps: int, warmup_steps: int, lr: float, min_lr: float) -> float:
-    """Return the rate of step number `step` (1-based, as in StepRecord).
+    """Return the rate of step number `step` (1-based, as in StepResult).
 
     Rises linearly to `lr` at step `warmup_steps`, falls as a cosine to `min_lr` at step `steps`, stays there after.
     """

@@ -16,14 +16,14 @@ from model.data.sample_order import SampleOrder
 from model.data.token_windows import TokenWindows
 from model.errors import InvalidInput, NonFiniteLoss
 from model.estimates.utilization import flops_per_token, measured_peak_flops, memory_bytes, model_flops_utilization
-from model.training.deferred_metrics import DeferredStep, StepResult, UpdateGuard, fetch_metrics, step_result
+from model.training.deferred_metrics import DeferredStep, UpdateGuard, UpdateResult, fetch_metrics, update_result
 from model.training.probe import Probe
 from model.training.train_state import TrainState
 from model.training.training_step import launch_step, take_step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StepRecord:
+class StepResult:
     """One completed step: `step` is 1-based, losses in nats per token, `grad_norm` before clipping."""
 
     step: int
@@ -92,7 +92,7 @@ def train_until(
     until_step: int,
     training: TrainingConfig,
     micro_batch: int,
-    on_step: Callable[[StepRecord], None],
+    on_step: Callable[[StepResult], None],
     stop_requested: Callable[[], bool],
     probe: Probe | None,
     loader: BatchLoader | None = None,
@@ -130,7 +130,7 @@ class _Course:
     micro_batch: int
     loader: BatchLoader | None
     probe: Probe | None
-    on_step: Callable[[StepRecord], None]
+    on_step: Callable[[StepResult], None]
     stop_requested: Callable[[], bool]
     clock: Callable[[], float]
 
@@ -189,7 +189,7 @@ def _read(course: _Course, unread: deque[DeferredStep], started: float) -> None:
     for measured in numbers:
         step = unread.popleft()
         try:
-            result = step_result(step, measured)
+            result = update_result(step, measured)
         except NonFiniteLoss:
             course.state.step = step.step - 1
             course.state.generators.go_back_to(step.generators)
@@ -201,12 +201,12 @@ def _probe_is_due(course: _Course) -> bool:
     return course.probe is not None and course.probe.is_due(course.state.step)
 
 
-def _deliver(course: _Course, step: int, result: StepResult, seconds: float) -> None:
+def _deliver(course: _Course, step: int, result: UpdateResult, seconds: float) -> None:
     state, probe, seconds = course.state, course.probe, max(seconds, 1e-9)
     config = state.model.config
     tokens_per_second = state.global_batch * config.block_size / seconds
     measured = probe.measure(state.model) if probe is not None and probe.is_due(step) else None
-    record = StepRecord(
+    record = StepResult(
         step=step,
         train_loss=result.loss,
         lr=result.lr,

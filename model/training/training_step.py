@@ -14,7 +14,7 @@ from model.errors import InvalidInput, TokenOutOfRange
 from model.kernels.head_loss import head_loss
 from model.kernels.padded_head_loss import padded_head_loss
 from model.kernels.token_loss import token_loss
-from model.training.deferred_metrics import DeferredStep, StepResult, UpdateGuard, finite_loss, require_finite_norm
+from model.training.deferred_metrics import DeferredStep, UpdateGuard, UpdateResult, finite_loss, require_finite_norm
 from model.training.determinism import Generators
 from model.training.optimizer import set_learning_rate
 from model.training.parallel import whole
@@ -32,7 +32,7 @@ def take_step(
     training: TrainingConfig,
     micro_batch: int,
     loader: BatchLoader | None = None,
-) -> StepResult:
+) -> UpdateResult:
     """Advance `state` by one step over the batch of `order`, `micro_batch` samples at a time.
 
     A `loader` over the same windows and order saves the wait for the batch and changes no bit.
@@ -47,7 +47,7 @@ def take_step(
         if state.scaler is None:
             require_finite_norm(grad_norm, step=state.step + 1, windows=batch.windows)
     _update(state)
-    return StepResult(loss=loss, lr=rate, grad_norm=grad_norm)
+    return UpdateResult(loss=loss, lr=rate, grad_norm=grad_norm)
 
 
 def launch_step(

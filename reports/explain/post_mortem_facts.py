@@ -30,7 +30,7 @@ from storage.logs.heartbeat import heartbeat_key
 from storage.logs.log_entry import Entry
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import AttemptRecord, RunState
-from storage.logs.step_log import MOST_STEP_LOG_BYTES, StepLine, parse_lines, step_log_key
+from storage.logs.step_log import MOST_STEP_LOG_BYTES, StepRecord, parse_step_records, step_log_key
 
 
 def gather_post_mortem(log: RunLog, number: int | None = None, *, now: datetime | None = None) -> PostMortem:
@@ -153,13 +153,13 @@ def _progress(log: RunLog, record: AttemptRecord, receipt: AttemptView, now: dat
     )
 
 
-def _last_line(log: RunLog, attempt: int) -> StepLine | None:
+def _last_line(log: RunLog, attempt: int) -> StepRecord | None:
     """Return the attempt's newest whole step record; these only illustrate, so one that cannot be read is none."""
     try:
         lines = log.store.read(step_log_key(log.prefix, attempt), at_most_bytes=MOST_STEP_LOG_BYTES).splitlines()
     except StorageError:
         return None
-    return next((line for raw in reversed(lines[-2:]) for line in parse_lines(raw)), None)
+    return next((line for raw in reversed(lines[-2:]) for line in parse_step_records(raw)), None)
 
 
 def _end(record: AttemptRecord, after: AttemptRecord | None, entries: tuple[Entry, ...]) -> End:

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 
 from storage.logs.run_entries import AttemptEnded, EvaluationRecorded
 from storage.logs.run_state import AttemptRecord, RunState
-from storage.logs.step_log import StepLine
+from storage.logs.step_log import StepRecord
 from storage.logs.step_tail import StepTail
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TimedLine:
+class TimedStep:
     """A step record and when it was made, in seconds since 1970: the attempt's start and the time of its steps."""
 
     at_seconds: float
-    line: StepLine
+    record: StepRecord
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +31,7 @@ class CurveNews:
     """
 
     rewind_to: int | None = None
-    lines: tuple[TimedLine, ...] = ()
+    steps: tuple[TimedStep, ...] = ()
     evaluations: tuple[EvaluationRecorded, ...] = ()
     ends: tuple[AttemptEnded, ...] = ()
     settled_step: int = 0
@@ -55,29 +55,29 @@ class CurveFollower:
             return CurveNews()
         attempts = state.attempts
         fresh = self._tail.read(attempts[self._place].started.attempt)
-        lines = self._surviving(fresh, attempts)
+        steps = self._surviving(fresh, attempts)
         moves = not fresh and self._place + 1 < len(attempts)
         rewind_to = self._move_on(attempts) if moves else None
         newest = state.newest_committed
         return CurveNews(
             rewind_to=rewind_to,
-            lines=lines,
+            steps=steps,
             evaluations=self._new_evaluations(state),
             ends=self._new_ends(state),
             settled_step=newest.committed.step if newest else 0,
             more=bool(fresh) or moves,
         )
 
-    def _surviving(self, fresh: Sequence[StepLine], attempts: Sequence[AttemptRecord]) -> tuple[TimedLine, ...]:
+    def _surviving(self, fresh: Sequence[StepRecord], attempts: Sequence[AttemptRecord]) -> tuple[TimedStep, ...]:
         started_at = attempts[self._place].started_at.timestamp()
         bound = min((later.started.first_step for later in attempts[self._place + 1 :]), default=None)
-        lines = []
-        for line in fresh:
-            self._elapsed_seconds += line.seconds
-            if line.step > self._told_step and (bound is None or line.step <= bound):
-                self._told_step = line.step
-                lines.append(TimedLine(at_seconds=started_at + self._elapsed_seconds, line=line))
-        return tuple(lines)
+        steps = []
+        for record in fresh:
+            self._elapsed_seconds += record.seconds
+            if record.step > self._told_step and (bound is None or record.step <= bound):
+                self._told_step = record.step
+                steps.append(TimedStep(at_seconds=started_at + self._elapsed_seconds, record=record))
+        return tuple(steps)
 
     def _move_on(self, attempts: Sequence[AttemptRecord]) -> int | None:
         self._place, self._elapsed_seconds = self._place + 1, 0.0

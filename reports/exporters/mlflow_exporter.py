@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from reports.exporters.curve_follower import CurveNews, TimedLine
+from reports.exporters.curve_follower import CurveNews, TimedStep
 from reports.exporters.mlflow_client import MlflowClient, MlflowRefused
 from storage.logs.run_entries import AttemptEnded, EvaluationRecorded
 from storage.logs.run_state import RunState
@@ -42,7 +42,7 @@ class MlflowExporter:
         self._client, self._run_id, self._experiment = client, run_id, experiment
         self._mlflow_run = ""
         self._mark = 0
-        self._unsettled: list[TimedLine] = []
+        self._unsettled: list[TimedStep] = []
 
     def begin(self, state: RunState) -> None:
         """Find the run by its tag, or create it, and read how far it was told."""
@@ -58,15 +58,15 @@ class MlflowExporter:
         """Send what is settled now."""
         if news.rewind_to is not None:
             self._mark = min(self._mark, news.rewind_to)
-            self._unsettled = [timed for timed in self._unsettled if timed.line.step <= news.rewind_to]
-        self._unsettled += news.lines
-        settled = [timed for timed in self._unsettled if timed.line.step <= news.settled_step]
+            self._unsettled = [timed for timed in self._unsettled if timed.record.step <= news.rewind_to]
+        self._unsettled += news.steps
+        settled = [timed for timed in self._unsettled if timed.record.step <= news.settled_step]
         self._unsettled = self._unsettled[len(settled) :]
-        unknown = [timed for timed in settled if timed.line.step > self._mark]
+        unknown = [timed for timed in settled if timed.record.step > self._mark]
         self._tell_metrics([*_step_metrics(unknown), *_evaluation_metrics(news.evaluations)])
         self._tell_tags(_end_tags(news.ends))
         if unknown:
-            last = unknown[-1].line
+            last = unknown[-1].record
             self._mark = last.step
             self._tell_tags([{"key": _MARK, "value": f"{last.step}:{last.attempt}"}])
 
@@ -145,12 +145,12 @@ def _mark_of(found: Any, state: RunState) -> int:
     return min([int(step), *(started.first_step for started in later)])
 
 
-def _step_metrics(lines: Sequence[TimedLine]) -> Iterator[Metric]:
+def _step_metrics(lines: Sequence[TimedStep]) -> Iterator[Metric]:
     for timed in lines:
         for key, name in _STEP_METRICS.items():
-            value = getattr(timed.line, name)
+            value = getattr(timed.record, name)
             if value is not None:
-                yield _metric(key, value, timed.at_seconds, timed.line.step)
+                yield _metric(key, value, timed.at_seconds, timed.record.step)
 
 
 def _evaluation_metrics(evaluations: Iterable[EvaluationRecorded]) -> Iterator[Metric]:

@@ -62,9 +62,9 @@ class TensorBoardExporter:
         """Append the news, and put them into the system's hands."""
         if news.rewind_to is not None:
             self._forget_from(news.rewind_to + 1)
-        for timed in news.lines:
-            values = {tag: getattr(timed.line, name) for tag, name in _STEP_TAGS.items()}
-            self._add_scalars(timed.at_seconds, timed.line.step, values)
+        for timed in news.steps:
+            values = {tag: getattr(timed.record, name) for tag, name in _STEP_TAGS.items()}
+            self._add_scalars(timed.at_seconds, timed.record.step, values)
         for measured in news.evaluations:
             values = {f"{measured.suite}/{name}": value for name, value in measured.metrics.items()}
             self._add_scalars(measured.started_at.timestamp() + measured.seconds, measured.step, values)

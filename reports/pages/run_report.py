@@ -147,7 +147,7 @@ def _thinned(curves: RunCurves) -> Iterator[TrainPoint]:
     last = len(curves.points) - 1
     for number, point in enumerate(curves.points):
         if number % every == 0 or number == last:
-            yield TrainPoint(step=point.line.step, train_loss=point.line.train_loss)
+            yield TrainPoint(step=point.record.step, train_loss=point.record.train_loss)
 
 
 def _data(state: RunState) -> DataFacts:

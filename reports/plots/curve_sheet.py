@@ -33,7 +33,7 @@ class Sheet:
 
     def series(self, name: str) -> Series:
         """Return a column of the step records; steps without a value are left out."""
-        lines = [point.line for point in self.curves.points]
+        lines = [point.record for point in self.curves.points]
         pairs = [(line.step, value) for line in lines if (value := getattr(line, name)) is not None]
         steps, values = np.array(pairs, dtype=np.float64).reshape(-1, 2).T
         return Series(steps=steps * self.unit, values=values)

@@ -17,7 +17,7 @@ from storage.logs.registry import Registry, list_aliases
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import CheckpointRecord, RunState
 from storage.logs.step_curve import StepPoint, splice
-from storage.logs.step_log import StepLine, read_step_lines
+from storage.logs.step_log import StepRecord, read_step_records
 from storage.stores.object_store import ObjectStore
 
 _VAL_LOSS = "val_loss"
@@ -93,7 +93,7 @@ class RunCurves:
     @property
     def last_step(self) -> int:
         """The last step of the surviving line, recorded or evaluated; 0 before the first."""
-        recorded = self.points[-1].line.step if self.points else 0
+        recorded = self.points[-1].record.step if self.points else 0
         return max(recorded, *(point.step for point in self.held_out), 0)
 
     @property
@@ -112,7 +112,7 @@ class RunCurves:
 def gather_curves(log: RunLog) -> RunCurves:
     """Return what is drawn of a run that was read; reads the step records and the registry beside the log."""
     state, status = log.state, view_status(log)
-    lines = read_step_lines(log.store, log.prefix)
+    lines = read_step_records(log.store, log.prefix)
     points = splice(lines, state.attempts)
     held_out = tuple(_held_out(state))
     return RunCurves(
@@ -152,7 +152,7 @@ def _survives(record: CheckpointRecord, state: RunState) -> bool:
     return all(started.resumed_from is not None and started.resumed_from.step >= committed.step for started in later)
 
 
-def _interruptions(state: RunState, lines: Sequence[StepLine]) -> Iterator[Interruption]:
+def _interruptions(state: RunState, lines: Sequence[StepRecord]) -> Iterator[Interruption]:
     reached: dict[int, int] = {}
     for line in lines:
         reached[line.attempt] = max(line.step, reached.get(line.attempt, 0))
@@ -164,7 +164,7 @@ def _interruptions(state: RunState, lines: Sequence[StepLine]) -> Iterator[Inter
 
 def _replays(points: Sequence[StepPoint]) -> Iterator[Replay]:
     """Yield the runs of neighbouring steps that were trained more than once."""
-    steps = [point.line.step for point in points if point.replays]
+    steps = [point.record.step for point in points if point.replays]
     if not steps:
         return
     borders = [(before, after) for before, after in pairwise(steps) if after > before + 1]

@@ -16,7 +16,7 @@ from reports.queries.run_status import INTERRUPTED, RUNNING, standing_of
 from storage.logs.heartbeat import read_heartbeat
 from storage.logs.run_log import run_prefix
 from storage.logs.run_state import RunState
-from storage.logs.step_log import read_step_lines
+from storage.logs.step_log import read_step_records
 from storage.stores.local_store import LocalStore
 from storage.stores.object_store import ObjectStore
 from storage.tables.promotion_rows import read_promotions
@@ -87,7 +87,7 @@ def _kinds(store: ObjectStore) -> tuple[TableKind, ...]:
         return log_rows(run_id, state, RUNNING if state.open_attempt else standing_of(state))
 
     def of_steps(run_id: str, state: RunState) -> dict[str, list[Any]]:
-        return {"steps": step_rows(run_id, state, read_step_lines(store, run_prefix(run_id)))}
+        return {"steps": step_rows(run_id, state, read_step_records(store, run_prefix(run_id)))}
 
     return (
         TableKind(name="log", tables=LOG_TABLES, make=of_log),

@@ -9,31 +9,31 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from storage.logs.run_state import AttemptRecord
-from storage.logs.step_log import StepLine
+from storage.logs.step_log import StepRecord
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepPoint:
     """One step of the surviving line, and how many times it was trained before, by attempts whose work was lost."""
 
-    line: StepLine
+    record: StepRecord
     replays: int
 
 
-def splice(lines: Iterable[StepLine], attempts: Sequence[AttemptRecord]) -> tuple[StepPoint, ...]:
+def splice(records: Iterable[StepRecord], attempts: Sequence[AttemptRecord]) -> tuple[StepPoint, ...]:
     """Return the surviving line in step order: no step twice, none of an attempt that was overtaken."""
-    of_attempt: dict[int, dict[int, StepLine]] = {}
+    of_attempt: dict[int, dict[int, StepRecord]] = {}
     trained = Counter[int]()
-    for line in lines:
-        mine = of_attempt.setdefault(line.attempt, {})
-        trained[line.step] += line.step not in mine
-        mine.setdefault(line.step, line)
-    surviving: list[StepLine] = []
+    for record in records:
+        mine = of_attempt.setdefault(record.attempt, {})
+        trained[record.step] += record.step not in mine
+        mine.setdefault(record.step, record)
+    surviving: list[StepRecord] = []
     bound: float = float("inf")
     for attempt in reversed(attempts):
         first = attempt.started.first_step
         mine = of_attempt.get(attempt.started.attempt, {})
-        surviving += (line for step, line in mine.items() if first < step <= bound)
+        surviving += (record for step, record in mine.items() if first < step <= bound)
         bound = min(bound, first)
-    points = (StepPoint(line=line, replays=trained[line.step] - 1) for line in surviving)
-    return tuple(sorted(points, key=lambda point: point.line.step))
+    points = (StepPoint(record=record, replays=trained[record.step] - 1) for record in surviving)
+    return tuple(sorted(points, key=lambda point: point.record.step))

@@ -21,8 +21,8 @@ MOST_STEP_LOG_BYTES = 2 * 1024**3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StepLine:
-    """What one optimizer update did; losses in nats per token."""
+class StepRecord:
+    """One completed step, as it is stored, sent to the parent and exported: 1-based, losses in nats per token."""
 
     step: int
     attempt: int
@@ -50,9 +50,9 @@ class StepLog:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file: TextIO = open(self.path, "a", encoding="utf-8", buffering=1, opener=_open_itself)  # noqa: SIM115
 
-    def write(self, line: StepLine) -> None:
+    def write(self, record: StepRecord) -> None:
         """Append one record; it is in the operating system's hands when this returns."""
-        self._file.write(msgspec.json.encode(line, order="sorted").decode() + "\n")
+        self._file.write(msgspec.json.encode(record, order="sorted").decode() + "\n")
 
     def publish(self) -> None:
         """Upload the spool where the store is elsewhere."""
@@ -70,15 +70,15 @@ def step_log_key(run_prefix: str, attempt: int) -> str:
     return f"{run_prefix}/steps/attempt-{attempt:04d}.jsonl"
 
 
-def read_step_lines(store: ObjectStore, run_prefix: str) -> list[StepLine]:
+def read_step_records(store: ObjectStore, run_prefix: str) -> list[StepRecord]:
     """Return every attempt's records in attempt order; a line torn by a crash is left out."""
-    return [line for key in store.keys(f"{run_prefix}/steps") for line in parse_lines(_read(store, key))]
+    return [record for key in store.keys(f"{run_prefix}/steps") for record in parse_step_records(_read(store, key))]
 
 
-def read_attempt_lines(store: ObjectStore, run_prefix: str, attempt: int) -> list[StepLine]:
+def read_attempt_records(store: ObjectStore, run_prefix: str, attempt: int) -> list[StepRecord]:
     """Return one attempt's records, none where it left none; a line torn by a crash is left out."""
     try:
-        return list(parse_lines(_read(store, step_log_key(run_prefix, attempt))))
+        return list(parse_step_records(_read(store, step_log_key(run_prefix, attempt))))
     except ObjectMissing:
         return []
 
@@ -87,10 +87,10 @@ def _read(store: ObjectStore, key: str) -> bytes:
     return store.read(key, at_most_bytes=MOST_STEP_LOG_BYTES)
 
 
-def parse_lines(data: bytes) -> Iterator[StepLine]:
+def parse_step_records(data: bytes) -> Iterator[StepRecord]:
     """Yield the records among these lines; what is none is left out."""
     for raw in data.splitlines():
         try:
-            yield msgspec.json.decode(raw, type=StepLine)
+            yield msgspec.json.decode(raw, type=StepRecord)
         except (msgspec.DecodeError, RecursionError):
             continue

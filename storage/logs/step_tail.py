@@ -3,7 +3,7 @@
 Owns how far was read. A line counts once it is whole. Refuses to know which records survive.
 """
 
-from storage.logs.step_log import MOST_STEP_LOG_BYTES, StepLine, parse_lines, step_log_key
+from storage.logs.step_log import MOST_STEP_LOG_BYTES, StepRecord, parse_step_records, step_log_key
 from storage.stores.object_store import ObjectStore
 
 MOST_BYTES = 4 * 1024 * 1024
@@ -17,13 +17,13 @@ class StepTail:
         self._store, self._prefix, self._most_bytes = store, run_prefix, most_bytes
         self._offsets: dict[int, int] = {}
 
-    def read(self, attempt: int) -> list[StepLine]:
+    def read(self, attempt: int) -> list[StepRecord]:
         """Return the attempt's next records, none where there are no more yet."""
         offset = self._offsets.get(attempt, 0)
         data = self._read_from(step_log_key(self._prefix, attempt), offset)
         whole = data[: data.rfind(b"\n") + 1]
         self._offsets[attempt] = offset + len(whole)
-        return list(parse_lines(whole))
+        return list(parse_step_records(whole))
 
     def _read_from(self, key: str, offset: int) -> bytes:
         size = self._store.size(key)

@@ -12,7 +12,7 @@ import msgspec
 from storage.logs.run_entries import EvaluationFailed, EvaluationRecorded
 from storage.logs.run_state import AttemptRecord, RunState
 from storage.logs.step_curve import splice
-from storage.logs.step_log import StepLine
+from storage.logs.step_log import StepRecord
 from storage.tables.run_tables import (
     CheckpointRow,
     EvaluationRow,
@@ -196,7 +196,7 @@ def unreadable_row(run_id: str, why: str) -> RunRow:
     return RunRow(**{**nothing, "run_id": run_id, "state": "unreadable", "detail": why})
 
 
-def step_rows(run_id: str, state: RunState, lines: Iterable[StepLine]) -> list[StepRow]:
+def step_rows(run_id: str, state: RunState, lines: Iterable[StepRecord]) -> list[StepRow]:
     """Return the surviving line: every step once, in order."""
     opened = state.opened
     config = opened.config if opened else {}
@@ -206,19 +206,19 @@ def step_rows(run_id: str, state: RunState, lines: Iterable[StepLine]) -> list[S
         StepRow(
             run_id=run_id,
             model_family=opened.model_family if opened else None,
-            step=point.line.step,
-            attempt=point.line.attempt,
+            step=point.record.step,
+            attempt=point.record.attempt,
             replays=point.replays,
-            tokens=point.line.step * step_tokens if step_tokens else None,
-            train_loss=point.line.train_loss,
-            probe_loss=point.line.probe_loss,
-            lr=point.line.lr,
-            grad_norm=point.line.grad_norm,
-            tokens_per_second=point.line.tokens_per_second,
-            mfu=point.line.mfu,
-            memory_bytes=point.line.memory_bytes,
-            seconds=point.line.seconds,
-            sample=point.line.sample,
+            tokens=point.record.step * step_tokens if step_tokens else None,
+            train_loss=point.record.train_loss,
+            probe_loss=point.record.probe_loss,
+            lr=point.record.lr,
+            grad_norm=point.record.grad_norm,
+            tokens_per_second=point.record.tokens_per_second,
+            mfu=point.record.mfu,
+            memory_bytes=point.record.memory_bytes,
+            seconds=point.record.seconds,
+            sample=point.record.sample,
         )
         for point in splice(lines, state.attempts)
     ]

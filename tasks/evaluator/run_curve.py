@@ -11,7 +11,7 @@ from storage.logs.run_entries import CurveVerdict, EvaluationRecorded
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
 from storage.logs.step_curve import splice
-from storage.logs.step_log import read_step_lines
+from storage.logs.step_log import read_step_records
 from storage.stores.document import decode
 from storage.stores.object_store import ObjectStore
 from tasks.policy.curve_statistics import Curve
@@ -50,8 +50,8 @@ def read_curve(log: RunLog, *, suite_sha256: str | None, until_step: int | None 
     Its held-out losses are those of one suite; of no suite there are none.
     """
     state, last = log.state, until_step if until_step is not None else float("inf")
-    points = splice(read_step_lines(log.store, log.prefix), state.attempts)
-    lines = [point.line for point in points if point.line.step <= last]
+    points = splice(read_step_records(log.store, log.prefix), state.attempts)
+    lines = [point.record for point in points if point.record.step <= last]
     return Curve(
         steps=[line.step for line in lines],
         train_losses=[line.train_loss for line in lines],

@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from collections import deque
+from dataclasses import asdict
 from functools import partial
 from typing import NoReturn
 
@@ -23,12 +24,12 @@ from model.training.batch_tracing import guilty_windows
 from model.training.determinism import choose_deterministic_kernels, make_deterministic, resolve_device
 from model.training.loss_history import BASELINE, find_spike
 from model.training.train_state import TrainState
-from model.training.training_loop import LoopOutcome, StepRecord, train_until, usual_reading
+from model.training.training_loop import LoopOutcome, StepResult, train_until, usual_reading
 from model.training.weights import WEIGHT_PREFIX, load_weights
 from storage.checkpoints.checkpoint import StagedCheckpoint, checkpoint_prefix
 from storage.checkpoints.trainer_document import TrainerDocument, small_tensor
 from storage.logs.run_log import run_prefix
-from storage.logs.step_log import StepLine, StepLog
+from storage.logs.step_log import StepLog, StepRecord
 from storage.stores.open_store import open_store
 from tasks.trainer.checkpoint_reading import CheckpointReading
 from tasks.trainer.fault_injection import BAD_DATA, OOM, TRAINER_KINDS, due, flip_byte, parse_faults, strike_process
@@ -189,7 +190,7 @@ class Trainer:
     def _on_waiting(self, step: int, why: str, seconds: float) -> None:
         self._line.send(Waiting(step=step, why=why, seconds=seconds))
 
-    def _check_course(self, record: StepRecord) -> None:
+    def _check_course(self, record: StepResult) -> None:
         rule = self._order.divergence
         self._losses.append(record.train_loss)
         spike = find_spike(list(self._losses), patience=rule.patience_steps, rise=rule.rise_nats)
@@ -201,7 +202,7 @@ class Trainer:
             step=record.step, spike_step=first, level=spike.level, baseline=spike.baseline, windows=drawn
         )
 
-    def _on_step(self, record: StepRecord) -> None:
+    def _on_step(self, record: StepResult) -> None:
         self._lr = record.lr
         self._tokens += self._order.training.global_batch * self._order.model.block_size
         if self._ranks.is_first:
@@ -212,24 +213,10 @@ class Trainer:
         for kind in due(self._faults, self._store, self._prefix, record.step, kinds=TRAINER_KINDS):
             self._strike(kind)
 
-    def _tell(self, record: StepRecord) -> None:
-        self._steps.write(
-            StepLine(
-                attempt=self._order.attempt,
-                **{name: getattr(record, name) for name in StepRecord.__dataclass_fields__},
-            )
-        )
-        self._line.send(
-            StepDone(
-                step=record.step,
-                train_loss=record.train_loss,
-                tokens_per_second=record.tokens_per_second,
-                tokens=self._tokens,
-                gpu_seconds=self._gpu_seconds(),
-                probe_loss=record.probe_loss,
-                sample=record.sample,
-            )
-        )
+    def _tell(self, record: StepResult) -> None:
+        stored = step_record(record, self._order.attempt)
+        self._steps.write(stored)
+        self._line.send(StepDone(record=stored, tokens=self._tokens, gpu_seconds=self._gpu_seconds()))
 
     def _strike(self, kind: str) -> None:
         """Practise a failure: the allocator's and the data's need what only this process has."""
@@ -265,6 +252,11 @@ def main() -> None:
         fall(line, error)
     # Interpreter shutdown of a torch process takes long and has nothing left to save.
     os._exit(0)
+
+
+def step_record(result: StepResult, attempt: int) -> StepRecord:
+    """Return a step's result as the record that is stored and sent."""
+    return StepRecord(attempt=attempt, **asdict(result))
 
 
 def _nothing() -> None:

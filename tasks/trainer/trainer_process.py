@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from storage.checkpoints.checkpoint import StagedCheckpoint
+from storage.logs.step_log import StepRecord
 from tasks.attempt.watchdog import HangDetector
 from tasks.errors import TrainerGone
 from tasks.policy.failures import LastWords
@@ -45,7 +46,7 @@ class TrainerProcess:
         order: TrainerSpec,
         child: TrainerChild,
         *,
-        on_step: Callable[[StepDone], None],
+        on_step: Callable[[StepRecord], None],
         on_waiting: Callable[[Waiting], None],
         watch: HangDetector,
     ) -> None:
@@ -162,7 +163,7 @@ class TrainerProcess:
             self._take(event)
             self._changed.notify_all()
         if isinstance(event, StepDone):
-            self._on_step(event)
+            self._on_step(event.record)
         elif isinstance(event, Waiting):
             self._on_waiting(event)
 

@@ -13,6 +13,7 @@ from model.configuration.data import DataConfig
 from model.configuration.network import ModelConfig
 from model.configuration.training import TrainingConfig
 from storage.logs.run_entries import CheckpointReference
+from storage.logs.step_log import StepRecord
 from tasks.configuration.settings import DivergenceConfig
 from tasks.errors import TaskError
 
@@ -72,13 +73,9 @@ class Ready:
 class StepDone:
     """Event: one step is complete; `tokens` and `gpu_seconds` count from the attempt's start."""
 
-    step: int
-    train_loss: float
-    tokens_per_second: float
+    record: StepRecord
     tokens: int
     gpu_seconds: float
-    probe_loss: float | None
-    sample: str | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

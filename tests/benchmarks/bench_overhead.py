@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from storage.logs.step_log import StepLine, read_attempt_lines
+from storage.logs.step_log import StepRecord, read_attempt_records
 from storage.stores.local_store import LocalStore
 from tests.benchmarks.process_times import (
     children,
@@ -103,7 +103,7 @@ def with_cairn(given: argparse.Namespace, plan: Plan, folder: Path, number: int)
     after = wait_for_step(process, log, plan.last, folder)
     process.send_signal(signal.SIGTERM)
     process.wait()
-    lines = read_attempt_lines(LocalStore(store), PREFIX, 1)
+    lines = read_attempt_records(LocalStore(store), PREFIX, 1)
     trainer = after.trainer - before.trainer
     core, server = after.tree - before.tree, after.server - before.server
     main = after.trainer_main - before.trainer_main
@@ -117,7 +117,7 @@ def with_cairn(given: argparse.Namespace, plan: Plan, folder: Path, number: int)
     )
 
 
-def between(lines: Sequence[StepLine], plan: Plan) -> list[StepLine]:
+def between(lines: Sequence[StepRecord], plan: Plan) -> list[StepRecord]:
     """Return the records of the steps that are counted."""
     return [line for line in lines if plan.first < line.step <= plan.last]
 

@@ -13,7 +13,7 @@ from reports.queries.run_diagnosis import diagnose_run
 from reports.queries.run_status import view_runs, view_status
 from storage.logs.log_entry import Writer
 from storage.logs.run_entries import CurveVerdict, RunFinished
-from storage.logs.step_log import StepLine, step_log_key
+from storage.logs.step_log import StepRecord, step_log_key
 
 FIELDS = {"run_id", "step", "total_steps", "verdict", "why", "numbers", "cures", "stopped_early", "evaluations"}
 LISTS_LOADED = "import sys, cairn.cli.command as c; c.run_command(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
@@ -22,7 +22,7 @@ LISTS_LOADED = "import sys, cairn.cli.command as c; c.run_command(sys.argv[1:]);
 def write_steps(run: Any, attempt: int, steps: range, *, loss: float = 5.5) -> None:
     """Write the step records of an attempt as a trainer does; the loss falls by a hundredth a step."""
     lines = [
-        StepLine(
+        StepRecord(
             step=step,
             attempt=attempt,
             train_loss=loss - step / 100,

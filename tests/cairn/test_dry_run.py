@@ -13,7 +13,7 @@ from cairn.cli.command import run_command
 from cairn.cli.training_plan_text import plan_facts
 from flows.preparation.training_plan import TrainingPlan, plan_training
 from storage.logs.run_log import RunLog
-from storage.logs.step_log import StepLine, step_log_key
+from storage.logs.step_log import StepRecord, step_log_key
 from storage.stores.local_store import LocalStore
 from tasks.configuration.run_configuration import RunConfig
 from tests.writing_run import WritingRun, configuration, open_writing_run
@@ -139,7 +139,7 @@ def test_a_run_killed_between_its_last_commit_and_its_end_would_be_finished(writ
 
 def record(run: WritingRun, attempt: int, speeds: list[float]) -> None:
     lines = [
-        StepLine(
+        StepRecord(
             step=step,
             attempt=attempt,
             train_loss=1.0,

@@ -17,7 +17,7 @@ from reports.pages.run_report import gather_report
 from reports.queries.run_status import view_runs, view_status
 from storage.logs.log_entry import Writer
 from storage.logs.run_entries import DataQuarantined, EvaluationRecorded
-from storage.logs.step_log import StepLine
+from storage.logs.step_log import StepRecord
 from tasks.configuration.run_configuration import parse_configuration
 from tests.fabricated_run import NOON, fabricate
 
@@ -28,7 +28,7 @@ HOSTILE = '<script>alert(1)</script> </td> "quoted" \x1b[31m| `tick` ```'
 def steps(run: Any, attempt: int, first: int, last: int) -> None:
     """Write the step records of one attempt."""
     lines = [
-        StepLine(
+        StepRecord(
             step=step, attempt=attempt, train_loss=5.0 - step / 20, lr=0.1, grad_norm=1.0, tokens_per_second=10.0,
             mfu=0.1, memory_bytes=1, seconds=0.1, probe_loss=None, sample=None,
         )

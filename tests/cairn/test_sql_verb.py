@@ -18,7 +18,7 @@ from reports.queries.run_views import view_attempts, view_checkpoints, view_eval
 from storage.logs.registry import Registry
 from storage.logs.registry_entries import Refused, RolledBack
 from storage.logs.run_entries import DataQuarantined
-from storage.logs.step_log import StepLine, step_log_key
+from storage.logs.step_log import StepRecord, step_log_key
 from storage.stores.document import builtins, encode, sha256
 from storage.stores.local_store import LocalStore
 from storage.stores.object_store import ObjectStore
@@ -46,7 +46,7 @@ def work(tmp_path: Path) -> Path:
 def steps(run: FabricatedRun, attempt: int, first: int, last: int) -> None:
     rest: dict[str, Any] = dict.fromkeys(("lr", "grad_norm", "tokens_per_second", "mfu", "seconds"), 0.5)
     lines = [
-        StepLine(step=n, attempt=attempt, train_loss=2.0, memory_bytes=1, probe_loss=None, sample="ß", **rest)
+        StepRecord(step=n, attempt=attempt, train_loss=2.0, memory_bytes=1, probe_loss=None, sample="ß", **rest)
         for n in range(first, last + 1)
     ]
     written = b"".join(encode(line).replace(b"\n", b"") + b"\n" for line in lines)

@@ -18,7 +18,7 @@ from storage.errors import StorageError
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState, fold
 from storage.logs.step_curve import splice
-from storage.logs.step_log import read_step_lines
+from storage.logs.step_log import read_step_records
 from storage.stores.object_store import ObjectStore
 from tests.chaos.observer import RUN
 from tests.chaos.plan import Kind, RunPlan
@@ -108,7 +108,7 @@ def _reference_of_twin(scene: Scene, state: RunState) -> Reference:
     """Train the twin; what was measured of it is nothing: it has no evaluators."""
     assert state.opened is not None
     store = scene.observer.store
-    schedule = schedule_of(state, splice(read_step_lines(store, PREFIX), state.attempts))
+    schedule = schedule_of(state, splice(read_step_records(store, PREFIX), state.attempts))
     config, cache = configuration_of(state), scene.folder / "twin"
     twin = train_twin(store, state.opened.data_snapshot, config, schedule, cache_dir=cache)
     return Reference(state_sha256=twin.state_sha256, curve=twin.curve, losses=frozenset())
@@ -279,8 +279,8 @@ def _verified(scene: Scene) -> Iterator[str]:
 
 
 def _curve(store: ObjectStore, state: RunState) -> tuple[tuple[int, float], ...]:
-    points = splice(read_step_lines(store, PREFIX), state.attempts)
-    return tuple((point.line.step, point.line.train_loss) for point in points)
+    points = splice(read_step_records(store, PREFIX), state.attempts)
+    return tuple((point.record.step, point.record.train_loss) for point in points)
 
 
 def _losses(state: RunState) -> frozenset[tuple[int, float]]:

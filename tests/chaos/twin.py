@@ -12,7 +12,7 @@ from model.data.sample_order import SampleOrder
 from model.data.token_windows import TokenWindows
 from model.training.determinism import make_deterministic, resolve_device
 from model.training.train_state import TrainState
-from model.training.training_loop import StepRecord, train_until
+from model.training.training_loop import StepResult, train_until
 from storage.checkpoints.state_digest import state_sha256
 from storage.logs.run_state import RunState
 from storage.logs.step_curve import StepPoint
@@ -51,7 +51,7 @@ class Twin:
 def schedule_of(state: RunState, curve: tuple[StepPoint, ...]) -> Schedule:
     """Return with what the steps of the surviving line were trained, as the receipts of their attempts say."""
     starts = {attempt.started.attempt: attempt.started for attempt in state.attempts}
-    sized = [(point.line.step, starts[point.line.attempt]) for point in curve]
+    sized = [(point.record.step, starts[point.record.attempt]) for point in curve]
     spans = [
         Span(end_step=[step for step, _ in steps][-1], micro_batch=sizes[0], activation_checkpointing=sizes[1])
         for sizes, steps in groupby(sized, key=lambda item: (item[1].micro_batch, item[1].activation_checkpointing))
@@ -73,7 +73,7 @@ def train_twin(store: ObjectStore, snapshot_id: str, config: RunConfig, schedule
         components=weighted_components(snapshot.manifest, config.data, config.model.block_size),
     )
     state = TrainState.fresh(config.model, training, snapshot.manifest.vocab_size, resolve_device(training.device))
-    steps: list[StepRecord] = []
+    steps: list[StepResult] = []
     for span in schedule.spans:
         state.model.activation_checkpointing = span.activation_checkpointing
         train_until(

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from storage.checkpoints.checkpoint import load_checkpoint
-from storage.logs.step_log import read_step_lines
+from storage.logs.step_log import read_step_records
 from tasks.trainer.tensor_exchange import to_tensors
 from tests.crash.training_command import Command
 from tests.crash.victims import kill, kill_both, kill_flow, trained_steps, trainers_of, wait_for
@@ -64,7 +64,7 @@ def train_and_kill(command: Command, step: int, *settings: str) -> None:
 
 def losses(command: Command) -> dict[int, float]:
     """The loss of every step, where a step was done twice that of the later attempt."""
-    return {line.step: line.train_loss for line in read_step_lines(command.store, "runs/bard")}
+    return {line.step: line.train_loss for line in read_step_records(command.store, "runs/bard")}
 
 
 def world_sizes(command: Command) -> list[int]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import psutil
 
-from storage.logs.step_log import read_step_lines
+from storage.logs.step_log import read_step_records
 from tests.crash.training_command import Command
 
 
@@ -50,7 +50,7 @@ def kill_both(process: subprocess.Popen[bytes]) -> None:
 
 def trained_steps(command: Command) -> int:
     """Return the greatest step any attempt has trained."""
-    return max((line.step for line in read_step_lines(command.store, "runs/bard")), default=0)
+    return max((line.step for line in read_step_records(command.store, "runs/bard")), default=0)
 
 
 def wait_for(is_there: Callable[[], bool], process: subprocess.Popen[bytes], what: str) -> bool:

@@ -6,8 +6,8 @@ import pytest
 from rich.console import Console
 
 from flows.run.progress import Progress
+from storage.logs.step_log import StepRecord
 from tasks.text.time_left import TimeLeft, bar, clock_time
-from tasks.trainer.trainer_protocol import StepDone
 
 
 class Clock:
@@ -23,13 +23,17 @@ class ClosedTerminal(io.StringIO):
         raise OSError(5, "Input/output error")
 
 
-def done(step: int, probe_loss: float | None = None) -> StepDone:
-    return StepDone(
+def done(step: int, probe_loss: float | None = None) -> StepRecord:
+    return StepRecord(
         step=step,
+        attempt=1,
         train_loss=2.5,
+        lr=0.1,
+        grad_norm=1.0,
         tokens_per_second=1000.0,
-        tokens=step,
-        gpu_seconds=float(step),
+        mfu=0.5,
+        memory_bytes=7,
+        seconds=2.0,
         probe_loss=probe_loss,
         sample="a b\n  c" if probe_loss else None,
     )

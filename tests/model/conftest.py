@@ -11,7 +11,7 @@ from model.configuration.training import TrainingConfig
 from model.data.sample_order import SampleOrder
 from model.data.token_windows import TokenWindows
 from model.training.train_state import TrainState
-from model.training.training_loop import StepRecord, train_until
+from model.training.training_loop import StepResult, train_until
 
 VOCAB = 61
 CPU = torch.device("cpu")
@@ -41,7 +41,7 @@ class TinyRun:
 
     def train(self, until_step: int, *, probe=None, stop: Callable[[], bool] = lambda: False, **changes):
         """Train on and return the records."""
-        records: list[StepRecord] = []
+        records: list[StepResult] = []
         self.outcome = train_until(
             self.state,
             changes.get("windows", self.windows),

@@ -6,7 +6,7 @@ import msgspec
 
 from storage.logs.run_state import RunState
 from storage.logs.step_curve import splice
-from storage.logs.step_log import StepLine, read_step_lines, step_log_key
+from storage.logs.step_log import StepRecord, read_step_records, step_log_key
 from storage.stores.object_store import ObjectStore
 from tests.fabricated_run import FabricatedRun, fabricate
 
@@ -39,12 +39,12 @@ class MirroredRun:
 
     def curve(self) -> list[tuple[int, float]]:
         """The surviving line as it is spliced at once."""
-        lines = read_step_lines(self.run.log.store, self.run.log.prefix)
-        return [(point.line.step, point.line.train_loss) for point in splice(lines, self.state.attempts)]
+        lines = read_step_records(self.run.log.store, self.run.log.prefix)
+        return [(point.record.step, point.record.train_loss) for point in splice(lines, self.state.attempts)]
 
 
-def step_line(step: int, attempt: int) -> StepLine:
-    return StepLine(
+def step_line(step: int, attempt: int) -> StepRecord:
+    return StepRecord(
         step=step,
         attempt=attempt,
         train_loss=step + attempt / 10,

@@ -25,9 +25,9 @@ class Shown:
             if news.rewind_to is not None:
                 self.rewinds.append(news.rewind_to)
                 self.points = {step: loss for step, loss in self.points.items() if step <= news.rewind_to}
-            for timed in news.lines:
-                assert timed.line.step not in self.points, "no step twice"
-                self.points[timed.line.step] = timed.line.train_loss
+            for timed in news.steps:
+                assert timed.record.step not in self.points, "no step twice"
+                self.points[timed.record.step] = timed.record.train_loss
             self.evaluated += [item.step for item in news.evaluations]
             self.ends += [ended.attempt for ended in news.ends]
             more = news.more
@@ -62,7 +62,7 @@ def test_steps_that_are_trained_again_are_taken_back_first() -> None:
 def test_time_goes_on_within_an_attempt_by_what_its_steps_took() -> None:
     run = interrupted_run(MemoryStore("time"))
     follower = CurveFollower(StepTail(run.run.log.store, run.run.log.prefix))
-    lines = follower.follow(run.state).lines
+    lines = follower.follow(run.state).steps
     started = run.state.attempts[0].started_at.timestamp()
     assert [timed.at_seconds - started for timed in lines[:3]] == [0.5, 1.0, 1.5]
 

@@ -21,18 +21,18 @@ from reports.plots.curve_sheet import Sheet
 from reports.plots.curve_words import footer, standing, title, written, written_small
 from reports.plots.run_curves import HeldOutPoint, Interruption, PromotedPoint, Replay, RunCurves, RunEnd, gather_curves
 from storage.logs.step_curve import StepPoint
-from storage.logs.step_log import StepLine, step_log_key
+from storage.logs.step_log import StepRecord, step_log_key
 from storage.stores.object_store import ObjectStore
 from tasks.policy.failures import TerminationReason
 
 
-def line(step: int, *, attempt: int = 1, loss: float = 3.0, **values: Any) -> StepLine:
+def line(step: int, *, attempt: int = 1, loss: float = 3.0, **values: Any) -> StepRecord:
     usual: dict[str, Any] = {"lr": 1e-3, "grad_norm": 1.0, "tokens_per_second": 1e4, "probe_loss": None}
     rest: dict[str, Any] = {"mfu": 0.0, "memory_bytes": 0, "seconds": 0.1, "sample": None}
-    return StepLine(step=step, attempt=attempt, train_loss=loss, **{**usual, **rest, **values})
+    return StepRecord(step=step, attempt=attempt, train_loss=loss, **{**usual, **rest, **values})
 
 
-def curves(lines: Sequence[StepLine] = (), **values: Any) -> RunCurves:
+def curves(lines: Sequence[StepRecord] = (), **values: Any) -> RunCurves:
     usual: dict[str, Any] = {
         "run_id": "bard",
         "model_family": "gpt2-tiny",
@@ -43,7 +43,7 @@ def curves(lines: Sequence[StepLine] = (), **values: Any) -> RunCurves:
         "tokens_per_step": 16,
         "attempts": 1,
         "gpu_seconds": 60.0,
-        "points": tuple(StepPoint(line=item, replays=0) for item in lines),
+        "points": tuple(StepPoint(record=item, replays=0) for item in lines),
         "interruptions": (),
         "replays": (),
         "held_out": (),
@@ -84,7 +84,7 @@ def test_the_line_goes_on_from_the_commit_and_the_repeated_steps_are_named(
     record(store, 1, range(1, 28))
     record(store, 2, range(21, 34))
     found = gather_curves(bard.log)
-    assert [point.line.step for point in found.points] == list(range(1, 34))
+    assert [point.record.step for point in found.points] == list(range(1, 34))
     assert found.replays == (Replay(first_step=21, last_step=27),)
     assert (found.last_step, found.total_steps, found.attempts, found.state) == (33, 40, 2, "running")
 

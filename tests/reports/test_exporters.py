@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from reports.exporters.curve_follower import CurveFollower, CurveNews, TimedLine
+from reports.exporters.curve_follower import CurveFollower, CurveNews, TimedStep
 from reports.exporters.exporters import check_exporters, exporting
 from reports.exporters.mlflow_client import MlflowClient, MlflowRefused
 from reports.exporters.mlflow_exporter import MlflowExporter
@@ -185,10 +185,10 @@ def test_a_number_that_is_none_is_told_by_its_name(store: LocalStore, server: Tr
     mirror = mlflow(run, server)
     mirror.begin(run.state)
     lines = (
-        TimedLine(at_seconds=1.0, line=replace(step_line(21, 2), train_loss=math.inf)),
-        TimedLine(at_seconds=2.0, line=replace(step_line(22, 2), train_loss=math.nan)),
+        TimedStep(at_seconds=1.0, record=replace(step_line(21, 2), train_loss=math.inf)),
+        TimedStep(at_seconds=2.0, record=replace(step_line(22, 2), train_loss=math.nan)),
     )
-    mirror.write(CurveNews(lines=lines, settled_step=22))
+    mirror.write(CurveNews(steps=lines, settled_step=22))
     assert server.values("train.loss") == [(21, "Infinity"), (22, "NaN")]
 
 
@@ -243,7 +243,7 @@ class Faulty:
     def write(self, news: CurveNews) -> None:
         self.written.set()
         self._act()
-        self.steps += [timed.line.step for timed in news.lines]
+        self.steps += [timed.record.step for timed in news.steps]
 
     def end(self, state: RunState) -> None:
         self.ended.set()

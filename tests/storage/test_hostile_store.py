@@ -17,7 +17,7 @@ from storage.logs.registry import list_aliases
 from storage.logs.run_entries import RUN_KINDS, CheckpointReference, CheckpointSuperseded
 from storage.logs.run_log import list_run_ids
 from storage.logs.run_state import RunState
-from storage.logs.step_log import parse_lines, read_attempt_lines
+from storage.logs.step_log import parse_step_records, read_attempt_records
 from storage.stores.document import sha256
 from storage.stores.local_store import LocalStore
 from storage.stores.memory_store import MemoryStore
@@ -139,7 +139,7 @@ def test_a_file_with_a_foreign_name_is_not_the_newest_entry(tmp_path: Path) -> N
     ids=["deep", "deep-and-closed", "not-utf-8", "huge-number", "null", "long"],
 )
 def test_a_hostile_step_record_is_left_out(line: bytes) -> None:
-    assert list(parse_lines(line + b"\n" + line)) == []
+    assert list(parse_step_records(line + b"\n" + line)) == []
 
 
 def test_step_records_of_any_size_are_refused_in_bounded_memory(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_step_records_of_any_size_are_refused_in_bounded_memory(tmp_path: Path) 
             return super().read(key, at_most_bytes=min(at_most_bytes, 10**7))
 
     with pytest.raises(IntegrityError, match="bytes that are read"):
-        read_attempt_lines(Counting(tmp_path), "runs/r1", 1)
+        read_attempt_records(Counting(tmp_path), "runs/r1", 1)
     assert 0 < read[0] <= 2**31
 
 

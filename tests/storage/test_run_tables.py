@@ -9,7 +9,7 @@ import pytest
 from storage.logs.registry_entries import Promoted, RolledBack
 from storage.logs.run_entries import CheckpointReference, CheckpointSuperseded, RunFinished
 from storage.logs.run_state import RunState, fold
-from storage.logs.step_log import StepLine
+from storage.logs.step_log import StepRecord
 from storage.tables import run_tables
 from storage.tables.promotion_rows import promotion_rows
 from storage.tables.run_rows import attempt_rows, log_rows, run_row, step_rows, unreadable_row
@@ -87,7 +87,7 @@ def test_an_unreadable_run_says_only_why() -> None:
 
 def test_steps_count_tokens_where_the_configuration_says_how_many() -> None:
     rest: dict[str, Any] = dict.fromkeys(("lr", "grad_norm", "tokens_per_second", "mfu", "seconds"), 0.0)
-    line = StepLine(step=3, attempt=1, train_loss=1.0, memory_bytes=0, probe_loss=None, sample=None, **rest)
+    line = StepRecord(step=3, attempt=1, train_loss=1.0, memory_bytes=0, probe_loss=None, sample=None, **rest)
     known = {"training": {"global_batch": 4}, "model": {"block_size": 8}}
     state = folded(replace(opened(), config=known), started(1))
     assert [row.tokens for row in step_rows("r1", state, [line])] == [96]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from storage.logs.run_entries import AttemptStarted, CheckpointReference, Placement
 from storage.logs.run_state import AttemptRecord
 from storage.logs.step_curve import splice
-from storage.logs.step_log import StepLine
+from storage.logs.step_log import StepRecord
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 PLACEMENT = Placement(host="h", boot_id="b", pid=1, process_started=1.0, device="cpu", world_size=1, threads=1)
@@ -30,18 +30,18 @@ def attempt(number: int, resumed: int) -> AttemptRecord:
     return AttemptRecord(started=started, started_at=NOON)
 
 
-def lines(number: int, first: int, last: int) -> list[StepLine]:
+def lines(number: int, first: int, last: int) -> list[StepRecord]:
     rest: dict[str, Any] = dict.fromkeys(("lr", "grad_norm", "tokens_per_second", "mfu", "seconds"), 0.0)
     return [
-        StepLine(step=s, attempt=number, train_loss=number, memory_bytes=0, probe_loss=None, sample=None, **rest)
+        StepRecord(step=s, attempt=number, train_loss=number, memory_bytes=0, probe_loss=None, sample=None, **rest)
         for s in range(first, last + 1)
     ]
 
 
 def test_steps_lost_to_a_kill_are_shown_once_from_the_attempt_that_repeated_them() -> None:
     points = splice([*lines(1, 1, 27), *lines(2, 21, 40)], [attempt(1, 0), attempt(2, 20)])
-    assert [point.line.step for point in points] == list(range(1, 41))
-    assert [point.line.attempt for point in points] == [1] * 20 + [2] * 20
+    assert [point.record.step for point in points] == list(range(1, 41))
+    assert [point.record.attempt for point in points] == [1] * 20 + [2] * 20
     assert [point.replays for point in points] == [0] * 20 + [1] * 7 + [0] * 13
 
 
@@ -49,7 +49,7 @@ def test_a_roll_back_behind_an_earlier_resume_drops_everything_after_it() -> Non
     points = splice(
         [*lines(1, 1, 40), *lines(2, 41, 45), *lines(3, 21, 30)], [attempt(1, 0), attempt(2, 40), attempt(3, 20)]
     )
-    assert [(point.line.step, point.line.attempt) for point in points] == [
+    assert [(point.record.step, point.record.attempt) for point in points] == [
         *((step, 1) for step in range(1, 21)),
         *((step, 3) for step in range(21, 31)),
     ]
@@ -57,11 +57,11 @@ def test_a_roll_back_behind_an_earlier_resume_drops_everything_after_it() -> Non
 
 def test_an_attempt_that_trained_nothing_leaves_the_line_whole() -> None:
     points = splice(lines(1, 1, 20), [attempt(1, 0), attempt(2, 20)])
-    assert [point.line.step for point in points] == list(range(1, 21))
+    assert [point.record.step for point in points] == list(range(1, 21))
 
 
 def test_records_of_an_attempt_the_log_does_not_know_are_left_out() -> None:
-    assert splice([*lines(1, 1, 5), *lines(9, 6, 9)], [attempt(1, 0)])[-1].line.step == 5
+    assert splice([*lines(1, 1, 5), *lines(9, 6, 9)], [attempt(1, 0)])[-1].record.step == 5
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), min_size=1, max_size=8))
@@ -72,4 +72,4 @@ def test_the_line_never_doubles_drops_or_shifts_a_step(history: list[tuple[int, 
         attempts.append(attempt(number, resumed))
         records += lines(number, resumed + 1, resumed + ahead)
         reached = resumed + ahead
-    assert [point.line.step for point in splice(records, attempts)] == list(range(1, reached + 1))
+    assert [point.record.step for point in splice(records, attempts)] == list(range(1, reached + 1))

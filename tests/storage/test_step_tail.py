@@ -3,7 +3,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from storage.logs.step_log import StepLine, read_attempt_lines, step_log_key
+from storage.logs.step_log import StepRecord, read_attempt_records, step_log_key
 from storage.logs.step_tail import StepTail
 from storage.stores.local_store import LocalStore
 from storage.stores.memory_store import MemoryStore
@@ -14,7 +14,7 @@ RUN = "runs/bard"
 
 def encoded(*steps: int) -> bytes:
     lines = (
-        StepLine(
+        StepRecord(
             step=step,
             attempt=1,
             train_loss=1.0,
@@ -37,7 +37,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
     return LocalStore(tmp_path) if request.param == "local" else MemoryStore("tail")
 
 
-def steps(lines: list[StepLine]) -> list[int]:
+def steps(lines: list[StepRecord]) -> list[int]:
     return [line.step for line in lines]
 
 
@@ -75,4 +75,4 @@ def test_attempts_are_read_apart(store: ObjectStore) -> None:
 
 def test_one_attempts_records_are_read_whole_and_none_is_no_error(store: ObjectStore) -> None:
     store.write(step_log_key(RUN, 1), encoded(1, 2) + b'{"step": torn')
-    assert steps(read_attempt_lines(store, RUN, 1)) == [1, 2] and read_attempt_lines(store, RUN, 2) == []
+    assert steps(read_attempt_records(store, RUN, 1)) == [1, 2] and read_attempt_records(store, RUN, 2) == []

@@ -15,7 +15,7 @@ from model.data.sample_order import SampleOrder
 from model.data.token_windows import TokenWindows
 from model.inference.evaluation import held_out_loss
 from model.training.train_state import TrainState
-from model.training.training_loop import StepRecord, train_until
+from model.training.training_loop import StepResult, train_until
 from storage.logs.run_entries import CurveVerdict
 from tasks.policy.curve_statistics import Curve
 from tasks.policy.curve_verdict import VerdictKind, judge
@@ -53,7 +53,7 @@ class RealRun:
         self.order = SampleOrder(window_count=self.windows.window_count, seed=self.seed, global_batch=BATCH)
         model = ModelConfig(n_layer=2, n_head=2, n_embd=32, block_size=BLOCK)
         self.state = TrainState.fresh(model, self.config, VOCAB, torch.device("cpu"))
-        self.records: list[StepRecord] = []
+        self.records: list[StepResult] = []
 
     def verdicts(self) -> list[CurveVerdict]:
         """Train to the end and return the verdict of every evaluation on the way."""

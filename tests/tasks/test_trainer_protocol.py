@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from storage.logs.step_log import StepRecord
 from tasks.errors import TaskError
 from tasks.trainer.trainer_protocol import (
     Command,
@@ -23,13 +24,24 @@ from tasks.trainer.trainer_protocol import (
     encode_message,
 )
 
+RECORD = StepRecord(
+    step=1,
+    attempt=1,
+    train_loss=2.5,
+    lr=0.1,
+    grad_norm=1.0,
+    tokens_per_second=10.0,
+    mfu=0.5,
+    memory_bytes=7,
+    seconds=0.8,
+    probe_loss=None,
+    sample="\x1b[",
+)
 MESSAGES: list[Command | Event] = [
     TrainUntil(step=5),
     Finish(),
     Ready(step=0, state_sha256=None, parameters=7, device="cpu"),
-    StepDone(
-        step=1, train_loss=2.5, tokens_per_second=10.0, tokens=8, gpu_seconds=0.1, probe_loss=None, sample="\x1b["
-    ),
+    StepDone(record=RECORD, tokens=8, gpu_seconds=0.1),
     SegmentDone(step=5, stopped=False, tokens=40, gpu_seconds=0.5),
     Staged(step=5, attempt=1, prefix="p", manifest_sha256="m", state_sha256="s", bytes=9),
     Waiting(step=5, why="503", seconds=1.0),

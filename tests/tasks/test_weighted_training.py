@@ -157,7 +157,7 @@ def test_other_weights_are_another_run(scene: Scene, tmp_path: Path) -> None:
 
 
 def _losses(line: Heard) -> list[float]:
-    return [event.train_loss for event in line.events if isinstance(event, StepDone)]
+    return [event.record.train_loss for event in line.events if isinstance(event, StepDone)]
 
 
 def _parameters(line: Heard) -> int:
