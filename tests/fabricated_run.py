@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from storage.logs.registry import Registry
 from storage.logs.registry_entries import Promoted
 from storage.logs.run_entries import (
     RUN_KINDS,
-    AttemptEnded,
     AttemptStarted,
     CheckpointCommitted,
     CheckpointReference,
@@ -30,15 +29,14 @@ from storage.logs.run_entries import (
     EvaluationFailed,
     EvaluationRecorded,
     Placement,
-    RunFinished,
-    RunOpened,
 )
 from storage.logs.run_log import RunLog
 from storage.stores.local_store import LocalStore
 from storage.stores.object_store import ObjectStore
 from tasks.configuration.run_configuration import RunConfig, parse_configuration
+from tests import entries
+from tests.entries import NOON
 
-NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 DOCUMENT: dict[str, Any] = {
     "data": {"sources": ["text.txt"], "tokenizer": "bytes"},
     "model": {"n_layer": 1, "n_head": 1, "n_embd": 8, "block_size": 8},
@@ -61,14 +59,13 @@ class FabricatedRun:
     def open(self, *, opener: Writer = HUMAN) -> None:
         """Open the run."""
         config = configuration()
-        body = RunOpened(
-            run_id=self.log.run_id,
+        body = entries.opened(
+            self.log.run_id,
             model_family=config.model_family,
             config=config.frozen(),
             config_sha256=config.frozen_sha256(),
             data_snapshot="d" * 64,
             total_steps=40,
-            code_version="0",
         )
         self.log.append(lambda state: body, writer=opener)
 
@@ -81,20 +78,16 @@ class FabricatedRun:
         placement: Placement | None = None,
     ) -> int:
         """Start the next attempt on `host`, or where `placement` says; returns its number."""
-        placement = placement or Placement(
-            host=host, boot_id=boot_id, pid=1, process_started=1.0, device="cpu", world_size=1, threads=1
-        )
+        placement = placement or entries.placement(host=host, boot_id=boot_id)
         config = configuration(overrides)
 
         def decide(state: Any) -> AttemptStarted:
             newest = state.newest_committed
-            return AttemptStarted(
-                attempt=state.latest_attempt + 1,
+            return entries.started(
+                state.latest_attempt + 1,
                 placement=placement,
                 config=config.document(),
                 config_sha256=config.frozen_sha256(),
-                code_version="0",
-                flow_run_id=None,
                 micro_batch=2,
                 resumed_from=newest.committed.reference if newest else None,
             )
@@ -120,35 +113,15 @@ class FabricatedRun:
 
     def end(self, reason: str, *, action: str, charged: str | None = None, delay_seconds: float = 0.0) -> None:
         """End the open attempt."""
-        body = AttemptEnded(
-            attempt=self.log.state.latest_attempt,
-            reason=reason,
-            detail=f"{reason} it was",
-            fingerprint="f",
-            last_step=12,
-            tokens=1,
-            gpu_seconds=2.0,
-            useful_gpu_seconds=1.5,
-            wasted_gpu_seconds=0.5,
-            stderr_tail=(),
-            decision=Decision(
-                action=action,
-                reason="so it was decided",
-                charged=charged,
-                left={"retries": 3},
-                delay_seconds=delay_seconds,
-            ),
+        decision = Decision(
+            action=action, reason="so it was decided", charged=charged, left={"retries": 3}, delay_seconds=delay_seconds
         )
+        body = entries.ended(self.log.state.latest_attempt, reason, tokens=1, decision=decision)
         self.log.append(lambda state: body, writer=HUMAN)
 
     def finish(self, reference: CheckpointReference) -> None:
         """Say that the last step is committed."""
-        body = RunFinished(
-            attempt=reference.attempt,
-            step=reference.step,
-            manifest_sha256=reference.manifest_sha256,
-            state_sha256="s" * 64,
-        )
+        body = entries.finished(reference)
         self.log.append(lambda state: body, writer=Writer(host="here", pid=1, attempt=reference.attempt))
 
     def evaluate(self, reference: CheckpointReference, *, loss: float | None, suite_sha256: str = "5" * 64) -> None:

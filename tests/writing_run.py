@@ -16,14 +16,8 @@ from storage.checkpoints.checkpoint import (
 )
 from storage.logs.entry_log import this_writer
 from storage.logs.run_entries import (
-    AttemptEnded,
-    AttemptStarted,
     CheckpointReference,
     CheckpointSuperseded,
-    Decision,
-    Placement,
-    RunFinished,
-    RunOpened,
 )
 from storage.logs.run_log import RunLog
 from storage.snapshots.data_snapshot import SnapshotManifest
@@ -31,6 +25,7 @@ from storage.stores.object_store import ObjectStore
 from tasks.configuration.run_configuration import RunConfig, parse_configuration
 from tasks.data.snapshot_build import build_snapshot
 from tasks.trainer.tensor_exchange import to_group
+from tests import entries
 from tests.storage.builders import trainer_document
 
 RUN = "bard"
@@ -58,19 +53,13 @@ class WritingRun:
 
     def start(self) -> int:
         """Start the next attempt; returns its number."""
-        placement = Placement(
-            host="elsewhere", boot_id="b", pid=1, process_started=1.0, device="cpu", world_size=1, threads=1
-        )
         number = self.log.refresh().latest_attempt + 1
-        body = AttemptStarted(
-            attempt=number,
-            placement=placement,
+        body = entries.started(
+            number,
+            placement=entries.placement(host="elsewhere"),
             config=self.config.document(),
             config_sha256=self.config.frozen_sha256(),
-            code_version="0",
-            flow_run_id=None,
             micro_batch=2,
-            resumed_from=None,
         )
         self.log.append(lambda state: body, writer=this_writer())
         return number
@@ -95,29 +84,12 @@ class WritingRun:
 
     def end(self, reason: str) -> None:
         """End the open attempt."""
-        body = AttemptEnded(
-            attempt=self.log.state.latest_attempt,
-            reason=reason,
-            detail="",
-            fingerprint="",
-            last_step=1,
-            tokens=1,
-            gpu_seconds=1.0,
-            useful_gpu_seconds=1.0,
-            wasted_gpu_seconds=0.0,
-            stderr_tail=(),
-            decision=Decision(action="resume", reason=""),
-        )
+        body = entries.ended(self.log.state.latest_attempt, reason)
         self.log.append(lambda state: body, writer=this_writer())
 
     def finish(self, reference: CheckpointReference) -> None:
         """Say that the last step is committed."""
-        body = RunFinished(
-            attempt=reference.attempt,
-            step=reference.step,
-            manifest_sha256=reference.manifest_sha256,
-            state_sha256="s" * 64,
-        )
+        body = entries.finished(reference)
         self.log.append(lambda state: body, writer=this_writer(attempt=reference.attempt))
 
     def _staged(self, step: int, seed: int, scale: float) -> StagedCheckpoint:
@@ -144,14 +116,13 @@ def open_writing_run(store: ObjectStore, folder: Path) -> WritingRun:
     config = configuration(folder)
     snapshot = build_snapshot(store, config.data, folder)
     log = RunLog(store, RUN)
-    body = RunOpened(
-        run_id=RUN,
+    body = entries.opened(
+        RUN,
         model_family=config.model_family,
         config=config.frozen(),
         config_sha256=config.frozen_sha256(),
         data_snapshot=snapshot.snapshot_id,
         total_steps=40,
-        code_version="0",
     )
     log.append(lambda state: body, writer=this_writer())
     return WritingRun(log=log, config=config, manifest=snapshot.manifest)

@@ -24,7 +24,7 @@ from reports.queries.run_query import answered
 from storage.logs.entry_log import ReadEntry
 from storage.logs.fold_cache import FoldedLog, write_fold
 from storage.logs.log_entry import Entry, Writer, encode_entry, entry_name
-from storage.logs.run_entries import AttemptEnded, AttemptStarted, CheckpointCommitted, Decision, Placement, RunOpened
+from storage.logs.run_entries import CheckpointCommitted, Decision, Placement, RunOpened
 from storage.logs.run_state import AttemptRecord, CheckpointRecord, RunState
 from storage.stores.document import sha256
 from storage.stores.local_store import LocalStore
@@ -33,6 +33,7 @@ from storage.tables.run_tables import LOG_TABLES
 from storage.tables.table_cache import FULL_ROWS, index_key
 from storage.tables.table_index import Pack, stamp_run, write_index
 from storage.tables.table_pack import PackBuilder
+from tests import entries
 
 CONTRACT = """select termination_reason, count(*) as attempts, sum(gpu_seconds) / 3600 as gpu_hours
 from training_attempts
@@ -104,19 +105,18 @@ def _attempt(attempt: int, at: datetime, config: Any, resumed: Any, chance: rand
         world_size=8,
         threads=8,
     )
-    started = AttemptStarted(
-        attempt=attempt,
+    started = entries.started(
+        attempt,
         placement=placement,
         config=config,
         config_sha256=sha256(b"config"),
-        code_version="0.1.0",
         flow_run_id=chance.randbytes(16).hex(),
         micro_batch=8,
         resumed_from=resumed,
     )
-    ended = AttemptEnded(
-        attempt=attempt,
-        reason=reason,
+    ended = entries.ended(
+        attempt,
+        reason,
         detail=f"{reason} at step {attempt * 500 + 7}",
         fingerprint=chance.randbytes(8).hex(),
         last_step=attempt * 500 + 7,
@@ -124,7 +124,6 @@ def _attempt(attempt: int, at: datetime, config: Any, resumed: Any, chance: rand
         gpu_seconds=seconds,
         useful_gpu_seconds=seconds * 0.9,
         wasted_gpu_seconds=seconds * 0.1,
-        stderr_tail=(),
         decision=Decision(action="resume", reason="progress refills", charged=reason, left={reason: 9}),
     )
     return AttemptRecord(

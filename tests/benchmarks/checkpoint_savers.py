@@ -27,7 +27,8 @@ from storage.stores.object_store import ObjectStore
 from storage.stores.open_store import open_store
 from tasks.trainer.staging import HostCheckpoint, Reports, Staging
 from tasks.trainer.tensor_exchange import to_group
-from tests.storage.builders import opened, started, writer
+from tests.entries import started, writer
+from tests.storage.builders import opened
 
 RUN = "bench"
 

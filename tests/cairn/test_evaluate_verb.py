@@ -14,12 +14,12 @@ import torch
 from model.training.train_state import TrainState
 from storage.checkpoints.checkpoint import checkpoint_prefix, commit_checkpoint, stage_checkpoint
 from storage.logs.entry_log import this_writer
-from storage.logs.run_entries import AttemptStarted, Placement, RunOpened
 from storage.logs.run_log import RunLog
 from storage.stores.local_store import LocalStore
 from tasks.configuration.run_configuration import RunConfig, parse_configuration
 from tasks.data.snapshot_build import build_snapshot
 from tasks.trainer.tensor_exchange import to_group
+from tests import entries
 from tests.storage.builders import trainer_document
 
 pytestmark = pytest.mark.xdist_group("evaluate-verb")  # its run is made once for all its tests
@@ -66,8 +66,8 @@ def train(folder: Path, config: RunConfig) -> None:
     store = LocalStore(folder / "store")
     snapshot = build_snapshot(store, config.data, folder)
     log, frozen = RunLog(store, "bard"), config.frozen_sha256()
-    opened = RunOpened(
-        run_id="bard",
+    opened = entries.opened(
+        "bard",
         model_family=config.model_family,
         config=config.frozen(),
         config_sha256=frozen,
@@ -75,16 +75,14 @@ def train(folder: Path, config: RunConfig) -> None:
         total_steps=20,
         code_version="0",
     )
-    placement = Placement(host="x", boot_id="b", pid=1, process_started=1.0, device="cpu", world_size=1, threads=1)
-    started = AttemptStarted(
-        attempt=1,
+    placement = entries.placement(host="x")
+    started = entries.started(
+        1,
         placement=placement,
         config=config.document(),
         config_sha256=frozen,
         code_version="0",
-        flow_run_id=None,
         micro_batch=1,
-        resumed_from=None,
     )
     for body in (opened, started):
         log.append(lambda state, body=body: body, writer=this_writer())  # type: ignore[misc]
@@ -132,7 +130,7 @@ def measured(evaluate: Evaluate) -> dict[str, Any]:
     return found
 
 
-def entries(folder: Path) -> list[tuple[int, str]]:
+def evaluated_under(folder: Path) -> list[tuple[int, str]]:
     state = RunLog(LocalStore(folder / "store"), "bard").refresh()
     return [(item.step, item.suite) for item in state.evaluations]
 
@@ -151,11 +149,11 @@ def test_earlier_evaluations_under_the_same_suite_stand_beside_it(measured: dict
 
 @pytest.mark.usefixtures("measured")
 def test_what_is_on_record_is_not_measured_again_unless_asked(evaluate: Evaluate, folder: Path) -> None:
-    before = entries(folder)
+    before = evaluated_under(folder)
     assert evaluate("bard@10")[0] == 0
-    assert entries(folder) == before
+    assert evaluated_under(folder) == before
     code, table = evaluate("bard@10", "--again")
-    assert (code, entries(folder)) == (0, [*before, (10, "held-out")])
+    assert (code, evaluated_under(folder)) == (0, [*before, (10, "held-out")])
     assert "this" in table and "bard@20" in table
 
 

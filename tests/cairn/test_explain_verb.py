@@ -12,12 +12,13 @@ from reports.explain.post_mortem_facts import gather_post_mortem
 from reports.explain.post_mortem_text import post_mortem_lines
 from storage.checkpoints.checkpoint import quarantine_checkpoint
 from storage.logs.log_entry import Writer
-from storage.logs.run_entries import AttemptEnded, DataQuarantined, Decision, Placement
+from storage.logs.run_entries import AttemptEnded, DataQuarantined, Decision
 from storage.logs.run_state import RefusedEntry
 from tasks.attempt.attempt_receipt import Usage, write_receipt
 from tasks.configuration.settings import BudgetsConfig
 from tasks.machine.placement import boot_id
 from tasks.policy.failures import Evidence, LastWords, classify
+from tests import entries
 
 HUMAN = Writer(host="here", pid=1)
 
@@ -275,11 +276,14 @@ def test_json_has_the_facts_under_stable_names(bard: Any, cairn: Any) -> None:
 def test_a_fenced_end_blames_the_newer_attempt(fresh: Any) -> None:
     fresh.start()
     decision = Decision(action="stop", reason="attempt 2 owns the run")
-    body = AttemptEnded(
-        attempt=1, reason="fenced", detail="attempt 2 owns the run", fingerprint="f", last_step=3, tokens=1,
-        gpu_seconds=1.0, useful_gpu_seconds=0.0, wasted_gpu_seconds=1.0, stderr_tail=(), decision=decision,
+    body = entries.ended(
+        1,
+        "fenced",
+        detail="attempt 2 owns the run",
+        last_step=3,
+        decision=decision,
         evidence={"fenced": "attempt 2 owns the run"},
-    )  # fmt: skip
+    )
     fresh.log.append(lambda state: body, writer=HUMAN)
     assert "gave way at step 3 of 40, on" in explained(fresh)
 
@@ -292,6 +296,6 @@ def test_an_unknown_reason_and_bare_evidence_are_told_too(fresh: Any) -> None:
 
 
 def test_a_many_device_placement_is_told(fresh: Any) -> None:
-    place = Placement(host="node-3", boot_id="b", pid=42, process_started=1.0, device="cuda", world_size=8, threads=1)
+    place = entries.placement(host="node-3", pid=42, device="cuda", world_size=8)
     fresh.start(placement=place)
     assert "host node-3, process 42, cuda × 8, 1 thread, boot b" in explained(fresh)

@@ -19,7 +19,8 @@ from storage.logs.log_entry import Writer
 from storage.logs.run_entries import DataQuarantined, EvaluationRecorded
 from storage.logs.step_log import StepRecord
 from tasks.configuration.run_configuration import parse_configuration
-from tests.fabricated_run import NOON, fabricate
+from tests.entries import NOON
+from tests.fabricated_run import fabricate
 
 HUMAN = Writer(host="here", pid=1)
 HOSTILE = '<script>alert(1)</script> </td> "quoted" \x1b[31m| `tick` ```'

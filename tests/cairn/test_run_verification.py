@@ -8,7 +8,8 @@ import pytest
 from cairn.operations.run_verification import verify_run
 from storage.logs.run_log import RunLog
 from storage.stores.memory_store import MemoryStore
-from tests.storage.builders import opened, writer
+from tests.entries import writer
+from tests.storage.builders import opened
 
 WEIGHTS = b"the weights it began from"
 SHA256 = hashlib.sha256(WEIGHTS).hexdigest()

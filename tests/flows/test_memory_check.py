@@ -11,7 +11,8 @@ from storage.logs.run_state import AttemptRecord, RunState
 from tasks.configuration.run_configuration import RunConfig
 from tasks.errors import InvalidConfiguration
 from tasks.policy.attempt_sizes import AttemptSizes, next_sizes
-from tests.storage.builders import clock, ended, started
+from tests.entries import ended, started
+from tests.storage.builders import clock
 
 VOCABULARY = 8192
 

@@ -4,43 +4,18 @@ from datetime import UTC, datetime
 from uuid import UUID
 
 from flows.orchestrator.stale_task_runs import MOST_FLOW_RUNS, lost_flow_runs
-from storage.logs.run_entries import AttemptEnded, AttemptStarted, Decision, Placement
 from storage.logs.run_state import AttemptRecord, RunState
+from tests import entries
 
 MINE = UUID(int=999)
 
 
 def attempt(number: int, flow_run: int | None, reason: str | None) -> AttemptRecord:
-    started = AttemptStarted(
-        attempt=number,
-        placement=Placement(host="h", boot_id="b", pid=1, process_started=1.0, device="cpu", world_size=1, threads=1),
-        config={},
-        config_sha256="c",
-        code_version="0",
-        flow_run_id=None if flow_run is None else str(UUID(int=flow_run)),
-        micro_batch=1,
-        resumed_from=None,
-    )
+    started = entries.started(number, flow_run_id=None if flow_run is None else str(UUID(int=flow_run)))
     return AttemptRecord(
         started=started,
         started_at=datetime(2026, 1, 1, tzinfo=UTC),
-        ended=None if reason is None else ended(number, reason),
-    )
-
-
-def ended(number: int, reason: str) -> AttemptEnded:
-    return AttemptEnded(
-        attempt=number,
-        reason=reason,
-        detail="",
-        fingerprint="",
-        last_step=1,
-        tokens=1,
-        gpu_seconds=0.0,
-        useful_gpu_seconds=0.0,
-        wasted_gpu_seconds=0.0,
-        stderr_tail=(),
-        decision=Decision(action="resume", reason="", charged=None, left={}, delay_seconds=0.0),
+        ended=None if reason is None else entries.ended(number, reason),
     )
 
 

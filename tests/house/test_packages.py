@@ -10,13 +10,13 @@ VAGUE_NAMES = frozenset({"utils", "util", "helpers", "helper", "common", "manage
 def test_every_folder_with_an_init_is_a_listed_package(root: Path, packages: tuple[str, ...]) -> None:
     found = {
         str(init.parent.relative_to(root)).replace("/", ".")
-        for name in ("flows", "tasks", "model", "storage")
+        for name in ("cairn", "flows", "reports", "tasks", "model", "storage")
         for init in (root / name).rglob("__init__.py")
     }
     assert found == set(packages)
 
 
-def test_the_command_is_installed_from_flows(project: dict[str, Any]) -> None:
+def test_the_command_is_installed_from_cairn(project: dict[str, Any]) -> None:
     assert project["project"]["scripts"] == {"cairn": "cairn.cli.command:main"}
 
 

@@ -43,9 +43,10 @@ from tasks.errors import CheckpointGone, GateRefused, TaskError
 from tasks.evaluator.evaluation_run import EvaluationPlan, Outcome
 from tasks.evaluator.evaluation_suite import Suite
 from tasks.policy.promotion import Candidate, PromotionRules, evaluations_of
+from tests.entries import NOON, ended
 from tests.protocol.raw_history import require, tell_run
 from tests.protocol.world import Ledger, as_store
-from tests.storage.builders import NOON, RUN, ended, floats, opened, trainer_document
+from tests.storage.builders import RUN, floats, opened, trainer_document
 
 PREFIX = f"runs/{RUN}"
 REFUSALS = (StorageError, TaskError, RunNotFound)

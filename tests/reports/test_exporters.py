@@ -24,7 +24,8 @@ from storage.stores.local_store import LocalStore
 from tasks.configuration.run_configuration import parse_configuration
 from tasks.configuration.settings import MirrorsConfig
 from tasks.errors import InvalidConfiguration
-from tests.fabricated_run import DOCUMENT, NOON, fabricate
+from tests.entries import NOON
+from tests.fabricated_run import DOCUMENT, fabricate
 from tests.reports.exported_run import MirroredRun, interrupted_run, step_line
 from tests.reports.tracking_server import TrackingServer, tracking_server
 

@@ -11,20 +11,11 @@ from storage.errors import IntegrityError, StoreUnavailable, StoreUnsound
 from storage.stores.retrying_store import RetryingStore
 from storage.stores.s3_store import S3Store
 from storage.stores.store_probe import probe_store
+from tests.entries import evaluated, writer
 from tests.s3.conftest import PART_BYTES
 from tests.s3.fault_proxy import FaultProxy, NetworkFault
 from tests.s3.servers import S3Server
-from tests.storage.builders import (
-    LOG,
-    check_invariants,
-    claim,
-    commit,
-    evaluated,
-    open_run,
-    run_log,
-    stage,
-    writer,
-)
+from tests.storage.builders import LOG, check_invariants, claim, commit, open_run, run_log, stage
 
 BREAKS = [fault for fault in NetworkFault if fault is not NetworkFault.STRIP]
 ENTRY = rf"PUT .*{LOG}/"

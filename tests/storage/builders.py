@@ -4,7 +4,7 @@ import hashlib
 import struct
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -20,24 +20,16 @@ from storage.checkpoints.checkpoint import verify_checkpoint as verify
 from storage.checkpoints.tensor_record import TensorRecord
 from storage.checkpoints.trainer_document import TrainerDocument, small_tensor
 from storage.logs.entry_log import EntryLog, ReadEntry
-from storage.logs.log_entry import Entry, Writer, encode_entry, entry_name
-from storage.logs.run_entries import (
-    RUN_KINDS,
-    AttemptEnded,
-    AttemptStarted,
-    CheckpointCommitted,
-    Decision,
-    EvaluationRecorded,
-    Placement,
-    RunOpened,
-)
+from storage.logs.log_entry import Entry, encode_entry, entry_name
+from storage.logs.run_entries import RUN_KINDS, AttemptEnded, CheckpointCommitted, RunOpened
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
 from storage.stores.object_store import ObjectStore
+from tests import entries
+from tests.entries import NOON, ended, started, writer
 
 RUN = "r1"
 LOG = f"runs/{RUN}/log"
-NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
 def no_sleep(seconds: float) -> None:
@@ -57,50 +49,8 @@ def run_log(store: ObjectStore) -> RunLog:
     return RunLog(store, RUN, log=entry_log(store))
 
 
-def writer(attempt: int | None = None) -> Writer:
-    return Writer(host="here", pid=1, attempt=attempt)
-
-
 def opened() -> RunOpened:
-    return RunOpened(
-        run_id=RUN,
-        model_family="tiny",
-        config={"lr": 0.1},
-        config_sha256="c",
-        data_snapshot="d",
-        total_steps=100,
-        code_version="1",
-    )
-
-
-def started(attempt: int) -> AttemptStarted:
-    placement = Placement(host="here", boot_id="b", pid=1, process_started=1.0, device="cpu", world_size=1, threads=1)
-    return AttemptStarted(
-        attempt=attempt,
-        placement=placement,
-        config={},
-        config_sha256="c",
-        code_version="1",
-        flow_run_id=None,
-        micro_batch=1,
-        resumed_from=None,
-    )
-
-
-def ended(attempt: int, reason: str = "lost") -> AttemptEnded:
-    return AttemptEnded(
-        attempt=attempt,
-        reason=reason,
-        detail="",
-        fingerprint="",
-        last_step=0,
-        tokens=0,
-        gpu_seconds=0.0,
-        useful_gpu_seconds=0.0,
-        wasted_gpu_seconds=0.0,
-        stderr_tail=(),
-        decision=Decision(action="resume", reason=""),
-    )
+    return entries.opened(RUN)
 
 
 def committed(step: int, attempt: int) -> CheckpointCommitted:
@@ -113,21 +63,6 @@ def committed(step: int, attempt: int) -> CheckpointCommitted:
         bytes=1,
         tokens=1,
         gpu_seconds=1.0,
-    )
-
-
-def evaluated(step: int, val_loss: float) -> EvaluationRecorded:
-    return EvaluationRecorded(
-        step=step,
-        manifest_sha256=f"{step:064x}",
-        suite="held-out",
-        suite_sha256="s",
-        data_snapshot="d",
-        metrics={"val_loss": val_loss},
-        samples=("a",),
-        evaluator_version="1",
-        started_at=NOON,
-        seconds=1.0,
     )
 
 

@@ -20,16 +20,8 @@ from storage.logs.run_entries import CheckpointReference
 from storage.stores.document import encode, sha256
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore
-from tests.storage.builders import (
-    check_invariants,
-    commit,
-    floats,
-    run_log,
-    run_with_commits,
-    stage,
-    trainer_document,
-    writer,
-)
+from tests.entries import writer
+from tests.storage.builders import check_invariants, commit, floats, run_log, run_with_commits, stage, trainer_document
 
 NAMES = (
     "weights-00001-of-00002.safetensors",

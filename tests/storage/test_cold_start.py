@@ -21,7 +21,8 @@ from storage.stores.document import sha256
 from storage.stores.local_store import LocalStore
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import MOST_READ_BYTES, ObjectStore
-from tests.storage.builders import LOG, RUN, committed, ended, entry, evaluated, opened, run_log, started, writer
+from tests.entries import ended, evaluated, started, writer
+from tests.storage.builders import LOG, RUN, committed, entry, opened, run_log
 from tests.storage.faulty_store import FaultyStore
 
 pytestmark = pytest.mark.xdist_group("cold-start")  # its runs are made once for all its tests

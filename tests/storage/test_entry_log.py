@@ -12,19 +12,17 @@ from storage.logs.run_entries import CheckpointCommitted
 from storage.logs.run_state import RunState
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore
+from tests.entries import ended, evaluated, writer
 from tests.storage.builders import (
     LOG,
     check_invariants,
     committed,
-    ended,
     entry,
     entry_log,
-    evaluated,
     open_run,
     opened,
     run_log,
     run_with_commits,
-    writer,
 )
 from tests.storage.faulty_store import FaultyStore
 

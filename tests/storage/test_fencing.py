@@ -5,20 +5,8 @@ import pytest
 from storage.checkpoints.checkpoint import StagedCheckpoint
 from storage.errors import Fenced
 from storage.stores.object_store import ObjectStore
-from tests.storage.builders import (
-    LOG,
-    claim,
-    commit,
-    committed,
-    ended,
-    forge,
-    opened,
-    run_log,
-    run_with_commits,
-    stage,
-    started,
-    writer,
-)
+from tests.entries import ended, started, writer
+from tests.storage.builders import LOG, claim, commit, committed, forge, opened, run_log, run_with_commits, stage
 
 
 @pytest.fixture

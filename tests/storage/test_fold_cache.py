@@ -12,7 +12,8 @@ from storage.logs.log_entry import entry_name
 from storage.logs.run_state import RunState, fold
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore
-from tests.storage.builders import LOG, claim, commit, ended, evaluated, open_run, run_log, stage, writer
+from tests.entries import ended, evaluated, writer
+from tests.storage.builders import LOG, claim, commit, open_run, run_log, stage
 from tests.storage.faulty_store import Fault, FaultyStore
 
 KEY = "runs/r1/fold.json"

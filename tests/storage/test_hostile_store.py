@@ -22,6 +22,7 @@ from storage.stores.document import sha256
 from storage.stores.local_store import LocalStore
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import MOST_READ_BYTES, ObjectStore, checked_key
+from tests.entries import writer
 from tests.storage.builders import (
     LOG,
     commit,
@@ -32,7 +33,6 @@ from tests.storage.builders import (
     run_with_commits,
     stage,
     trainer_document,
-    writer,
 )
 
 FOREIGN = ["a b", "a\\b", "-rf", "a\nb", "\x1b[31m", "ünïcode", "x" * 201, "~"]

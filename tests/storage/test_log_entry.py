@@ -12,7 +12,8 @@ from storage.errors import IntegrityError
 from storage.logs.log_entry import LAST_SEQ, Entry, decode_entry, encode_entry, entry_name, seq_of
 from storage.logs.run_entries import RUN_KINDS, UnknownBody
 from storage.stores.document import MAX_DOCUMENT_BYTES
-from tests.storage.builders import committed, ended, entry, evaluated, opened, started
+from tests.entries import ended, evaluated, started
+from tests.storage.builders import committed, entry, opened
 
 BODIES = [opened(), started(1), committed(5, 1), ended(1), evaluated(5, 1.5)]
 

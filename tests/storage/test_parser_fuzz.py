@@ -32,7 +32,8 @@ from storage.snapshots.snapshot_manifest import (
     SplitSize,
 )
 from storage.stores.document import decode, encode
-from tests.storage.builders import committed, ended, entry, evaluated, opened, started, trainer_document
+from tests.entries import ended, evaluated, started
+from tests.storage.builders import committed, entry, opened, trainer_document
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,8 @@ from storage.stores.local_store import LocalStore
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore
 from storage.stores.store_probe import probe_store
-from tests.storage.builders import check_invariants, entry_log, evaluated, open_run, run_log, started, writer
+from tests.entries import evaluated, started, writer
+from tests.storage.builders import check_invariants, entry_log, open_run, run_log
 
 THREADS = 32
 ROUNDS = 20

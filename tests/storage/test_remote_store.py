@@ -21,8 +21,9 @@ from storage.stores.retry_policy import RetryPolicy
 from storage.stores.retrying_store import RetryingStore
 from storage.stores.s3_bucket import S3Bucket, Timeouts
 from storage.stores.s3_store import S3Store
+from tests.entries import evaluated, writer
 from tests.s3.servers import CEPH, S3Server, aws_environment
-from tests.storage.builders import check_invariants, evaluated, open_run, run_log, writer
+from tests.storage.builders import check_invariants, open_run, run_log
 from tests.storage.test_object_store import BAD_KEYS, OPERATIONS
 
 READ_BYTES = 8 * 1024 * 1024

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from storage.logs.log_entry import Entry
 from storage.logs.run_entries import CheckpointQuarantined, RunFinished
 from storage.logs.run_state import fold
-from tests.storage.builders import committed, ended, entry, evaluated, opened, started
+from tests.entries import ended, evaluated, started
+from tests.storage.builders import committed, entry, opened
 
 
 def quarantined(step: int, attempt: int) -> CheckpointQuarantined:

@@ -15,7 +15,8 @@ from storage.tables.promotion_rows import promotion_rows
 from storage.tables.run_rows import attempt_rows, log_rows, run_row, step_rows, unreadable_row
 from storage.tables.run_tables import ROWS, columns
 from storage.tables.table_pack import arrow_table
-from tests.storage.builders import NOON, committed, ended, entry, evaluated, opened, started
+from tests.entries import NOON, ended, evaluated, started
+from tests.storage.builders import committed, entry, opened
 
 
 def folded(*bodies: Any) -> RunState:

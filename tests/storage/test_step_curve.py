@@ -6,27 +6,18 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.logs.run_entries import AttemptStarted, CheckpointReference, Placement
+from storage.logs.run_entries import CheckpointReference
 from storage.logs.run_state import AttemptRecord
 from storage.logs.step_curve import splice
 from storage.logs.step_log import StepRecord
+from tests import entries
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
-PLACEMENT = Placement(host="h", boot_id="b", pid=1, process_started=1.0, device="cpu", world_size=1, threads=1)
 
 
 def attempt(number: int, resumed: int) -> AttemptRecord:
     reference = CheckpointReference(step=resumed, attempt=number - 1, prefix=f"p{resumed}", manifest_sha256="m")
-    started = AttemptStarted(
-        attempt=number,
-        placement=PLACEMENT,
-        config={},
-        config_sha256="c",
-        code_version="1",
-        flow_run_id=None,
-        micro_batch=1,
-        resumed_from=reference if resumed else None,
-    )
+    started = entries.started(number, resumed_from=reference if resumed else None)
     return AttemptRecord(started=started, started_at=NOON)
 
 

@@ -30,20 +30,17 @@ from tasks.checkpoints.promotion_offer import offer
 from tasks.configuration.settings import CheckpointConfig
 from tasks.policy.promotion import Candidate, PromotionRules
 from tasks.policy.retention import RetentionTerms, plan_retention
+from tests.entries import ended, evaluated, started, writer
 from tests.storage.builders import (
     RUN,
     check_invariants,
     claim,
     clock,
     commit,
-    ended,
-    evaluated,
     no_sleep,
     run_log,
     run_with_commits,
     stage,
-    started,
-    writer,
 )
 from tests.storage.faulty_store import Death, Fault, FaultyStore
 

@@ -22,7 +22,8 @@ from storage.stores.object_store import ObjectStore
 from storage.tables import table_cache
 from storage.tables.run_rows import log_rows
 from storage.tables.table_cache import GatheredTables, TableCache, TableKind, index_key
-from tests.storage.builders import ended, opened, started
+from tests.entries import ended, started
+from tests.storage.builders import opened
 
 RUNS = ("r1", "r2", "r3")
 KEY = index_key("log")

@@ -12,17 +12,16 @@ from model.training.train_state import TrainState
 from storage.checkpoints.checkpoint import checkpoint_prefix, commit_checkpoint, stage_checkpoint
 from storage.logs.log_entry import Writer
 from storage.logs.run_entries import (
-    AttemptStarted,
     CheckpointReference,
     EvaluationRecorded,
     Placement,
-    RunOpened,
 )
 from storage.logs.run_log import RunLog
 from storage.stores.object_store import ObjectStore
 from tasks.configuration.run_configuration import RunConfig, parse_configuration
 from tasks.data.snapshot_build import build_snapshot
 from tasks.trainer.tensor_exchange import to_group
+from tests import entries
 from tests.storage.builders import trainer_document
 
 TEXT = "\n\n".join(f"Zeile {number} über Ünïcode, 東京 and stones;\n\tthe {number}th cairn." for number in range(200))
@@ -73,8 +72,8 @@ def commit_model(store: ObjectStore, folder: Path, config: RunConfig, run_id: st
     (folder / "text.txt").write_text(TEXT, encoding="utf-8")
     snapshot = build_snapshot(store, config.data, folder)
     log, human = RunLog(store, run_id), Writer(host="here", pid=1)
-    opened = RunOpened(
-        run_id=run_id,
+    opened = entries.opened(
+        run_id,
         model_family=config.model_family,
         config=config.frozen(),
         config_sha256=config.frozen_sha256(),
@@ -82,15 +81,13 @@ def commit_model(store: ObjectStore, folder: Path, config: RunConfig, run_id: st
         total_steps=config.training.steps,
         code_version="0.1.0+abc",
     )
-    started = AttemptStarted(
-        attempt=1,
+    started = entries.started(
+        1,
         placement=PLACEMENT,
         config=config.document(),
         config_sha256=config.frozen_sha256(),
         code_version="0.1.0+abc",
-        flow_run_id=None,
         micro_batch=2,
-        resumed_from=None,
     )
     for body in (opened, started):
         log.append(lambda state, body=body: body, writer=human)

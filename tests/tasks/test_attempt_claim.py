@@ -7,6 +7,7 @@ from storage.stores.memory_store import MemoryStore
 from tasks.attempt.attempt_claim import Claimant, claim_attempt
 from tasks.configuration.settings import BudgetsConfig, LeaseConfig
 from tasks.errors import LiveOwner
+from tests import entries
 from tests.fabricated_run import FabricatedRun, fabricate
 
 
@@ -46,13 +47,11 @@ def claim(run: FabricatedRun, clock: Clock) -> AttemptStarted:
     return claim_attempt(
         RunLog(run.log.store, "bard"),
         claimant,
-        lambda number, reference, state: AttemptStarted(
-            attempt=number,
+        lambda number, reference, state: entries.started(
+            number,
             placement=template.placement,
             config=template.config,
             config_sha256=template.config_sha256,
-            code_version="0",
-            flow_run_id=None,
             micro_batch=2,
             resumed_from=reference,
         ),

@@ -15,7 +15,8 @@ from tasks.attempt.failure_remedy import DataOrigin
 from tasks.configuration.settings import BudgetsConfig
 from tasks.data.snapshot_build import build_snapshot
 from tasks.policy.failures import Evidence, LastWords
-from tests.storage.builders import claim, commit, open_run, run_log, stage, writer
+from tests.entries import writer
+from tests.storage.builders import claim, commit, open_run, run_log, stage
 
 BYTES = DataConfig(sources=("a.txt",), tokenizer="bytes")
 PARAGRAPHS = [f"Paragraph {number} speaks of stone {number * number % 97} on the way up." for number in range(60)]

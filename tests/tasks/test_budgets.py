@@ -12,7 +12,8 @@ from storage.logs.run_state import RunState, fold
 from tasks.configuration.settings import BudgetConfig, BudgetsConfig
 from tasks.policy.budgets import FailureImpact, decide, evaluator_retries_left, spending
 from tasks.policy.failures import Evidence, Failure, TerminationReason, classify
-from tests.storage.builders import NOON, committed, ended, entry, opened, started
+from tests.entries import NOON, ended, started
+from tests.storage.builders import committed, entry, opened
 
 DEFAULT = BudgetsConfig()
 RETRIED = ("preempted", "lost", "oom", "bad-data", "diverged", "storage", "hung")

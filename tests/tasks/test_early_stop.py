@@ -10,7 +10,8 @@ from storage.logs.run_state import RunState, fold
 from tasks.configuration.settings import CheckpointConfig, EarlyStopConfig
 from tasks.policy.early_stop import EvaluatedStep, Stop, decide, find_stop, outstanding, stop_terms
 from tasks.policy.retention import RetentionTerms, plan_retention
-from tests.storage.builders import committed, entry, evaluated, opened, started
+from tests.entries import evaluated, started
+from tests.storage.builders import committed, entry, opened
 
 SUITE = "s"
 PATIENT: dict[str, Any] = {"checkpoint": {"every_steps": 10}, "early_stop": {"patience": 2}}

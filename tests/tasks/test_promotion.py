@@ -19,7 +19,7 @@ from tasks.policy.promotion import (
     decision_on_record,
     refuse_unreadable,
 )
-from tests.storage.builders import NOON, evaluated
+from tests.entries import NOON, evaluated
 
 PRIMARY = SuiteReference(name="held-out", sha256="s")
 RULES = PromotionRules(required=(PRIMARY,), refuse_verdicts=("diverging", "stuck"))

@@ -19,7 +19,8 @@ from storage.stores.object_store import ObjectStore
 from tasks.checkpoints.promotion_offer import foresee, offer
 from tasks.errors import GateRefused
 from tasks.policy.promotion import Candidate, PromotionRules, evaluations_of
-from tests.storage.builders import RUN, evaluated, run_with_commits, writer
+from tests.entries import evaluated, writer
+from tests.storage.builders import RUN, run_with_commits
 
 RULES = PromotionRules(required=(SuiteReference(name="held-out", sha256="s"),))
 

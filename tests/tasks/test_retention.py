@@ -20,7 +20,8 @@ from storage.logs.run_entries import (
 from storage.logs.run_state import COMMITTED, RunState, fold
 from tasks.configuration.settings import CheckpointConfig
 from tasks.policy.retention import AliasReach, RetentionTerms, plan_retention
-from tests.storage.builders import committed, ended, entry, evaluated, opened, started
+from tests.entries import ended, evaluated, started
+from tests.storage.builders import committed, entry, opened
 
 SUITE = "s"
 FOLDER = "runs/r1/checkpoints"

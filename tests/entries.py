@@ -1,0 +1,95 @@
+"""The entries of a run as tests fabricate them: one place for every field, each with a value of its own.
+
+A test names what its claim is about; everything else is here.
+"""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from storage.logs.log_entry import Writer
+from storage.logs.run_entries import (
+    AttemptEnded,
+    AttemptStarted,
+    CheckpointReference,
+    Decision,
+    EvaluationRecorded,
+    Placement,
+    RunFinished,
+    RunOpened,
+)
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def writer(attempt: int | None = None) -> Writer:
+    return Writer(host="here", pid=1, attempt=attempt)
+
+
+def placement(**changes: Any) -> Placement:
+    defaults = {"host": "here", "boot_id": "b", "pid": 1, "process_started": 1.0, "device": "cpu"}
+    return Placement(**{**defaults, "world_size": 1, "threads": 1, **changes})
+
+
+def opened(run_id: str, **changes: Any) -> RunOpened:
+    defaults: dict[str, Any] = {
+        "model_family": "tiny",
+        "config": {"lr": 0.1},
+        "config_sha256": "c",
+        "data_snapshot": "d",
+        "total_steps": 100,
+        "code_version": "1",
+    }
+    return RunOpened(run_id=run_id, **{**defaults, **changes})
+
+
+def started(attempt: int, **changes: Any) -> AttemptStarted:
+    defaults: dict[str, Any] = {
+        "placement": placement(),
+        "config": {},
+        "config_sha256": "c",
+        "code_version": "1",
+        "flow_run_id": None,
+        "micro_batch": 1,
+        "resumed_from": None,
+    }
+    return AttemptStarted(attempt=attempt, **{**defaults, **changes})
+
+
+def ended(attempt: int, reason: str = "lost", **changes: Any) -> AttemptEnded:
+    """A receipt whose numbers all differ, so that no column can stand in for another."""
+    defaults: dict[str, Any] = {
+        "detail": f"{reason} it was",
+        "fingerprint": "f",
+        "last_step": 12,
+        "tokens": 7,
+        "gpu_seconds": 2.0,
+        "useful_gpu_seconds": 1.5,
+        "wasted_gpu_seconds": 0.5,
+        "stderr_tail": (),
+        "decision": Decision(action="resume", reason="so it was decided"),
+    }
+    return AttemptEnded(attempt=attempt, reason=reason, **{**defaults, **changes})
+
+
+def finished(reference: CheckpointReference) -> RunFinished:
+    return RunFinished(
+        attempt=reference.attempt,
+        step=reference.step,
+        manifest_sha256=reference.manifest_sha256,
+        state_sha256="s" * 64,
+    )
+
+
+def evaluated(step: int, val_loss: float, **changes: Any) -> EvaluationRecorded:
+    defaults: dict[str, Any] = {
+        "manifest_sha256": f"{step:064x}",
+        "suite": "held-out",
+        "suite_sha256": "s",
+        "data_snapshot": "d",
+        "metrics": {"val_loss": val_loss},
+        "samples": ("a",),
+        "evaluator_version": "1",
+        "started_at": NOON,
+        "seconds": 1.0,
+    }
+    return EvaluationRecorded(step=step, **{**defaults, **changes})

@@ -1,0 +1,75 @@
+"""What the documents name exists: files, modules, make targets, links between documents."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+PACKAGES = "cairn|flows|reports|tasks|model|storage|tests|deployments|docs"
+FILE = re.compile(rf"(?<![\w/.-])((?:{PACKAGES})/[\w./-]*\w\.(?:py|toml|md|yaml|sh|json|png|sbatch))\b")
+FOLDER = re.compile(rf"`((?:{PACKAGES})(?:/[\w-]+)*)/?`")
+MODULE = re.compile(rf"(?<![\w/.-])((?:{PACKAGES})(?:\.[a-z_]+)+)\b(?!\()")
+TARGET = re.compile(r"`make ([a-z][a-z0-9-]*)|^ {4}make ([a-z][a-z0-9-]*)", re.MULTILINE)
+LINK = re.compile(r"\]\(([^)#:\s]+)\)")
+HISTORY = {"CHANGELOG.md"}  # what is told of earlier versions named the files of then
+
+
+@pytest.fixture(scope="module")
+def documents(root: Path) -> dict[Path, str]:
+    listed = subprocess.run(["git", "ls-files", "*.md"], cwd=root, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("not a git checkout, so there is no list of documents")
+    paths = [root / name for name in listed.stdout.split() if name not in HISTORY]
+    return {path: path.read_text(encoding="utf-8") for path in paths if path.is_file()}
+
+
+def absent(root: Path, documents: dict[Path, str], pattern: re.Pattern[str], base: str = "") -> list[str]:
+    return [
+        f"{path.relative_to(root)}: {name}"
+        for path, text in documents.items()
+        for name in dict.fromkeys(pattern.findall(text))
+        if not ((path.parent if base == "here" else root) / name).exists()
+    ]
+
+
+def test_every_file_that_a_document_names_exists(root: Path, documents: dict[Path, str]) -> None:
+    assert absent(root, documents, FILE) == []
+
+
+def test_every_folder_that_a_document_names_exists(root: Path, documents: dict[Path, str]) -> None:
+    assert absent(root, documents, FOLDER) == []
+
+
+def test_every_link_between_documents_leads_somewhere(root: Path, documents: dict[Path, str]) -> None:
+    assert absent(root, documents, LINK, "here") == []
+
+
+def test_every_module_that_a_document_names_exists(root: Path, documents: dict[Path, str]) -> None:
+    unknown = [
+        f"{path.relative_to(root)}: {name}"
+        for path, text in documents.items()
+        for name in dict.fromkeys(MODULE.findall(text))
+        if is_module_like(name) and not leads_to_a_module(root, name)
+    ]
+    assert unknown == []
+
+
+def is_module_like(name: str) -> bool:
+    """Configuration keys, such as model.n_layer, look like modules of one package."""
+    return name.count(".") >= 2
+
+
+def leads_to_a_module(root: Path, name: str) -> bool:
+    """Whether the name is a module, a package, or a name within a module."""
+    parts = name.split(".")
+    return (
+        any(root.joinpath(*parts[:length]).with_suffix(".py").is_file() for length in (len(parts), len(parts) - 1))
+        or root.joinpath(*parts).is_dir()
+    )
+
+
+def test_every_make_target_that_a_document_names_exists(root: Path, documents: dict[Path, str]) -> None:
+    targets = set(re.findall(r"^([.a-z0-9-]+):", (root / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    named = {name for text in documents.values() for found in TARGET.findall(text) for name in found if name}
+    assert named - targets == set()
