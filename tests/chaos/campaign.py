@@ -19,14 +19,14 @@ from reports.queries.run_lookup import configuration_of
 from storage.errors import StorageError
 from storage.logs.run_log import RunLog
 from tests.chaos.disturbed_run import Course, disturb, finish
+from tests.chaos.environment import Environment
 from tests.chaos.judge import Reference, judge, reference_of
 from tests.chaos.observer import RUN
 from tests.chaos.plan import FAULTS_PER_RUN, STEPS, STORES, Kind, RunPlan, plan_run
-from tests.chaos.scene import Scene
+from tests.chaos.reference_run import Schedule, Span, train_reference_run
 from tests.chaos.side_by_side import run_side_by_side
 from tests.chaos.summary import Outcome, Summary, added, summarize
 from tests.chaos.summary_text import as_json, as_markdown, as_text, from_json, one_line
-from tests.chaos.twin import Schedule, Span, train_twin
 from tests.crash.prefect_server import Server, wait_until_healthy
 
 _SERVER_SECONDS = 60.0
@@ -50,14 +50,14 @@ class Campaign:
         self._wait_for_server()
         began = time.monotonic()
         small_disk = any(fault.kind is Kind.FULL_DISK for fault in plan.faults)
-        scene = Scene(folder, self._server, store=plan.store, driver=plan.driver, small_disk=small_disk)
+        environment = Environment(folder, self._server, store=plan.store, driver=plan.driver, small_disk=small_disk)
         keep = True
         try:
-            outcome = _outcome(scene, plan, reference, began)
+            outcome = _outcome(environment, plan, reference, began)
             keep = bool(outcome.violations)
         finally:
-            scene.close()
-            scene.unmount(keep)
+            environment.close()
+            environment.unmount(keep)
         if not keep:
             shutil.rmtree(folder, ignore_errors=True)
         return outcome
@@ -78,50 +78,50 @@ class Campaign:
     def _undisturbed(self) -> Reference:
         if self._reference is None:
             folder = self._folder / "undisturbed"
-            scene = Scene(folder, self._server, store="local", driver="command")
-            scene.command.train()
-            self._reference = reference_of(scene.observer.store)
-            _check_twin(scene, self._reference)
-            scene.close()
+            environment = Environment(folder, self._server, store="local", driver="command")
+            environment.command.train()
+            self._reference = reference_of(environment.observer.store)
+            _check_twin(environment, self._reference)
+            environment.close()
             shutil.rmtree(folder, ignore_errors=True)
         return self._reference
 
 
-def _check_twin(scene: Scene, reference: Reference) -> None:
+def _check_twin(environment: Environment, reference: Reference) -> None:
     """Two roads to the same bits, else neither may judge: the command's run, and its steps by the library alone."""
-    state = RunLog(scene.observer.store, RUN).refresh()
+    state = RunLog(environment.observer.store, RUN).refresh()
     config = configuration_of(state)
     assert state.opened is not None
     span = Span(end_step=STEPS, micro_batch=config.training.micro_batch, activation_checkpointing=False)
-    twin = train_twin(
-        scene.observer.store,
+    reference_run = train_reference_run(
+        environment.observer.store,
         state.opened.data_snapshot,
         config,
         Schedule(quarantined=frozenset(), spans=(span,)),
-        cache_dir=scene.folder / "twin",
+        cache_dir=environment.folder / "reference-run",
     )
-    assert twin.state_sha256 == reference.state_sha256, "the twin is not the run nobody touched"
-    assert twin.curve == reference.curve, "the twin's curve is not that of the run nobody touched"
+    assert reference_run.state_sha256 == reference.state_sha256, "the reference run is not the run nobody touched"
+    assert reference_run.curve == reference.curve, "the reference run's curve is not that of the run nobody touched"
 
 
-def _outcome(scene: Scene, plan: RunPlan, reference: Reference, began: float) -> Outcome:
-    course = Course(strikes=(), missed=())
+def _outcome(environment: Environment, plan: RunPlan, reference: Reference, began: float) -> Outcome:
+    course = Course(injected=(), missed=())
     try:
-        course = disturb(scene, plan)
-        finish(scene)
-        told = judge(scene, plan, course.strikes, reference)
+        course = disturb(environment, plan)
+        finish(environment)
+        told = judge(environment, plan, course.injected, reference)
     except (AssertionError, StorageError) as error:  # what a reader cannot read does not hold either
         said = f"{type(error).__name__}: {error}"
         seconds = time.monotonic() - began
-        return Outcome(plan=plan, strikes=course.strikes, missed=course.missed, seconds=seconds, violations=(said,))
+        return Outcome(plan=plan, injected=course.injected, missed=course.missed, seconds=seconds, violations=(said,))
     return Outcome(
         plan=plan,
-        strikes=course.strikes,
+        injected=course.injected,
         missed=course.missed,
         seconds=time.monotonic() - began,
         attempts=told.attempts,
         reasons=told.reasons,
-        twin=told.twin,
+        reference_run=told.reference_run,
         gpu_seconds=told.gpu_seconds,
         useful_gpu_seconds=told.useful_gpu_seconds,
         violations=told.violations,

@@ -9,10 +9,10 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from tests.chaos.cast import Role
+from tests.chaos.environment import Environment
+from tests.chaos.faults import InjectedFault, inject
 from tests.chaos.plan import ENDING, Fault, Moment, RunPlan
-from tests.chaos.scene import Scene
-from tests.chaos.strikes import Strike, strike
+from tests.chaos.processes import Role
 
 _MOMENT_SECONDS = 90.0
 _END_SECONDS = 240.0
@@ -31,69 +31,69 @@ class DoesNotEnd(AssertionError):
 class Course:
     """What was done to a run, and which faults never saw their moment."""
 
-    strikes: tuple[Strike, ...]
+    injected: tuple[InjectedFault, ...]
     missed: tuple[Fault, ...]
 
 
-def disturb(scene: Scene, plan: RunPlan) -> Course:
+def disturb(environment: Environment, plan: RunPlan) -> Course:
     """Start the run and do to it what the plan says; `finish` has it finished then."""
-    strikes, missed, after_attempt, resumes = list[Strike](), list[Fault](), 0, False
+    injected, missed, after_attempt, resumes = list[InjectedFault](), list[Fault](), 0, False
     if plan.spoiled_step is not None:
-        scene.spoil(plan.spoiled_step)
-    scene.begin()
+        environment.spoil(plan.spoiled_step)
+    environment.begin()
     for planned in plan.faults:
         # What was to make the run resume may have been missed or skipped.
         is_resume = planned.moment is Moment.RESUME
         fault = replace(planned, moment=Moment.STEP) if is_resume and not resumes else planned
-        if not _comes(scene, fault, after_attempt):
+        if not _comes(environment, fault, after_attempt):
             missed.append(fault)
             continue
-        strikes.append(strike(scene, fault))
-        after_attempt, resumes = strikes[-1].first_attempt, fault.kind in ENDING and not strikes[-1].skipped
-    return Course(strikes=tuple(strikes), missed=tuple(missed))
+        injected.append(inject(environment, fault))
+        after_attempt, resumes = injected[-1].first_attempt, fault.kind in ENDING and not injected[-1].skipped
+    return Course(injected=tuple(injected), missed=tuple(missed))
 
 
-def finish(scene: Scene) -> None:
+def finish(environment: Environment) -> None:
     """Have the run finished by who continues it, then by the command until it leaves with 0; raises `DoesNotEnd`."""
     deadline = time.monotonic() + _END_SECONDS
-    while scene.observer.state().finished is None or scene.cast.of(Role.FLOW):
-        if scene.observer.state().finished is None:
-            scene.keep_going()
+    while environment.observer.state().finished is None or environment.processes.of(Role.FLOW):
+        if environment.observer.state().finished is None:
+            environment.keep_going()
         if time.monotonic() > deadline:
-            raise DoesNotEnd(f"not finished after {_END_SECONDS:.0f} s: {_last_words(scene)}")
+            raise DoesNotEnd(f"not finished after {_END_SECONDS:.0f} s: {_last_words(environment)}")
         time.sleep(0.1)
-    scene.dismiss_watcher()
-    scene.next_environment = {}
+    environment.dismiss_watcher()
+    environment.next_variables = {}
     for _ in range(_LAST_COMMANDS):
-        code = scene.train().process.wait(timeout=_END_SECONDS)
+        code = environment.train().process.wait(timeout=_END_SECONDS)
         if code == 0:
             return
-    raise DoesNotEnd(f"the command left with {code} again and again: {_last_words(scene)}")
+    raise DoesNotEnd(f"the command left with {code} again and again: {_last_words(environment)}")
 
 
-def _comes(scene: Scene, fault: Fault, after_attempt: int) -> bool:
+def _comes(environment: Environment, fault: Fault, after_attempt: int) -> bool:
     """Wait for the fault's moment; False where it will not come any more."""
     deadline, looked_after = time.monotonic() + _MOMENT_SECONDS, 0.0
     while time.monotonic() < deadline:
-        if fault.moment is Moment.EVALUATION and scene.observer.has_committed(fault.step):
-            return _evaluates(scene)
-        if scene.observer.is_reached(fault, after_attempt):
+        if fault.moment is Moment.EVALUATION and environment.observer.has_committed(fault.step):
+            return _evaluates(environment)
+        if environment.observer.is_reached(fault, after_attempt):
             return True
-        if _is_over(scene, fault):
+        if _is_over(environment, fault):
             return False
         if time.monotonic() - looked_after > _LOOKED_AFTER_SECONDS:
             looked_after = time.monotonic()
-            if scene.observer.state().finished is None:
-                scene.keep_going()
-        time.sleep(0.003 if scene.proxy is None else 0.2)  # looking costs the emulator time
+            if environment.observer.state().finished is None:
+                environment.keep_going()
+        time.sleep(0.003 if environment.proxy is None else 0.2)  # looking costs the emulator time
     return False
 
 
-def _evaluates(scene: Scene) -> bool:
+def _evaluates(environment: Environment) -> bool:
     """Wait for an evaluator with the trainer halted, which is so much faster that it would be over before."""
-    halted = scene.cast.strike(signal.SIGSTOP, Role.TRAINER)
+    halted = environment.processes.send_signal(signal.SIGSTOP, Role.TRAINER)
     deadline = time.monotonic() + _EVALUATOR_SECONDS
-    while not (evaluators := scene.cast.of(Role.EVALUATOR)) and time.monotonic() < deadline:
+    while not (evaluators := environment.processes.of(Role.EVALUATOR)) and time.monotonic() < deadline:
         time.sleep(0.02)
     for pid in halted:
         with suppress(ProcessLookupError):
@@ -101,18 +101,18 @@ def _evaluates(scene: Scene) -> bool:
     return bool(evaluators)
 
 
-def _is_over(scene: Scene, fault: Fault) -> bool:
-    state = scene.observer.state()
+def _is_over(environment: Environment, fault: Fault) -> bool:
+    state = environment.observer.state()
     if fault.moment is Moment.START:
         return state.latest_attempt > 0
     if state.finished is None:
         is_rare = fault.moment in (Moment.COMMIT, Moment.SWEEP)
-        return is_rare and scene.observer.has_trained(fault.step + _RARE_STEPS)
-    return fault.moment is not Moment.PROMOTION or not scene.cast.of(Role.FLOW)
+        return is_rare and environment.observer.has_trained(fault.step + _RARE_STEPS)
+    return fault.moment is not Moment.PROMOTION or not environment.processes.of(Role.FLOW)
 
 
-def _last_words(scene: Scene) -> str:
-    if not scene.started:
+def _last_words(environment: Environment) -> str:
+    if not environment.started:
         return "nothing was started"
-    words = scene.started[-1].output.read_text(errors="replace")
+    words = environment.started[-1].output.read_text(errors="replace")
     return words[-800:]

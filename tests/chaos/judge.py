@@ -1,7 +1,6 @@
-"""What must be true of a run after everything that was done to it.
+"""What must be true of a run after all faults, asked of raw entries and bytes where possible.
 
-Owns the questions, asked of raw entries and bytes wherever that can be; the product's own reader is asked only whether
-it agrees. The rules for single entries are those of `tests.protocol.raw_history`.
+The rules for single entries are those of `tests.protocol.raw_history`.
 """
 
 import hashlib
@@ -20,11 +19,11 @@ from storage.logs.run_state import RunState, fold
 from storage.logs.step_curve import splice
 from storage.logs.step_log import read_step_records
 from storage.stores.object_store import ObjectStore
+from tests.chaos.environment import Environment, Started
+from tests.chaos.faults import LIES_IN_WAIT, REASONS, InjectedFault
 from tests.chaos.observer import RUN
 from tests.chaos.plan import Kind, RunPlan
-from tests.chaos.scene import Scene, Started
-from tests.chaos.strikes import LIES_IN_WAIT, REASONS, Strike
-from tests.chaos.twin import schedule_of, train_twin
+from tests.chaos.reference_run import schedule_of, train_reference_run
 from tests.protocol.raw_history import BROKEN, READABLE, RawRun, Violation, mirrored, read_raw, tell_aliases, tell_run
 
 PREFIX = f"runs/{RUN}"
@@ -48,10 +47,10 @@ class Reference:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judgement:
-    """What does not hold, and what the run cost; `twin` says which undisturbed run it was held against."""
+    """What does not hold, and what the run cost; `reference_run` says which undisturbed run it was held against."""
 
     violations: tuple[str, ...]
-    twin: str
+    reference_run: str
     attempts: int
     reasons: dict[str, int]
     gpu_seconds: float
@@ -66,27 +65,31 @@ def reference_of(store: ObjectStore) -> Reference:
     return Reference(state_sha256=state.finished.state_sha256, curve=_curve(store, state), losses=_losses(state))
 
 
-def judge(scene: Scene, plan: RunPlan, strikes: tuple[Strike, ...], reference: Reference) -> Judgement:
+def judge(
+    environment: Environment, plan: RunPlan, injected: tuple[InjectedFault, ...], reference: Reference
+) -> Judgement:
     """Ask everything; a question that cannot be asked is a violation itself."""
-    store = scene.observer.store
+    store = environment.observer.store
     state = RunLog(store, RUN).refresh()
-    twin = _which_twin(plan, state)
+    reference_run = _which_reference(plan, state)
     questions: list[Callable[[], Iterator[str]]] = [
-        lambda: _orphans(scene),
-        lambda: _same_run(store, state, reference if twin == UNTOUCHED else _reference_of_twin(scene, state)),
-        lambda: _log(store, scene.observer.seen),
-        lambda: _receipts(state, strikes, plan),
-        lambda: _quarantines(scene, plan, state),
-        lambda: _commands(scene.exits()),
-        lambda: _swept(scene),
-        lambda: _verified(scene),
+        lambda: _orphans(environment),
+        lambda: _same_run(
+            store, state, reference if reference_run == UNTOUCHED else _reference_of_run(environment, state)
+        ),
+        lambda: _log(store, environment.observer.seen),
+        lambda: _receipts(state, injected, plan),
+        lambda: _quarantines(environment, plan, state),
+        lambda: _commands(environment.exits()),
+        lambda: _swept(environment),
+        lambda: _verified(environment),
     ]
     violations = [said for question in questions for said in _asked(question)]
     ends = [attempt.ended for attempt in state.attempts if attempt.ended is not None]
     reasons = [ended.reason for ended in ends]
     return Judgement(
         violations=tuple(violations),
-        twin=twin,
+        reference_run=reference_run,
         attempts=len(state.attempts),
         reasons={reason: reasons.count(reason) for reason in sorted(set(reasons))},
         gpu_seconds=sum(ended.gpu_seconds for ended in ends),
@@ -94,24 +97,24 @@ def judge(scene: Scene, plan: RunPlan, strikes: tuple[Strike, ...], reference: R
     )
 
 
-def _which_twin(plan: RunPlan, state: RunState) -> str:
+def _which_reference(plan: RunPlan, state: RunState) -> str:
     """The run nobody touched, or one that began with this run's quarantine and was trained with its sizes."""
     differs = {
         "its quarantine": bool(state.quarantines) or plan.spoiled_step is not None,
         "its sizes": len({(a.started.micro_batch, a.started.activation_checkpointing) for a in state.attempts}) > 1,
     }
     named = " and ".join(what for what, is_so in differs.items() if is_so)
-    return f"a twin with {named}" if named else UNTOUCHED
+    return f"a reference run with {named}" if named else UNTOUCHED
 
 
-def _reference_of_twin(scene: Scene, state: RunState) -> Reference:
-    """Train the twin; what was measured of it is nothing: it has no evaluators."""
+def _reference_of_run(environment: Environment, state: RunState) -> Reference:
+    """Train the reference run; what was measured of it is nothing: it has no evaluators."""
     assert state.opened is not None
-    store = scene.observer.store
+    store = environment.observer.store
     schedule = schedule_of(state, splice(read_step_records(store, PREFIX), state.attempts))
-    config, cache = configuration_of(state), scene.folder / "twin"
-    twin = train_twin(store, state.opened.data_snapshot, config, schedule, cache_dir=cache)
-    return Reference(state_sha256=twin.state_sha256, curve=twin.curve, losses=frozenset())
+    config, cache = configuration_of(state), environment.folder / "reference-run"
+    reference_run = train_reference_run(store, state.opened.data_snapshot, config, schedule, cache_dir=cache)
+    return Reference(state_sha256=reference_run.state_sha256, curve=reference_run.curve, losses=frozenset())
 
 
 def _asked(question: Callable[[], Iterator[str]]) -> list[str]:
@@ -121,8 +124,8 @@ def _asked(question: Callable[[], Iterator[str]]) -> list[str]:
         return [f"{type(error).__name__}: {error}"]
 
 
-def _orphans(scene: Scene) -> Iterator[str]:
-    for actor in scene.cast.wait_gone(seconds=15.0):
+def _orphans(environment: Environment) -> Iterator[str]:
+    for actor in environment.processes.wait_gone(seconds=15.0):
         yield f"orphan: {actor.role} {actor.pid} outlives the run: {actor.words}"
 
 
@@ -181,32 +184,32 @@ def _broken_objects(store: ObjectStore, body: dict[str, str]) -> Iterator[str]:
             yield f"committed verifies: {prefix}/{item['name']}"
 
 
-def _receipts(state: RunState, strikes: tuple[Strike, ...], plan: RunPlan) -> Iterator[str]:
+def _receipts(state: RunState, injected: tuple[InjectedFault, ...], plan: RunPlan) -> Iterator[str]:
     always = {COMPLETED} if plan.spoiled_step is None else {COMPLETED, BAD_DATA}
     for attempt in state.attempts:
         number, ended = attempt.started.attempt, attempt.ended
         if ended is None:
             yield f"receipt: attempt {number} has no end"
             continue
-        met = [s for s in strikes if not s.skipped and s.first_attempt <= number <= _met_until(s, state)]
+        met = [s for s in injected if not s.skipped and s.first_attempt <= number <= _met_until(s, state)]
         explained = frozenset(always).union(*(REASONS.get(s.fault.kind, frozenset()) for s in met))
         if ended.reason not in explained:
             done = ", ".join(s.fault.kind for s in met) or "nothing"
             yield f"receipt: attempt {number} ended as {ended.reason} ({ended.detail}), but {done} was done to it"
 
 
-def _met_until(strike: Strike, state: RunState) -> int:
+def _met_until(fault: InjectedFault, state: RunState) -> int:
     """The last attempt that may have met it: what lies in wait is met by the first that is not gone before."""
-    if strike.fault.kind not in LIES_IN_WAIT:
-        return strike.last_attempt
-    later = [attempt for attempt in state.attempts if attempt.started.attempt >= strike.last_attempt]
+    if fault.fault.kind not in LIES_IN_WAIT:
+        return fault.last_attempt
+    later = [attempt for attempt in state.attempts if attempt.started.attempt >= fault.last_attempt]
     lived = (attempt.started.attempt for attempt in later if attempt.ended and attempt.ended.reason not in _GONE)
-    return next(lived, strike.last_attempt)
+    return next(lived, fault.last_attempt)
 
 
-def _quarantines(scene: Scene, plan: RunPlan, state: RunState) -> Iterator[str]:
+def _quarantines(environment: Environment, plan: RunPlan, state: RunState) -> Iterator[str]:
     """What was bad is left out, all of it and nothing else."""
-    spoiled = {scene.spoiled.window} if scene.spoiled is not None else set()
+    spoiled = {environment.spoiled.window} if environment.spoiled is not None else set()
     if state.quarantined_windows != spoiled:
         yield f"quarantine: windows {sorted(state.quarantined_windows)} are left out, bad are {sorted(spoiled)}"
 
@@ -220,15 +223,15 @@ def _commands(ended: list[Started]) -> Iterator[str]:
             yield f"exit: command {one.number} left with {one.code} after {sorted(one.suffered)}: {' / '.join(words)}"
 
 
-def _swept(scene: Scene) -> Iterator[str]:
+def _swept(environment: Environment) -> Iterator[str]:
     """What remains after a sweep is something the log names; what is old and unfinished goes too."""
-    local = scene.observer.store.local_path("runs")
+    local = environment.observer.store.local_path("runs")
     if local is not None:
         _age_unfinished(local.parent)
-    code, words = scene.verb("sweep", RUN)
+    code, words = environment.verb("sweep", RUN)
     if code != 0:
         yield f"sweep: exit {code}: {words[-300:]}"
-    store = scene.observer.store
+    store = environment.observer.store
     told = tell_run(mirrored(store), PREFIX)
     for room in ("runs", "data", "models", "probe", "initial"):
         for key in store.keys(room):
@@ -272,8 +275,8 @@ def _age_unfinished(root: Path) -> None:
         os.utime(path, (then, then))
 
 
-def _verified(scene: Scene) -> Iterator[str]:
-    code, words = scene.verb("verify", RUN)
+def _verified(environment: Environment) -> Iterator[str]:
+    code, words = environment.verb("verify", RUN)
     if code != 0:
         yield f"verify: exit {code}: {words[-600:]}"
 

@@ -9,8 +9,8 @@ from storage.logs.heartbeat import read_heartbeat
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import SUPERSEDED, RunState
 from storage.stores.object_store import ObjectStore
-from tests.chaos.cast import Cast, Role
 from tests.chaos.plan import Fault, Moment
+from tests.chaos.processes import Processes, Role
 
 RUN = "bard"
 
@@ -18,8 +18,8 @@ RUN = "bard"
 class Observer:
     """Looks at one run, again and again."""
 
-    def __init__(self, store: ObjectStore, cast: Cast) -> None:
-        self.store, self.cast = store, cast
+    def __init__(self, store: ObjectStore, processes: Processes) -> None:
+        self.store, self.processes = store, processes
         self._log = RunLog(store, RUN)
         self.seen: dict[int, str] = {}
 
@@ -84,7 +84,7 @@ class Observer:
         return False  # evaluators are waited for with the trainer halted
 
     def _is_there(self, role: Role) -> bool:
-        return bool(self.cast.of(role))
+        return bool(self.processes.of(role))
 
 
 def _last_step(path: Path) -> int:

@@ -1,7 +1,6 @@
-"""What is done to a run, and at which observed moment: a pure function of the run's seed.
+"""The faults of one run and the moments they are injected at: a pure function of the run's seed.
 
-Owns the kinds of faults, the moments each may strike at, and the drawing. Refuses to know processes: whether a fault
-can be done on this machine is found out where it is done, so that a seed means the same plan everywhere.
+Whether a machine can do a fault is found out where it is done, so that a seed means the same plan everywhere.
 """
 
 import random
@@ -14,7 +13,7 @@ FAULTS_PER_RUN = 12
 
 
 class Moment(StrEnum):
-    """What the campaign waits to see before it strikes, at the fault's step or later.
+    """What the campaign waits to see before it injects, at the fault's step or later.
 
     `start` is while text becomes a snapshot, the run is opened and first claimed; `resume` while a later attempt is.
     """
@@ -128,7 +127,7 @@ AT_THE_END = (
     Kind.FULL_DISK,
     Kind.STORE_AWAY,
 )
-"""What may strike between the last step and the promotion, where it means something for the run."""
+"""What may fault between the last step and the promotion, where it means something for the run."""
 _ONLY_LOCAL = frozenset({Kind.FULL_DISK})
 _ONLY_S3 = frozenset({Kind.STORE_AWAY, Kind.STORE_THROTTLED, Kind.STORE_LOSES_ANSWERS})
 STORES = ("local", "s3", "ceph")

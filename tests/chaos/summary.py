@@ -4,29 +4,29 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from tests.chaos.faults import InjectedFault
 from tests.chaos.plan import Fault, RunPlan
-from tests.chaos.strikes import Strike
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What became of one run; `twin` says which run it had to equal: the untouched one, or one with its schedule."""
+    """What became of one run; `reference_run` names what it had to equal: the untouched run or its counterpart."""
 
     plan: RunPlan
-    strikes: tuple[Strike, ...]
+    injected: tuple[InjectedFault, ...]
     missed: tuple[Fault, ...]
     seconds: float
     attempts: int = 0
     reasons: dict[str, int] | None = None
-    twin: str = ""
+    reference_run: str = ""
     gpu_seconds: float = 0.0
     useful_gpu_seconds: float = 0.0
     violations: tuple[str, ...] = ()
 
     @property
-    def struck(self) -> list[Strike]:
+    def struck(self) -> list[InjectedFault]:
         """What was really done."""
-        return [strike for strike in self.strikes if not strike.skipped]
+        return [fault for fault in self.injected if not fault.skipped]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +54,7 @@ class RunRow:
     reasons: dict[str, int]
     seconds: float
     violations: tuple[str, ...]
-    twin: str = ""
+    reference_run: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +76,7 @@ class Summary:
 
 def summarize(outcomes: Sequence[Outcome], seconds: float) -> Summary:
     """Add up what became of the runs."""
-    struck = [strike for outcome in outcomes for strike in outcome.struck]
+    struck = [fault for outcome in outcomes for fault in outcome.struck]
     hits = [Cell(kind=s.fault.kind, moment=s.fault.moment, count=1, kills=s.kills) for s in struck]
     misses = [Cell(kind=f.kind, moment=f.moment, count=1) for outcome in outcomes for f in outcome.missed]
     return _totals(
@@ -139,12 +139,12 @@ def _row(outcome: Outcome) -> RunRow:
         store=outcome.plan.store,
         driver=outcome.plan.driver,
         faults=len(outcome.struck),
-        kills=sum(strike.kills for strike in outcome.struck),
+        kills=sum(fault.kills for fault in outcome.struck),
         missed=len(outcome.missed),
-        skipped=tuple(f"{strike.fault.kind}: {strike.skipped}" for strike in outcome.strikes if strike.skipped),
+        skipped=tuple(f"{fault.fault.kind}: {fault.skipped}" for fault in outcome.injected if fault.skipped),
         attempts=outcome.attempts,
         reasons=outcome.reasons or {},
         seconds=round(outcome.seconds, 1),
         violations=outcome.violations,
-        twin=outcome.twin,
+        reference_run=outcome.reference_run,
     )

@@ -61,7 +61,7 @@ def one_line(outcome: Outcome) -> str:
     return (
         f"seed {row.seed} {row.store} {row.driver}: {row.faults} faults, {row.kills} killed, "
         f"{row.missed} missed, {row.attempts} attempts {row.reasons}, "
-        f"{f'{row.twin}, ' if row.twin else ''}{row.seconds:.0f} s: {verdict}"
+        f"{f'{row.reference_run}, ' if row.reference_run else ''}{row.seconds:.0f} s: {verdict}"
     )
 
 
@@ -88,13 +88,13 @@ def _totals(summary: Summary) -> list[str]:
         sum(cell.count for cell in summary.missed),
         Counter(said for row in summary.rows for said in row.skipped),
     )
-    twins = Counter(row.twin for row in summary.rows if row.twin)
+    reference_runs = Counter(row.reference_run for row in summary.rows if row.reference_run)
     said = [
         f"{summary.runs} runs, {summary.faults} faults, {summary.kills} processes killed, "
         f"{sum(row.attempts for row in summary.rows)} attempts, {summary.seconds / 60:.0f} minutes",
         f"goodput {summary.goodput:.1%}: {summary.useful_gpu_seconds:.0f} of {summary.gpu_seconds:.0f} device seconds",
         f"violations: {summary.violations}",
-        f"compared with {', '.join(f'{twin} ({count})' for twin, count in sorted(twins.items())) or 'nothing'}",
+        f"compared with {', '.join(f'{name} ({count})' for name, count in sorted(reference_runs.items())) or '–'}",
         f"planned, but the moment never came: {missed}" + _most(summary.missed),
         f"seeds: {seeds(summary.rows)}",
     ]

@@ -12,7 +12,7 @@ from storage.errors import StorageError
 from storage.stores.local_store import LocalStore
 from storage.stores.memory_store import MemoryStore
 from tasks.data.snapshot_build import build_snapshot
-from tests.chaos.scene import mount
+from tests.chaos.environment import mount
 from tests.crash.training_command import Command
 
 TEXT = "\n\n".join(f"Stone {number} lies on stone {number * 7 % 997}." for number in range(40_000))

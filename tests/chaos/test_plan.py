@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.cast import Role, role_of
+from tests.chaos.faults import REASONS, InjectedFault, flipped
 from tests.chaos.plan import ENDING, MOMENTS, STEPS, Fault, Kind, Moment, plan_run, possible_kinds
+from tests.chaos.processes import Role, role_of
 from tests.chaos.side_by_side import run_side_by_side, words_of_job
-from tests.chaos.strikes import REASONS, Strike, flipped
 from tests.chaos.summary import Outcome, added, summarize
 from tests.chaos.summary_text import as_json, as_markdown, as_text, from_json
 
@@ -89,7 +89,7 @@ def outcome(seed: int, *violations: str) -> Outcome:
     plan = plan_run(seed, store="local")
     return Outcome(
         plan=plan,
-        strikes=tuple(Strike(fault=fault, first_attempt=1, last_attempt=1, kills=2) for fault in plan.faults),
+        injected=tuple(InjectedFault(fault=fault, first_attempt=1, last_attempt=1, kills=2) for fault in plan.faults),
         missed=(Fault(kind=Kind.NOTICE, moment=Moment.SWEEP, step=9),),
         seconds=9.0,
         gpu_seconds=10.0,
@@ -101,8 +101,8 @@ def outcome(seed: int, *violations: str) -> Outcome:
 def test_the_summary_names_kills_goodput_and_the_seed_of_each_violation() -> None:
     done = outcome(7, "other bits: a is not b")
     summary = summarize([done], 60.0)
-    assert (summary.kills, summary.faults, summary.goodput) == (2 * len(done.strikes), len(done.strikes), 0.8)
-    assert sum(cell.count for cell in summary.table) == len(done.strikes)
+    assert (summary.kills, summary.faults, summary.goodput) == (2 * len(done.injected), len(done.injected), 0.8)
+    assert sum(cell.count for cell in summary.table) == len(done.injected)
     assert sum(cell.kills for cell in summary.table) == summary.kills
     assert "seed 7 (local" in as_text(summary) and "other bits" in as_text(summary)
 

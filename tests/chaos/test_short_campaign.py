@@ -30,7 +30,7 @@ def hold(campaign: Campaign, plan: RunPlan) -> None:
     outcome = campaign.run(plan)
     print(f"\n{one_line(outcome)}")
     assert outcome.violations == (), as_text(summarize([outcome], outcome.seconds))
-    skipped = [strike.skipped for strike in outcome.strikes if strike.skipped]
+    skipped = [fault.skipped for fault in outcome.injected if fault.skipped]
     assert len(outcome.struck) > len(plan.faults) // 2, (
         f"missed {outcome.missed}, skipped {skipped}: nothing was tested"
     )
@@ -132,5 +132,5 @@ def test_a_run_that_lost_a_sample_and_half_its_micro_batch_equals_one_that_began
     plan = RunPlan(seed=9, store="local", driver="command", faults=planned, spoiled_step=35)
     outcome = campaign.run(plan)
     assert outcome.violations == (), as_text(summarize([outcome], outcome.seconds))
-    assert outcome.twin == "a twin with its quarantine and its sizes"
+    assert outcome.reference_run == "a reference run with its quarantine and its sizes"
     assert outcome.reasons is not None and {"oom", "bad-data", "completed"} <= set(outcome.reasons)

@@ -1,7 +1,6 @@
-"""The undisturbed twin of a run: the same steps in one process, with the quarantine and the sizes the run arrived at.
+"""The undisturbed counterpart of a run: the same steps in one process, with its quarantine and its sizes.
 
-Owns telling that schedule from the run's log and records, and training by it with the library alone: no flow, no child,
-no checkpoint, no resume. Refuses to know what was done to the run.
+The schedule is read from the run's log; training uses the library alone: no flow, no child, no checkpoint, no resume.
 """
 
 from dataclasses import dataclass
@@ -41,8 +40,8 @@ class Schedule:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Twin:
-    """What became of the twin: the digest of its last state, and its curve as (step, loss)."""
+class ReferenceRun:
+    """What became of the reference run: the digest of its last state, and its curve as (step, loss)."""
 
     state_sha256: str
     curve: tuple[tuple[int, float], ...]
@@ -59,7 +58,9 @@ def schedule_of(state: RunState, curve: tuple[StepPoint, ...]) -> Schedule:
     return Schedule(quarantined=frozenset(state.quarantined_windows), spans=tuple(spans))
 
 
-def train_twin(store: ObjectStore, snapshot_id: str, config: RunConfig, schedule: Schedule, *, cache_dir: Path) -> Twin:
+def train_reference_run(
+    store: ObjectStore, snapshot_id: str, config: RunConfig, schedule: Schedule, *, cache_dir: Path
+) -> ReferenceRun:
     """Train from step 0 to the schedule's end, and return what that comes to."""
     training = config.training
     make_deterministic(seed=training.seed, threads=training.threads or 1)
@@ -88,4 +89,4 @@ def train_twin(store: ObjectStore, snapshot_id: str, config: RunConfig, schedule
             probe=None,
         )
     digest = state_sha256(to_record(item.name, item.tensor) for item in state.named_tensors())
-    return Twin(state_sha256=digest, curve=tuple((record.step, record.train_loss) for record in steps))
+    return ReferenceRun(state_sha256=digest, curve=tuple((record.step, record.train_loss) for record in steps))

@@ -1,7 +1,6 @@
-"""How each fault strikes: real signals, a really full disk, really flipped bytes, a clock that really lies.
+"""How each fault is injected: real signals, a really full disk, really flipped bytes, a really wrong clock.
 
-Owns the deed and what it may explain afterwards: which reasons an attempt that met it may end with. A fault that this
-machine cannot do is skipped, and says why.
+Each names the termination reasons it may explain. A fault that this machine cannot do is skipped with its reason.
 """
 
 import os
@@ -17,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from storage.logs.run_state import RunState
-from tests.chaos.cast import Role
+from tests.chaos.environment import Environment
 from tests.chaos.observer import RUN
 from tests.chaos.plan import Fault, Kind
-from tests.chaos.scene import Scene
-from tests.chaos.sweep_strike import kill_sweep
+from tests.chaos.processes import Role
+from tests.chaos.sweep_fault import kill_sweep
 from tests.s3.fault_proxy import NetworkFault
 
 STOPPED_SECONDS = 4.0  # the lease is three
@@ -63,7 +62,7 @@ class Skipped(Exception):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Strike:
+class InjectedFault:
     """A fault that was done (or skipped, and why), to which attempts, and how many processes were killed by it."""
 
     fault: Fault
@@ -73,40 +72,44 @@ class Strike:
     skipped: str = ""
 
 
-def strike(scene: Scene, fault: Fault) -> Strike:
+def inject(environment: Environment, fault: Fault) -> InjectedFault:
     """Do it now; returns what was done."""
-    before = max(scene.observer.state().latest_attempt, 1)
-    scene.suffer(fault.kind)
+    before = max(environment.observer.state().latest_attempt, 1)
+    environment.suffer(fault.kind)
     try:
-        kills = _DEEDS[fault.kind](scene)
+        kills = _DEEDS[fault.kind](environment)
     except Skipped as skipped:
-        return Strike(fault=fault, first_attempt=before, last_attempt=before, kills=0, skipped=str(skipped))
-    after = scene.observer.state().latest_attempt
+        return InjectedFault(fault=fault, first_attempt=before, last_attempt=before, kills=0, skipped=str(skipped))
+    after = environment.observer.state().latest_attempt
     after += fault.kind in LIES_IN_WAIT
-    return Strike(fault=fault, first_attempt=before, last_attempt=max(before, after), kills=kills)
+    return InjectedFault(fault=fault, first_attempt=before, last_attempt=max(before, after), kills=kills)
 
 
-def _kill(*roles: Role) -> Callable[[Scene], int]:
-    def kill(scene: Scene) -> int:
-        struck = scene.cast.strike(signal.SIGKILL, *roles)
+def _kill(*roles: Role) -> Callable[[Environment], int]:
+    def kill(environment: Environment) -> int:
+        struck = environment.processes.send_signal(signal.SIGKILL, *roles)
         if not struck:
             raise Skipped(f"no {' or '.join(roles)} is left")
-        scene.cast.wait_gone(struck, seconds=10.0)
+        environment.processes.wait_gone(struck, seconds=10.0)
         return len(struck)
 
     return kill
 
 
-def _kill_evaluator(scene: Scene) -> int:
+def _kill_evaluator(environment: Environment) -> int:
     """Kill it as soon as it is there: after the last step it comes a moment later."""
     deadline = time.monotonic() + _EVALUATOR_SECONDS
-    while not scene.cast.of(Role.EVALUATOR) and scene.cast.of(Role.FLOW) and time.monotonic() < deadline:
+    while (
+        not environment.processes.of(Role.EVALUATOR)
+        and environment.processes.of(Role.FLOW)
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.02)
-    return _kill(Role.EVALUATOR)(scene)
+    return _kill(Role.EVALUATOR)(environment)
 
 
-def _kill_server(scene: Scene) -> int:
-    server = scene.server
+def _kill_server(environment: Environment) -> int:
+    server = environment.server
     if not server.is_alive:
         raise Skipped("the server is being started already")
     server.kill()
@@ -119,42 +122,42 @@ def _kill_server(scene: Scene) -> int:
     return 1
 
 
-def _notice(scene: Scene) -> int:
-    struck = scene.cast.strike(signal.SIGTERM, Role.FLOW)
+def _notice(environment: Environment) -> int:
+    struck = environment.processes.send_signal(signal.SIGTERM, Role.FLOW)
     if not struck:
         raise Skipped("no flow is left")
-    if scene.cast.wait_gone(struck, seconds=60.0):
+    if environment.processes.wait_gone(struck, seconds=60.0):
         raise AssertionError("a flow that was told to go is there a minute later")
     return 0
 
 
-def _notice_without_grace(scene: Scene) -> int:
-    if not scene.cast.strike(signal.SIGTERM, Role.FLOW):
+def _notice_without_grace(environment: Environment) -> int:
+    if not environment.processes.send_signal(signal.SIGTERM, Role.FLOW):
         raise Skipped("no flow is left")
     time.sleep(0.1)  # all the grace there is
-    struck = scene.cast.strike(signal.SIGKILL, *_WORKERS)
-    scene.cast.wait_gone(struck, seconds=10.0)
+    struck = environment.processes.send_signal(signal.SIGKILL, *_WORKERS)
+    environment.processes.wait_gone(struck, seconds=10.0)
     return len(struck)
 
 
-def _zombie(scene: Scene) -> int:
-    asleep = scene.cast.strike(signal.SIGSTOP, *_WORKERS)
+def _zombie(environment: Environment) -> int:
+    asleep = environment.processes.send_signal(signal.SIGSTOP, *_WORKERS)
     if not asleep:
         raise Skipped("nobody is left to fall asleep")
-    before = scene.observer.state()
-    scene.train()
+    before = environment.observer.state()
+    environment.train()
     deadline = time.monotonic() + _SUCCESSION_SECONDS
-    while not _has_succeeded(scene, before) and time.monotonic() < deadline:
-        if scene.started[-1].process.poll() not in (None, 0):
-            scene.train()  # the notice of a zombie's live process, a lost race: again, as a person would
+    while not _has_succeeded(environment, before) and time.monotonic() < deadline:
+        if environment.started[-1].process.poll() not in (None, 0):
+            environment.train()  # the notice of a zombie's live process, a lost race: again, as a person would
         time.sleep(0.05)
-    successors = [actor for actor in scene.cast.of(Role.TRAINER) if actor.pid not in asleep]
+    successors = [actor for actor in environment.processes.of(Role.TRAINER) if actor.pid not in asleep]
     for actor in successors:  # it is so quick that it would be at the end before the next fault
         actor.signal(signal.SIGSTOP)
     for pid in asleep:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
-    left = scene.cast.wait_gone(asleep, seconds=60.0)
+    left = environment.processes.wait_gone(asleep, seconds=60.0)
     for actor in successors:
         actor.signal(signal.SIGCONT)
     if left:
@@ -162,18 +165,18 @@ def _zombie(scene: Scene) -> int:
     return 0
 
 
-def _has_succeeded(scene: Scene, before: RunState) -> bool:
+def _has_succeeded(environment: Environment, before: RunState) -> bool:
     """Whether a successor has committed or, where all was committed before, has left with everything done."""
-    if before.finished is not None or scene.started[-1].process.poll() == 0:
-        return scene.started[-1].process.poll() == 0
-    newest = scene.observer.state().newest_committed
+    if before.finished is not None or environment.started[-1].process.poll() == 0:
+        return environment.started[-1].process.poll() == 0
+    newest = environment.observer.state().newest_committed
     return newest is not None and newest.committed.attempt > before.latest_attempt
 
 
-def _full_disk(scene: Scene) -> int:
-    if not scene.has_small_disk:
+def _full_disk(environment: Environment) -> int:
+    if not environment.has_small_disk:
         raise Skipped("needs root and tmpfs")
-    ballast = scene.folder / "store" / ".ballast"
+    ballast = environment.folder / "store" / ".ballast"
     with ballast.open("wb", buffering=0) as file, suppress(OSError):
         while file.write(b"\0" * 65536):
             pass
@@ -185,40 +188,40 @@ def _full_disk(scene: Scene) -> int:
     return 0
 
 
-def _break_store(fault: NetworkFault, pattern: str, times: int, seconds: float) -> Callable[[Scene], int]:
-    def send(scene: Scene) -> int:
-        assert scene.proxy is not None
-        scene.proxy.aim(fault, pattern, times=times)
+def _break_store(fault: NetworkFault, pattern: str, times: int, seconds: float) -> Callable[[Environment], int]:
+    def send(environment: Environment) -> int:
+        assert environment.proxy is not None
+        environment.proxy.aim(fault, pattern, times=times)
         time.sleep(seconds)
-        scene.proxy.aims.clear()
+        environment.proxy.aims.clear()
         return 0
 
     return send
 
 
-def _flip_checkpoint(scene: Scene) -> int:
-    scene.cast.strike(signal.SIGSTOP, *_WORKERS)
-    state = scene.observer.state()
+def _flip_checkpoint(environment: Environment) -> int:
+    environment.processes.send_signal(signal.SIGSTOP, *_WORKERS)
+    state = environment.observer.state()
     if len(state.readable) < 2 or state.open_attempt is None:
-        scene.cast.strike(signal.SIGCONT, *_WORKERS)
+        environment.processes.send_signal(signal.SIGCONT, *_WORKERS)
         raise Skipped("fewer than two checkpoints can be read")
-    shards = [key for key in scene.observer.store.keys(state.readable[0].committed.prefix) if "weights" in key]
-    data = scene.observer.store.read(shards[0])
-    scene.observer.store.write(shards[0], flipped(data, scene.tag))
-    return _kill(*_WORKERS)(scene)
+    shards = [key for key in environment.observer.store.keys(state.readable[0].committed.prefix) if "weights" in key]
+    data = environment.observer.store.read(shards[0])
+    environment.observer.store.write(shards[0], flipped(data, environment.tag))
+    return _kill(*_WORKERS)(environment)
 
 
-def _flip_data(scene: Scene) -> int:
-    scene.cast.strike(signal.SIGSTOP, *_WORKERS)
-    chance, store = random.Random(scene.tag), scene.observer.store
+def _flip_data(environment: Environment) -> int:
+    environment.processes.send_signal(signal.SIGSTOP, *_WORKERS)
+    chance, store = random.Random(environment.tag), environment.observer.store
     stored = [key for key in store.keys("data") if (store.size(key) or 0) > _SHARD_BYTES]
-    cached = [path for path in sorted((scene.folder / "cache" / "snapshots").rglob("*")) if _is_shard(path)]
+    cached = [path for path in sorted((environment.folder / "cache" / "snapshots").rglob("*")) if _is_shard(path)]
     chosen = chance.choice([*stored, *cached])
     if isinstance(chosen, Path):
-        chosen.write_bytes(flipped(chosen.read_bytes(), scene.tag))
+        chosen.write_bytes(flipped(chosen.read_bytes(), environment.tag))
     else:
-        store.write(chosen, flipped(store.read(chosen), scene.tag))
-    return _kill(*_WORKERS)(scene)
+        store.write(chosen, flipped(store.read(chosen), environment.tag))
+    return _kill(*_WORKERS)(environment)
 
 
 def _is_shard(path: Path) -> bool:
@@ -233,11 +236,11 @@ def flipped(data: bytes, seed: str) -> bytes:
     return bytes(changed)
 
 
-def _wrong_clock(shift_seconds: int) -> Callable[[Scene], int]:
-    def set_clock(scene: Scene) -> int:
-        library = _clock_library(scene.folder)
-        struck = _kill(Role.FLOW, Role.TRAINER)(scene)
-        scene.next_environment = {"LD_PRELOAD": str(library), "CHAOS_CLOCK_SHIFT_SECONDS": str(shift_seconds)}
+def _wrong_clock(shift_seconds: int) -> Callable[[Environment], int]:
+    def set_clock(environment: Environment) -> int:
+        library = _clock_library(environment.folder)
+        struck = _kill(Role.FLOW, Role.TRAINER)(environment)
+        environment.next_variables = {"LD_PRELOAD": str(library), "CHAOS_CLOCK_SHIFT_SECONDS": str(shift_seconds)}
         return struck
 
     return set_clock
@@ -251,30 +254,30 @@ def _clock_library(folder: Path) -> Path:
     return library
 
 
-def _two_flows(scene: Scene) -> int:
-    struck = _kill(Role.FLOW, Role.TRAINER)(scene)
+def _two_flows(environment: Environment) -> int:
+    struck = _kill(Role.FLOW, Role.TRAINER)(environment)
     for _ in range(2):
-        scene.train().suffered.add(Kind.TWO_FLOWS)
+        environment.train().suffered.add(Kind.TWO_FLOWS)
     return struck
 
 
-def _out_of_memory(scene: Scene) -> int:
+def _out_of_memory(environment: Environment) -> int:
     """Have the next attempt meet a real refusal of the allocator, some steps on."""
-    step = scene.observer.trained_step(scene.observer.state())
-    struck = _kill(Role.FLOW, Role.TRAINER)(scene)
-    scene.next_environment = {"CAIRN_FAULTS": f"oom@{step + _OOM_AFTER_STEPS}"}
+    step = environment.observer.trained_step(environment.observer.state())
+    struck = _kill(Role.FLOW, Role.TRAINER)(environment)
+    environment.next_variables = {"CAIRN_FAULTS": f"oom@{step + _OOM_AFTER_STEPS}"}
     return struck
 
 
-def _kill_sweep(scene: Scene) -> int:
-    killed, why = kill_sweep(scene)
+def _kill_sweep(environment: Environment) -> int:
+    killed, why = kill_sweep(environment)
     if why:
         raise Skipped(why)
     return killed
 
 
 _LOG = rf"PUT .*runs/{RUN}/log/"
-_DEEDS: dict[Kind, Callable[[Scene], int]] = {
+_DEEDS: dict[Kind, Callable[[Environment], int]] = {
     Kind.KILL_TRAINER: _kill(Role.TRAINER),
     Kind.KILL_FLOW: _kill(Role.FLOW),
     Kind.KILL_BOTH: _kill(Role.FLOW, Role.TRAINER),

@@ -12,9 +12,9 @@ import sys
 import time
 from pathlib import Path
 
-from tests.chaos.cast import Role
+from tests.chaos.environment import Environment
 from tests.chaos.observer import RUN
-from tests.chaos.scene import Scene
+from tests.chaos.processes import Role
 
 ROOT = Path(__file__).parents[2]
 _KEPT = 3
@@ -24,21 +24,21 @@ _FROZEN_SECONDS = 2.0
 _LONGEST_SWEEP_SECONDS = 0.05
 
 
-def kill_sweep(scene: Scene) -> tuple[int, str]:
+def kill_sweep(environment: Environment) -> tuple[int, str]:
     """Do it; returns how many processes were killed, and why it was not done where it could not be."""
-    chance = random.Random(f"{scene.tag} {len(scene.observer.seen)}")
-    process = scene.start_process([sys.executable, "-m", "tests.chaos.waiting_sweep", RUN, scene.url])
+    chance = random.Random(f"{environment.tag} {len(environment.observer.seen)}")
+    process = environment.start_process([sys.executable, "-m", "tests.chaos.waiting_sweep", RUN, environment.url])
     try:
         assert process.stdout is not None and process.stdin is not None
         process.stdout.readline()
-        if not _waits_for_work(scene):
+        if not _waits_for_work(environment):
             return 0, "nothing to sweep"
-        frozen = scene.cast.strike(signal.SIGSTOP, Role.FLOW) if chance.random() < 0.5 else []
-        before = scene.observer.newest_seq()
+        frozen = environment.processes.send_signal(signal.SIGSTOP, Role.FLOW) if chance.random() < 0.5 else []
+        before = environment.observer.newest_seq()
         process.stdin.write(b"\n")
         process.stdin.flush()
         if frozen:
-            _wait_for_deed(scene, process, before)
+            _wait_for_deed(environment, process, before)
         time.sleep(chance.uniform(0.0, _LONGEST_SWEEP_SECONDS))
         is_alive = process.poll() is None
         process.kill()
@@ -50,18 +50,18 @@ def kill_sweep(scene: Scene) -> tuple[int, str]:
         process.wait()
 
 
-def _waits_for_work(scene: Scene) -> bool:
+def _waits_for_work(environment: Environment) -> bool:
     """Wait until a commit makes more checkpoints readable than are kept: the flow's own sweep comes next."""
-    deadline, newest = time.monotonic() + _PATIENCE_SECONDS, scene.observer.state().newest_committed
-    while time.monotonic() < deadline and scene.cast.of(Role.FLOW):
-        state = scene.observer.state()
+    deadline, newest = time.monotonic() + _PATIENCE_SECONDS, environment.observer.state().newest_committed
+    while time.monotonic() < deadline and environment.processes.of(Role.FLOW):
+        state = environment.observer.state()
         if len(state.readable) > _KEPT and state.newest_committed != newest:
             return True
         time.sleep(0.002)
     return False
 
 
-def _wait_for_deed(scene: Scene, process: "subprocess.Popen[bytes]", before: int) -> None:
+def _wait_for_deed(environment: Environment, process: "subprocess.Popen[bytes]", before: int) -> None:
     deadline = time.monotonic() + _FROZEN_SECONDS
-    while process.poll() is None and scene.observer.newest_seq() == before and time.monotonic() < deadline:
+    while process.poll() is None and environment.observer.newest_seq() == before and time.monotonic() < deadline:
         time.sleep(0.002)

@@ -1,7 +1,4 @@
-"""One run on its stage: folder, store, commands, whoever continues it, and what is in the way of its store.
-
-Owns starting things and taking everything down again. Refuses to know plans: it does what it is told.
-"""
+"""What surrounds one run: folder, store, commands, workers and watchers that continue it, and what blocks its store."""
 
 import os
 import shutil
@@ -19,10 +16,10 @@ from storage.stores.object_store import ObjectStore
 from storage.stores.retrying_store import RetryingStore
 from storage.stores.s3_store import S3Store
 from tasks.configuration.run_configuration import load_configuration
-from tests.chaos.cast import TAG, Cast, Role
 from tests.chaos.deployed import DEPLOYMENT, Deployed
 from tests.chaos.observer import RUN, Observer
 from tests.chaos.plan import COMMAND, STEPS, WORKER
+from tests.chaos.processes import TAG, Processes, Role
 from tests.crash.prefect_server import Server
 from tests.crash.spoiled_data import ARITHMETIC, SpoiledData, open_run, spoil
 from tests.crash.training_command import Command, configuration
@@ -58,33 +55,33 @@ class Started:
     code: int | None = None
 
 
-class Scene:
+class Environment:
     """A run's folder and everything that is started for it."""
 
     def __init__(self, folder: Path, server: Server, *, store: str, driver: str, small_disk: bool = False) -> None:
         self.folder, self.server, self.driver = folder, server, driver
         folder.mkdir(parents=True)
         self.tag = uuid.uuid4().hex
-        self.cast = Cast(self.tag)
+        self.processes = Processes(self.tag)
         self.has_small_disk = small_disk and mount(folder / "store")
         self.proxy: FaultProxy | None = None
-        environment = {TAG: self.tag, "PREFECT_CLIENT_MAX_RETRIES": "4", "OMP_NUM_THREADS": "1"}
+        variables = {TAG: self.tag, "PREFECT_CLIENT_MAX_RETRIES": "4", "OMP_NUM_THREADS": "1"}
         where: ObjectStore = LocalStore(folder / "store")
         if store in _SERVERS:
             remote: S3Server = s3_server(_SERVERS[store], folder.parent)
             self.proxy = FaultProxy(upstream=remote.endpoint).__enter__()
             where = RetryingStore(S3Store(remote.bucket(), self.tag))
-            environment |= remote.environment(self.proxy.endpoint)
-        self._environment = environment
-        self.command = Command(folder, server.url, store=where, environment=environment)
+            variables |= remote.environment(self.proxy.endpoint)
+        self._variables = variables
+        self.command = Command(folder, server.url, store=where, environment=variables)
         (folder / "run.toml").write_text(CONFIG)
-        self.observer = Observer(where, self.cast)
+        self.observer = Observer(where, self.processes)
         self.started: list[Started] = []
         self.spoiled: SpoiledData | None = None
         self._watcher: subprocess.Popen[bytes] | None = None
         self._deployed: Deployed | None = None
         self._alone_since: float | None = None
-        self.next_environment: dict[str, str] = {}
+        self.next_variables: dict[str, str] = {}
 
     def spoil(self, step: int) -> None:
         """Open the run on data whose first sample after `step` steps is bad, though every hash is right."""
@@ -97,13 +94,13 @@ class Scene:
         if self.driver != WORKER:
             self.train()
             return
-        self._deployed = Deployed(self.command, self.server.url, self._environment_of_others())
+        self._deployed = Deployed(self.command, self.server.url, self._variables_of_others())
         self._deployed.ask_for_flow_run(str(self.folder / "run.toml"), RUN, self.url)
         self.keep_going()
 
     def train(self, **variables: str) -> Started:
         """Start the command once more."""
-        return self._start("train", "run.toml", "--run-id", RUN, **{**self.next_environment, **variables})
+        return self._start("train", "run.toml", "--run-id", RUN, **{**self.next_variables, **variables})
 
     def verb(self, *words: str) -> tuple[int, str]:
         """Run another verb of `cairn` on the store to its end; returns exit code and output."""
@@ -115,17 +112,17 @@ class Scene:
         """See to it that somebody is at the run: whoever continues it here, or nobody has for long, by hand."""
         self._bury()
         self._keep_watching()
-        if self.cast.of(Role.FLOW):
+        if self.processes.of(Role.FLOW):
             self._alone_since = None
             return
         patience = _RESTARTED_AFTER_SECONDS.get(self.driver, 0.0)
-        if patience and not self.next_environment:
+        if patience and not self.next_variables:
             self._alone_since = self._alone_since or time.monotonic()
             if time.monotonic() - self._alone_since < patience:
                 return
             self._alone_since = None
         self.train()
-        self.next_environment = {}
+        self.next_variables = {}
 
     def _keep_watching(self) -> None:
         if self.driver == COMMAND:
@@ -138,9 +135,9 @@ class Scene:
 
     def start_process(self, words: list[str]) -> "subprocess.Popen[bytes]":
         """Start a program of the campaign's own beside the run, with pipes to it."""
-        environment = {**self._environment_of_others(), "PYTHONPATH": str(Path(__file__).parents[2])}
+        variables = {**self._variables_of_others(), "PYTHONPATH": str(Path(__file__).parents[2])}
         pipe = subprocess.PIPE
-        return subprocess.Popen(words, cwd=self.folder, env=environment, stdin=pipe, stdout=pipe)
+        return subprocess.Popen(words, cwd=self.folder, env=variables, stdin=pipe, stdout=pipe)
 
     def suffer(self, what: str) -> None:
         """Note what is done while these commands live."""
@@ -165,9 +162,9 @@ class Scene:
     def close(self) -> list[int]:
         """End whatever is left of the run; returns whom that had to be done to."""
         self.dismiss_watcher()
-        left = [actor.pid for actor in self.cast.wait_gone(seconds=15.0)]
-        self.cast.strike(signal.SIGCONT, *Role)
-        self.cast.strike(signal.SIGKILL, *Role)
+        left = [actor.pid for actor in self.processes.wait_gone(seconds=15.0)]
+        self.processes.send_signal(signal.SIGCONT, *Role)
+        self.processes.send_signal(signal.SIGKILL, *Role)
         self._bury()
         if self.proxy is not None:
             self.proxy.__exit__()
@@ -189,10 +186,10 @@ class Scene:
         """The store as a command names it."""
         return self.observer.store.url.removeprefix("file://")
 
-    def _environment_of_others(self) -> dict[str, str]:
+    def _variables_of_others(self) -> dict[str, str]:
         return {
             **os.environ,
-            **self._environment,
+            **self._variables,
             "PREFECT_API_URL": self.server.url,
             "PREFECT_HOME": str(self.folder / "prefect"),
             "PREFECT_WORKER_QUERY_SECONDS": "1",

@@ -1,7 +1,4 @@
-"""Who is on stage: the processes of one run, found by a variable in their environment, whoever started them.
-
-Owns roles and signals. What has a variable of its own cannot be confused with anybody else's process.
-"""
+"""The processes of one run, found by a variable in their environment, and signals to them."""
 
 import os
 import signal
@@ -42,7 +39,7 @@ class Actor:
             return
 
 
-class Cast:
+class Processes:
     """The processes that carry one run's tag."""
 
     def __init__(self, tag: str) -> None:
@@ -60,7 +57,7 @@ class Cast:
         """Return the living ones with these roles."""
         return [actor for actor in self.all() if actor.role in roles]
 
-    def strike(self, number: signal.Signals, *roles: Role) -> list[int]:
+    def send_signal(self, number: signal.Signals, *roles: Role) -> list[int]:
         """Send all of these roles a signal, parents first; returns whom."""
         struck = sorted(self.of(*roles), key=lambda actor: list(Role).index(actor.role))
         for actor in struck:
