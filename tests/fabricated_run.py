@@ -12,7 +12,12 @@ from typing import Any
 
 import pytest
 
-from storage.checkpoints.checkpoint import TensorGroup, checkpoint_prefix, commit_checkpoint, stage_checkpoint
+from storage.checkpoints.checkpoint import (
+    TensorGroup,
+    checkpoint_target,
+    commit_checkpoint,
+    stage_checkpoint,
+)
 from storage.checkpoints.tensor_record import TensorRecord
 from storage.checkpoints.trainer_document import TrainerDocument
 from storage.logs.entry_log import EntryLog
@@ -100,9 +105,7 @@ class FabricatedRun:
         weights = TensorRecord(name="w", dtype="U8", shape=(4,), data=memoryview(step.to_bytes(4, "little")))
         staged = stage_checkpoint(
             self.log.store,
-            run_id=self.log.run_id,
-            attempt=attempt,
-            prefix=checkpoint_prefix(self.log.prefix, step=step, attempt=attempt),
+            target=checkpoint_target(self.log.run_id, step=step, attempt=attempt),
             groups=(TensorGroup(name="weights", records=(weights,)),),
             trainer=TrainerDocument(version=1, step=step, cursor=step, learning_rate=0.1, versions={}, tensors=()),
         )

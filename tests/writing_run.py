@@ -10,7 +10,7 @@ from model.training.train_state import TrainState
 from storage.checkpoints.checkpoint import (
     StagedCheckpoint,
     TensorGroup,
-    checkpoint_prefix,
+    checkpoint_target,
     commit_checkpoint,
     stage_checkpoint,
 )
@@ -103,9 +103,7 @@ class WritingRun:
         groups: tuple[TensorGroup, ...] = (to_group("weights", state.named_tensors()),)
         return stage_checkpoint(
             self.log.store,
-            run_id=self.log.run_id,
-            attempt=attempt,
-            prefix=checkpoint_prefix(self.log.prefix, step=step, attempt=attempt),
+            target=checkpoint_target(self.log.run_id, step=step, attempt=attempt),
             groups=groups,
             trainer=trainer_document(step),
         )

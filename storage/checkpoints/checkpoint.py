@@ -5,13 +5,14 @@ is used only after manifest and every object hashed to what the log says. Refuse
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from storage.checkpoints.manifest import MANIFEST_VERSION, Manifest, ManifestObject, decode_manifest, encode_manifest
 from storage.checkpoints.shard_transfer import (
     Buffers,
+    Run,
     arriving,
     begin_reads,
     cut_shards,
@@ -28,7 +29,7 @@ from storage.checkpoints.trainer_document import TrainerDocument, decode_trainer
 from storage.errors import IntegrityError, NothingReadable, ObjectMissing
 from storage.logs.log_entry import Writer
 from storage.logs.run_entries import CheckpointCommitted, CheckpointQuarantined, CheckpointReference
-from storage.logs.run_log import RunLog
+from storage.logs.run_log import RunLog, run_prefix
 from storage.logs.run_state import RunState
 from storage.stores.document import sha256
 from storage.stores.object_store import ObjectStore, WrittenObject
@@ -50,8 +51,41 @@ class TensorGroup:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointTarget:
+    """Where a checkpoint is staged: its run, the attempt that writes it, and its folder."""
+
+    run_id: str
+    attempt: int
+    prefix: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UploadOptions:
+    """How shards are uploaded: their size, how many at once, and what each upload thread calls first."""
+
+    shard_bytes: int = DEFAULT_SHARD_BYTES
+    at_once: int = 1
+    thread_start: Callable[[], None] | None = None
+
+
+_DEFAULT_UPLOADS = UploadOptions()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OtherWriters:
+    """The other writers of a shared checkpoint: their number, the digest of the whole state, and what they wrote."""
+
+    count: int
+    digest: Callable[[], str]
+    written: Callable[[], tuple[ManifestObject, ...]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StagedCheckpoint:
-    """Payload and manifest are uploaded; readers ignore it until it is committed."""
+    """A checkpoint whose payload and manifest are uploaded; readers ignore it until it is committed.
+
+    It is also the trainer's message that staging is complete.
+    """
 
     step: int
     attempt: int
@@ -59,15 +93,6 @@ class StagedCheckpoint:
     manifest_sha256: str
     state_sha256: str
     bytes: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OtherWriters:
-    """What the first of several writers asks: the state's digest, of which it holds a part, and what they wrote."""
-
-    count: int
-    digest: Callable[[], str]
-    written: Callable[[], tuple[ManifestObject, ...]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,61 +105,58 @@ class LoadedCheckpoint:
     tensors: tuple[TensorRecord, ...]
 
 
-def checkpoint_prefix(run_prefix: str, *, step: int, attempt: int) -> str:
+def checkpoint_prefix(run_folder: str, *, step: int, attempt: int) -> str:
     """Return the folder of a checkpoint; the attempt in it keeps every writer in a folder of its own."""
-    return f"{run_prefix}/checkpoints/step-{step:08d}-attempt-{attempt:04d}"
+    return f"{run_folder}/checkpoints/step-{step:08d}-attempt-{attempt:04d}"
+
+
+def checkpoint_target(run_id: str, *, step: int, attempt: int) -> CheckpointTarget:
+    """Return where an attempt stages the checkpoint of a step."""
+    prefix = checkpoint_prefix(run_prefix(run_id), step=step, attempt=attempt)
+    return CheckpointTarget(run_id=run_id, attempt=attempt, prefix=prefix)
 
 
 def stage_share(
     store: ObjectStore,
-    *,
     prefix: str,
     groups: Sequence[TensorGroup],
+    *,
     writer: int,
     writers: int,
-    shard_bytes: int = DEFAULT_SHARD_BYTES,
-    uploads: int = 1,
-    thread_start: Callable[[], None] | None = None,
+    uploads: UploadOptions = _DEFAULT_UPLOADS,
 ) -> tuple[ManifestObject, ...]:
-    """Upload what one of several writers holds, `writer` counted from 0; whoever completes the checkpoint names it."""
-    shards = [named for group in groups for named in _named_shards(group, shard_bytes, writer, writers)]
-    with transfers(uploads, thread_start) as run:
-        writes = [(name, run(write_shard, store, f"{prefix}/{name}", shard)) for name, shard in shards]
+    """Upload the share of one of several writers, `writer` counted from 0; `stage_checkpoint` writes the manifest."""
+    with transfers(uploads.at_once, uploads.thread_start) as run:
+        writes = _begin_writes(run, store, prefix, _named_shards(groups, uploads.shard_bytes, writer, writers))
         return tuple(_object(name, written()) for name, written in writes)
 
 
 def stage_checkpoint(
     store: ObjectStore,
-    *,
-    run_id: str,
-    attempt: int,
-    prefix: str,
+    target: CheckpointTarget,
     groups: Sequence[TensorGroup],
     trainer: TrainerDocument,
-    shard_bytes: int = DEFAULT_SHARD_BYTES,
-    uploads: int = 1,
-    thread_start: Callable[[], None] | None = None,
+    *,
+    uploads: UploadOptions = _DEFAULT_UPLOADS,
     others: OtherWriters | None = None,
 ) -> StagedCheckpoint:
-    """Upload shards, `uploads` at a time, trainer document and, last, the manifest; returns what a commit names.
+    """Upload the shards, the trainer document and, last, the manifest.
 
-    `thread_start` is called first in each thread there is beside the caller's, such as to lower its priority. With
-    `others` this is the first of several writers, and the manifest waits for what they write.
+    With `others` this is the first of several writers, and the manifest waits for what they write.
     """
-    writers = 1 if others is None else others.count + 1
-    shards = [named for group in groups for named in _named_shards(group, shard_bytes, 0, writers)]
+    writers, prefix = 1 if others is None else others.count + 1, target.prefix
     records = [*(record for group in groups for record in group.records), *trainer.records()]
-    with transfers(uploads, thread_start) as run:
+    with transfers(uploads.at_once, uploads.thread_start) as run:
         digest = run(state_sha256, sorted(records, key=name_of)) if others is None else others.digest
-        writes = [(name, run(write_shard, store, f"{prefix}/{name}", shard)) for name, shard in shards]
+        writes = _begin_writes(run, store, prefix, _named_shards(groups, uploads.shard_bytes, 0, writers))
         document = [memoryview(encode_trainer_document(trainer))]
         writes.append((TRAINER, run(write_pieces, store, f"{prefix}/{TRAINER}", document)))
         objects, state_digest = tuple(_object(name, written()) for name, written in writes), digest()
     objects += () if others is None else others.written()
     manifest = Manifest(
         version=MANIFEST_VERSION,
-        run_id=run_id,
-        attempt=attempt,
+        run_id=target.run_id,
+        attempt=target.attempt,
         step=trainer.step,
         state_sha256=state_digest,
         objects=objects,
@@ -143,7 +165,7 @@ def stage_checkpoint(
     store.write(f"{prefix}/manifest.json", data)
     return StagedCheckpoint(
         step=trainer.step,
-        attempt=attempt,
+        attempt=target.attempt,
         prefix=prefix,
         manifest_sha256=sha256(data),
         state_sha256=state_digest,
@@ -305,12 +327,19 @@ def _object(name: str, written: WrittenObject) -> ManifestObject:
     return ManifestObject(name=name, bytes=written.bytes, sha256=written.sha256)
 
 
+def _begin_writes(
+    run: Run, store: ObjectStore, prefix: str, shards: Iterable[tuple[str, list[TensorRecord]]]
+) -> list[tuple[str, Callable[[], WrittenObject]]]:
+    return [(name, run(write_shard, store, f"{prefix}/{name}", shard)) for name, shard in shards]
+
+
 def _named_shards(
-    group: TensorGroup, shard_bytes: int, writer: int, writers: int
+    groups: Iterable[TensorGroup], shard_bytes: int, writer: int, writers: int
 ) -> Iterator[tuple[str, list[TensorRecord]]]:
-    if writers > 1 and not group.records:
-        return
-    part = f"{group.name}-writer-{writer + 1}-of-{writers}" if writers > 1 else group.name
-    shards = cut_shards(group.records, shard_bytes)
-    for number, shard in enumerate(shards, start=1):
-        yield f"{part}-{number:05d}-of-{len(shards):05d}.safetensors", shard
+    for group in groups:
+        if writers > 1 and not group.records:
+            continue
+        part = f"{group.name}-writer-{writer + 1}-of-{writers}" if writers > 1 else group.name
+        shards = cut_shards(group.records, shard_bytes)
+        for number, shard in enumerate(shards, start=1):
+            yield f"{part}-{number:05d}-of-{len(shards):05d}.safetensors", shard

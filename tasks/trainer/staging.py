@@ -18,9 +18,11 @@ import torch
 
 from model.training.train_state import NamedTensor
 from storage.checkpoints.checkpoint import (
+    CheckpointTarget,
     OtherWriters,
     StagedCheckpoint,
     TensorGroup,
+    UploadOptions,
     stage_checkpoint,
     stage_share,
 )
@@ -37,17 +39,15 @@ from tasks.trainer.tensor_exchange import to_group
 
 T = TypeVar("T")
 _SIGN_SECONDS = 2.0
-_TRANSFERS = 4
-"""Shards written at once: enough to keep a disk or a connection busy while others are hashed."""
+_UPLOADS = UploadOptions(at_once=4, thread_start=give_way)
+"""Four shards at once keep a disk or a connection busy while others are hashed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostCheckpoint:
     """A train state copied to the host, on its way to the store."""
 
-    run_id: str
-    attempt: int
-    prefix: str
+    target: CheckpointTarget
     tensors: tuple[NamedTensor, ...]
     document: TrainerDocument
 
@@ -152,24 +152,20 @@ class Staging:
     def _stage_share(self, checkpoint: HostCheckpoint, shared: SharedStaging) -> tuple[ManifestObject, ...]:
         return stage_share(
             self._store,
-            prefix=checkpoint.prefix,
-            groups=checkpoint.groups(),
+            checkpoint.target.prefix,
+            checkpoint.groups(),
             writer=shared.ranks.rank,
             writers=shared.ranks.size,
-            uploads=_TRANSFERS,
-            thread_start=give_way,
+            uploads=_UPLOADS,
         )
 
     def _stage(self, checkpoint: HostCheckpoint, others: OtherWriters | None) -> StagedCheckpoint:
         return stage_checkpoint(
             self._store,
-            run_id=checkpoint.run_id,
-            attempt=checkpoint.attempt,
-            prefix=checkpoint.prefix,
-            groups=checkpoint.groups(),
-            trainer=checkpoint.document,
-            uploads=_TRANSFERS,
-            thread_start=give_way,
+            checkpoint.target,
+            checkpoint.groups(),
+            checkpoint.document,
+            uploads=_UPLOADS,
             others=others,
         )
 

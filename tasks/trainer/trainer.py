@@ -26,7 +26,7 @@ from model.training.loss_history import BASELINE, find_spike
 from model.training.train_state import TrainState
 from model.training.training_loop import LoopOutcome, StepResult, train_until, usual_reading
 from model.training.weights import WEIGHT_PREFIX, load_weights
-from storage.checkpoints.checkpoint import StagedCheckpoint, checkpoint_prefix
+from storage.checkpoints.checkpoint import StagedCheckpoint, checkpoint_target
 from storage.checkpoints.trainer_document import TrainerDocument, small_tensor
 from storage.logs.run_log import run_prefix
 from storage.logs.step_log import StepLog, StepRecord
@@ -40,15 +40,7 @@ from tasks.trainer.shared_staging import SharedStaging
 from tasks.trainer.staging import HostCheckpoint, Reports, Staging
 from tasks.trainer.staging_buffer import StagingBuffer
 from tasks.trainer.tensor_exchange import to_group, to_tensors
-from tasks.trainer.trainer_protocol import (
-    Ready,
-    SegmentDone,
-    Staged,
-    StepDone,
-    TrainerSpec,
-    TrainUntil,
-    Waiting,
-)
+from tasks.trainer.trainer_protocol import Ready, SegmentDone, StepDone, TrainerSpec, TrainUntil, Waiting
 from tasks.trainer.training_data import TrainingData
 
 
@@ -131,9 +123,7 @@ class Trainer:
             tensors=tuple(small_tensor(record) for record in to_group("trainer", tensors).records),
         )
         checkpoint = HostCheckpoint(
-            run_id=self._order.run_id,
-            attempt=self._order.attempt,
-            prefix=checkpoint_prefix(self._prefix, step=document.step, attempt=self._order.attempt),
+            target=checkpoint_target(self._order.run_id, step=document.step, attempt=self._order.attempt),
             tensors=tensors,
             document=document,
         )
@@ -176,16 +166,7 @@ class Trainer:
         raise NonFiniteLoss(step=step, quantity=error.quantity, value=error.value, windows=drawn.tolist()) from error
 
     def _on_staged(self, staged: StagedCheckpoint) -> None:
-        self._line.send(
-            Staged(
-                step=staged.step,
-                attempt=staged.attempt,
-                prefix=staged.prefix,
-                manifest_sha256=staged.manifest_sha256,
-                state_sha256=staged.state_sha256,
-                bytes=staged.bytes,
-            )
-        )
+        self._line.send(staged)
 
     def _on_waiting(self, step: int, why: str, seconds: float) -> None:
         self._line.send(Waiting(step=step, why=why, seconds=seconds))

@@ -25,7 +25,6 @@ from tasks.trainer.trainer_protocol import (
     RankEnded,
     Ready,
     SegmentDone,
-    Staged,
     StepDone,
     TrainerSpec,
     TrainUntil,
@@ -176,15 +175,8 @@ class TrainerProcess:
             case SegmentDone():
                 self.segments.append(event)
                 self._watch.rest()
-            case Staged():
-                self._staged[event.step] = StagedCheckpoint(
-                    step=event.step,
-                    attempt=event.attempt,
-                    prefix=event.prefix,
-                    manifest_sha256=event.manifest_sha256,
-                    state_sha256=event.state_sha256,
-                    bytes=event.bytes,
-                )
+            case StagedCheckpoint():
+                self._staged[event.step] = event
             case Dying() if self.last_words is None:  # of several ranks the first says why
                 self.last_words = LastWords(
                     exception=event.exception,

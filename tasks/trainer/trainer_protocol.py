@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from model.configuration.data import DataConfig
 from model.configuration.network import ModelConfig
 from model.configuration.training import TrainingConfig
+from storage.checkpoints.checkpoint import StagedCheckpoint
 from storage.logs.run_entries import CheckpointReference
 from storage.logs.step_log import StepRecord
 from tasks.configuration.settings import DivergenceConfig
@@ -89,18 +90,6 @@ class SegmentDone:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Staged:
-    """Event: payload and manifest of this step are uploaded."""
-
-    step: int
-    attempt: int
-    prefix: str
-    manifest_sha256: str
-    state_sha256: str
-    bytes: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Waiting:
     """Event: the checkpoint of `step` is still on its way after `seconds`; `why` names a store that is away."""
 
@@ -130,14 +119,14 @@ class RankEnded:
 
 
 Command = TrainUntil | Finish
-Event = Ready | StepDone | SegmentDone | Staged | Waiting | Dying | RankEnded
+Event = Ready | StepDone | SegmentDone | StagedCheckpoint | Waiting | Dying | RankEnded
 _MESSAGES: dict[str, type] = {
     "train-until": TrainUntil,
     "finish": Finish,
     "ready": Ready,
     "step-done": StepDone,
     "segment-done": SegmentDone,
-    "staged": Staged,
+    "staged": StagedCheckpoint,
     "waiting": Waiting,
     "dying": Dying,
     "rank-ended": RankEnded,

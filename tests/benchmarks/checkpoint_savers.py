@@ -19,7 +19,7 @@ from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from model.training.train_state import TrainState
-from storage.checkpoints.checkpoint import StagedCheckpoint, checkpoint_prefix, commit_checkpoint
+from storage.checkpoints.checkpoint import StagedCheckpoint, checkpoint_prefix, checkpoint_target, commit_checkpoint
 from storage.checkpoints.trainer_document import TrainerDocument, small_tensor
 from storage.logs.run_entries import CheckpointReference
 from storage.logs.run_log import RunLog
@@ -126,8 +126,8 @@ class CairnSaver:
             versions={},
             tensors=tuple(small_tensor(record) for record in to_group("trainer", tensors).records),
         )
-        prefix = checkpoint_prefix(f"runs/{RUN}", step=self.step, attempt=1)
-        checkpoint = HostCheckpoint(run_id=RUN, attempt=1, prefix=prefix, tensors=tensors, document=document)
+        target = checkpoint_target(RUN, step=self.step, attempt=1)
+        checkpoint = HostCheckpoint(target=target, tensors=tensors, document=document)
         self.staging.begin(checkpoint, before=lambda: None)
 
     def commit(self) -> CheckpointReference:

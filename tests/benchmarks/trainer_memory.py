@@ -180,6 +180,7 @@ def train(case: MemoryCase, folder: Path) -> Measured:
 
 
 def _checkpoint(tensors: Any, cursor: int) -> Any:
+    from storage.checkpoints.checkpoint import checkpoint_target
     from storage.checkpoints.trainer_document import TrainerDocument, small_tensor
     from tasks.trainer.staging import HostCheckpoint
     from tasks.trainer.tensor_exchange import to_group
@@ -192,7 +193,8 @@ def _checkpoint(tensors: Any, cursor: int) -> Any:
         versions={},
         tensors=tuple(small_tensor(record) for record in to_group("trainer", tensors).records),
     )
-    return HostCheckpoint(run_id="r", attempt=1, prefix="runs/r/checkpoints/c", tensors=tensors, document=document)
+    target = checkpoint_target("r", step=STEPS_BEFORE, attempt=1)
+    return HostCheckpoint(target=target, tensors=tensors, document=document)
 
 
 def _resident(field: str) -> int:

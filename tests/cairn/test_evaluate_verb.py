@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from model.training.train_state import TrainState
-from storage.checkpoints.checkpoint import checkpoint_prefix, commit_checkpoint, stage_checkpoint
+from storage.checkpoints.checkpoint import checkpoint_target, commit_checkpoint, stage_checkpoint
 from storage.logs.entry_log import this_writer
 from storage.logs.run_log import RunLog
 from storage.stores.local_store import LocalStore
@@ -91,9 +91,7 @@ def train(folder: Path, config: RunConfig) -> None:
         state = TrainState.fresh(config.model, training, snapshot.manifest.vocab_size, torch.device("cpu"))
         staged = stage_checkpoint(
             store,
-            run_id="bard",
-            attempt=1,
-            prefix=checkpoint_prefix(log.prefix, step=step, attempt=1),
+            target=checkpoint_target("bard", step=step, attempt=1),
             groups=(to_group("weights", state.named_tensors()),),
             trainer=trainer_document(step),
         )

@@ -22,7 +22,13 @@ import tasks.evaluator.evaluation_run as evaluation_run
 from model.configuration.network import ModelConfig
 from reports.errors import RunNotFound
 from reports.queries.model_views import roll_back
-from storage.checkpoints.checkpoint import StagedCheckpoint, TensorGroup, checkpoint_prefix
+from storage.checkpoints.checkpoint import (
+    StagedCheckpoint,
+    TensorGroup,
+    UploadOptions,
+    checkpoint_prefix,
+    checkpoint_target,
+)
 from storage.errors import AppendUnknown, Fenced, IntegrityError, StorageError
 from storage.logs.heartbeat import Heartbeat, write_heartbeat
 from storage.logs.log_entry import Writer
@@ -169,12 +175,10 @@ def stage(process: Process, *, step: int, attempt: int) -> StagedCheckpoint:
     weights = (floats("a", step, 1, 2), floats("b", attempt, 3, 4))
     return checkpoint.stage_checkpoint(
         as_store(process.store),
-        run_id=RUN,
-        attempt=attempt,
-        prefix=checkpoint_prefix(PREFIX, step=step, attempt=attempt),
+        target=checkpoint_target(RUN, step=step, attempt=attempt),
         groups=(TensorGroup(name="weights", records=weights),),
         trainer=trainer_document(step),
-        shard_bytes=process.shard_bytes,
+        uploads=UploadOptions(shard_bytes=process.shard_bytes),
     )
 
 

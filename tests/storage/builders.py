@@ -12,7 +12,9 @@ import msgspec
 from storage.checkpoints.checkpoint import (
     StagedCheckpoint,
     TensorGroup,
+    UploadOptions,
     checkpoint_prefix,
+    checkpoint_target,
     commit_checkpoint,
     stage_checkpoint,
 )
@@ -121,15 +123,13 @@ def stage(store: ObjectStore, *, step: int, attempt: int, shard_bytes: int = 16)
     weights = (floats("a", step, 1, 2), floats("b", attempt, 3, 4))
     return stage_checkpoint(
         store,
-        run_id=RUN,
-        attempt=attempt,
-        prefix=checkpoint_prefix(f"runs/{RUN}", step=step, attempt=attempt),
+        target=checkpoint_target(RUN, step=step, attempt=attempt),
         groups=(
             TensorGroup(name="weights", records=weights),
             TensorGroup(name="optimizer", records=(floats("m", step),)),
         ),
         trainer=trainer_document(step),
-        shard_bytes=shard_bytes,
+        uploads=UploadOptions(shard_bytes=shard_bytes),
     )
 
 

@@ -6,7 +6,9 @@ from collections.abc import Callable
 import pytest
 
 from storage.checkpoints.checkpoint import (
+    CheckpointTarget,
     TensorGroup,
+    UploadOptions,
     load_checkpoint,
     newest_verified,
     stage_checkpoint,
@@ -190,12 +192,10 @@ def test_a_group_is_cut_into_shards_no_larger_than_asked_unless_one_tensor_is(sh
     records = tuple(floats(name, 1, 2, 3) for name in "abcd")
     stage_checkpoint(
         store,
-        run_id="r1",
-        attempt=1,
-        prefix="p",
+        target=CheckpointTarget(run_id="r1", attempt=1, prefix="p"),
         groups=(TensorGroup(name="weights", records=records),),
         trainer=trainer_document(5),
-        shard_bytes=shard_bytes,
+        uploads=UploadOptions(shard_bytes=shard_bytes),
     )
     keys = [key for key in store.keys("p") if key.endswith(".safetensors")]
     sizes = [sum(tensor.data.nbytes for tensor in parse_shard(store.read(key), where=key)) for key in keys]
@@ -213,9 +213,7 @@ def test_a_tensor_larger_than_a_chunk_survives_the_way_through_the_store(store: 
     record = TensorRecord(name="big", dtype="U8", shape=(len(data),), data=memoryview(data))
     stage_checkpoint(
         store,
-        run_id="r1",
-        attempt=1,
-        prefix="p",
+        target=CheckpointTarget(run_id="r1", attempt=1, prefix="p"),
         groups=(TensorGroup(name="weights", records=(record,)),),
         trainer=trainer_document(5),
     )
@@ -227,9 +225,7 @@ def test_a_group_without_tensors_is_still_a_checkpoint(store: ObjectStore) -> No
     empty = TensorRecord(name="none", dtype="F32", shape=(0, 4), data=memoryview(struct.pack("")))
     staged = stage_checkpoint(
         store,
-        run_id="r1",
-        attempt=1,
-        prefix="p",
+        target=CheckpointTarget(run_id="r1", attempt=1, prefix="p"),
         groups=(TensorGroup(name="weights", records=(empty,)), TensorGroup(name="optimizer", records=())),
         trainer=trainer_document(5),
     )

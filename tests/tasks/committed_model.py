@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from model.training.train_state import TrainState
-from storage.checkpoints.checkpoint import checkpoint_prefix, commit_checkpoint, stage_checkpoint
+from storage.checkpoints.checkpoint import checkpoint_target, commit_checkpoint, stage_checkpoint
 from storage.logs.log_entry import Writer
 from storage.logs.run_entries import (
     CheckpointReference,
@@ -94,9 +94,7 @@ def commit_model(store: ObjectStore, folder: Path, config: RunConfig, run_id: st
     state = _moved(TrainState.fresh(config.model, config.training, snapshot.manifest.vocab_size, torch.device("cpu")))
     staged = stage_checkpoint(
         store,
-        run_id=run_id,
-        attempt=1,
-        prefix=checkpoint_prefix(log.prefix, step=7, attempt=1),
+        target=checkpoint_target(run_id, step=7, attempt=1),
         groups=(to_group("weights", state.named_tensors()),),
         trainer=trainer_document(7),
     )

@@ -9,7 +9,7 @@ from model.configuration.data import DataConfig
 from model.configuration.network import ModelConfig
 from model.configuration.training import TrainingConfig
 from model.training.train_state import TrainState
-from storage.checkpoints.checkpoint import stage_checkpoint
+from storage.checkpoints.checkpoint import CheckpointTarget, stage_checkpoint
 from storage.logs.run_entries import CheckpointReference
 from storage.stores.memory_store import MemoryStore
 from tasks.data.snapshot_build import build_snapshot
@@ -33,7 +33,10 @@ def test_a_checkpoint_is_opened_with_the_masking_it_was_trained_with(tmp_path: P
     )
     groups = (to_group("weights", state.named_tensors()),)
     staged = stage_checkpoint(
-        store, run_id="r", attempt=1, prefix="runs/r/c", groups=groups, trainer=trainer_document(0)
+        store,
+        target=CheckpointTarget(run_id="r", attempt=1, prefix="runs/r/c"),
+        groups=groups,
+        trainer=trainer_document(0),
     )
     opened = open_model(
         store,

@@ -13,7 +13,7 @@ import torch
 from model.configuration.network import ModelConfig
 from model.configuration.training import TrainingConfig
 from model.training.train_state import NamedTensor, TrainState
-from storage.checkpoints.checkpoint import checkpoint_prefix, load_checkpoint
+from storage.checkpoints.checkpoint import checkpoint_target, load_checkpoint
 from storage.checkpoints.state_digest import state_sha256
 from storage.checkpoints.trainer_document import TrainerDocument, small_tensor
 from storage.logs.run_entries import CheckpointReference
@@ -49,9 +49,7 @@ def checkpoint(tensors: tuple[NamedTensor, ...], step: int) -> HostCheckpoint:
     document: TrainerDocument = trainer_document(step)
     small = tuple(small_tensor(record) for record in to_group("trainer", tensors).records)
     return HostCheckpoint(
-        run_id=RUN,
-        attempt=1,
-        prefix=checkpoint_prefix(f"runs/{RUN}", step=step, attempt=1),
+        target=checkpoint_target(RUN, step=step, attempt=1),
         tensors=tensors,
         document=TrainerDocument(
             version=1, step=step, cursor=0, learning_rate=0.0, versions=document.versions, tensors=small

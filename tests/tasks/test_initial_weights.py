@@ -13,6 +13,7 @@ import torch
 
 from model.data.tokenizer import Tokenizer
 from model.errors import InvalidInput
+from storage.checkpoints.checkpoint import StagedCheckpoint
 from storage.checkpoints.tensor_record import TensorRecord
 from storage.checkpoints.tensor_shard import parse_shard, shard_chunks
 from storage.errors import IntegrityError
@@ -25,7 +26,7 @@ from tasks.trainer.initial_weights import find_directory, keep_initial_weights, 
 from tasks.trainer.parent_channel import ParentChannel
 from tasks.trainer.tensor_exchange import to_tensors
 from tasks.trainer.trainer import Trainer
-from tasks.trainer.trainer_protocol import Event, Ready, Staged, TrainerSpec
+from tasks.trainer.trainer_protocol import Event, Ready, TrainerSpec
 from tests.tasks.committed_model import CommittedModel, commit_model, small_configuration
 
 
@@ -147,7 +148,7 @@ def test_killed_before_its_first_commit_it_begins_elsewhere_with_the_same_bits(
         trainer, line = train(store, model, sha256, tmp_path / place)
         trainer.train_segment(4)
         leave(trainer)
-        digests.append([event.state_sha256 for event in line.events if isinstance(event, Staged)])
+        digests.append([event.state_sha256 for event in line.events if isinstance(event, StagedCheckpoint)])
     assert len(digests[0]) == 1 and digests[0] == digests[1]
 
 

@@ -12,7 +12,14 @@ from model.configuration.network import ModelConfig
 from model.configuration.training import TrainingConfig
 from model.training.parallel import Ranks
 from model.training.train_state import NamedTensor, TrainState
-from storage.checkpoints.checkpoint import StagedCheckpoint, load_checkpoint, stage_checkpoint, stage_share
+from storage.checkpoints.checkpoint import (
+    CheckpointTarget,
+    StagedCheckpoint,
+    UploadOptions,
+    load_checkpoint,
+    stage_checkpoint,
+    stage_share,
+)
 from storage.checkpoints.trainer_document import TrainerDocument, small_tensor
 from storage.logs.run_entries import CheckpointReference
 from storage.stores.local_store import LocalStore
@@ -69,7 +76,11 @@ def document(tensors: tuple[NamedTensor, ...]) -> TrainerDocument:
 def stage_by_one(store: LocalStore, tensors: tuple[NamedTensor, ...]) -> StagedCheckpoint:
     groups = (to_group("weights", tensors), to_group("optimizer", tensors))
     return stage_checkpoint(
-        store, run_id="r", attempt=1, prefix=PREFIX, groups=groups, trainer=document(tensors), uploads=2
+        store,
+        target=CheckpointTarget(run_id="r", attempt=1, prefix=PREFIX),
+        groups=groups,
+        trainer=document(tensors),
+        uploads=UploadOptions(at_once=2),
     )
 
 
@@ -88,9 +99,7 @@ def stage_by_several(store: LocalStore, tensors: tuple[NamedTensor, ...]) -> Sta
     records = [record for group in (*groups, to_group("trainer", own)) for record in group.records]
     return stage_checkpoint(
         store,
-        run_id="r",
-        attempt=1,
-        prefix=PREFIX,
+        target=CheckpointTarget(run_id="r", attempt=1, prefix=PREFIX),
         groups=groups,
         trainer=document(own),
         others=first.others(0, lambda: first.digest(records)),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from model.training.train_state import NamedTensor
-from storage.checkpoints.checkpoint import StagedCheckpoint, checkpoint_prefix
+from storage.checkpoints.checkpoint import StagedCheckpoint, checkpoint_target
 from storage.errors import StoreRefused, StoreUnavailable
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import WrittenObject
@@ -46,9 +46,7 @@ class Heard:
 
 def host_checkpoint(step: int) -> HostCheckpoint:
     return HostCheckpoint(
-        run_id=RUN,
-        attempt=1,
-        prefix=checkpoint_prefix(f"runs/{RUN}", step=step, attempt=1),
+        target=checkpoint_target(RUN, step=step, attempt=1),
         tensors=(NamedTensor(name="a", group="weights", tensor=torch.tensor([float(step)])),),
         document=trainer_document(step),
     )

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from storage.checkpoints.checkpoint import StagedCheckpoint
 from storage.logs.step_log import StepRecord
 from tasks.errors import TaskError
 from tasks.trainer.trainer_protocol import (
@@ -16,7 +17,6 @@ from tasks.trainer.trainer_protocol import (
     Finish,
     Ready,
     SegmentDone,
-    Staged,
     StepDone,
     TrainUntil,
     Waiting,
@@ -43,7 +43,7 @@ MESSAGES: list[Command | Event] = [
     Ready(step=0, state_sha256=None, parameters=7, device="cpu"),
     StepDone(record=RECORD, tokens=8, gpu_seconds=0.1),
     SegmentDone(step=5, stopped=False, tokens=40, gpu_seconds=0.5),
-    Staged(step=5, attempt=1, prefix="p", manifest_sha256="m", state_sha256="s", bytes=9),
+    StagedCheckpoint(step=5, attempt=1, prefix="p", manifest_sha256="m", state_sha256="s", bytes=9),
     Waiting(step=5, why="503", seconds=1.0),
     Dying(exception="E", message="m", traceback=("t",), step=4, windows=(1, 2)),
 ]

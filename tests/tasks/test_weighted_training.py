@@ -10,12 +10,13 @@ from model.configuration.data import DataConfig
 from model.configuration.network import ModelConfig
 from model.configuration.training import TrainingConfig
 from model.data.token_windows import TokenWindows
+from storage.checkpoints.checkpoint import StagedCheckpoint
 from storage.logs.run_entries import CheckpointReference
 from storage.stores.local_store import LocalStore
 from tasks.configuration.settings import DivergenceConfig
 from tasks.data.snapshot_build import build_snapshot
 from tasks.trainer.trainer import Trainer
-from tasks.trainer.trainer_protocol import Event, Ready, Staged, StepDone, TrainerSpec
+from tasks.trainer.trainer_protocol import Event, Ready, StepDone, TrainerSpec
 
 BLOCK = 16
 SOURCES = ("a.txt", "b.txt", "c.txt")
@@ -65,8 +66,8 @@ class Scene:
         self.batches: list[list[int]] = []
 
     def train(
-        self, attempt: int, until: int, resume: Staged | None = None, quarantined: tuple[int, ...] = ()
-    ) -> tuple[Heard, Staged]:
+        self, attempt: int, until: int, resume: StagedCheckpoint | None = None, quarantined: tuple[int, ...] = ()
+    ) -> tuple[Heard, StagedCheckpoint]:
         """Train up to a step and stage it; what comes after the staging is lost with the process."""
         line = Heard()
         order = self.order(attempt, resume, quarantined)
@@ -75,11 +76,11 @@ class Scene:
         trainer.train_segment(until)
         trainer.finish()
         trainer._steps._file.close()  # what the end of its process does
-        staged = line.last(Staged)
-        assert isinstance(staged, Staged)
+        staged = line.last(StagedCheckpoint)
+        assert isinstance(staged, StagedCheckpoint)
         return line, staged
 
-    def order(self, attempt: int, resume: Staged | None, quarantined: tuple[int, ...]) -> TrainerSpec:
+    def order(self, attempt: int, resume: StagedCheckpoint | None, quarantined: tuple[int, ...]) -> TrainerSpec:
         return TrainerSpec(
             run_id=f"mixed-{attempt}",
             attempt=attempt,
@@ -102,7 +103,7 @@ class Scene:
         )
 
 
-def _reference(staged: Staged | None) -> CheckpointReference | None:
+def _reference(staged: StagedCheckpoint | None) -> CheckpointReference | None:
     if staged is None:
         return None
     return CheckpointReference(
