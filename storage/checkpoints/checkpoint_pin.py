@@ -1,13 +1,13 @@
 """Pins that keep a checkpoint's bytes while an evaluation, an attempt or an alias needs them.
 
-Pins and supersedes share the run log's sequence, so a pin that is committed cannot be too late.
+A pin and the entry that supersedes a checkpoint share one sequence, so a committed pin is never too late.
 """
 
 import uuid
 from functools import partial
 
 from storage.logs.log_entry import Writer
-from storage.logs.run_entries import CheckpointHeld, CheckpointReference, CheckpointReleased, Placement
+from storage.logs.run_entries import CheckpointPinned, CheckpointReference, CheckpointUnpinned, Placement
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import COMMITTED, RunState
 
@@ -19,9 +19,9 @@ def new_pin(
     alias: str | None = None,
     suite_sha256: str | None = None,
     during_attempt: int | None = None,
-) -> CheckpointHeld:
-    """Return a hold with an id of its own, for an alias or for an evaluation; it counts once it is appended."""
-    return CheckpointHeld(
+) -> CheckpointPinned:
+    """Return a pin with a new id, for an alias or for an evaluation; it counts once it is appended."""
+    return CheckpointPinned(
         step=reference.step,
         attempt=reference.attempt,
         prefix=reference.prefix,
@@ -34,26 +34,28 @@ def new_pin(
     )
 
 
-def pin_checkpoint(log: RunLog, hold: CheckpointHeld, *, writer: Writer) -> bool:
-    """Append the hold; False when the checkpoint is no longer committed or the attempt that asks is not the latest."""
-    state = log.append(partial(_unless_too_late, hold), writer=writer)
-    return any(held.hold_id == hold.hold_id for held in state.holds)
+def pin_checkpoint(log: RunLog, pin: CheckpointPinned, *, writer: Writer) -> bool:
+    """Append the pin; return False when the checkpoint is not committed or the pin's attempt is not the latest."""
+    state = log.append(partial(_unless_too_late, pin), writer=writer)
+    return _is_in_force(pin, state)
 
 
-def unpin_checkpoint(log: RunLog, hold: CheckpointHeld, why: str, *, writer: Writer) -> RunState:
-    """Append that the hold is over; one that is over already is left as it is."""
-    return log.append(partial(unpin_entry, hold, why), writer=writer)
+def unpin_checkpoint(log: RunLog, pin: CheckpointPinned, why: str, *, writer: Writer) -> RunState:
+    """Append that the pin is over, unless it is over already."""
+    return log.append(partial(unpin_entry, pin, why), writer=writer)
 
 
-def unpin_entry(hold: CheckpointHeld, why: str, state: RunState) -> CheckpointReleased | None:
-    """Decide the entry that ends the hold: None where it is over already."""
-    if not any(held.hold_id == hold.hold_id for held in state.holds):
-        return None
-    return CheckpointReleased(hold_id=hold.hold_id, prefix=hold.prefix, why=why)
+def unpin_entry(pin: CheckpointPinned, why: str, state: RunState) -> CheckpointUnpinned | None:
+    """Return the entry that ends the pin, or None when it is over already."""
+    return CheckpointUnpinned(hold_id=pin.hold_id, prefix=pin.prefix, why=why) if _is_in_force(pin, state) else None
 
 
-def _unless_too_late(hold: CheckpointHeld, state: RunState) -> CheckpointHeld | None:
-    record = state.find(hold.prefix)
-    late = hold.during_attempt is not None and hold.during_attempt != state.latest_attempt
-    taken = any(held.hold_id == hold.hold_id for held in state.holds)
-    return None if record is None or record.state != COMMITTED or late or taken else hold
+def _unless_too_late(pin: CheckpointPinned, state: RunState) -> CheckpointPinned | None:
+    record = state.find(pin.prefix)
+    is_late = pin.during_attempt is not None and pin.during_attempt != state.latest_attempt
+    is_committed = record is not None and record.state == COMMITTED
+    return pin if is_committed and not is_late and not _is_in_force(pin, state) else None
+
+
+def _is_in_force(pin: CheckpointPinned, state: RunState) -> bool:
+    return any(other.hold_id == pin.hold_id for other in state.pins)

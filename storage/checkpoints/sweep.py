@@ -16,15 +16,15 @@ from storage.logs.log_entry import Writer
 from storage.logs.run_entries import (
     CheckpointCommitted,
     CheckpointDeleted,
-    CheckpointHeld,
+    CheckpointPinned,
     CheckpointSuperseded,
 )
 from storage.logs.run_log import RunLog, imagined_entry
 from storage.logs.run_state import COMMITTED, DELETED, QUARANTINED, SUPERSEDED, CheckpointRecord, RunState, fold
 from storage.stores.object_store import ObjectStore, UnfinishedWrite
 
-KEEP, SUPERSEDE, DELETE, RELEASE, DISCARD = "keep", "supersede", "delete", "release", "discard"
-CHECKPOINT, STAGED, UNFINISHED, HOLD = "checkpoint", "staged", "unfinished", "hold"
+KEEP, SUPERSEDE, DELETE, UNPIN, DISCARD = "keep", "supersede", "delete", "release", "discard"
+CHECKPOINT, STAGED, UNFINISHED, PIN = "checkpoint", "staged", "unfinished", "hold"
 STALE_SECONDS = 86_400.0
 """By the store's own clock: an unfinished write this old that no attempt can still need is nobody's any more."""
 _FOLDER = re.compile(r"step-(\d+)-attempt-(\d+)\Z")
@@ -32,7 +32,7 @@ _FOLDER = re.compile(r"step-(\d+)-attempt-(\d+)\Z")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """What becomes of one thing, and why; `key` is a checkpoint's folder or a hold's id."""
+    """What becomes of one thing, and why; `key` is a checkpoint's folder or a pin's id."""
 
     key: str
     is_over: bool
@@ -41,9 +41,9 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepPlan:
-    """The verdicts on one state: every hold, every checkpoint whose bytes are promised, every other folder."""
+    """The verdicts on one state: every pin, every checkpoint whose bytes are promised, every other folder."""
 
-    holds: tuple[Verdict, ...]
+    pins: tuple[Verdict, ...]
     checkpoints: tuple[Verdict, ...]
     staged: tuple[Verdict, ...]
 
@@ -82,7 +82,7 @@ def parse_checkpoint_folder(prefix: str) -> tuple[int, int] | None:
 
 
 def sweep(log: RunLog, plan: Plan, *, writer: Writer, dry_run: bool = False) -> SweepReport:
-    """Release holds that are over, supersede, delete, discard; with `dry_run` only say so.
+    """Unpin what is no longer needed, supersede, delete, discard; with `dry_run` only say so.
 
     The writer belongs to no attempt: a sweep is nobody's epoch. Whatever a killed sweep left undone, the next one does.
     Raises `StoreUnavailable` or `AppendUnknown` with everything consistent, `IntegrityError` where the log is broken.
@@ -104,7 +104,7 @@ class _Sweep:
         folders = self._store.folders(self._folder)  # before the log: a commit after it is no orphan
         unfinished = self._store.unfinished(self._log.prefix)
         self._state = self._log.refresh()
-        self._release_holds()
+        self._unpin()
         self._supersede()
         self._delete_superseded()
         self._delete_staged(folders)
@@ -112,13 +112,13 @@ class _Sweep:
         freed = sum(item.bytes for item in self._items if item.action in (DELETE, DISCARD))
         return SweepReport(run_id=self._log.run_id, dry_run=self._dry_run, items=tuple(self._items), freed_bytes=freed)
 
-    def _release_holds(self) -> None:
-        holds = {hold.hold_id: hold for hold in self._state.holds}
-        for verdict in self._plan(self._state, ()).holds:
-            hold = holds[verdict.key]
+    def _unpin(self) -> None:
+        pins = {pin.hold_id: pin for pin in self._state.pins}
+        for verdict in self._plan(self._state, ()).pins:
+            pin = pins[verdict.key]
             if verdict.is_over:
-                self._append(partial(unpin_entry, hold, verdict.why))
-            self._note(HOLD, hold.prefix, RELEASE if verdict.is_over else KEEP, verdict.why, held=hold)
+                self._append(partial(unpin_entry, pin, verdict.why))
+            self._note(PIN, pin.prefix, UNPIN if verdict.is_over else KEEP, verdict.why, pin=pin)
 
     def _supersede(self) -> None:
         for verdict in self._plan(self._state, ()).checkpoints:
@@ -225,9 +225,9 @@ class _Sweep:
         return self._record(prefix)
 
     def _note(
-        self, kind: str, key: str, action: str, why: str, *, size: int = 0, held: CheckpointHeld | None = None
+        self, kind: str, key: str, action: str, why: str, *, size: int = 0, pin: CheckpointPinned | None = None
     ) -> None:
-        named = (held.step, held.attempt) if held else parse_checkpoint_folder(self._checkpoint_folder(f"{key}/") or "")
+        named = (pin.step, pin.attempt) if pin else parse_checkpoint_folder(self._checkpoint_folder(f"{key}/") or "")
         step, attempt = named or (None, None)
         item = SweepItem(kind=kind, key=key, step=step, attempt=attempt, action=action, why=why, bytes=size)
         self._items.append(item)

@@ -13,7 +13,7 @@ from storage.logs.run_state import RunState
 from storage.stores.document import decode, encode, sha256
 from storage.stores.object_store import ObjectStore
 
-FOLD_VERSION = 1
+FOLD_VERSION = 2
 FOLD_EVERY_ENTRIES = 128
 
 

@@ -24,7 +24,7 @@ class RegistryState:
 
     champions: tuple[tuple[datetime, Promoted], ...] = ()
     history: tuple[tuple[datetime, ModelDecision], ...] = ()
-    decided_holds: frozenset[str] = frozenset()
+    decided_pins: frozenset[str] = frozenset()
 
     @property
     def champion(self) -> Promoted | None:
@@ -85,10 +85,10 @@ def _after(state: RegistryState, at: datetime, body: object) -> RegistryState:
         case Refused():
             champions, decided = state.champions, _decided(state, body)
         case RolledBack():
-            champions, decided = _back_at(state.champions, body.manifest_sha256), state.decided_holds
+            champions, decided = _back_at(state.champions, body.manifest_sha256), state.decided_pins
         case _:
             return state
-    return replace(state, champions=champions, history=(*state.history, (at, body)), decided_holds=decided)
+    return replace(state, champions=champions, history=(*state.history, (at, body)), decided_pins=decided)
 
 
 def _back_at(
@@ -102,4 +102,4 @@ def _back_at(
 
 
 def _decided(state: RegistryState, body: Promoted | Refused) -> frozenset[str]:
-    return state.decided_holds | {body.hold_id} if body.hold_id else state.decided_holds
+    return state.decided_pins | {body.hold_id} if body.hold_id else state.decided_pins

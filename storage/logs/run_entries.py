@@ -198,7 +198,7 @@ class CheckpointQuarantined:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CheckpointHeld:
+class CheckpointPinned:
     """Somebody needs these bytes: an evaluation that reads them, or an alias about to point at them.
 
     A hold and a superseding compete for one sequence, so there is no moment between looking and deleting. An
@@ -225,7 +225,7 @@ class CheckpointHeld:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CheckpointReleased:
+class CheckpointUnpinned:
     """A hold is over, and how that is known."""
 
     hold_id: str
@@ -288,8 +288,8 @@ RUN_KINDS: Mapping[str, type] = {
     "evaluation-failed": EvaluationFailed,
     "data-quarantined": DataQuarantined,
     "checkpoint-quarantined": CheckpointQuarantined,
-    "checkpoint-held": CheckpointHeld,
-    "checkpoint-released": CheckpointReleased,
+    "checkpoint-held": CheckpointPinned,
+    "checkpoint-released": CheckpointUnpinned,
     "checkpoint-superseded": CheckpointSuperseded,
     "checkpoint-deleted": CheckpointDeleted,
     "run-finished": RunFinished,

@@ -14,11 +14,11 @@ from storage.logs.run_entries import (
     AttemptStarted,
     CheckpointCommitted,
     CheckpointDeleted,
-    CheckpointHeld,
+    CheckpointPinned,
     CheckpointQuarantined,
     CheckpointReference,
-    CheckpointReleased,
     CheckpointSuperseded,
+    CheckpointUnpinned,
     DataQuarantined,
     EvaluationFailed,
     EvaluationRecorded,
@@ -76,7 +76,7 @@ class RunState:
     checkpoints: tuple[CheckpointRecord, ...] = ()
     evaluations: tuple[EvaluationRecorded, ...] = ()
     failed_evaluations: tuple[EvaluationFailed, ...] = ()
-    holds: tuple[CheckpointHeld, ...] = ()
+    pins: tuple[CheckpointPinned, ...] = ()
     quarantines: tuple[DataQuarantined, ...] = ()
     finished: RunFinished | None = None
     refused: tuple[RefusedEntry, ...] = ()
@@ -138,12 +138,12 @@ class RunState:
         return next((record for record in reversed(self.checkpoints) if record.committed.prefix == prefix), None)
 
     def is_needed(self, prefix: str) -> bool:
-        """Whether superseding this checkpoint is refused: held, resumed from, or without a newer one to resume from."""
+        """Whether superseding is refused: it is pinned, resumed from, or no newer one could be resumed from."""
         record, owner = self.find(prefix), self.open_attempt
         resumed = owner.started.resumed_from if owner else None
         return (
             record is None
-            or any(hold.prefix == prefix for hold in self.holds)
+            or any(pin.prefix == prefix for pin in self.pins)
             or (resumed is not None and resumed.prefix == prefix)
             or all(record.committed.step >= newer.committed.step for newer in self.readable)
         )
@@ -179,10 +179,10 @@ def _after(state: RunState, entry: Entry) -> RunState:
         case DataQuarantined():
             return replace(state, quarantines=(*state.quarantines, body))
         case EvaluationRecorded():
-            return replace(state, evaluations=(*state.evaluations, body), holds=_evaluated(state.holds, body))
+            return replace(state, evaluations=(*state.evaluations, body), pins=_evaluated(state.pins, body))
         case EvaluationFailed():
             failed = (*state.failed_evaluations, body)
-            return replace(state, failed_evaluations=failed, holds=_evaluated(state.holds, body))
+            return replace(state, failed_evaluations=failed, pins=_evaluated(state.pins, body))
         case _:
             return _after_checkpoint_entry(state, entry)
 
@@ -199,10 +199,10 @@ def _after_checkpoint_entry(state: RunState, entry: Entry) -> RunState:
             return _moved(state, entry, body, {COMMITTED, QUARANTINED}, SUPERSEDED, body.why)
         case CheckpointDeleted():
             return _moved(state, entry, body, {SUPERSEDED}, DELETED, "")
-        case CheckpointHeld():
-            return _held(state, entry, body)
-        case CheckpointReleased():
-            return replace(state, holds=tuple(hold for hold in state.holds if hold.hold_id != body.hold_id))
+        case CheckpointPinned():
+            return _pinned(state, entry, body)
+        case CheckpointUnpinned():
+            return replace(state, pins=tuple(pin for pin in state.pins if pin.hold_id != body.hold_id))
         case _:
             return state
 
@@ -216,8 +216,8 @@ def _started(state: RunState, entry: Entry, body: AttemptStarted) -> RunState:
     if body.attempt != state.latest_attempt + 1 or state.open_attempt is not None:
         return _refused(state, entry)
     started = AttemptRecord(started=body, started_at=entry.at)
-    holds = tuple(hold for hold in state.holds if hold.during_attempt is None)
-    return replace(state, attempts=(*state.attempts, started), holds=holds)
+    pins = tuple(pin for pin in state.pins if pin.during_attempt is None)
+    return replace(state, attempts=(*state.attempts, started), pins=pins)
 
 
 def _committed(state: RunState, entry: Entry, body: CheckpointCommitted) -> RunState:
@@ -237,19 +237,19 @@ def _ended(state: RunState, entry: Entry, body: AttemptEnded) -> RunState:
     return replace(state, attempts=(*state.attempts[:-1], replace(owner, ended=body, ended_at=entry.at)))
 
 
-def _held(state: RunState, entry: Entry, body: CheckpointHeld) -> RunState:
+def _pinned(state: RunState, entry: Entry, body: CheckpointPinned) -> RunState:
     record = state.find(body.prefix)
     late = body.during_attempt is not None and body.during_attempt != state.latest_attempt
     if record is None or record.state != COMMITTED or record.committed.manifest_sha256 != body.manifest_sha256 or late:
         return _refused(state, entry)
-    return replace(state, holds=(*state.holds, body))
+    return replace(state, pins=(*state.pins, body))
 
 
 def _evaluated(
-    holds: tuple[CheckpointHeld, ...], body: EvaluationRecorded | EvaluationFailed
-) -> tuple[CheckpointHeld, ...]:
-    """End the hold this outcome names: another evaluator of the same weights may still be reading them."""
-    return tuple(hold for hold in holds if body.hold_id is None or hold.hold_id != body.hold_id)
+    pins: tuple[CheckpointPinned, ...], body: EvaluationRecorded | EvaluationFailed
+) -> tuple[CheckpointPinned, ...]:
+    """End only the pin this outcome names: another evaluator of the same weights may still read them."""
+    return tuple(pin for pin in pins if body.hold_id is None or pin.hold_id != body.hold_id)
 
 
 def _moved(

@@ -12,7 +12,7 @@ from storage.errors import IntegrityError
 from storage.logs.entry_log import this_writer
 from storage.logs.registry import Registry, RegistryState, list_aliases
 from storage.logs.registry_entries import Refused
-from storage.logs.run_entries import CheckpointHeld, Placement
+from storage.logs.run_entries import CheckpointPinned, Placement
 from storage.logs.run_log import RunLog
 from tasks.configuration.settings import CheckpointConfig
 from tasks.machine.placement import is_known_dead
@@ -32,19 +32,19 @@ def sweep_run(
     Raises `IntegrityError`, with nothing superseded or deleted, where a registry cannot be read: an alias might need
     anything.
     """
-    holds = log.refresh().holds
+    holds = log.refresh().pins
     dead = tuple(hold for hold in holds if is_dead(hold.holder))
     aliases = sorted({*list_aliases(log.store), *(hold.alias for hold in holds if hold.alias)})
     terms = RetentionTerms(
         policy=policy,
         suite_sha256=suite_sha256,
         aliases=tuple(_reach(log, alias, () if dry_run else dead) for alias in aliases),
-        dead_holds=frozenset(hold.hold_id for hold in dead),
+        dead_pins=frozenset(hold.hold_id for hold in dead),
     )
     return sweep(log, partial(plan_retention, terms), writer=this_writer(), dry_run=dry_run)
 
 
-def _reach(log: RunLog, alias: str, dead: Iterable[CheckpointHeld]) -> AliasReach:
+def _reach(log: RunLog, alias: str, dead: Iterable[CheckpointPinned]) -> AliasReach:
     registry = Registry(log.store, alias)
     try:
         state = registry.refresh()
@@ -58,13 +58,13 @@ def _reach(log: RunLog, alias: str, dead: Iterable[CheckpointHeld]) -> AliasReac
     return AliasReach(
         alias=alias,
         reached=frozenset(promoted.manifest_sha256 for _, promoted in state.champions),
-        decided_holds=state.decided_holds,
+        decided_pins=state.decided_pins,
     )
 
 
-def _abandoned(run_id: str, hold: CheckpointHeld, state: RegistryState) -> Refused | None:
+def _abandoned(run_id: str, hold: CheckpointPinned, state: RegistryState) -> Refused | None:
     """Decide for an offerer that died: its last request may still be on its way, and now comes too late."""
-    if hold.hold_id in state.decided_holds:
+    if hold.hold_id in state.decided_pins:
         return None
     return Refused(
         alias=hold.alias or "",

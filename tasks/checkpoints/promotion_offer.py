@@ -13,7 +13,7 @@ from storage.checkpoints.checkpoint_pin import new_pin, pin_checkpoint, unpin_ch
 from storage.logs.entry_log import this_writer
 from storage.logs.registry import Registry, RegistryState
 from storage.logs.registry_entries import Promoted, Refused
-from storage.logs.run_entries import CheckpointHeld, EvaluationRecorded
+from storage.logs.run_entries import CheckpointPinned, EvaluationRecorded
 from storage.logs.run_log import RunLog
 from storage.stores.object_store import ObjectStore
 from tasks.errors import GateRefused
@@ -75,7 +75,7 @@ def _measured_alike(
     return next((item for item in known if (item.suite_sha256, item.data_snapshot) == wanted), None)
 
 
-def _settle(log: RunLog, state: RegistryState, candidate: Candidate, hold: CheckpointHeld) -> RegistryState:
+def _settle(log: RunLog, state: RegistryState, candidate: Candidate, hold: CheckpointPinned) -> RegistryState:
     if any(promoted.hold_id == hold.hold_id for _, promoted in state.champions):
         return state
     unpin_checkpoint(log, hold, "the registry did not take it", writer=this_writer())

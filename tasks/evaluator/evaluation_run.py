@@ -16,7 +16,7 @@ import msgspec
 
 from storage.checkpoints.checkpoint_pin import new_pin, pin_checkpoint, unpin_entry
 from storage.logs.entry_log import this_writer, utc_now
-from storage.logs.run_entries import CheckpointReference, CheckpointReleased, EvaluationFailed, EvaluationRecorded
+from storage.logs.run_entries import CheckpointReference, CheckpointUnpinned, EvaluationFailed, EvaluationRecorded
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import COMMITTED, RunState
 from tasks.configuration.settings import BudgetConfig
@@ -81,7 +81,7 @@ def pin_for_evaluation(
     """
     suite_sha256, holder = plan.suite.sha256, this_placement(device=plan.device, threads=plan.threads)
     asked = (reference.prefix, suite_sha256, during_attempt, holder)
-    for held in log.refresh().holds:
+    for held in log.refresh().pins:
         if (held.prefix, held.suite_sha256, held.during_attempt, held.holder) == asked:
             return held.hold_id
     hold = new_pin(reference, holder, suite_sha256=suite_sha256, during_attempt=during_attempt)
@@ -173,14 +173,14 @@ def _measured(
 
 def _unless_recorded(
     body: EvaluationRecorded | EvaluationFailed, trial: _Trial, state: RunState
-) -> EvaluationRecorded | EvaluationFailed | CheckpointReleased | None:
+) -> EvaluationRecorded | EvaluationFailed | CheckpointUnpinned | None:
     record = state.find(trial.reference.prefix)
     if isinstance(body, EvaluationFailed) and (record is None or record.state != COMMITTED):
         return None  # its hold had ended and the bytes went: no fault of the evaluator
     if body in state.evaluations or body in state.failed_evaluations:
         return None
     if isinstance(body, EvaluationRecorded) and trial.known(state) is not None:
-        held = next((hold for hold in state.holds if hold.hold_id == body.hold_id), None)
+        held = next((hold for hold in state.pins if hold.hold_id == body.hold_id), None)
         return unpin_entry(held, "another evaluator was sooner: one outcome is enough", state) if held else None
     return body
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from storage.checkpoints.sweep import SweepPlan, Verdict, parse_checkpoint_folder
-from storage.logs.run_entries import CheckpointHeld
+from storage.logs.run_entries import CheckpointPinned
 from storage.logs.run_state import COMMITTED, DELETED, QUARANTINED, CheckpointRecord, RunState
 from tasks.configuration.settings import CheckpointConfig
 from tasks.policy.early_stop import find_stop, outstanding, stop_terms
@@ -24,21 +24,21 @@ class AliasReach:
 
     alias: str
     reached: frozenset[str]
-    decided_holds: frozenset[str]
+    decided_pins: frozenset[str]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RetentionTerms:
     """What a plan goes by beside the run's state.
 
-    `dead_holds` names the holds whose holder was known dead before any registry was read: only then does a registry
+    `dead_pins` names the holds whose holder was known dead before any registry was read: only then does a registry
     without a decision prove that none will follow.
     """
 
     policy: CheckpointConfig
     suite_sha256: str
     aliases: tuple[AliasReach, ...] = ()
-    dead_holds: frozenset[str] = frozenset()
+    dead_pins: frozenset[str] = frozenset()
 
 
 def plan_retention(terms: RetentionTerms, state: RunState, folders: Sequence[str]) -> SweepPlan:
@@ -50,7 +50,7 @@ def plan_retention(terms: RetentionTerms, state: RunState, folders: Sequence[str
     standing = _standing(terms, state)
     kept = [record for record in state.checkpoints if record.state in (COMMITTED, QUARANTINED)]
     return SweepPlan(
-        holds=tuple(_judge_hold(terms, hold) for hold in state.holds),
+        pins=tuple(_judge_pin(terms, hold) for hold in state.pins),
         checkpoints=tuple(_judge_checkpoint(terms, standing, record) for record in kept),
         staged=tuple(_judge_folders(state, folders)),
     )
@@ -64,7 +64,7 @@ class _Standing:
     newest: frozenset[str]
     losses: dict[str, float]
     best: frozenset[str]
-    holds: tuple[CheckpointHeld, ...]
+    pins: tuple[CheckpointPinned, ...]
     resumed: str | None
     owner: int
     stop_step: int | None
@@ -91,7 +91,7 @@ def _standing(terms: RetentionTerms, state: RunState) -> _Standing:
         newest=frozenset(record.committed.prefix for record in readable[: terms.policy.keep_last]),
         losses=losses,
         best=frozenset(committed.prefix for committed in ranked[: terms.policy.keep_best]),
-        holds=state.holds,
+        pins=state.pins,
         resumed=resumed.prefix if resumed else None,
         owner=state.latest_attempt,
         stop_step=stop.step if stop else None,
@@ -144,7 +144,7 @@ def _needed(terms: RetentionTerms, standing: _Standing, record: CheckpointRecord
     committed = record.committed
     reaching = [facts.alias for facts in terms.aliases if committed.manifest_sha256 in facts.reached]
     yield from (f"alias {alias}" for alias in reaching)
-    for hold in standing.holds:
+    for hold in standing.pins:
         if hold.prefix == committed.prefix and hold.alias not in reaching:
             yield f"held {_for(hold)} on host {hold.holder.host} (pid {hold.holder.pid})"
     if committed.step == standing.stop_step:
@@ -173,14 +173,14 @@ def _newer(standing: _Standing, step: int) -> int:
     return len(standing.readable_steps) - bisect_right(standing.readable_steps, step)
 
 
-def _judge_hold(terms: RetentionTerms, hold: CheckpointHeld) -> Verdict:
+def _judge_pin(terms: RetentionTerms, hold: CheckpointPinned) -> Verdict:
     holder = f"its holder on host {hold.holder.host} (pid {hold.holder.pid})"
-    is_dead = hold.hold_id in terms.dead_holds
+    is_dead = hold.hold_id in terms.dead_pins
     if hold.alias is None:
         why = f"{holder} {'has died' if is_dead else 'may still read it'}"
         return Verdict(key=hold.hold_id, is_over=is_dead, why=f"{_for(hold)}: {why}")
     facts = next((facts for facts in terms.aliases if facts.alias == hold.alias), None)
-    is_decided = facts is not None and hold.hold_id in facts.decided_holds
+    is_decided = facts is not None and hold.hold_id in facts.decided_pins
     if facts is not None and is_decided:
         is_over = hold.manifest_sha256 not in facts.reached
         why = "has decided, and does not point there" if is_over else "points at it, or a rollback could take it there"
@@ -190,7 +190,7 @@ def _judge_hold(terms: RetentionTerms, hold: CheckpointHeld) -> Verdict:
     return Verdict(key=hold.hold_id, is_over=is_over, why=f"alias {hold.alias} {why}")
 
 
-def _for(hold: CheckpointHeld) -> str:
+def _for(hold: CheckpointPinned) -> str:
     return "by an evaluation" if hold.alias is None else f"for alias {hold.alias}"
 
 

@@ -128,7 +128,7 @@ def test_evaluators_of_ones_own_that_hang_crash_and_lie_touch_nothing(
     assert "printed nonsense" in details["nonsense"]
     [own] = [item for item in state.evaluations if item.suite == "slow-once"]
     assert (own.step, own.metrics) == (STEPS, {"files": 6.0})
-    assert state.holds == () or {hold.alias for hold in state.holds} == {"champion"}
+    assert state.pins == () or {hold.alias for hold in state.pins} == {"champion"}
     assert list((tmp_path / "cache" / "evaluations").iterdir()) == []
     assert RunLog(command.store, "bard").refresh().finished is not None
 

@@ -74,7 +74,7 @@ def _require_readers_agree(store: ObjectStore, told: RawRun) -> None:
     require(readable == told.readable, "nothing uncommitted is visible", f"{readable} is not {told.readable}")
     states = {record.committed.prefix: record.state for record in state.checkpoints}
     require(states == told.status, "readers agree", f"{states} is not {told.status}")
-    holds = {hold.hold_id for hold in state.holds}
+    holds = {hold.hold_id for hold in state.pins}
     require(holds == told.holds.keys(), "readers agree", f"holds {holds} are not {told.holds.keys()}")
     for folder, stack in tell_aliases(store).items():
         champion = Registry(store, folder.split("/")[1]).refresh().champion

@@ -158,13 +158,13 @@ def fold_cache_trusted(patch: pytest.MonkeyPatch) -> None:
 
 def holds_of_the_living_released(patch: pytest.MonkeyPatch) -> None:
     """A sweep takes an undecided hold for a forgotten one."""
-    judge = retention._judge_hold
+    judge = retention._judge_pin
 
     def judge_as_dead(terms: retention.RetentionTerms, hold: Any) -> Verdict:
-        decided = any(hold.hold_id in facts.decided_holds for facts in terms.aliases)
+        decided = any(hold.hold_id in facts.decided_pins for facts in terms.aliases)
         return judge(terms, hold) if decided else Verdict(key=hold.hold_id, is_over=True, why="mutant")
 
-    patch.setattr(retention, "_judge_hold", judge_as_dead)
+    patch.setattr(retention, "_judge_pin", judge_as_dead)
 
 
 def claim_on_an_old_look(patch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,7 @@ def halve(data: bytes) -> bytes:
 
 
 def foretell(data: bytes) -> bytes:
-    return data.replace(b'"version": 1', b'"version": 2', 1)
+    return data.replace(b'"version": 2', b'"version": 3', 1)
 
 
 def garble(data: bytes) -> bytes:

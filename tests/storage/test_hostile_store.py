@@ -204,4 +204,4 @@ def give_up_all(state: RunState, folders: object) -> SweepPlan:
         for record in state.checkpoints
         if record.state in ("committed", "quarantined")
     )
-    return SweepPlan(holds=(), checkpoints=verdicts, staged=())
+    return SweepPlan(pins=(), checkpoints=verdicts, staged=())

@@ -19,7 +19,7 @@ from storage.errors import IntegrityError, StorageError
 from storage.logs.entry_log import EntryLog
 from storage.logs.registry import Registry
 from storage.logs.registry_entries import MODEL_KINDS, Promoted, RolledBack
-from storage.logs.run_entries import CheckpointHeld, CheckpointQuarantined, CheckpointReference, Placement
+from storage.logs.run_entries import CheckpointPinned, CheckpointQuarantined, CheckpointReference, Placement
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
 from storage.stores.local_store import LocalStore
@@ -81,7 +81,7 @@ def hold(log: RunLog, step: int, hold_id: str, *, pid: int = 1, alias: str | Non
     assert record is not None
     of, here = record.committed.reference, started(1).placement
     holder = Placement(**{name: getattr(here, name) for name in here.__slots__} | {"pid": pid})
-    body = CheckpointHeld(
+    body = CheckpointPinned(
         step=of.step,
         attempt=of.attempt,
         prefix=of.prefix,
@@ -367,14 +367,14 @@ def test_a_sweep_that_fails_anywhere_and_is_run_again_ends_where_one_that_did_no
     everything_at_once(base)
     whole = copied(base)
     swept(whole)
-    expected = (states(run_log(whole).refresh()), whole.keys(CHECKPOINTS), len(run_log(whole).refresh().holds))
+    expected = (states(run_log(whole).refresh()), whole.keys(CHECKPOINTS), len(run_log(whole).refresh().pins))
     number = 0
     for survivor, faulty in cases(base, fault):
         number += 1
         check_invariants(survivor, set())
         swept(survivor)
         state = check_invariants(survivor, set())
-        found = (states(state), survivor.keys(CHECKPOINTS), len(state.holds))
+        found = (states(state), survivor.keys(CHECKPOINTS), len(state.pins))
         assert found == expected, faulty.operations
     record_property("cases", number)
     assert number > 40 or fault is Fault.TORN_VISIBLE

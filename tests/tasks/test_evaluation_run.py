@@ -123,7 +123,7 @@ def test_two_evaluators_of_the_same_leave_one_outcome_and_no_hold(log: RunLog, p
 
     body = record_evaluation(log, newest(log), plan, during_attempt=log.state.latest_attempt, measure=outrun)
     assert isinstance(body, EvaluationRecorded) and body.metrics["val_loss"] == 2.0
-    assert losses(log) == [2.0] and log.state.holds == ()
+    assert losses(log) == [2.0] and log.state.pins == ()
 
 
 def test_an_interrupted_one_leaves_nothing_on_record(log: RunLog, plan: EvaluationPlan) -> None:

@@ -113,7 +113,7 @@ def test_of_many_threads_the_best_ends_as_champion_and_every_promotion_was_bette
     taken = [body for _, body in state.champions]
     assert taken[-1].step == 80 and len(state.history) == 8 and answers.count(True) == len(taken)
     assert [body.previous for body in taken] == [None, *(body.manifest_sha256 for body in taken[:-1])]
-    held = {hold.manifest_sha256 for hold in RunLog(store, RUN).refresh().holds}
+    held = {hold.manifest_sha256 for hold in RunLog(store, RUN).refresh().pins}
     assert held == {body.manifest_sha256 for body in taken}, "what a rollback reaches is held, what was refused is not"
 
 

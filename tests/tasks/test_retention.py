@@ -11,11 +11,11 @@ from pydantic import ValidationError
 from storage.checkpoints.sweep import SweepPlan, Verdict
 from storage.logs.run_entries import (
     CheckpointCommitted,
-    CheckpointHeld,
+    CheckpointPinned,
     CheckpointQuarantined,
     CheckpointReference,
-    CheckpointReleased,
     CheckpointSuperseded,
+    CheckpointUnpinned,
 )
 from storage.logs.run_state import COMMITTED, RunState, fold
 from tasks.configuration.settings import CheckpointConfig
@@ -36,7 +36,7 @@ def terms(
     dead: Iterable[str] = (),
 ) -> RetentionTerms:
     policy = CheckpointConfig(keep_last=keep_last, keep_best=keep_best, keep_every=keep_every)
-    return RetentionTerms(policy=policy, suite_sha256=SUITE, aliases=tuple(aliases), dead_holds=frozenset(dead))
+    return RetentionTerms(policy=policy, suite_sha256=SUITE, aliases=tuple(aliases), dead_pins=frozenset(dead))
 
 
 def run_of(*steps: int, more: Iterable[object] = ()) -> RunState:
@@ -54,9 +54,9 @@ def identity(body: CheckpointCommitted) -> dict[str, object]:
     return {name: getattr(body, name) for name in ("step", "attempt", "prefix", "manifest_sha256")}
 
 
-def hold(step: int, hold_id: str = "h", *, alias: str | None = None, suite: str | None = None) -> CheckpointHeld:
+def hold(step: int, hold_id: str = "h", *, alias: str | None = None, suite: str | None = None) -> CheckpointPinned:
     holder = started(1).placement
-    return CheckpointHeld(
+    return CheckpointPinned(
         **identity(committed(step, 1)), hold_id=hold_id, holder=holder, alias=alias, suite_sha256=suite
     )
 
@@ -114,7 +114,7 @@ def test_every_so_many_steps_one_is_kept() -> None:
 
 
 def test_what_an_alias_reaches_is_kept() -> None:
-    reach = AliasReach(alias="champion", reached=frozenset({manifest(1)}), decided_holds=frozenset())
+    reach = AliasReach(alias="champion", reached=frozenset({manifest(1)}), decided_pins=frozenset())
     state = run_of(1, 2, 3)
     assert verdict_on(state, 1, terms(aliases=[reach])).why == "alias champion"
     assert over(plan_retention(terms(aliases=[reach]), state, ())) == [2]
@@ -162,9 +162,9 @@ def test_why_a_checkpoint_stays_names_every_rule_that_keeps_it() -> None:
     assert why == "newest 1; best 1 (val_loss 1.5); every 2 steps; nothing newer to resume from"
 
 
-REACHES = AliasReach(alias="champion", reached=frozenset({manifest(1)}), decided_holds=frozenset({"h"}))
-LEFT = AliasReach(alias="champion", reached=frozenset(), decided_holds=frozenset({"h"}))
-UNDECIDED = AliasReach(alias="champion", reached=frozenset(), decided_holds=frozenset())
+REACHES = AliasReach(alias="champion", reached=frozenset({manifest(1)}), decided_pins=frozenset({"h"}))
+LEFT = AliasReach(alias="champion", reached=frozenset(), decided_pins=frozenset({"h"}))
+UNDECIDED = AliasReach(alias="champion", reached=frozenset(), decided_pins=frozenset())
 
 
 @pytest.mark.parametrize(
@@ -180,9 +180,9 @@ UNDECIDED = AliasReach(alias="champion", reached=frozenset(), decided_holds=froz
     ],
 )
 def test_a_hold_is_over_only_on_proof(
-    held: CheckpointHeld, aliases: list[AliasReach], dead: list[str], is_over: bool
+    held: CheckpointPinned, aliases: list[AliasReach], dead: list[str], is_over: bool
 ) -> None:
-    (found,) = plan_retention(terms(aliases=aliases, dead=dead), run_of(1, 2, more=[held]), ()).holds
+    (found,) = plan_retention(terms(aliases=aliases, dead=dead), run_of(1, 2, more=[held]), ()).pins
     assert found.is_over is is_over, found.why
 
 
@@ -246,15 +246,15 @@ def said_of(body: CheckpointCommitted, loss: float) -> list[object]:
     return [
         CheckpointQuarantined(**named, detail="flipped"),
         replace(evaluated(body.step, loss), manifest_sha256=body.manifest_sha256),
-        CheckpointHeld(**named, hold_id=f"{body.prefix}-e", holder=holder, suite_sha256=SUITE),
-        CheckpointHeld(**named, hold_id=f"{body.prefix}-a", holder=holder, alias="champion"),
+        CheckpointPinned(**named, hold_id=f"{body.prefix}-e", holder=holder, suite_sha256=SUITE),
+        CheckpointPinned(**named, hold_id=f"{body.prefix}-a", holder=holder, alias="champion"),
     ]
 
 
 @st.composite
 def terms_of_any_kind(draw: st.DrawFn) -> RetentionTerms:
     reached = draw(st.frozensets(st.builds("{}-{}".format, st.integers(1, 3), st.integers(1, 9)), max_size=4))
-    reach = AliasReach(alias="champion", reached=reached, decided_holds=frozenset())
+    reach = AliasReach(alias="champion", reached=reached, decided_pins=frozenset())
     counts = [draw(st.integers(low, 3)) for low in (1, 0, 0)]
     return terms(keep_last=counts[0], keep_best=counts[1], keep_every=counts[2], aliases=[reach])
 
@@ -286,7 +286,7 @@ def test_nothing_held_reached_or_resumed_from_is_given_up(state: RunState, by: R
         record.committed.reference
         for record in state.checkpoints
         if record.committed.manifest_sha256 in by.aliases[0].reached
-        or any(held.prefix == record.committed.prefix for held in state.holds)
+        or any(held.prefix == record.committed.prefix for held in state.pins)
     }
     needed |= {state.open_attempt.started.resumed_from} if state.open_attempt else set()
     assert gone & needed == set()
@@ -310,6 +310,6 @@ def test_the_newest_that_can_be_read_are_all_kept(state: RunState, by: Retention
 
 @given(runs(), terms_of_any_kind())
 def test_ending_a_hold_never_saves_a_checkpoint(state: RunState, by: RetentionTerms) -> None:
-    released = [CheckpointReleased(hold_id=held.hold_id, prefix=held.prefix, why="") for held in state.holds]
+    released = [CheckpointUnpinned(hold_id=held.hold_id, prefix=held.prefix, why="") for held in state.pins]
     freed = fold([entry(body) for body in released], state)
     assert set(over(plan_retention(by, state, ()))) <= set(over(plan_retention(by, freed, ())))
