@@ -16,7 +16,7 @@ from tasks.attempt.watchdog import HangDetector, HeartbeatGap, watching
 from tasks.configuration.run_configuration import RunConfig
 from tasks.errors import TrainerGone
 from tasks.machine.process_memory import MemoryReading, MemoryWatch, sampling
-from tasks.policy.failures import Evidence, LastWords
+from tasks.policy.failures import Evidence, ExceptionReport
 from tasks.trainer.trainer_process import TrainerProcess
 
 
@@ -90,8 +90,8 @@ def _leave(trainer: TrainerProcess, problem: BaseException | None) -> int:
     return trainer.finish() if problem is None else trainer.kill()
 
 
-def _last_words(problem: BaseException | None, trainer: TrainerProcess | None) -> LastWords | None:
+def _last_words(problem: BaseException | None, trainer: TrainerProcess | None) -> ExceptionReport | None:
     """What the child said; a refusal of the store, which no waiting mends, is the parent's own last word."""
     if isinstance(problem, StoreRefused):
-        return LastWords(exception=type(problem).__name__, message=str(problem), traceback=())
+        return ExceptionReport(exception=type(problem).__name__, message=str(problem), traceback=())
     return trainer.last_words if trainer else None

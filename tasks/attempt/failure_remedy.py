@@ -15,7 +15,7 @@ from storage.logs.run_log import RunLog
 from storage.logs.run_state import CheckpointRecord, RunState
 from tasks.attempt.attempt_receipt import NO_REMEDY, Remedy
 from tasks.data.snapshot_build import repair_snapshot
-from tasks.policy.failures import Failure, LastWords, TerminationReason
+from tasks.policy.failures import ExceptionReport, Failure, TerminationReason
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +28,7 @@ class DataOrigin:
     cache_dir: Path
 
 
-def find_remedy(log: RunLog, failure: Failure, words: LastWords | None, origin: DataOrigin) -> Remedy:
+def find_remedy(log: RunLog, failure: Failure, words: ExceptionReport | None, origin: DataOrigin) -> Remedy:
     """Return what can be done; damaged objects are made anew at once, which changes nothing that was right.
 
     Raises `SnapshotDamaged` where data is damaged and cannot be made anew.

@@ -38,8 +38,11 @@ def state_name(reason: TerminationReason) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LastWords:
-    """What a dying child said: the exception's type, its message and the traceback's lines."""
+class ExceptionReport:
+    """The exception that ended a trainer; for a failure in the data, its step and windows.
+
+    The trainer sends it as its last event, and the receipt stores it as `last_words`.
+    """
 
     exception: str
     message: str
@@ -59,7 +62,7 @@ class Evidence:
     """
 
     exit_code: int | None = None
-    last_words: LastWords | None = None
+    last_words: ExceptionReport | None = None
     finished: bool = False
     stopped_early: str = ""
     stop_signal: str | None = None
@@ -176,7 +179,7 @@ def _hung(evidence: Evidence) -> Failure:
     return _failure(TerminationReason.HUNG, detail, f"hung after step {evidence.heartbeat_step}")
 
 
-def _from_words(words: LastWords) -> Failure:
+def _from_words(words: ExceptionReport) -> Failure:
     reason = _BY_EXCEPTION.get(words.exception) or _reason_in(words.message)
     if reason is None and words.exception == "IntegrityError" and words.message.startswith(_SNAPSHOT_FOLDER):
         reason = TerminationReason.BAD_DATA

@@ -10,10 +10,9 @@ import threading
 import traceback
 from typing import NoReturn, Protocol
 
-from tasks.policy.failures import ORPHANED_EXIT_CODE
+from tasks.policy.failures import ORPHANED_EXIT_CODE, ExceptionReport
 from tasks.trainer.trainer_protocol import (
     Command,
-    Dying,
     Event,
     Finish,
     TrainerSpec,
@@ -81,7 +80,7 @@ def die(line: Line, error: BaseException) -> NoReturn:
     sys.stderr.write("".join(trace))
     sys.stderr.flush()
     line.send(
-        Dying(
+        ExceptionReport(
             exception=type(error).__name__,
             message=str(error),
             traceback=tuple(trace),

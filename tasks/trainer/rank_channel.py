@@ -16,14 +16,13 @@ import torch
 
 from model.training.determinism import resolve_device
 from model.training.parallel import ALONE, Ranks, is_peer_loss, join_ranks
-from tasks.policy.failures import PEER_LOST_EXIT_CODE
+from tasks.policy.failures import PEER_LOST_EXIT_CODE, ExceptionReport
 from tasks.trainer.parent_channel import Line, ParentChannel, die
 from tasks.trainer.rank_lifetime import end_with
 from tasks.trainer.rendezvous import Rendezvous
 from tasks.trainer.trainer_group import rank_stderr
 from tasks.trainer.trainer_protocol import (
     Command,
-    Dying,
     Event,
     Finish,
     TrainerSpec,
@@ -98,7 +97,7 @@ class RankChannel:
         """Tell the parent; of another rank than 0 only the last words are passed on, which this waits for."""
         if self._parent is not None:
             self._parent.send(event)
-        elif isinstance(event, Dying):
+        elif isinstance(event, ExceptionReport):
             self._meeting.leave(_DYING, encode_message(event))
             self._meeting.take(_HEARD, patience_seconds=_LAST_WORDS_SECONDS)
 
@@ -107,7 +106,7 @@ class RankChannel:
         words = self._meeting.take(_DYING)
         assert words is not None
         event = decode_message(words)
-        if isinstance(event, Dying):
+        if isinstance(event, ExceptionReport):
             self._parent.send(event)
         self._meeting.leave(_HEARD, b"")
 

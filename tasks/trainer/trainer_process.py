@@ -14,12 +14,11 @@ from storage.checkpoints.checkpoint import StagedCheckpoint
 from storage.logs.step_log import StepRecord
 from tasks.attempt.watchdog import HangDetector
 from tasks.errors import TrainerGone
-from tasks.policy.failures import LastWords
+from tasks.policy.failures import ExceptionReport
 from tasks.trainer.trainer_child import TrainerChild
 from tasks.trainer.trainer_group import rank_stderr
 from tasks.trainer.trainer_protocol import (
     Command,
-    Dying,
     Event,
     Finish,
     RankEnded,
@@ -63,7 +62,7 @@ class TrainerProcess:
         self._staged: dict[int, StagedCheckpoint] = {}
         self._gone = False
         self.last_step: StepDone | None = None
-        self.last_words: LastWords | None = None
+        self.last_words: ExceptionReport | None = None
         self._rank_ended: RankEnded | None = None
         self._order = order
         self._listener = threading.Thread(target=self._listen, name=f"trainer-{order.attempt}", daemon=True)
@@ -177,15 +176,8 @@ class TrainerProcess:
                 self._watch.rest()
             case StagedCheckpoint():
                 self._staged[event.step] = event
-            case Dying() if self.last_words is None:  # of several ranks the first says why
-                self.last_words = LastWords(
-                    exception=event.exception,
-                    message=event.message,
-                    traceback=event.traceback,
-                    step=event.step,
-                    windows=event.windows,
-                    spike_step=event.spike_step,
-                )
+            case ExceptionReport() if self.last_words is None:  # of several ranks, the first report has the cause
+                self.last_words = event
             case RankEnded():
                 self._rank_ended = event
             case _:

@@ -17,6 +17,7 @@ from storage.logs.run_entries import CheckpointReference
 from storage.logs.step_log import StepRecord
 from tasks.configuration.settings import DivergenceConfig
 from tasks.errors import TaskError
+from tasks.policy.failures import ExceptionReport
 
 
 class TrainerSpec(BaseModel):
@@ -99,18 +100,6 @@ class Waiting:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Dying:
-    """Event: an exception ends the trainer; its last words, and of a failure in the data its step and windows."""
-
-    exception: str
-    message: str
-    traceback: tuple[str, ...]
-    step: int | None = None
-    windows: tuple[int, ...] = ()
-    spike_step: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RankEnded:
     """Event of the process that started several ranks: this one's end, negative for a signal, ended them all."""
 
@@ -119,7 +108,7 @@ class RankEnded:
 
 
 Command = TrainUntil | Finish
-Event = Ready | StepDone | SegmentDone | StagedCheckpoint | Waiting | Dying | RankEnded
+Event = Ready | StepDone | SegmentDone | StagedCheckpoint | Waiting | ExceptionReport | RankEnded
 _MESSAGES: dict[str, type] = {
     "train-until": TrainUntil,
     "finish": Finish,
@@ -128,7 +117,7 @@ _MESSAGES: dict[str, type] = {
     "segment-done": SegmentDone,
     "staged": StagedCheckpoint,
     "waiting": Waiting,
-    "dying": Dying,
+    "exception-report": ExceptionReport,
     "rank-ended": RankEnded,
 }
 _NAMES = {record: name for name, record in _MESSAGES.items()}

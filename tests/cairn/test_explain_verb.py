@@ -17,7 +17,7 @@ from storage.logs.run_state import RefusedEntry
 from tasks.attempt.attempt_receipt import Usage, write_receipt
 from tasks.configuration.settings import BudgetsConfig
 from tasks.machine.placement import boot_id
-from tasks.policy.failures import Evidence, LastWords, classify
+from tasks.policy.failures import Evidence, ExceptionReport, classify
 from tests import entries
 
 HUMAN = Writer(host="here", pid=1)
@@ -89,7 +89,7 @@ def test_one_step_is_one_step(fresh: Any) -> None:
 
 def test_an_attempt_that_reached_no_step_says_so(fresh: Any) -> None:
     fresh.start()
-    words = LastWords(exception="FileNotFoundError", message="no text.txt", traceback=())
+    words = ExceptionReport(exception="FileNotFoundError", message="no text.txt", traceback=())
     end_by(fresh, Evidence(exit_code=1, last_words=words), step=0)
     text = explained(fresh)
     assert "It had trained no step yet, so nothing was lost." in text
@@ -137,7 +137,7 @@ def test_a_notice_names_who_gave_it(fresh: Any) -> None:
 
 def test_guilty_windows_are_named_and_cut_when_there_are_many(fresh: Any) -> None:
     fresh.start()
-    words = LastWords(exception="BadBatch", message="bad", traceback=(), step=4, windows=tuple(range(20)))
+    words = ExceptionReport(exception="BadBatch", message="bad", traceback=(), step=4, windows=tuple(range(20)))
     end_by(fresh, Evidence(exit_code=1, last_words=words), step=3)
     assert "(windows 0, 1, 2, 3, 4, 5, 6, 7, … and 12 more)" in explained(fresh)
 

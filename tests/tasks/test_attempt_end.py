@@ -14,7 +14,7 @@ from tasks.attempt.attempt_receipt import Usage
 from tasks.attempt.failure_remedy import DataOrigin
 from tasks.configuration.settings import BudgetsConfig
 from tasks.data.snapshot_build import build_snapshot
-from tasks.policy.failures import Evidence, LastWords
+from tasks.policy.failures import Evidence, ExceptionReport
 from tests.entries import writer
 from tests.storage.builders import claim, commit, open_run, run_log, stage
 
@@ -56,8 +56,8 @@ def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path)
 
 
-def words(exception: str, **more: Any) -> LastWords:
-    return LastWords(exception=exception, message="m", traceback=(), **more)
+def words(exception: str, **more: Any) -> ExceptionReport:
+    return ExceptionReport(exception=exception, message="m", traceback=(), **more)
 
 
 def flip(path: Path) -> None:

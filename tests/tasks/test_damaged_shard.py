@@ -14,7 +14,7 @@ from storage.errors import SnapshotDamaged
 from storage.snapshots.data_snapshot import open_snapshot
 from storage.stores.local_store import LocalStore
 from tasks.data.snapshot_build import build_snapshot, repair_snapshot
-from tasks.policy.failures import Evidence, LastWords, TerminationReason, classify
+from tasks.policy.failures import Evidence, ExceptionReport, TerminationReason, classify
 
 BLOCK = 16
 SHARD_TOKENS = 512
@@ -70,7 +70,7 @@ def test_the_trainers_last_words_become_bad_data_with_the_shards_name(
     shard = open_snapshot(store, snapshot_id, tmp_path / "cache", eager_bytes=0).train[2]
     with pytest.raises(SnapshotDamaged) as caught:
         shard[:1]
-    words = LastWords(
+    words = ExceptionReport(
         exception=caught.typename,
         message=str(caught.value),
         traceback=tuple(traceback.format_exception(caught.value)),

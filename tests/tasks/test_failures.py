@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.policy.failures import Evidence, Failure, LastWords, TerminationReason, classify
+from tasks.policy.failures import Evidence, ExceptionReport, Failure, TerminationReason, classify
 from tests.tasks.real_ends.ends import (
     BAD_ALLOC,
     NULL_POINTER,
@@ -275,9 +275,9 @@ def test_an_abort_explains_itself_above_the_trace_of_its_stack(tmp_path: Path) -
     assert classify(evidence).reason == TerminationReason.OOM
 
 
-def words(**changes: object) -> LastWords:
+def words(**changes: object) -> ExceptionReport:
     line = '  File "/somewhere/tasks/trainer/trainer.py", line 7, in main\n    go()\n'
-    return replace(LastWords(exception="ValueError", message="no", traceback=(line,)), **changes)
+    return replace(ExceptionReport(exception="ValueError", message="no", traceback=(line,)), **changes)
 
 
 def spoken(**changes: object) -> Failure:

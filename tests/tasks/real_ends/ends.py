@@ -19,9 +19,9 @@ from tasks.attempt.watchdog import HangDetector, HeartbeatGap, watching
 from tasks.configuration.settings import WatchdogConfig
 from tasks.machine.kubernetes_reason import kubernetes_reason
 from tasks.machine.process_memory import MemoryWatch
-from tasks.policy.failures import Evidence, LastWords
+from tasks.policy.failures import Evidence, ExceptionReport
 from tasks.trainer.trainer_process import tail_of
-from tasks.trainer.trainer_protocol import Dying, decode_message
+from tasks.trainer.trainer_protocol import decode_message
 from tests.storage.builders import claim, commit, run_log, run_with_commits, stage
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -61,15 +61,8 @@ def _left_behind(scene: Path) -> Evidence:
     words = None
     for line in scene.with_suffix(".stdout").read_bytes().splitlines():
         event = decode_message(line)
-        if isinstance(event, Dying):
-            words = LastWords(
-                exception=event.exception,
-                message=event.message,
-                traceback=event.traceback,
-                step=event.step,
-                windows=event.windows,
-                spike_step=event.spike_step,
-            )
+        if isinstance(event, ExceptionReport):
+            words = event
     code = int(scene.with_suffix(".exit").read_text())
     return Evidence(exit_code=code, last_words=words, stderr_tail=tail_of(scene.with_suffix(".stderr")))
 
