@@ -62,12 +62,10 @@ from tasks.machine.kubernetes_reason import kubernetes_reason
 from tasks.machine.placement import this_placement, usable_cores
 from tasks.machine.work_folder import trainer_folder, work_folder
 from tasks.policy.attempt_sizes import next_sizes
-from tasks.policy.failures import TerminationReason
 from tasks.policy.promotion import PromotionRules, evaluations_of
+from tasks.policy.termination import RESTARTABLE, DecisionAction, FlowState, final_state
 from tasks.trainer.trainer_group import trainer_group
 from tasks.trainer.warm_trainer import WarmTrainer, warm_trainer
-
-_STATE_NAMES = {"preempted": "Preempted", "cancelled": "Interrupted"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,7 +139,7 @@ def _train(run: _Run) -> State[None]:
             ended = attempt.run()
         except Fenced as fenced:
             run.progress.say(f"fenced: {fenced}")
-            return Failed(name="Fenced", message=str(fenced))
+            return Failed(name=FlowState.FENCED, message=str(fenced))
         finally:
             if run.notice.signal is None:
                 attempt.wait_evaluations()
@@ -149,7 +147,7 @@ def _train(run: _Run) -> State[None]:
         run.progress.say(f"attempt {ended.attempt} ended: {ended.reason} at step {ended.last_step}: {ended.detail}")
         if stopped := _stopped(run, ended):
             return stopped
-        if ended.decision.action != "finish":
+        if ended.decision.action != DecisionAction.FINISH:
             run.plan.trainer.wait_out(ended.decision.delay_seconds, run.plan.work_dir)
     end = _promote_best(run)
     run.sweep.finish()
@@ -157,17 +155,16 @@ def _train(run: _Run) -> State[None]:
 
 
 def _stopped(run: _Run, ended: AttemptEnded) -> State[None] | None:
-    if ended.decision.action == "finish":
+    if ended.decision.action == DecisionAction.FINISH:
         return None
     if run.cancellation.is_cancelling():
         return Cancelled(message=f"{ended.detail}; the same command continues")
-    if ended.reason in _STATE_NAMES:
-        return Failed(name=_STATE_NAMES[ended.reason], message=f"{ended.detail}; the same command continues")
-    if ended.decision.action == "resume":
+    name = final_state(ended.reason, ended.decision.action)
+    if name is None:
         run.progress.say(f"  {ended.decision.reason}; left: {ended.decision.left}")
         return None
-    name = "Error" if ended.reason == TerminationReason.ERROR else "BudgetExhausted"
-    return Failed(name=name, message=f"{ended.detail}; {ended.decision.reason}")
+    follows = "the same command continues" if ended.reason in RESTARTABLE else ended.decision.reason
+    return Failed(name=name, message=f"{ended.detail}; {follows}")
 
 
 def _open_run(store: ObjectStore, request: TrainingRequest, notice: ShutdownSignal, trainer: WarmTrainer) -> _Run:
@@ -319,7 +316,7 @@ def _promote_best(run: _Run) -> State[None]:
 def _left(run: _Run, message: str) -> State[None]:
     if run.cancellation.is_cancelling():
         return Cancelled(message=message)
-    return Failed(name="Interrupted" if run.notice.signal == "SIGINT" else "Preempted", message=message)
+    return Failed(name=FlowState.INTERRUPTED if run.notice.signal == "SIGINT" else FlowState.PREEMPTED, message=message)
 
 
 def _opening(started: AttemptStarted, steps: int) -> str:

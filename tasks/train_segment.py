@@ -9,7 +9,8 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
 from tasks.errors import TrainerGone
-from tasks.policy.failures import Failure, TerminationReason, state_name
+from tasks.policy.failures import Failure
+from tasks.policy.termination import TERMINATIONS, TerminationReason
 from tasks.trainer.trainer_process import TrainerProcess
 
 
@@ -30,8 +31,8 @@ def train_segment(
         segment = trainer.train_until(until)
     except TrainerGone:
         failure = explain()
-        return Failed(name=state_name(failure.reason), message=failure.detail)
+        return Failed(name=TERMINATIONS[failure.reason].task_state, message=failure.detail)
     if segment.stopped:
         message = f"stopped at step {segment.step} by a notice"
-        return Failed(name=state_name(TerminationReason.PREEMPTED), message=message)
+        return Failed(name=TERMINATIONS[TerminationReason.PREEMPTED].task_state, message=message)
     return Completed(message=f"step {segment.step}")

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from cairn.cli.verb_options import JsonOption, Overrides, StoreOption, opened_store
 from tasks.attempt.exit_on_sigterm import Terminated, exit_on_sigterm, preempted_by_sigterm
 from tasks.configuration.store_choice import choose_store
-from tasks.policy.exit_code import ExitCode
+from tasks.policy.termination import ExitCode
 from tasks.text.output import print_document, print_facts, print_line, say
 
 if TYPE_CHECKING:

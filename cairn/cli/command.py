@@ -21,7 +21,7 @@ from cairn.cli.reading_verbs import READING_VERBS
 from cairn.cli.verb_help import MORE, examples_text, help_groups
 from flows.errors import EXPECTED_ERRORS
 from tasks.attempt.exit_on_sigterm import exit_on_sigterm
-from tasks.policy.exit_code import ExitCode
+from tasks.policy.termination import ExitCode
 from tasks.text.output import forget_stdout, say
 
 _PLACES = {verb: (group, place) for group, verbs in help_groups() for place, verb in enumerate(verbs)}

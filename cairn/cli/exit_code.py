@@ -8,7 +8,7 @@ from reports.errors import InvalidQuery, RunNotFound
 from storage.errors import Fenced, IntegrityError, StorageError, StoreUnsound
 from tasks.data.document import InvalidCorpus
 from tasks.errors import BudgetExhausted, ConfigDrift, GateRefused, InvalidConfiguration, LiveOwner
-from tasks.policy.exit_code import ExitCode
+from tasks.policy.termination import ExitCode
 
 _ERRORS: tuple[tuple[type[BaseException], ExitCode], ...] = (
     (InvalidConfiguration, ExitCode.USAGE),

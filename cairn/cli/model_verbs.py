@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from cairn.cli.verb_options import AliasOption, JsonOption, Reference, StoreOption, WhyOption, opened_store
-from tasks.policy.exit_code import ExitCode
+from tasks.policy.termination import ExitCode
 from tasks.text.output import print_document, print_line
 
 

@@ -13,7 +13,7 @@ from cairn.cli.query_verb import sql
 from cairn.cli.verb_options import JsonOption, StoreOption, opened_store
 from reports.queries.simulation_options import SimulationOptions
 from tasks.configuration.store_choice import choose_store
-from tasks.policy.exit_code import ExitCode
+from tasks.policy.termination import ExitCode
 from tasks.text.output import print_document, print_facts, say
 
 

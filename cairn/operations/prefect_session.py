@@ -24,7 +24,7 @@ from storage.logs.run_state import RunState
 from storage.stores.open_store import open_store
 from tasks.errors import InvalidConfiguration
 from tasks.machine.work_folder import trainer_folder
-from tasks.policy.exit_code import ExitCode, code_of_state
+from tasks.policy.termination import EXIT_CODES, ExitCode, final_state
 
 if TYPE_CHECKING:
     from flows.preparation.preflight import TrainingRequest
@@ -49,7 +49,6 @@ _REFUSED = (
     "Prefect's server refuses: it asks for a password or key that is not given or not right; set "
     "PREFECT_API_AUTH_STRING (or PREFECT_API_KEY) to the server's, or unset PREFECT_API_URL for one of its own"
 )
-_STATE_OF_REASON = {"completed": "Completed", "preempted": "Preempted", "cancelled": "Interrupted", "error": "Error"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,7 +158,7 @@ def _call_flow(request: "TrainingRequest", run_id: str, store: str) -> Any:
 
 
 def _end_of_flow(state: Any) -> FlowEnd:
-    code = code_of_state(state.name or "")
+    code = EXIT_CODES.get(state.name or "")
     if code is None:
         state.result(raise_on_failure=True)
         raise RuntimeError(f"the flow ended {state.name}: {state.message}")
@@ -199,11 +198,8 @@ def _end_on_record(state: RunState, before: int) -> FlowEnd | None:
     ended = state.attempts[-1].ended if state.attempts else None
     if ended is None or (ended.attempt == before and state.finished is None):
         return None
-    if ended.decision.action == "resume" and ended.reason not in _STATE_OF_REASON:
-        return None
-    code = code_of_state(_STATE_OF_REASON.get(ended.reason, "BudgetExhausted"))
-    assert code is not None
-    return FlowEnd(code=code, message=ended.detail)
+    name = final_state(ended.reason, ended.decision.action)
+    return None if name is None else FlowEnd(code=EXIT_CODES[name], message=ended.detail)
 
 
 def _forget_absent_server(environment: MutableMapping[str, str], say: Callable[[str], None]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from cairn.operations.text_sampling import RunSampler, Sample, SampleRequest
 from reports.queries.run_lookup import FoundCheckpoint
 from storage.logs.run_entries import CheckpointReference
-from tasks.policy.exit_code import ExitCode
+from tasks.policy.termination import ExitCode
 from tasks.text.output import say
 
 _KEPT = "\n\t"

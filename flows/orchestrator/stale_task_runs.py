@@ -22,7 +22,7 @@ from prefect.client.schemas.objects import State, StateType
 from prefect.states import Crashed
 
 from storage.logs.run_state import RunState
-from tasks.policy.failures import TerminationReason
+from tasks.policy.termination import TerminationReason
 
 MOST_FLOW_RUNS = 20
 _AT_WORK = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]

@@ -18,7 +18,7 @@ from model.estimates.size_estimate import (
     count_parameters,
     estimate_memory,
 )
-from reports.queries.run_status import FINISHED, OPENED, RUNNING, BudgetView, view_budgets, view_status
+from reports.queries.run_status import BudgetView, RunPhase, view_budgets, view_status
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
 from storage.logs.step_log import read_attempt_records
@@ -164,13 +164,13 @@ def _action(log: RunLog) -> tuple[str, str]:
         return "open", "there is no run of this name in the store"
     status = view_status(log)
     newest = log.state.newest_committed
-    if status.state == FINISHED:
+    if status.state == RunPhase.FINISHED:
         return "nothing", status.next
-    if status.state == RUNNING:
+    if status.state == RunPhase.RUNNING:
         return "wait", f"{status.next}; while it shows life this command leaves with exit code 7"
     if newest is not None and newest.committed.step >= status.total_steps:
         return "finish", "the last step is committed, the run's end is not on record yet"
-    return "open" if status.state == OPENED else "continue", status.next
+    return "open" if status.state == RunPhase.OPENED else "continue", status.next
 
 
 def _model(config: RunConfig, vocab_size: int, parameters: int) -> PlannedModel:

@@ -19,13 +19,11 @@ from storage.errors import StoreUnavailable
 from storage.logs.run_entries import AttemptEnded
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
+from tasks.policy.termination import RESTARTABLE, DecisionAction
 from tasks.trainer.trainer_group import TrainerGroup
 
 _LOOK_SECONDS = 2.0
 _AGAIN_SECONDS = 1.0
-_STOP = "stop"
-_COMES_BACK = ("preempted", "cancelled")
-"""Ends after which the first machine's command may be given again while this one waits."""
 
 
 def is_other_node(environment: Mapping[str, str]) -> bool:
@@ -90,8 +88,8 @@ class NodeService:
         state = self._log.state
         if state.finished is not None:
             return f"run {self._log.run_id} is finished"
-        stopped = [ended for ended in _ends(state)[self._known_ends :] if ended.decision.action == _STOP]
-        over = [ended for ended in stopped if ended.reason not in _COMES_BACK]
+        stopped = [ended for ended in _ends(state)[self._known_ends :] if ended.decision.action == DecisionAction.STOP]
+        over = [ended for ended in stopped if ended.reason not in RESTARTABLE]
         return f"run {self._log.run_id} has stopped: {over[-1].detail}" if over else None
 
     def _start(self) -> "subprocess.Popen[bytes]":

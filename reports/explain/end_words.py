@@ -10,34 +10,8 @@ from typing import Any
 
 from reports.explain.post_mortem import PostMortem
 from reports.queries.run_views import AttemptView
+from tasks.policy.termination import TERMINATIONS, ExitCode, TerminationReason
 from tasks.text.format import format_count, format_duration, format_list, one_line
-
-SHORT: Mapping[str, str] = {
-    "completed": "finished the run {at}",
-    "preempted": "was told to leave {at}, because its machine was to be taken away",
-    "lost": "vanished without a word {at}",
-    "oom": "ran out of memory {at}",
-    "bad-data": "met data that cannot be trained on {at}",
-    "diverged": "was ended {at} because its loss exploded",
-    "storage": "could not reach or write its storage {at}",
-    "hung": "showed no more sign of life {at} and was killed",
-    "fenced": "gave way {at} to a newer attempt that had taken over the run",
-    "cancelled": "was cancelled by a person {at}",
-    "error": "failed {at}, with an error that trying again would not mend",
-}
-"""What each reason means for somebody who meets it for the first time; it follows the attempt's name."""
-
-WHY: Mapping[str, str] = {
-    "preempted": "a notice to leave, so it is the machine's doing and not the run's",
-    "lost": "no notice, no error and no memory kill is on record, so whoever ended it cannot be named",
-    "oom": "memory was refused, or the kernel killed for it",
-    "bad-data": "the failure was traced to the samples of one batch or to a damaged file",
-    "diverged": "the loss was no number or far above its own past, and no single batch explains it",
-    "storage": "the store's own error ended it",
-    "hung": "the watchdog's time, which follows from the run's own steps, was over",
-    "error": "none of the causes Cairn knows to mend fits",
-}
-"""Why that evidence means that reason."""
 
 _LAST_FRAMES = 1
 _MOST_WINDOWS = 8
@@ -47,10 +21,10 @@ def evidence_sentences(evidence: Mapping[str, Any], receipt: AttemptView) -> lis
     """Return the evidence, one sentence each, and why it means the receipt's reason."""
     reason = receipt.termination_reason or ""
     found = [*_told(evidence), *_exit(evidence, reason), *_memory(evidence), *_words(evidence, receipt.detail or "")]
-    if not found and reason not in ("completed", "fenced"):
+    if not found and reason not in (TerminationReason.COMPLETED, TerminationReason.FENCED):
         found = ["no exit code, no signal and no last words are on record"]
-    meaning = [f"That makes it {reason}: {WHY[reason]}"] if reason in WHY else []
-    return [*found, *meaning]
+    known = TERMINATIONS.get(reason)
+    return [*found, f"That makes it {reason}: {known.because}"] if known and known.because else found
 
 
 def found_by(facts: PostMortem) -> str:
@@ -93,13 +67,13 @@ def _told(evidence: Mapping[str, Any]) -> Iterator[str]:
 
 def _exit(evidence: Mapping[str, Any], reason: str) -> Iterator[str]:
     code = evidence.get("exit_code")
-    if code is None or (code == 0 and reason == "completed"):
+    if code is None or (code == 0 and reason == TerminationReason.COMPLETED):
         return
     if code == 0:
         yield "the trainer process left in order (exit code 0)"
     elif code < 0:
         yield f"the trainer process was ended by signal {-code}{_signal_name(-code)}"
-    elif code == 75:
+    elif code == ExitCode.PREEMPTED:
         yield "the trainer process left in order, with the exit code for a preemption (75)"
     elif code > 128 and _signal_name(code - 128):
         yield f"the trainer process ended with exit code {code}: signal {code - 128}{_signal_name(code - 128)}"

@@ -31,6 +31,7 @@ from storage.logs.log_entry import Entry
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import AttemptRecord, RunState
 from storage.logs.step_log import MOST_STEP_LOG_BYTES, StepRecord, parse_step_records, step_log_key
+from tasks.policy.termination import TerminationReason
 
 
 def gather_post_mortem(log: RunLog, number: int | None = None, *, now: datetime | None = None) -> PostMortem:
@@ -57,7 +58,9 @@ def gather_post_mortem(log: RunLog, number: int | None = None, *, now: datetime 
 def _chosen(log: RunLog, number: int | None) -> AttemptRecord | None:
     attempts = log.state.attempts
     if number is None:
-        failed = (item for item in reversed(attempts) if item.ended and item.ended.reason != "completed")
+        failed = (
+            item for item in reversed(attempts) if item.ended and item.ended.reason != TerminationReason.COMPLETED
+        )
         return next(failed, attempts[-1] if attempts else None)
     if 1 <= number <= len(attempts):
         return attempts[number - 1]

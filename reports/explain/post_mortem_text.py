@@ -7,9 +7,10 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from reports.explain.end_words import SHORT, evidence_sentences, found_by
+from reports.explain.end_words import evidence_sentences, found_by
 from reports.explain.post_mortem import PostMortem
 from reports.queries.run_views import AttemptView, EvaluationView
+from tasks.policy.termination import TERMINATIONS, DecisionAction, TerminationReason
 from tasks.text.format import (
     format_count,
     format_duration,
@@ -55,7 +56,8 @@ def _answer(facts: PostMortem, receipt: AttemptView) -> Iterator[str]:
         return
     reason = receipt.termination_reason or ""
     at = f"at step {_reached(facts):,} of {facts.total_steps:,}, on {format_time(receipt.ended_at)}"
-    yield f"{name} {SHORT.get(reason, f'ended {{at}} for the reason {reason}').format(at=at)}."
+    known = TERMINATIONS.get(reason)
+    yield f"{name} {known.summary.format(at=at) if known else f'ended {at} for the reason {reason}'}."
     yield f"{_cost(facts, receipt)}."
     yield f"{_afterwards(facts, receipt)}."
 
@@ -109,10 +111,10 @@ def _afterwards(facts: PostMortem, receipt: AttemptView) -> str:
         return f"Now: {facts.next.removeprefix(f'attempt {receipt.attempt} ended: {receipt.termination_reason}; ')}"
     how = f" with {difference(after.changed)}" if difference(after.changed) else ""
     reached = f"got to step {after.last_step:,}" if after.last_step > after.first_step else "did no step"
-    became = {None: "is still open", "completed": "finished the run"}.get(
+    became = {None: "is still open", TerminationReason.COMPLETED: "finished the run"}.get(
         after.termination_reason, f"{reached} before it ended ({after.termination_reason})"
     )
-    state = "" if after.termination_reason == "completed" else f"; the run is {facts.run_state} now"
+    state = "" if after.termination_reason == TerminationReason.COMPLETED else f"; the run is {facts.run_state} now"
     return f"Attempt {after.attempt} went on from step {after.first_step:,}{how} and {became}{state}"
 
 
@@ -261,7 +263,7 @@ def _budget(receipt: AttemptView) -> Iterator[str]:
     if decision.charged is None:
         yield f"nothing was charged: {receipt.termination_reason} costs no retry"
         return
-    if decision.action == "stop":
+    if decision.action == DecisionAction.STOP:
         yield f"{decision.charged} had to pay for this end and could not: it is spent"
         return
     left = [
@@ -284,7 +286,7 @@ def _decided(receipt: AttemptView) -> list[str]:
     if decision is None:
         return []
     wait = f", after waiting {format_duration(decision.delay_seconds)}" if decision.delay_seconds else ""
-    what = {"resume": "try again", "stop": "stop", "finish": "finish"}.get(decision.action, decision.action)
+    what = "try again" if decision.action == DecisionAction.RESUME else decision.action
     why = one_line(decision.reason, _DETAIL_CHARACTERS)
     return [f"{what}{wait}"] if why == one_line(receipt.detail or "", _DETAIL_CHARACTERS) else [f"{what}{wait}: {why}"]
 

@@ -16,6 +16,7 @@ from reports.exporters.mlflow_client import MlflowClient, MlflowRefused
 from storage.logs.run_entries import AttemptEnded, EvaluationRecorded
 from storage.logs.run_state import RunState
 from tasks.configuration.run_configuration import flattened
+from tasks.policy.termination import DecisionAction
 
 _METRICS_AT_ONCE = 1000
 _TAGS_AT_ONCE = 100
@@ -73,7 +74,13 @@ class MlflowExporter:
     def end(self, state: RunState) -> None:
         """Say that it is finished, or that nobody trains it now."""
         ended = state.attempts[-1].ended if state.attempts else None
-        status = "FINISHED" if state.finished else "FAILED" if ended and ended.decision.action == "stop" else "KILLED"
+        status = (
+            "FINISHED"
+            if state.finished
+            else "FAILED"
+            if ended and ended.decision.action == DecisionAction.STOP
+            else "KILLED"
+        )
         at = ended and state.attempts[-1].ended_at
         extra = {"end_time": int(at.timestamp() * 1000)} if at else {}
         self._client.post("runs/update", run_id=self._mlflow_run, status=status, **extra)

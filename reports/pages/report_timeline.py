@@ -10,17 +10,13 @@ from datetime import datetime, timedelta
 
 from reports.queries.run_timeline import OPEN, stretches
 from reports.queries.run_views import AttemptView
+from tasks.policy.termination import TerminationReason
 from tasks.text.format import format_duration, format_value, one_line
 
 _WIDTH, _HEIGHT, _BAR = 1000.0, 62.0, 34.0
 _LEAST_WIDTH = 1.5
 _MOST_BARS = 600
-_KNOWN = frozenset(
-    {
-        "completed", "preempted", "lost", "oom", "bad-data", "diverged", "storage", "hung", "fenced", "cancelled",
-        "error", OPEN,
-    }
-)  # fmt: skip
+_KNOWN: frozenset[str] = frozenset({*TerminationReason, OPEN})
 
 
 def css_class(reason: str) -> str:

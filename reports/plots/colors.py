@@ -9,22 +9,24 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from tasks.policy.termination import TerminationReason
+
 Dashes = Literal["solid", "dashed", "dotted"]
 
 BLACK, GREY, PALE = "#000000", "#6b6b6b", "#d9d9d9"
 BLUE, SKY, GREEN, ORANGE = "#0072B2", "#56B4E9", "#009E73", "#E69F00"
 VERMILLION, PURPLE, YELLOW = "#D55E00", "#CC79A7", "#F0E442"
 _REASONS: dict[str, tuple[str, Dashes]] = {
-    "preempted": (SKY, "solid"),
-    "lost": (ORANGE, "solid"),
-    "oom": (PURPLE, "solid"),
-    "bad-data": (GREEN, "solid"),
-    "diverged": (BLACK, "dashed"),
-    "hung": (PURPLE, "dashed"),
-    "storage": (GREEN, "dashed"),
-    "error": (BLACK, "solid"),
-    "cancelled": (GREY, "dashed"),
-    "fenced": (GREY, "dotted"),
+    TerminationReason.PREEMPTED: (SKY, "solid"),
+    TerminationReason.LOST: (ORANGE, "solid"),
+    TerminationReason.OOM: (PURPLE, "solid"),
+    TerminationReason.BAD_DATA: (GREEN, "solid"),
+    TerminationReason.DIVERGED: (BLACK, "dashed"),
+    TerminationReason.HUNG: (PURPLE, "dashed"),
+    TerminationReason.STORAGE: (GREEN, "dashed"),
+    TerminationReason.ERROR: (BLACK, "solid"),
+    TerminationReason.CANCELLED: (GREY, "dashed"),
+    TerminationReason.FENCED: (GREY, "dotted"),
 }
 _GREYS, _FADES = 53, 29  # with seven hues, 256
 

@@ -19,6 +19,7 @@ from storage.logs.run_state import CheckpointRecord, RunState
 from storage.logs.step_curve import StepPoint, splice
 from storage.logs.step_log import StepRecord, read_step_records
 from storage.stores.object_store import ObjectStore
+from tasks.policy.termination import TerminationReason
 
 _VAL_LOSS = "val_loss"
 
@@ -158,7 +159,7 @@ def _interruptions(state: RunState, lines: Sequence[StepRecord]) -> Iterator[Int
         reached[line.attempt] = max(line.step, reached.get(line.attempt, 0))
     for item in state.attempts:
         number, ended = item.started.attempt, item.ended
-        if ended is not None and ended.reason != "completed":
+        if ended is not None and ended.reason != TerminationReason.COMPLETED:
             yield Interruption(step=max(ended.last_step, reached.get(number, 0)), attempt=number, reason=ended.reason)
 
 

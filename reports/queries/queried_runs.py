@@ -12,7 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from reports.queries.run_status import INTERRUPTED, RUNNING, standing_of
+from reports.queries.run_status import RunPhase, standing_of
 from storage.logs.heartbeat import read_heartbeat
 from storage.logs.run_log import run_prefix
 from storage.logs.run_state import RunState
@@ -84,7 +84,7 @@ def gather_runs(store: ObjectStore, tables: frozenset[str], *, work: Path) -> Qu
 
 def _kinds(store: ObjectStore) -> tuple[TableKind, ...]:
     def of_log(run_id: str, state: RunState) -> dict[str, list[Any]]:
-        return log_rows(run_id, state, RUNNING if state.open_attempt else standing_of(state))
+        return log_rows(run_id, state, RunPhase.RUNNING if state.open_attempt else standing_of(state))
 
     def of_steps(run_id: str, state: RunState) -> dict[str, list[Any]]:
         return {"steps": step_rows(run_id, state, read_step_records(store, run_prefix(run_id)))}
@@ -123,7 +123,7 @@ def _open_attempt(store: ObjectStore, stamp: RunStamp) -> OpenAttempt:
     return OpenAttempt(
         run_id=stamp.run_id,
         attempt=stamp.latest_attempt,
-        state=INTERRUPTED if stamp.owner and is_known_dead(stamp.owner) else RUNNING,
+        state=RunPhase.INTERRUPTED if stamp.owner and is_known_dead(stamp.owner) else RunPhase.RUNNING,
         step=beat.step if beat else 0,
         tokens=beat.tokens if beat else 0,
         gpu_seconds=beat.gpu_seconds if beat else 0.0,

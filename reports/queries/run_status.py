@@ -1,6 +1,6 @@
 """Where a run stands: its state, who owns it, what its budgets have left, and what happens next.
 
-Owns the five states: opened, running, interrupted (the same command continues), finished, stopped (a person decides).
+Owns the states: opened, running, interrupted (the same command continues), finished, stopped (a person decides).
 Refuses torch and the orchestrator. Everything is read from the log; the heartbeat only says how far an attempt is.
 """
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 from typing import Any
 
 from reports.queries.run_lookup import configuration_document
@@ -17,10 +18,20 @@ from storage.logs.run_log import RunLog, list_run_ids
 from storage.logs.run_state import AttemptRecord, RunState
 from storage.stores.document import converted
 from storage.stores.object_store import ObjectStore
+from tasks.policy.termination import RESTARTABLE, DecisionAction, TerminationReason
 
-OPENED, RUNNING, INTERRUPTED, FINISHED, STOPPED = "opened", "running", "interrupted", "finished", "stopped"
-UNREADABLE = "unreadable"
 _READERS = 8
+
+
+class RunPhase(StrEnum):
+    """Where a run stands; `unreadable` is a run whose log does not verify."""
+
+    OPENED = "opened"
+    RUNNING = "running"
+    INTERRUPTED = "interrupted"
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    UNREADABLE = "unreadable"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +88,7 @@ def view_status(log: RunLog) -> StatusView:
     """Return the status of a run that was read."""
     state = log.state
     standing, newest = standing_of(state), state.newest_committed
-    owner = state.open_attempt if standing == RUNNING else None
+    owner = state.open_attempt if standing == RunPhase.RUNNING else None
     return StatusView(
         run_id=log.run_id,
         state=standing,
@@ -103,7 +114,7 @@ def _row(store: ObjectStore, run_id: str) -> RunRow:
     try:
         state = log.refresh()
     except IntegrityError as error:
-        return RunRow(run_id=run_id, state=UNREADABLE, detail=str(error))
+        return RunRow(run_id=run_id, state=RunPhase.UNREADABLE, detail=str(error))
     standing, newest = standing_of(state), state.newest_committed
     return RunRow(
         run_id=run_id,
@@ -118,10 +129,10 @@ def _row(store: ObjectStore, run_id: str) -> RunRow:
     )
 
 
-def _detail(run_id: str, state: RunState, standing: str) -> str | None:
+def _detail(run_id: str, state: RunState, standing: RunPhase) -> str | None:
     """Return what one line must not keep to itself: why it needs a person, or why it ended before its last step."""
     ended = state.attempts[-1].ended if state.attempts else None
-    if standing == STOPPED and ended is not None:
+    if standing == RunPhase.STOPPED and ended is not None:
         return f"attempt {ended.attempt} ended: {ended.reason}; `cairn explain {run_id}` says why"
     return stopped_early(state)
 
@@ -132,18 +143,21 @@ def stopped_early(state: RunState) -> str | None:
     return f"stopped early at step {end.step}: {end.stopped} (early_stop.{end.rule})" if end and end.stopped else None
 
 
-def standing_of(state: RunState) -> str:
-    """Return which of the five states a run is in; whether an open attempt's owner is gone is asked of this machine."""
+def standing_of(state: RunState) -> RunPhase:
+    """Return which of the states a run is in; whether an open attempt's owner is gone is asked of this machine."""
     if not state.attempts:
-        return OPENED
+        return RunPhase.OPENED
     if state.open_attempt is not None:
-        return INTERRUPTED if _is_gone(state.open_attempt) else RUNNING
+        return RunPhase.INTERRUPTED if _is_gone(state.open_attempt) else RunPhase.RUNNING
     if state.finished is not None:
-        return FINISHED
+        return RunPhase.FINISHED
     ended = state.attempts[-1].ended
     assert ended is not None
-    resumable = ended.decision.action == "resume" or ended.reason in ("preempted", "cancelled", "fenced")
-    return INTERRUPTED if resumable else STOPPED
+    resumable = ended.decision.action == DecisionAction.RESUME or ended.reason in {
+        *RESTARTABLE,
+        TerminationReason.FENCED,
+    }
+    return RunPhase.INTERRUPTED if resumable else RunPhase.STOPPED
 
 
 def _is_gone(owner: AttemptRecord) -> bool:
@@ -152,10 +166,10 @@ def _is_gone(owner: AttemptRecord) -> bool:
     return is_known_dead(owner.started.placement)
 
 
-def _step(log: RunLog, standing: str) -> int:
+def _step(log: RunLog, standing: RunPhase) -> int:
     newest = log.state.newest_committed
     committed = newest.committed.step if newest else 0
-    return max(committed, view_attempts(log)[-1].last_step) if standing == RUNNING else committed
+    return max(committed, view_attempts(log)[-1].last_step) if standing == RunPhase.RUNNING else committed
 
 
 def _budgets(state: RunState) -> dict[str, BudgetView]:
@@ -190,20 +204,20 @@ def _budget(limit: "_Limit", spent: int, spent_total: int) -> BudgetView:
     )
 
 
-def _next(run_id: str, state: RunState, standing: str) -> str:
+def _next(run_id: str, state: RunState, standing: RunPhase) -> str:
     newest = state.newest_committed
     origin = f"from step {newest.committed.step}" if newest else "from step 0"
     again = f"`cairn train --run-id {run_id}`"
-    if standing == OPENED:
+    if standing == RunPhase.OPENED:
         return f"nobody trains it yet: {again} starts the first attempt"
-    if standing == RUNNING:
+    if standing == RunPhase.RUNNING:
         total = state.opened.total_steps if state.opened else 0
         return f"attempt {state.latest_attempt} trains on to step {total}; if it falls silent, {again} takes over"
-    if standing == FINISHED:
+    if standing == RunPhase.FINISHED:
         how = stopped_early(state) or "it is finished"
         return f"nothing: {how}; `cairn sample {run_id}` writes text with it"
     ended = state.attempts[-1].ended
-    if standing == INTERRUPTED:
+    if standing == RunPhase.INTERRUPTED:
         why = f"attempt {state.latest_attempt} ended: {ended.reason}" if ended else "its owner's process is gone"
         return f"{why}; {again} continues {origin}"
     assert ended is not None

@@ -20,6 +20,7 @@ from tasks.configuration.settings import BudgetsConfig, LeaseConfig
 from tasks.errors import BudgetExhausted, LiveOwner
 from tasks.machine.placement import is_known_dead
 from tasks.policy.failures import Evidence, classify
+from tasks.policy.termination import DecisionAction
 
 Start = Callable[[int, CheckpointReference | None, RunState], AttemptStarted]
 """Makes the claim's body from attempt number, resume point and state."""
@@ -110,7 +111,7 @@ def _end_as_lost(log: RunLog, owner: AttemptRecord, claimant: Claimant) -> None:
 
     state = log.append(decide, writer=claimant.writer)
     ended = next(item.ended for item in state.attempts if item.started.attempt == owner.started.attempt)
-    if ended is not None and ended.decision.action == "stop" and ended.decision.charged is not None:
+    if ended is not None and ended.decision.action == DecisionAction.STOP and ended.decision.charged is not None:
         raise BudgetExhausted(f"run {log.run_id}: {ended.decision.reason}")
 
 

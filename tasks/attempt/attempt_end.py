@@ -13,8 +13,8 @@ from storage.logs.run_log import RunLog
 from tasks.attempt.attempt_receipt import NO_REMEDY, Remedy, Usage, shown_evidence, write_receipt
 from tasks.attempt.failure_remedy import DataOrigin, apply_remedy, find_remedy
 from tasks.configuration.settings import BudgetsConfig
-from tasks.policy.budgets import RESUME
 from tasks.policy.failures import Evidence, Failure, classify
+from tasks.policy.termination import DecisionAction
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +46,7 @@ def end_attempt(
         remedy=remedy,
         jitter=over.jitter,
     )
-    if planned.decision.action == RESUME:
+    if planned.decision.action == DecisionAction.RESUME:
         apply_remedy(log, remedy, failure, attempt=over.attempt, writer=writer)
     log.append(lambda state: planned, writer=writer)
     return planned

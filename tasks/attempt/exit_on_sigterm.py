@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from tasks.policy.exit_code import ExitCode
+from tasks.policy.termination import ExitCode
 
 
 class Terminated(BaseException):

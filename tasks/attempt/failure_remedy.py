@@ -15,7 +15,8 @@ from storage.logs.run_log import RunLog
 from storage.logs.run_state import CheckpointRecord, RunState
 from tasks.attempt.attempt_receipt import NO_REMEDY, Remedy
 from tasks.data.snapshot_build import repair_snapshot
-from tasks.policy.failures import ExceptionReport, Failure, TerminationReason
+from tasks.policy.failures import ExceptionReport, Failure
+from tasks.policy.termination import TerminationReason
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

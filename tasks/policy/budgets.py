@@ -10,16 +10,14 @@ from math import floor
 from storage.logs.run_entries import Decision, EvaluationFailed
 from storage.logs.run_state import AttemptRecord, RunState
 from tasks.configuration.settings import BudgetConfig, BudgetsConfig
-from tasks.policy.failures import Failure, TerminationReason
+from tasks.policy.failures import Failure
+from tasks.policy.termination import DecisionAction, TerminationReason
 
-RESUME = "resume"
-STOP = "stop"
-FINISH = "finish"
 _UNCHARGED = {
-    TerminationReason.COMPLETED: FINISH,
-    TerminationReason.FENCED: STOP,
-    TerminationReason.CANCELLED: STOP,
-    TerminationReason.ERROR: STOP,
+    TerminationReason.COMPLETED: DecisionAction.FINISH,
+    TerminationReason.FENCED: DecisionAction.STOP,
+    TerminationReason.CANCELLED: DecisionAction.STOP,
+    TerminationReason.ERROR: DecisionAction.STOP,
 }
 _SAME_AGAIN_IS_NO_NEWS = frozenset(
     {TerminationReason.OOM, TerminationReason.BAD_DATA, TerminationReason.DIVERGED, TerminationReason.HUNG}
@@ -92,15 +90,17 @@ def decide(
         return Decision(action=_UNCHARGED[failure.reason], reason=failure.detail)
     budget = budget_of(budgets, failure.reason)
     if budget is None:
-        return Decision(action=STOP, reason=f"no budget pays for {failure.reason}")
+        return Decision(action=DecisionAction.STOP, reason=f"no budget pays for {failure.reason}")
     change = _change(failure, setback)
     if not change.told and failure.reason in _NEED_A_REMEDY:
         return Decision(
-            action=STOP, reason=f"{failure.reason}: nothing is known that would make it different next time"
+            action=DecisionAction.STOP,
+            reason=f"{failure.reason}: nothing is known that would make it different next time",
         )
     if not change.told and _is_no_news(state, failure, setback.last_step):
         return Decision(
-            action=STOP, reason=f"the same failure at step {setback.last_step} with nothing changed since: no retry"
+            action=DecisionAction.STOP,
+            reason=f"the same failure at step {setback.last_step} with nothing changed since: no retry",
         )
     return _charged(budget, state, failure, setback, change, jitter)
 
@@ -144,11 +144,16 @@ def _charged(
     shown = {name: None if value is None else max(value, 0) for name, value in left.items()}
     empty = [name for name, value in left.items() if value is not None and value < 0]
     if empty:
-        return Decision(action=STOP, reason=_spent(state, reason, spent, wasted, empty[0]), charged=reason, left=shown)
+        return Decision(
+            action=DecisionAction.STOP,
+            reason=_spent(state, reason, spent, wasted, empty[0]),
+            charged=reason,
+            left=shown,
+        )
     waiting = budget.backoff_seconds * 2 ** min(spent.since_progress, _MOST_DOUBLINGS) * (1 - jitter / 2)
     changed = f", {change.told}" if change.told else ""
     return Decision(
-        action=RESUME,
+        action=DecisionAction.RESUME,
         reason=f"{reason}: resume from the newest committed checkpoint{changed}",
         charged=reason,
         left=shown,

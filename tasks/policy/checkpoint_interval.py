@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice, repeat
 
 from tasks.policy.failure_trace import FailureTrace, TraceFailure
-from tasks.policy.failures import TerminationReason
 from tasks.policy.simulated_attempt import SimulationPlan, train_until
+from tasks.policy.termination import TerminationReason
 
 _STEPS_PER_DOUBLING = 3
 _DOUBLINGS = 2

@@ -30,7 +30,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from storage.logs.run_state import AttemptRecord, RunState
 from tasks.errors import TaskError
-from tasks.policy.failures import TerminationReason
+from tasks.policy.termination import DecisionAction, TerminationReason
 
 DAY_SECONDS = 86_400.0
 _NO_FAILURES = frozenset({TerminationReason.COMPLETED, TerminationReason.FENCED, TerminationReason.CANCELLED})
@@ -172,7 +172,7 @@ def _recorded(state: RunState, attempt: AttemptRecord, restart_device_seconds: f
     assert attempt.ended is not None
     ended, number = attempt.ended, attempt.started.attempt
     samples = sum(len(item.windows) for item in state.quarantines if item.attempt == number)
-    remedied = ended.decision.action == "resume" and not samples
+    remedied = ended.decision.action == DecisionAction.RESUME and not samples
     return TraceFailure(
         reason=_reason(attempt),
         after_device_seconds=_device_seconds(state, attempt, restart_device_seconds),

@@ -7,34 +7,13 @@ import hashlib
 import re
 import signal
 from dataclasses import dataclass
-from enum import StrEnum
 
-PREEMPTED_EXIT_CODE = 75
+from tasks.policy.termination import ExitCode, TerminationReason
+
 ORPHANED_EXIT_CODE = 76
 """The trainer's own exit when its parent is gone."""
 PEER_LOST_EXIT_CODE = 77
 """A rank's own exit when another rank is gone: whatever ended that one is the reason."""
-
-
-class TerminationReason(StrEnum):
-    """Every way an attempt can end."""
-
-    COMPLETED = "completed"
-    PREEMPTED = "preempted"
-    LOST = "lost"
-    OOM = "oom"
-    BAD_DATA = "bad-data"
-    DIVERGED = "diverged"
-    STORAGE = "storage"
-    HUNG = "hung"
-    FENCED = "fenced"
-    CANCELLED = "cancelled"
-    ERROR = "error"
-
-
-def state_name(reason: TerminationReason) -> str:
-    """Return the reason as the orchestrator shows it: `OOM`, `BadData`, `Preempted`."""
-    return "OOM" if reason is TerminationReason.OOM else "".join(part.capitalize() for part in reason.split("-"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,7 +111,7 @@ _KUBERNETES = {
     "DeadlineExceeded": TerminationReason.PREEMPTED,
 }
 _BY_EXIT = {
-    PREEMPTED_EXIT_CODE: (TerminationReason.PREEMPTED, "the trainer left with the exit code of a preemption"),
+    ExitCode.PREEMPTED: (TerminationReason.PREEMPTED, "the trainer left with the exit code of a preemption"),
     -signal.SIGTERM: (TerminationReason.PREEMPTED, "the trainer was ended by SIGTERM before it could stop in order"),
     -signal.SIGINT: (TerminationReason.CANCELLED, "a person interrupted the trainer itself"),
     ORPHANED_EXIT_CODE: (TerminationReason.LOST, "the trainer found its parent gone"),

@@ -11,8 +11,7 @@ from enum import Enum
 
 from storage.logs.run_state import AttemptRecord, RunState
 from tasks.configuration.settings import EvaluationConfig, LeaseConfig
-from tasks.policy.budgets import RESUME
-from tasks.policy.failures import TerminationReason
+from tasks.policy.termination import DecisionAction, TerminationReason
 
 _RETRY_SECONDS = 30.0
 _RETRY_GROWTH = 4.0
@@ -142,7 +141,7 @@ def _ended(state: RunState, last: AttemptRecord, observed: Observed, now: float)
     whose, decision = f"attempt {ended.attempt} ended: {ended.reason}", ended.decision
     if ended.reason == TerminationReason.CANCELLED:
         return Leave(why=f"{whose}; a person stopped it and continues it")
-    if decision.action != RESUME:
+    if decision.action != DecisionAction.RESUME:
         return Leave(why=f"{whose}; a person decides: {decision.reason}")
     leaves = ended.reason == TerminationReason.PREEMPTED  # any other end is followed up by the process that saw it
     if observed.owner is Life.HERE:

@@ -27,10 +27,11 @@ from storage.logs.run_entries import (
 )
 from storage.logs.run_state import AttemptRecord, CheckpointRecord, RunState
 from tasks.configuration.settings import BudgetsConfig
-from tasks.policy.budgets import FINISH, RESUME, STOP, FailureImpact, decide
+from tasks.policy.budgets import FailureImpact, decide
 from tasks.policy.failure_trace import TraceFailure
-from tasks.policy.failures import Failure, TerminationReason
+from tasks.policy.failures import Failure
 from tasks.policy.simulated_attempt import SimulationPlan, Stretch, train_until
+from tasks.policy.termination import DecisionAction, TerminationReason
 
 MOST_ATTEMPTS = 10_000
 _MEAN_JITTER = 0.5
@@ -90,7 +91,9 @@ class SimulatedRun:
     def retries(self) -> Mapping[str, int]:
         """Reason → how many attempts it ended that were followed by another."""
         ended = (attempt.ended for attempt in self.state.attempts)
-        return Counter(receipt.reason for receipt in ended if receipt and receipt.decision.action == RESUME)
+        return Counter(
+            receipt.reason for receipt in ended if receipt and receipt.decision.action == DecisionAction.RESUME
+        )
 
 
 def budget_policy(budgets: BudgetsConfig) -> Policy:
@@ -107,15 +110,17 @@ def plain_retries(most: int) -> Policy:
 
     def policy(state: RunState, failure: Failure, setback: FailureImpact) -> Decision:
         if len(state.attempts) > most:
-            return Decision(action=STOP, reason=f"{failure.reason} after {most} retries of whatever reason")
-        return Decision(action=RESUME, reason=f"retry {len(state.attempts)} of {most}")
+            return Decision(
+                action=DecisionAction.STOP, reason=f"{failure.reason} after {most} retries of whatever reason"
+            )
+        return Decision(action=DecisionAction.RESUME, reason=f"retry {len(state.attempts)} of {most}")
 
     return policy
 
 
 def never_give_up(state: RunState, failure: Failure, setback: FailureImpact) -> Decision:
     """Resume after everything: for measuring what the interval alone costs."""
-    return Decision(action=RESUME, reason="always")
+    return Decision(action=DecisionAction.RESUME, reason="always")
 
 
 def simulate(plan: SimulationPlan, failures: Iterable[TraceFailure], policy: Policy) -> SimulatedRun:
@@ -163,12 +168,12 @@ def _after(run: SimulatedRun, stretch: Stretch, event: TraceFailure | None, poli
     opened = _with_attempt(run, spent, stretch)
     if event is None or stretch.is_finished:
         failure = Failure(reason=TerminationReason.COMPLETED, detail="the last step is committed", fingerprint="")
-        finish = Decision(action=FINISH, reason=failure.detail)
+        finish = Decision(action=DecisionAction.FINISH, reason=failure.detail)
         return replace(spent, state=_with_receipt(opened, run, spent, stretch, failure, finish))
     failure, setback = _failure(event, stretch), _setback(event, stretch, run.plan, opened)
     decision = policy(opened, failure, setback)
     state = _with_receipt(opened, run, spent, stretch, failure, decision)
-    if decision.action == RESUME:
+    if decision.action == DecisionAction.RESUME:
         state = _with_quarantine(state, failure, setback.quarantined_samples)
         return replace(spent, state=state, waiting_seconds=run.waiting_seconds + decision.delay_seconds)
     return replace(spent, state=state, stopped_by=f"{failure.reason}: {decision.reason or 'never retried'}")

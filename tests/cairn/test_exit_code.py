@@ -22,7 +22,7 @@ from tasks.errors import (
     TaskError,
     TrainerGone,
 )
-from tasks.policy.exit_code import ExitCode, code_of_state
+from tasks.policy.termination import EXIT_CODES, ExitCode
 
 STATES = {"Completed": 0, "Error": 1, "BudgetExhausted": 4, "Fenced": 7, "Preempted": 75, "Interrupted": 130}
 ERRORS: dict[type[BaseException], int] = {
@@ -52,12 +52,12 @@ ERRORS: dict[type[BaseException], int] = {
 
 @pytest.mark.parametrize(("name", "code"), STATES.items())
 def test_a_final_state_has_the_code_the_contract_gives_it(name: str, code: int) -> None:
-    assert code_of_state(name) == code
+    assert EXIT_CODES[name] == code
 
 
 @pytest.mark.parametrize("name", ["Failed", "Crashed", ""])
 def test_a_state_of_the_orchestrators_own_has_no_code(name: str) -> None:
-    assert code_of_state(name) is None
+    assert name not in EXIT_CODES
 
 
 @pytest.mark.parametrize(("error", "code"), ERRORS.items(), ids=lambda item: getattr(item, "__name__", str(item)))

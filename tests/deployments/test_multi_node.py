@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from tasks.configuration.run_configuration import load_configuration
-from tasks.policy.exit_code import ExitCode
+from tasks.policy.termination import ExitCode
 from tasks.trainer.trainer_group import trainer_group
 
 FOLDER = Path(__file__).parents[2] / "deployments"

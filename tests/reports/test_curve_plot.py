@@ -23,7 +23,7 @@ from reports.plots.run_curves import HeldOutPoint, Interruption, PromotedPoint, 
 from storage.logs.step_curve import StepPoint
 from storage.logs.step_log import StepRecord, step_log_key
 from storage.stores.object_store import ObjectStore
-from tasks.policy.failures import TerminationReason
+from tasks.policy.termination import TerminationReason
 
 
 def line(step: int, *, attempt: int = 1, loss: float = 3.0, **values: Any) -> StepRecord:

@@ -11,7 +11,8 @@ from storage.logs.run_entries import DataQuarantined, Decision, EvaluationFailed
 from storage.logs.run_state import RunState, fold
 from tasks.configuration.settings import BudgetConfig, BudgetsConfig
 from tasks.policy.budgets import FailureImpact, decide, evaluator_retries_left, spending
-from tasks.policy.failures import Evidence, Failure, TerminationReason, classify
+from tasks.policy.failures import Evidence, Failure, classify
+from tasks.policy.termination import TerminationReason
 from tests.entries import NOON, ended, started
 from tests.storage.builders import committed, entry, opened
 

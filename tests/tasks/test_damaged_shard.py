@@ -14,7 +14,8 @@ from storage.errors import SnapshotDamaged
 from storage.snapshots.data_snapshot import open_snapshot
 from storage.stores.local_store import LocalStore
 from tasks.data.snapshot_build import build_snapshot, repair_snapshot
-from tasks.policy.failures import Evidence, ExceptionReport, TerminationReason, classify
+from tasks.policy.failures import Evidence, ExceptionReport, classify
+from tasks.policy.termination import TerminationReason
 
 BLOCK = 16
 SHARD_TOKENS = 512

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.policy.failures import Evidence, ExceptionReport, Failure, TerminationReason, classify
+from tasks.policy.failures import Evidence, ExceptionReport, Failure, classify
+from tasks.policy.termination import TerminationReason
 from tests.tasks.real_ends.ends import (
     BAD_ALLOC,
     NULL_POINTER,

@@ -24,7 +24,7 @@ from tasks.policy.failure_trace import (
     published_trace,
     recorded_trace,
 )
-from tasks.policy.failures import Failure, TerminationReason
+from tasks.policy.failures import Failure
 from tasks.policy.simulated_attempt import SimulationPlan, train_until
 from tasks.policy.simulation import (
     MOST_ATTEMPTS,
@@ -34,6 +34,7 @@ from tasks.policy.simulation import (
     plain_retries,
     simulate,
 )
+from tasks.policy.termination import TerminationReason
 from tests.fabricated_run import fabricate
 
 R = TerminationReason
