@@ -111,9 +111,11 @@ def _afterwards(facts: PostMortem, receipt: AttemptView) -> str:
         return f"Now: {facts.next.removeprefix(f'attempt {receipt.attempt} ended: {receipt.termination_reason}; ')}"
     how = f" with {difference(after.changed)}" if difference(after.changed) else ""
     reached = f"got to step {after.last_step:,}" if after.last_step > after.first_step else "did no step"
-    became = {None: "is still open", TerminationReason.COMPLETED: "finished the run"}.get(
-        after.termination_reason, f"{reached} before it ended ({after.termination_reason})"
-    )
+    became = f"{reached} before it ended ({after.termination_reason})"
+    if after.termination_reason is None:
+        became = "is still open"
+    elif after.termination_reason == TerminationReason.COMPLETED:
+        became = "finished the run"
     state = "" if after.termination_reason == TerminationReason.COMPLETED else f"; the run is {facts.run_state} now"
     return f"Attempt {after.attempt} went on from step {after.first_step:,}{how} and {became}{state}"
 
