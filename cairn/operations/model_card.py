@@ -14,9 +14,7 @@ from storage.logs.run_entries import CheckpointReference, EvaluationRecorded, Ru
 from storage.logs.run_state import RunState
 from storage.snapshots.data_snapshot import SnapshotManifest
 from storage.stores.document import encode
-from tasks.configuration.logged_configuration import logged_configuration
-from tasks.configuration.run_configuration import RunConfig
-from tasks.configuration.stored_configuration import parse_stored_configuration
+from tasks.configuration.run_configuration import RunConfig, parse_stored_configuration
 from tasks.text.format import one_line
 
 _SOURCES_SHOWN = 20
@@ -42,7 +40,7 @@ class ModelFacts:
     @property
     def config(self) -> RunConfig:
         """The run's frozen configuration; what is not frozen has its default."""
-        return parse_stored_configuration(logged_configuration(self.opened.config))
+        return parse_stored_configuration(self.opened.config)
 
     @property
     def evaluations(self) -> tuple[EvaluationRecorded, ...]:

@@ -4,15 +4,13 @@ import math
 import posixpath
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    SerializerFunctionWrapHandler,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
@@ -26,8 +24,6 @@ LONGEST_PERIOD = 2**30
 
 SNAPSHOT_SOURCE = "snapshot:"
 SHORTEST_SNAPSHOT_ID = 8
-
-_LATER_DATA_KEYS = ("tokenizer_bytes", "max_document_bytes", "max_rejected_fraction", "deduplicate", "weights")
 
 
 class DataConfig(BaseModel):
@@ -50,13 +46,6 @@ class DataConfig(BaseModel):
     max_rejected_fraction: Annotated[float, Field(ge=0.0, le=1.0)] = 0.01
     deduplicate: bool = False
     weights: tuple[Annotated[float, Field(gt=0.0, allow_inf_nan=False)], ...] = ()
-
-    @model_serializer(mode="wrap")
-    def _without_later_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # A run opened before these keys existed is still the same run: what is not said is not written.
-        document: dict[str, Any] = handler(self)
-        unsaid = {name for name in _LATER_DATA_KEYS if getattr(self, name) == type(self).model_fields[name].default}
-        return {name: value for name, value in document.items() if name not in unsaid}
 
     @field_validator("tokenizer")
     @classmethod

@@ -6,10 +6,8 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    SerializerFunctionWrapHandler,
     ValidationInfo,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
@@ -30,8 +28,6 @@ UNFROZEN_TRAINING: frozenset[str] = frozenset(
     }
 )
 """Training fields that do not change which run it is; everything else in TrainingConfig is frozen at run-opened."""
-
-_LATER_TRAINING_KEYS = ("mask_documents", "init_from", "processes", "parallel", "memory_check")
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Kernels = Literal["auto", "stock", "fused"]
@@ -67,13 +63,6 @@ class TrainingConfig(BaseModel):
     processes: Positive | Literal["auto"] = 1
     parallel: Parallel = "ddp"
     memory_check: bool = True
-
-    @model_serializer(mode="wrap")
-    def _without_later_keys_unless_wanted(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # A run opened before there were these keys is still the same run: what is not said is not written.
-        document: dict[str, Any] = handler(self)
-        unsaid = {name for name in _LATER_TRAINING_KEYS if getattr(self, name) == type(self).model_fields[name].default}
-        return {name: value for name, value in document.items() if name not in unsaid}
 
     @field_validator("micro_batch", mode="before")
     @classmethod

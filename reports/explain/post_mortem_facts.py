@@ -31,6 +31,7 @@ from storage.logs.log_entry import Entry
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import AttemptRecord, RunState
 from storage.logs.step_log import MOST_STEP_LOG_BYTES, StepRecord, parse_step_records, step_log_key
+from tasks.configuration.flat_document import flatten
 from tasks.policy.termination import TerminationReason
 
 
@@ -223,19 +224,12 @@ def _config_changes(before: AttemptRecord | None, record: AttemptRecord) -> Iter
     """Yield what differs from the attempt before: what a person changed, and what a decision did."""
     if before is None:
         return
-    old, new = _flat(before.started.config), _flat(record.started.config)
+    old, new = flatten(before.started.config), flatten(record.started.config)
     for name in ("code_version", "micro_batch", "activation_checkpointing"):
         old[name], new[name] = getattr(before.started, name), getattr(record.started, name)
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) != new.get(key):
             yield ConfigChange(key=key, before=old.get(key), after=new.get(key))
-
-
-def _flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in document.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
 
 
 def _quarantines(state: RunState, record: AttemptRecord) -> tuple[QuarantineFact, ...]:

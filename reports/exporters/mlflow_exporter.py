@@ -15,7 +15,7 @@ from reports.exporters.curve_follower import CurveNews, TimedStep
 from reports.exporters.mlflow_client import MlflowClient, MlflowRefused
 from storage.logs.run_entries import AttemptEnded, EvaluationRecorded
 from storage.logs.run_state import RunState
-from tasks.configuration.run_configuration import flattened
+from tasks.configuration.flat_document import flatten
 from tasks.policy.termination import DecisionAction
 
 _METRICS_AT_ONCE = 1000
@@ -128,7 +128,7 @@ class MlflowExporter:
 
     def _tell_parameters(self, state: RunState) -> None:
         """Send the frozen part, which never changes, as MLflow's parameters never may."""
-        frozen = flattened(state.opened.config) if state.opened else {}
+        frozen = flatten(state.opened.config) if state.opened else {}
         listed = [{"key": key, "value": str(value)[:_MOST_CHARACTERS]} for key, value in sorted(frozen.items())]
         for batch in _batches(listed, _TAGS_AT_ONCE):
             self._client.post("runs/log-batch", run_id=self._mlflow_run, params=batch)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from storage.logs.run_state import RunState
-from tasks.configuration.logged_configuration import logged_configuration
 
 _BARE = re.compile(r"[A-Za-z_][A-Za-z0-9_:/-]*\Z")
 _NOT_WORDS = frozenset({"true", "false", "inf", "nan"})
@@ -46,12 +45,12 @@ def reproduce(state: RunState, run_id: str) -> Reproduction:
 def _settings(state: RunState) -> Iterator[tuple[str, str]]:
     from tasks.configuration.run_configuration import (
         FROZEN_SECTIONS,  # pydantic's models: only who reports pays for them
+        parse_stored_configuration,
     )
-    from tasks.configuration.stored_configuration import parse_stored_configuration
 
     if state.opened is None:
         return
-    believed = parse_stored_configuration(logged_configuration(state.opened.config))
+    believed = parse_stored_configuration(state.opened.config)
     config = believed.model_dump(mode="json", exclude_defaults=True)
     newest = state.attempts[-1].started.config.get("training") if state.attempts else {}
     newest = newest if isinstance(newest, Mapping) else {}

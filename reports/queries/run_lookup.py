@@ -14,7 +14,6 @@ from storage.logs.run_entries import CheckpointReference, RunOpened
 from storage.logs.run_log import RunLog, list_run_ids
 from storage.logs.run_state import RunState
 from storage.stores.object_store import ObjectStore
-from tasks.configuration.logged_configuration import logged_configuration
 from tasks.errors import InvalidConfiguration
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ def configuration_of(state: RunState) -> "RunConfig":
 
     Raises `IntegrityError` where what the log holds is none.
     """
-    from tasks.configuration.stored_configuration import parse_stored_configuration
+    from tasks.configuration.run_configuration import parse_stored_configuration
 
     return parse_stored_configuration(configuration_document(state))
 
@@ -73,8 +72,8 @@ def configuration_of(state: RunState) -> "RunConfig":
 def configuration_document(state: RunState) -> Mapping[str, Any]:
     """Return what `configuration_of` validates, as it stands in the log."""
     if state.attempts:
-        return logged_configuration(state.attempts[-1].started.config)
-    return logged_configuration(state.opened.config) if state.opened else {}
+        return state.attempts[-1].started.config
+    return state.opened.config if state.opened else {}
 
 
 def _at_step(state: RunState, run_id: str, step: str) -> CheckpointReference:

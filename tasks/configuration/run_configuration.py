@@ -14,8 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from model.configuration.data import DataConfig
 from model.configuration.network import ModelConfig
 from model.configuration.training import UNFROZEN_TRAINING, TrainingConfig
+from storage.errors import IntegrityError
 from storage.stores.document import encode, sha256
-from tasks.configuration.logged_configuration import logged_configuration
+from tasks.configuration.flat_document import flatten
 from tasks.configuration.settings import (
     SUITE_KEYS,
     BudgetsConfig,
@@ -32,6 +33,8 @@ from tasks.configuration.settings import (
 )
 from tasks.configuration.suite_file import resolve_evaluation
 from tasks.errors import ConfigDrift, InvalidConfiguration, TaskError
+
+_SHOWN_CHARACTERS = 60
 
 FROZEN_SECTIONS = ("model_family", "data", "model", "training")
 
@@ -67,8 +70,6 @@ class RunConfig(BaseModel):
         """Return only what decides which run it is."""
         document = self.document()
         training = {key: value for key, value in document["training"].items() if key not in UNFROZEN_TRAINING}
-        if training["kernels"] == "stock":  # a run opened before there were others is still the same run
-            del training["kernels"]
         return {**{name: document[name] for name in FROZEN_SECTIONS}, "training": training}
 
     def with_mode(self, *, precision: str, kernels: str) -> Self:
@@ -79,8 +80,8 @@ class RunConfig(BaseModel):
 
     def as_opened(self, opened: Mapping[str, Any]) -> Self:
         """Return the configuration with the mode that the run of this frozen document was opened with."""
-        training = logged_configuration({"training": {}, **opened})["training"]
-        return self.with_mode(precision=training["precision"], kernels=training["kernels"])
+        training = parse_stored_configuration(opened).training
+        return self.with_mode(precision=training.precision, kernels=training.kernels)
 
     def frozen_sha256(self) -> str:
         """Return the identity of the frozen part."""
@@ -138,7 +139,7 @@ def parse_configuration(
 
 def check_drift(opened: Mapping[str, Any], config: RunConfig, *, run_id: str) -> None:
     """Raise `ConfigDrift` printing the difference when `config` would not be the run that was opened."""
-    before, now = flattened(logged_configuration(opened)), flattened(logged_configuration(config.frozen()))
+    before, now = flatten(opened), flatten(config.frozen())
     lines = [
         f"  {key}: run has {before.get(key, '(absent)')!r}, this command has {now.get(key, '(absent)')!r}"
         for key in sorted(before.keys() | now.keys())
@@ -147,6 +148,20 @@ def check_drift(opened: Mapping[str, Any], config: RunConfig, *, run_id: str) ->
     if lines:
         hint = "these are frozen at run-opened; undo the change or start another run with --run-id"
         raise ConfigDrift("\n".join([f"run {run_id} exists with another configuration ({hint}):", *lines]))
+
+
+def parse_stored_configuration(document: Mapping[str, Any]) -> RunConfig:
+    """Validate the configuration of a run log; raises `IntegrityError` naming the first field that breaks a rule."""
+    try:
+        return RunConfig.model_validate(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])[:_SHOWN_CHARACTERS] or "the whole of it"
+        if first["type"] == "extra_forbidden":
+            problem = "is a key this cairn does not know; update cairn, or the log was changed"
+        else:
+            problem = f"{first['msg']}, it is {repr(first['input'])[:_SHOWN_CHARACTERS]}; the log was changed"
+        raise IntegrityError(f"the configuration in the run's log cannot be believed: {field}: {problem}") from error
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -187,14 +202,3 @@ def _explained(error: ValidationError, name: str, origins: Mapping[str, str]) ->
         rule = "unknown key; README lists the keys there are" if item["type"] == "extra_forbidden" else item["msg"]
         lines.append(f"{origins.get(field, name)}: {field}{given}: {rule}")
     return "\n".join(lines)
-
-
-def flattened(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a configuration's values under their dotted names: `training.lr`."""
-    flat: dict[str, Any] = {}
-    for key, value in document.items():
-        if isinstance(value, Mapping):
-            flat.update(flattened(value, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = list(value) if isinstance(value, tuple) else value
-    return flat

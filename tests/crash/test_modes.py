@@ -26,7 +26,7 @@ def frozen_mode(command: Command) -> tuple[str, str]:
     opened = command.state().opened
     assert opened is not None
     training = opened.config["training"]
-    return training["precision"], training.get("kernels", "stock")
+    return training["precision"], training["kernels"]
 
 
 @pytest.mark.parametrize(

@@ -22,35 +22,11 @@ def opened(**training: Any) -> dict[str, Any]:
     return configured(**training).frozen()
 
 
-def opened_before_the_choice(precision: str = "fp32") -> dict[str, Any]:
-    """Return what was frozen when there was no `auto`: precision always, kernels only where they were fused."""
-    frozen = opened(precision=precision, kernels="stock")
-    assert "kernels" not in frozen["training"]
-    return frozen
-
-
 def test_a_file_that_leaves_the_choice_to_cairn_continues_as_what_was_frozen() -> None:
     frozen = opened(**OPENED_IN_HALF)
     again = configured().as_opened(frozen)
     assert (again.training.precision, again.training.kernels) == ("bf16", "fused")
     assert again.frozen_sha256() == sha256(encode(frozen))
-    check_drift(frozen, again, run_id="bard")
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_run_opened_before_there_was_a_choice_goes_on_as_it_was(precision: str) -> None:
-    frozen = opened_before_the_choice(precision)
-    again = configured().as_opened(frozen)
-    assert (again.training.precision, again.training.kernels) == (precision, "stock")
-    assert again.frozen() == frozen
-    check_drift(frozen, again, run_id="bard")
-
-
-def test_a_run_whose_log_says_neither_was_opened_in_fp32() -> None:
-    frozen = opened_before_the_choice()
-    del frozen["training"]["precision"]
-    again = configured().as_opened(frozen)
-    assert (again.training.precision, again.training.kernels) == ("fp32", "stock")
     check_drift(frozen, again, run_id="bard")
 
 
@@ -70,11 +46,6 @@ def test_another_arithmetic_than_the_frozen_one_is_drift(said: dict[str, str], w
 def test_saying_what_is_frozen_is_no_drift() -> None:
     frozen = opened(**OPENED_IN_HALF)
     check_drift(frozen, configured(**OPENED_IN_HALF).as_opened(frozen), run_id="bard")
-
-
-def test_stock_kernels_have_the_hash_they_always_had() -> None:
-    document = opened_before_the_choice()
-    assert configured(precision="fp32", kernels="stock").frozen_sha256() == sha256(encode(document))
 
 
 def test_a_run_continued_by_its_id_asks_for_nothing_new(fresh: Any) -> None:
