@@ -11,7 +11,6 @@ from storage.logs.log_entry import decode_entry
 from storage.logs.run_entries import RUN_KINDS, RunOpened
 from storage.logs.run_log import RunLog
 from storage.stores.local_store import LocalStore
-from tasks.configuration.run_configuration import parse_configuration
 from tests.tasks.committed_model import commit_model, small_configuration
 
 CONFIG = """
@@ -69,17 +68,6 @@ def test_a_run_opened_before_the_key_existed_reads_as_ever(store: LocalStore) ->
     }  # fmt: skip
     opened = decode_entry(json.dumps(entry).encode(), RUN_KINDS, where="here").body
     assert isinstance(opened, RunOpened) and opened.initial_weights_sha256 is None
-
-
-def test_a_configuration_without_the_key_has_the_hash_it_always_had() -> None:
-    document: dict[str, Any] = {
-        "data": {"sources": ["text.txt"], "tokenizer": "bytes"},
-        "model": {"n_layer": 1, "n_head": 1, "n_embd": 8, "block_size": 8},
-        "training": {"steps": 40, "global_batch": 2, "device": "cpu", "precision": "fp32", "kernels": "stock"},
-    }
-    config = parse_configuration(document, overrides=(), environment={}, name="test")
-    assert config.frozen_sha256() == "736d8ffc37b63a2b4e922d0b68107a98ab8dd0f06057a52ad69f82708afa17f0"
-    assert "init_from" not in config.frozen()["training"]
 
 
 @pytest.mark.slow

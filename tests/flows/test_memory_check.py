@@ -101,7 +101,6 @@ def test_auto_is_the_whole_share_where_nobody_knows_and_one_where_nothing_fits()
 def test_the_check_and_the_micro_batch_are_not_part_of_which_run_it_is() -> None:
     plain, other = configured(micro_batch=4), configured(micro_batch="auto", memory_check=False)
     assert plain.frozen_sha256() == other.frozen_sha256()
-    assert "memory_check" not in plain.document()["training"]
 
 
 def after_an_attempt(windows: int, *, halved_to: int | None = None) -> RunState:
