@@ -16,7 +16,7 @@ from reports.queries.run_views import PlacementView, view_attempts, view_placeme
 from storage.errors import IntegrityError
 from storage.logs.run_log import RunLog, list_run_ids
 from storage.logs.run_state import AttemptRecord, RunState
-from storage.stores.document import converted
+from storage.stores.document import convert
 from storage.stores.object_store import ObjectStore
 from tasks.policy.termination import RESTARTABLE, DecisionAction, TerminationReason
 
@@ -186,7 +186,7 @@ def view_budgets(state: RunState, limits: Mapping[str, Any]) -> dict[str, Budget
     from tasks.policy.budgets import spending
 
     where = "the run's log: budgets of the newest attempt"
-    reasons = {name.replace("_", "-"): converted(limit, _Limit, where=where) for name, limit in limits.items()}
+    reasons = {name.replace("_", "-"): convert(limit, _Limit, where=where) for name, limit in limits.items()}
     return {
         reason: _budget(limit, spending(state.attempts, reason).since_progress, spending(state.attempts, reason).total)
         for reason, limit in sorted(reasons.items())

@@ -33,7 +33,7 @@ from storage.logs.run_log import RunLog, run_prefix
 from storage.logs.run_state import RunState
 from storage.stores.document import sha256
 from storage.stores.object_store import ObjectStore, WrittenObject
-from storage.stores.verified_object import PromisedObject, check_object, read_verified
+from storage.stores.verified_object import ExpectedObject, check_object, read_verified
 
 DEFAULT_SHARD_BYTES = 512 * 1024 * 1024
 TRAINER = "trainer.json"
@@ -311,11 +311,11 @@ def _unless_unreadable(body: CheckpointQuarantined, state: RunState) -> Checkpoi
     return body if any(record.committed.prefix == body.prefix for record in state.readable) else None
 
 
-def _promised(prefix: str, item: ManifestObject) -> PromisedObject:
-    return PromisedObject(key=f"{prefix}/{item.name}", bytes=item.bytes, sha256=item.sha256)
+def _promised(prefix: str, item: ManifestObject) -> ExpectedObject:
+    return ExpectedObject(key=f"{prefix}/{item.name}", bytes=item.bytes, sha256=item.sha256)
 
 
-def _problem(store: ObjectStore, promised: PromisedObject) -> str | None:
+def _problem(store: ObjectStore, promised: ExpectedObject) -> str | None:
     try:
         check_object(store, promised)
     except IntegrityError as error:

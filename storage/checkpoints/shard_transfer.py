@@ -16,7 +16,7 @@ import numpy as np
 from storage.checkpoints.tensor_record import TensorRecord
 from storage.checkpoints.tensor_shard import parse_shard, shard_chunks
 from storage.stores.object_store import ObjectStore, WrittenObject
-from storage.stores.verified_object import PromisedObject, check_size, read_verified_into
+from storage.stores.verified_object import ExpectedObject, check_size, read_verified_into
 
 _PIECE_BYTES = 8 * 1024 * 1024
 
@@ -62,7 +62,7 @@ def write_pieces(store: ObjectStore, key: str, chunks: Iterable[memoryview]) -> 
     return store.write_stream(key, pieces)
 
 
-def begin_reads(run: Run, store: ObjectStore, shards: Sequence[PromisedObject], buffers: Buffers) -> list[ShardRead]:
+def begin_reads(run: Run, store: ObjectStore, shards: Sequence[ExpectedObject], buffers: Buffers) -> list[ShardRead]:
     """Begin to read and verify shards into what `buffers`, asked once, gives; returns one wait for each."""
     for promised in shards:
         check_size(store, promised)
@@ -96,7 +96,7 @@ def cut_shards(records: Iterable[TensorRecord], shard_bytes: int) -> list[list[T
     return shards
 
 
-def _read_shard(store: ObjectStore, promised: PromisedObject, into: memoryview) -> tuple[TensorRecord, ...]:
+def _read_shard(store: ObjectStore, promised: ExpectedObject, into: memoryview) -> tuple[TensorRecord, ...]:
     read_verified_into(into, store, promised)
     return parse_shard(into, where=promised.key)
 

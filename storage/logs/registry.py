@@ -10,7 +10,7 @@ from datetime import datetime
 
 from storage.logs.entry_log import EntryLog, ReadEntry, this_writer
 from storage.logs.registry_entries import MODEL_KINDS, Promoted, Refused, RolledBack
-from storage.stores.object_store import ObjectStore, checked_key
+from storage.stores.object_store import ObjectStore, check_key
 
 ModelDecision = Promoted | Refused | RolledBack
 
@@ -47,7 +47,7 @@ class Registry:
     def __init__(self, store: ObjectStore, alias: str, *, log: EntryLog | None = None) -> None:
         """Open the alias; nothing is read yet."""
         self.alias = alias
-        self._log = log or EntryLog(store=store, prefix=checked_key(f"models/{alias}/log"), kinds=MODEL_KINDS)
+        self._log = log or EntryLog(store=store, prefix=check_key(f"models/{alias}/log"), kinds=MODEL_KINDS)
         self._head: ReadEntry | None = None
         self.state = RegistryState()
 

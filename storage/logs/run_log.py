@@ -15,12 +15,12 @@ from storage.logs.fold_cache import FOLD_EVERY_ENTRIES, FoldedLog, read_fold, wr
 from storage.logs.log_entry import Entry, Writer
 from storage.logs.run_entries import RUN_KINDS
 from storage.logs.run_state import RunState, fold
-from storage.stores.object_store import ObjectStore, checked_key
+from storage.stores.object_store import ObjectStore, check_key
 
 
 def run_prefix(run_id: str) -> str:
     """Return the folder of a run; raises `StorageError` for a run id that is no plain name."""
-    return checked_key(f"runs/{run_id}")
+    return check_key(f"runs/{run_id}")
 
 
 def list_run_ids(store: ObjectStore) -> list[str]:

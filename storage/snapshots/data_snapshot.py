@@ -30,7 +30,7 @@ from storage.snapshots.token_shard import SHARD_SUFFIX, count_tokens, map_shard
 from storage.snapshots.verified_shard import VerifiedShard
 from storage.stores.document import decode, encode, sha256
 from storage.stores.object_store import ObjectStore
-from storage.stores.verified_object import PromisedObject, check_object, describe_file
+from storage.stores.verified_object import ExpectedObject, check_object, describe_file
 
 ID_CHARACTERS = 64
 TOKENIZER = "tokenizer.json"
@@ -178,7 +178,7 @@ class SnapshotFiles:
             tokens = len(map_shard(self.path(item.key), schema, where=where))
         return VerifiedShard(partial(self.path, item.key), schema, tokens=tokens, where=where)
 
-    def _fetched(self, key: str, promised: PromisedObject) -> Path:
+    def _fetched(self, key: str, promised: ExpectedObject) -> Path:
         path = self._store.local_path(key)
         if path is None:
             return self._cache.fetch(self._store, promised)
@@ -230,8 +230,8 @@ def _key(snapshot_id: str, name: str) -> str:
     return f"data/{snapshot_id}/{name}"
 
 
-def _promised(snapshot_id: str, item: SnapshotObject) -> PromisedObject:
-    return PromisedObject(key=_key(snapshot_id, item.key), bytes=item.bytes, sha256=item.sha256)
+def _promised(snapshot_id: str, item: SnapshotObject) -> ExpectedObject:
+    return ExpectedObject(key=_key(snapshot_id, item.key), bytes=item.bytes, sha256=item.sha256)
 
 
 def _chunks(path: Path) -> Iterator[bytes]:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from storage.errors import StorageError
 from storage.stores.object_store import ObjectStore
-from storage.stores.verified_object import PromisedObject, describe_file, save_verified
+from storage.stores.verified_object import ExpectedObject, describe_file, save_verified
 
 VARIABLE = "CAIRN_CACHE_BYTES"
 LEASES = "leases"
@@ -46,7 +46,7 @@ class SnapshotCache:
         self._lock = threading.Lock()
         self._lease: _Lease | None = None
 
-    def fetch(self, store: ObjectStore, promised: PromisedObject) -> Path:
+    def fetch(self, store: ObjectStore, promised: ExpectedObject) -> Path:
         """Return a verified copy of the object, downloaded where there is none that is sound.
 
         The copy stays while this cache is referred to. Raises IntegrityError where the store has other bytes.
@@ -65,7 +65,7 @@ class SnapshotCache:
                 temporary.unlink(missing_ok=True)
         return path
 
-    def drop_damaged(self, promised: PromisedObject) -> bool:
+    def drop_damaged(self, promised: ExpectedObject) -> bool:
         """Delete the copy where it is no longer what its name says; True where there was such a one."""
         path = self._folder / promised.sha256
         if not path.is_file() or _is_sound(path, promised):
@@ -141,7 +141,7 @@ def _living_leases(folder: Path) -> dict[str, list[str]]:
     return living
 
 
-def _is_sound(path: Path, promised: PromisedObject) -> bool:
+def _is_sound(path: Path, promised: ExpectedObject) -> bool:
     try:
         found = describe_file(path)
     except FileNotFoundError:

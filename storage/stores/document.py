@@ -1,10 +1,7 @@
-"""How records become JSON and come back: sorted keys, indented, strict types, one place.
-
-Owns the encoding (RFC 8259, times per RFC 3339). Refuses to know what any record means.
-"""
+"""Records as JSON (RFC 8259; times per RFC 3339) and back: sorted keys, indented, strict types."""
 
 import hashlib
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -15,12 +12,12 @@ MAX_DOCUMENT_BYTES = 16 * 1024 * 1024
 
 
 def encode(record: object) -> bytes:
-    """Return the record as sorted, indented JSON that `cat` shows well; equal records give equal bytes."""
+    """Return the record as sorted, indented JSON; equal records give equal bytes."""
     return msgspec.json.format(msgspec.json.encode(record, order="sorted"), indent=1) + b"\n"
 
 
 def decode(data: bytes, record_type: type[T], *, where: str) -> T:
-    """Return the record in `data`, or raise `IntegrityError` naming `where` and the offending field."""
+    """Return the record in `data`; raises IntegrityError naming `where` and the invalid field."""
     if len(data) > MAX_DOCUMENT_BYTES:
         raise IntegrityError(f"{where}: {len(data)} bytes, at most {MAX_DOCUMENT_BYTES} are read")
     try:
@@ -29,17 +26,12 @@ def decode(data: bytes, record_type: type[T], *, where: str) -> T:
         raise IntegrityError(f"{where}: not a valid {record_type.__name__}: {error}") from error
 
 
-def converted(value: object, record_type: type[T], *, where: str) -> T:
-    """Return a value of plain JSON types as a record, or raise `IntegrityError` naming `where` and the field."""
+def convert(value: object, record_type: type[T], *, where: str) -> T:
+    """Return a value of plain JSON types as a record; raises IntegrityError naming `where` and the invalid field."""
     try:
         return msgspec.convert(value, record_type)
     except (msgspec.ValidationError, RecursionError, ValueError, StorageError) as error:
         raise IntegrityError(f"{where}: not a valid {record_type.__name__}: {error}") from error
-
-
-def builtins(record: object) -> Any:
-    """Return the record as plain JSON types, for printing."""
-    return msgspec.to_builtins(record, str_keys=True)
 
 
 def sha256(data: bytes) -> str:

@@ -1,12 +1,8 @@
-"""A store in a folder of this machine, with a create that excludes and survives power loss.
+"""A store in a local folder, with a create that excludes and survives power loss.
 
-create-if-absent is: temporary file in the same folder, fsync, hard link (EEXIST: somebody was first),
-unlink, fsync of the folder. fsspec's local `mode='create'` is exists-then-open and does not exclude.
-Temporary names start with a dot, which no key may, so readers never see them; what a killed writer leaves of them is
-an unfinished write. The root itself may be a symbolic link. Below it the store is what lies in its folder: a link is
-read only where it stays inside, nothing is written or deleted through one, and what is no ordinary file (a pipe, a
-device) is never opened. Against somebody who swaps files for links between the look and the use only the folder's own
-permissions help.
+Create: write and fsync a temporary file, hard-link it to the key (EEXIST: the key exists), unlink it, fsync the
+folder. fsspec's local `mode='create'` is exists-then-open and does not exclude. Temporary names start with a dot, as no
+key does. Below the root, nothing is written or deleted through a symbolic link, and links are followed only within it.
 """
 
 import errno
@@ -22,48 +18,47 @@ from typing import BinaryIO
 
 from storage.errors import IntegrityError, ObjectMissing, StorageError, StoreUnavailable
 from storage.stores.object_store import (
-    MOST_READ_BYTES,
+    MAX_READ_BYTES,
+    READ_CHUNK_BYTES,
     UnfinishedWrite,
     WrittenObject,
-    checked_key,
+    check_key,
     is_key,
-    larger_than,
+    too_large,
 )
 
 _OPEN_TRIES = 8
-_CHUNK_BYTES = 8 * 1024 * 1024
 
 
 class LocalStore:
     """An `ObjectStore` over files below one root folder."""
 
     def __init__(self, root: Path) -> None:
-        """Use `root`; it is made at the first write, not here."""
-        self._root = root.absolute()
+        self._root = root.absolute()  # created by the first write
 
     @property
     def url(self) -> str:
         """The root folder as a URL."""
         return f"file://{self._root}"
 
-    def read(self, key: str, *, at_most_bytes: int = MOST_READ_BYTES) -> bytes:
-        """Return the object's bytes; raise `ObjectMissing` where there is none, `IntegrityError` where it is larger."""
-        pieces, size_bytes = list[bytes](), 0
-        for piece in self.read_chunks(key):
-            size_bytes += len(piece)
+    def read(self, key: str, *, at_most_bytes: int = MAX_READ_BYTES) -> bytes:
+        """Return the object's bytes; raises ObjectMissing, or IntegrityError for a larger object."""
+        chunks, size_bytes = list[bytes](), 0
+        for chunk in self.read_chunks(key):
+            size_bytes += len(chunk)
             if size_bytes > at_most_bytes:
-                raise larger_than(f"{self.url}/{key}", at_most_bytes)
-            pieces.append(piece)
-        return b"".join(pieces)
+                raise too_large(f"{self.url}/{key}", at_most_bytes)
+            chunks.append(chunk)
+        return b"".join(chunks)
 
     def read_chunks(self, key: str) -> Iterator[bytes]:
-        """Yield the object's bytes piece by piece; raises `ObjectMissing` where there is none."""
-        path = self._inside(key)
+        """Yield the object's bytes in chunks; raises ObjectMissing."""
+        path = self._readable_path(key)
         try:
             with open(path, "rb", buffering=0, opener=_open_nonblocking) as file:
                 if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                    raise IntegrityError(f"{path}: is no ordinary file; take it away")
-                while chunk := file.read(_CHUNK_BYTES):
+                    raise IntegrityError(f"{path}: is not a regular file; remove it")
+                while chunk := file.read(READ_CHUNK_BYTES):
                     yield chunk
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as missing:
             raise ObjectMissing(f"{self.url}/{key}: no such object") from missing
@@ -71,115 +66,96 @@ class LocalStore:
             raise StoreUnavailable(f"{self.url}/{key}: cannot read: {error}") from error
 
     def create(self, key: str, data: bytes) -> bool:
-        """Create the object only if absent: True when this call made it."""
-        path = self._unlinked(key)
-        with self._temporary(path) as (file, temporary):
+        """Create the object if it is absent; returns False if it exists."""
+        path = self._writable_path(key)
+        with self._temporary_file(path) as (file, temporary):
             file.write(data)
             _flush(file)
             try:
                 os.link(temporary, path)
             except FileExistsError:
                 return False
-            _fsync_folder(path.parent)
+            fsync_path(path.parent)
             return True
 
     def write(self, key: str, data: bytes) -> None:
-        """Create or overwrite, atomically."""
+        """Create or overwrite the object atomically."""
         self.write_stream(key, [data])
 
     def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> WrittenObject:
-        """Write chunks as one object, hashing on the way; visible only when whole and on disk."""
-        path, digest, size, begun = self._unlinked(key), hashlib.sha256(), 0, 0
-        with self._temporary(path) as (file, temporary):
+        """Write chunks as one object and hash them; it is visible only when complete and on disk."""
+        path, digest, size_bytes, flushed_bytes = self._writable_path(key), hashlib.sha256(), 0, 0
+        with self._temporary_file(path) as (file, temporary):
             for chunk in chunks:
                 digest.update(chunk)
-                size += file.write(chunk)
-                begun = _begin_writing_back(file, begun, size)
+                size_bytes += file.write(chunk)
+                flushed_bytes = _start_writeback(file, flushed_bytes, size_bytes)
             _flush(file)
             os.replace(temporary, path)
-            _fsync_folder(path.parent)
-        return WrittenObject(bytes=size, sha256=digest.hexdigest())
+            fsync_path(path.parent)
+        return WrittenObject(bytes=size_bytes, sha256=digest.hexdigest())
 
     def keys(self, prefix: str) -> list[str]:
-        """Return all keys under the folder `prefix`, sorted."""
+        """Return all keys below the folder `prefix`, sorted."""
         found = []
-        for folder, folders, names in os.walk(self._inside(prefix), onerror=self._unlistable):
+        for folder, folders, names in os.walk(self._readable_path(prefix), onerror=self._raise_walk_error):
             folders[:] = filter(is_key, folders)
             relative = Path(folder).relative_to(self._root).as_posix()
             found += [f"{relative}/{name}" for name in names if is_key(name)]
         return sorted(found)
 
     def folders(self, prefix: str) -> list[str]:
-        """Return the keys of the folders directly under the folder `prefix`, sorted."""
+        """Return the folders directly below the folder `prefix`, sorted."""
         return sorted(f"{prefix}/{entry.name}" for entry in self._scan(prefix) if entry.is_dir())
 
     def first(self, prefix: str) -> str | None:
-        """Return the smallest key directly under the folder `prefix`."""
+        """Return the smallest key directly below the folder `prefix`."""
         names = [entry.name for entry in self._scan(prefix) if entry.is_file()]
         return f"{prefix}/{min(names)}" if names else None
 
     def size(self, key: str) -> int | None:
-        """Return the object's size in bytes, or None where there is no object."""
+        """Return the object's size in bytes, or None if it is absent."""
         try:
-            found = self._inside(key).stat()
+            found = self._readable_path(key).stat()
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            raise _explained(error, f"{self.url}/{key}: cannot stat") from error
+            raise _unavailable(error, f"{self.url}/{key}: cannot stat") from error
         return found.st_size if stat.S_ISREG(found.st_mode) else None
 
     def delete(self, key: str) -> None:
-        """Delete the object if it is there, and its folder when that is left empty."""
-        path = self._unlinked(key)
-        try:
-            path.unlink(missing_ok=True)
-        except NotADirectoryError:
-            return
-        except OSError as error:
-            raise _explained(error, f"{self.url}/{key}: cannot delete") from error
-        with suppress(OSError):
-            path.parent.rmdir()
+        """Delete the object if it exists, and its folder if that is now empty."""
+        self._unlink(self._writable_path(key), f"{self.url}/{key}: cannot delete")
 
     def unfinished(self, prefix: str) -> list[UnfinishedWrite]:
-        """Return the temporary files under the folder `prefix`; their age is by this machine's clock."""
+        """Return the temporary files below the folder `prefix`; their age is by this machine's clock."""
         found: list[UnfinishedWrite] = []
-        for folder, _, names in os.walk(self._inside(prefix), onerror=self._unlistable):
+        for folder, _, names in os.walk(self._readable_path(prefix), onerror=self._raise_walk_error):
             for name in names:
                 if name.startswith("."):
-                    found += self._unfinished(Path(folder) / name)
+                    found += self._unfinished_write(Path(folder) / name)
         return sorted(found, key=lambda write: (write.key, write.token))
 
     def discard(self, write: UnfinishedWrite) -> None:
-        """Unlink a temporary file; one that is gone meanwhile is no error."""
-        path = self._unlinked(write.key).with_name(Path(write.token).name)
+        """Delete a temporary file if it still exists."""
+        path = self._writable_path(write.key).with_name(Path(write.token).name)
         if not path.name.startswith("."):
             raise StorageError(f"{self.url}/{write.key}: token {write.token!r}: must name a temporary file")
-        try:
-            path.unlink(missing_ok=True)
-        except NotADirectoryError:
-            return
-        except OSError as error:
-            raise _explained(error, f"{self.url}/{write.key}: cannot discard {path.name}") from error
-        with suppress(OSError):
-            path.parent.rmdir()
+        self._unlink(path, f"{self.url}/{write.key}: cannot discard {path.name}")
 
     def local_path(self, key: str) -> Path | None:
-        """Return the file behind the key."""
-        return self._inside(key)
+        """Return the object's file."""
+        return self._readable_path(key)
 
-    def _inside(self, key: str) -> Path:
-        """Return where the key lies, for reading; raises `IntegrityError` where a link leads out of the store."""
-        path = self._root / checked_key(key)
+    def _readable_path(self, key: str) -> Path:
+        path = self._root / check_key(key)
         if self._first_link(key) is not None and not path.resolve().is_relative_to(self._root.resolve()):
             raise IntegrityError(f"{path}: a link leads out of the store; put the object itself there")
         return path
 
-    def _unlinked(self, key: str) -> Path:
-        """Return where the key lies, for writing; raises `IntegrityError` where a folder on the way is a link.
-
-        The object itself may be one: what is created, replaced or deleted is then the link, not what it points at.
-        """
-        path = self._root / checked_key(key)
+    def _writable_path(self, key: str) -> Path:
+        # The object itself may be a link: then the link is created, replaced or deleted, and not its target.
+        path = self._root / check_key(key)
         link = self._first_link(key.rpartition("/")[0])
         if link is not None:
             raise IntegrityError(f"{link}: is a link, and nothing is written through one; put the folder itself there")
@@ -195,14 +171,14 @@ class LocalStore:
 
     def _scan(self, prefix: str) -> list[os.DirEntry[str]]:
         try:
-            with os.scandir(self._inside(prefix)) as entries:
+            with os.scandir(self._readable_path(prefix)) as entries:
                 return [entry for entry in entries if is_key(entry.name)]
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
             raise StoreUnavailable(f"{self.url}/{prefix}: cannot list: {error}") from error
 
-    def _unfinished(self, path: Path) -> Iterator[UnfinishedWrite]:
+    def _unfinished_write(self, path: Path) -> Iterator[UnfinishedWrite]:
         with suppress(FileNotFoundError):
             found = path.lstat()
             key = f"{path.parent.relative_to(self._root).as_posix()}/{path.name[1:].rpartition('.')[0]}"
@@ -210,26 +186,45 @@ class LocalStore:
                 age_seconds = max(0.0, time.time() - found.st_mtime)
                 yield UnfinishedWrite(key=key, bytes=found.st_size, age_seconds=age_seconds, token=path.name)
 
-    def _unlistable(self, error: OSError) -> None:
-        # A folder that is absent or vanished meanwhile holds nothing; one that may not be read could hold anything.
+    def _raise_walk_error(self, error: OSError) -> None:
+        # An absent folder holds nothing; one that cannot be listed could hold anything.
         if not isinstance(error, FileNotFoundError | NotADirectoryError):
-            raise _explained(error, f"{self.url}: cannot list {error.filename}") from error
+            raise _unavailable(error, f"{self.url}: cannot list {error.filename}") from error
+
+    def _unlink(self, path: Path, problem: str) -> None:
+        try:
+            path.unlink(missing_ok=True)
+        except NotADirectoryError:
+            return
+        except OSError as error:
+            raise _unavailable(error, problem) from error
+        with suppress(OSError):
+            path.parent.rmdir()
 
     @contextmanager
-    def _temporary(self, path: Path) -> Iterator[tuple[BinaryIO, Path]]:
+    def _temporary_file(self, path: Path) -> Iterator[tuple[BinaryIO, Path]]:
         temporary = path.parent / f".{path.name}.{uuid.uuid4().hex}"
         try:
-            with _opened(temporary) as file:
+            with _open_temporary(temporary) as file:
                 yield file, temporary
         except OSError as error:
-            raise _explained(error, f"{self.url}: cannot write {path.name}") from error
+            raise _unavailable(error, f"{self.url}: cannot write {path.name}") from error
         finally:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
 
 
+def fsync_path(path: Path) -> None:
+    """Flush a file or folder to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def _open_0664(path: str, flags: int) -> int:
-    """Whatever the umask allows: who may write to a store decides what is trained."""
+    # Not world-writable whatever the umask: write access to a store decides what is trained.
     return os.open(path, flags, 0o664)
 
 
@@ -237,8 +232,8 @@ def _open_nonblocking(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def _opened(temporary: Path) -> BinaryIO:
-    """Open the temporary file; `delete` of a last object may take the folder away in between, so more than once."""
+def _open_temporary(temporary: Path) -> BinaryIO:
+    # A concurrent `delete` of the last object may remove the folder between the two calls.
     for _ in range(_OPEN_TRIES):
         _make_folder(temporary.parent)
         with suppress(FileNotFoundError):
@@ -247,7 +242,7 @@ def _opened(temporary: Path) -> BinaryIO:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make the folder and those above it, each on disk before anything is promised to be in it."""
+    """Create the folder and its parents; each is on disk before the next one is created."""
     if folder.is_dir():
         return
     _make_folder(folder.parent)
@@ -259,19 +254,19 @@ def _make_folder(folder: Path) -> None:
     except FileNotFoundError:
         return
     with suppress(FileNotFoundError, PermissionError):
-        _fsync_folder(folder.parent)
+        fsync_path(folder.parent)
 
 
-def _begin_writing_back(file: BinaryIO, begun: int, size: int) -> int:
-    """Let the disk begin with what was written since `begun`, so that it works while the rest is hashed.
+def _start_writeback(file: BinaryIO, flushed_bytes: int, size_bytes: int) -> int:
+    """Start the write-back of new dirty pages, so that the disk works during hashing; returns the bytes started.
 
-    Linux begins to write dirty pages that are not wanted any more, and keeps them (posix_fadvise(2), mm/fadvise.c).
+    Linux writes back dirty pages marked DONTNEED and keeps them (posix_fadvise(2), mm/fadvise.c).
     """
-    if size - begun < _CHUNK_BYTES or not hasattr(os, "posix_fadvise"):
-        return begun
+    if size_bytes - flushed_bytes < READ_CHUNK_BYTES or not hasattr(os, "posix_fadvise"):
+        return flushed_bytes
     with suppress(OSError):
-        os.posix_fadvise(file.fileno(), begun, size - begun, os.POSIX_FADV_DONTNEED)
-    return size
+        os.posix_fadvise(file.fileno(), flushed_bytes, size_bytes - flushed_bytes, os.POSIX_FADV_DONTNEED)
+    return size_bytes
 
 
 def _flush(file: BinaryIO) -> None:
@@ -279,15 +274,7 @@ def _flush(file: BinaryIO) -> None:
     os.fsync(file.fileno())
 
 
-def _fsync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _explained(error: OSError, doing: str) -> StorageError:
+def _unavailable(error: OSError, problem: str) -> StorageError:
     hint = {
         errno.EACCES: "make it writable or choose another --store",
         errno.EROFS: "the file system is read-only; choose another --store",
@@ -296,4 +283,4 @@ def _explained(error: OSError, doing: str) -> StorageError:
         errno.EEXIST: "a file stands where the store's folder should be; choose another --store",
         errno.EPERM: "this file system may not support hard links, which the log needs; choose another --store",
     }.get(error.errno or 0, "see the cause")
-    return StoreUnavailable(f"{doing}: {error} ({hint})")
+    return StoreUnavailable(f"{problem}: {error} ({hint})")

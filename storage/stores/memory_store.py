@@ -1,24 +1,19 @@
-"""A store in this process's memory, for tests and dry runs.
+"""A store in this process's memory, for tests and dry runs; a lock makes its create exclude, unlike fsspec's own."""
 
-fsspec's own memory file system checks and then writes, so two creators can both win; here one lock
-makes create-if-absent exclude. Nothing survives the process.
-"""
-
-import hashlib
 import sys
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from storage.errors import ObjectMissing
-from storage.stores.object_store import MOST_READ_BYTES, UnfinishedWrite, WrittenObject, checked_key, larger_than
+from storage.stores.document import sha256
+from storage.stores.object_store import MAX_READ_BYTES, UnfinishedWrite, WrittenObject, check_key, too_large
 
 
 class MemoryStore:
     """An `ObjectStore` over a dictionary."""
 
     def __init__(self, name: str = "unnamed") -> None:
-        """Make an empty store called `name`."""
         self._name = name
         self._objects: dict[str, bytes] = {}
         self._lock = threading.Lock()
@@ -28,13 +23,13 @@ class MemoryStore:
         """The store's name as a URL."""
         return f"memory://{self._name}"
 
-    def read(self, key: str, *, at_most_bytes: int = MOST_READ_BYTES) -> bytes:
-        """Return the object's bytes; raise `ObjectMissing` where there is none, `IntegrityError` where it is larger."""
+    def read(self, key: str, *, at_most_bytes: int = MAX_READ_BYTES) -> bytes:
+        """Return the object's bytes; raises ObjectMissing, or IntegrityError for a larger object."""
         with self._lock:
-            if checked_key(key) not in self._objects:
+            if check_key(key) not in self._objects:
                 raise ObjectMissing(f"{self.url}/{key}: no such object")
             if len(self._objects[key]) > at_most_bytes:
-                raise larger_than(f"{self.url}/{key}", at_most_bytes)
+                raise too_large(f"{self.url}/{key}", at_most_bytes)
             return self._objects[key]
 
     def read_chunks(self, key: str) -> Iterator[bytes]:
@@ -42,59 +37,59 @@ class MemoryStore:
         yield self.read(key, at_most_bytes=sys.maxsize)
 
     def create(self, key: str, data: bytes) -> bool:
-        """Create the object only if absent: True when this call made it."""
+        """Create the object if it is absent; returns False if it exists."""
         with self._lock:
-            if checked_key(key) in self._objects:
+            if check_key(key) in self._objects:
                 return False
             self._objects[key] = bytes(data)
             return True
 
     def write(self, key: str, data: bytes) -> None:
-        """Create or overwrite."""
+        """Create or overwrite the object."""
         with self._lock:
-            self._objects[checked_key(key)] = bytes(data)
+            self._objects[check_key(key)] = bytes(data)
 
     def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> WrittenObject:
-        """Join the chunks into one object; nothing is visible before the last one."""
+        """Join the chunks into one object and hash it."""
         data = b"".join(bytes(chunk) for chunk in chunks)
         self.write(key, data)
-        return WrittenObject(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+        return WrittenObject(bytes=len(data), sha256=sha256(data))
 
     def keys(self, prefix: str) -> list[str]:
-        """Return all keys under the folder `prefix`, sorted."""
+        """Return all keys below the folder `prefix`, sorted."""
         with self._lock:
-            folder = checked_key(prefix) + "/"
+            folder = check_key(prefix) + "/"
             return sorted(key for key in self._objects if key.startswith(folder))
 
     def folders(self, prefix: str) -> list[str]:
-        """Return the keys of the folders directly under the folder `prefix`, sorted."""
+        """Return the folders directly below the folder `prefix`, sorted."""
         below = len(prefix) + 1
         return sorted({f"{prefix}/{key[below:].split('/')[0]}" for key in self.keys(prefix) if "/" in key[below:]})
 
     def first(self, prefix: str) -> str | None:
-        """Return the smallest key directly under the folder `prefix`."""
+        """Return the smallest key directly below the folder `prefix`."""
         return next((key for key in self.keys(prefix) if "/" not in key[len(prefix) + 1 :]), None)
 
     def size(self, key: str) -> int | None:
-        """Return the object's size in bytes, or None where there is no object."""
+        """Return the object's size in bytes, or None if it is absent."""
         with self._lock:
-            return len(self._objects[key]) if checked_key(key) in self._objects else None
+            return len(self._objects[key]) if check_key(key) in self._objects else None
 
     def delete(self, key: str) -> None:
-        """Delete the object if it is there."""
+        """Delete the object if it exists."""
         with self._lock:
-            self._objects.pop(checked_key(key), None)
+            self._objects.pop(check_key(key), None)
 
     def unfinished(self, prefix: str) -> list[UnfinishedWrite]:
-        """Return nothing: a write that is not done leaves nothing in memory."""
-        checked_key(prefix)
+        """Return nothing: an incomplete write leaves nothing."""
+        check_key(prefix)
         return []
 
     def discard(self, write: UnfinishedWrite) -> None:
-        """Do nothing: there are no unfinished writes."""
-        checked_key(write.key)
+        """Do nothing."""
+        check_key(write.key)
 
     def local_path(self, key: str) -> Path | None:
-        """Return None: memory has no files."""
-        checked_key(key)
+        """Return None."""
+        check_key(key)
         return None

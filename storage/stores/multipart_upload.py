@@ -1,8 +1,7 @@
-"""A stream of bytes of unknown length as one S3 object, in bounded memory.
+"""Uploads a stream of unknown length as one S3 object, in bounded memory; up to one part is a single PUT.
 
-Owns parts, how many are under way, their repetition, and the settlement of an unclear end (Amazon S3 user guide,
-"Uploading and copying objects using multipart upload"). One part or less is a single PUT. Conditions are not used:
-sound stores differ in what they make of them here.
+Source: Amazon S3 user guide, "Uploading and copying objects using multipart upload". No conditional headers: stores
+disagree about them here.
 """
 
 import hashlib
@@ -17,28 +16,26 @@ from itertools import chain
 from typing import Any
 
 from storage.errors import ObjectMissing, StorageError, StoreRefused, StoreUnavailable
-from storage.stores.object_store import WrittenObject
+from storage.stores.object_store import PART_BYTES, WrittenObject
 from storage.stores.retry_policy import RetryPolicy
 from storage.stores.s3_bucket import S3Bucket
 
-PART_BYTES = 16 * 1024 * 1024
-PARTS_UNDER_WAY = 3
-_MOST_PARTS = 10_000
+CONCURRENT_PARTS = 3
+_MAX_PARTS = 10_000
 _LARGE_BODY_BYTES = 1 << 20
 _TOKEN = "cairn-write"
 
 
 class PartStream:
-    """Chunks regrouped into parts; counted and hashed as they pass."""
+    """Regroups chunks into parts, and counts and hashes their bytes."""
 
     def __init__(self, chunks: Iterable[bytes | memoryview]) -> None:
-        """Read nothing yet."""
         self._chunks = chunks
         self._digest = hashlib.sha256()
-        self._bytes = 0
+        self._size_bytes = 0
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield parts of PART_BYTES each, the last one shorter; a chunk is copied once and may change afterwards."""
+        """Yield parts of PART_BYTES, the last one shorter; a chunk is copied and may change afterwards."""
         part = io.BytesIO()
         for chunk in self._chunks:
             view = memoryview(chunk)
@@ -46,7 +43,7 @@ class PartStream:
                 continue
             view = view.cast("B")
             self._digest.update(view)
-            self._bytes += view.nbytes
+            self._size_bytes += view.nbytes
             while view.nbytes:
                 taken = part.write(view[: PART_BYTES - part.tell()])
                 view = view[taken:]
@@ -57,42 +54,42 @@ class PartStream:
             yield part.getvalue()
 
     def written(self) -> WrittenObject:
-        """Return size and digest of what has passed."""
-        return WrittenObject(bytes=self._bytes, sha256=self._digest.hexdigest())
+        """Return size and digest of the chunks so far."""
+        return WrittenObject(bytes=self._size_bytes, sha256=self._digest.hexdigest())
 
 
 def upload_stream(
     bucket: S3Bucket, key: str, chunks: Iterable[bytes | memoryview], *, retry_policy: RetryPolicy
 ) -> WrittenObject:
-    """Upload the chunks as the object `key`; on any error, of whatever kind, nothing of them stays."""
+    """Upload the chunks as the object `key`; an error of any kind leaves nothing behind."""
     stream = PartStream(chunks)
     parts = iter(stream)
-    beginning = [part for part in (next(parts, b""), next(parts, None)) if part is not None]
-    if len(beginning) == 2:
-        _Upload.begin(bucket, key, retry_policy).send(chain(_emptied(beginning), parts), stream)
+    first_parts = [part for part in (next(parts, b""), next(parts, None)) if part is not None]
+    if len(first_parts) == 2:
+        _Upload.start(bucket, key, retry_policy).send(chain(_pop_each(first_parts), parts), stream)
     else:
-        retry_policy.call(lambda: put(bucket, key, beginning[0]))
+        retry_policy.call(lambda: put(bucket, key, first_parts[0]))
     return stream.written()
 
 
 def put(bucket: S3Bucket, key: str, data: bytes, **parameters: Any) -> None:
     """Create or overwrite the object in one PUT."""
     seconds = bucket.timeouts.upload_seconds(len(data))
-    bucket.ask("write", "put_object", seconds=seconds, Key=key, Body=sendable(data), **parameters)
+    bucket.request("write", "put_object", seconds=seconds, Key=key, Body=sendable(data), **parameters)
 
 
 def sendable(data: bytes) -> bytes | io.BytesIO:
-    """Return the body as the client sends it best: a large one as a file, which shares the bytes, so piece by piece."""
+    """Return a large body as a file, which the client sends in pieces without a copy."""
     return io.BytesIO(data) if len(data) >= _LARGE_BODY_BYTES else data
 
 
-def _emptied(parts: list[bytes]) -> Iterator[bytes]:
+def _pop_each(parts: list[bytes]) -> Iterator[bytes]:
     while parts:
         yield parts.pop(0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _PartUnderWay:
+class _SentPart:
     number: int
     data: bytes
     answer: "Future[Any]"
@@ -107,65 +104,65 @@ class _Upload:
     retry_policy: RetryPolicy
 
     @staticmethod
-    def begin(bucket: S3Bucket, key: str, retry_policy: RetryPolicy) -> "_Upload":
+    def start(bucket: S3Bucket, key: str, retry_policy: RetryPolicy) -> "_Upload":
         token = uuid.uuid4().hex
         answer = retry_policy.call(
-            lambda: bucket.ask("upload", "create_multipart_upload", Key=key, Metadata={_TOKEN: token})
+            lambda: bucket.request("upload", "create_multipart_upload", Key=key, Metadata={_TOKEN: token})
         )
         return _Upload(bucket=bucket, key=key, upload_id=answer["UploadId"], token=token, retry_policy=retry_policy)
 
     def send(self, parts: Iterator[bytes], stream: PartStream) -> None:
-        under_way: deque[_PartUnderWay] = deque()
+        sent: deque[_SentPart] = deque()
         try:
-            etags = self._send_parts(parts, under_way)
+            etags = self._send_parts(parts, sent)
             self._complete(etags, stream.written().bytes)
         except BaseException:
-            # Broken off first: a part that arrives after the abort would be kept, and charged, for ever.
-            for part in under_way:
+            # Cancelled before the abort: the server would keep, and bill, a part that arrives after it.
+            for part in sent:
                 part.answer.cancel()
             with suppress(StorageError):
                 self.retry_policy.call(self._abort)
             raise
 
-    def _send_parts(self, parts: Iterator[bytes], under_way: deque[_PartUnderWay]) -> list[str]:
+    def _send_parts(self, parts: Iterator[bytes], sent: deque[_SentPart]) -> list[str]:
         etags: list[str] = []
         for number, data in enumerate(parts, 1):
-            if number > _MOST_PARTS:
-                raise StorageError(f"{self.key}: more than {_MOST_PARTS * PART_BYTES} bytes; write smaller shards")
-            if len(under_way) == PARTS_UNDER_WAY:
-                etags.append(self._settle(under_way))
-            under_way.append(_PartUnderWay(number=number, data=data, answer=self._begin_part(number, data)))
-        while under_way:
-            etags.append(self._settle(under_way))
+            if number > _MAX_PARTS:
+                raise StorageError(f"{self.key}: more than {_MAX_PARTS * PART_BYTES} bytes; write smaller shards")
+            if len(sent) == CONCURRENT_PARTS:
+                etags.append(self._settle_oldest(sent))
+            sent.append(_SentPart(number=number, data=data, answer=self._start_part(number, data)))
+        while sent:
+            etags.append(self._settle_oldest(sent))
         return etags
 
-    def _begin_part(self, number: int, data: bytes) -> "Future[Any]":
-        seconds = self.bucket.timeouts.upload_seconds(len(data) * PARTS_UNDER_WAY)
+    def _start_part(self, number: int, data: bytes) -> "Future[Any]":
+        seconds = self.bucket.timeouts.upload_seconds(len(data) * CONCURRENT_PARTS)
         parameters = {"Key": self.key, "UploadId": self.upload_id, "PartNumber": number, "Body": sendable(data)}
-        return self.bucket.begin("upload", "upload_part", seconds=seconds, **parameters)
+        return self.bucket.start_request("upload", "upload_part", seconds=seconds, **parameters)
 
-    def _settle(self, under_way: deque[_PartUnderWay]) -> str:
-        """Wait for the oldest part, sending it again where that may help; return its ETag."""
-        part = under_way[0]
-        waiting = [part.answer]
+    def _settle_oldest(self, sent: deque[_SentPart]) -> str:
+        """Wait for the oldest part, with retries; return its ETag."""
+        part = sent[0]
+        first_answer = [part.answer]
 
-        def ask() -> Any:
-            answer = waiting.pop() if waiting else self._begin_part(part.number, part.data)
+        def send() -> Any:
+            answer = first_answer.pop() if first_answer else self._start_part(part.number, part.data)
             try:
                 return answer.result()
             except BaseException:
                 answer.cancel()
                 raise
 
-        etag = str(self.retry_policy.call(ask)["ETag"])
-        under_way.popleft()
+        etag = str(self.retry_policy.call(send)["ETag"])
+        sent.popleft()
         return etag
 
     def _complete(self, etags: list[str], size_bytes: int) -> None:
         parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(etags, 1)]
         try:
             self.retry_policy.call(
-                lambda: self.bucket.ask(
+                lambda: self.bucket.request(
                     "upload",
                     "complete_multipart_upload",
                     seconds=self.bucket.timeouts.silence_seconds,
@@ -176,18 +173,18 @@ class _Upload:
             )
         except StoreRefused:
             raise
-        except (ObjectMissing, StoreUnavailable) as unclear:
-            # The upload is gone or the answer was lost: it is done if the object there is this very one.
-            if not self._is_there(size_bytes):
-                raise StoreUnavailable(f"s3://{self.bucket.name}/{self.key}: cannot upload: {unclear}") from unclear
+        except (ObjectMissing, StoreUnavailable) as unknown:
+            # The upload is gone or the answer was lost: it succeeded if the object is this one.
+            if not self._exists(size_bytes):
+                raise StoreUnavailable(f"s3://{self.bucket.name}/{self.key}: cannot upload: {unknown}") from unknown
 
-    def _is_there(self, size_bytes: int) -> bool:
+    def _exists(self, size_bytes: int) -> bool:
         try:
-            found = self.retry_policy.call(lambda: self.bucket.ask("stat", "head_object", Key=self.key))
+            found = self.retry_policy.call(lambda: self.bucket.request("stat", "head_object", Key=self.key))
         except ObjectMissing:
             return False
         return bool(found["ContentLength"] == size_bytes and found.get("Metadata", {}).get(_TOKEN) == self.token)
 
     def _abort(self) -> None:
         with suppress(ObjectMissing):
-            self.bucket.ask("abort", "abort_multipart_upload", Key=self.key, UploadId=self.upload_id)
+            self.bucket.request("abort", "abort_multipart_upload", Key=self.key, UploadId=self.upload_id)

@@ -1,8 +1,6 @@
-"""The object store as the run log needs it: whole small objects, create-if-absent, ordered names.
+"""The interface of an object store as the run log needs it, and the rule for keys.
 
-Owns the interface and the rule for keys. Refuses to know where bytes live: `local_store`,
-`memory_store` and `remote_store` do. Keys are relative, `/`-separated and never leave the root. Whatever else lies in
-a store's place, under a name that is no key, is nobody's object: no listing shows it, no operation touches it.
+Keys are relative and `/`-separated. A file or object whose name is not a key is never listed, read or changed.
 """
 
 import re
@@ -15,15 +13,16 @@ from storage.errors import IntegrityError, StorageError
 
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@=+-]*\Z")
 # A file system takes 255 bytes a name, and a temporary name is 34 longer than its object's; S3 takes 1024 a key.
-_MOST_SEGMENT_CHARACTERS = 200
-_MOST_KEY_CHARACTERS = 800
-MOST_READ_BYTES = 64 * 1024 * 1024
-"""What `read` takes into memory at most unless it is told otherwise; documents are limited to less by their codec."""
+_MAX_SEGMENT_CHARACTERS = 200
+_MAX_KEY_CHARACTERS = 800
+MAX_READ_BYTES = 64 * 1024 * 1024
+READ_CHUNK_BYTES = 8 * 1024 * 1024
+PART_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WrittenObject:
-    """What was streamed under a key: its size and the digest of exactly those bytes."""
+    """Size and hex SHA-256 of the bytes that were written."""
 
     bytes: int
     sha256: str
@@ -43,96 +42,99 @@ class UnfinishedWrite:
 
 
 class ObjectStore(Protocol):
-    """A folder of immutable objects with a create that excludes.
+    """Immutable objects below one root, with a create that excludes.
 
-    Every method raises `StoreUnavailable` when the store did not answer cleanly, `StoreRefused` where asking again
-    cannot help.
+    Every method raises StoreUnavailable when the store gives no clear answer, and StoreRefused when a retry is useless.
     """
 
     @property
     def url(self) -> str:
-        """Where this store is, without credentials."""
+        """The store's URL, without credentials."""
         ...
 
-    def read(self, key: str, *, at_most_bytes: int = MOST_READ_BYTES) -> bytes:
-        """Return the object's bytes; raise `ObjectMissing` where there is none, `IntegrityError` where it is larger."""
+    def read(self, key: str, *, at_most_bytes: int = MAX_READ_BYTES) -> bytes:
+        """Return the object's bytes; raises ObjectMissing, or IntegrityError for a larger object."""
         ...
 
     def read_chunks(self, key: str) -> Iterator[bytes]:
-        """Yield the object's bytes piece by piece, a few MB each; `ObjectMissing` comes with the first one."""
+        """Yield the object's bytes in chunks of a few MB; the first chunk raises ObjectMissing."""
         ...
 
     def create(self, key: str, data: bytes) -> bool:
-        """Create the object only if absent: True when this call made it, False when one was there."""
+        """Create the object if it is absent; returns False if it exists."""
         ...
 
     def write(self, key: str, data: bytes) -> None:
-        """Create or overwrite; for objects that are no record, such as heartbeats and caches."""
+        """Create or overwrite the object; for objects that are no record, such as heartbeats and caches."""
         ...
 
     def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> WrittenObject:
-        """Upload chunks as one object, hashing on the way; nothing is visible before the last one."""
+        """Write chunks as one object and hash them; the object is visible only after the last chunk."""
         ...
 
     def keys(self, prefix: str) -> list[str]:
-        """Return all keys under the folder `prefix`, sorted."""
+        """Return all keys below the folder `prefix`, sorted."""
         ...
 
     def folders(self, prefix: str) -> list[str]:
-        """Return the keys of the folders directly under the folder `prefix`, sorted; objects in them are not listed."""
+        """Return the folders directly below the folder `prefix`, sorted; their objects are not listed."""
         ...
 
     def first(self, prefix: str) -> str | None:
-        """Return the smallest key directly under the folder `prefix`, in one request where the store can."""
+        """Return the smallest key directly below the folder `prefix`, in one request where the store can."""
         ...
 
     def size(self, key: str) -> int | None:
-        """Return the object's size in bytes, or None where there is no object."""
+        """Return the object's size in bytes, or None if it is absent."""
         ...
 
     def delete(self, key: str) -> None:
-        """Delete the object; deleting what is not there is no error."""
+        """Delete the object if it exists."""
         ...
 
     def unfinished(self, prefix: str) -> list[UnfinishedWrite]:
-        """Return what writers that died or still write have left under the folder `prefix`, sorted by key."""
+        """Return the writes below the folder `prefix` that are not complete, of living and dead writers, sorted."""
         ...
 
     def discard(self, write: UnfinishedWrite) -> None:
-        """Throw an unfinished write away; one that is gone or finished meanwhile is no error, its object stays."""
+        """Delete an unfinished write if it still exists; an object that it has become stays."""
         ...
 
     def local_path(self, key: str) -> Path | None:
-        """Return the file behind the key where the store is this machine's disk, else None."""
+        """Return the object's file if the store is a local disk, else None."""
         ...
 
 
-def checked_key(key: str) -> str:
-    """Return the key unchanged, or raise `StorageError` where it could leave the store's root or fits no store."""
+def check_key(key: str) -> str:
+    """Return the key unchanged; raises StorageError if it could leave the store's root or is too long."""
     segments = key.split("/")
     if not all(map(_SEGMENT.match, segments)):
-        raise StorageError(f"key {_shown(key)}: each segment must match {_SEGMENT.pattern} (no '..', no absolute path)")
-    if len(key) > _MOST_KEY_CHARACTERS or max(map(len, segments)) > _MOST_SEGMENT_CHARACTERS:
         raise StorageError(
-            f"key {_shown(key)}: at most {_MOST_SEGMENT_CHARACTERS} characters a segment and {_MOST_KEY_CHARACTERS} in "
+            f"key {_shorten(key)}: each segment must match {_SEGMENT.pattern} (no '..', no absolute path)"
+        )
+    if len(key) > _MAX_KEY_CHARACTERS or max(map(len, segments)) > _MAX_SEGMENT_CHARACTERS:
+        raise StorageError(
+            f"key {_shorten(key)}: at most {_MAX_SEGMENT_CHARACTERS} characters a segment and {_MAX_KEY_CHARACTERS} in "
             "all; choose a shorter name"
         )
     return key
 
 
 def is_key(name: str) -> bool:
-    """Whether a name found in a store's place can be one of its objects or folders."""
+    """Whether a listed name can be the key of an object or folder."""
     try:
-        checked_key(name)
+        check_key(name)
     except StorageError:
         return False
     return True
 
 
-def larger_than(where: str, at_most_bytes: int) -> IntegrityError:
-    """Return the error of an object that is more than its reader takes."""
-    return IntegrityError(f"{where}: more than the {at_most_bytes:,} bytes that are read; this is no object of cairn's")
+def too_large(where: str, at_most_bytes: int) -> IntegrityError:
+    """Return the error for an object above its reader's limit."""
+    return IntegrityError(
+        f"{where}: more than the {at_most_bytes:,} bytes that are read; Cairn writes no such object here"
+    )
 
 
-def _shown(key: str) -> str:
-    return repr(key) if len(key) <= _MOST_SEGMENT_CHARACTERS else f"{key[:60]!r}… ({len(key):,} characters)"
+def _shorten(key: str) -> str:
+    return repr(key) if len(key) <= _MAX_SEGMENT_CHARACTERS else f"{key[:60]!r}… ({len(key):,} characters)"

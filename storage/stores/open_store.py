@@ -1,4 +1,4 @@
-"""From a URL to a store: the one place that knows which scheme is served by which class."""
+"""Opens the store of a URL."""
 
 import threading
 from pathlib import Path
@@ -17,9 +17,8 @@ _MEMORY_LOCK = threading.Lock()
 def open_store(url: str) -> ObjectStore:
     """Open `./folder`, `file://…`, `memory://name`, `s3://bucket/prefix` or any other fsspec URL.
 
-    The same memory URL is the same store within a process; a remote store asks again for some seconds where that is
-    safe. Raises `StorageError` on an empty URL, a path that is no folder, a URL that carries credentials, which belong
-    to the environment, or a chain of file systems, whose caches are never fresh.
+    A memory URL names one store in the process. A remote store retries idempotent operations for some seconds. Raises
+    StorageError for an empty URL, a file, a URL with credentials, or a chain of file systems (their caches are stale).
     """
     if not url:
         raise StorageError("store '': must be a folder or a URL such as ./cairn-store or s3://bucket/prefix")
@@ -35,7 +34,7 @@ def open_store(url: str) -> ObjectStore:
     if parts.scheme == "memory":
         with _MEMORY_LOCK:
             return _MEMORY_STORES.setdefault(parts.netloc + parts.path, MemoryStore(parts.netloc + parts.path))
-    return RetryingStore(_open_remote(url))
+    return RetryingStore(_open_s3(parts) if parts.scheme in ("s3", "s3a") else _open_remote(url))
 
 
 def _open_folder(path: Path) -> LocalStore:
@@ -45,9 +44,6 @@ def _open_folder(path: Path) -> LocalStore:
 
 
 def _open_remote(url: str) -> ObjectStore:
-    parts = urlsplit(url)
-    if parts.scheme in ("s3", "s3a"):
-        return _open_s3(parts)
     from storage.stores.remote_store import RemoteStore
 
     return RemoteStore(url)

@@ -1,8 +1,7 @@
-"""A store behind any fsspec file system but S3: `gs://`, `abfs://`, `sftp://` and the rest, by fsspec's own calls.
+"""A store behind any fsspec file system except S3: `gs://`, `abfs://`, `sftp://` and others.
 
-Owns the mapping from keys to paths. `create` is what the file system makes of `mode='create'`, which not every one
-makes exclude: the store probe decides whether a run may be kept there. `s3_store` serves `s3://`. Listing caches and
-shared instances are off where they can be: both serve stale names.
+`create` uses fsspec's `mode='create'`, which does not exclude on every file system: the store probe checks it. Listing
+caches and shared instances are off, because both return stale names.
 """
 
 import hashlib
@@ -13,17 +12,17 @@ from typing import Any
 
 from storage.errors import ObjectMissing, StorageError, StoreRefused, StoreUnavailable
 from storage.stores.object_store import (
-    MOST_READ_BYTES,
+    MAX_READ_BYTES,
+    PART_BYTES,
+    READ_CHUNK_BYTES,
     UnfinishedWrite,
     WrittenObject,
-    checked_key,
+    check_key,
     is_key,
-    larger_than,
+    too_large,
 )
-from storage.stores.s3_error import without_credentials
+from storage.stores.s3_error import strip_credentials
 
-_PART_BYTES = 16 * 1024 * 1024
-_READ_BYTES = 8 * 1024 * 1024
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
@@ -31,7 +30,7 @@ class RemoteStore:
     """An `ObjectStore` over one fsspec file system and a root path in it."""
 
     def __init__(self, url: str) -> None:
-        """Open the file system `url` names, with its own credential chain and no caches."""
+        """Open the file system of `url` with its own credential chain and no caches."""
         import fsspec
 
         self._url = url.rstrip("/")
@@ -43,28 +42,28 @@ class RemoteStore:
 
     @property
     def url(self) -> str:
-        """Where this store is, without credentials."""
+        """The store's URL, without credentials."""
         return self._url
 
-    def read(self, key: str, *, at_most_bytes: int = MOST_READ_BYTES) -> bytes:
-        """Return the object's bytes; raise `ObjectMissing` where there is none, `IntegrityError` where it is larger."""
+    def read(self, key: str, *, at_most_bytes: int = MAX_READ_BYTES) -> bytes:
+        """Return the object's bytes; raises ObjectMissing, or IntegrityError for a larger object."""
         path = self._path(key)
-        with self._explained("read", key), self._files.open(path, "rb", block_size=_READ_BYTES) as file:
+        with self._convert_errors("read", key), self._files.open(path, "rb", block_size=READ_CHUNK_BYTES) as file:
             data: bytes = file.read(at_most_bytes + 1)
         if len(data) > at_most_bytes:
-            raise larger_than(f"{self.url}/{key}", at_most_bytes)
+            raise too_large(f"{self.url}/{key}", at_most_bytes)
         return data
 
     def read_chunks(self, key: str) -> Iterator[bytes]:
-        """Yield the object's bytes piece by piece; `ObjectMissing` comes with the first one."""
+        """Yield the object's bytes in chunks; the first chunk raises ObjectMissing."""
         path = self._path(key)
-        with self._explained("read", key), self._files.open(path, "rb", block_size=_READ_BYTES) as file:
-            while chunk := file.read(_READ_BYTES):
+        with self._convert_errors("read", key), self._files.open(path, "rb", block_size=READ_CHUNK_BYTES) as file:
+            while chunk := file.read(READ_CHUNK_BYTES):
                 yield chunk
 
     def create(self, key: str, data: bytes) -> bool:
-        """Create the object only if absent: True when this call made it, False when one was there."""
-        with self._explained("create", key):
+        """Create the object if it is absent; returns False if it exists."""
+        with self._convert_errors("create", key):
             try:
                 self._files.pipe_file(self._path(key), data, mode="create")
             except FileExistsError:
@@ -72,89 +71,89 @@ class RemoteStore:
             return True
 
     def write(self, key: str, data: bytes) -> None:
-        """Create or overwrite."""
-        with self._explained("write", key):
+        """Create or overwrite the object."""
+        with self._convert_errors("write", key):
             self._files.pipe_file(self._path(key), data)
 
     def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> WrittenObject:
-        """Upload chunks as one object, hashing on the way."""
+        """Write chunks as one object and hash them."""
         digest, size = hashlib.sha256(), 0
-        with self._explained("upload", key):
-            file = self._files.open(self._path(key), "wb", block_size=_PART_BYTES)
+        with self._convert_errors("upload", key):
+            file = self._files.open(self._path(key), "wb", block_size=PART_BYTES)
         try:
             for chunk in chunks:
                 digest.update(chunk)
-                with self._explained("upload", key):
+                with self._convert_errors("upload", key):
                     size += file.write(chunk)
         except BaseException:
-            # Closed without its last block, a buffered file is never put in place.
+            # A buffered file that is closed without its last block never becomes an object.
             file.discard()
             with suppress(AttributeError):
                 file.closed = True
             raise
-        with self._explained("upload", key):
+        with self._convert_errors("upload", key):
             file.close()
         return WrittenObject(bytes=size, sha256=digest.hexdigest())
 
     def keys(self, prefix: str) -> list[str]:
-        """Return all keys under the folder `prefix`, sorted."""
+        """Return all keys below the folder `prefix`, sorted."""
         path = self._path(prefix)
         try:
-            with self._explained("list", prefix):
+            with self._convert_errors("list", prefix):
                 found = (self._key(name) for name in self._files.find(path) if name != path)
                 return sorted(filter(is_key, found))
         except ObjectMissing:
             return []
 
     def folders(self, prefix: str) -> list[str]:
-        """Return the keys of the folders directly under the folder `prefix`, sorted."""
-        return self._listed(prefix, "directory")
+        """Return the folders directly below the folder `prefix`, sorted."""
+        return self._list(prefix, "directory")
 
     def first(self, prefix: str) -> str | None:
-        """Return the smallest key directly under the folder `prefix`; costs a listing of the folder."""
-        return next(iter(self._listed(prefix, "file")), None)
+        """Return the smallest key directly below the folder `prefix`; lists the whole folder."""
+        return next(iter(self._list(prefix, "file")), None)
 
     def size(self, key: str) -> int | None:
-        """Return the object's size in bytes, or None where there is no object."""
+        """Return the object's size in bytes, or None if it is absent."""
         try:
-            with self._explained("stat", key):
+            with self._convert_errors("stat", key):
                 found = self._files.info(self._path(key))
         except ObjectMissing:
             return None
         return int(found["size"]) if found["type"] == "file" else None
 
     def delete(self, key: str) -> None:
-        """Delete the object if it is there."""
+        """Delete the object if it exists."""
         try:
-            with self._explained("delete", key):
+            with self._convert_errors("delete", key):
                 self._files.rm_file(self._path(key))
         except ObjectMissing:
             return
 
     def unfinished(self, prefix: str) -> list[UnfinishedWrite]:
-        """Return nothing: fsspec has no name for what a dead writer left; set the bucket's own expiry for it."""
-        checked_key(prefix)
+        """Return nothing: fsspec cannot list incomplete uploads; the bucket's own expiry deletes them."""
+        check_key(prefix)
         return []
 
     def discard(self, write: UnfinishedWrite) -> None:
-        """Do nothing: no unfinished write is ever named."""
-        checked_key(write.key)
+        """Do nothing."""
+        check_key(write.key)
 
     def local_path(self, key: str) -> Path | None:
-        """Return None: the bytes are elsewhere."""
-        checked_key(key)
+        """Return None."""
+        check_key(key)
         return None
 
     def _path(self, key: str) -> str:
-        return f"{self._root}/{checked_key(key)}"
+        return f"{self._root}/{check_key(key)}"
 
     def _key(self, path: str) -> str:
         return path[len(self._root) + 1 :]
 
-    def _listed(self, prefix: str, kind: str) -> list[str]:
+    def _list(self, prefix: str, kind: str) -> list[str]:
         path = self._path(prefix)
         try:
-            with self._explained("list", prefix):
+            with self._convert_errors("list", prefix):
                 found: list[dict[str, Any]] = self._files.ls(path, detail=True)
         except ObjectMissing:
             return []
@@ -162,7 +161,7 @@ class RemoteStore:
         return sorted(filter(is_key, (self._key(name) for name in names if name != path)))
 
     @contextmanager
-    def _explained(self, doing: str, key: str) -> Iterator[None]:
+    def _convert_errors(self, doing: str, key: str) -> Iterator[None]:
         try:
             yield
         except StorageError:
@@ -172,4 +171,4 @@ class RemoteStore:
         except Exception as error:
             problem = f"{self.url}/{key}: cannot {doing}: {type(error).__name__}: {error}"
             kind = StoreRefused if isinstance(error, PermissionError) else StoreUnavailable
-            raise kind(without_credentials(problem)) from error
+            raise kind(strip_credentials(problem)) from error

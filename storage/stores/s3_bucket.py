@@ -1,9 +1,7 @@
-"""One S3 bucket through s3fs: one request per call, bounded in time, errors in words.
+"""One S3 bucket through s3fs: one request per call, with a time limit.
 
-Owns the client's options and time limits. Credentials, region and endpoint come from the standard AWS chain
-(environment, profile, instance role) and are never kept, shown or taken from a URL. s3fs serves all requests of a
-process from one event-loop thread; a request is a coroutine there and a future here, so several can be under way
-without threads of our own. Its listing caches and shared instances serve stale names and stay off.
+Credentials, region and endpoint come from the standard AWS chain. s3fs runs all requests of a process as coroutines on
+one event-loop thread; here each is a future. Its listing caches and shared instances are off, because both are stale.
 """
 
 import asyncio
@@ -15,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from storage.errors import StorageError
-from storage.stores.object_store import MOST_READ_BYTES, larger_than
-from storage.stores.s3_error import explained_error
+from storage.stores.object_store import MAX_READ_BYTES, too_large
+from storage.stores.s3_error import convert_error
 
 _PIECE_BYTES = 1 << 20
 _SLOWEST_BYTES_PER_SECOND = 100_000
@@ -24,20 +22,20 @@ _SLOWEST_BYTES_PER_SECOND = 100_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timeouts:
-    """What one request may take: to connect, to answer something small, and in silence during something long."""
+    """Time limits of one request: to connect, for a small answer, and without data during a long one."""
 
     connect_seconds: float = 3.0
     answer_seconds: float = 10.0
     silence_seconds: float = 60.0
 
     def upload_seconds(self, size_bytes: int) -> float:
-        """Return what sending so many bytes may take on the slowest line that is worth using."""
+        """Return the limit for an upload, by the slowest connection worth using."""
         return self.answer_seconds + size_bytes / _SLOWEST_BYTES_PER_SECOND
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fetched:
-    """The body of an answer to a GET and the headers that say which object it is a piece of."""
+    """The body of a GET, with the ETag and size of the whole object."""
 
     data: bytes
     etag: str
@@ -48,14 +46,13 @@ _DEFAULT = Timeouts()
 
 
 class S3Bucket:
-    """A bucket and the client that asks for its objects."""
+    """A bucket and its client."""
 
     def __init__(self, name: str, *, timeouts: Timeouts = _DEFAULT) -> None:
-        """Prepare the client; nothing is asked and no credential is looked for before the first request."""
+        """Prepare the client; the first request looks for credentials and connects."""
         import s3fs
 
-        self._name = name
-        self._timeouts = timeouts
+        self.name, self.timeouts = name, timeouts
         self._client = s3fs.S3FileSystem(
             skip_instance_cache=True,
             use_listings_cache=False,
@@ -65,57 +62,46 @@ class S3Bucket:
         # Only RetryPolicy retries, neither s3fs nor botocore: retries of several layers multiply.
         self._client.retries = 1
 
-    @property
-    def name(self) -> str:
-        """The bucket's name."""
-        return self._name
+    def request(self, action: str, method: str, *, seconds: float | None = None, **parameters: Any) -> dict[str, Any]:
+        """Return the answer to one S3 call; `action` names it in errors.
 
-    @property
-    def timeouts(self) -> Timeouts:
-        """What its requests may take."""
-        return self._timeouts
-
-    def ask(self, doing: str, method: str, *, seconds: float | None = None, **parameters: Any) -> dict[str, Any]:
-        """Return the answer to one S3 call; `doing` is for the error: `ObjectMissing`, `StoreRefused`, ….
-
-        `seconds` bounds the whole call; without it `answer_seconds` does.
+        `seconds` limits the whole call, `answer_seconds` by default. Raises ObjectMissing, StoreRefused, ….
         """
-        answer: dict[str, Any] = self._result(self.begin(doing, method, seconds=seconds, **parameters))
+        answer: dict[str, Any] = self._result(self.start_request(action, method, seconds=seconds, **parameters))
         return answer
 
-    def begin(self, doing: str, method: str, *, seconds: float | None = None, **parameters: Any) -> "Future[Any]":
-        """Send one S3 call and return at once; cancelling the future breaks the connection."""
-        limit = self._timeouts.answer_seconds if seconds is None else seconds
-        return asyncio.run_coroutine_threadsafe(self._call(doing, method, limit, parameters), self._loop())
+    def start_request(
+        self, action: str, method: str, *, seconds: float | None = None, **parameters: Any
+    ) -> "Future[Any]":
+        """Send one S3 call and return at once; cancelling the future closes the connection."""
+        limit = self.timeouts.answer_seconds if seconds is None else seconds
+        return asyncio.run_coroutine_threadsafe(self._call(action, method, limit, parameters), self._loop())
 
-    def fetch(self, key: str, *, at_most_bytes: int = MOST_READ_BYTES, **parameters: Any) -> Fetched:
-        """Return the whole body of one GET, verified to be as long as the server said.
-
-        Raises `IntegrityError` where it is longer than `at_most_bytes`, and receives no more of it.
-        """
-        asked = self._fetch({"Key": key, **parameters}, at_most_bytes)
-        fetched: Fetched = self._result(asyncio.run_coroutine_threadsafe(asked, self._loop()))
+    def fetch(self, key: str, *, at_most_bytes: int = MAX_READ_BYTES, **parameters: Any) -> Fetched:
+        """Return the body of one GET; raises IntegrityError once it exceeds `at_most_bytes`."""
+        body = self._fetch({"Key": key, **parameters}, at_most_bytes)
+        fetched: Fetched = self._result(asyncio.run_coroutine_threadsafe(body, self._loop()))
         return fetched
 
-    async def _call(self, doing: str, method: str, seconds: float, parameters: dict[str, Any]) -> Any:
-        with self._explained(doing, parameters):
+    async def _call(self, action: str, method: str, seconds: float, parameters: dict[str, Any]) -> Any:
+        with self._convert_errors(action, parameters):
             async with asyncio.timeout(seconds):
-                return await self._client._call_s3(method, Bucket=self._name, **parameters)
+                return await self._client._call_s3(method, Bucket=self.name, **parameters)
 
     async def _fetch(self, parameters: dict[str, Any], at_most_bytes: int) -> Fetched:
-        with self._explained("read", parameters):
-            async with asyncio.timeout(self._timeouts.answer_seconds):
-                answer = await self._client._call_s3("get_object", Bucket=self._name, **parameters)
+        with self._convert_errors("read", parameters):
+            async with asyncio.timeout(self.timeouts.answer_seconds):
+                answer = await self._client._call_s3("get_object", Bucket=self.name, **parameters)
             pieces, received_bytes = list[bytes](), 0
             async with answer["Body"] as body:
                 while True:
-                    async with asyncio.timeout(self._timeouts.answer_seconds):
+                    async with asyncio.timeout(self.timeouts.answer_seconds):
                         piece = await body.read(_PIECE_BYTES)
                     if not piece:
                         break
                     received_bytes += len(piece)
                     if received_bytes > at_most_bytes:
-                        raise larger_than(f"s3://{self._name}/{parameters['Key']}", at_most_bytes)
+                        raise too_large(f"s3://{self.name}/{parameters['Key']}", at_most_bytes)
                     pieces.append(piece)
             data = b"".join(pieces)
             total = str(answer.get("ContentRange", "")).rpartition("/")[2]
@@ -125,18 +111,18 @@ class S3Bucket:
         try:
             loop: asyncio.AbstractEventLoop = self._client.loop
         except RuntimeError as forked:
-            raise StorageError(f"s3://{self._name}: opened before a fork; open the store in each process") from forked
+            raise StorageError(f"s3://{self.name}: opened before a fork; open the store in each process") from forked
         return loop
 
     @contextmanager
-    def _explained(self, doing: str, parameters: dict[str, Any]) -> Iterator[None]:
+    def _convert_errors(self, action: str, parameters: dict[str, Any]) -> Iterator[None]:
         try:
             yield
         except StorageError:
             raise
         except Exception as error:
             what = parameters.get("Key") or parameters.get("Prefix") or ""
-            raise explained_error(error, doing=doing, where=f"s3://{self._name}/{what}") from error
+            raise convert_error(error, action=action, where=f"s3://{self.name}/{what}") from error
 
     def _result(self, future: "Future[Any]") -> Any:
         try:

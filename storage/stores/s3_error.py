@@ -1,8 +1,6 @@
-"""What an S3 server or its client meant by an exception: missing, refused, not answered, condition not met.
+"""Maps S3 error codes and client exceptions to storage errors with advice and without credentials.
 
-Owns the reading of error codes (Amazon S3 API reference, "Error responses"; Ceph and others answer with the same
-names) and what a person should do about each. Messages carry no credentials. Decides on codes and class names
-only, so it imports no client.
+Source: Amazon S3 API reference, "Error responses"; Ceph and others use the same codes.
 """
 
 import re
@@ -57,37 +55,37 @@ _SIGNED_QUERY = re.compile(r"(?i)((?:x-amz-[a-z-]+|awsaccesskeyid|signature)=)[^
 
 
 class ConditionFailed(StorageError):
-    """The condition of a request was not met: with If-None-Match, the object is there."""
+    """The condition of a request was not met: with If-None-Match, the object exists."""
 
 
-def explained_error(error: Exception, *, doing: str, where: str) -> StorageError:
-    """Return the error of `storage.errors` (or `ConditionFailed`) for what the client raised while `doing`."""
+def convert_error(error: Exception, *, action: str, where: str) -> StorageError:
+    """Return the storage error for an exception that the client raised during `action`."""
     code = error_code(error)
     if code in _CONDITION_FAILED:
-        return ConditionFailed(f"{where}: cannot {doing}: {code}")
+        return ConditionFailed(f"{where}: cannot {action}: {code}")
     if code in _MISSING:
         return ObjectMissing(f"{where}: no such object")
-    problem = without_credentials(f"{where}: cannot {doing}: {code}: {_words(error)}")
+    problem = strip_credentials(f"{where}: cannot {action}: {code}: {_message(error)}")
     if code in _REFUSED:
         return StoreRefused(f"{problem}; {_REFUSED[code]}")
     return StoreUnavailable(problem)
 
 
 def error_code(error: BaseException) -> str:
-    """Return the server's error code, or the exception's class name where no server answered."""
-    for one in (error, error.__cause__):
-        response = getattr(one, "response", None)
+    """Return the server's error code, or the exception's class name if no server answered."""
+    for candidate in (error, error.__cause__):
+        response = getattr(candidate, "response", None)
         if isinstance(response, dict) and response.get("Error", {}).get("Code"):
             return str(response["Error"]["Code"])
     return type(error).__name__
 
 
-def without_credentials(text: str) -> str:
-    """Return the text without user information in URLs and without the values of signed queries."""
+def strip_credentials(text: str) -> str:
+    """Remove user information in URLs and the values of signed queries."""
     return _SIGNED_QUERY.sub(r"\1…", _USER_INFO.sub(r"\1", text))
 
 
-def _words(error: Exception) -> str:
+def _message(error: Exception) -> str:
     if isinstance(error, TimeoutError) and not str(error):
         return "no answer in time"
     return " ".join(str(error).split()) or "no message"

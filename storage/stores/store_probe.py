@@ -1,8 +1,4 @@
-"""Does create-if-absent really exclude here? A real race, run before a store is trusted with a run log.
-
-Owns the questions and the verdict, by name of the problem; what the store answers to real requests is the only
-evidence it accepts. Refuses to know what kind of store it asks.
-"""
+"""Tests a store by real requests before it keeps a run log: create-if-absent must exclude, lists must be ordered."""
 
 import threading
 import uuid
@@ -18,21 +14,20 @@ _NOT_EXCLUSIVE = "so create-if-absent does not exclude"
 
 
 def probe_store(store: ObjectStore, *, creators: int = 8, rounds: int = 2) -> None:
-    """Race `creators` creates of one key for some rounds, then ask one by one for all else the run log needs.
+    """Race `creators` creates of one key for some rounds, then check one by one what else the run log needs.
 
-    Raises `StoreUnsound` naming what is wrong. A store that cannot be written raises its own `StoreUnavailable`.
-    The probe's objects are deleted again.
+    Deletes its objects. Raises StoreUnsound naming the problem, or StoreUnavailable if the store cannot be written.
     """
     folder = f"probe/{uuid.uuid4().hex}"
-    with _deleted(store, f"{folder}/written"):
+    with _delete_afterwards(store, f"{folder}/written"):
         store.write(f"{folder}/written", b"written")
         with ThreadPoolExecutor(creators) as pool:
             for number in range(rounds):
-                with _deleted(store, key := f"{folder}/race-{number}"):
+                with _delete_afterwards(store, key := f"{folder}/race-{number}"):
                     _check_race(store, key, creators, pool)
         if _read(store, f"{folder}/written") != b"written":
             raise _unsound(store, "an object is not there, or is another one, after it was written")
-    _check_one_by_one(store, folder)
+    _check_single_requests(store, folder)
 
 
 def _check_race(store: ObjectStore, key: str, creators: int, pool: ThreadPoolExecutor) -> None:
@@ -49,12 +44,12 @@ def _check_race(store: ObjectStore, key: str, creators: int, pool: ThreadPoolExe
     _check_answers(store, answers)
     found = _read(store, key)
     winners = [number for number, answer in enumerate(answers) if answer is True]
-    unclear = {number: answer for number, answer in enumerate(answers) if isinstance(answer, StoreUnavailable)}
-    if found is None and not winners and unclear:
-        raise next(iter(unclear.values()))
-    # An unclear answer may belong to the winner, a clear no may not.
-    if found not in {b"%d" % number for number in winners or unclear}:
-        raise _unsound(store, f"keeps other bytes than those of the creator it told had won, {_NOT_EXCLUSIVE}")
+    unknown = {number: answer for number, answer in enumerate(answers) if isinstance(answer, StoreUnavailable)}
+    if found is None and not winners and unknown:
+        raise next(iter(unknown.values()))
+    # A creator whose answer is unknown may have won; a creator that got False has not.
+    if found not in {b"%d" % number for number in winners or unknown}:
+        raise _unsound(store, f"keeps other bytes than the winning creator's, {_NOT_EXCLUSIVE}")
 
 
 def _check_answers(store: ObjectStore, answers: list[bool | StoreUnavailable]) -> None:
@@ -70,9 +65,9 @@ def _check_answers(store: ObjectStore, answers: list[bool | StoreUnavailable]) -
         raise _unsound(store, f"told {won} of {number} racing creators they had won, {_NOT_EXCLUSIVE}")
 
 
-def _check_one_by_one(store: ObjectStore, folder: str) -> None:
+def _check_single_requests(store: ObjectStore, folder: str) -> None:
     earlier, later = f"{folder}/1", f"{folder}/2"
-    with _deleted(store, earlier, later):
+    with _delete_afterwards(store, earlier, later):
         _check_new(store, later)
         with suppress(StoreUnavailable):
             if store.create(later, b"second") or _read(store, later) != b"first":
@@ -109,7 +104,7 @@ def _read(store: ObjectStore, key: str) -> bytes | None:
 
 
 @contextmanager
-def _deleted(store: ObjectStore, *keys: str) -> Iterator[None]:
+def _delete_afterwards(store: ObjectStore, *keys: str) -> Iterator[None]:
     try:
         yield
     finally:

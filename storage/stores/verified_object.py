@@ -1,8 +1,4 @@
-"""Reading an object that somebody promised: size and SHA-256 are checked on the way in, before a byte is used.
-
-Owns the check. An object that is longer than promised is given up at the first byte too many. Refuses to know who
-promised what: manifests of checkpoints and of data snapshots alike.
-"""
+"""Objects and files with a known size and SHA-256: every byte is checked before it is used."""
 
 import hashlib
 from collections.abc import Iterator
@@ -10,79 +6,90 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from storage.errors import IntegrityError, ObjectMissing
-from storage.stores.object_store import ObjectStore, WrittenObject
+from storage.stores.object_store import READ_CHUNK_BYTES, ObjectStore, WrittenObject
 
-_LOOKED_AT_BYTES = 64 * 1024 * 1024
+_UNCHECKED_BUFFER_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PromisedObject:
-    """What must lie under a key."""
+class ExpectedObject:
+    """Key, size and hex SHA-256 that a manifest records for an object."""
 
     key: str
     bytes: int
     sha256: str
 
 
-def check_object(store: ObjectStore, promised: PromisedObject) -> None:
-    """Read the object through and keep nothing; raises `IntegrityError` where it is missing or another."""
-    for _ in _verified_chunks(store, promised):
+def check_object(store: ObjectStore, expected: ExpectedObject) -> None:
+    """Read the whole object; raises IntegrityError if it is missing or different."""
+    for _ in _verified_chunks(store, expected):
         pass
 
 
-def read_verified(store: ObjectStore, promised: PromisedObject) -> memoryview:
-    """Return the object's bytes in one buffer, in memory once; raises `IntegrityError` where it is another."""
-    check_size(store, promised)
-    buffer = memoryview(bytearray(promised.bytes))
-    read_verified_into(buffer, store, promised)
+def read_verified(store: ObjectStore, expected: ExpectedObject) -> memoryview:
+    """Return the object's bytes in one buffer; raises IntegrityError if it is missing or different."""
+    check_size(store, expected)
+    buffer = memoryview(bytearray(expected.bytes))
+    read_verified_into(buffer, store, expected)
     return buffer.toreadonly()
 
 
-def read_verified_into(buffer: memoryview, store: ObjectStore, promised: PromisedObject) -> None:
-    """Fill the buffer, which is as long as the object; nothing in it may be used before this has returned."""
+def read_verified_into(buffer: memoryview, store: ObjectStore, expected: ExpectedObject) -> None:
+    """Fill the buffer, which is as long as the object; its bytes are valid only after this returns."""
     position = 0
-    for chunk in _verified_chunks(store, promised):
+    for chunk in _verified_chunks(store, expected):
         buffer[position : position + len(chunk)] = chunk
         position += len(chunk)
 
 
-def check_size(store: ObjectStore, promised: PromisedObject) -> None:
-    """Raise `IntegrityError` where a large object is not as large as promised: no number may make memory."""
-    if promised.bytes <= _LOOKED_AT_BYTES:
+def check_size(store: ObjectStore, expected: ExpectedObject) -> None:
+    """Raise IntegrityError if a large object has another size, before memory is allocated for it."""
+    if expected.bytes <= _UNCHECKED_BUFFER_BYTES:
         return
-    found = store.size(promised.key)
-    if found != promised.bytes:
-        raise IntegrityError(f"{promised.key}: {found or 0} bytes, its manifest says {promised.bytes}")
+    found = store.size(expected.key)
+    if found != expected.bytes:
+        raise IntegrityError(f"{expected.key}: {found or 0} bytes, its manifest says {expected.bytes}")
 
 
-def save_verified(store: ObjectStore, promised: PromisedObject, path: Path) -> None:
-    """Copy the object into a file; the file may be believed only after this has returned."""
+def save_verified(store: ObjectStore, expected: ExpectedObject, path: Path) -> None:
+    """Copy the object into a new file; the file is valid only after this returns."""
     with path.open("xb") as file:
-        for chunk in _verified_chunks(store, promised):
+        for chunk in _verified_chunks(store, expected):
             file.write(chunk)
 
 
+def upload_file(store: ObjectStore, key: str, path: Path) -> WrittenObject:
+    """Write a file as one object; returns size and digest of what was sent."""
+
+    def chunks() -> Iterator[bytes]:
+        with path.open("rb") as file:
+            while chunk := file.read(READ_CHUNK_BYTES):
+                yield chunk
+
+    return store.write_stream(key, chunks())
+
+
 def describe_file(path: Path) -> WrittenObject:
-    """Return size and SHA-256 of a file as it lies there; raises FileNotFoundError where there is none."""
+    """Return a file's size and SHA-256; raises OSError."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256")
         return WrittenObject(bytes=file.tell(), sha256=digest.hexdigest())
 
 
-def _verified_chunks(store: ObjectStore, promised: PromisedObject) -> Iterator[bytes]:
+def _verified_chunks(store: ObjectStore, expected: ExpectedObject) -> Iterator[bytes]:
     digest, size_bytes = hashlib.sha256(), 0
     try:
-        for chunk in store.read_chunks(promised.key):
+        for chunk in store.read_chunks(expected.key):
             size_bytes += len(chunk)
-            if size_bytes > promised.bytes:
-                raise IntegrityError(f"{promised.key}: more than the {promised.bytes} bytes its manifest says")
+            if size_bytes > expected.bytes:
+                raise IntegrityError(f"{expected.key}: more than the {expected.bytes} bytes its manifest says")
             digest.update(chunk)
             yield chunk
     except ObjectMissing as missing:
-        raise IntegrityError(f"{promised.key}: missing") from missing
-    if size_bytes != promised.bytes:
-        raise IntegrityError(f"{promised.key}: {size_bytes} bytes, its manifest says {promised.bytes}")
-    if digest.hexdigest() != promised.sha256:
+        raise IntegrityError(f"{expected.key}: missing") from missing
+    if size_bytes != expected.bytes:
+        raise IntegrityError(f"{expected.key}: {size_bytes} bytes, its manifest says {expected.bytes}")
+    if digest.hexdigest() != expected.sha256:
         raise IntegrityError(
-            f"{promised.key}: sha256 is {digest.hexdigest()[:12]}…, its manifest says {promised.sha256[:12]}…"
+            f"{expected.key}: sha256 is {digest.hexdigest()[:12]}…, its manifest says {expected.sha256[:12]}…"
         )

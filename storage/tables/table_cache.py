@@ -22,7 +22,7 @@ from storage.logs.run_log import RunLog, run_prefix
 from storage.logs.run_state import RunState, fold
 from storage.snapshots.snapshot_cache import SnapshotCache
 from storage.stores.object_store import ObjectStore
-from storage.stores.verified_object import PromisedObject, describe_file
+from storage.stores.verified_object import ExpectedObject, describe_file
 from storage.tables.table_index import Pack, PackedTable, RunStamp, is_current, read_index, stamp_run, write_index
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class TableCache:
         with suppress(StorageError, OSError):
             path = home.local_path(packed.key)
             if path is None:
-                promised = PromisedObject(key=packed.key, bytes=packed.bytes, sha256=packed.sha256)
+                promised = ExpectedObject(key=packed.key, bytes=packed.bytes, sha256=packed.sha256)
                 return self._copies.fetch(home, promised)
             found = describe_file(path)
             return path if (found.bytes, found.sha256) == (packed.bytes, packed.sha256) else None

@@ -5,7 +5,7 @@ packs there are (`table_cache`) and what a row means. Parquet because its reader
 asked for (https://parquet.apache.org/docs/file-format/).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from storage.stores.object_store import ObjectStore
-from storage.stores.verified_object import describe_file
+from storage.stores.verified_object import describe_file, upload_file
 from storage.tables.run_tables import Column, columns
 from storage.tables.table_index import Pack, PackedTable, RunStamp
 
-_CHUNK_BYTES = 8 * 1024 * 1024
 _ROW_GROUP_ROWS = 122_880
 _TIME = pa.timestamp("us", tz="UTC")
 _TYPES: Mapping[str, pa.DataType] = {
@@ -83,13 +82,7 @@ class PackBuilder:
             parquet.write_table(self.arrow(table), path, compression="zstd", row_group_size=_ROW_GROUP_ROWS)
             written = describe_file(path)
             key = f"{prefix}/{written.sha256}.parquet"
-            store.write_stream(key, _chunks(path))
+            upload_file(store, key, path)
             packed.append(PackedTable(table=table, key=key, bytes=written.bytes, sha256=written.sha256))
             path.unlink()
         return Pack(tables=tuple(packed), runs=self.stamps, rows=self.rows)
-
-
-def _chunks(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            yield chunk

@@ -25,7 +25,7 @@ from storage.checkpoints.tensor_shard import parse_shard, shard_chunks
 from storage.errors import IntegrityError
 from storage.stores.document import decode
 from storage.stores.object_store import ObjectStore
-from storage.stores.verified_object import PromisedObject, check_object, read_verified
+from storage.stores.verified_object import ExpectedObject, check_object, read_verified
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -110,13 +110,13 @@ def _is_kept(store: ObjectStore, sha256: str) -> bool:
     return True
 
 
-def promised_weights(store: ObjectStore, sha256: str) -> PromisedObject:
+def promised_weights(store: ObjectStore, sha256: str) -> ExpectedObject:
     """Return what must lie where the weights are kept; raises IntegrityError where nothing does."""
     key = _key(sha256)
     size = store.size(key)
     if size is None:
         raise IntegrityError(f"{key}: missing, and the run began from it; restore it, or begin another run")
-    return PromisedObject(key=key, bytes=size, sha256=sha256)
+    return ExpectedObject(key=key, bytes=size, sha256=sha256)
 
 
 def _key(sha256: str) -> str:

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from reports.errors import InvalidQuery
@@ -19,7 +20,7 @@ from storage.logs.registry import Registry
 from storage.logs.registry_entries import Refused, RolledBack
 from storage.logs.run_entries import DataQuarantined
 from storage.logs.step_log import StepRecord, step_log_key
-from storage.stores.document import builtins, encode, sha256
+from storage.stores.document import encode, sha256
 from storage.stores.local_store import LocalStore
 from storage.stores.object_store import ObjectStore
 from storage.tables.run_tables import ROWS
@@ -74,10 +75,10 @@ def test_the_query_of_the_contract_runs_as_it_stands(store: LocalStore, cairn: A
 
 
 def test_receipts_are_those_of_the_attempts_verb_field_by_field(bard: FabricatedRun, work: Path) -> None:
-    shown = list(builtins(view_attempts(bard.log)))
+    shown = list(msgspec.to_builtins(view_attempts(bard.log)))
     names = ", ".join(shown[0])
     asked = ask(bard.log.store, f"select {names} from training_attempts order by attempt", work)
-    assert builtins(asked) == shown
+    assert msgspec.to_builtins(asked) == shown
 
 
 def test_nested_fields_are_columns_too(bard: FabricatedRun, work: Path) -> None:
@@ -87,9 +88,9 @@ def test_nested_fields_are_columns_too(bard: FabricatedRun, work: Path) -> None:
 
 
 def test_checkpoints_are_those_of_the_verb_but_for_the_ones_being_written(bard: FabricatedRun, work: Path) -> None:
-    shown = [builtins(view) for view in view_checkpoints(bard.log) if view.state != "writing"]
+    shown = [msgspec.to_builtins(view) for view in view_checkpoints(bard.log) if view.state != "writing"]
     names = ", ".join(shown[0])
-    assert builtins(ask(bard.log.store, f"select {names} from checkpoints order by step", work)) == shown
+    assert msgspec.to_builtins(ask(bard.log.store, f"select {names} from checkpoints order by step", work)) == shown
 
 
 def test_evaluations_are_those_of_the_verb(bard: FabricatedRun, work: Path) -> None:

@@ -51,7 +51,7 @@ class S3Server:
         """Return a client of the bucket that keeps its way here whatever the environment becomes."""
         with aws_environment(self.environment(endpoint)):
             bucket = S3Bucket(name, timeouts=timeouts or Timeouts())
-            bucket._result(bucket.begin("connect", "list_buckets"))
+            bucket._result(bucket.start_request("connect", "list_buckets"))
             return bucket
 
 
@@ -93,7 +93,7 @@ def _start(script: str, *arguments: str) -> S3Server:
     atexit.register(_stop, process)
     assert process.stdout is not None
     server = S3Server(**json.loads(process.stdout.readline()))
-    server.bucket().ask("create", "create_bucket")
+    server.bucket().request("create", "create_bucket")
     return server
 
 

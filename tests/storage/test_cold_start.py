@@ -20,7 +20,7 @@ from storage.logs.run_state import RunState, fold
 from storage.stores.document import sha256
 from storage.stores.local_store import LocalStore
 from storage.stores.memory_store import MemoryStore
-from storage.stores.object_store import MOST_READ_BYTES, ObjectStore
+from storage.stores.object_store import MAX_READ_BYTES, ObjectStore
 from tests.entries import ended, evaluated, started, writer
 from tests.storage.builders import LOG, RUN, committed, entry, opened, run_log
 from tests.storage.faulty_store import FaultyStore
@@ -123,7 +123,7 @@ def test_a_reader_far_behind_reads_ahead_in_one_listing(long_run: LocalStore) ->
     class Far(MemoryStore):
         """Shares the entries, without files behind them."""
 
-        def read(self, key: str, *, at_most_bytes: int = MOST_READ_BYTES) -> bytes:
+        def read(self, key: str, *, at_most_bytes: int = MAX_READ_BYTES) -> bytes:
             return long_run.read(key, at_most_bytes=at_most_bytes)
 
         def first(self, prefix: str) -> str | None:

@@ -21,7 +21,7 @@ from storage.logs.step_log import parse_step_records, read_attempt_records
 from storage.stores.document import sha256
 from storage.stores.local_store import LocalStore
 from storage.stores.memory_store import MemoryStore
-from storage.stores.object_store import MOST_READ_BYTES, ObjectStore, checked_key
+from storage.stores.object_store import MAX_READ_BYTES, ObjectStore, check_key
 from tests.entries import writer
 from tests.storage.builders import (
     LOG,
@@ -52,7 +52,7 @@ def test_no_more_is_read_than_the_reader_takes(store: ObjectStore) -> None:
         store.read("a/b", at_most_bytes=999)
 
 
-@pytest.mark.parametrize("size_bytes", [MOST_READ_BYTES + 1, 2**40])
+@pytest.mark.parametrize("size_bytes", [MAX_READ_BYTES + 1, 2**40])
 def test_an_entry_of_any_size_is_refused_in_bounded_memory(tmp_path: Path, size_bytes: int) -> None:
     filled_with_zeros(tmp_path, f"{LOG}/{entry_name(0)}", size_bytes)
     with pytest.raises(IntegrityError, match="more than the 67,108,864 bytes that are read"):
@@ -112,7 +112,7 @@ def test_what_has_no_key_for_a_name_is_nobodys_object(tmp_path: Path, name: str)
         (tmp_path / folder / name).mkdir(parents=True)
         (tmp_path / folder / name / "file").write_bytes(b"")
     assert (_listed(store), before[1]) == (before, ["runs/r1"])
-    assert all(checked_key(key) for key in store.keys("runs"))
+    assert all(check_key(key) for key in store.keys("runs"))
 
 
 def _listed(store: LocalStore) -> list[list[str]]:

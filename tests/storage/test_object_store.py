@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from storage.errors import ObjectMissing, StorageError
-from storage.stores.object_store import ObjectStore, UnfinishedWrite, checked_key
+from storage.stores.object_store import ObjectStore, UnfinishedWrite, check_key
 
 OPERATIONS: dict[str, Callable[[Any, str], object]] = {
     "read": lambda store, key: store.read(key),
@@ -44,7 +44,7 @@ def test_every_operation_is_tried_with_bad_keys() -> None:
 
 @pytest.mark.parametrize("key", ["a", "runs/r1/log/9999999999.json", "step-00000005-attempt-0001", "a@b=c+d_e"])
 def test_a_plain_key_is_returned_unchanged(key: str) -> None:
-    assert checked_key(key) == key
+    assert check_key(key) == key
 
 
 def test_create_makes_an_object_once(store: ObjectStore) -> None:

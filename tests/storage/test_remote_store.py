@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from storage.errors import IntegrityError, ObjectMissing, StorageError, StoreRefused
-from storage.stores.multipart_upload import PART_BYTES, PARTS_UNDER_WAY, upload_stream
+from storage.stores.multipart_upload import CONCURRENT_PARTS, PART_BYTES, upload_stream
 from storage.stores.open_store import open_store
 from storage.stores.remote_store import RemoteStore
 from storage.stores.retry_policy import RetryPolicy
@@ -74,7 +74,7 @@ def test_the_region_is_taken_from_either_variable(environment: dict[str, str], m
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     monkeypatch.setenv("AWS_REGION", "eu-west-7")
     found = S3Bucket("cairn")
-    found.ask("list", "list_objects_v2")
+    found.request("list", "list_objects_v2")
     assert found._client.s3.meta.region_name == "eu-west-7"
 
 
@@ -105,7 +105,7 @@ def test_the_first_object_is_found_behind_folders(remote: S3Store) -> None:
 
 
 def test_a_folder_made_by_a_console_is_no_object(remote: S3Store, bucket: S3Bucket) -> None:
-    bucket.ask("write", "put_object", Key=f"{remote._below}a/", Body=b"")
+    bucket.request("write", "put_object", Key=f"{remote._below}a/", Body=b"")
     assert (remote.keys("a"), remote.first("a"), remote.folders("a")) == ([], None, [])
 
 
@@ -153,13 +153,13 @@ class SlowBucket:
         self.under_way: list[Future[dict[str, str]]] = []
         self.most = self.parts = 0
 
-    def begin(self, doing: str, method: str, **parameters: Any) -> "Future[dict[str, str]]":
+    def start_request(self, action: str, method: str, **parameters: Any) -> "Future[dict[str, str]]":
         self.parts += 1
         self.under_way = [answer for answer in self.under_way if not answer.done()] + [Answered()]
         self.most = max(self.most, len(self.under_way))
         return self.under_way[-1]
 
-    def ask(self, doing: str, method: str, **parameters: Any) -> dict[str, str]:
+    def request(self, action: str, method: str, **parameters: Any) -> dict[str, str]:
         return {"UploadId": "1"}
 
 
@@ -176,8 +176,8 @@ def test_a_stream_of_300_mb_holds_a_few_parts_at_once() -> None:
     bucket: Any = SlowBucket()
     chunk = bytes(1 << 20)
     written = upload_stream(bucket, "a", (chunk for _ in range(300)), retry_policy=RetryPolicy(tries=1))
-    assert (written.bytes, bucket.parts, bucket.most) == (300 << 20, 19, PARTS_UNDER_WAY)
-    assert (PARTS_UNDER_WAY + 1) * PART_BYTES < 80_000_000
+    assert (written.bytes, bucket.parts, bucket.most) == (300 << 20, 19, CONCURRENT_PARTS)
+    assert (CONCURRENT_PARTS + 1) * PART_BYTES < 80_000_000
 
 
 @pytest.mark.slow
@@ -234,8 +234,8 @@ def test_an_upload_nobody_finished_is_named_with_its_bytes_and_can_be_discarded(
 ) -> None:
     for name in ("a/b", "ab/c"):
         key = remote._below + name
-        upload = bucket.ask("upload", "create_multipart_upload", Key=key)["UploadId"]
-        bucket.ask("upload", "upload_part", Key=key, UploadId=upload, PartNumber=1, Body=b"123")
+        upload = bucket.request("upload", "create_multipart_upload", Key=key)["UploadId"]
+        bucket.request("upload", "upload_part", Key=key, UploadId=upload, PartNumber=1, Body=b"123")
     (left,) = remote.unfinished("a")
     assert (left.key, left.bytes) == ("a/b", 3)
     assert left.age_seconds >= 0
@@ -248,14 +248,14 @@ def test_an_upload_nobody_finished_is_named_with_its_bytes_and_can_be_discarded(
 @pytest.mark.s3
 def test_an_unfinished_upload_is_as_old_as_the_server_says(ceph_bucket: S3Bucket) -> None:
     store = S3Store(ceph_bucket, uuid.uuid4().hex)
-    ceph_bucket.ask("upload", "create_multipart_upload", Key=f"{store._below}a/b")
+    ceph_bucket.request("upload", "create_multipart_upload", Key=f"{store._below}a/b")
     assert store.unfinished("a")[0].age_seconds < 60
 
 
 def test_many_unfinished_uploads_are_all_named(remote: S3Store, bucket: S3Bucket) -> None:
     names = [f"a/{number:02}" for number in range(12)]
     for name in names:
-        bucket.ask("upload", "create_multipart_upload", Key=remote._below + name)
+        bucket.request("upload", "create_multipart_upload", Key=remote._below + name)
     assert [write.key for write in remote.unfinished("a")] == names
 
 

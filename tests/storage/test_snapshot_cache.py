@@ -10,7 +10,7 @@ from storage.errors import IntegrityError, StorageError
 from storage.snapshots.snapshot_cache import DEFAULT_CACHE_BYTES, SnapshotCache, cache_bytes
 from storage.stores.document import sha256
 from storage.stores.memory_store import MemoryStore
-from storage.stores.verified_object import PromisedObject
+from storage.stores.verified_object import ExpectedObject
 
 SIZE_BYTES = 1000
 USES_ONE = """
@@ -18,13 +18,13 @@ import sys
 from pathlib import Path
 from storage.stores.memory_store import MemoryStore
 from storage.snapshots.snapshot_cache import SnapshotCache
-from storage.stores.verified_object import PromisedObject
+from storage.stores.verified_object import ExpectedObject
 data = bytes([int(sys.argv[2])]) * 1000
 store = MemoryStore()
 store.write("o", data)
 import hashlib
 cache = SnapshotCache(Path(sys.argv[1]), limit_bytes=10_000)
-cache.fetch(store, PromisedObject(key="o", bytes=1000, sha256=hashlib.sha256(data).hexdigest()))
+cache.fetch(store, ExpectedObject(key="o", bytes=1000, sha256=hashlib.sha256(data).hexdigest()))
 print("in use", flush=True)
 sys.stdin.read()
 """
@@ -40,10 +40,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-def promised(store: MemoryStore, number: int) -> PromisedObject:
+def promised(store: MemoryStore, number: int) -> ExpectedObject:
     data = bytes([number]) * SIZE_BYTES
     store.write(f"data/{number}", data)
-    return PromisedObject(key=f"data/{number}", bytes=SIZE_BYTES, sha256=sha256(data))
+    return ExpectedObject(key=f"data/{number}", bytes=SIZE_BYTES, sha256=sha256(data))
 
 
 def use(folder: Path, store: MemoryStore, number: int, *, limit_bytes: int = 3 * SIZE_BYTES) -> SnapshotCache:
