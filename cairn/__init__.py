@@ -1,1 +1,1 @@
-"""What a person touches: the command."""
+"""What a person uses: the command."""

@@ -1,1 +1,1 @@
-"""What happens in what order: the Prefect flows."""
+"""The Prefect flows: what happens in which order."""

@@ -1,4 +1,4 @@
-"""The errors a person is meant to read: the root of every package below."""
+"""The errors whose message is written for people: the root of every package below."""
 
 from model.errors import ModelError
 from reports.errors import ReportError
@@ -6,4 +6,4 @@ from storage.errors import StorageError
 from tasks.errors import TaskError
 
 EXPECTED_ERRORS = (ReportError, StorageError, TaskError, ModelError)
-"""Errors whose message is written for people: one line says it all, a traceback would only hide it."""
+"""One line says everything; a traceback would only hide it."""

@@ -1,7 +1,6 @@
-"""The flow `evaluate-promoted`: measure a committed checkpoint, by default the champion, and show it beside others.
+"""The flow `evaluate-promoted`: measure a committed checkpoint, by default the champion, and compare it with others.
 
-Owns the order of things. Trains nothing: it adds a row to the run's log, or finds it there. The end state is named by
-the outcome; what an evaluator did wrong is in the log, and no reason to run anything again.
+The end state is named by the outcome; a failed evaluator is on record in the log.
 """
 
 import os
@@ -54,12 +53,12 @@ def evaluate_promoted(
     ]
     view = compare(found, outcomes)
     _publish(view)
-    words = "; ".join(_words(view))
+    words = "; ".join(_describe(view))
     logger.info("%s", words)
     return Failed(name="EvaluatorFailed", message=words) if view.status == "failed" else Completed(message=words)
 
 
-def _words(view: ComparisonView) -> list[str]:
+def _describe(view: ComparisonView) -> list[str]:
     mine = [row.evaluation for row in view.rows if row.role == "this"]
     return [
         f"{item.suite} of {view.run_id}@{view.step}: "
@@ -69,7 +68,7 @@ def _words(view: ComparisonView) -> list[str]:
 
 
 def _publish(view: ComparisonView) -> None:
-    """Show the table in the UI; an API that is away or old costs the table, never the evaluation."""
+    """Show the table in the UI; an API that fails costs the table, never the evaluation."""
     with suppress(Exception), get_client(sync_client=True) as client:
         client.create_artifact(
             ArtifactCreate(

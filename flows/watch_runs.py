@@ -1,7 +1,6 @@
 """The flow `watch-runs`: on a schedule, continue every run whose owner is gone or whose back-off is over.
 
-Owns nothing but the look: what was seen and done is its log and its last state's message. Level-triggered and
-idempotent: one that is skipped, killed or run twice changes nothing.
+Idempotent: a look that is skipped, killed or repeated changes nothing.
 """
 
 import os
@@ -14,7 +13,7 @@ from prefect.states import Completed
 from flows.orchestrator.named_failure_state import named_failure_state
 from flows.orchestrator.run_parameters import DeploymentParameter, StoreParameter
 from flows.watching.run_watcher import CONTINUED
-from flows.watching.run_watching import WatchRequest, watcher
+from flows.watching.run_watching import WatchRequest, open_watcher
 from tasks.configuration.store_choice import choose_store
 
 
@@ -28,7 +27,7 @@ def watch_runs(store: StoreParameter = "", deployment: DeploymentParameter = "tr
         deployment: flow/deployment whose flow runs continue the runs; empty: a process of this machine does.
     """
     logger = get_run_logger()
-    rows = watcher(WatchRequest(store=choose_store(store, os.environ), deployment=deployment)).look_patiently()
+    rows = open_watcher(WatchRequest(store=choose_store(store, os.environ), deployment=deployment)).look_patiently()
     for row in rows:
         logger.info("%s: %s: %s %s", row.run_id, row.action, row.why, row.how)
     counts = ", ".join(f"{action} {count}" for action, count in sorted(Counter(row.action for row in rows).items()))

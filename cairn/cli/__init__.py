@@ -1,1 +1,1 @@
-"""The command: its verbs, their options, tables and exit codes."""
+"""The `cairn` command: subcommands, options, tables and exit codes."""

@@ -1,8 +1,75 @@
-"""The cyclopts application that the verbs are registered on."""
+"""The cyclopts application: groups of commands in `cairn --help`, and examples in the help of each command."""
 
-from cyclopts import App, Parameter
+from collections.abc import Iterator, Mapping
 
-from cairn.cli.verb_help import MORE, START_HERE
+from cyclopts import App, Group, Parameter
+
+START_HERE = """Start here:
+  cairn train deployments/quickstart.toml   train a small model, or continue it
+  cairn status quickstart                   where it stands, what happens next
+  cairn sample champion --prompt "def "     what it writes
+Every command takes --json; `cairn COMMAND --help` ends with examples."""
+
+_GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("Train", ("train", "watch")),
+    ("Look at runs", ("runs", "status", "explain", "report", "attempts", "checkpoints", "evaluations", "log")),
+    ("Curves and questions", ("plot", "diagnose", "sql", "simulate")),
+    ("Models", ("models", "sample", "evaluate", "promote", "rollback", "export")),
+    ("Data", ("data", "import-tokens", "export-tokens")),
+    ("Store and machine", ("verify", "sweep", "doctor", "completion")),
+)
+
+EXAMPLES: Mapping[str, tuple[str, ...]] = {
+    "train": (
+        "cairn train run.toml",
+        "cairn train run.toml --dry-run",
+        "cairn train run.toml --run-id wide --set model.n_embd=256",
+        "cairn train --run-id wide",
+    ),
+    "watch": ("cairn watch", "cairn watch --once --json", "cairn watch --deployment train-gpt/train-gpt"),
+    "runs": ("cairn runs", "cairn runs --store s3://bucket/cairn --json"),
+    "status": ("cairn status quickstart", "cairn status quickstart --json"),
+    "explain": ("cairn explain quickstart", "cairn explain quickstart --attempt 3"),
+    "report": ("cairn report quickstart", "cairn report quickstart --html report.html"),
+    "attempts": ("cairn attempts quickstart", "cairn attempts quickstart --json"),
+    "checkpoints": ("cairn checkpoints quickstart", "cairn checkpoints quickstart --json"),
+    "evaluations": ("cairn evaluations quickstart", "cairn evaluations quickstart --json"),
+    "log": ("cairn log quickstart", "cairn log quickstart --json"),
+    "plot": ("cairn plot quickstart curve.png", "cairn plot quickstart curve.svg --x tokens"),
+    "diagnose": ("cairn diagnose quickstart", "cairn diagnose quickstart --json"),
+    "sql": ('cairn sql "select run_id, state, step from runs"',),
+    "simulate": (
+        "cairn simulate quickstart --days 60",
+        "cairn simulate --config run.toml --trace rates.toml --devices 512",
+    ),
+    "models": ("cairn models", "cairn models --history"),
+    "sample": (
+        'cairn sample champion --prompt "Once "',
+        "cairn sample quickstart@400 --tokens 500 --temperature 0.7",
+        "cairn sample quickstart --follow",
+    ),
+    "evaluate": ("cairn evaluate champion", "cairn evaluate quickstart@400 --suite deployments/suites/repetition.toml"),
+    "promote": ("cairn promote quickstart", 'cairn promote quickstart@400 --alias next --why "best of three"'),
+    "rollback": ("cairn rollback", 'cairn rollback --alias next --why "it repeats itself"'),
+    "export": ("cairn export champion ./model", "cairn export quickstart@400 ./model --json"),
+    "data": ("cairn data quickstart", "cairn data 0123abcd --window 17 --split val"),
+    "import-tokens": (
+        "cairn import-tokens --train train.bin --val val.bin --vocab-size 50257",
+        "cairn import-tokens --train a.bin b.bin --val c.bin --tokenizer tokenizer.json",
+    ),
+    "export-tokens": (
+        "cairn export-tokens quickstart ./tokens",
+        "cairn export-tokens 0123abcd ./tokens --format llm.c",
+    ),
+    "verify": ("cairn verify quickstart", "cairn verify quickstart --json"),
+    "sweep": ("cairn sweep quickstart --dry-run", "cairn sweep quickstart"),
+    "doctor": ("cairn doctor", "cairn doctor --store s3://bucket/cairn"),
+    "completion": ("cairn completion --install", "cairn completion bash > cairn.bash"),
+}
+
+
+MORE = Group("More", sort_key=len(_GROUPS))
+"""The group of commands that have no other."""
 
 
 def _version() -> str:
@@ -22,3 +89,15 @@ app = App(
     suppress_keyboard_interrupt=False,
     default_parameter=Parameter(show_default=False),
 )
+
+
+def examples_text(name: str) -> str:
+    """Return the examples at the end of a command's help; empty if it has none."""
+    lines = EXAMPLES.get(name, ())
+    return "\n".join(["Examples:", *(f"  {line}" for line in lines)]) if lines else ""
+
+
+def help_groups() -> Iterator[tuple[Group, tuple[str, ...]]]:
+    """Yield each group in the order of the list, with the names of its commands."""
+    for place, (title, names) in enumerate(_GROUPS):
+        yield Group(title, sort_key=place), names

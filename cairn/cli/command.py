@@ -1,31 +1,46 @@
-"""The `cairn` command: its verbs gathered, its errors explained, its exit code.
-
-Owns how a command line ends. The verbs live in `reading_verbs`, `acting_verbs` and
-`model_verbs`, and import what they need when they run. Refuses to know how anything is done.
-"""
+"""The `cairn` command: registers its subcommands, prints errors for people, and exits with the contract's codes."""
 
 import os
+import stat
 import sys
-import traceback
 from collections.abc import Sequence
 
 from cyclopts import CycloptsError
 
-from cairn.cli.acting_verbs import ACTING_VERBS
-from cairn.cli.app import app
-from cairn.cli.completion import completion
-from cairn.cli.exit_code import code_of_error
-from cairn.cli.file_permissions import forbid_writing_by_everybody
-from cairn.cli.model_verbs import MODEL_VERBS
-from cairn.cli.reading_verbs import READING_VERBS
-from cairn.cli.verb_help import MORE, examples_text, help_groups
+from cairn.cli.app import MORE, app, examples_text, help_groups
+from cairn.cli.data_commands import DATA_COMMANDS
+from cairn.cli.machine_commands import MACHINE_COMMANDS
+from cairn.cli.model_commands import MODEL_COMMANDS
+from cairn.cli.run_commands import RUN_COMMANDS
+from cairn.cli.train_commands import TRAIN_COMMANDS
 from flows.errors import EXPECTED_ERRORS
+from model.errors import InvalidInput
+from reports.errors import InvalidQuery, RunNotFound
+from storage.errors import Fenced, IntegrityError, StorageError, StoreUnsound
 from tasks.attempt.exit_on_sigterm import exit_on_sigterm
+from tasks.data.document import InvalidCorpus
+from tasks.errors import BudgetExhausted, ConfigDrift, GateRefused, InvalidConfiguration, LiveOwner
 from tasks.policy.termination import ExitCode
 from tasks.text.output import forget_stdout, say
 
-_PLACES = {verb: (group, place) for group, verbs in help_groups() for place, verb in enumerate(verbs)}
-for function in (*READING_VERBS, *ACTING_VERBS, *MODEL_VERBS, completion):
+_ERRORS: tuple[tuple[type[BaseException], ExitCode], ...] = (
+    (InvalidConfiguration, ExitCode.USAGE),
+    (RunNotFound, ExitCode.USAGE),
+    (InvalidQuery, ExitCode.USAGE),
+    (InvalidCorpus, ExitCode.USAGE),
+    (InvalidInput, ExitCode.USAGE),
+    (StoreUnsound, ExitCode.USAGE),
+    (GateRefused, ExitCode.GATE_REFUSED),
+    (BudgetExhausted, ExitCode.BUDGET_EXHAUSTED),
+    (IntegrityError, ExitCode.INTEGRITY),
+    (ConfigDrift, ExitCode.CONFIG_DRIFT),
+    (LiveOwner, ExitCode.LIVE_OWNER),
+    (Fenced, ExitCode.LIVE_OWNER),
+    (KeyboardInterrupt, ExitCode.INTERRUPTED),
+)
+
+_PLACES = {name: (group, place) for group, names in help_groups() for place, name in enumerate(names)}
+for function in (*TRAIN_COMMANDS, *RUN_COMMANDS, *MODEL_COMMANDS, *DATA_COMMANDS, *MACHINE_COMMANDS):
     name = function.__name__.replace("_", "-")
     group, place = _PLACES.get(name, (MORE, 0))
     app.command(function, name=name, group=group, sort_key=place, help_epilogue=examples_text(name))
@@ -33,8 +48,8 @@ for function in (*READING_VERBS, *ACTING_VERBS, *MODEL_VERBS, completion):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and leave with its exit code."""
-    forbid_writing_by_everybody()
-    # Started with a stream closed, as `>&-` does, Python has none at all: what would be said goes nowhere.
+    os.umask(os.umask(0o777) | stat.S_IWOTH)  # whatever the umask allows, nothing is ever writable for everybody
+    # With a stream closed, as by `>&-`, Python has None in its place.
     nowhere = open(os.devnull, "w")  # noqa: SIM115 (for as long as the process lives)
     sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
     code = run_command(sys.argv[1:] if arguments is None else arguments)
@@ -43,21 +58,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run_command(arguments: Sequence[str]) -> int:
-    """Run one command line; returns the exit code and prints errors as a person wants to read them."""
+    """Run one command line and print its errors for people; returns the exit code."""
     try:
         returned = app(list(arguments), exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        say(f"cairn: {_refusal(error)}")
+        say(f"cairn: {_describe_usage_error(error)}")
         return ExitCode.USAGE
     except BrokenPipeError:  # the reader of a pipe has seen enough
         forget_stdout()
         return ExitCode.DONE
     except (KeyboardInterrupt, Exception) as error:
-        return _explained(error)
+        _print_error(error)
+        return code_of_error(error)
     code = returned if isinstance(returned, int) else ExitCode.DONE
     try:
         sys.stdout.flush()
-    except BrokenPipeError:  # what was done is done, and ended as it ended, whether or not anybody reads of it
+    except BrokenPipeError:  # the command is done, whether or not its output is read
         forget_stdout()
     except OSError as error:
         forget_stdout()
@@ -66,23 +82,30 @@ def run_command(arguments: Sequence[str]) -> int:
     return code
 
 
-def _refusal(error: CycloptsError) -> str:
-    """One line: what is wrong with the command line, and where its use is shown."""
+def code_of_error(error: BaseException) -> ExitCode:
+    """Return the exit code for an error that ended the command; an unexpected one is an ERROR."""
+    if type(error) is StorageError:  # the root itself is only raised for a name or URL that cannot be used
+        return ExitCode.USAGE
+    return next((code for kind, code in _ERRORS if isinstance(error, kind)), ExitCode.ERROR)
+
+
+def _describe_usage_error(error: CycloptsError) -> str:
     problem = " ".join(str(error).partition(" Available commands:")[0].split()).removesuffix(".")
-    verb = error.command_chain[0] if error.command_chain else ""
-    where = f"`cairn {verb} --help` shows how it is used" if verb else "`cairn --help` lists the verbs"
+    name = error.command_chain[0] if error.command_chain else ""
+    where = f"`cairn {name} --help` shows how it is used" if name else "`cairn --help` lists the commands"
     return f"{problem} {where}" if problem.endswith("?") else f"{problem}; {where}"
 
 
-def _explained(error: BaseException) -> ExitCode:
-    expected = isinstance(error, (*EXPECTED_ERRORS, KeyboardInterrupt))
-    if not expected or os.environ.get("CAIRN_DEBUG"):
+def _print_error(error: BaseException) -> None:
+    is_expected = isinstance(error, (*EXPECTED_ERRORS, KeyboardInterrupt))
+    if not is_expected or os.environ.get("CAIRN_DEBUG"):
+        import traceback
+
         say("".join(traceback.format_exception(error)).rstrip("\n"))
     if isinstance(error, KeyboardInterrupt):
         say("interrupted; the same command continues")
-    elif expected:
+    elif is_expected:
         say(f"cairn: {error}")
-    return code_of_error(error)
 
 
 if __name__ == "__main__":

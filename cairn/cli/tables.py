@@ -12,7 +12,7 @@ from tasks.text.output import print_facts, print_line, print_table
 from tasks.text.sanitize import replace_unprintable
 
 if TYPE_CHECKING:
-    from cairn.operations.data_trade import ImportView
+    from cairn.operations.token_files import ImportView
     from flows.watching.run_watcher import WatchRow
     from reports.queries.data_view import DataView, GroupView, SplitView
     from reports.queries.run_simulation import OutcomeView, SimulationView

@@ -1,1 +1,1 @@
-"""What a verb does that needs more than a report: sample, export, import, verify, the session with Prefect."""
+"""Commands that need more than a report: sample, export, import, verify, and the session with Prefect."""

@@ -1,15 +1,14 @@
-"""Text from every checkpoint of a run that is training elsewhere, as it is committed.
+"""Draws text from every checkpoint of a run that is training, as it is committed; outlasts a store that is away.
 
-Owns which checkpoint comes next, what is passed over, and when it is over. Only reads: nothing is held, so a checkpoint
-may be superseded and deleted before its turn comes. Outlasts a store that is away. Refuses to know how text is written.
+Nothing is pinned, so a checkpoint may be deleted before its turn; it is then skipped with a message.
 """
 
 import os
 import time
 from collections.abc import Callable
 
-from cairn.operations.text_display import checkpoint_heading, show_text, write_samples
-from cairn.operations.text_sampling import RunSampler, SampleRequest
+from cairn.operations.sample_request import SampleRequest
+from cairn.operations.text_sampling import RunSampler, checkpoint_heading, show_text, write_samples
 from model.errors import InvalidInput, ModelError
 from reports.queries.run_lookup import find_run
 from storage.errors import IntegrityError, ObjectMissing, StoreRefused, StoreUnavailable
@@ -21,11 +20,11 @@ from tasks.errors import InvalidConfiguration
 from tasks.text.output import say
 
 _NICENESS = 15
-"""Training goes first where both are on one machine, as it does beside an evaluator."""
+"""Training on the same machine has priority, as it has over evaluators."""
 
 
 class CheckpointFollower:
-    """Hands on the newest committed checkpoint of a run, then each that is committed after it, until the run ends."""
+    """Uses the newest committed checkpoint of a run, then each later one, until the run has finished."""
 
     def __init__(
         self,
@@ -36,10 +35,10 @@ class CheckpointFollower:
         say: Callable[[str], None],
         sleep: Callable[[float], None],
     ) -> None:
-        """Prepare; nothing is read yet. `use` is called once for a checkpoint, and again after a store was away."""
+        """Read nothing yet; `use` is called once for a checkpoint, and again if the store was away."""
         self._log, self._use = log, use
         self._every_seconds, self._say, self._sleep = every_seconds, say, sleep
-        self._passed: int | None = None  # so many of the run's checkpoints are behind us
+        self._passed: int | None = None  # how many of the run's checkpoints are behind us
         self._last_said = ""
 
     def follow(self) -> None:
@@ -47,26 +46,26 @@ class CheckpointFollower:
         while True:
             try:
                 state = self._log.refresh()
-                if (record := self._due(state)) is not None:
-                    self._meet(record)
+                if (record := self._next_due(state)) is not None:
+                    self._use_or_skip(record)
                     continue
                 if state.finished is not None:
                     return
-                self._say_once(_awaited(state))
+                self._say_once(_describe_wait(state))
             except StoreRefused:
                 raise
             except StoreUnavailable as error:
                 self._say_once(f"the store is away, asking again every {self._every_seconds:g} s: {error}")
             self._sleep(self._every_seconds)
 
-    def _due(self, state: RunState) -> CheckpointRecord | None:
-        """Return the checkpoint that comes next; the first is the newest there is, not those before it."""
+    def _next_due(self, state: RunState) -> CheckpointRecord | None:
+        """Return the next checkpoint; the first one is the newest committed."""
         if self._passed is None and state.newest_committed is not None:
             self._passed = state.checkpoints.index(state.newest_committed)
         waiting = state.checkpoints[self._passed :] if self._passed is not None else ()
         return next(iter(waiting), None)
 
-    def _meet(self, record: CheckpointRecord) -> None:
+    def _use_or_skip(self, record: CheckpointRecord) -> None:
         assert self._passed is not None
         reference = record.committed.reference
         problem = f"it is {record.state} by now" if record.state != COMMITTED else self._problem(reference)
@@ -76,7 +75,7 @@ class CheckpointFollower:
         self._last_said = ""
 
     def _problem(self, reference: CheckpointReference) -> str:
-        """Use the checkpoint; returns what kept it from being used, or nothing."""
+        """Use the checkpoint; returns why it cannot be used, or an empty text."""
         try:
             self._use(reference)
         except InvalidInput:
@@ -95,9 +94,9 @@ class CheckpointFollower:
 
 
 def follow_run(store: ObjectStore, run: str, request: SampleRequest, *, every_seconds: float, json: bool) -> None:
-    """Print what each checkpoint of a run writes until the run has finished; this process then has the least priority.
+    """Print text of each checkpoint of a run until the run has finished, at low priority.
 
-    `run` is a run's id; an alias or RUN@STEP is one checkpoint, which there is no following of.
+    Raises `InvalidConfiguration` for RUN@STEP, which is one checkpoint.
     """
     if json:
         raise InvalidConfiguration(
@@ -121,8 +120,7 @@ def follow_run(store: ObjectStore, run: str, request: SampleRequest, *, every_se
     CheckpointFollower(log, use, every_seconds=every_seconds, say=say, sleep=time.sleep).follow()
 
 
-def _awaited(state: RunState) -> str:
-    """Return what there is to know while nothing happens, if anything."""
+def _describe_wait(state: RunState) -> str:
     if state.attempts and (ended := state.attempts[-1].ended) is not None:
         return f"attempt {ended.attempt} ended: {ended.reason}; waiting for the run to go on"
     return "" if state.checkpoints else "no checkpoint is committed yet; waiting for the first"

@@ -1,6 +1,6 @@
-"""Is this machine fit to train? Versions, device, store, orchestrator, disk: one verdict each.
+"""The checks of `cairn doctor`: is this machine fit to train?
 
-Owns the questions of `cairn doctor`. A check never raises: what it could not find out is its answer.
+A check never raises: an error is its verdict.
 """
 
 import os
@@ -25,7 +25,7 @@ _API_TIMEOUT_SECONDS = 3.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """One verdict: what was looked at, whether it will do, and what was found."""
+    """One verdict: what was checked, whether it is good enough, and what was found."""
 
     name: str
     ok: bool
@@ -33,23 +33,23 @@ class Check:
 
 
 def check_machine(store_url: str) -> tuple[Check, ...]:
-    """Return every verdict; the store's is a real race of creators, and its objects are deleted again."""
+    """Return every verdict; the store is checked by a real race of creators, whose objects are deleted again."""
     questions: tuple[tuple[str, Callable[[], str]], ...] = (
         ("python", _python),
         ("packages", _packages),
         ("device", _device),
-        ("mode", _mode),
+        ("mode", _numerics),
         ("store", lambda: _store(store_url)),
-        ("prefect", _orchestrator),
+        ("prefect", _prefect),
         ("disk", lambda: _disk(store_url)),
     )
-    return tuple(_asked(name, question) for name, question in questions)
+    return tuple(_check(name, question) for name, question in questions)
 
 
-def _asked(name: str, question: Callable[[], str]) -> Check:
+def _check(name: str, question: Callable[[], str]) -> Check:
     try:
         return Check(name=name, ok=True, detail=question())
-    except Exception as error:  # a doctor reports whatever is wrong, of whatever kind
+    except Exception as error:  # every kind of error is a verdict
         return Check(name=name, ok=False, detail=f"{error}" or type(error).__name__)
 
 
@@ -91,7 +91,7 @@ def _cuda_device(number: int) -> str:
     return f"{name} ({rate}; slower than it could be: Triton or a C compiler is missing)"
 
 
-def _mode() -> str:
+def _numerics() -> str:
     from model.estimates.numerics import describe_machine
     from tasks.machine.machine_speed import machine_speed
 
@@ -108,16 +108,16 @@ def _store(url: str) -> str:
     return f"{store.url}: writable, create-if-absent excludes ({race})"
 
 
-def _orchestrator() -> str:
+def _prefect() -> str:
     url = server_address(os.environ)
     if not url:
-        return "PREFECT_API_URL is not set: `cairn train` starts Prefect's own server while it runs"
+        return "PREFECT_API_URL is not set: `cairn train` starts a temporary Prefect server while it runs"
     request = urllib.request.Request(f"{url.rstrip('/')}/admin/version", headers=authorization(os.environ))
     try:
         with urllib.request.urlopen(request, timeout=_API_TIMEOUT_SECONDS) as answer:
             return f"{url} answers {answer.status}"
     except urllib.error.HTTPError as error:
-        if error.code not in (401, 403):  # somebody is there, and knows other questions
+        if error.code not in (401, 403):  # a server, but an older or newer one
             return f"{url} answers {error.code}"
         why = "set PREFECT_API_AUTH_STRING or PREFECT_API_KEY to the server's"
         raise RuntimeError(f"{url} refuses, {error.code}: {why}") from error

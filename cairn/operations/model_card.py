@@ -1,8 +1,4 @@
-"""The model card: what is on record of exact weights, as the README the Hugging Face Hub shows.
-
-Owns the words. Everything in it comes from the log, the registry and the snapshot's manifest, times included, so equal
-records give equal cards. Refuses to look anything up.
-"""
+"""The model card (README) of exported weights, written from the records alone: equal records give equal cards."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -26,7 +22,7 @@ _MASKED = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelFacts:
-    """Everything on record of one committed model; `parameters` counts them without the position table."""
+    """The records of one committed model; `parameters` leaves out the position table."""
 
     state: RunState
     opened: RunOpened
@@ -44,7 +40,7 @@ class ModelFacts:
 
     @property
     def evaluations(self) -> tuple[EvaluationRecorded, ...]:
-        """What was measured of exactly these weights, oldest first."""
+        """The evaluations of exactly these weights, oldest first."""
         return tuple(e for e in self.state.evaluations if e.manifest_sha256 == self.reference.manifest_sha256)
 
 

@@ -1,8 +1,4 @@
-"""From a committed checkpoint to a directory others open: verified weights, tokenizer, and what is on record of them.
-
-Owns what `cairn export` gathers and reports. Refuses to know the layout (`tasks.evaluator.model_directory`) and the
-card's words (`cairn.operations.model_card`). Imports torch only in the function that needs it.
-"""
+"""Exports a committed checkpoint in Hugging Face's layout, with its tokenizer and a model card."""
 
 import os
 from dataclasses import dataclass
@@ -31,7 +27,7 @@ class ExportedModelFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportedModel:
-    """What an export wrote, and which weights these are."""
+    """The files of an export, and their checkpoint."""
 
     folder: str
     files: tuple[ExportedModelFile, ...]
@@ -41,9 +37,9 @@ class ExportedModel:
 
 
 def export_model(found: FoundCheckpoint, folder: Path) -> ExportedModel:
-    """Write the checkpoint in Hugging Face's layout; every byte of it is verified first.
+    """Verify the checkpoint and write it to `folder`.
 
-    Raises InvalidConfiguration where the folder holds something, IntegrityError where the checkpoint does not verify.
+    Raises `InvalidConfiguration` for a folder that is not empty, `IntegrityError` if the checkpoint does not verify.
     """
     from tasks.errors import TaskError
     from tasks.evaluator.model_directory import require_empty, write_model_directory
@@ -56,7 +52,7 @@ def export_model(found: FoundCheckpoint, folder: Path) -> ExportedModel:
         raise InvalidConfiguration(str(error)) from error
     return ExportedModel(
         folder=str(folder),
-        files=tuple(_described(path) for path in sorted(folder.iterdir())),
+        files=tuple(_describe_file(path) for path in sorted(folder.iterdir())),
         run_id=found.log.run_id,
         step=found.reference.step,
         manifest_sha256=found.reference.manifest_sha256,
@@ -96,6 +92,6 @@ def _facts(found: FoundCheckpoint, opened: "CheckpointModel") -> ModelFacts:
     )
 
 
-def _described(path: Path) -> ExportedModelFile:
+def _describe_file(path: Path) -> ExportedModelFile:
     written = describe_file(path)
     return ExportedModelFile(name=path.name, bytes=written.bytes, sha256=written.sha256)

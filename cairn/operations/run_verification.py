@@ -1,8 +1,6 @@
-"""Is everything there that the log promises? Sequence, prev chain, refused entries, data, initial weights, checkpoints.
+"""Verifies everything that a run's log promises: entries, data, initial weights, checkpoints, and the cached fold.
 
-Reads the log entry by entry, whatever is cached, and holds the cached fold against it.
-
-Owns the questions of `cairn verify`. Reads every byte, changes nothing: quarantining is the claim's business.
+Reads every byte and changes nothing.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +21,7 @@ from storage.stores.verified_object import ExpectedObject, check_object
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verification:
-    """What was checked, and one line for each thing that is not what it must be."""
+    """What was checked, and one line for each problem."""
 
     run_id: str
     entries: int
@@ -34,7 +32,7 @@ class Verification:
 
 
 def verify_run(store: ObjectStore, run_id: str) -> Verification:
-    """Re-hash everything the run has committed; raises `RunNotFound` where there is no such run at all."""
+    """Re-hash everything the run has committed; raises `RunNotFound`."""
     log = EntryLog(store=store, prefix=f"{run_prefix(run_id)}/log", kinds=RUN_KINDS)
     listed = store.keys(log.prefix)
     if not listed:
@@ -49,7 +47,7 @@ def verify_run(store: ObjectStore, run_id: str) -> Verification:
         problems.append(str(error))
     else:
         problems += _sequence_problems(listed, len(entries))
-    state, disagreements = _fold_checked(entries)
+    state, disagreements = _check_fold(entries)
     problems += disagreements
     if not problems:
         problems += _cache_problems(store, run_id, state)
@@ -71,8 +69,8 @@ def verify_run(store: ObjectStore, run_id: str) -> Verification:
     )
 
 
-def _fold_checked(entries: Sequence[Entry]) -> tuple[RunState, list[str]]:
-    """Fold entry by entry and hold each against the resume list its own writer put into it."""
+def _check_fold(entries: Sequence[Entry]) -> tuple[RunState, list[str]]:
+    """Fold entry by entry, and compare each entry's resume list with the fold."""
     state, problems = RunState(), list[str]()
     for entry in entries:
         state = fold([entry], state)
@@ -93,7 +91,7 @@ def _cache_problems(store: ObjectStore, run_id: str, state: RunState) -> Iterato
 
 
 def _sequence_problems(listed: list[str], read: int) -> Iterator[str]:
-    """Yield what lies beyond a hole: a reader stops at the first absent number and would never see it."""
+    """Yield the entries beyond a hole: a reader stops at the first absent number."""
     for key in listed:
         try:
             seq = seq_of(key.rsplit("/", 1)[1])

@@ -1,67 +1,39 @@
-"""What a committed checkpoint writes: from a request to text, piece by piece.
+"""Draws text from the committed checkpoints of a run, and prints it as it is drawn.
 
-Owns what may be asked for, what is told of a text, and that one network serves every checkpoint of its run: the
-tokenizer, the snapshot and the network are opened once, a checkpoint brings its weights. Imports torch only in the
-function that needs it. Refuses to know where text is shown.
+One network is built for a run; each checkpoint's weights are loaded into it.
 """
 
-import math
 import os
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
-from reports.queries.run_lookup import configuration_of
+from cairn.operations.sample_request import SampleRequest
+from reports.queries.run_lookup import FoundCheckpoint, configuration_of
 from storage.logs.run_entries import CheckpointReference
 from storage.logs.run_log import RunLog
-from tasks.errors import InvalidConfiguration, TaskError
+from tasks.errors import TaskError
 from tasks.machine.work_folder import work_folder
+from tasks.policy.termination import ExitCode
+from tasks.text.output import say
 
 if TYPE_CHECKING:
     from tasks.evaluator.checkpoint_model import CheckpointModel
 
-STDIN = "-"
 END_OF_TEXT, LENGTH = "end-of-text", "length"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SampleRequest:
-    """How text is drawn; temperature 0 takes the likeliest token, `top_k` 0 and `top_p` 1 leave every token in.
-
-    Text number n of `count` is drawn with `seed` + n - 1, so that each can be had again alone.
-    """
-
-    prompt: str = ""
-    tokens: int = 200
-    temperature: float = 0.8
-    top_k: int = 50
-    top_p: float = 1.0
-    seed: int = 0
-    count: int = 1
-    stop_at_end: bool = True
-    device: str = "cpu"
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be drawn before anything is loaded."""
-        rules = (
-            ("--tokens", self.tokens, self.tokens >= 0, "must not be negative"),
-            ("--temperature", self.temperature, 0 <= self.temperature < math.inf, "must not be negative"),
-            ("--top-k", self.top_k, self.top_k >= 0, "must not be negative; 0 leaves every token in"),
-            ("--top-p", self.top_p, 0 < self.top_p <= 1, "must be above 0 and at most 1, which leaves every token in"),
-            ("--seed", self.seed, 0 <= self.seed < 2**63, "must be at least 0 and below 2**63"),
-            ("--count", self.count, self.count >= 1, "must be at least 1"),
-        )
-        for option, value, holds, rule in rules:
-            if not holds:
-                raise InvalidConfiguration(f"{option} {value}: {rule}")
-        if any("\ud800" <= character <= "\udfff" for character in self.prompt):
-            raise InvalidConfiguration("--prompt: is not UTF-8")
+_KEPT = "\n\t"
+_PICTURES = {
+    **{code: chr(0x2400 + code) for code in range(32) if chr(code) not in _KEPT},
+    0x7F: "\N{SYMBOL FOR DELETE}",
+    **dict.fromkeys(range(0x80, 0xA0), "\N{REPLACEMENT CHARACTER}"),
+}
+"""Symbols that a terminal gets for control characters, which a byte-level network may draw."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """Text that exact weights wrote: `tokens` of it, and what ended it, end-of-text or length."""
+    """Text of exact weights; `ended` is end-of-text or length."""
 
     run_id: str
     step: int
@@ -74,7 +46,7 @@ class Sample:
 
 
 class RunSampler:
-    """The network of one run; `load` gives it the weights of a checkpoint, `write` lets them write."""
+    """The network of one run: `load` a checkpoint into it, then `write` text."""
 
     def __init__(self, log: RunLog, request: SampleRequest) -> None:
         """Prepare for a run whose log was read; nothing is loaded yet."""
@@ -83,12 +55,12 @@ class RunSampler:
         self._reference: CheckpointReference | None = None
 
     def load(self, reference: CheckpointReference) -> None:
-        """Take the verified weights of a checkpoint; raises `IntegrityError` and keeps those it had."""
-        self._opened = self._first(reference) if self._opened is None else self._next(self._opened, reference)
+        """Load the verified weights of a checkpoint; keeps the present ones if it raises `IntegrityError`."""
+        self._opened = self._open(reference) if self._opened is None else self._reload(self._opened, reference)
         self._reference = reference
 
     def write(self, seed: int, show: Callable[[str], None]) -> Sample:
-        """Write on from the prompt; `show` is given the prompt, then each piece of text as it is drawn."""
+        """Continue the prompt; calls `show` with the prompt, then with each piece of text as it is drawn."""
         from model.inference.text_stream import TextStream
 
         opened, reference, request = self._opened, self._reference, self._request
@@ -102,7 +74,7 @@ class RunSampler:
         for token in self._draw(opened, prompt, seed):
             if request.stop_at_end and token == opened.snapshot.manifest.end_of_text_id:
                 if not (pieces or request.prompt):
-                    continue  # a weak network likes to repeat what it begins with; an empty text is nobody's wish
+                    continue  # a weak network often repeats the token it begins with; an empty text is of no use
                 ended = END_OF_TEXT
                 break
             pieces.append(stream.push(token))
@@ -128,7 +100,7 @@ class RunSampler:
         drawing = Drawing(temperature=request.temperature, top_k=request.top_k or None, top_p=request.top_p)
         return generate_stream(opened.network, prompt, new_tokens=request.tokens, drawing=drawing, seed=seed)
 
-    def _first(self, reference: CheckpointReference) -> "CheckpointModel":
+    def _open(self, reference: CheckpointReference) -> "CheckpointModel":
         from model.configuration.network import ModelConfig
         from model.training.determinism import resolve_device
         from tasks.evaluator.checkpoint_model import open_model
@@ -145,7 +117,7 @@ class RunSampler:
             mask_documents=configuration_of(state).training.mask_documents,
         )
 
-    def _next(self, opened: "CheckpointModel", reference: CheckpointReference) -> "CheckpointModel":
+    def _reload(self, opened: "CheckpointModel", reference: CheckpointReference) -> "CheckpointModel":
         from model.training.weights import load_weights
         from storage.checkpoints.checkpoint import load_checkpoint
         from tasks.trainer.tensor_exchange import to_tensors
@@ -154,15 +126,45 @@ class RunSampler:
         return opened
 
 
-def read_prompt(prompt: str, prompt_file: str, stdin: BinaryIO) -> str:
-    """Return the prompt meant: as typed, all of `stdin` for "-", or a file's text, without one newline at its end."""
-    if prompt and prompt_file:
-        raise InvalidConfiguration("--prompt and --prompt-file: only one of them says what the text begins with")
-    if not prompt_file and prompt != STDIN:
-        return prompt
-    where = f"--prompt-file {prompt_file}" if prompt_file else "--prompt -"
-    try:
-        text = (Path(prompt_file).read_bytes() if prompt_file else stdin.read()).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidConfiguration(f"{where}: cannot be read as UTF-8 text: {error}") from error
-    return text.removesuffix("\n").removesuffix("\r")
+def show_text(piece: str) -> None:
+    """Print a piece of text at once, no newline after it."""
+    sys.stdout.write(piece.translate(_PICTURES) if sys.stdout.isatty() else piece)
+    sys.stdout.flush()
+
+
+def show_nothing(piece: str) -> None:
+    """Print nothing: the text will be in a JSON document."""
+
+
+def write_checkpoint(
+    found: FoundCheckpoint, request: SampleRequest, *, show: Callable[[str], None]
+) -> tuple[Sample, ...]:
+    """Draw `request.count` texts from a committed checkpoint; raises `IntegrityError` if it does not verify."""
+    sampler = RunSampler(found.log, request)
+    sampler.load(found.reference)
+    return write_samples(sampler, request, show=show)
+
+
+def write_samples(sampler: RunSampler, request: SampleRequest, *, show: Callable[[str], None]) -> tuple[Sample, ...]:
+    """Draw `request.count` texts from the loaded weights, with a heading each if there are several."""
+    samples, count = [], request.count or 1
+    for number in range(count):
+        seed = request.seed + number
+        if count > 1:
+            show("\n" * (number > 0) + f"sample {number + 1} of {count} · seed {seed}\n")
+        samples.append(sampler.write(seed, show))
+        show("\n")
+    return tuple(samples)
+
+
+def end_interrupted() -> ExitCode:
+    """End the line that Ctrl-C cut, and return the exit code."""
+    if sys.stdout.isatty():
+        show_text("\n")
+    say("interrupted")
+    return ExitCode.INTERRUPTED
+
+
+def checkpoint_heading(reference: CheckpointReference) -> str:
+    """Return the heading of one checkpoint's text."""
+    return f"step {reference.step} · attempt {reference.attempt}"

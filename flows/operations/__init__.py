@@ -1,1 +1,1 @@
-"""What is done with one committed checkpoint or one run outside of training: evaluate, offer, sweep."""
+"""Operations on one committed checkpoint or one run outside of training: evaluate, offer, sweep."""

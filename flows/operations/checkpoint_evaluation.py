@@ -1,38 +1,30 @@
-"""Measuring one committed checkpoint on its own, and how it stands beside earlier evaluations: nothing is trained.
-
-Owns which suites it is measured under and which evaluations it is shown with. Refuses to know the orchestrator: a
-person measures without one.
-"""
+"""The evaluation plan of a run, and evaluations of one committed checkpoint on its own, without an orchestrator."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from reports.queries.comparison import Outcome
 from reports.queries.run_lookup import FoundCheckpoint, configuration_of
-from tasks.errors import InvalidConfiguration
-from tasks.evaluator.evaluation_run import EvaluationPlan
+from tasks.configuration.run_configuration import RunConfig
+from tasks.configuration.suite_file import read_suite
+from tasks.errors import InvalidConfiguration, TaskError
+from tasks.evaluator.evaluation_run import EvaluationPlan, record_evaluation
+from tasks.evaluator.evaluation_suite import command_suites_of, suite_of
+from tasks.machine.placement import usable_cores
 from tasks.machine.work_folder import work_folder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationRequest:
-    """Under what a checkpoint is measured, empty: its run's suites; `again` measures also what is on record."""
+    """The suite file, empty for the run's suites; `again` also measures what is on record."""
 
     suite: str = ""
     again: bool = False
 
 
 def plan_checkpoint(found: FoundCheckpoint, request: EvaluationRequest) -> EvaluationPlan:
-    """Return how the checkpoint is measured: as its run says, or under a suite file, relative to the working directory.
-
-    Raises `InvalidConfiguration` naming what is wrong with the file.
-    """
-    from flows.operations.evaluation_planning import plan_evaluation
-    from tasks.configuration.suite_file import read_suite
-    from tasks.errors import TaskError
-    from tasks.machine.placement import usable_cores
-
+    """Return the plan: the run's suites, or a suite file; raises `InvalidConfiguration` for an invalid file."""
     config = configuration_of(found.log.state)
     if request.suite:
         try:
@@ -45,8 +37,29 @@ def plan_checkpoint(found: FoundCheckpoint, request: EvaluationRequest) -> Evalu
 
 
 def measure(found: FoundCheckpoint, request: EvaluationRequest) -> tuple[Outcome, ...]:
-    """Evaluate under every suite in turn; what is already on record is not measured again unless asked."""
-    from tasks.evaluator.evaluation_run import record_evaluation
-
+    """Evaluate under every suite in turn, except for what is on record, unless `again`."""
     plan = plan_checkpoint(found, request)
     return tuple(record_evaluation(found.log, found.reference, one, again=request.again) for one in plan.all)
+
+
+def plan_evaluation(
+    config: RunConfig, snapshot_id: str, work_dir: Path, *, threads: int, faults: str = ""
+) -> EvaluationPlan:
+    """Return the plan of the held-out suite, followed by those of the user's evaluators; files go to `work_dir`."""
+    plan = EvaluationPlan(
+        suite=suite_of(config.evaluation),
+        model=config.model,
+        snapshot_id=snapshot_id,
+        cache_dir=work_dir / "snapshots",
+        device=config.training.device,
+        threads=threads,
+        timeout_seconds=config.evaluation.timeout_seconds,
+        budget=config.budgets.evaluator_failed,
+        faults=faults,
+        mask_documents=config.training.mask_documents,
+    )
+    following = tuple(
+        replace(plan, suite=suite, timeout_seconds=suite.timeout_seconds)
+        for suite in command_suites_of(config.evaluation)
+    )
+    return replace(plan, following=following)

@@ -1,8 +1,4 @@
-"""What a person does with an alias: offer a checkpoint to it, in their own name.
-
-Owns which gates a run's configuration asks for, and that a person who types the offer has approved it. Refuses to know
-the orchestrator.
-"""
+"""Offers a checkpoint to an alias in the name of a person."""
 
 import getpass
 import os
@@ -18,7 +14,7 @@ from tasks.policy.promotion import Approval, Candidate, PromotionRules, evaluati
 
 
 def this_person() -> str:
-    """Return who is at the keyboard, for the record."""
+    """Return user and host, for the record."""
     try:
         return f"{getpass.getuser()}@{socket.gethostname()}"
     except (OSError, KeyError):  # a container's user may have no name
@@ -26,7 +22,7 @@ def this_person() -> str:
 
 
 def rules_of(config: RunConfig) -> PromotionRules:
-    """Return what the gates ask of the run's checkpoints."""
+    """Return the gates that the configuration asks for."""
     required = required_suites_of(config.evaluation)
     return PromotionRules(
         required=tuple(SuiteReference(name=suite.name, sha256=suite.sha256) for suite in required),
@@ -37,9 +33,9 @@ def rules_of(config: RunConfig) -> PromotionRules:
 
 
 def offer_to(found: FoundCheckpoint, alias: str, *, why: str = "") -> RegistryState:
-    """Let the gates decide and record it with the person's name and words; raises `GateRefused`.
+    """Record the gates' decision with the person's name and reason; raises `GateRefused`.
 
-    Where the run asks for approval, this is it: a person has looked and typed.
+    A person who offers a checkpoint approves it.
     """
     state, person = found.log.state, this_person()
     candidate = Candidate(

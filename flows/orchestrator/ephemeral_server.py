@@ -1,12 +1,9 @@
-"""Prefect's own server for one command: a child process that starts beside it and dies with it, however it dies.
+"""A temporary Prefect server for one command: a child process that ends with the command, however that ends.
 
-Owns its port, its environment and its end. The address is known before anybody answers there: the socket listens from
-the first moment, so nobody races for a port, and who asks early is answered late. Run as
-`python -m flows.orchestrator.ephemeral_server` with the socket's number as its only argument.
-It hears no signal: a terminal and a scheduler send theirs to every process
-of a job, and the flow has not said good-bye yet; end of file on stdin ends it.
-Why not the one Prefect starts by itself: that one is stopped by its parent's last words alone, so a killed command
-leaves it running for ever; and its parent must first import all of the server to start it.
+Its address is known before it answers: the socket listens from the start, so there is no race for a port. It ignores
+signals, which a terminal or scheduler sends to every process of a job; end of file on stdin ends it. The temporary
+server that Prefect itself starts outlives a killed command, and its parent has to import all of the server first.
+Run as `python -m flows.orchestrator.ephemeral_server` with the socket's number as its only argument.
 """
 
 import atexit
@@ -18,28 +15,28 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING
+
+from flows.orchestrator.server_address import is_server_answering
 
 if TYPE_CHECKING:
     from uvicorn import Server
 
-_OWN = "CAIRN_OWN_SERVER"
-"""Set by whoever starts one, to its address: its flows see that it has no pages and that nobody else knows of it."""
+_MARK = "CAIRN_EPHEMERAL_SERVER"
+"""Holds the server's address: the command's flows see that it has no pages and that nobody else knows it."""
 _START_SECONDS = 180.0
-_STOP_SECONDS, _GOOD_BYE_SECONDS = 8.0, 5.0
-_ASK_SECONDS, _LOOK_SECONDS = 10.0, 0.1
-_DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_STOP_SECONDS, _FLUSH_SECONDS = 8.0, 5.0
+_ANSWER_SECONDS, _POLL_SECONDS = 10.0, 0.1
+_IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _SERVER = {
     "PREFECT_UI_ENABLED": "0",
     "PREFECT__SERVER_EPHEMERAL": "1",
     "PREFECT__SERVER_FINAL": "1",
-    # The catalogue of block types is for pages; making it takes a second.
+    # The catalogue of block types is only for the UI, and takes a second.
     "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false",
 }
-# Automations that wait for something not to happen: asked twice a minute, they take little from training.
+# Checked twice a minute, automations that wait for something not to happen take little CPU from training.
 _SERVER_MAY = {"PREFECT_SERVER_EVENTS_PROACTIVE_GRANULARITY": "PT30S"}
 
 
@@ -60,26 +57,28 @@ class EphemeralServer:
         atexit.register(self.stop)
 
     def name_in(self, environment: MutableMapping[str, str]) -> None:
-        """Name it for everybody who imports Prefect with this environment from now on."""
-        environment["PREFECT_API_URL"] = environment[_OWN] = self.api_url
+        """Set it as the server for every later import of Prefect with this environment."""
+        environment["PREFECT_API_URL"] = environment[_MARK] = self.api_url
 
     def forget_in(self, environment: MutableMapping[str, str]) -> None:
-        """Name it no longer."""
-        for name in ("PREFECT_API_URL", _OWN):
+        """Undo `name_in`."""
+        for name in ("PREFECT_API_URL", _MARK):
             environment.pop(name, None)
 
     def wait_ready(self) -> None:
-        """Wait until it answers; raises RuntimeError where it ended instead, or is not there in three minutes."""
+        """Wait until it answers; raises RuntimeError if it ends instead, or has not answered in three minutes."""
         deadline = time.monotonic() + _START_SECONDS
-        while not _is_healthy(self.api_url):
+        # The listening socket keeps the request until the server answers it.
+        while not is_server_answering(self.api_url, timeout_seconds=_ANSWER_SECONDS, proxies=False):
+            time.sleep(_POLL_SECONDS)
             code = self._child.poll()
             if code is not None or time.monotonic() > deadline:
                 self.stop()
                 why = f"it ended with code {code}" if code is not None else f"no answer in {_START_SECONDS:.0f} s"
-                raise RuntimeError(f"Prefect's own server did not start: {why}; set PREFECT_API_URL to another")
+                raise RuntimeError(f"the temporary Prefect server did not start: {why}; set PREFECT_API_URL to another")
 
     def stop(self) -> None:
-        """Stop it, gently at first; one that has ended is no error."""
+        """Stop it, by SIGKILL if it takes too long; one that has ended is no error."""
         assert self._child.stdin is not None
         self._child.stdin.close()
         try:
@@ -91,30 +90,17 @@ class EphemeralServer:
 
 
 def is_ephemeral_server(environment: Mapping[str, str]) -> bool:
-    """Whether the server that is named is a command's own: nobody can be asked there, and nobody cancels there."""
-    return _OWN in environment and environment[_OWN] == environment.get("PREFECT_API_URL")
-
-
-def _is_healthy(api_url: str) -> bool:
-    """Ask and wait: a socket that listens keeps the question until somebody is there to answer it."""
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with direct.open(f"{api_url}/health", timeout=_ASK_SECONDS):
-            return True
-    except urllib.error.HTTPError:
-        return True  # somebody is there, whatever the answer is
-    except OSError:
-        time.sleep(_LOOK_SECONDS)
-        return False
+    """Whether the named server is a command's temporary one, where no person can answer or cancel anything."""
+    return _MARK in environment and environment[_MARK] == environment.get("PREFECT_API_URL")
 
 
 def main() -> None:
     """Serve until standard input ends."""
-    for number in _DEAF_TO:
+    for number in _IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     served: list[Server] = []
     threading.Thread(target=_end_with_parent, args=(served,), name="parent", daemon=True).start()
-    gc.disable()  # a fifth of the start would be looking for garbage among what is there to stay
+    gc.disable()  # collecting garbage among what stays would be a fifth of the start
     import uvicorn
     from prefect.server.api.server import create_app
 
@@ -123,7 +109,7 @@ def main() -> None:
     gc.enable()
     served.append(server)
     listening = socket.socket(fileno=int(sys.argv[1]))
-    # In a thread beside the main one uvicorn leaves the signals as they are.
+    # Outside the main thread uvicorn leaves the signal handlers alone.
     serving = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="server")
     serving.start()
     serving.join()
@@ -133,9 +119,9 @@ def main() -> None:
 def _end_with_parent(served: "list[Server]") -> None:
     sys.stdin.buffer.read()
     if not served:
-        os._exit(0)  # nobody has told it anything yet
-    served[0].should_exit = True  # what it was told is written down first
-    time.sleep(_GOOD_BYE_SECONDS)
+        os._exit(0)  # it has received nothing yet
+    served[0].should_exit = True  # what it has received is written first
+    time.sleep(_FLUSH_SECONDS)
     os._exit(1)
 
 

@@ -1,8 +1,7 @@
-"""What a deployed flow run cannot do is its end state: named after the error, with the one line that says what to do.
+"""Ends a deployed flow run in a state named after its error, with the error's one line.
 
-Owns that a person in the UI reads `ConfigDrift` and the difference, not `Failed` and a traceback. A flow run that a
-command of this project started raises instead: the command explains it and leaves with the error's exit code. What
-nobody foresaw keeps its traceback in both.
+A flow run of the `cairn` command raises instead: the command prints the error and exits with its code. Unexpected
+errors keep their traceback in both.
 """
 
 import functools
@@ -20,7 +19,7 @@ P = ParamSpec("P")
 
 
 def named_failure_state(body: Callable[P, State[None]]) -> Callable[P, State[None]]:
-    """Turn the expected errors of a flow's body into its end state, where a deployment's flow run is at work."""
+    """Turn the expected errors of a deployed flow run into its end state."""
 
     @functools.wraps(body)
     def named(*arguments: P.args, **keywords: P.kwargs) -> State[None]:
@@ -37,5 +36,5 @@ def named_failure_state(body: Callable[P, State[None]]) -> Callable[P, State[Non
 
 
 def is_deployed() -> bool:
-    """Whether the flow run at work was created from a deployment."""
+    """Whether the current flow run was created from a deployment."""
     return deployment.get_id() is not None

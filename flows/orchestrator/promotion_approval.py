@@ -1,9 +1,7 @@
-"""Does a person say yes? A promotion that every other gate lets through is shown in Prefect, with a form to answer it.
+"""Asks a person in Prefect to approve a promotion that every other gate has passed.
 
-Owns the form, and how long and where it is waited for: a flow run of a deployment is suspended, its process and its
-machine are free, and an answer starts it again from the top, where a finished run comes straight back here; any other
-flow run waits in its process. Nobody is asked where no server is named that a person could look at: a run's own private
-server dies with it. Refuses to decide: no answer is not a no.
+A deployed flow run is suspended: its process ends, and the answer starts it again from the top. Any other flow run
+waits in its process. Without a server that a person can open, the question stays unanswered; that is no refusal.
 """
 
 import hashlib
@@ -33,11 +31,11 @@ from tasks.policy.promotion import Approval
 
 POLL_SECONDS = 2.0
 _SLACK_SECONDS = 3600.0
-"""Prefect fails a flow run that leaves a pause after its own deadline, so that lies behind ours."""
+"""Prefect fails a flow run that resumes after Prefect's own deadline, so that is later than ours."""
 
 
 class PromotionApproval(BaseModel):
-    """The form: whether these weights may become the alias, who says so, and why."""
+    """The form that a person fills in."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -48,7 +46,7 @@ class PromotionApproval(BaseModel):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """What is to be approved: the promotion as it would be recorded, and what the alias points at now."""
+    """The promotion as it would be recorded, and what the alias points at now."""
 
     proposal: Promoted
     champion: Promoted | None
@@ -57,22 +55,22 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unanswered:
-    """Nobody has said yes or no, and why."""
+    """There is no answer, and why."""
 
     why: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Waiting:
-    """What ends the waiting besides an answer: a notice to leave, and a decision somebody else has put on record."""
+    """What ends the wait besides an answer: a shutdown, or a decision recorded elsewhere."""
 
-    notice: ShutdownSignal
+    shutdown: ShutdownSignal
     is_settled: Callable[[], bool]
     say: Callable[[str], None]
 
 
 def ask(question: Question, flow_run_id: str | None, waiting: Waiting) -> Approval | Unanswered:
-    """Return what a person answered, or why nobody did; in a deployment's flow run the first call ends the process."""
+    """Return the answer, or why there is none; in a deployed flow run the first call ends the process."""
     if not PREFECT_API_URL.value() or is_ephemeral_server(os.environ) or flow_run_id is None:
         return Unanswered(why="no Prefect server is named (PREFECT_API_URL) where a person could be asked")
     form = _form(question)
@@ -82,12 +80,12 @@ def ask(question: Question, flow_run_id: str | None, waiting: Waiting) -> Approv
             return _approval(suspend_flow_run(wait_for_input=form, timeout=timeout, key=_key(question)))
         with get_client(sync_client=True) as client:
             return _wait(client, UUID(flow_run_id), form, question, waiting)
-    except Exception as error:  # whatever keeps the API from asking, the run is trained and nothing is decided
+    except Exception as error:  # whatever the API does, the run is trained and nothing is decided
         return Unanswered(why=f"Prefect could not ask: {error}")
 
 
 def describe(question: Question) -> str:
-    """Return the question as a person reads it above the form, in markdown."""
+    """Return the Markdown above the form."""
     new, old = question.proposal, question.champion
     before = old.metrics if old else {}
     rows = [
@@ -98,9 +96,7 @@ def describe(question: Question) -> str:
         f"# May `{new.alias}` point at `{new.run_id}@{new.step}`?",
         f"Every other gate said yes: {markdown_text(new.why)}."
         + (f" The loss curve is {markdown_text(new.verdict)}." if new.verdict else ""),
-        "\n".join(
-            ["| | offered | now |", "|---|---|---|", *_named_rows(new, old), *rows],
-        ),
+        "\n".join(["| | offered | now |", "|---|---|---|", *_named_rows(new, old), *rows]),
         f"`cairn sample {new.run_id}@{new.step}` lets it write. `cairn promote {new.run_id}@{new.step}` is a yes too.",
     ]
     return "\n\n".join(lines)
@@ -119,7 +115,6 @@ def _form(question: Question) -> Any:
 
 
 def _key(question: Question) -> str:
-    """Return what tells this question from others of the flow run; Prefect takes lower-case letters and digits only."""
     asked = f"{question.proposal.alias} {question.proposal.manifest_sha256}"
     return hashlib.sha256(asked.encode()).hexdigest()[:32]
 
@@ -138,7 +133,7 @@ def _wait(
     form.save(keyset, flow_run_id)
     _announce(question, flow_run_id, waiting)
     deadline, woken = time.monotonic() + question.timeout_seconds, threading.Event()
-    with waiting.notice.told(woken.set):
+    with waiting.shutdown.told(woken.set):
         while not woken.is_set():
             if _has_resumed(client, flow_run_id):
                 return _approval(form.load(keyset, flow_run_id))
@@ -147,7 +142,7 @@ def _wait(
             if time.monotonic() >= deadline:
                 return Unanswered(why=f"nobody answered in Prefect within {question.timeout_seconds:g} s")
             woken.wait(min(POLL_SECONDS, max(0.0, deadline - time.monotonic())))
-    return Unanswered(why=f"{waiting.notice.signal} came before an answer")
+    return Unanswered(why=f"{waiting.shutdown.signal} came before an answer")
 
 
 def _announce(question: Question, flow_run_id: UUID, waiting: Waiting) -> None:
@@ -161,7 +156,7 @@ def _announce(question: Question, flow_run_id: UUID, waiting: Waiting) -> None:
 def _has_resumed(client: SyncPrefectClient, flow_run_id: UUID) -> bool:
     try:
         state = client.read_flow_run(flow_run_id).state
-    except Exception:  # an API that is away for a while comes back with the answer
+    except Exception:  # an API that is away for a while may come back with the answer
         return False
     return state is not None and state.is_running()
 

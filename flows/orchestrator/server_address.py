@@ -1,18 +1,24 @@
-"""The address of the Prefect server that the environment names, and what a client of it says of itself.
-
-Owns that an address carries no password, which would stand in every message, log and page that names the server.
-Imports no Prefect; refuses to ask anybody.
-"""
+"""Which Prefect server is named, and whether it answers; imports no Prefect."""
 
 import base64
-from collections.abc import Mapping
+import ssl
+import tomllib
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from tasks.errors import InvalidConfiguration
 
+_PROFILE_VARIABLES = ("PREFECT_PROFILE", "PREFECT_PROFILES_PATH", "PREFECT_API_KEY")
+
 
 def server_address(environment: Mapping[str, str]) -> str:
-    """Return PREFECT_API_URL, empty where it is not set; raises `InvalidConfiguration` where it cannot be one."""
+    """Return PREFECT_API_URL, empty if it is not set; raises `InvalidConfiguration` for an address that cannot be used.
+
+    An address with a password is refused: every message, log and page that names the server would show it.
+    """
     address = environment.get("PREFECT_API_URL", "")
     if not address:
         return ""
@@ -32,9 +38,58 @@ def server_address(environment: Mapping[str, str]) -> str:
 
 
 def authorization(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers with which Prefect's own client would ask."""
+    """Return the headers that Prefect's client would send."""
     if key := environment.get("PREFECT_API_KEY"):
         return {"Authorization": f"Bearer {key}"}
     if password := environment.get("PREFECT_API_AUTH_STRING"):
         return {"Authorization": f"Basic {base64.b64encode(password.encode()).decode()}"}
     return {}
+
+
+def is_server_answering(api_url: str, *, timeout_seconds: float, proxies: bool) -> bool:
+    """Whether a server answers at all; an error status and a bad certificate are answers too."""
+    opener = urllib.request.build_opener(*(() if proxies else (urllib.request.ProxyHandler({}),)))
+    try:
+        with opener.open(f"{api_url.rstrip('/')}/health", timeout=timeout_seconds):
+            return True
+    except urllib.error.HTTPError:
+        return True
+    except urllib.error.URLError as error:
+        return isinstance(error.reason, ssl.SSLError)
+    except OSError:
+        return False
+
+
+def is_server_named(environment: Mapping[str, str], folder: Path, *, ask_prefect: Callable[[], str | None]) -> bool:
+    """Whether the environment, a profile or a file of `folder` names a server.
+
+    `ask_prefect`, which imports Prefect and takes a second, is called only if a profile or file may name one.
+    """
+    if environment.get("PREFECT_API_URL"):
+        return True
+    return _may_be_named(environment, folder) and bool(ask_prefect())
+
+
+def _may_be_named(environment: Mapping[str, str], folder: Path) -> bool:
+    home = Path(environment.get("PREFECT_HOME") or Path.home() / ".prefect").expanduser()
+    return (
+        any(environment.get(name) for name in _PROFILE_VARIABLES)
+        or (home / "profiles.toml").exists()
+        or (folder / "prefect.toml").exists()
+        or "prefect" in _read_text(folder / ".env").lower()
+        or _has_prefect_table(folder / "pyproject.toml")
+    )
+
+
+def _has_prefect_table(path: Path) -> bool:
+    try:
+        return "prefect" in tomllib.loads(_read_text(path)).get("tool", {})
+    except tomllib.TOMLDecodeError:
+        return True
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,8 +1,4 @@
-"""What a killed flow left as Running in the orchestrator is ended there, by the flow that goes on in its place.
-
-Owns which runs those are: task runs and flow runs of attempts that the log calls lost. A process that was killed tells
-nobody, so its bars would grow in every timeline for ever. Best effort: the caller's thread may fail at any line.
-"""
+"""Ends the task runs and flow runs that killed processes have left as Running in Prefect."""
 
 from typing import Any
 from uuid import UUID
@@ -30,14 +26,14 @@ _SHOWN = 200
 
 
 def lost_flow_runs(state: RunState, but: UUID) -> tuple[UUID, ...]:
-    """Return the flow runs, newest first, whose newest attempt was lost: nothing of them is alive, or it is fenced."""
+    """Return the flow runs, newest first, whose newest attempt was lost: they are dead or fenced."""
     newest = {a.started.flow_run_id: a.ended for a in state.attempts if a.started.flow_run_id}
     lost = [UUID(name) for name, end in newest.items() if end is not None and end.reason == TerminationReason.LOST]
     return tuple(flow_run_id for flow_run_id in reversed(lost) if flow_run_id != but)[:MOST_FLOW_RUNS]
 
 
 def close_lost(client: SyncPrefectClient, state: RunState, flow_run_id: UUID) -> None:
-    """End what the lost attempts' flow runs left unfinished, as `Crashed`; raises whatever the API answers."""
+    """End the unfinished runs of lost attempts as `Crashed`; raises the API's errors."""
     lost = list(lost_flow_runs(state, flow_run_id))
     if not lost:
         return

@@ -1,7 +1,6 @@
-"""Whether a trainer fits into the memory there is, asked before it starts; and which micro-batch does.
+"""Whether a trainer fits into the available memory, and which micro-batch does.
 
-Owns the words of the refusal and the choice of `training.micro_batch = "auto"`. The estimate is a formula, what is free
-is asked of the system. Refuses torch: a device is asked by a process of its own.
+The estimate is a formula (model.estimates.size_estimate); a device is queried by a process of its own.
 """
 
 import os
@@ -18,19 +17,19 @@ from tasks.policy.attempt_sizes import AttemptSizes
 from tasks.trainer.trainer_group import TrainerGroup
 
 MARGIN = 0.1
-"""What `auto` leaves free of the memory there is: the estimate is one."""
+"""The share of the memory that `auto` leaves free, because the estimate is inexact."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryThere:
-    """Bytes that each trainer may take, None where the system does not tell, and where they would train."""
+    """Bytes that each trainer may take, None if unknown, and where they would train."""
 
     bytes: int | None
     place: TrainingPlace
 
 
 def memory_there(training: TrainingConfig, group: TrainerGroup, *, root: Path = Path("/")) -> MemoryThere:
-    """Ask the system, or the driver where training runs on CUDA; processes of one machine share what it has."""
+    """Return the memory of the system, or of the CUDA device; the processes of one machine share it."""
     on_cuda = trains_on_cuda(training.device)
     place = TrainingPlace(on_cuda=on_cuda, processes=group.size)
     if on_cuda:
@@ -40,7 +39,7 @@ def memory_there(training: TrainingConfig, group: TrainerGroup, *, root: Path = 
 
 
 def require_memory(config: RunConfig, vocab_size: int, sizes: AttemptSizes, there: MemoryThere) -> None:
-    """Raise `InvalidConfiguration` where a trainer of these sizes cannot fit, in any arithmetic that is still open."""
+    """Raise `InvalidConfiguration` if a trainer of these sizes fits under none of the numerics still open."""
     if there.bytes is None or not config.training.memory_check:
         return
     settled = min(_settled(config), key=lambda one: _estimate(one, vocab_size, sizes, there))
@@ -54,9 +53,9 @@ def require_memory(config: RunConfig, vocab_size: int, sizes: AttemptSizes, ther
 
 
 def choose_micro_batch(config: RunConfig, vocab_size: int, there: MemoryThere) -> int:
-    """Return the most windows, by halving each process's share of the batch, that fit with `MARGIN` to spare.
+    """Return the largest micro-batch, halving each process's share of the batch, that fits with `MARGIN` to spare.
 
-    1 where not even one does, or the whole share where nobody knows what there is.
+    Returns 1 if none fits, and the whole share if the memory is unknown.
     """
     room = None if there.bytes is None else int(there.bytes * (1 - MARGIN))
     if room is None:
@@ -97,7 +96,7 @@ def _estimate(config: RunConfig, vocab_size: int, sizes: AttemptSizes, there: Me
 
 
 def _settled(config: RunConfig) -> list[RunConfig]:
-    """The arithmetic a run may still be opened with: all of it where the configuration leaves it open."""
+    """Return the configuration with every choice of numerics that it leaves open."""
     precisions = ["fp32", "bf16"] if config.training.precision == "auto" else [config.training.precision]
     kernels = ["stock", "fused"] if config.training.kernels == "auto" else [config.training.kernels]
     return [config.with_mode(precision=one, kernels=other) for one in precisions for other in kernels]

@@ -1,22 +1,19 @@
-"""Which data a run would learn from: the snapshot it has, one that is in the store, or text that is not tokenized yet.
-
-Owns how much is known before anything is built. Refuses to tokenize and to write.
-"""
+"""The data a run would learn from: its snapshot, one in the store, or text that is not tokenized yet."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
+from model.configuration.data import SMALLEST_BPE_VOCABULARY, DataConfig
 from model.data.tokenizer import Tokenizer
 from storage.logs.run_state import RunState
 from storage.snapshots.data_snapshot import SnapshotManifest, read_manifest
 from storage.stores.object_store import ObjectStore
 from tasks.configuration.run_configuration import RunConfig
 from tasks.data.corpus import preview_corpus
+from tasks.data.document import Source
 from tasks.data.document_reader import ReadingRules
 from tasks.data.snapshot_build import find_built
 from tasks.data.snapshot_choice import chosen_snapshot
-
-_BYTES_AND_END = 257
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +26,7 @@ class PlannedSource:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedData:
-    """What would be learned from; without a snapshot, `vocab_size` is what is asked for and tokens are not known."""
+    """The data; without a snapshot `vocab_size` is the one asked for, and token counts are not known."""
 
     snapshot_id: str | None
     sources: tuple[PlannedSource, ...]
@@ -40,16 +37,14 @@ class PlannedData:
 
 
 def plan_data(store: ObjectStore, state: RunState, config: RunConfig, base_dir: Path) -> PlannedData:
-    """Return the data of a run, or of one that would be opened; raises what is wrong with its sources."""
+    """Return the data of a run, or of one that would be opened; raises `InvalidCorpus` for unusable sources."""
     if state.opened is not None:
         snapshot_id = state.opened.data_snapshot
         return _of_snapshot(snapshot_id, read_manifest(store, snapshot_id))
     if config.data.snapshot:
         chosen = chosen_snapshot(store, config.data.snapshot)
         return _of_snapshot(chosen.snapshot_id, chosen.manifest)
-    rules = ReadingRules(text_field=config.data.text_field, max_document_bytes=config.data.max_document_bytes)
-    groups = config.data.source_names if config.data.weights else ()
-    sources = preview_corpus(config.data.sources, base_dir, rules, groups=groups)
+    sources = preview_sources(config.data, base_dir)
     if built := find_built(store, config.data, base_dir, sources):
         return _of_snapshot(built.snapshot_id, built.manifest)
     return PlannedData(
@@ -58,8 +53,21 @@ def plan_data(store: ObjectStore, state: RunState, config: RunConfig, base_dir: 
         bytes=sum(source.bytes for source in sources),
         train_tokens=None,
         val_tokens=None,
-        vocab_size=_vocabulary(config, base_dir),
+        vocab_size=wanted_vocab_size(config.data, base_dir),
     )
+
+
+def preview_sources(data: DataConfig, base_dir: Path) -> tuple[Source, ...]:
+    """Return the sources of text, none read yet; raises `InvalidCorpus`."""
+    rules = ReadingRules(text_field=data.text_field, max_document_bytes=data.max_document_bytes)
+    return preview_corpus(data.sources, base_dir, rules, groups=data.source_names if data.weights else ())
+
+
+def wanted_vocab_size(data: DataConfig, base_dir: Path) -> int:
+    """Return how many ids the tokenizer that the configuration asks for has."""
+    if data.tokenizer.endswith(".json"):
+        return Tokenizer.from_file(base_dir / Path(data.tokenizer).expanduser()).vocab_size
+    return data.bpe_vocab_size or SMALLEST_BPE_VOCABULARY
 
 
 def _of_snapshot(snapshot_id: str, manifest: SnapshotManifest) -> PlannedData:
@@ -71,10 +79,3 @@ def _of_snapshot(snapshot_id: str, manifest: SnapshotManifest) -> PlannedData:
         val_tokens=manifest.split("val").tokens,
         vocab_size=manifest.vocab_size,
     )
-
-
-def _vocabulary(config: RunConfig, base_dir: Path) -> int:
-    data = config.data
-    if data.tokenizer.endswith(".json"):
-        return Tokenizer.from_file(base_dir / Path(data.tokenizer).expanduser()).vocab_size
-    return data.bpe_vocab_size or _BYTES_AND_END

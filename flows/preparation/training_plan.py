@@ -1,7 +1,6 @@
-"""What `cairn train` would do, found out without doing any of it: nothing is started, nothing is written.
+"""The plan of `cairn train --dry-run`: what would happen to the run, its data, sizes, time, cost and budgets.
 
-Owns the plan as a record: what happens to the run, its data, sizes, time, checkpoints, evaluations, cost and budgets.
-Sizes are formulas over shapes, time is what the run's own step records say. Refuses torch and the orchestrator.
+Nothing is started or written. Sizes are formulas over shapes, times come from the run's own step records.
 """
 
 from collections.abc import Mapping
@@ -33,7 +32,7 @@ _HOUR_SECONDS = 3600.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedModel:
-    """The network: its shape, how many ids it knows, and how many parameters it has."""
+    """The network: shape, vocabulary and parameters."""
 
     family: str
     layers: int
@@ -46,10 +45,7 @@ class PlannedModel:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedMemory:
-    """Estimated bytes of one trainer at its peak, in all and by what they are for, and what they hold for.
-
-    On CUDA they are the device's. `there_bytes` is what there is for it now, None where nobody knows.
-    """
+    """Estimated peak bytes of one trainer, on its device; `there_bytes` is what is free now, None if unknown."""
 
     micro_batch: int
     activation_checkpointing: bool
@@ -62,7 +58,7 @@ class PlannedMemory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedTime:
-    """How long the steps ahead take by the run's own records; None where it has none."""
+    """How long the steps ahead take by the run's own records; None without records."""
 
     tokens_per_second: float | None
     seconds: float | None
@@ -70,10 +66,7 @@ class PlannedTime:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedCheckpoints:
-    """The commits ahead, and how many are kept at most by the retention rules alone: aliases may keep more.
-
-    Those that `every_seconds` adds are not counted: nobody knows yet how long a step takes.
-    """
+    """The commits ahead, without those that `every_seconds` adds, and how many of them retention keeps at most."""
 
     every_steps: int
     every_seconds: float | None
@@ -84,7 +77,7 @@ class PlannedCheckpoints:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedEvaluations:
-    """How many commits ahead are measured, and under which suites."""
+    """How many commits ahead are evaluated, and under which suites."""
 
     commits: int
     suites: tuple[str, ...]
@@ -92,7 +85,7 @@ class PlannedEvaluations:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedCost:
-    """Money for the steps ahead, an estimate; None without a price or without records."""
+    """Estimated money for the steps ahead; None without a price or without records."""
 
     gpu_hour_price: float | None
     currency: str
@@ -101,9 +94,9 @@ class PlannedCost:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingPlan:
-    """Everything a dry run tells. `action` is open, continue, finish, wait (for a live owner) or nothing.
+    """What a dry run shows; `action` is open, continue, finish, wait (for a live owner) or nothing.
 
-    `attempt` is the one that would train, None where none would; `why` is the run's own state in words.
+    `attempt` is the one that would train, None if none would.
     """
 
     run_id: str
@@ -127,7 +120,7 @@ class TrainingPlan:
 
 
 def plan_training(log: RunLog, config: RunConfig, base_dir: Path, there: MemoryThere = NOT_KNOWN) -> TrainingPlan:
-    """Return the plan for a configuration that was checked; the log was read, `there` is the memory there is now."""
+    """Return the plan for a checked configuration and a log that was read."""
     state, total = log.state, config.training.steps
     action, why = _action(log)
     newest = state.newest_committed
@@ -207,7 +200,7 @@ def _memory(state: RunState, config: RunConfig, vocab_size: int, there: MemoryTh
 
 
 def _time(log: RunLog, tokens: int) -> PlannedTime:
-    """By the median of the newest recorded steps: one slow step is no prediction."""
+    """Use the median of the newest steps: one slow step is no prediction."""
     for number in range(log.state.latest_attempt, 0, -1):
         if lines := read_attempt_records(log.store, log.prefix, number)[-_RECENT_STEPS:]:
             speed = median(line.tokens_per_second for line in lines)

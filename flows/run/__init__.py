@@ -1,1 +1,1 @@
-"""One run's stages inside the flow: opening, attempts, promotion, and what a person sees meanwhile."""
+"""One run from its opening to the promotion of its best checkpoint."""

@@ -1,8 +1,6 @@
-"""Early stopping of one attempt: which evaluations to wait for, when to end, and what is then the run's last step.
+"""Applies the early-stop policy of one attempt (tasks.policy.early_stop).
 
-Owns acting on `tasks.policy.early_stop`. With a policy on, training is at most one evaluation ahead, and the last
-segment waits for all of them: a run that completes its steps was never to stop, and one that stops has wasted little.
-Refuses to train, to measure and to decide.
+With a policy, training is at most one evaluation ahead, and the last segment waits for all evaluations.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,11 +20,11 @@ from tasks.policy.early_stop import Stop, StopTerms, find_stop, outstanding, sto
 
 
 class EarlyStopping:
-    """The policy of one attempt, asked between segments."""
+    """Decides between segments whether the run stops early."""
 
-    def __init__(self, log: RunLog, plan: EvaluationPlan, notice: ShutdownSignal, say: Callable[[str], None]) -> None:
-        """Prepare; the policy and the rhythm of evaluations are those the attempt's start put on record."""
-        self._log, self._plan, self._notice, self._say = log, plan, notice, say
+    def __init__(self, log: RunLog, plan: EvaluationPlan, shutdown: ShutdownSignal, say: Callable[[str], None]) -> None:
+        """Take the policy from the attempt's start entry."""
+        self._log, self._plan, self._shutdown, self._say = log, plan, shutdown, say
         self._stop: Stop | None = None
 
     def is_due(self, step: int) -> bool:
@@ -34,16 +32,16 @@ class EarlyStopping:
         return self._terms(self._plan).is_due(step)
 
     def missing(self) -> Iterator[tuple[EvaluationPlan, CheckpointReference]]:
-        """Yield the evaluations that are due and were lost with those who made them, in step order."""
+        """Yield the evaluations that are due and have no outcome, in step order."""
         state, plans = self._log.state, self._plan.all
         lost = [(record.committed, plan) for plan in plans for record in outstanding(state, self._terms(plan))]
         for committed, plan in sorted(lost, key=lambda item: (item[0].step, plans.index(item[1]))):
             yield plan, committed.reference
 
     def is_over(self, awaited: Sequence[PrefectFuture[Any]]) -> bool:
-        """Wait for these evaluations, or a notice to leave, and return whether the run stops; without a policy, no.
+        """Wait for these evaluations or a shutdown, and return whether the run stops here.
 
-        A run that is finished trains no further whatever its policy: whoever finished it may have died before its end.
+        A finished run always stops: the process that finished it may have died before its attempt ended.
         """
         if self._log.state.finished is not None:
             return True
@@ -55,9 +53,9 @@ class EarlyStopping:
         return self._stop is not None
 
     def finish(self, attempt: int, writer: Writer) -> bool:
-        """Where the run stops early, make that step its last and say so in the log; False where it does not.
+        """Append run-finished at the step where the run stops early; returns False if it does not stop.
 
-        What was trained beyond is quarantined: nobody resumes from it, promotes it or takes it for the run's end.
+        Later checkpoints are quarantined, so that no attempt resumes from one and none is promoted.
         """
         stop = find_stop(self._log.refresh(), self._plan.suite.sha256)
         if stop is None:
@@ -84,7 +82,7 @@ class EarlyStopping:
         done: SimpleQueue[PrefectFuture[Any] | None] = SimpleQueue()
         for future in evaluations:
             future.add_done_callback(done.put)
-        with self._notice.told(lambda: done.put(None)):
+        with self._shutdown.told(lambda: done.put(None)):
             for _ in evaluations:
                 if done.get() is None:
                     return

@@ -1,8 +1,6 @@
-"""A machine that is not the first of several: it lends its processes to attempt after attempt until the run has ended.
+"""Serves a run from a machine that is not its first: starts this machine's ranks for each attempt until the run ends.
 
-Owns that loop. The first machine decides and records; this one reads the run's log to know when there is nothing left
-to do, and starts its part of the trainer anew for each attempt, which waits for the first machine's at the rendezvous.
-Refuses to append anything.
+The first machine decides and records; this one only reads the run's log. Its ranks wait at the rendezvous.
 """
 
 import os
@@ -22,8 +20,8 @@ from storage.logs.run_state import RunState
 from tasks.policy.termination import RESTARTABLE, DecisionAction
 from tasks.trainer.trainer_group import TrainerGroup
 
-_LOOK_SECONDS = 2.0
-_AGAIN_SECONDS = 1.0
+_POLL_SECONDS = 2.0
+_RESTART_SECONDS = 1.0
 
 
 def is_other_node(environment: Mapping[str, str]) -> bool:
@@ -32,48 +30,47 @@ def is_other_node(environment: Mapping[str, str]) -> bool:
 
 
 class NodeService:
-    """This machine's part in a run."""
+    """The ranks of this machine in attempt after attempt."""
 
     def __init__(
-        self, log: RunLog, group: TrainerGroup, folder: Path, *, say: Callable[[str], None], patience_seconds: float
+        self, log: RunLog, group: TrainerGroup, folder: Path, *, say: Callable[[str], None], wait_seconds: float
     ) -> None:
-        """Serve nothing yet; without an attempt for `patience_seconds` it will give up waiting."""
+        """Start nothing yet; gives up after `wait_seconds` without an attempt."""
         self._log, self._group, self._folder = log, group, folder
-        self._say, self._patience_seconds = say, patience_seconds
+        self._say, self._wait_seconds = say, wait_seconds
         self._leaving = threading.Event()
         self._known_ends = len(_ends(log.refresh()))
         self._child: subprocess.Popen[bytes] | None = None
 
     def run(self) -> bool:
-        """Serve until the run has ended; False where it was told to leave, or no attempt came."""
+        """Serve until the run has ended; returns False after a shutdown request, or without an attempt for too long."""
         attempts, since = -1, time.monotonic()
-        with self._notices():
+        with self._passing_on_signals():
             try:
                 while (end := self._end()) is None and not self._leaving.is_set():
                     state = self._log.state
                     if state.open_attempt is not None or len(state.attempts) != attempts:
                         attempts, since = len(state.attempts), time.monotonic()
-                    if time.monotonic() - since > self._patience_seconds:
-                        self._say(f"no attempt for {self._patience_seconds:.0f} s; the same command waits again")
+                    if time.monotonic() - since > self._wait_seconds:
+                        self._say(f"no attempt for {self._wait_seconds:.0f} s; the same command waits again")
                         return False
                     self._take_part()
                 if end is not None:
                     self._say(end)
                 return end is not None
             finally:
-                self._let_go()
+                self._end_ranks()
 
     def _take_part(self) -> None:
-        """Be there for an attempt, and look again soon."""
         if self._child is None:
             self._child = self._start()
         with suppress(subprocess.TimeoutExpired):
-            self._child.wait(timeout=_LOOK_SECONDS)
+            self._child.wait(timeout=_POLL_SECONDS)
             self._child = None
-            self._leaving.wait(_AGAIN_SECONDS)
+            self._leaving.wait(_RESTART_SECONDS)
 
-    def _let_go(self) -> None:
-        """End what still waits here; ranks that were told to leave have the time that the first machine gives them."""
+    def _end_ranks(self) -> None:
+        """End the ranks; after a shutdown request the first machine gives them their time."""
         if self._child is None:
             return
         if self._leaving.is_set():
@@ -83,7 +80,7 @@ class NodeService:
         self._child.wait()
 
     def _end(self) -> str | None:
-        with suppress(StoreUnavailable):  # training needs the store as well, and says so
+        with suppress(StoreUnavailable):  # training needs the store as well, and reports it
             self._log.refresh()
         state = self._log.state
         if state.finished is not None:
@@ -102,8 +99,8 @@ class NodeService:
         )
 
     @contextmanager
-    def _notices(self) -> Iterator[None]:
-        """A notice to this machine is one to the whole run: its ranks stop behind their step, and so do all others."""
+    def _passing_on_signals(self) -> Iterator[None]:
+        """Pass SIGTERM and Ctrl-C on to this machine's ranks: they end after their step, and so do all others."""
 
         def leave(number: int, frame: FrameType | None) -> None:
             self._leaving.set()

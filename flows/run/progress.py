@@ -1,6 +1,6 @@
-"""What a person sees while a run trains: one live line with a bar on a terminal, sparse plain lines elsewhere.
+"""Progress of training, and of making a data snapshot, on stderr.
 
-Owns the looks. Called from the trainer's listening thread; refuses to influence anything.
+A terminal gets a live line with a bar, anything else a line every ten seconds.
 """
 
 import sys
@@ -12,12 +12,14 @@ from rich.console import Console
 from rich.text import Text
 
 from storage.logs.step_log import StepRecord
+from tasks.data.build_progress import BuildProgress, BuildStage
 from tasks.text.live_line import LiveLines
 from tasks.text.sanitize import sanitize
 from tasks.text.time_left import TimeLeft, bar, clock_time
 
 _PLAIN_EVERY_SECONDS = 10.0
-_BAR_CELLS, _LEAST_CELLS = 20, 6
+_BAR_CELLS, _LEAST_BAR_CELLS, _TEXT_BAR_CELLS = 20, 6, 24
+_MEGABYTE = 1e6
 
 
 class Progress:
@@ -31,16 +33,16 @@ class Progress:
         echo: Callable[[str], None] = lambda message: None,
         console: Console | None = None,
     ) -> None:
-        """Show progress towards `total_steps`; `echo` is told every line that stays, steps excepted."""
+        """Show progress towards `total_steps`; `echo` gets every message, but no steps."""
         self._total, self._echo = total_steps, echo
         self._clock = clock
         self._console = console or Console(file=sys.stderr, highlight=False)
         self._live = LiveLines(self._console, stays=True)
         self._left = TimeLeft()
-        self._spoken_at = float("-inf")
+        self._printed_at = float("-inf")
 
     @contextmanager
-    def shown(self) -> Iterator[None]:
+    def showing(self) -> Iterator[None]:
         """Keep a live line while the block runs, where stderr is a terminal."""
         with self._live.shown():
             yield
@@ -48,7 +50,7 @@ class Progress:
     def say(self, message: str) -> None:
         """Print a line that stays."""
         self._print(message)
-        with suppress(Exception):  # whoever listens costs the words, never the run
+        with suppress(Exception):  # a failing echo costs the message, never the run
             self._echo(message)
 
     def step(self, record: StepRecord) -> None:
@@ -57,28 +59,28 @@ class Progress:
         self._left.add(record.step, now)
         if self._live.are_shown:
             self._live.write([self._fitting_line(record)])
-        elif now - self._spoken_at >= _PLAIN_EVERY_SECONDS:
-            self._spoken_at = now
+        elif now - self._printed_at >= _PLAIN_EVERY_SECONDS:
+            self._printed_at = now
             self._print(self._line(record))
         if record.probe_loss is not None:
             sample = "" if record.sample is None else f" · {' '.join(record.sample.split())[:90]!r}"
             self.say(f"  held-out loss {record.probe_loss:.3f} at step {record.step}{sample}")
 
     def _print(self, message: str) -> None:
-        with suppress(OSError):  # a closed terminal or pipe costs the words, never the run
+        with suppress(OSError):  # a closed terminal or pipe costs the message, never the run
             self._console.print(Text(sanitize(message)), soft_wrap=True)
 
     def _line(self, record: StepRecord) -> str:
         return " · ".join(self._parts(record))
 
     def _fitting_line(self, record: StepRecord) -> str:
-        """The line as wide as the terminal is now: what matters least is left out, and a bar fills what is left."""
+        """Fit the line to the terminal: leave out the least important parts, and fill the rest with a bar."""
         step, loss, speed, eta = self._parts(record)
         room = self._console.width
         fitting = ([step, loss, speed, eta], [step, loss, eta], [step, eta])
         line = next((line for parts in fitting if len(line := " · ".join(parts)) <= room), step)
         cells = min(_BAR_CELLS, room - len(line) - 1)
-        return f"{bar(record.step / self._total, cells)} {line}" if cells >= _LEAST_CELLS else line
+        return f"{bar(record.step / self._total, cells)} {line}" if cells >= _LEAST_BAR_CELLS else line
 
     def _parts(self, record: StepRecord) -> tuple[str, str, str, str]:
         return (
@@ -86,4 +88,48 @@ class Progress:
             f"loss {record.train_loss:.3f}",
             f"{record.tokens_per_second:,.0f} tokens/s",
             f"ETA {clock_time(self._left.seconds(self._total))}",
+        )
+
+
+class TextProgress:
+    """Shows how far a snapshot is; without a terminal, nothing in the first ten seconds."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic, console: Console | None = None) -> None:
+        """Show nothing yet."""
+        self._clock = clock
+        self._console = console or Console(file=sys.stderr, highlight=False)
+        self._live = LiveLines(self._console, stays=False)
+        self._stage: BuildStage | None = None
+        self._begun: tuple[float, int] = (0.0, 0)
+        self._printed_at = clock()
+
+    @contextmanager
+    def showing(self) -> Iterator["TextProgress"]:
+        """Keep a live line while the block runs, where the console is a terminal; it is gone afterwards."""
+        with self._live.shown():
+            yield self
+
+    def __call__(self, progress: BuildProgress) -> None:
+        """Show the newest progress."""
+        now = self._clock()
+        if progress.stage is not self._stage:
+            self._stage, self._begun = progress.stage, (now, progress.bytes_done)
+        if self._live.are_shown:
+            self._live.write([self._line(progress, now, drawn=True)])
+        elif now - self._printed_at >= _PLAIN_EVERY_SECONDS:
+            self._printed_at = now
+            with suppress(OSError):
+                self._console.print(Text(self._line(progress, now, drawn=False)), soft_wrap=True)
+
+    def _line(self, progress: BuildProgress, now: float, *, drawn: bool) -> str:
+        share = progress.bytes_done / progress.bytes_total if progress.bytes_total else 0.0
+        cells = f" {bar(share, _TEXT_BAR_CELLS)}" if drawn else ""
+        begun_at, begun_bytes = self._begun
+        seconds, done = now - begun_at, progress.bytes_done - begun_bytes
+        left = (progress.bytes_total - progress.bytes_done) * seconds / done if done else None
+        documents = f"{progress.documents:,} documents · " if progress.documents else ""
+        return (
+            f"{progress.stage.value} text{cells} {100 * share:.0f} % · {progress.bytes_done / _MEGABYTE:,.1f} of "
+            f"{progress.bytes_total / _MEGABYTE:,.1f} MB · {documents}"
+            f"{done / seconds / _MEGABYTE if seconds > 0 else 0.0:,.1f} MB/s · ETA {clock_time(left)}"
         )

@@ -1,39 +1,122 @@
-"""A run is opened: its data stand in the store, what it begins from and its arithmetic are decided, all of it frozen.
+"""Opens a run, or joins one that is open: data, initial weights and numerics are decided once and frozen in the log.
 
-Owns the first entry of a run's log. Of many that open one run at the same moment one is first, and all go on as it
-said.
+Of several processes that open one run at the same moment, one is first and the others use its decisions.
 """
 
 import os
 from functools import partial
 from pathlib import Path
 
-from flows.run.text_progress import TextProgress
+from prefect import get_run_logger
+from prefect.runtime import flow_run
+
+from flows.operations.checkpoint_evaluation import plan_evaluation
+from flows.orchestrator.cancellation import CancellationWatch
+from flows.orchestrator.ephemeral_server import is_ephemeral_server
+from flows.orchestrator.run_artifacts import RunArtifacts
+from flows.preparation.memory_check import MemoryThere, choose_micro_batch, memory_there
+from flows.preparation.training_request import ResolvedRequest, configure_run
+from flows.run.active_run import ActiveRun, RunServices, TrainerSetup
+from flows.run.background_sweep import BackgroundSweep
+from flows.run.progress import Progress, TextProgress
 from storage.logs.entry_log import this_writer
 from storage.logs.run_entries import RunOpened
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
-from storage.snapshots.data_snapshot import TOKENIZER, SnapshotFiles
+from storage.snapshots.data_snapshot import TOKENIZER, SnapshotFiles, read_manifest
 from storage.stores.object_store import ObjectStore
 from storage.stores.store_probe import probe_store
-from tasks.configuration.run_configuration import RunConfig
+from tasks.attempt.failure_remedy import DataOrigin
+from tasks.attempt.shutdown_signal import ShutdownSignal
+from tasks.attempt.store_retry import StoreRetry, run_retry_policy
+from tasks.configuration.run_configuration import RunConfig, check_drift
 from tasks.data.snapshot_build import check_block_size
 from tasks.machine.code_version import code_version
 from tasks.machine.machine_speed import numerics_beside
-from tasks.machine.work_folder import work_folder
+from tasks.machine.placement import usable_cores
+from tasks.machine.work_folder import trainer_folder, work_folder
 from tasks.tokenize_and_split import tokenize_and_split
 from tasks.trainer.initial_weights import find_directory, keep_initial_weights
+from tasks.trainer.trainer_group import trainer_group
+from tasks.trainer.warm_trainer import WarmTrainer
 
 
-def open_run(log: RunLog, wanted: RunConfig, base_dir: Path) -> RunOpened:
-    """Put the run on record, with data, initial weights and the mode this machine trains fastest in.
+def open_run(resolved: ResolvedRequest, shutdown: ShutdownSignal, warm: WarmTrainer) -> ActiveRun:
+    """Return the run ready for its next attempt, opened first where the log does not know it; raises `ConfigDrift`."""
+    log = resolved.open_log()
+    opened = log.refresh().opened
+    config = configure_run(resolved, log.state, os.environ)
+    memory = _memory_for_choice(config, log.state)  # measured before a warm trainer takes its share
+    if log.state.finished is None:
+        warm.begin(trainer_folder(os.environ, log.run_id))
+    if opened is None:
+        opened = _record_opening(log, config, resolved.base_dir)
+        config = config.as_opened(opened.config)  # another process may have been first
+    check_drift(opened.config, config, run_id=log.run_id)
+    vocab_size = read_manifest(log.store, opened.data_snapshot).vocab_size if memory else 0
+    trainers = _set_up_trainers(log.run_id, config, warm)
+    folder, threads = work_folder(os.environ), max(1, trainers.threads // 2)  # training has priority over evaluation
+    evaluation = plan_evaluation(config, opened.data_snapshot, folder, threads=threads, faults=trainers.faults)
+    services = _prepare_services(log, config, evaluation.suite.sha256, shutdown)
+    return ActiveRun(
+        log=log,
+        config=config,
+        flow_run_id=flow_run.get_id(),
+        start_over=resolved.request.start_over,
+        micro_batch=choose_micro_batch(config, vocab_size, memory) if memory else None,
+        evaluation=evaluation,
+        origin=DataOrigin(
+            snapshot_id=opened.data_snapshot,
+            data=config.data,
+            base_dir=resolved.base_dir,
+            cache_dir=folder / "snapshots",
+        ),
+        trainers=trainers,
+        services=services,
+        shutdown=shutdown,
+        retry=StoreRetry(policy=run_retry_policy(config.checkpoint.patience_seconds), say=services.progress.say),
+    )
 
-    Returns what stands in the log. Relative paths start at `base_dir`.
+
+def _memory_for_choice(config: RunConfig, state: RunState) -> MemoryThere | None:
+    """Return the memory there is if micro_batch is "auto" and no attempt has resolved it, else None."""
+    if config.training.micro_batch != "auto" or state.attempts:
+        return None
+    return memory_there(config.training, trainer_group(config.training, os.environ))
+
+
+def _set_up_trainers(run_id: str, config: RunConfig, warm: WarmTrainer) -> TrainerSetup:
+    group = trainer_group(config.training, os.environ)
+    warm.use(group.command())
+    return TrainerSetup(
+        warm=warm,
+        group=group,
+        work_dir=trainer_folder(os.environ, run_id),
+        threads=config.training.threads or usable_cores(),
+        faults=os.environ.get("CAIRN_FAULTS", ""),
+    )
+
+
+def _prepare_services(log: RunLog, config: RunConfig, suite_sha256: str, shutdown: ShutdownSignal) -> RunServices:
+    flow_run_id: str | None = flow_run.get_id()
+    return RunServices(
+        # A worker hides what its processes print, so the flow run's log repeats it.
+        progress=Progress(config.training.steps, echo=get_run_logger().info),
+        sweep=BackgroundSweep(log.store, log.run_id, config.checkpoint, suite_sha256),
+        artifacts=RunArtifacts(log, flow_run_id),
+        cancellation=CancellationWatch(None if is_ephemeral_server(os.environ) else flow_run_id, shutdown),
+    )
+
+
+def _record_opening(log: RunLog, wanted: RunConfig, base_dir: Path) -> RunOpened:
+    """Append run-opened with the data, the initial weights and the fastest numerics of this machine.
+
+    Returns the run-opened entry that the log has afterwards.
     """
     probe_store(log.store)
     folder = work_folder(os.environ)
-    with numerics_beside(wanted.training, wanted.model, folder) as mode, TextProgress().shown() as shown:
-        snapshot = tokenize_and_split(log.store.url, wanted.data, base_dir, cache_dir=folder, on_progress=shown)
+    with numerics_beside(wanted.training, wanted.model, folder) as mode, TextProgress().showing() as show:
+        snapshot = tokenize_and_split(log.store.url, wanted.data, base_dir, cache_dir=folder, on_progress=show)
     check_block_size(snapshot.manifest, wanted.model.block_size, wanted.data)
     initial = _keep_initial_weights(log.store, wanted, snapshot.snapshot_id, base_dir)
     chosen = wanted.with_mode(precision=mode().precision, kernels=mode().kernels)

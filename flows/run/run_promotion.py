@@ -1,20 +1,20 @@
-"""The end of a run: its best checkpoint is offered to the alias, once, with a person's approval where that is required.
+"""The end of a run: its best checkpoint is evaluated and offered to the alias once, with approval where required."""
 
-Owns that a finished run is not offered twice, and what the flow says of it. Refuses to measure and to decide.
-"""
-
-from collections.abc import Callable
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from flows.operations.promotion_use import rules_of
 from flows.orchestrator.promotion_approval import Question, Unanswered, Waiting, ask
+from flows.run.active_run import ActiveRun
 from storage.logs.registry import Registry
 from storage.logs.registry_entries import Promoted, Refused
-from storage.logs.run_log import RunLog
+from storage.logs.run_entries import CheckpointReference
 from storage.logs.run_state import RunState
-from tasks.attempt.shutdown_signal import ShutdownSignal
 from tasks.checkpoints.promotion_offer import foresee
-from tasks.configuration.settings import PromotionConfig
-from tasks.errors import GateRefused
+from tasks.errors import CheckpointGone, EvaluationInterrupted, GateRefused
+from tasks.evaluate import evaluate, task_name
+from tasks.evaluator.evaluation_run import EvaluationPlan
 from tasks.policy.promotion import (
     EVALUATED,
     METRIC,
@@ -29,47 +29,62 @@ from tasks.promote import promote
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FinishedRun:
-    """A run that needs no further attempt, and who offers its best checkpoint."""
-
-    log: RunLog
-    promotion: PromotionConfig
-    rules: PromotionRules
-    flow_run_id: str | None
-    notice: ShutdownSignal
-    say: Callable[[str], None]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class OfferEnd:
-    """What came of an offer, for people; `is_interrupted`: a notice to leave came while a person was waited for."""
+    """What came of an offer, for people; `is_interrupted`: a shutdown was requested before it was decided."""
 
     message: str
     is_interrupted: bool = False
 
 
-def offer_best(run: FinishedRun) -> OfferEnd:
-    """Offer the run's best checkpoint unless that was decided before; returns what came of it."""
+def offer_best(run: ActiveRun) -> OfferEnd:
+    """Evaluate the last and the best checkpoint, and offer the best one unless that was decided before."""
+    rules = rules_of(run.config)
+    try:
+        _evaluate_candidates(run, rules)
+    except EvaluationInterrupted as interrupted:
+        return OfferEnd(message=f"trained; {interrupted}; the same command continues", is_interrupted=True)
     state = run.log.refresh()
-    how = _how_it_ended(state)
-    candidate = best_candidate(run.log.run_id, state, run.rules)
+    how = f"stopped early: {state.finished.stopped}" if state.finished and state.finished.stopped else "trained"
+    candidate = _best_candidate(run.log.run_id, state, rules)
     if candidate is None:
         return OfferEnd(message=f"{how}; nothing to promote: no evaluation succeeded")
-    registry = Registry(run.log.store, run.promotion.alias)
-    foreseen = foresee(run.log, registry, candidate, replace(run.rules, needs_approval=False))
-    if before := _decided_before(registry, candidate, foreseen):
+    registry = Registry(run.log.store, run.config.promotion.alias)
+    foreseen = foresee(run.log, registry, candidate, replace(rules, needs_approval=False))
+    if before := _describe_earlier_decision(registry, candidate, foreseen):
         return OfferEnd(message=f"{how}; {before}")
-    if run.rules.needs_approval and isinstance(foreseen, Promoted):
+    if rules.needs_approval and isinstance(foreseen, Promoted):
         answer = _ask(run, registry, foreseen)
         if isinstance(answer, Unanswered):
-            left = _left_open(registry, candidate, answer)
-            return OfferEnd(message=f"{how}; {left}", is_interrupted=run.notice.signal is not None)
+            left = _describe_open_question(registry, candidate, answer)
+            return OfferEnd(message=f"{how}; {left}", is_interrupted=run.shutdown.signal is not None)
         candidate = replace(candidate, approval=answer)
-    return OfferEnd(message=f"{how}; {_offer(run, registry, candidate)}")
+    return OfferEnd(message=f"{how}; {_offer(run, registry, candidate, rules)}")
 
 
-def best_candidate(run_id: str, state: RunState, rules: PromotionRules) -> Candidate | None:
-    """Return the readable checkpoint with the lowest loss under the primary suite, or None where none was measured."""
+def _evaluate_candidates(run: ActiveRun, rules: PromotionRules) -> None:
+    """Evaluate the last checkpoint under every suite, then the best one under the suites that promotion requires."""
+    state = run.log.refresh()
+    finished = state.finished.manifest_sha256 if state.finished else None
+    last = next((r for r in state.readable if r.committed.manifest_sha256 == finished), state.newest_committed)
+    if last is not None:
+        _evaluate_missing(run, last.committed.reference, run.evaluation.all)
+    best = _best_candidate(run.log.run_id, run.log.refresh(), rules)
+    if best is not None and (last is None or best.reference != last.committed.reference):
+        required = {suite.sha256 for suite in rules.required}
+        with suppress(CheckpointGone):  # then another one is the best
+            _evaluate_missing(run, best.reference, [p for p in run.evaluation.all if p.suite.sha256 in required])
+
+
+def _evaluate_missing(run: ActiveRun, reference: CheckpointReference, plans: Iterable[EvaluationPlan]) -> None:
+    known = {item.suite_sha256 for item in evaluations_of(run.log.state, reference.manifest_sha256)}
+    for plan in plans:
+        if plan.suite.sha256 not in known:
+            named = evaluate.with_options(task_run_name=task_name(reference.step, plan))
+            named(run.log, lambda: reference, plan, step=reference.step, stopping=run.is_shutting_down)
+
+
+def _best_candidate(run_id: str, state: RunState, rules: PromotionRules) -> Candidate | None:
+    """Return the readable checkpoint with the lowest loss under the primary suite, or None without an evaluation."""
     best = best_evaluated(state, rules.required[0].sha256)
     if best is None:
         return None
@@ -80,20 +95,21 @@ def best_candidate(run_id: str, state: RunState, rules: PromotionRules) -> Candi
     return Candidate(run_id=run_id, reference=reference, evaluations=evaluations, by=f"run {run_id}")
 
 
-def _offer(run: FinishedRun, registry: Registry, candidate: Candidate) -> str:
+def _offer(run: ActiveRun, registry: Registry, candidate: Candidate, rules: PromotionRules) -> str:
     alias, step = registry.alias, candidate.reference.step
     try:
-        champion = promote(run.log, registry, candidate, run.rules, alias=alias, step=step).champion
+        champion = promote(run.log, registry, candidate, rules, alias=alias, step=step).champion
     except GateRefused as refused:
         return f"not promoted: {refused}"
     assert champion is not None
     return f"{alias} is step {champion.step} with held-out loss {champion.metrics[METRIC]:.4f}"
 
 
-def _decided_before(registry: Registry, candidate: Candidate, foreseen: Promoted | Refused | None) -> str:
-    """Return what is on record about offering these weights, or nothing where they are to be offered.
+def _describe_earlier_decision(registry: Registry, candidate: Candidate, foreseen: Promoted | Refused | None) -> str:
+    """Return what is on record about offering these weights; empty if they are to be offered.
 
-    A missing evaluation may have come since; everything else was said of these very weights, and a person may overrule.
+    A refusal for a missing evaluation is offered again once the outcome would differ; other decisions are final until
+    a person overrules them.
     """
     before, champion = decision_on_record(registry.state, candidate.reference.manifest_sha256), registry.state.champion
     step = candidate.reference.step
@@ -111,30 +127,25 @@ def _says_the_same(before: Refused, foreseen: Promoted | Refused | None) -> bool
     return isinstance(foreseen, Refused) and (foreseen.gate, foreseen.detail) == (before.gate, before.detail)
 
 
-def _ask(run: FinishedRun, registry: Registry, proposal: Promoted) -> Approval | Unanswered:
+def _ask(run: ActiveRun, registry: Registry, proposal: Promoted) -> Approval | Unanswered:
     question = Question(
         proposal=proposal,
         champion=registry.state.champion,
-        timeout_seconds=run.promotion.approval_timeout_seconds,
+        timeout_seconds=run.config.promotion.approval_timeout_seconds,
     )
     known = decision_on_record(registry.state, proposal.manifest_sha256)
 
     def is_settled() -> bool:
         return decision_on_record(registry.refresh(), proposal.manifest_sha256) is not known
 
-    return ask(question, run.flow_run_id, Waiting(notice=run.notice, is_settled=is_settled, say=run.say))
+    return ask(question, run.flow_run_id, Waiting(shutdown=run.shutdown, is_settled=is_settled, say=run.say))
 
 
-def _left_open(registry: Registry, candidate: Candidate, answer: Unanswered) -> str:
-    if before := _decided_before(registry, candidate, None):
+def _describe_open_question(registry: Registry, candidate: Candidate, answer: Unanswered) -> str:
+    if before := _describe_earlier_decision(registry, candidate, None):
         return before
     named = f"{candidate.run_id}@{candidate.reference.step}"
     return (
         f"{registry.alias} is not changed, {named} waits for approval ({answer.why}); "
         f"`cairn promote {named}`, typed by a person, approves it, the same command asks again"
     )
-
-
-def _how_it_ended(state: RunState) -> str:
-    finished = state.finished
-    return f"stopped early: {finished.stopped}" if finished is not None and finished.stopped else "trained"

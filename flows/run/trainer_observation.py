@@ -1,8 +1,4 @@
-"""What is noticed about one trainer from outside, until it becomes evidence.
-
-Owns the watchdog's silence, memory, notices to leave and the grace they give, and ends a trainer that hangs or whose
-grace is over. Refuses to classify.
-"""
+"""Observes one trainer from outside and turns that into evidence; ends a trainer that hangs or whose grace is over."""
 
 import signal
 import threading
@@ -21,30 +17,30 @@ from tasks.trainer.trainer_process import TrainerProcess
 
 
 class TrainerObservation:
-    """One trainer's signs, from its start to its end; without a trainer there is only what the parent met."""
+    """The evidence about one attempt's trainer, or about its parent while there is no trainer."""
 
     def __init__(self, config: RunConfig, notice: ShutdownSignal, cancellation: CancellationWatch) -> None:
-        """Prepare to observe; the watch begins to expect a first sign now."""
+        """Prepare; the hang detector expects a first sign of life from now on."""
         self.watch = HangDetector(config.watchdog)
         self._grace_seconds = config.checkpoint.grace_seconds
         self._notice, self._cancellation = notice, cancellation
         self._trainer: TrainerProcess | None = None
         self._memory: MemoryWatch | None = None
-        self._silence: HeartbeatGap | None = None
+        self._gap: HeartbeatGap | None = None
         self._grace_ended = False
 
     @contextmanager
     def observing(self, trainer: TrainerProcess) -> Iterator[None]:
-        """Watch the trainer while the block runs, and pass every notice on to it."""
+        """Watch the trainer while the block runs, and pass every shutdown request on to it."""
         self._trainer, self._memory = trainer, MemoryWatch(trainer.pid)
-        with sampling(self._memory), watching(self.watch, self._end_silence), self._notice.told(self._pass_on_notice):
+        with sampling(self._memory), watching(self.watch, self._kill_hung), self._notice.told(self._pass_on_shutdown):
             yield
 
     def evidence(self, problem: BaseException | None, *, finished: bool, stopped: bool) -> Evidence:
-        """End the trainer if it still runs, and return all that is known; `stopped` says it was told to leave."""
+        """End the trainer if it still runs, and return all evidence; `stopped`: it ended a segment early on request."""
         trainer, code = self._trainer, None
         if trainer is not None:
-            # A trainer that already ended says why; one that still runs has nothing more to do.
+            # A trainer that has ended gives its reason; one that still runs has nothing more to do.
             code = trainer.reap() if isinstance(problem, TrainerGone) else _leave(trainer, problem)
         memory = self._memory.reading() if self._memory else MemoryReading()
         return Evidence(
@@ -57,8 +53,8 @@ class TrainerObservation:
             cancelling=self._cancellation.is_cancelling(),
             fenced=str(problem) if isinstance(problem, Fenced) else None,
             store_error=str(problem) if isinstance(problem, StorageError) else None,
-            silent_seconds=self._silence.seconds if self._silence else None,
-            allowed_seconds=self._silence.allowed_seconds if self._silence else None,
+            silent_seconds=self._gap.seconds if self._gap else None,
+            allowed_seconds=self._gap.allowed_seconds if self._gap else None,
             oom_kills=memory.oom_kills,
             rss_bytes=memory.rss_bytes,
             memory_limit_bytes=memory.limit_bytes,
@@ -66,7 +62,7 @@ class TrainerObservation:
             stderr_tail=trainer.stderr_tail() if trainer else (),
         )
 
-    def _pass_on_notice(self) -> None:
+    def _pass_on_shutdown(self) -> None:
         trainer = self._trainer
         if trainer is None:
             return
@@ -75,9 +71,9 @@ class TrainerObservation:
         timer.daemon = True
         timer.start()
 
-    def _end_silence(self, silence: HeartbeatGap) -> None:
+    def _kill_hung(self, gap: HeartbeatGap) -> None:
         if self._trainer is not None and self._trainer.is_alive:
-            self._silence = silence
+            self._gap = gap
             self._trainer.kill()
 
     def _end_grace(self, trainer: TrainerProcess) -> None:
@@ -91,7 +87,7 @@ def _leave(trainer: TrainerProcess, problem: BaseException | None) -> int:
 
 
 def _last_words(problem: BaseException | None, trainer: TrainerProcess | None) -> ExceptionReport | None:
-    """What the child said; a refusal of the store, which no waiting mends, is the parent's own last word."""
+    """Return the trainer's last exception; for a refusal of the store, which no retry cures, the parent's own."""
     if isinstance(problem, StoreRefused):
         return ExceptionReport(exception=type(problem).__name__, message=str(problem), traceback=())
     return trainer.last_words if trainer else None

@@ -1,1 +1,1 @@
-"""Continuing runs without a live owner."""
+"""Continues unfinished runs that have no live owner."""

@@ -1,8 +1,6 @@
-"""How a run is continued through its deployment: one flow run of `train-gpt`, wherever a worker takes it.
+"""Continues a run through its deployment: one flow run of `train-gpt`, on any worker.
 
-Owns "only one": a flow run of that deployment for this run that is due or at work is left to do it, and creating one is
-idempotent in the run and its newest attempt, so that watchers on several machines create the same one. Best effort, for
-a tidy list of flow runs: doubles are harmless. Refuses to know which run must be continued.
+Creating it is idempotent in the run and its newest attempt, so watchers on several machines create the same one.
 """
 
 import hashlib
@@ -19,14 +17,14 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL
 
-from flows.preparation.preflight import TrainingRequest, named_run
+from flows.preparation.training_request import TrainingRequest, choose_run_id
 from flows.watching.run_continuation import Begun, Busy, Standing
 from tasks.errors import InvalidConfiguration
 
 MOST_FLOW_RUNS = 20
-"""So many may end before they claim the run, then a person looks: here no memory spaces them out."""
+"""After so many flow runs that ended without claiming the run, a person has to look."""
 STUCK_SECONDS = 600.0
-"""A flow run that has not claimed its run by then has lost its worker; Prefect goes on showing it as Running."""
+"""A flow run that has not claimed its run by then has lost its worker, though Prefect shows it as Running."""
 _AT_WORK = (StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING)
 _SHOWN = 200
 
@@ -35,13 +33,13 @@ class ContinuationByDeployment:
     """Continues runs by flow runs of one deployment."""
 
     def __init__(self, deployment: str, store_url: str) -> None:
-        """Name the deployment, `flow/deployment`; raises `InvalidConfiguration` where no Prefect API is named."""
+        """Take the deployment, `flow/deployment`; raises `InvalidConfiguration` if no Prefect API is named."""
         if not PREFECT_API_URL.value():
             raise InvalidConfiguration(f"deployment {deployment}: PREFECT_API_URL is not set, so no server knows it")
         self._deployment, self._store_url = deployment, store_url
 
     def begin(self, standing: Standing) -> Begun | Busy:
-        """Create a flow run that continues the run, unless one is due or at work."""
+        """Create a flow run that continues the run, unless one is scheduled or running."""
         with get_client(sync_client=True) as client:
             deployment_id = self._deployment_id(client)
             for flow_run in _unfinished(client, deployment_id):
@@ -50,7 +48,7 @@ class ContinuationByDeployment:
             return self._create(client, deployment_id, standing)
 
     def where(self, run_id: str) -> str:
-        """Name the flow runs that continued the run."""
+        """Return where the flow runs that continued the run are found."""
         return f"flow runs of {self._deployment} named after {run_id}"
 
     def _deployment_id(self, client: SyncPrefectClient) -> UUID:
@@ -64,13 +62,13 @@ class ContinuationByDeployment:
 
     def _is_at(self, flow_run: FlowRun, standing: Standing) -> bool:
         is_scheduled = flow_run.state_type is StateType.SCHEDULED
-        if is_scheduled and flow_run.auto_scheduled:  # of a schedule somebody gave it, perhaps for next week
+        if is_scheduled and flow_run.auto_scheduled:  # created by a schedule, perhaps for next week
             return False
         ours = _run_of(flow_run) == standing.run_id and flow_run.parameters.get("store") in (None, "", self._store_url)
-        # The flow run of an attempt that is over, or lost, is over too, whatever its state says.
+        # The flow run of an attempt that has ended has ended too, whatever its state says.
         claimed = {attempt.started.flow_run_id for attempt in standing.state.attempts}
-        is_corpse = str(flow_run.id) in claimed or (not is_scheduled and standing.seconds > STUCK_SECONDS)
-        return ours and not is_corpse
+        is_dead = str(flow_run.id) in claimed or (not is_scheduled and standing.seconds > STUCK_SECONDS)
+        return ours and not is_dead
 
     def _create(self, client: SyncPrefectClient, deployment_id: UUID, standing: Standing) -> Begun | Busy:
         attempt = standing.state.latest_attempt
@@ -105,4 +103,4 @@ def _unfinished(client: SyncPrefectClient, deployment_id: UUID) -> list[FlowRun]
 
 def _run_of(flow_run: FlowRun) -> str:
     config, run_id = flow_run.parameters.get("config") or "", flow_run.parameters.get("run_id") or ""
-    return named_run(TrainingRequest(config=config, run_id=run_id, overrides=())) if config or run_id else ""
+    return choose_run_id(TrainingRequest(config=config, run_id=run_id)) if config or run_id else ""

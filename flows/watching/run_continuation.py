@@ -1,8 +1,6 @@
-"""How a run is continued on this machine: `cairn train --run-id …` in a session of its own.
+"""Continues a run on this machine: `cairn train --run-id …` in a session of its own, which outlives the watcher.
 
-Owns the child's independence (the watcher may die, it trains on), its output's place, and that at most so many are at
-work: each child holds a lock on its run and on one of the machine's places for as long as it lives, given back by the
-kernel however it ends. Refuses to know which run must be continued, and never waits for one.
+Each child holds a file lock on its run and on one of the machine's places; the kernel releases both when it ends.
 """
 
 import fcntl
@@ -22,7 +20,7 @@ CAIRN = (sys.executable, "-m", "cairn.cli.command")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Standing:
-    """A run that is to be continued, and for how many seconds this watcher has seen it stand as it does."""
+    """A run that is to be continued, and for how many seconds the watcher has seen it unchanged."""
 
     run_id: str
     state: RunState
@@ -31,14 +29,14 @@ class Standing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Begun:
-    """A continuation that was begun, told for people."""
+    """A continuation that was begun, described for people."""
 
     how: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Busy:
-    """None was begun: somebody is at it already, or there is no room; told for people."""
+    """No continuation was begun, and why: one is running already, or there is no place."""
 
     why: str
 
@@ -47,11 +45,11 @@ class Continuation(Protocol):
     """A way to continue a run."""
 
     def begin(self, standing: Standing) -> Begun | Busy:
-        """Begin to continue the run, or say what is in the way; raises where it cannot be begun at all."""
+        """Begin to continue the run, or return why not; raises if it cannot be begun at all."""
         ...
 
     def where(self, run_id: str) -> str:
-        """Say where a person reads what became of the run's continuations."""
+        """Return where a person finds the output of the run's continuations."""
         ...
 
 
@@ -59,13 +57,13 @@ class ContinuationHere:
     """Continues runs by child processes of this machine, at most `at_most` at a time."""
 
     def __init__(self, folder: Path, store: str, *, at_most: int, program: Sequence[str] = CAIRN) -> None:
-        """Keep locks and outputs in `folder`; `store` is what the children are told."""
+        """Keep locks and outputs in `folder`; the children open `store`."""
         self._folder, self._store, self._at_most, self._program = folder, store, at_most, program
         self._children: list[subprocess.Popen[bytes]] = []
 
     def begin(self, standing: Standing) -> Begun | Busy:
-        """Start `cairn train` on the run, unless a child of an earlier look is at it or all places are taken."""
-        self._children = [child for child in self._children if child.poll() is None]  # also buries those that ended
+        """Start `cairn train` on the run, unless an earlier child still runs or all places are taken."""
+        self._children = [child for child in self._children if child.poll() is None]  # also reaps those that ended
         self._folder.mkdir(parents=True, exist_ok=True)
         with _locked([self._folder / f"{standing.run_id}.lock"]) as run:
             if run is None:
@@ -76,19 +74,14 @@ class ContinuationHere:
                 return self._start(standing.run_id, (run, place))
 
     def where(self, run_id: str) -> str:
-        """Name the file that the run's continuations write to."""
+        """Return the output file of the run's continuations."""
         return f"output in {self._folder / run_id}.txt"
 
     def _start(self, run_id: str, locks: tuple[int, ...]) -> Begun:
         command = [*self._program, "train", "--run-id", run_id, "--store", self._store]
         with (self._folder / f"{run_id}.txt").open("ab") as sink:
             child = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=sink,
-                start_new_session=True,
-                pass_fds=locks,
+                command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True, pass_fds=locks
             )
         self._children.append(child)
         return Begun(how=f"process {child.pid}, {self.where(run_id)}")
@@ -96,7 +89,7 @@ class ContinuationHere:
 
 @contextmanager
 def _locked(paths: list[Path]) -> Iterator[int | None]:
-    """Yield the descriptor of the first of `paths` that could be locked, or None; who inherits it keeps the lock."""
+    """Yield the descriptor of the first of `paths` that could be locked, or None; a child that inherits it keeps it."""
     for path in paths:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:

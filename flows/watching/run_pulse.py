@@ -1,8 +1,4 @@
-"""How far a running attempt says it is: its heartbeat, and how long the rest takes at the speed it had so far.
-
-Owns the pulse of one run, for people who watch. Nothing is decided by it. Refuses to look at step records: a heartbeat
-is one small object, however long the run.
-"""
+"""How far a running attempt is, by its heartbeat, and how long the rest takes; only for display."""
 
 from dataclasses import dataclass
 
@@ -14,7 +10,7 @@ from tasks.text.time_left import clock_time
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunPulse:
-    """A run whose attempt is open: where it is, its loss, and the seconds its steps ahead take; None: not known yet."""
+    """The progress of a run with an open attempt; None stands for what is not known yet."""
 
     run_id: str
     attempt: int
@@ -25,13 +21,13 @@ class RunPulse:
 
 
 def pulse_of(log: RunLog) -> RunPulse | None:
-    """Return the pulse of a run that was read; None where no attempt is open, or its heartbeat cannot be read."""
+    """Return the pulse of a run that was read; None without an open attempt or a readable heartbeat."""
     owner, opened = log.state.open_attempt, log.state.opened
     if owner is None or opened is None:
         return None
     try:
         beat = read_heartbeat(log.store, log.prefix, owner.started.attempt)
-    except StorageError:  # a look at the log says what is wrong with the store
+    except StorageError:  # reading the log reports what is wrong with the store
         return None
     if beat is None:
         return None

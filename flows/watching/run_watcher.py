@@ -1,7 +1,6 @@
-"""A look at all runs of a store: each is read, decided about, and continued where it must be.
+"""Looks at all runs of a store: reads each, decides about it, and continues it where necessary.
 
-Owns the look and its rhythm. One run's error is its row, never the end of the look. Refuses to know how a run is
-continued (`Continuation`) and why (`tasks.policy.run_watch`).
+A run's error becomes its row and never ends the look.
 """
 
 from collections.abc import Callable
@@ -26,7 +25,7 @@ _SHORTEST_PAUSE_SECONDS = 0.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WatchRow:
-    """What one look did about one run, and why; `seconds` is how long a waiting run waits from then."""
+    """What one look did about one run, and why; `seconds` is how long a waiting run still waits."""
 
     run_id: str
     action: str
@@ -47,7 +46,7 @@ class RunWatcher:
         monotonic: Callable[[], float],
         sleep: Callable[[float], None],
     ) -> None:
-        """Prepare; nothing is read yet."""
+        """Read nothing yet."""
         self._store, self._continuation, self._memory = store, continuation, memory
         self._monotonic, self._sleep = monotonic, sleep
         self._logs: dict[str, RunLog] = {}
@@ -57,11 +56,11 @@ class RunWatcher:
         self._read_aliases = set[str]()
 
     def look(self) -> tuple[WatchRow, ...]:
-        """Look once at every run; raises `StorageError` where the store does not even list them."""
+        """Look once at every run; raises `StorageError` if the store cannot list them."""
         return self._look_at(list_run_ids(self._store))
 
     def look_patiently(self) -> tuple[WatchRow, ...]:
-        """Look once, and again at those whose wait is over within their lease: a first look has no memory to go by."""
+        """Look once, and again at runs whose wait ends within their lease: the first look has no earlier sighting."""
         rows = {row.run_id: row for row in self.look()}
         looked_at = self._monotonic()
         while near := [run_id for run_id, row in rows.items() if self._is_near(row, looked_at)]:
@@ -70,18 +69,18 @@ class RunWatcher:
         return tuple(rows.values())
 
     def pulses(self) -> tuple[RunPulse, ...]:
-        """Return how far the runs are that trained at the last look, by their heartbeats."""
+        """Return the progress of the runs that trained at the last look."""
         with ThreadPoolExecutor(_READERS) as readers:
             return tuple(pulse for pulse in readers.map(pulse_of, self._logs.values()) if pulse is not None)
 
     def watch(
-        self, *, every_seconds: float, tell: Callable[[tuple[WatchRow, ...]], None], say: Callable[[str], None]
+        self, *, every_seconds: float, report: Callable[[tuple[WatchRow, ...]], None], say: Callable[[str], None]
     ) -> NoReturn:
-        """Look every `every_seconds`, or sooner where a wait is over, until something raises; tells what is new.
+        """Look every `every_seconds`, or sooner where a wait ends, until something raises.
 
-        It is told after every look, also where nothing is.
+        Calls `report` with the new rows after every look, also when there are none.
         """
-        told: dict[str, tuple[str, str]] = {}
+        reported: dict[str, tuple[str, str]] = {}
         while True:
             pause = every_seconds
             try:
@@ -89,8 +88,8 @@ class RunWatcher:
             except StorageError as error:
                 say(f"the store does not answer, the next look asks again: {error}")
             else:
-                tell(tuple(row for row in rows if told.get(row.run_id) != (row.action, row.why)))
-                told = {row.run_id: (row.action, row.why) for row in rows}
+                report(tuple(row for row in rows if reported.get(row.run_id) != (row.action, row.why)))
+                reported = {row.run_id: (row.action, row.why) for row in rows}
                 pause = min([every_seconds, *(row.seconds for row in rows if row.seconds is not None)])
             self._sleep(max(pause, _SHORTEST_PAUSE_SECONDS))
 
@@ -99,14 +98,14 @@ class RunWatcher:
         with ThreadPoolExecutor(_READERS) as readers:
             problems = list(readers.map(self._read, run_ids))
         rows = tuple(
-            WatchRow(run_id=run_id, action=FAILED, why=problem) if problem else self._answered(run_id)
+            WatchRow(run_id=run_id, action=FAILED, why=problem) if problem else self._look_safely(run_id)
             for run_id, problem in zip(run_ids, problems, strict=True)
         )
         self._memory.save()
         return rows
 
     def _read(self, run_id: str) -> str:
-        """Read a run's log to its end; returns what kept it from being read, or nothing."""
+        """Read a run's log to its end; returns the error, or an empty text."""
         try:
             self._logs.setdefault(run_id, RunLog(self._store, run_id)).refresh()
         except Exception as error:  # whatever is wrong with one run, the others are looked at
@@ -114,13 +113,13 @@ class RunWatcher:
             return f"{error}" or type(error).__name__
         return ""
 
-    def _answered(self, run_id: str) -> WatchRow:
+    def _look_safely(self, run_id: str) -> WatchRow:
         try:
-            return self._answer(run_id)
+            return self._decide(run_id)
         except Exception as error:  # whatever is wrong with one run, the others are looked at
             return WatchRow(run_id=run_id, action=FAILED, why=f"{error}" or type(error).__name__)
 
-    def _answer(self, run_id: str) -> WatchRow:
+    def _decide(self, run_id: str) -> WatchRow:
         log = self._logs[run_id]
         observed, now = self._observe(log), self._monotonic()
         match decide_watch(log.state, observed, now):
@@ -144,7 +143,7 @@ class RunWatcher:
         return replace(observed, unoffered_to=alias)
 
     def _registry(self, alias: str) -> RegistryState:
-        """Read an alias's decisions once a look, however many runs ask, and only what is new since the last one."""
+        """Return an alias's decisions, read at most once a look."""
         registry = self._registries.setdefault(alias, Registry(self._store, alias))
         if alias not in self._read_aliases:
             registry.refresh()
@@ -153,8 +152,8 @@ class RunWatcher:
 
     def _continue(self, standing: Standing, why: str) -> WatchRow:
         match self._continuation.begin(standing):
-            case Busy(why=in_the_way):
-                return WatchRow(run_id=standing.run_id, action=WAITS, why=f"{why}; {in_the_way}")
+            case Busy(why=obstacle):
+                return WatchRow(run_id=standing.run_id, action=WAITS, why=f"{why}; {obstacle}")
             case Begun(how=how):
                 self._memory.note_continued(standing.run_id)
                 return WatchRow(run_id=standing.run_id, action=CONTINUED, why=why, how=how)

@@ -1,8 +1,4 @@
-"""What `cairn watch` and the flow `watch-runs` have in common: from a request to a watcher, and its end.
-
-Owns which continuation is meant, where this machine's watchers keep their memory, and that a watcher told to stop
-leaves at once: what it has begun goes on without it.
-"""
+"""What `cairn watch` and the flow `watch-runs` share: from a request to a watcher, and its end."""
 
 import hashlib
 import os
@@ -23,7 +19,7 @@ from tasks.machine.work_folder import work_folder
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WatchRequest:
-    """What a watcher was asked for: a store, and by which deployment runs are continued; none: on this machine."""
+    """The store to watch, and the deployment that continues its runs; empty: processes of this machine."""
 
     store: str
     deployment: str = ""
@@ -31,15 +27,15 @@ class WatchRequest:
     at_most: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse numbers that cannot be."""
+        """Refuse impossible numbers."""
         if not self.every_seconds > 0:
             raise InvalidConfiguration(f"--every {self.every_seconds}: must be more than 0 seconds")
         if self.at_most < 1:
             raise InvalidConfiguration(f"--at-most {self.at_most}: must be at least 1")
 
 
-def watcher(request: WatchRequest) -> RunWatcher:
-    """Return a watcher as asked for; raises what is wrong with the request."""
+def open_watcher(request: WatchRequest) -> RunWatcher:
+    """Return a watcher for the request; raises `InvalidConfiguration`."""
     store = open_store(request.store)
     folder = work_folder(os.environ) / "watch" / hashlib.sha256(store.url.encode()).hexdigest()[:12]
     return RunWatcher(
@@ -54,21 +50,21 @@ def watcher(request: WatchRequest) -> RunWatcher:
 def watch_until_stopped(
     request: WatchRequest,
     *,
-    tell: Callable[[tuple[WatchRow, ...]], None],
+    print_rows: Callable[[tuple[WatchRow, ...]], None],
     show: Callable[[tuple[RunPulse, ...]], None],
     say: Callable[[str], None],
 ) -> None:
-    """Look again and again until SIGTERM or Ctrl-C: `tell` what is new, if anything is, and `show` how far runs are."""
+    """Look again and again until SIGTERM or Ctrl-C: print what is new, and show how far the runs are."""
     try:
         with preempted_by_sigterm():
-            watching = watcher(request)
+            watcher = open_watcher(request)
 
-            def looked(rows: tuple[WatchRow, ...]) -> None:
+            def report(rows: tuple[WatchRow, ...]) -> None:
                 if rows:
-                    tell(rows)
-                show(watching.pulses())
+                    print_rows(rows)
+                show(watcher.pulses())
 
-            watching.watch(every_seconds=request.every_seconds, tell=looked, say=say)
+            watcher.watch(every_seconds=request.every_seconds, report=report, say=say)
     except (Terminated, KeyboardInterrupt):
         say("stopped watching; what was continued goes on")
 

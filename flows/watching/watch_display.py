@@ -1,7 +1,6 @@
-"""What a person sees who watches runs: news as they come, and one line for each run that is training.
+"""Shows news of watched runs and one line for each run that trains.
 
-On a terminal the lines stand at the bottom and are renewed at every look; elsewhere they are printed on stderr when a
-run has moved, at most once a minute, so that a log does not fill. Owns the looks; refuses to influence anything.
+On a terminal the lines stay at the bottom; elsewhere a line is printed on stderr at most once a minute.
 """
 
 import sys
@@ -28,26 +27,26 @@ class WatchDisplay:
         console: Console | None = None,
         say: Callable[[str], None] = say,
     ) -> None:
-        """Show them on the terminal that stdout is, else let `say` print them."""
-        # News are printed on stdout: lines at the bottom of another terminal would be in their way.
+        """Show live lines if stdout is a terminal, else print them with `say`."""
+        # News goes to stdout, so the live lines have to be on the same terminal.
         self._live = LiveLines(console or Console(file=sys.stdout, highlight=False), stays=False)
         self._clock, self._say = clock, say
-        self._said: dict[str, tuple[int, float]] = {}
+        self._printed: dict[str, tuple[int, float]] = {}
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """Keep the lines at the bottom while the block runs, where there is a terminal."""
+        """Keep the lines at the bottom of a terminal while the block runs."""
         with self._live.shown():
             yield
 
     def show(self, pulses: Sequence[RunPulse]) -> None:
-        """Show how far the runs are that train now."""
+        """Show the progress of the runs that train now."""
         if self._live.are_shown:
             self._live.write([pulse_line(pulse) for pulse in pulses])
             return
         now = self._clock()
         for pulse in pulses:
-            step, at = self._said.get(pulse.run_id, (-1, float("-inf")))
+            step, at = self._printed.get(pulse.run_id, (-1, float("-inf")))
             if pulse.step != step and now - at >= _PLAIN_EVERY_SECONDS:
-                self._said[pulse.run_id] = (pulse.step, now)
+                self._printed[pulse.run_id] = (pulse.step, now)
                 self._say(pulse_line(pulse))

@@ -1,8 +1,6 @@
-"""What this machine's watchers have seen of the runs of a store, kept between looks and between processes.
+"""What this machine's watchers have seen of a store's runs, kept in a file between looks and processes.
 
-Owns the sightings: since when a run stands as it does, and how often it was continued since, in seconds of this boot's
-monotonic clock, which all processes of one boot share. So a watcher that is started anew for every look still knows how
-long a heartbeat has been silent. Losing the file loses time, nothing else: every wait begins again.
+Times are this boot's monotonic clock, which all its processes share. Losing the file only restarts every wait.
 """
 
 import os
@@ -26,7 +24,7 @@ from tasks.policy.run_watch import Life, Observed
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sighting:
-    """How one run stood when it was last seen, since when, and what was tried since."""
+    """The state of one run when last seen, since when it is unchanged, and what was tried since."""
 
     attempt: int
     mark: str
@@ -45,12 +43,12 @@ class WatcherMemory:
     """The sightings of one store's runs, in a file of this machine's work folder."""
 
     def __init__(self, path: Path, *, monotonic: Callable[[], float]) -> None:
-        """Read what earlier looks have left; a file of another boot, or a damaged one, is forgotten."""
+        """Read the file; one of another boot, or a damaged one, is ignored."""
         self._path, self._monotonic = path, monotonic
         self._runs: dict[str, Sighting] = dict(_read(path).runs)
 
     def observe(self, log: RunLog) -> Observed:
-        """Look at a run whose log was just read, and return what is known of it now."""
+        """Return what is known of a run whose log was just read."""
         state, now = log.state, self._monotonic()
         mark = _mark(log)
         before = self._runs.get(log.run_id)
@@ -67,12 +65,12 @@ class WatcherMemory:
         )
 
     def note_continued(self, run_id: str) -> None:
-        """Remember that a continuation of the run was begun now."""
+        """Remember that a continuation of the run was begun."""
         seen = self._runs[run_id]
         self._runs[run_id] = replace(seen, futile=seen.futile + 1, tried_at=self._monotonic())
 
     def save(self) -> None:
-        """Write the file, whole or not at all; a folder that cannot be written to costs only the memory."""
+        """Replace the file atomically; a folder that cannot be written costs only the memory."""
         beside = self._path.with_name(f"{self._path.name}.{uuid.uuid4().hex}")
         with suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -90,7 +88,7 @@ def _read(path: Path) -> _Remembered:
 
 
 def _mark(log: RunLog) -> str:
-    """Return what must change for the run to count as moved: a commit is a sign of life like a heartbeat."""
+    """Return what changes whenever the run moves: a commit is a sign of life like a heartbeat."""
     state = log.state
     owner = state.open_attempt
     if owner is None:
@@ -112,7 +110,7 @@ def _life_of(placement: Placement) -> Life:
 
 
 def _life_of_opener(log: RunLog) -> Life:
-    """The opening entry tells host, pid and time; a process that began after it is another one with the same pid."""
+    """Judge by the opening entry's host, pid and time; a process that began later only has the same pid."""
     opening = log.read_entries()[0]
     if opening.writer.host != socket.gethostname():
         return Life.UNKNOWN

@@ -4,12 +4,15 @@ Owns how numbers of different suites share a table. Refuses to fetch anything.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from reports.pages.report_markdown import markdown_table
-from reports.queries.comparison import ComparisonView
 from reports.queries.run_views import EvaluationView
 from tasks.text.format import format_value, short_digest
 from tasks.text.output import print_table
+
+if TYPE_CHECKING:
+    from reports.queries.comparison import ComparisonView
 
 _NAMES = ("val_loss", "perplexity", "bits_per_byte")
 _UNSHOWN = frozenset({*_NAMES, "samples"})
@@ -35,12 +38,12 @@ def print_evaluations(views: Sequence[EvaluationView]) -> None:
     print_table(columns, [(view.step, *_cells(view), view.detail) for view in views], empty="no evaluations yet")
 
 
-def print_comparison(view: ComparisonView) -> None:
+def print_comparison(view: "ComparisonView") -> None:
     """Print a checkpoint's evaluations with those of other weights under the same suites."""
     print_table((*_COMPARED, "detail"), _compared(view), empty="nothing was measured")
 
 
-def comparison_table(view: ComparisonView) -> str:
+def comparison_table(view: "ComparisonView") -> str:
     """Return the same as a Markdown table."""
     return markdown_table((*_COMPARED, "detail"), _compared(view))
 
@@ -62,7 +65,7 @@ def others(metrics: Mapping[str, float]) -> str | None:
     return ", ".join([*named[:_OTHERS_SHOWN], *more]) or None
 
 
-def _compared(view: ComparisonView) -> list[tuple[object, ...]]:
+def _compared(view: "ComparisonView") -> list[tuple[object, ...]]:
     return [
         (row.role, f"{row.run_id}@{row.evaluation.step}", *_cells(row.evaluation), row.evaluation.detail)
         for row in view.rows

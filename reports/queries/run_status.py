@@ -173,9 +173,11 @@ def _step(log: RunLog, standing: RunPhase) -> int:
 
 
 def _budgets(state: RunState) -> dict[str, BudgetView]:
-    from tasks.configuration.settings import BudgetsConfig
+    limits = configuration_document(state).get("budgets")
+    if not limits:
+        from tasks.configuration.settings import BudgetsConfig  # pydantic: only a run without an attempt pays for it
 
-    limits = configuration_document(state).get("budgets") or BudgetsConfig().model_dump(mode="json")
+        limits = BudgetsConfig().model_dump(mode="json")
     if not isinstance(limits, Mapping):
         raise IntegrityError("the run's log: budgets of the newest attempt are no table; the log was changed")
     return view_budgets(state, limits)

@@ -6,12 +6,15 @@ in the log's own receipts. Refuses to know clocks, stores, randomness and the or
 
 from dataclasses import dataclass
 from math import floor
+from typing import TYPE_CHECKING
 
 from storage.logs.run_entries import Decision, EvaluationFailed
 from storage.logs.run_state import AttemptRecord, RunState
-from tasks.configuration.settings import BudgetConfig, BudgetsConfig
 from tasks.policy.failures import Failure
 from tasks.policy.termination import DecisionAction, TerminationReason
+
+if TYPE_CHECKING:
+    from tasks.configuration.settings import BudgetConfig, BudgetsConfig
 
 _UNCHARGED = {
     TerminationReason.COMPLETED: DecisionAction.FINISH,
@@ -59,7 +62,7 @@ class _Change:
     activation_checkpointing: bool | None = None
 
 
-def budget_of(budgets: BudgetsConfig, reason: str) -> BudgetConfig | None:
+def budget_of(budgets: "BudgetsConfig", reason: str) -> "BudgetConfig | None":
     """Return the budget that pays for `reason`, or None where nothing does."""
     budget: BudgetConfig | None = getattr(budgets, reason.replace("-", "_"), None)
     return budget
@@ -80,7 +83,7 @@ def spending(attempts: tuple[AttemptRecord, ...], reason: str) -> Spending:
 
 
 def decide(
-    budgets: BudgetsConfig, state: RunState, failure: Failure, setback: FailureImpact, *, jitter: float = 0.0
+    budgets: "BudgetsConfig", state: RunState, failure: Failure, setback: FailureImpact, *, jitter: float = 0.0
 ) -> Decision:
     """Return what follows the end of the run's open attempt, whose receipt is not yet in `state`.
 
@@ -106,7 +109,7 @@ def decide(
 
 
 def evaluator_retries_left(
-    budget: BudgetConfig, failed: tuple[EvaluationFailed, ...], manifest_sha256: str, suite_sha256: str
+    budget: "BudgetConfig", failed: tuple[EvaluationFailed, ...], manifest_sha256: str, suite_sha256: str
 ) -> int:
     """Return how often this very evaluation may still be tried again; training is neither stopped nor repeated."""
     wanted = (manifest_sha256, suite_sha256)
@@ -129,7 +132,7 @@ def _change(failure: Failure, setback: FailureImpact) -> _Change:
 
 
 def _charged(
-    budget: BudgetConfig, state: RunState, failure: Failure, setback: FailureImpact, change: _Change, jitter: float
+    budget: "BudgetConfig", state: RunState, failure: Failure, setback: FailureImpact, change: _Change, jitter: float
 ) -> Decision:
     spent, reason = spending(state.attempts, failure.reason), failure.reason
     wasted = spent.wasted_gpu_seconds + setback.wasted_gpu_seconds

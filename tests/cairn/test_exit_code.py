@@ -1,6 +1,6 @@
 import pytest
 
-from cairn.cli.exit_code import code_of_error
+from cairn.cli.command import code_of_error
 from model.errors import InvalidInput
 from reports.errors import InvalidQuery, ReportError, RunNotFound
 from storage.errors import (

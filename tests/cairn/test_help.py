@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from cairn.cli.app import app
+from cairn.cli.app import EXAMPLES, app, help_groups
 from cairn.cli.command import run_command
-from cairn.cli.verb_help import EXAMPLES, help_groups
 
 VERBS = sorted(name for name in app if not name.startswith("-"))
 NAMED = sorted(verb for _, verbs in help_groups() for verb in verbs)

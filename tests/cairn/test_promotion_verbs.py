@@ -119,7 +119,7 @@ def question(bard: Any, store: LocalStore) -> Question:
 
 
 def test_nobody_is_asked_where_no_server_is_named(bard: Any, store: LocalStore) -> None:
-    waiting = Waiting(notice=ShutdownSignal(), is_settled=lambda: False, say=print)
+    waiting = Waiting(shutdown=ShutdownSignal(), is_settled=lambda: False, say=print)
     answer = ask(question(bard, store), "0" * 8 + "-0000-0000-0000-" + "0" * 12, waiting)
     assert isinstance(answer, Unanswered) and "PREFECT_API_URL" in answer.why
 

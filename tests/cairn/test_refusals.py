@@ -8,7 +8,7 @@ import pytest
 from cairn.cli.command import run_command
 
 REFUSALS: dict[str, tuple[int, str]] = {
-    "statsu": (2, 'Did you mean "status"? `cairn --help` lists the verbs'),
+    "statsu": (2, 'Did you mean "status"? `cairn --help` lists the commands'),
     "runs --stroe x": (2, "Did you mean --store? `cairn runs --help` shows"),
     "status": (2, "`cairn status --help` shows how it is used"),
     "log bard extra": (2, "`cairn log --help` shows how it is used"),

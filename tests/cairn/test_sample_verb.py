@@ -13,8 +13,8 @@ import pytest
 
 from cairn.cli.command import run_command
 from cairn.operations.checkpoint_following import CheckpointFollower
-from cairn.operations.text_display import show_text
-from cairn.operations.text_sampling import RunSampler, SampleRequest, read_prompt
+from cairn.operations.sample_request import SampleRequest, read_prompt
+from cairn.operations.text_sampling import RunSampler, show_text
 from storage.errors import IntegrityError, StoreRefused, StoreUnavailable
 from storage.logs.run_entries import CheckpointReference
 from storage.logs.run_log import RunLog

@@ -233,7 +233,7 @@ def test_the_loop_tells_only_what_is_new_and_outlives_a_store_that_is_away(
     clock.meanwhile = meanwhile
     watcher = watch(Recorded())
     with pytest.raises(Stop):
-        watcher.watch(every_seconds=10.0, tell=lambda rows: told.append([r.action for r in rows]), say=said.append)
+        watcher.watch(every_seconds=10.0, report=lambda rows: told.append([r.action for r in rows]), say=said.append)
     assert [rows for rows in told if rows] == [["waits"], ["continued"], ["waits"]]
     assert len(said) == 2 and "no answer" in said[0]
 

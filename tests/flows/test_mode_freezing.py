@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from flows.preparation.preflight import TrainingRequest, wanted_configuration
+from flows.preparation.training_request import TrainingRequest, configure_run, resolve_request
 from storage.stores.document import encode, sha256
 from tasks.configuration.run_configuration import RunConfig, check_drift, parse_configuration
 from tasks.errors import ConfigDrift
 
-BY_ID = TrainingRequest(config="", run_id="bard", overrides=())
+BY_ID = resolve_request(TrainingRequest(run_id="bard"), {})
 OPENED_IN_HALF = {"precision": "bf16", "kernels": "fused"}
 
 
@@ -49,10 +49,10 @@ def test_saying_what_is_frozen_is_no_drift() -> None:
 
 
 def test_a_run_continued_by_its_id_asks_for_nothing_new(fresh: Any) -> None:
-    wanted = wanted_configuration(BY_ID, fresh.log.state, {})
+    wanted = configure_run(BY_ID, fresh.log.state, {})
     assert (wanted.training.precision, wanted.training.kernels) == ("fp32", "stock")
 
 
 def test_asking_for_the_choice_again_does_not_change_a_run(fresh: Any) -> None:
-    wanted = wanted_configuration(BY_ID, fresh.log.state, {"CAIRN_TRAINING__PRECISION": "auto"})
+    wanted = configure_run(BY_ID, fresh.log.state, {"CAIRN_TRAINING__PRECISION": "auto"})
     assert wanted.training.precision == "fp32"

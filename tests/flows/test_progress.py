@@ -44,7 +44,7 @@ def shown(steps: Sequence[int], *, screen: io.StringIO | None = None, width: int
     clock, screen = Clock(), screen or io.StringIO()
     console = Console(file=screen, force_terminal=terminal, width=width, color_system=None, legacy_windows=False)
     progress = Progress(100, clock=clock, console=console)
-    with progress.shown():
+    with progress.showing():
         for step in steps:
             clock.now += 2.0
             progress.step(done(step))

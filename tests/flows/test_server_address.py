@@ -75,21 +75,21 @@ def test_a_key_goes_before_a_password() -> None:
 def test_doctor_says_whether_the_password_is_right_and_never_what_it_is(
     guarded: str, password: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from cairn.operations.machine_check import _asked, _orchestrator
+    from cairn.operations.machine_check import _check, _prefect
 
     monkeypatch.setenv("PREFECT_API_URL", guarded)
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", password)
-    check = _asked("prefect", _orchestrator)
+    check = _check("prefect", _prefect)
     assert check.ok is (password == PASSWORD)
     assert ("answers 200" if check.ok else "set PREFECT_API_AUTH_STRING") in check.detail
     assert not password or password not in check.detail
 
 
 def test_doctor_never_repeats_an_address_with_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cairn.operations.machine_check import _asked, _orchestrator
+    from cairn.operations.machine_check import _check, _prefect
 
     monkeypatch.setenv("PREFECT_API_URL", "http://user:canary@127.0.0.1:1/api")
-    check = _asked("prefect", _orchestrator)
+    check = _check("prefect", _prefect)
     assert (check.ok, "canary" in check.detail, "PREFECT_API_AUTH_STRING" in check.detail) == (False, False, True)
 
 

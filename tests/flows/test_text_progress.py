@@ -2,7 +2,7 @@ import io
 
 from rich.console import Console
 
-from flows.run.text_progress import TextProgress
+from flows.run.progress import TextProgress
 from tasks.data.build_progress import BuildProgress, BuildStage
 
 
@@ -21,7 +21,7 @@ def told(stage: BuildStage, megabytes: int, documents: int = 0) -> BuildProgress
 def shown(*, terminal: bool) -> str:
     clock, screen = Clock(), io.StringIO()
     console = Console(file=screen, force_terminal=terminal, width=200, color_system=None)
-    with TextProgress(clock=clock, console=console).shown() as progress:
+    with TextProgress(clock=clock, console=console).showing() as progress:
         for second in range(31):
             clock.now = float(second)
             progress(told(BuildStage.TOKENIZING, 2 * second, 10 * second))

@@ -1,20 +1,19 @@
-"""The verbs that only read: what the store holds of runs and models, what a policy would do, how this machine stands.
-
-Owns what a person types to look. Each verb imports what it needs when it runs, so that those that only read the log
-touch neither torch nor the orchestrator and answer at once. Refuses to change a run or a model.
-"""
+"""The commands about runs: lists, reports, plots, SQL, verification, sweeps and simulations."""
 
 import os
+import sys
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from cairn.cli.query_verb import sql
-from cairn.cli.verb_options import JsonOption, StoreOption, opened_store
+from cairn.cli.options import Flag, JsonOption, StoreOption, open_chosen_store, open_run_log
 from reports.queries.simulation_options import SimulationOptions
-from tasks.configuration.store_choice import choose_store
+from tasks.errors import InvalidConfiguration
 from tasks.policy.termination import ExitCode
-from tasks.text.output import print_document, print_facts, say
+from tasks.text.output import print_document, print_table, say
+
+QueryArgument = Annotated[str, Parameter(allow_leading_hyphen=True)]  # SQL may begin with a comment
+CsvOption = Annotated[bool, Parameter(name="--csv", negative="", help="print CSV with a heading")]
 
 
 def runs(*, store: StoreOption = "", json: JsonOption = False) -> None:
@@ -22,47 +21,43 @@ def runs(*, store: StoreOption = "", json: JsonOption = False) -> None:
     from cairn.cli.tables import print_runs
     from reports.queries.run_status import view_runs
 
-    rows = view_runs(opened_store(store))
+    rows = view_runs(open_chosen_store(store))
     print_document(rows) if json else print_runs(rows)
 
 
 def status(run: str, *, store: StoreOption = "", json: JsonOption = False) -> None:
     """Show where a run stands: state, step, owner, budgets left, what happens next."""
     from cairn.cli.tables import print_status
-    from reports.queries.run_lookup import find_run
     from reports.queries.run_status import view_status
 
-    view = view_status(find_run(opened_store(store), run))
+    view = view_status(open_run_log(store, run))
     print_document(view) if json else print_status(view)
 
 
 def attempts(run: str, *, store: StoreOption = "", json: JsonOption = False) -> None:
     """Show the receipt of every attempt: what it did, why it ended, what it cost, what was decided."""
     from cairn.cli.tables import print_attempts
-    from reports.queries.run_lookup import find_run
     from reports.queries.run_views import view_attempts
 
-    views = view_attempts(find_run(opened_store(store), run))
+    views = view_attempts(open_run_log(store, run))
     print_document(views) if json else print_attempts(views)
 
 
 def checkpoints(run: str, *, store: StoreOption = "", json: JsonOption = False) -> None:
     """Show every checkpoint with its state, those still being written too."""
     from cairn.cli.tables import print_checkpoints
-    from reports.queries.run_lookup import find_run
     from reports.queries.run_views import view_checkpoints
 
-    views = view_checkpoints(find_run(opened_store(store), run))
+    views = view_checkpoints(open_run_log(store, run))
     print_document(views) if json else print_checkpoints(views)
 
 
 def evaluations(run: str, *, store: StoreOption = "", json: JsonOption = False) -> None:
     """Show every evaluation, recorded or failed."""
     from reports.pages.evaluation_tables import print_evaluations
-    from reports.queries.run_lookup import find_run
     from reports.queries.run_views import view_evaluations
 
-    views = view_evaluations(find_run(opened_store(store), run).state)
+    views = view_evaluations(open_run_log(store, run).state)
     print_document(views) if json else print_evaluations(views)
 
 
@@ -78,41 +73,17 @@ def explain(run: str, *, attempt: int | None = None, store: StoreOption = "", js
     """
     from reports.explain.post_mortem_facts import gather_post_mortem
     from reports.explain.post_mortem_text import post_mortem_lines
-    from reports.queries.run_lookup import find_run
 
-    facts = gather_post_mortem(find_run(opened_store(store), run), attempt)
+    facts = gather_post_mortem(open_run_log(store, run), attempt)
     print_document(facts) if json else print("\n".join(post_mortem_lines(facts)))
 
 
 def log(run: str, *, store: StoreOption = "", json: JsonOption = False) -> None:
     """Show the run log, entry by entry; --json prints them whole."""
     from cairn.cli.tables import print_entries
-    from reports.queries.run_lookup import find_run
 
-    entries = find_run(opened_store(store), run).read_entries()
+    entries = open_run_log(store, run).read_entries()
     print_document(entries) if json else print_entries(entries)
-
-
-def models(
-    *,
-    history: Annotated[bool, Parameter(negative="")] = False,
-    store: StoreOption = "",
-    json: JsonOption = False,
-) -> None:
-    """Show what every alias points at, and could be rolled back to; a star marks the present.
-
-    Args:
-        history: show every decision instead: promotions, also those gone back on, refusals with their gate, roll-backs.
-    """
-    from cairn.cli.model_tables import print_decisions, print_models
-    from reports.queries.model_views import view_history, view_models
-
-    if history:
-        decisions = view_history(opened_store(store))
-        print_document(decisions) if json else print_decisions(decisions)
-        return
-    views = view_models(opened_store(store))
-    print_document(views) if json else print_models(views)
 
 
 def report(run: str, *, html: str = "", store: StoreOption = "", json: JsonOption = False) -> None:
@@ -127,9 +98,8 @@ def report(run: str, *, html: str = "", store: StoreOption = "", json: JsonOptio
     """
     from reports.pages.report_pages import markdown_report, write_html_report
     from reports.pages.run_report import gather_report
-    from reports.queries.run_lookup import find_run
 
-    gathered, curves = gather_report(find_run(opened_store(store), run), os.environ)
+    gathered, curves = gather_report(open_run_log(store, run), os.environ)
     if html:
         written = write_html_report(gathered, curves, html)
         say(f"run {run} up to step {gathered.status.step:,}: {html} ({written:,} bytes)")
@@ -163,10 +133,9 @@ def plot(
     from pathlib import Path
 
     from reports.plots.run_plot import PlotRequest, plot_run
-    from reports.queries.run_lookup import find_run
 
     request = PlotRequest(file=Path(file), width_px=width, height_px=height, across=x)
-    view = plot_run(find_run(opened_store(store), run), request)
+    view = plot_run(open_run_log(store, run), request)
     print_document(view) if json else print(f"run {run} up to step {view.last_step:,}: {file} ({view.bytes:,} bytes)")
 
 
@@ -177,9 +146,8 @@ def diagnose(run: str, *, store: StoreOption = "", json: JsonOption = False) -> 
     numbers, cures, stopped_early, evaluations (step, val_loss, train_loss, kind, why of each).
     """
     from reports.queries.run_diagnosis import diagnose_run, print_diagnosis
-    from reports.queries.run_lookup import find_run
 
-    view = diagnose_run(find_run(opened_store(store), run))
+    view = diagnose_run(open_run_log(store, run))
     print_document(view) if json else print_diagnosis(view)
 
 
@@ -187,7 +155,7 @@ def verify(run: str, *, store: StoreOption = "", json: JsonOption = False) -> Ex
     """Re-hash everything a run has committed; exit 5 names what is not what it must be."""
     from cairn.operations.run_verification import verify_run
 
-    found = verify_run(opened_store(store), run)
+    found = verify_run(open_chosen_store(store), run)
     for problem in found.problems:
         say(f"cairn: {problem}")
     if json:
@@ -212,58 +180,72 @@ def simulate(
         run: the run whose receipts are replayed and whose configuration is tried.
     """
     from cairn.cli.tables import print_simulation
-    from reports.queries.run_lookup import find_run
     from reports.queries.run_simulation import simulate_policies
 
-    view = simulate_policies(
-        options, state=find_run(opened_store(store), run).state if run else None, environment=os.environ
-    )
+    view = simulate_policies(options, state=open_run_log(store, run).state if run else None, environment=os.environ)
     print_document(view) if json else print_simulation(view)
 
 
-def data(
-    reference: Annotated[str, Parameter(help="a snapshot's id, at least 8 characters of it, or RUN")],
-    *,
-    window: int | None = None,
-    split: Literal["train", "val"] = "train",
-    block_size: int = 0,
-    store: StoreOption = "",
-    json: JsonOption = False,
-) -> None:
-    """Show what a data snapshot holds: sizes, sources, splits, tokenizer, what was left out, and where text comes from.
-
-    JSON: snapshot_id, run_id, bytes, tokenizer_sha256, vocab_size, end_of_text_id, val_fraction, block_size, splits
-    (documents, tokens, bytes, shards, windows of each), sources (name, bytes, sha256, unit, documents), rejected
-    (documents by kind), windows (split, window, first_token, text, documents: source, offset_bytes, bytes, sha256,
-    first_token).
+def sweep(run: str, *, dry_run: Flag = False, store: StoreOption = "", json: JsonOption = False) -> None:
+    """Apply retention and delete what nobody needs any more; killed anywhere, the same command goes on.
 
     Args:
-        window: show this window and the documents it comes from; without it, a few windows.
-        split: the side the window is counted in.
-        block_size: tokens of a window [the run's, else 256].
+        dry_run: say what would go, what stays, and why; change nothing.
     """
-    from cairn.cli.tables import print_data
-    from reports.queries.data_view import WindowChoice, view_data
+    from cairn.cli.tables import print_sweep
+    from flows.operations.run_sweep import sweep_one
+
+    report = sweep_one(open_chosen_store(store), run, dry_run=dry_run)
+    print_document(report) if json else print_sweep(report)
+
+
+def sql(
+    query: QueryArgument = "", /, *, store: StoreOption = "", json: JsonOption = False, csv: CsvOption = False
+) -> None:
+    """Ask all runs of the store in SQL: training_attempts, checkpoints, evaluations, promotions, steps, runs.
+
+    Without a query, list the columns of all tables. The SQL is DuckDB's; times are UTC; nothing but these tables can
+    be read. Checkpoints that are still being written are no rows (`cairn checkpoints RUN` shows them).
+
+        cairn sql "select termination_reason, count(*), sum(wasted_gpu_seconds) from training_attempts group by all"
+        cairn sql "select run_id, step, train_loss from steps where run_id = 'bard' order by step" --csv > curve.csv
+        cairn sql "select run_id, config.training.lr, val_loss from runs order by val_loss" --json
+
+    Args:
+        query: one SELECT, or - to read it from standard input.
+    """
+    if json and csv:
+        raise InvalidConfiguration("--json and --csv: choose one")
+    text = sys.stdin.read() if query == "-" else query
+    if text.strip():
+        _ask(text, store, json=json, csv=csv)
+    else:
+        _list_columns(json=json)
+
+
+def _ask(text: str, store: str, *, json: bool, csv: bool) -> None:
+    from cairn.cli.query_output import print_answer, print_csv, print_json
+    from reports.queries.run_query import answered
     from tasks.machine.work_folder import work_folder
 
-    choice = WindowChoice(window=window, split=split, block_size=block_size)
-    view = view_data(opened_store(store), reference, choice, cache_dir=work_folder(os.environ) / "snapshots")
-    print_document(view) if json else print_data(view)
+    with answered(open_chosen_store(store), text, work=work_folder(os.environ)) as found:
+        for why in found.unreadable:
+            say(f"cairn: left out: {why}")
+        write = print_json if json else print_csv if csv else print_answer
+        write(found.columns, found.rows)
 
 
-def doctor(*, store: StoreOption = "", json: JsonOption = False) -> ExitCode:
-    """Look at versions, device, store, orchestrator and disk; exit 1 when something is wrong."""
-    from cairn.operations.machine_check import check_machine
+def _list_columns(*, json: bool) -> None:
+    from reports.queries.run_query import describe_tables
 
-    checks = check_machine(choose_store(store, os.environ))
+    rows = describe_tables()
     if json:
-        print_document(checks)
+        print_document([dict(zip(("table", "column", "type"), row, strict=True)) for row in rows])
     else:
-        print_facts((f"{'ok   ' if check.ok else 'WRONG'} {check.name}", check.detail) for check in checks)
-    return ExitCode.DONE if all(check.ok for check in checks) else ExitCode.ERROR
+        print_table(("table", "column", "type"), rows, empty="no tables")
 
 
-READING_VERBS = (
+RUN_COMMANDS = (
     runs,
     status,
     attempts,
@@ -272,12 +254,10 @@ READING_VERBS = (
     explain,
     log,
     sql,
-    models,
     report,
     plot,
     diagnose,
     verify,
+    sweep,
     simulate,
-    data,
-    doctor,
 )

@@ -1,7 +1,4 @@
-"""Importing and exporting token files, as `cairn import-tokens` and `cairn export-tokens` ask for it.
-
-Owns what a command line says of it: which tokenizer is meant, where files go. Refuses to know how tokens are kept.
-"""
+"""Imports and exports token files for `cairn import-tokens` and `cairn export-tokens`."""
 
 import os
 from dataclasses import dataclass
@@ -19,7 +16,7 @@ from tasks.machine.work_folder import work_folder
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImportRequest:
-    """What a person typed; `end_of_text` -1 is the greatest id."""
+    """What to import; `end_of_text` -1 is the greatest id."""
 
     train: tuple[str, ...]
     val: tuple[str, ...]
@@ -29,7 +26,7 @@ class ImportRequest:
     allow_shared: bool
 
     def __post_init__(self) -> None:
-        """Refuse no word on the vocabulary, and two of them."""
+        """Require exactly one of tokenizer and vocab_size."""
         if bool(self.tokenizer) == bool(self.vocab_size):
             raise InvalidConfiguration(
                 "--tokenizer, --vocab-size: give one of them; the ids' meaning is in no .bin file"
@@ -55,9 +52,9 @@ class ExportedFile:
 
 
 def import_snapshot(store: ObjectStore, request: ImportRequest) -> ImportView:
-    """Make the snapshot; raises InvalidCorpus for files that cannot be."""
+    """Make the snapshot; raises `InvalidCorpus` for invalid files."""
     files = TokenFiles(train=tuple(map(Path, request.train)), val=tuple(map(Path, request.val)))
-    made = import_tokens(store, files, _tokenizer(request), allow_shared=request.allow_shared)
+    made = import_tokens(store, files, _read_tokenizer(request), allow_shared=request.allow_shared)
     splits = {"train": made.manifest.splits.train, "val": made.manifest.splits.val}
     return ImportView(
         snapshot_id=made.snapshot_id,
@@ -68,14 +65,14 @@ def import_snapshot(store: ObjectStore, request: ImportRequest) -> ImportView:
 
 
 def export_snapshot(store: ObjectStore, reference: str, folder: str, form: str) -> tuple[ExportedFile, ...]:
-    """Write a snapshot's splits into `folder`, named as `find_snapshot` reads it."""
+    """Write the splits of the snapshot that `reference` means into `folder`."""
     snapshot_id = find_snapshot(store, reference)[0]
     files = SnapshotFiles(store, snapshot_id, work_folder(os.environ) / "snapshots")
     written = export_tokens(files, Path(folder), TokenFileFormat(form))
     return tuple(ExportedFile(path=str(path), tokens=look_at(path).tokens) for path in written)
 
 
-def _tokenizer(request: ImportRequest) -> Tokenizer:
+def _read_tokenizer(request: ImportRequest) -> Tokenizer:
     if request.tokenizer:
         return read_tokenizer(Path(request.tokenizer))
     end_of_text = request.vocab_size - 1 if request.end_of_text < 0 else request.end_of_text

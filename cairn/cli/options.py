@@ -1,7 +1,4 @@
-"""What several verbs take: the store, JSON, an alias, a reference to a checkpoint, overrides.
-
-Owns how these read in `--help`, and that a store is opened only when a verb runs.
-"""
+"""Options that several commands take, and the store they open."""
 
 import os
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +8,7 @@ from cyclopts import Parameter
 from tasks.configuration.store_choice import choose_store
 
 if TYPE_CHECKING:
+    from storage.logs.run_log import RunLog
     from storage.stores.object_store import ObjectStore
 
 StoreOption = Annotated[str, Parameter(name="--store", help="folder or URL of the store [CAIRN_STORE, ./cairn-store]")]
@@ -18,11 +16,20 @@ JsonOption = Annotated[bool, Parameter(name="--json", negative="", help="print o
 AliasOption = Annotated[str, Parameter(name="--alias", help="the name that points at a checkpoint")]
 WhyOption = Annotated[str, Parameter(name="--why", help="your reason, for the record")]
 Reference = Annotated[str, Parameter(help="an alias such as champion, RUN, or RUN@STEP")]
+SnapshotReference = Annotated[str, Parameter(help="a snapshot's id, at least 8 characters of it, or RUN")]
 Overrides = Annotated[tuple[str, ...], Parameter(name="--set", negative="", help="section.key=value; may be repeated")]
+Flag = Annotated[bool, Parameter(negative="")]
 
 
-def opened_store(given: str) -> "ObjectStore":
-    """Return the store a command means, opened."""
+def open_chosen_store(given: str) -> "ObjectStore":
+    """Return the store that a command means."""
     from storage.stores.open_store import open_store
 
     return open_store(choose_store(given, os.environ))
+
+
+def open_run_log(given_store: str, run: str) -> "RunLog":
+    """Return the log of a run, read to its end; raises `RunNotFound`."""
+    from reports.queries.run_lookup import find_run
+
+    return find_run(open_chosen_store(given_store), run)

@@ -1,0 +1,176 @@
+"""The commands `train` and `watch`."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+from cairn.cli.options import Flag, JsonOption, Overrides, StoreOption
+from tasks.attempt.exit_on_sigterm import Terminated, exit_on_sigterm, preempted_by_sigterm
+from tasks.configuration.store_choice import DEFAULT_STORE, choose_store
+from tasks.policy.termination import ExitCode
+from tasks.text.output import print_document, print_facts, say
+
+if TYPE_CHECKING:
+    from flows.preparation.training_request import ResolvedRequest
+    from storage.logs.run_log import RunLog
+    from storage.logs.run_state import RunState
+    from tasks.configuration.run_configuration import RunConfig
+
+_NODE_WAIT_SECONDS = 900.0
+
+
+def train(
+    config: str = "",
+    *,
+    run_id: str = "",
+    set_: Overrides = (),
+    start_over: Flag = False,
+    dry_run: Flag = False,
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> ExitCode:
+    """Train a run to its end, or continue it: the same command again goes on from the newest commit.
+
+    Args:
+        config: path of the run configuration (TOML); may be left out for a run that exists.
+        run_id: name of the run [the configuration file's name].
+        start_over: where a run has commits and none can be read any more, begin again at step 0 instead of exit 5.
+        dry_run: say what would happen, and how much memory, time, money and store it would take; start nothing.
+    """
+    exit_on_sigterm(ExitCode.PREEMPTED)  # the imports take a second, and nothing has begun
+    from cairn.operations.prefect_session import PrefectServer, leave_undelivered, run_train_gpt
+    from flows.preparation.preflight import check_before_start
+    from flows.preparation.training_request import TrainingRequest, resolve_request
+    from flows.run.node_service import is_other_node
+    from reports.queries.run_status import view_status
+
+    request = TrainingRequest(config=config, run_id=run_id, overrides=set_, store=store, start_over=start_over)
+    if dry_run:
+        _show_plan(resolve_request(request, os.environ), json=json)
+        return ExitCode.DONE
+    if is_other_node(os.environ):
+        return _serve_node(resolve_request(request, os.environ))
+    try:
+        with preempted_by_sigterm():
+            resolved = resolve_request(request, os.environ)
+            log, server = resolved.open_log(), PrefectServer(os.environ, say=say)
+            configuration = check_before_start(resolved, log, os.environ, before_text=server.start_ephemeral)
+            end = run_train_gpt(resolved, log, server)
+    except Terminated:
+        say("preempted; the same command continues")
+        return ExitCode.PREEMPTED
+    exit_on_sigterm(end.code)
+    log.refresh()
+    if end.code is ExitCode.DONE:
+        for line in _summarize(log, configuration, resolved, end.message):
+            say(line)
+    else:
+        say(f"cairn: {end.message}")
+    if json:
+        print_document(view_status(log))
+    leave_undelivered(end.code)
+    return end.code
+
+
+def _summarize(log: "RunLog", config: "RunConfig", resolved: "ResolvedRequest", ending: str) -> Iterator[str]:
+    """Yield what a person reads when a run has completed: promotion, losses, a sample, commands to try next."""
+    from storage.logs.registry import Registry
+
+    alias = config.promotion.alias
+    yield f"run {log.run_id}: {ending}"
+    champion = Registry(log.store, alias).refresh().champion
+    own = champion if champion is not None and champion.run_id == log.run_id else None
+    if own is not None:
+        losses = ", ".join(f"{name} {value:.4g}" for name, value in sorted(own.metrics.items()) if name != "samples")
+        yield f"promoted: {alias} → {log.run_id}@{own.step} ({losses})"
+    if sample := _newest_sample(log.state, own.manifest_sha256 if own else None):
+        yield "it writes:"
+        yield from (f"  | {line}" for line in sample.splitlines())
+    option = store_option(resolved.store_url, os.environ)
+    again = f" --store {option}" if option else ""
+    yield "try:"
+    yield f'  cairn sample {alias if champion else log.run_id} --prompt "The "{again}'
+    yield f"  cairn status {log.run_id}{again}"
+    yield f"  cairn attempts {log.run_id}{again}"
+
+
+def store_option(chosen: str, environment: Mapping[str, str]) -> str:
+    """Return the value of `--store` with which other commands find `chosen`; empty if they find it without."""
+    return "" if chosen in (DEFAULT_STORE, environment.get("CAIRN_STORE", "")) else chosen
+
+
+def _newest_sample(state: "RunState", manifest_sha256: str | None) -> str:
+    fitting = [e for e in state.evaluations if manifest_sha256 in (None, e.manifest_sha256) and e.samples]
+    return fitting[-1].samples[0] if fitting else ""
+
+
+def _serve_node(resolved: "ResolvedRequest") -> ExitCode:
+    """Lend this machine to the run that the first of several machines trains; all were given the same command."""
+    from flows.preparation.preflight import check_before_start
+    from flows.run.node_service import NodeService
+    from tasks.machine.work_folder import work_folder
+    from tasks.trainer.trainer_group import trainer_group
+
+    log = resolved.open_log()
+    configuration = check_before_start(resolved, log, os.environ, writable=False)
+    group = trainer_group(configuration.training, os.environ)
+    service = NodeService(log, group, work_folder(os.environ), say=say, wait_seconds=_NODE_WAIT_SECONDS)
+    return ExitCode.DONE if service.run() else ExitCode.PREEMPTED
+
+
+def _show_plan(resolved: "ResolvedRequest", *, json: bool) -> None:
+    from cairn.cli.training_plan_text import plan_facts
+    from flows.preparation.memory_check import memory_there
+    from flows.preparation.preflight import check_before_start
+    from flows.preparation.training_plan import plan_training
+    from tasks.machine.machine_speed import numerics_here
+    from tasks.machine.work_folder import work_folder
+    from tasks.trainer.trainer_group import trainer_group
+
+    log = resolved.open_log()
+    configuration = check_before_start(resolved, log, os.environ, writable=False)
+    numerics = numerics_here(configuration.training, configuration.model, work_folder(os.environ), keep=False)
+    settled = configuration.with_mode(precision=numerics.precision, kernels=numerics.kernels)
+    there = memory_there(settled.training, trainer_group(settled.training, os.environ))
+    plan = plan_training(log, settled, resolved.base_dir, there)
+    print_document(plan) if json else print_facts(plan_facts(plan))
+
+
+def watch(
+    *,
+    once: Flag = False,
+    deployment: str = "",
+    every: float = 30.0,
+    at_most: int = 1,
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Continue every unfinished run whose owner is gone or whose back-off is over; safe to run many times at once.
+
+    Args:
+        once: look once, print what was done and why, and leave.
+        deployment: continue runs by flow runs of this deployment (flow/deployment) instead of on this machine.
+        every: seconds between two looks.
+        at_most: how many runs are continued on this machine at a time.
+    """
+    from cairn.cli.tables import print_watch
+    from cairn.operations.prefect_session import quieten
+    from flows.watching.run_watching import WatchRequest, open_watcher, watch_until_stopped
+    from flows.watching.watch_display import WatchDisplay
+
+    quieten(os.environ)
+    request = WatchRequest(
+        deployment=deployment, every_seconds=every, at_most=at_most, store=choose_store(store, os.environ)
+    )
+    print_rows = print_document if json else print_watch
+    if once:
+        print_rows(open_watcher(request).look_patiently())
+    else:
+        display = WatchDisplay()
+        with nullcontext() if json else display.shown():
+            show = (lambda pulses: None) if json else display.show
+            watch_until_stopped(request, print_rows=print_rows, show=show, say=say)
+
+
+TRAIN_COMMANDS = (train, watch)

@@ -1,0 +1,127 @@
+"""What a person or a deployment asks of training, and what that resolves to: run, store and configuration.
+
+The configuration is read once for a command: the flow that runs in the command's process gets the resolved request.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+
+from reports.queries.run_lookup import configuration_document
+from storage.logs.run_log import RunLog
+from storage.logs.run_state import RunState
+from storage.stores.open_store import open_store
+from tasks.configuration.configuration_source import configuration_folder, configuration_name, read_configuration
+from tasks.configuration.run_configuration import RunConfig, parse_configuration
+from tasks.configuration.store_choice import choose_store
+from tasks.errors import InvalidConfiguration
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingRequest:
+    """What `cairn train` or a flow run of `train-gpt` was given; an empty string leaves the choice to the defaults."""
+
+    config: str = ""
+    run_id: str = ""
+    overrides: tuple[str, ...] = ()
+    store: str = ""
+    start_over: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResolvedRequest:
+    """A request whose configuration was read.
+
+    `configuration` is None without a configuration file. Relative paths in the configuration start at `base_dir`.
+    """
+
+    request: TrainingRequest
+    run_id: str
+    store_url: str
+    base_dir: Path
+    configuration: RunConfig | None
+
+    def open_log(self) -> RunLog:
+        """Return the run's log, not read yet."""
+        return RunLog(open_store(self.store_url), self.run_id)
+
+
+def resolve_request(request: TrainingRequest, environment: Mapping[str, str]) -> ResolvedRequest:
+    """Read the configuration and choose run and store; raises `InvalidConfiguration`."""
+    run_id, base_dir = choose_run_id(request), configuration_folder(request.config)
+    if request.config:
+        config = read_configuration(request.config, overrides=request.overrides, environment=environment)
+        configured_store = _resolve_store(config.store, base_dir)
+    else:
+        if any(override.startswith("store=") for override in request.overrides):
+            raise InvalidConfiguration("--set store=…: without a configuration file the store is named with --store")
+        config, configured_store = None, ""
+    return ResolvedRequest(
+        request=request,
+        run_id=run_id,
+        store_url=choose_store(request.store, environment, configured_store),
+        base_dir=base_dir,
+        configuration=config,
+    )
+
+
+def choose_run_id(request: TrainingRequest) -> str:
+    """Return the given run id, else the configuration file's name."""
+    if request.run_id:
+        return request.run_id
+    if not request.config:
+        raise InvalidConfiguration("neither a configuration file nor --run-id: say which run to train or continue")
+    return configuration_name(request.config)
+
+
+def configure_run(resolved: ResolvedRequest, state: RunState, environment: Mapping[str, str]) -> RunConfig:
+    """Return the run's configuration: the file's, else what the log has of the newest attempt, with the overrides.
+
+    In a run that is open, `auto` means the value frozen at its opening.
+    """
+    if state.opened is None:
+        return resolved.configuration or _configure_without_file(resolved.request, environment)
+    wanted = resolved.configuration or parse_configuration(
+        configuration_document(state),
+        overrides=resolved.request.overrides,
+        environment=environment,
+        name=f"run {state.opened.run_id}",
+    )
+    return wanted.as_opened(state.opened.config)
+
+
+_HANDED_OVER: ContextVar[ResolvedRequest | None] = ContextVar("resolved_request", default=None)
+
+
+@contextmanager
+def hand_over(resolved: ResolvedRequest) -> Iterator[None]:
+    """Give a request that was resolved and checked to the flow that this block runs in this process."""
+    token = _HANDED_OVER.set(resolved)
+    try:
+        yield
+    finally:
+        _HANDED_OVER.reset(token)
+
+
+def handed_over() -> ResolvedRequest | None:
+    """Return the request that the command of this process has resolved and checked, or None without one."""
+    return _HANDED_OVER.get()
+
+
+def _resolve_store(configured: str | None, base_dir: Path) -> str:
+    """Return the configuration's store; a relative folder starts at `base_dir`, as its other paths do."""
+    if not configured or "://" in configured:
+        return configured or ""
+    return str(base_dir / Path(configured).expanduser())
+
+
+def _configure_without_file(request: TrainingRequest, environment: Mapping[str, str]) -> RunConfig:
+    try:
+        return read_configuration("", overrides=request.overrides, environment=environment)
+    except InvalidConfiguration as error:
+        missing = f"run {request.run_id!r} is not in this store, and no configuration file says what to train"
+        # Without overrides, the likely mistake is the store or the name, not a missing key.
+        problem = str(error) if request.overrides else "`cairn runs` lists those there are; --store names another"
+        raise InvalidConfiguration(f"{missing}: {problem}") from error

@@ -1,0 +1,83 @@
+"""A run while this process trains it: what all its attempts share."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from os import environ
+from pathlib import Path
+
+from flows.orchestrator.cancellation import CancellationWatch
+from flows.orchestrator.run_artifacts import RunArtifacts
+from flows.run.background_sweep import BackgroundSweep
+from flows.run.progress import Progress
+from reports.exporters.exporters import exporting
+from storage.logs.run_log import RunLog
+from tasks.attempt.failure_remedy import DataOrigin
+from tasks.attempt.preemption_notice import announced, notice_sources
+from tasks.attempt.shutdown_signal import ShutdownSignal
+from tasks.attempt.store_retry import StoreRetry
+from tasks.configuration.run_configuration import RunConfig
+from tasks.evaluator.evaluation_run import EvaluationPlan
+from tasks.trainer.trainer_group import TrainerGroup
+from tasks.trainer.warm_trainer import WarmTrainer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainerSetup:
+    """How this machine starts the run's trainers."""
+
+    warm: WarmTrainer
+    group: TrainerGroup
+    work_dir: Path
+    threads: int
+    faults: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunServices:
+    """What runs beside training and never delays it."""
+
+    progress: Progress
+    sweep: BackgroundSweep
+    artifacts: RunArtifacts
+    cancellation: CancellationWatch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ActiveRun:
+    """An opened run; `micro_batch` is the size chosen for `auto` at the first attempt, None otherwise."""
+
+    log: RunLog
+    config: RunConfig
+    flow_run_id: str | None
+    start_over: bool
+    micro_batch: int | None
+    evaluation: EvaluationPlan
+    origin: DataOrigin
+    trainers: TrainerSetup
+    services: RunServices
+    shutdown: ShutdownSignal
+    retry: StoreRetry
+
+    def say(self, message: str) -> None:
+        """Print a line for people."""
+        self.services.progress.say(message)
+
+    def is_shutting_down(self) -> bool:
+        """Whether a shutdown was requested."""
+        return self.shutdown.signal is not None
+
+    @contextmanager
+    def running_services(self) -> Iterator[None]:
+        """Run the services and listen for every preemption notice while the block runs."""
+        services, rules = self.services, self.config.preemption
+        sources = notice_sources(rules, environ)
+        with (
+            services.progress.showing(),
+            services.artifacts.published(),
+            exporting(self.log, self.config.mirrors, environ, self.say),
+            services.cancellation.watching(),
+            self.shutdown.heard(rules.signal),
+            announced(self.shutdown, sources, poll_seconds=rules.poll_seconds, on_problem=self.say),
+        ):
+            yield

@@ -1,0 +1,157 @@
+"""Which run, store and configuration a training request means, and that the configuration is read once."""
+
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from cairn.cli.train_commands import store_option
+from flows.preparation.training_request import (
+    ResolvedRequest,
+    TrainingRequest,
+    configure_run,
+    hand_over,
+    handed_over,
+    resolve_request,
+)
+from storage.logs.run_state import RunState
+from tasks.configuration.run_configuration import load_configuration
+from tasks.errors import InvalidConfiguration
+
+CONFIG = """
+store = "kept/here"
+[data]
+sources = ["text.txt"]
+[training]
+steps = 4
+"""
+ROOT = Path(__file__).parents[2]
+BY_ID = resolve_request(TrainingRequest(run_id="bard"), {})
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text(CONFIG)
+    return path
+
+
+def store_of(config: Path | str, *overrides: str, store: str = "", **environment: str) -> str:
+    request = TrainingRequest(config=str(config), overrides=overrides, store=store)
+    return resolve_request(request, environment).store_url
+
+
+def test_the_option_goes_before_the_environment_and_that_before_the_configuration(config: Path) -> None:
+    assert store_of(config, store="given", CAIRN_STORE="s3://from/environment") == "given"
+    assert store_of(config, CAIRN_STORE="s3://from/environment") == "s3://from/environment"
+    assert store_of(config) == str(config.parent / "kept/here")
+
+
+def test_without_any_of_them_it_is_the_default() -> None:
+    assert BY_ID.store_url == "./cairn-store"
+
+
+def test_a_url_in_the_configuration_is_taken_as_it_is(config: Path) -> None:
+    assert store_of(config, "store=s3://bucket/cairn") == "s3://bucket/cairn"
+
+
+def test_a_store_cannot_be_overridden_where_no_configuration_is_named() -> None:
+    with pytest.raises(InvalidConfiguration, match="named with --store"):
+        resolve_request(TrainingRequest(run_id="bard", overrides=("store=elsewhere",)), {})
+
+
+def test_where_a_run_is_kept_is_no_part_of_which_run_it_is_nor_of_its_receipts(config: Path) -> None:
+    here = load_configuration(config, overrides=(), environment={})
+    there = load_configuration(config, overrides=("store=s3://bucket/cairn",), environment={})
+    assert here.frozen_sha256() == there.frozen_sha256() and here.document() == there.document()
+
+
+@pytest.mark.parametrize(("chosen", "option"), [("./cairn-store", ""), ("here", ""), ("there", "there")])
+def test_commands_to_try_name_the_store_only_where_it_would_not_be_found(chosen: str, option: str) -> None:
+    assert store_option(chosen, {"CAIRN_STORE": "here"}) == option
+
+
+def test_a_run_continued_by_its_id_keeps_the_settings_of_its_newest_attempt(fresh: Any) -> None:
+    fresh.start(overrides=("checkpoint.every_steps=5", "budgets.lost.retries=2"))
+    wanted = configure_run(BY_ID, fresh.log.state, {})
+    assert (wanted.checkpoint.every_steps, wanted.budgets.lost.retries) == (5, 2)
+
+
+def test_overrides_lie_on_top_of_what_the_log_says(fresh: Any) -> None:
+    fresh.start(overrides=("checkpoint.every_steps=5",))
+    wanted = configure_run(BY_ID, fresh.log.state, {"CAIRN_CHECKPOINT__EVERY_STEPS": "7"})
+    assert wanted.checkpoint.every_steps == 7
+
+
+def test_a_run_nobody_has_trained_yet_keeps_what_is_frozen(fresh: Any) -> None:
+    assert configure_run(BY_ID, fresh.log.state, {}).training.steps == 40
+
+
+@pytest.fixture
+def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A URL whose content changes with every read."""
+    versions = iter(range(4, 9))
+    text = '[data]\nsources = ["text.txt"]\n[training]\nsteps = {}\n'
+    monkeypatch.setattr(fsspec, "open", lambda url, mode: io.BytesIO(text.format(next(versions)).encode()))
+    yield "memory://runs/bard.toml"
+
+
+def steps_in_flow(monkeypatch: pytest.MonkeyPatch, url: str) -> int:
+    """Call the body of the flow `train-gpt` up to the run's opening; returns the steps it would train."""
+    import flows.train_gpt as module
+
+    class Reached(Exception):
+        pass
+
+    def open_run(resolved: ResolvedRequest, *services: object) -> None:
+        raise Reached(configure_run(resolved, RunState(), {}).training.steps)
+
+    monkeypatch.setattr(module, "open_run", open_run)
+    monkeypatch.setattr(module, "check_before_start", lambda *arguments: None)
+    with pytest.raises(Reached) as reached:
+        module.train_gpt.fn(config=url)
+    return int(str(reached.value))
+
+
+def test_the_flow_of_a_command_gets_the_configuration_that_the_command_has_read(
+    monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    resolved = resolve_request(TrainingRequest(config=url), {})
+    with hand_over(resolved):
+        assert steps_in_flow(monkeypatch, url) == 4
+    assert resolved.run_id == "bard" and handed_over() is None
+
+
+def test_a_deployed_flow_run_reads_the_configuration_once(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    assert steps_in_flow(monkeypatch, url) == 4
+    assert resolve_request(TrainingRequest(config=url), {}).configuration.training.steps == 5
+
+
+COUNTS_READS = """
+import sys
+from cairn.cli.command import run_command
+reads = []
+sys.addaudithook(lambda event, given: reads.append(given) if event == "open" and str(given[0]) == sys.argv[1] else None)
+code = run_command(["train", sys.argv[1], "--dry-run", "--json"])
+print(code, len(reads), file=sys.stderr)
+"""
+
+
+def test_a_command_opens_its_configuration_file_once(config: Path) -> None:
+    (config.parent / "text.txt").write_text("".join(f"line {number} of a text\n\n" for number in range(2000)))
+    done = subprocess.run(
+        [sys.executable, "-c", COUNTS_READS, str(config)],
+        cwd=config.parent,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "CAIRN_CACHE": str(config.parent / "cache"), "CAIRN_STORE": ""},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stderr.split()[-2:] == ["0", "1"], done.stderr
