@@ -19,7 +19,7 @@ from flows.orchestrator.named_failure_state import named_failure_state
 from flows.orchestrator.run_artifacts import artifact_key
 from flows.orchestrator.run_parameters import AgainParameter, ReferenceParameter, StoreParameter, SuiteParameter
 from reports.pages.evaluation_tables import comparison_table
-from reports.queries.comparison import ComparisonView, compare
+from reports.queries.comparison import EvaluationComparison, compare_evaluations
 from reports.queries.run_lookup import find_checkpoint
 from storage.stores.open_store import open_store
 from tasks.configuration.store_choice import choose_store
@@ -51,14 +51,14 @@ def evaluate_promoted(
         )
         for one in plan.all
     ]
-    view = compare(found, outcomes)
+    view = compare_evaluations(found, outcomes)
     _publish(view)
     words = "; ".join(_describe(view))
     logger.info("%s", words)
     return Failed(name="EvaluatorFailed", message=words) if view.status == "failed" else Completed(message=words)
 
 
-def _describe(view: ComparisonView) -> list[str]:
+def _describe(view: EvaluationComparison) -> list[str]:
     mine = [row.evaluation for row in view.rows if row.role == "this"]
     return [
         f"{item.suite} of {view.run_id}@{view.step}: "
@@ -67,7 +67,7 @@ def _describe(view: ComparisonView) -> list[str]:
     ]
 
 
-def _publish(view: ComparisonView) -> None:
+def _publish(view: EvaluationComparison) -> None:
     """Show the table in the UI; an API that fails costs the table, never the evaluation."""
     with suppress(Exception), get_client(sync_client=True) as client:
         client.create_artifact(

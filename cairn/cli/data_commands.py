@@ -33,11 +33,11 @@ def data(
         block_size: tokens of a window [the run's, else 256].
     """
     from cairn.cli.tables import print_data
-    from reports.queries.data_view import WindowChoice, view_data
+    from reports.queries.data_summary import WindowChoice, summarize_data
     from tasks.machine.work_folder import work_folder
 
     choice = WindowChoice(window=window, split=split, block_size=block_size)
-    view = view_data(open_chosen_store(store), reference, choice, cache_dir=work_folder(os.environ) / "snapshots")
+    view = summarize_data(open_chosen_store(store), reference, choice, cache_dir=work_folder(os.environ) / "snapshots")
     print_document(view) if json else print_data(view)
 
 

@@ -19,13 +19,13 @@ def models(*, history: Flag = False, store: StoreOption = "", json: JsonOption =
         history: show every decision instead: promotions, also those gone back on, refusals with their gate, roll-backs.
     """
     from cairn.cli.model_tables import print_decisions, print_models
-    from reports.queries.model_views import view_history, view_models
+    from reports.queries.alias_history import list_decisions, list_promotions
 
     if history:
-        decisions = view_history(open_chosen_store(store))
+        decisions = list_decisions(open_chosen_store(store))
         print_document(decisions) if json else print_decisions(decisions)
         return
-    views = view_models(open_chosen_store(store))
+    views = list_promotions(open_chosen_store(store))
     print_document(views) if json else print_models(views)
 
 
@@ -42,11 +42,11 @@ def evaluate(
     """
     from flows.operations.checkpoint_evaluation import EvaluationRequest, measure
     from reports.pages.evaluation_tables import print_comparison
-    from reports.queries.comparison import compare
+    from reports.queries.comparison import compare_evaluations
     from reports.queries.run_lookup import find_checkpoint
 
     found = find_checkpoint(open_chosen_store(store), reference)
-    view = compare(found, measure(found, EvaluationRequest(suite=suite, again=again)))
+    view = compare_evaluations(found, measure(found, EvaluationRequest(suite=suite, again=again)))
     print_document(view) if json else print_comparison(view)
     return ExitCode.DONE if view.status == "recorded" else ExitCode.ERROR
 
@@ -65,10 +65,12 @@ def promote(
     """
     from cairn.cli.model_tables import print_models
     from flows.operations.promotion_use import offer_to
-    from reports.queries.model_views import view_alias
+    from reports.queries.alias_history import list_alias_promotions
     from reports.queries.run_lookup import find_checkpoint
 
-    views = view_alias(alias, offer_to(find_checkpoint(open_chosen_store(store), reference), alias, why=why))[:1]
+    views = list_alias_promotions(
+        alias, offer_to(find_checkpoint(open_chosen_store(store), reference), alias, why=why)
+    )[:1]
     print_document(views[0]) if json else print_models(views)
 
 
@@ -77,8 +79,8 @@ def rollback(
 ) -> None:
     """Point an alias back at what it pointed at before; the decision is recorded. Again: one further back."""
     from cairn.cli.model_tables import print_models
+    from cairn.operations.alias_rollback import roll_back
     from flows.operations.promotion_use import this_person
-    from reports.queries.model_views import roll_back
 
     view = roll_back(open_chosen_store(store), alias, by=this_person(), why=why)
     print_document(view) if json else print_models([view])

@@ -10,10 +10,10 @@ from tasks.text.format import short_digest
 from tasks.text.output import print_table
 
 if TYPE_CHECKING:
-    from reports.queries.model_views import DecisionView, ModelView
+    from reports.queries.alias_history import AliasDecision, AliasPromotion
 
 
-def print_models(views: "Sequence[ModelView]") -> None:
+def print_models(views: "Sequence[AliasPromotion]") -> None:
     """Print the history of every alias."""
     columns = ("alias", "points at", "promoted (UTC)", "by", "why", "manifest", "previous")
     print_table(
@@ -34,7 +34,7 @@ def print_models(views: "Sequence[ModelView]") -> None:
     )
 
 
-def print_decisions(views: "Sequence[DecisionView]") -> None:
+def print_decisions(views: "Sequence[AliasDecision]") -> None:
     """Print every decision about every alias."""
     columns = ("alias", "decision", "checkpoint", "at (UTC)", "by", "why", "manifest")
     print_table(

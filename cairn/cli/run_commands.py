@@ -19,45 +19,45 @@ CsvOption = Annotated[bool, Parameter(name="--csv", negative="", help="print CSV
 def runs(*, store: StoreOption = "", json: JsonOption = False) -> None:
     """List all runs of the store."""
     from cairn.cli.tables import print_runs
-    from reports.queries.run_status import view_runs
+    from reports.queries.run_status import list_runs
 
-    rows = view_runs(open_chosen_store(store))
+    rows = list_runs(open_chosen_store(store))
     print_document(rows) if json else print_runs(rows)
 
 
 def status(run: str, *, store: StoreOption = "", json: JsonOption = False) -> None:
     """Show where a run stands: state, step, owner, budgets left, what happens next."""
     from cairn.cli.tables import print_status
-    from reports.queries.run_status import view_status
+    from reports.queries.run_status import read_status
 
-    view = view_status(open_run_log(store, run))
+    view = read_status(open_run_log(store, run))
     print_document(view) if json else print_status(view)
 
 
 def attempts(run: str, *, store: StoreOption = "", json: JsonOption = False) -> None:
     """Show the receipt of every attempt: what it did, why it ended, what it cost, what was decided."""
     from cairn.cli.tables import print_attempts
-    from reports.queries.run_views import view_attempts
+    from reports.queries.receipts import read_receipts
 
-    views = view_attempts(open_run_log(store, run))
+    views = read_receipts(open_run_log(store, run))
     print_document(views) if json else print_attempts(views)
 
 
 def checkpoints(run: str, *, store: StoreOption = "", json: JsonOption = False) -> None:
     """Show every checkpoint with its state, those still being written too."""
     from cairn.cli.tables import print_checkpoints
-    from reports.queries.run_views import view_checkpoints
+    from reports.queries.checkpoints import read_checkpoints
 
-    views = view_checkpoints(open_run_log(store, run))
+    views = read_checkpoints(open_run_log(store, run))
     print_document(views) if json else print_checkpoints(views)
 
 
 def evaluations(run: str, *, store: StoreOption = "", json: JsonOption = False) -> None:
     """Show every evaluation, recorded or failed."""
     from reports.pages.evaluation_tables import print_evaluations
-    from reports.queries.run_views import view_evaluations
+    from reports.queries.evaluations import list_evaluations
 
-    views = view_evaluations(open_run_log(store, run).state)
+    views = list_evaluations(open_run_log(store, run).state)
     print_document(views) if json else print_evaluations(views)
 
 

@@ -14,10 +14,11 @@ from tasks.text.sanitize import replace_unprintable
 if TYPE_CHECKING:
     from cairn.operations.token_files import ImportView
     from flows.watching.run_watcher import WatchRow
-    from reports.queries.data_view import DataView, GroupView, SplitView
-    from reports.queries.run_simulation import OutcomeView, SimulationView
-    from reports.queries.run_status import RunRow, StatusView
-    from reports.queries.run_views import AttemptView, CheckpointView
+    from reports.queries.checkpoints import CheckpointSummary
+    from reports.queries.data_summary import DataSummary, GroupSummary, SplitSummary
+    from reports.queries.receipts import Receipt
+    from reports.queries.run_simulation import PolicyOutcome, SimulationSummary
+    from reports.queries.run_status import RunStatus, RunSummary
     from storage.checkpoints.sweep import SweepReport
     from storage.logs.log_entry import Entry
     from tasks.policy.checkpoint_interval import IntervalLoss
@@ -34,7 +35,7 @@ _WORTH_SAYING = 0.001
 _SOURCES_SHOWN = 20
 
 
-def print_runs(rows: "Sequence[RunRow]") -> None:
+def print_runs(rows: "Sequence[RunSummary]") -> None:
     """Print all runs."""
     columns = ("run", "state", "family", "step", "committed", "attempts", "opened (UTC)", "detail")
     print_table(
@@ -56,7 +57,7 @@ def print_runs(rows: "Sequence[RunRow]") -> None:
     )
 
 
-def print_status(status: "StatusView") -> None:
+def print_status(status: "RunStatus") -> None:
     """Print where a run stands."""
     owner = status.owner
     budgets = ", ".join(f"{reason} {b.left}" for reason, b in status.budgets.items())
@@ -79,7 +80,7 @@ def _windows(count: int) -> str:
     return f"{count:,} window{'' if count == 1 else 's'} of the data, never drawn again; `cairn log` says why"
 
 
-def print_attempts(views: "Sequence[AttemptView]") -> None:
+def print_attempts(views: "Sequence[Receipt]") -> None:
     """Print the receipts."""
     columns = ("attempt", "started (UTC)", "reason", "steps", "committed", "gpu s", "wasted s", "decision", "detail")
     print_table(
@@ -102,7 +103,7 @@ def print_attempts(views: "Sequence[AttemptView]") -> None:
     )
 
 
-def print_checkpoints(views: "Sequence[CheckpointView]") -> None:
+def print_checkpoints(views: "Sequence[CheckpointSummary]") -> None:
     """Print the checkpoints with their states."""
     columns = ("step", "attempt", "state", "bytes", "committed (UTC)", "manifest", "state digest", "prefix")
     print_table(
@@ -161,7 +162,7 @@ def print_sweep(report: "SweepReport") -> None:
     print(f"run {report.run_id}: {done or 'nothing to do'}; freed {report.freed_bytes:,} bytes{when}")
 
 
-def print_data(view: "DataView") -> None:
+def print_data(view: "DataSummary") -> None:
     """Print a snapshot: its facts, its sources, and windows with where they come from."""
     print_facts(
         [
@@ -200,7 +201,7 @@ def print_data(view: "DataView") -> None:
         print_line(replace_unprintable(window.text))
 
 
-def _print_groups(groups: "Sequence[GroupView]") -> None:
+def _print_groups(groups: "Sequence[GroupSummary]") -> None:
     weights = [] if groups[0].weight is None else ["weight", "share of draws"]
     print_table(
         ["drawn together", "files", "train tokens", "val tokens", "train windows of its own", *weights],
@@ -238,7 +239,7 @@ def print_watch(rows: "Sequence[WatchRow]") -> None:
     )
 
 
-def print_simulation(view: "SimulationView") -> None:
+def print_simulation(view: "SimulationSummary") -> None:
     """Print the answer, what it rests on, each policy's bill, and what other checkpoint intervals would lose."""
     policy, *plain = view.outcomes
     plan, between = view.plan, view.trace.hours_between_failures
@@ -258,14 +259,14 @@ def print_simulation(view: "SimulationView") -> None:
     _print_intervals(view)
 
 
-def _split_size(size: "SplitView", block_size: int) -> str:
+def _split_size(size: "SplitSummary", block_size: int) -> str:
     return (
         f"{size.tokens:,} tokens of {size.bytes:,} bytes in {size.documents:,} documents, {size.shards:,} shards, "
         f"{size.windows:,} windows of {block_size}"
     )
 
 
-def _print_outcomes(outcomes: "Sequence[OutcomeView]") -> None:
+def _print_outcomes(outcomes: "Sequence[PolicyOutcome]") -> None:
     columns = ("policy", "end", "goodput", "GPU h wasted", "in commits", "in restarts", "attempts", "retries by reason")
     print_table(
         columns,
@@ -286,7 +287,7 @@ def _print_outcomes(outcomes: "Sequence[OutcomeView]") -> None:
     )
 
 
-def _print_intervals(view: "SimulationView") -> None:
+def _print_intervals(view: "SimulationSummary") -> None:
     found = view.intervals
     listed: list[tuple[str, IntervalLoss | None]] = [
         ("now", found.present),
@@ -307,7 +308,7 @@ def _print_intervals(view: "SimulationView") -> None:
     print(better if gained >= _WORTH_SAYING else "the present interval is as good as any")
 
 
-def _end(outcome: "OutcomeView") -> str:
+def _end(outcome: "PolicyOutcome") -> str:
     if outcome.finished:
         return f"finishes after {_span(outcome.days * 86400)}, goodput {outcome.goodput:.1%}"
     done = outcome.step / outcome.total_steps

@@ -43,7 +43,7 @@ def train(
     from flows.preparation.preflight import check_before_start
     from flows.preparation.training_request import TrainingRequest, resolve_request
     from flows.run.node_service import is_other_node
-    from reports.queries.run_status import view_status
+    from reports.queries.run_status import read_status
 
     request = TrainingRequest(config=config, run_id=run_id, overrides=set_, store=store, start_over=start_over)
     if dry_run:
@@ -68,7 +68,7 @@ def train(
     else:
         say(f"cairn: {end.message}")
     if json:
-        print_document(view_status(log))
+        print_document(read_status(log))
     leave_undelivered(end.code)
     return end.code
 

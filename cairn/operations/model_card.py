@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from reports.pages.report_markdown import markdown_text
-from reports.queries.model_views import ModelView
+from reports.pages.markdown import markdown_text
+from reports.queries.alias_history import AliasPromotion
 from storage.logs.run_entries import CheckpointReference, EvaluationRecorded, RunOpened
 from storage.logs.run_state import RunState
 from storage.snapshots.data_snapshot import SnapshotManifest
@@ -31,7 +31,7 @@ class ModelFacts:
     snapshot_id: str
     parameters: int
     end_of_text: str
-    promotions: tuple[ModelView, ...]
+    promotions: tuple[AliasPromotion, ...]
 
     @property
     def config(self) -> RunConfig:
@@ -131,7 +131,7 @@ def _measurements(evaluations: Sequence[EvaluationRecorded]) -> str:
     return f"## Evaluations of exactly these weights\n\n{table}"
 
 
-def _promotions(promotions: Sequence[ModelView]) -> str:
+def _promotions(promotions: Sequence[AliasPromotion]) -> str:
     rows = [
         (
             _code(view.alias) + (" (now)" if view.current else ""),

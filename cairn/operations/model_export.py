@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cairn.operations.model_card import ModelFacts, write_card
-from reports.queries.model_views import view_models
+from reports.queries.alias_history import list_promotions
 from reports.queries.run_lookup import FoundCheckpoint, configuration_of
 from storage.stores.verified_object import describe_file
 from tasks.errors import InvalidConfiguration
@@ -78,7 +78,7 @@ def _open(found: FoundCheckpoint) -> "CheckpointModel":
 
 def _facts(found: FoundCheckpoint, opened: "CheckpointModel") -> ModelFacts:
     promotions = (
-        view for view in view_models(found.log.store) if view.manifest_sha256 == found.reference.manifest_sha256
+        view for view in list_promotions(found.log.store) if view.manifest_sha256 == found.reference.manifest_sha256
     )
     return ModelFacts(
         state=found.log.state,

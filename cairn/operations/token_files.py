@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from model.data.tokenizer import Tokenizer
-from reports.queries.data_view import find_snapshot
+from reports.queries.data_summary import find_snapshot
 from storage.snapshots.data_snapshot import SnapshotFiles
 from storage.snapshots.token_file import TokenFileFormat, look_at
 from storage.stores.object_store import ObjectStore

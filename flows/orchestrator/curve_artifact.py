@@ -7,7 +7,7 @@ not fill it, and drawing must never cost more than a twentieth of a core. Pure b
 import base64
 from dataclasses import dataclass
 
-from reports.plots.curve_words import footer
+from reports.plots.curve_labels import footer
 from reports.plots.run_curves import gather_curves
 from storage.logs.run_log import RunLog
 

@@ -18,9 +18,10 @@ from prefect.client.schemas.actions import ArtifactCreate
 from flows.orchestrator.curve_artifact import Drawing, curve_markdown, is_due
 from flows.orchestrator.stale_task_runs import close_lost
 from reports.pages.evaluation_tables import evaluations_table
-from reports.pages.report_markdown import markdown_table
-from reports.queries.run_status import view_status
-from reports.queries.run_views import view_attempts, view_evaluations
+from reports.pages.markdown import markdown_table
+from reports.queries.evaluations import list_evaluations
+from reports.queries.receipts import read_receipts
+from reports.queries.run_status import read_status
 from storage.logs.run_log import RunLog
 
 _LAST_WORD_SECONDS = 10.0
@@ -69,7 +70,7 @@ class RunArtifacts:
                     self._publish(client, flow_run_id)
 
     def _publish(self, client: SyncPrefectClient, flow_run_id: UUID) -> None:
-        reasons = {item.termination_reason for item in view_attempts(self._log) if item.termination_reason}
+        reasons = {item.termination_reason for item in read_receipts(self._log) if item.termination_reason}
         client.update_flow_run(flow_run_id, tags=[f"run:{self._log.run_id}", *(f"reason:{name}" for name in reasons)])
         for name, table in self._tables():
             if self._shown.get(name) != table:  # each version stays in the orchestrator's database
@@ -84,7 +85,7 @@ class RunArtifacts:
     def _tables(self) -> Iterator[tuple[str, str]]:
         yield "receipts", receipts_table(self._log)
         yield "budgets", budgets_table(self._log)
-        if evaluations := view_evaluations(self._log.state):
+        if evaluations := list_evaluations(self._log.state):
             yield "evaluations", evaluations_table(evaluations)
 
     def _publish_curve(self, client: SyncPrefectClient, flow_run_id: UUID) -> None:
@@ -133,7 +134,7 @@ def receipts_table(log: RunLog) -> str:
             item.decision.action if item.decision else None,
             (item.detail or "")[:_DETAIL_CHARACTERS],
         )
-        for item in reversed(view_attempts(log))
+        for item in reversed(read_receipts(log))
     ]
     return markdown_table(
         ("attempt", "reason", "steps", "committed", "gpu s", "wasted s", "micro-batch", "decision", "detail"), rows
@@ -142,6 +143,6 @@ def receipts_table(log: RunLog) -> str:
 
 def budgets_table(log: RunLog) -> str:
     """Return what each budget has spent and left as a Markdown table."""
-    budgets = view_status(log).budgets
+    budgets = read_status(log).budgets
     rows = [(reason, item.spent, item.left, item.spent_total, item.left_total) for reason, item in budgets.items()]
     return markdown_table(("reason", "spent since progress", "left", "spent in all", "left in all"), rows)

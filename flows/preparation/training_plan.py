@@ -17,7 +17,7 @@ from model.estimates.size_estimate import (
     count_parameters,
     estimate_memory,
 )
-from reports.queries.run_status import BudgetView, RunPhase, view_budgets, view_status
+from reports.queries.run_status import BudgetStatus, RunPhase, count_budgets, read_status
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
 from storage.logs.step_log import read_attempt_records
@@ -116,7 +116,7 @@ class TrainingPlan:
     checkpoints: PlannedCheckpoints
     evaluations: PlannedEvaluations
     cost: PlannedCost
-    budgets: Mapping[str, BudgetView]
+    budgets: Mapping[str, BudgetStatus]
 
 
 def plan_training(log: RunLog, config: RunConfig, base_dir: Path, there: MemoryThere = NOT_KNOWN) -> TrainingPlan:
@@ -148,14 +148,14 @@ def plan_training(log: RunLog, config: RunConfig, base_dir: Path, there: MemoryT
         checkpoints=_checkpoints(config, first, parameters),
         evaluations=_evaluations(config, first),
         cost=_cost(config, time),
-        budgets=view_budgets(state, config.budgets.model_dump(mode="json")),
+        budgets=count_budgets(state, config.budgets.model_dump(mode="json")),
     )
 
 
 def _action(log: RunLog) -> tuple[str, str]:
     if log.state.opened is None:
         return "open", "there is no run of this name in the store"
-    status = view_status(log)
+    status = read_status(log)
     newest = log.state.newest_committed
     if status.state == RunPhase.FINISHED:
         return "nothing", status.next

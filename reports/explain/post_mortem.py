@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from reports.queries.run_status import BudgetView
-from reports.queries.run_views import AttemptView, EvaluationView
+from reports.queries.evaluations import EvaluationSummary
+from reports.queries.receipts import Receipt
+from reports.queries.run_status import BudgetStatus
 from storage.logs.log_entry import Writer
 from storage.logs.run_entries import CurveVerdict
 from storage.logs.run_state import CheckpointRecord
@@ -146,7 +147,7 @@ class PostMortem:
     total_steps: int
     opened_at: datetime | None
     next: str
-    receipt: AttemptView | None = None
+    receipt: Receipt | None = None
     where: Where | None = None
     origin: Origin | None = None
     progress: Progress | None = None
@@ -155,9 +156,9 @@ class PostMortem:
     successor: Successor | None = None
     verdict: CurveVerdict | None = None
     changed: str = ""
-    budgets: Mapping[str, BudgetView] = field(default_factory=dict)
+    budgets: Mapping[str, BudgetStatus] = field(default_factory=dict)
     config_changes: tuple[ConfigChange, ...] = ()
     quarantines: tuple[QuarantineFact, ...] = ()
-    evaluations: tuple[EvaluationView, ...] = ()
+    evaluations: tuple[EvaluationSummary, ...] = ()
     refused: tuple[Ineffective, ...] = ()
     stderr_tail: tuple[str, ...] = ()

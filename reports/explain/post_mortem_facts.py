@@ -22,8 +22,10 @@ from reports.explain.post_mortem import (
     Successor,
     Where,
 )
-from reports.queries.run_status import view_status
-from reports.queries.run_views import AttemptView, view_attempt, view_checkpoints, view_evaluations
+from reports.queries.checkpoints import read_checkpoints
+from reports.queries.evaluations import list_evaluations
+from reports.queries.receipts import Receipt, read_receipt
+from reports.queries.run_status import read_status
 from storage.errors import StorageError
 from storage.logs.entry_log import utc_now
 from storage.logs.heartbeat import heartbeat_key
@@ -41,7 +43,7 @@ def gather_post_mortem(log: RunLog, number: int | None = None, *, now: datetime 
     That is the newest that ended for another reason than completed, else the newest. Raises `RunNotFound` with the
     numbers there are.
     """
-    state, status = log.state, view_status(log)
+    state, status = log.state, read_status(log)
     facts: dict[str, Any] = {
         "run_id": log.run_id,
         "model_family": state.opened.model_family if state.opened else "",
@@ -70,12 +72,12 @@ def _chosen(log: RunLog, number: int | None) -> AttemptRecord | None:
 
 
 def _of_attempt(log: RunLog, record: AttemptRecord, now: datetime) -> dict[str, Any]:
-    state, receipt = log.state, view_attempt(log, record)
+    state, receipt = log.state, read_receipt(log, record)
     before = state.attempts[receipt.attempt - 2] if receipt.attempt > 1 else None
     after = state.attempts[receipt.attempt] if receipt.attempt < len(state.attempts) else None
     entries = log.read_entries() if _needs_entries(record, state) else ()
     mine = {item.committed.manifest_sha256 for item in state.checkpoints if item.committed.attempt == receipt.attempt}
-    evaluations = tuple(item for item in view_evaluations(state) if item.manifest_sha256 in mine)
+    evaluations = tuple(item for item in list_evaluations(state) if item.manifest_sha256 in mine)
     return {
         "receipt": receipt,
         "where": _where(record, before),
@@ -137,13 +139,13 @@ def _passed_over(log: RunLog, record: AttemptRecord) -> Iterator[PassedOver]:
     resumed, number = record.started.resumed_from, record.started.attempt
     first, since = (resumed.step, resumed.attempt) if resumed else (0, 1)
     states = {item.committed.prefix: item for item in log.state.checkpoints}
-    for view in view_checkpoints(log):
+    for view in read_checkpoints(log):
         if view.step > first and since <= view.attempt < number:
             detail = states[view.prefix].detail if view.prefix in states else ""
             yield PassedOver(step=view.step, attempt=view.attempt, state=view.state, detail=detail)
 
 
-def _progress(log: RunLog, record: AttemptRecord, receipt: AttemptView, now: datetime) -> Progress:
+def _progress(log: RunLog, record: AttemptRecord, receipt: Receipt, now: datetime) -> Progress:
     line = _last_line(log, receipt.attempt)
     committed = tuple(item for item in log.state.checkpoints if item.committed.attempt == receipt.attempt)
     kept = receipt.first_step if receipt.last_committed_step is None else receipt.last_committed_step
@@ -207,7 +209,7 @@ def _heartbeat_age_seconds(log: RunLog, attempt: int, now: datetime) -> float | 
 
 
 def _successor(log: RunLog, record: AttemptRecord, after: AttemptRecord) -> Successor:
-    view = view_attempt(log, after)
+    view = read_receipt(log, after)
     return Successor(
         attempt=view.attempt,
         started_at=view.started_at,

@@ -7,9 +7,10 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from reports.explain.end_words import evidence_sentences, found_by
 from reports.explain.post_mortem import PostMortem
-from reports.queries.run_views import AttemptView, EvaluationView
+from reports.explain.termination_text import evidence_sentences, found_by
+from reports.queries.evaluations import EvaluationSummary
+from reports.queries.receipts import Receipt
 from tasks.policy.termination import TERMINATIONS, DecisionAction, TerminationReason
 from tasks.text.format import (
     format_count,
@@ -48,7 +49,7 @@ def post_mortem_lines(facts: PostMortem) -> list[str]:
 _AFTER_BLANK = frozenset({"trying", "ended", "then"})
 
 
-def _answer(facts: PostMortem, receipt: AttemptView) -> Iterator[str]:
+def _answer(facts: PostMortem, receipt: Receipt) -> Iterator[str]:
     name = f"Attempt {receipt.attempt} of {facts.run_attempts} of run {facts.run_id}"
     if facts.open is not None:
         yield f"{name} {_standing(facts, receipt)}."
@@ -75,7 +76,7 @@ def _taking(facts: PostMortem) -> str:
     return f" since it started {took} ago" if facts.open is not None else f" in {took}"
 
 
-def _standing(facts: PostMortem, receipt: AttemptView) -> str:
+def _standing(facts: PostMortem, receipt: Receipt) -> str:
     open_attempt = facts.open
     assert open_attempt is not None
     where = f"step {_reached(facts):,} of {facts.total_steps:,}"
@@ -89,7 +90,7 @@ def _standing(facts: PostMortem, receipt: AttemptView) -> str:
     return f"has not ended: it is at {where}{seen}"
 
 
-def _cost(facts: PostMortem, receipt: AttemptView) -> str:
+def _cost(facts: PostMortem, receipt: Receipt) -> str:
     assert facts.progress is not None
     lost, seconds = facts.progress.lost_steps, receipt.wasted_gpu_seconds or 0.0
     if not lost and seconds < 0.05:
@@ -105,7 +106,7 @@ def _cost(facts: PostMortem, receipt: AttemptView) -> str:
     return f"{' and '.join(steps + times)} {'was' if lost == 1 and not times else 'were'} lost; {kept}"
 
 
-def _afterwards(facts: PostMortem, receipt: AttemptView) -> str:
+def _afterwards(facts: PostMortem, receipt: Receipt) -> str:
     after = facts.successor
     if after is None:
         return f"Now: {facts.next.removeprefix(f'attempt {receipt.attempt} ended: {receipt.termination_reason}; ')}"
@@ -120,7 +121,7 @@ def _afterwards(facts: PostMortem, receipt: AttemptView) -> str:
     return f"Attempt {after.attempt} went on from step {after.first_step:,}{how} and {became}{state}"
 
 
-def _sections(facts: PostMortem, receipt: AttemptView) -> Iterator[tuple[str, Sequence[str]]]:
+def _sections(facts: PostMortem, receipt: Receipt) -> Iterator[tuple[str, Sequence[str]]]:
     yield "trying", _trying(facts, receipt)
     yield "config", _config(facts, receipt)
     yield "data", list(_data(facts, receipt))
@@ -143,7 +144,7 @@ def _sections(facts: PostMortem, receipt: AttemptView) -> Iterator[tuple[str, Se
     )
 
 
-def _trying(facts: PostMortem, receipt: AttemptView) -> list[str]:
+def _trying(facts: PostMortem, receipt: Receipt) -> list[str]:
     total = f"{format_count(facts.total_steps, 'step')}"
     return [
         f"train a {facts.model_family} model for {total}; this attempt was to do steps "
@@ -152,7 +153,7 @@ def _trying(facts: PostMortem, receipt: AttemptView) -> list[str]:
     ]
 
 
-def _config(facts: PostMortem, receipt: AttemptView) -> list[str]:
+def _config(facts: PostMortem, receipt: Receipt) -> list[str]:
     digest = f"configuration {short_digest(receipt.config_sha256)}"
     if receipt.attempt == 1:
         return [f"{digest}; this was the first attempt, there is none to compare with"]
@@ -164,7 +165,7 @@ def _config(facts: PostMortem, receipt: AttemptView) -> list[str]:
     return [f"{digest}; different from {before}: {format_list(changes, _MOST_CHANGES)}{by}"]
 
 
-def _data(facts: PostMortem, receipt: AttemptView) -> Iterator[str]:
+def _data(facts: PostMortem, receipt: Receipt) -> Iterator[str]:
     yield f"snapshot {short_digest(receipt.data_snapshot)}, the same for the whole run"
     windows = {window for item in facts.quarantines for window in item.windows}
     if not windows:
@@ -218,7 +219,7 @@ def _origin(facts: PostMortem, number: int) -> Iterator[str]:
         yield "That was the newest checkpoint there was"
 
 
-def _progress(facts: PostMortem, receipt: AttemptView) -> Iterator[str]:
+def _progress(facts: PostMortem, receipt: Receipt) -> Iterator[str]:
     progress = facts.progress
     assert progress is not None
     reached = _reached(facts)
@@ -247,7 +248,7 @@ def _progress(facts: PostMortem, receipt: AttemptView) -> Iterator[str]:
         yield format_list(gone, 3)
 
 
-def _lost(facts: PostMortem, receipt: AttemptView) -> Iterator[str]:
+def _lost(facts: PostMortem, receipt: Receipt) -> Iterator[str]:
     progress, wasted = facts.progress, receipt.wasted_gpu_seconds or 0.0
     assert progress is not None
     of_all = f"{format_duration(wasted)} of its {format_duration(receipt.gpu_seconds)} device time"
@@ -259,7 +260,7 @@ def _lost(facts: PostMortem, receipt: AttemptView) -> Iterator[str]:
     yield f"{lost} ({which}), trained but not committed; {of_all}, as far as is known"
 
 
-def _budget(receipt: AttemptView) -> Iterator[str]:
+def _budget(receipt: Receipt) -> Iterator[str]:
     decision = receipt.decision
     assert decision is not None
     if decision.charged is None:
@@ -283,7 +284,7 @@ _LIMITS = {
 }
 
 
-def _decided(receipt: AttemptView) -> list[str]:
+def _decided(receipt: Receipt) -> list[str]:
     decision = receipt.decision
     if decision is None:
         return []
@@ -310,7 +311,7 @@ def _then(facts: PostMortem) -> list[str]:
     ]
 
 
-def _evaluations(views: Sequence[EvaluationView], run_id: str) -> Iterator[str]:
+def _evaluations(views: Sequence[EvaluationSummary], run_id: str) -> Iterator[str]:
     if not views:
         yield "none of its checkpoints was evaluated"
         return

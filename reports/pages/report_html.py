@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from reports.pages.report_blocks import CURVE, Block, Facts, Fold, Picture, Section, Table, Verbatim, Words
 from reports.pages.report_style import STYLE
 from reports.pages.report_timeline import css_class, timeline_svg
-from reports.queries.run_views import AttemptView
+from reports.queries.receipts import Receipt
 from tasks.text.format import format_value, one_line
 from tasks.text.sanitize import sanitize
 
@@ -19,7 +19,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """Said to the browser too: what is in a run can neither run nor load anything."""
 
 
-def html_page(title: str, sections: Sequence[Section], *, attempts: Sequence[AttemptView], picture: bytes) -> str:
+def html_page(title: str, sections: Sequence[Section], *, attempts: Sequence[Receipt], picture: bytes) -> str:
     """Return the page; `picture` is the curve as PNG, empty where there is none."""
     drawing = _Drawing(attempts, picture)
     shown = _escaped(title)
@@ -41,7 +41,7 @@ def html_page(title: str, sections: Sequence[Section], *, attempts: Sequence[Att
 class _Drawing:
     """The pictures a page has."""
 
-    def __init__(self, attempts: Sequence[AttemptView], picture: bytes) -> None:
+    def __init__(self, attempts: Sequence[Receipt], picture: bytes) -> None:
         """Keep what they are made of."""
         self._attempts, self._picture = attempts, picture
 

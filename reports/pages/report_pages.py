@@ -6,8 +6,8 @@ Owns which picture goes in. Refuses to know what is reported and how pages look.
 import math
 from pathlib import Path
 
+from reports.pages.markdown import markdown_page
 from reports.pages.report_html import html_page
-from reports.pages.report_markdown import markdown_page
 from reports.pages.report_sections import report_sections
 from reports.pages.run_report import RunReport
 from reports.plots.run_curves import RunCurves

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from reports.pages.evaluation_tables import others
 from reports.pages.report_blocks import CURVE, TIMELINE, Block, Facts, Fold, Picture, Section, Table, Verbatim, Words
 from reports.pages.run_report import RunReport
-from reports.queries.run_timeline import OPEN, Stretch, stretches
-from reports.queries.run_views import AttemptView, EvaluationView
+from reports.queries.evaluations import EvaluationSummary
+from reports.queries.receipts import Receipt
+from reports.queries.run_timeline import OPEN, Stretch, group_receipts
 from tasks.text.format import (
     format_count,
     format_duration,
@@ -137,7 +138,7 @@ def _reasons(report: RunReport) -> Iterator[Block]:
 
 
 def _receipts(report: RunReport) -> Iterator[Block]:
-    groups = stretches(report.attempts)
+    groups = group_receipts(report.attempts)
     if not groups:
         yield Words(text="No attempt yet.")
         return
@@ -159,7 +160,7 @@ def _receipts(report: RunReport) -> Iterator[Block]:
         yield Fold(title=f"{title}: {item.reason}", block=Table(columns=columns, rows=rows))
 
 
-def _receipt_row(view: AttemptView) -> tuple[object, ...]:
+def _receipt_row(view: Receipt) -> tuple[object, ...]:
     lasted = format_duration((view.ended_at - view.started_at).total_seconds()) if view.ended_at else None
     return (
         view.attempt,
@@ -241,7 +242,7 @@ def _evaluations(report: RunReport) -> Iterator[Block]:
     )
 
 
-def _evaluation_row(view: EvaluationView) -> tuple[object, ...]:
+def _evaluation_row(view: EvaluationSummary) -> tuple[object, ...]:
     numbers = (view.metrics.get(name) for name in ("val_loss", "perplexity", "bits_per_byte"))
     verdict = view.verdict.kind if view.verdict else None
     detail = one_line(view.detail, _DETAIL_CHARACTERS) if view.detail else None

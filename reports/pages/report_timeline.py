@@ -8,8 +8,8 @@ import html
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
-from reports.queries.run_timeline import OPEN, stretches
-from reports.queries.run_views import AttemptView
+from reports.queries.receipts import Receipt
+from reports.queries.run_timeline import OPEN, group_receipts
 from tasks.policy.termination import TerminationReason
 from tasks.text.format import format_duration, format_value, one_line
 
@@ -25,7 +25,7 @@ def css_class(reason: str) -> str:
     return f"r-{name}" if name in _KNOWN else "r-other"
 
 
-def timeline_svg(attempts: Sequence[AttemptView], text: str) -> str:
+def timeline_svg(attempts: Sequence[Receipt], text: str) -> str:
     """Return the bar; more attempts than are worth a bar each are drawn as stretches of equal ends."""
     bars = list(_bars(attempts))
     begin, end = bars[0][0], max(bar[1] for bar in bars)
@@ -47,7 +47,7 @@ def timeline_svg(attempts: Sequence[AttemptView], text: str) -> str:
     )
 
 
-def _bars(attempts: Sequence[AttemptView]) -> Iterator[tuple[datetime, datetime, str, str]]:
+def _bars(attempts: Sequence[Receipt]) -> Iterator[tuple[datetime, datetime, str, str]]:
     """Yield begin, end, reason and title of each bar."""
     if len(attempts) <= _MOST_BARS:
         for view in attempts:
@@ -56,13 +56,13 @@ def _bars(attempts: Sequence[AttemptView]) -> Iterator[tuple[datetime, datetime,
             lasted = format_duration((end - view.started_at).total_seconds())
             yield view.started_at, end, reason, f"attempt {view.attempt}: {reason}, {steps}, {lasted}"
         return
-    for item in stretches(attempts):
+    for item in group_receipts(attempts):
         end = item.last.ended_at or _last_sign(item.last)
         title = f"attempts {item.first.attempt} to {item.last.attempt}: {item.reason}"
         yield item.first.started_at, end, item.reason, title
 
 
-def _last_sign(view: AttemptView) -> datetime:
+def _last_sign(view: Receipt) -> datetime:
     """Return up to when an open attempt is known to have trained."""
     return view.started_at + timedelta(seconds=view.gpu_seconds / view.placement.world_size)
 

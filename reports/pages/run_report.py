@@ -13,19 +13,14 @@ from typing import Any
 from reports.explain.post_mortem import QuarantineFact
 from reports.pages.reproduction import Reproduction, reproduce
 from reports.plots.run_curves import HeldOutPoint, RunCurves, gather_curves
-from reports.queries.model_views import DecisionView, view_history
-from reports.queries.run_cost import CostView, count_cost
+from reports.queries.alias_history import AliasDecision, list_decisions
+from reports.queries.checkpoints import CheckpointSummary, read_checkpoints
+from reports.queries.evaluations import EvaluationSummary, list_evaluations
+from reports.queries.receipts import Receipt, read_receipts
+from reports.queries.run_cost import RunCost, count_cost
 from reports.queries.run_lookup import configuration_document
-from reports.queries.run_status import StatusView, view_status
-from reports.queries.run_timeline import ReasonRow, reasons
-from reports.queries.run_views import (
-    AttemptView,
-    CheckpointView,
-    EvaluationView,
-    view_attempts,
-    view_checkpoints,
-    view_evaluations,
-)
+from reports.queries.run_status import RunStatus, read_status
+from reports.queries.run_timeline import ReasonRow, count_reasons
 from storage.checkpoints.trainer_document import decode_trainer_document
 from storage.errors import StorageError
 from storage.logs.run_entries import CurveVerdict
@@ -79,18 +74,18 @@ class RunReport:
     newest_seq: int
     model_family: str
     opened_at: datetime | None
-    status: StatusView
+    status: RunStatus
     state_sha256: str | None
     best: HeldOutPoint | None
     verdict: CurveVerdict | None
-    cost: CostView
+    cost: RunCost
     reasons: tuple[ReasonRow, ...]
-    attempts: tuple[AttemptView, ...]
+    attempts: tuple[Receipt, ...]
     curve: tuple[TrainPoint, ...]
     held_out: tuple[HeldOutPoint, ...]
-    evaluations: tuple[EvaluationView, ...]
-    checkpoints: tuple[CheckpointView, ...]
-    promotions: tuple[DecisionView, ...]
+    evaluations: tuple[EvaluationSummary, ...]
+    checkpoints: tuple[CheckpointSummary, ...]
+    promotions: tuple[AliasDecision, ...]
     data: DataFacts
     machines: tuple[MachineRow, ...]
     versions: Mapping[str, str]
@@ -99,7 +94,7 @@ class RunReport:
 
 def gather_report(log: RunLog, environment: Mapping[str, str]) -> tuple[RunReport, RunCurves]:
     """Return the report of a run that was read, and the curves its picture is drawn from."""
-    state, curves, attempts = log.state, gather_curves(log), view_attempts(log)
+    state, curves, attempts = log.state, gather_curves(log), read_receipts(log)
     newest = state.newest_committed
     replayed = sum(point.replays for point in curves.points)
     price = _price(state, environment)
@@ -108,18 +103,18 @@ def gather_report(log: RunLog, environment: Mapping[str, str]) -> tuple[RunRepor
         newest_seq=log.seq,
         model_family=curves.model_family,
         opened_at=state.opened_at,
-        status=view_status(log),
+        status=read_status(log),
         state_sha256=newest.committed.state_sha256 if newest else None,
         best=curves.best,
         verdict=next((item.verdict for item in reversed(state.evaluations) if item.verdict), None),
         cost=count_cost(attempts, replayed_steps=replayed, price=price, until=_last_sign(state)),
-        reasons=reasons(attempts),
+        reasons=count_reasons(attempts),
         attempts=attempts,
         curve=tuple(_thinned(curves)),
         held_out=curves.held_out,
-        evaluations=view_evaluations(state),
-        checkpoints=view_checkpoints(log),
-        promotions=tuple(item for item in view_history(log.store) if item.run_id == log.run_id),
+        evaluations=list_evaluations(state),
+        checkpoints=read_checkpoints(log),
+        promotions=tuple(item for item in list_decisions(log.store) if item.run_id == log.run_id),
         data=_data(state),
         machines=_machines(attempts),
         versions=_versions(log),
@@ -163,7 +158,7 @@ def _data(state: RunState) -> DataFacts:
     )
 
 
-def _machines(attempts: tuple[AttemptView, ...]) -> tuple[MachineRow, ...]:
+def _machines(attempts: tuple[Receipt, ...]) -> tuple[MachineRow, ...]:
     counts = Counter(
         (view.placement.host, view.placement.device, view.placement.world_size, view.code_version) for view in attempts
     )

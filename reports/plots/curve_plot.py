@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from reports.plots.colors import BLACK, BLUE, GREY, PALE, look_of, nearest_colors, pixel_colors
+from reports.plots.curve_labels import footer, run_end, standing, title, written, written_small
 from reports.plots.curve_reduction import smoothed, thinned
-from reports.plots.curve_sheet import BASE_POINTS, COLUMNS, SMALL_POINTS, Across, Sheet
-from reports.plots.curve_words import footer, run_end, standing, title, written, written_small
 from reports.plots.loss_panel import draw_loss, take_literally
+from reports.plots.plot_axis import BASE_POINTS, COLUMNS, SMALL_POINTS, Across, Sheet
 from reports.plots.run_curves import RunCurves
 
 if TYPE_CHECKING:

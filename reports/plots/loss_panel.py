@@ -10,7 +10,7 @@ import numpy as np
 
 from reports.plots.colors import BLACK, BLUE, GREEN, GREY, PALE, VERMILLION, YELLOW
 from reports.plots.curve_reduction import Series, smoothed, thinned
-from reports.plots.curve_sheet import COLUMNS, SMALL_POINTS, Sheet
+from reports.plots.plot_axis import COLUMNS, SMALL_POINTS, Sheet
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from reports.queries.receipts import read_receipts
 from reports.queries.run_lookup import configuration_document
-from reports.queries.run_status import view_status
-from reports.queries.run_views import view_attempts
+from reports.queries.run_status import read_status
 from storage.logs.registry import Registry, list_aliases
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import CheckpointRecord, RunState
@@ -112,7 +112,7 @@ class RunCurves:
 
 def gather_curves(log: RunLog) -> RunCurves:
     """Return what is drawn of a run that was read; reads the step records and the registry beside the log."""
-    state, status = log.state, view_status(log)
+    state, status = log.state, read_status(log)
     lines = read_step_records(log.store, log.prefix)
     points = splice(lines, state.attempts)
     held_out = tuple(_held_out(state))
@@ -125,7 +125,7 @@ def gather_curves(log: RunLog) -> RunCurves:
         total_steps=status.total_steps,
         tokens_per_step=_tokens_per_step(state),
         attempts=len(state.attempts),
-        gpu_seconds=sum(view.gpu_seconds for view in view_attempts(log)),
+        gpu_seconds=sum(view.gpu_seconds for view in read_receipts(log)),
         points=points,
         interruptions=tuple(_interruptions(state, lines)),
         replays=tuple(_replays(points)),

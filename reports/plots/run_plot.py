@@ -41,7 +41,7 @@ class PlotRequest:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PlotView:
+class WrittenPlot:
     """What was written, and what can be seen on it."""
 
     run_id: str
@@ -55,7 +55,7 @@ class PlotView:
     interruptions: Mapping[str, int]
 
 
-def plot_run(log: RunLog, request: PlotRequest) -> PlotView:
+def plot_run(log: RunLog, request: PlotRequest) -> WrittenPlot:
     """Draw a run that was read into the file; raises `InvalidConfiguration` where it cannot be written."""
     from reports.plots.curve_plot import draw_png, draw_svg  # numpy and matplotlib: only who draws pays for them
 
@@ -63,7 +63,7 @@ def plot_run(log: RunLog, request: PlotRequest) -> PlotView:
     draw = draw_svg if request.file.suffix.lower() == ".svg" else draw_png
     picture = draw(curves, width_px=request.width_px, height_px=request.height_px, across=request.across)
     write_whole(request.file, picture)
-    return PlotView(
+    return WrittenPlot(
         run_id=curves.run_id,
         file=str(request.file),
         bytes=len(picture),

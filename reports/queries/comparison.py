@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from reports.queries.evaluations import EvaluationSummary, summarize_evaluation
 from reports.queries.run_lookup import FoundCheckpoint, configuration_of
-from reports.queries.run_views import EvaluationView, view_evaluation
 from storage.logs.registry import Registry
 from storage.logs.run_entries import EvaluationFailed, EvaluationRecorded
 from storage.logs.run_log import RunLog
@@ -20,11 +20,11 @@ class ComparedEvaluation:
 
     role: str
     run_id: str
-    evaluation: EvaluationView
+    evaluation: EvaluationSummary
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ComparisonView:
+class EvaluationComparison:
     """What a checkpoint measured, one row a suite, each followed by other weights under the very same suite.
 
     `status` is failed where any evaluator failed.
@@ -37,11 +37,11 @@ class ComparisonView:
     rows: tuple[ComparedEvaluation, ...]
 
 
-def compare(found: FoundCheckpoint, outcomes: Sequence[Outcome]) -> ComparisonView:
+def compare_evaluations(found: FoundCheckpoint, outcomes: Sequence[Outcome]) -> EvaluationComparison:
     """Set the outcomes beside the run's other evaluations, newest first, and the champion's, suite by suite."""
     found.log.refresh()
     failed = any(isinstance(item, EvaluationFailed) for item in outcomes)
-    return ComparisonView(
+    return EvaluationComparison(
         run_id=found.log.run_id,
         step=found.reference.step,
         manifest_sha256=found.reference.manifest_sha256,
@@ -71,4 +71,4 @@ def _rows(found: FoundCheckpoint, outcome: Outcome) -> Iterator[ComparedEvaluati
 
 
 def _row(role: str, run_id: str, item: Outcome) -> ComparedEvaluation:
-    return ComparedEvaluation(role=role, run_id=run_id, evaluation=view_evaluation(item))
+    return ComparedEvaluation(role=role, run_id=run_id, evaluation=summarize_evaluation(item))

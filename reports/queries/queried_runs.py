@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from reports.queries.run_status import RunPhase, standing_of
+from reports.queries.sql_rows import make_log_rows, make_step_rows, make_unreadable_row
 from storage.logs.heartbeat import read_heartbeat
 from storage.logs.run_log import run_prefix
 from storage.logs.run_state import RunState
@@ -20,7 +21,6 @@ from storage.logs.step_log import read_step_records
 from storage.stores.local_store import LocalStore
 from storage.stores.object_store import ObjectStore
 from storage.tables.promotion_rows import read_promotions
-from storage.tables.run_rows import log_rows, step_rows, unreadable_row
 from storage.tables.run_tables import LOG_TABLES, ROWS, STEP_TABLES
 from storage.tables.table_cache import FreshTable, GatheredTables, TableCache, TableKind
 from storage.tables.table_index import RunStamp
@@ -84,10 +84,10 @@ def gather_runs(store: ObjectStore, tables: frozenset[str], *, work: Path) -> Qu
 
 def _kinds(store: ObjectStore) -> tuple[TableKind, ...]:
     def of_log(run_id: str, state: RunState) -> dict[str, list[Any]]:
-        return log_rows(run_id, state, RunPhase.RUNNING if state.open_attempt else standing_of(state))
+        return make_log_rows(run_id, state, RunPhase.RUNNING if state.open_attempt else standing_of(state))
 
     def of_steps(run_id: str, state: RunState) -> dict[str, list[Any]]:
-        return {"steps": step_rows(run_id, state, read_step_records(store, run_prefix(run_id)))}
+        return {"steps": make_step_rows(run_id, state, read_step_records(store, run_prefix(run_id)))}
 
     return (
         TableKind(name="log", tables=LOG_TABLES, make=of_log),
@@ -98,7 +98,7 @@ def _kinds(store: ObjectStore) -> tuple[TableKind, ...]:
 def _fresh(store: ObjectStore, tables: frozenset[str], unreadable: dict[str, str]) -> tuple[FreshTable, ...]:
     rows: dict[str, list[Any]] = {}
     if "runs" in tables and unreadable:
-        rows["runs"] = [unreadable_row(run_id, why) for run_id, why in sorted(unreadable.items())]
+        rows["runs"] = [make_unreadable_row(run_id, why) for run_id, why in sorted(unreadable.items())]
     if "promotions" in tables and (promotions := read_promotions(store)):
         rows["promotions"] = list(promotions)
     if not rows:

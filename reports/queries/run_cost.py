@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 
-from reports.queries.run_views import AttemptView
+from reports.queries.receipts import Receipt
 from tasks.configuration.settings import CostConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CostView:
+class RunCost:
     """Device time in seconds: in all, of it kept in a commit and lost; `open_gpu_seconds` belong to neither yet.
 
     `elapsed_seconds` is from the first start to the last sign in the log, `between_seconds` of it no attempt was open,
@@ -42,8 +42,8 @@ class CostView:
 
 
 def count_cost(
-    attempts: Sequence[AttemptView], *, replayed_steps: int, price: CostConfig, until: datetime | None
-) -> CostView:
+    attempts: Sequence[Receipt], *, replayed_steps: int, price: CostConfig, until: datetime | None
+) -> RunCost:
     """Return the bill of these attempts; one that is open counts until `until`."""
     gpu = sum(view.gpu_seconds for view in attempts)
     wasted = sum(view.wasted_gpu_seconds or 0.0 for view in attempts)
@@ -52,7 +52,7 @@ def count_cost(
     gaps = (_seconds(end, view.started_at) for end, (_, view) in zip(ends, pairwise(attempts), strict=False))
     open_seconds = [_seconds(view.started_at, end) for view, end in zip(attempts, ends, strict=True)]
     busy = [view.gpu_seconds / view.placement.world_size for view in attempts]
-    return CostView(
+    return RunCost(
         gpu_seconds=gpu,
         useful_gpu_seconds=sum(view.useful_gpu_seconds or 0.0 for view in attempts),
         wasted_gpu_seconds=wasted,

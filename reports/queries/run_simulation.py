@@ -40,7 +40,7 @@ _COPIED_BYTES_PER_SECOND = 1e9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TraceView:
+class TraceSummary:
     """What goes wrong: how often in all, on these devices, and by reason."""
 
     source: str
@@ -50,7 +50,7 @@ class TraceView:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OutcomeView:
+class PolicyOutcome:
     """How the run ends under one policy; `days` until then, `retries` by the reason that made them necessary."""
 
     policy: str
@@ -70,20 +70,20 @@ class OutcomeView:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SimulationView:
+class SimulationSummary:
     """This policy and plain retry counts on the same failures, and the checkpoint interval that loses least."""
 
     run_id: str | None
     seed: int
     plan: SimulationPlan
-    trace: TraceView
-    outcomes: tuple[OutcomeView, ...]
+    trace: TraceSummary
+    outcomes: tuple[PolicyOutcome, ...]
     intervals: IntervalComparison
 
 
 def simulate_policies(
     options: SimulationOptions, *, state: RunState | None, environment: Mapping[str, str]
-) -> SimulationView:
+) -> SimulationSummary:
     """Return what each policy makes of the failures; `state` is the run's whose receipts are replayed, if one is.
 
     Raises `InvalidConfiguration` for files and numbers that cannot be used.
@@ -99,15 +99,15 @@ def simulate_policies(
 
 def _simulated(
     plan: SimulationPlan, trace: FailureTrace, budgets: BudgetsConfig, seed: int, state: RunState | None
-) -> SimulationView:
+) -> SimulationSummary:
     policies = {"budgets": budget_policy(budgets)} | {f"{n} retries": plain_retries(n) for n in PLAIN_RETRIES}
     ends = {name: simulate(plan, trace.failures(random.Random(seed)), policy) for name, policy in policies.items()}
     between = trace.mean_device_seconds() / plan.devices / 3600
-    return SimulationView(
+    return SimulationSummary(
         run_id=state.opened.run_id if state and state.opened else None,
         seed=seed,
         plan=plan,
-        trace=TraceView(
+        trace=TraceSummary(
             source=trace.source,
             hours_between_failures=between if between < float("inf") else None,
             per_device_day={rate.reason.value: rate.per_device_day for rate in trace.rates},
@@ -118,9 +118,9 @@ def _simulated(
     )
 
 
-def _outcome(policy: str, run: SimulatedRun) -> OutcomeView:
+def _outcome(policy: str, run: SimulatedRun) -> PolicyOutcome:
     gpu_hours = run.plan.devices / 3600
-    return OutcomeView(
+    return PolicyOutcome(
         policy=policy,
         finished=run.is_finished,
         days=run.wall_seconds / DAY_SECONDS,

@@ -11,8 +11,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from reports.queries.receipts import PlacementSummary, read_receipts, summarize_placement
 from reports.queries.run_lookup import configuration_document
-from reports.queries.run_views import PlacementView, view_attempts, view_placement
 from storage.errors import IntegrityError
 from storage.logs.run_log import RunLog, list_run_ids
 from storage.logs.run_state import AttemptRecord, RunState
@@ -41,7 +41,7 @@ class _Limit:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BudgetView:
+class BudgetStatus:
     """A budget: spent and left since the last progress, and in total where that is limited."""
 
     spent: int
@@ -51,7 +51,7 @@ class BudgetView:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StatusView:
+class RunStatus:
     """One run at a glance."""
 
     run_id: str
@@ -59,15 +59,15 @@ class StatusView:
     step: int
     total_steps: int
     newest_committed_step: int | None
-    owner: PlacementView | None
-    budgets: Mapping[str, BudgetView]
+    owner: PlacementSummary | None
+    budgets: Mapping[str, BudgetStatus]
     next: str
     stopped_early: str | None = None
     quarantined_windows: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunRow:
+class RunSummary:
     """One run among others; an unreadable one says why in `detail` and has no more to tell.
 
     In `detail` a run that stopped early says where and why too, and one that a person must decide about, how it ended.
@@ -84,18 +84,18 @@ class RunRow:
     detail: str | None = None
 
 
-def view_status(log: RunLog) -> StatusView:
+def read_status(log: RunLog) -> RunStatus:
     """Return the status of a run that was read."""
     state = log.state
     standing, newest = standing_of(state), state.newest_committed
     owner = state.open_attempt if standing == RunPhase.RUNNING else None
-    return StatusView(
+    return RunStatus(
         run_id=log.run_id,
         state=standing,
         step=_step(log, standing),
         total_steps=state.opened.total_steps if state.opened else 0,
         newest_committed_step=newest.committed.step if newest else None,
-        owner=view_placement(owner.started.placement) if owner else None,
+        owner=summarize_placement(owner.started.placement) if owner else None,
         budgets=_budgets(state),
         next=_next(log.run_id, state, standing),
         stopped_early=stopped_early(state),
@@ -103,20 +103,20 @@ def view_status(log: RunLog) -> StatusView:
     )
 
 
-def view_runs(store: ObjectStore) -> tuple[RunRow, ...]:
+def list_runs(store: ObjectStore) -> tuple[RunSummary, ...]:
     """Return one row for each run of the store; a log that does not verify is a row, not the end of the list."""
     with ThreadPoolExecutor(_READERS) as readers:
         return tuple(readers.map(lambda run_id: _row(store, run_id), list_run_ids(store)))
 
 
-def _row(store: ObjectStore, run_id: str) -> RunRow:
+def _row(store: ObjectStore, run_id: str) -> RunSummary:
     log = RunLog(store, run_id)
     try:
         state = log.refresh()
     except IntegrityError as error:
-        return RunRow(run_id=run_id, state=RunPhase.UNREADABLE, detail=str(error))
+        return RunSummary(run_id=run_id, state=RunPhase.UNREADABLE, detail=str(error))
     standing, newest = standing_of(state), state.newest_committed
-    return RunRow(
+    return RunSummary(
         run_id=run_id,
         state=standing,
         model_family=state.opened.model_family if state.opened else None,
@@ -169,10 +169,10 @@ def _is_gone(owner: AttemptRecord) -> bool:
 def _step(log: RunLog, standing: RunPhase) -> int:
     newest = log.state.newest_committed
     committed = newest.committed.step if newest else 0
-    return max(committed, view_attempts(log)[-1].last_step) if standing == RunPhase.RUNNING else committed
+    return max(committed, read_receipts(log)[-1].last_step) if standing == RunPhase.RUNNING else committed
 
 
-def _budgets(state: RunState) -> dict[str, BudgetView]:
+def _budgets(state: RunState) -> dict[str, BudgetStatus]:
     limits = configuration_document(state).get("budgets")
     if not limits:
         from tasks.configuration.settings import BudgetsConfig  # pydantic: only a run without an attempt pays for it
@@ -180,10 +180,10 @@ def _budgets(state: RunState) -> dict[str, BudgetView]:
         limits = BudgetsConfig().model_dump(mode="json")
     if not isinstance(limits, Mapping):
         raise IntegrityError("the run's log: budgets of the newest attempt are no table; the log was changed")
-    return view_budgets(state, limits)
+    return count_budgets(state, limits)
 
 
-def view_budgets(state: RunState, limits: Mapping[str, Any]) -> dict[str, BudgetView]:
+def count_budgets(state: RunState, limits: Mapping[str, Any]) -> dict[str, BudgetStatus]:
     """Return what each budget has spent and would have left under `limits`, a configuration's budgets as JSON."""
     from tasks.policy.budgets import spending
 
@@ -195,10 +195,10 @@ def view_budgets(state: RunState, limits: Mapping[str, Any]) -> dict[str, Budget
     }
 
 
-def _budget(limit: "_Limit", spent: int, spent_total: int) -> BudgetView:
+def _budget(limit: "_Limit", spent: int, spent_total: int) -> BudgetStatus:
     left_total = None if limit.total is None else max(limit.total - spent_total, 0)
     left = max(limit.retries - spent, 0)
-    return BudgetView(
+    return BudgetStatus(
         spent=spent,
         left=left if left_total is None else min(left, left_total),
         spent_total=spent_total,

@@ -1,6 +1,6 @@
-"""Attempts in order, with equal neighbours as one stretch, and why they ended, the rare reasons first.
+"""Attempts in order, neighbours with the same reason as one stretch, and one row for each reason, the rarest first.
 
-Owns that 7 real failures are not buried under 1,785 preemptions. Pure.
+Seven real failures must stay visible among 1,785 preemptions.
 """
 
 from collections.abc import Iterable, Sequence
@@ -8,32 +8,32 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
 
-from reports.queries.run_views import AttemptView
+from reports.queries.receipts import Receipt
 
 OPEN = "open"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stretch:
-    """Consecutive attempts that ended for the same reason, `open` for one that has not ended."""
+    """Consecutive attempts that ended for the same reason; `open` for one that has not ended."""
 
     reason: str
-    attempts: tuple[AttemptView, ...]
+    attempts: tuple[Receipt, ...]
 
     @property
-    def first(self) -> AttemptView:
-        """The attempt it begins with."""
+    def first(self) -> Receipt:
+        """The oldest attempt of the stretch."""
         return self.attempts[0]
 
     @property
-    def last(self) -> AttemptView:
-        """The attempt it ends with."""
+    def last(self) -> Receipt:
+        """The newest attempt of the stretch."""
         return self.attempts[-1]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReasonRow:
-    """All attempts that ended for one reason: how many, which was the last, what they cost, what was said last."""
+    """All attempts that ended for one reason: how many, the newest of them, what they cost, the newest detail."""
 
     reason: str
     attempts: int
@@ -44,27 +44,27 @@ class ReasonRow:
     last_detail: str
 
 
-def stretches(attempts: Iterable[AttemptView]) -> tuple[Stretch, ...]:
-    """Return the attempts in order, equal neighbours together."""
-    grouped = groupby(attempts, key=lambda view: view.termination_reason or OPEN)
-    return tuple(Stretch(reason=reason, attempts=tuple(views)) for reason, views in grouped)
+def group_receipts(receipts: Iterable[Receipt]) -> tuple[Stretch, ...]:
+    """Return the attempts in order, neighbours with the same reason as one stretch."""
+    grouped = groupby(receipts, key=lambda receipt: receipt.termination_reason or OPEN)
+    return tuple(Stretch(reason=reason, attempts=tuple(group)) for reason, group in grouped)
 
 
-def reasons(attempts: Sequence[AttemptView]) -> tuple[ReasonRow, ...]:
-    """Return one row for each reason, the rarest first, among equals the one that happened last."""
-    found: dict[str, list[AttemptView]] = {}
-    for view in attempts:
-        found.setdefault(view.termination_reason or OPEN, []).append(view)
+def count_reasons(receipts: Sequence[Receipt]) -> tuple[ReasonRow, ...]:
+    """Return one row for each reason, the rarest first; of equally rare ones the newest first."""
+    by_reason: dict[str, list[Receipt]] = {}
+    for receipt in receipts:
+        by_reason.setdefault(receipt.termination_reason or OPEN, []).append(receipt)
     rows = (
         ReasonRow(
             reason=reason,
-            attempts=len(views),
-            gpu_seconds=sum(view.gpu_seconds for view in views),
-            wasted_gpu_seconds=sum(view.wasted_gpu_seconds or 0.0 for view in views),
-            last_attempt=views[-1].attempt,
-            last_at=views[-1].ended_at,
-            last_detail=views[-1].detail or "",
+            attempts=len(group),
+            gpu_seconds=sum(receipt.gpu_seconds for receipt in group),
+            wasted_gpu_seconds=sum(receipt.wasted_gpu_seconds or 0.0 for receipt in group),
+            last_attempt=group[-1].attempt,
+            last_at=group[-1].ended_at,
+            last_detail=group[-1].detail or "",
         )
-        for reason, views in found.items()
+        for reason, group in by_reason.items()
     )
     return tuple(sorted(rows, key=lambda row: (row.attempts, -row.last_attempt)))

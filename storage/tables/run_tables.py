@@ -2,7 +2,7 @@
 
 Owns what a row is; the columns are those of the JSON documents under the same names, nested ones flattened. A row is a
 record and a table's columns are its fields, so that the two cannot disagree. Refuses to know where rows come from
-(`run_rows`), how they are kept (`table_pack`) and who asks.
+(`reports.queries.sql_rows`), how they are kept (`table_pack`) and who asks.
 """
 
 from collections.abc import Mapping

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from reports.queries.run_query import answered
+from reports.queries.sql_rows import make_log_rows
 from storage.logs.entry_log import ReadEntry
 from storage.logs.fold_cache import FoldedLog, write_fold
 from storage.logs.log_entry import Entry, Writer, encode_entry, entry_name
@@ -28,7 +29,6 @@ from storage.logs.run_entries import CheckpointCommitted, Decision, Placement, R
 from storage.logs.run_state import AttemptRecord, CheckpointRecord, RunState
 from storage.stores.document import sha256
 from storage.stores.local_store import LocalStore
-from storage.tables.run_rows import log_rows
 from storage.tables.run_tables import LOG_TABLES
 from storage.tables.table_cache import FULL_ROWS, index_key
 from storage.tables.table_index import Pack, stamp_run, write_index
@@ -164,7 +164,7 @@ def build_store(folder: Path, *, runs: int, attempts: int, moved: int) -> LocalS
             run_id = f"run-{number:04d}"
             folded = head_of(store, run_id, state, 3 * attempts)
             stamp = stamp_run(store, f"runs/{run_id}", run_id, folded, with_steps=False)
-            builder.add(stamp, log_rows(run_id, state, "interrupted"))
+            builder.add(stamp, make_log_rows(run_id, state, "interrupted"))
             if number < moved:
                 write_fold(store, f"runs/{run_id}/fold.json", head_of(store, run_id, state, 3 * attempts + 1))
             if builder.rows >= FULL_ROWS or number == runs - 1:

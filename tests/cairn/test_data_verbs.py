@@ -10,7 +10,7 @@ import pytest
 from model.configuration.data import DataConfig
 from model.data.tokenizer import Tokenizer
 from reports.errors import RunNotFound
-from reports.queries.data_view import DataView, WindowChoice, find_snapshot, view_data
+from reports.queries.data_summary import DataSummary, WindowChoice, find_snapshot, summarize_data
 from storage.logs.log_entry import Writer
 from storage.logs.run_entries import RunOpened
 from storage.logs.run_log import RunLog
@@ -40,8 +40,10 @@ def snapshot_id(store: LocalStore, corpus: Path) -> str:
     return build_snapshot(store, config, corpus).snapshot_id
 
 
-def look(store: LocalStore, snapshot_id: str, tmp_path: Path, **choice: Any) -> DataView:
-    return view_data(store, snapshot_id, WindowChoice(**{"block_size": BLOCK} | choice), cache_dir=tmp_path / "cache")
+def look(store: LocalStore, snapshot_id: str, tmp_path: Path, **choice: Any) -> DataSummary:
+    return summarize_data(
+        store, snapshot_id, WindowChoice(**{"block_size": BLOCK} | choice), cache_dir=tmp_path / "cache"
+    )
 
 
 def test_sizes_and_sources_are_those_of_the_corpus(

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from reports.queries.run_diagnosis import diagnose_run
-from reports.queries.run_status import view_runs, view_status
+from reports.queries.run_status import list_runs, read_status
 from storage.logs.log_entry import Writer
 from storage.logs.run_entries import CurveVerdict, RunFinished
 from storage.logs.step_log import StepRecord, step_log_key
@@ -114,9 +114,9 @@ def test_a_run_that_stopped_early_says_where_and_why(trained: Any, store: Any, c
     trained.log.append(lambda state: body, writer=Writer(host="here", pid=1, attempt=2))
     trained.end("completed", action="finish")
     words = f"stopped early at step 30: {body.stopped} (early_stop.patience)"
-    status = view_status(trained.log)
+    status = read_status(trained.log)
     assert (status.state, status.stopped_early) == ("finished", words) and words in status.next
-    assert view_runs(store)[0].detail == words
+    assert list_runs(store)[0].detail == words
     assert diagnose_run(trained.log).stopped_early == words
     assert "stopped early at step 30" in cairn("runs").out and cairn("status", "bard").code == 0
 

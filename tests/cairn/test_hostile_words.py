@@ -13,7 +13,7 @@ from cairn.operations.model_card import _code, _front_matter
 from flows.orchestrator.promotion_approval import Question, describe
 from flows.orchestrator.run_artifacts import budgets_table, receipts_table
 from flows.run.progress import Progress
-from reports.pages.report_markdown import markdown_table, markdown_text
+from reports.pages.markdown import markdown_table, markdown_text
 from storage.logs.registry_entries import Promoted
 from tasks.text.output import print_document, print_facts, print_table, say
 from tasks.text.sanitize import sanitize, sanitize_json

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from cairn.operations.alias_rollback import roll_back
 from flows.orchestrator.promotion_approval import PromotionApproval, Question, Unanswered, Waiting, ask, describe
-from reports.queries.model_views import roll_back, view_history, view_models
+from reports.queries.alias_history import list_decisions, list_promotions
 from storage.checkpoints.checkpoint import quarantine_checkpoint
 from storage.errors import IntegrityError
 from storage.logs.log_entry import Writer
@@ -56,7 +57,7 @@ def test_rolling_back_twice_walks_back_twice(three: Any, store: LocalStore) -> N
 
 def test_a_rollback_says_who_why_and_what_it_left(three: Any, cairn: Any, store: LocalStore) -> None:
     assert cairn("rollback", "--why", "it repeats itself").code == 0
-    view = view_history(store)[0]
+    view = list_decisions(store)[0]
     assert (view.decision, view.step, view.why) == (
         "rolled-back",
         20,
@@ -69,7 +70,7 @@ def test_a_rollback_passes_over_weights_that_are_quarantined(three: Any, store: 
     broken = three.log.state.readable[1].committed
     quarantine_checkpoint(three.log, broken, "a flipped byte", writer=HUMAN)
     assert roll_back(store, "champion", by="ann").step == 10
-    assert [view.step for view in view_models(store)] == [10]
+    assert [view.step for view in list_promotions(store)] == [10]
 
 
 def test_a_rollback_passes_over_weights_whose_bytes_are_gone(three: Any, store: LocalStore) -> None:
@@ -90,7 +91,7 @@ def test_a_rollback_to_nothing_that_can_be_read_is_refused_and_says_what_is_wron
 def test_the_history_keeps_what_was_undone_and_what_was_refused(three: Any, cairn: Any, store: LocalStore) -> None:
     roll_back(store, "champion", by="ann")
     assert cairn("promote", "bard@10", "--why", "nostalgia").code == 3
-    views = view_history(store)
+    views = list_decisions(store)
     assert [(view.decision, view.step, view.gate) for view in views] == [
         ("refused", 10, "better"),
         ("rolled-back", 20, None),
@@ -149,10 +150,10 @@ def test_the_history_is_readable_as_it_was_stored_before_it_had_these_fields(sto
         "body": old,
     }
     assert store.create("models/champion/log/9999999999.json", encode(entry))
-    assert [(view.decision, view.step) for view in view_history(store)] == [("promoted", 1)]
+    assert [(view.decision, view.step) for view in list_decisions(store)] == [("promoted", 1)]
 
 
 def test_reading_the_history_needs_no_folder_of_the_runs(three: Any, store: LocalStore, tmp_path: Path) -> None:
     for key in store.keys("runs"):
         store.delete(key)
-    assert len(view_history(store)) == 3
+    assert len(list_decisions(store)) == 3

@@ -72,5 +72,5 @@ def test_no_refusal_repeats_a_secret(typed: Any, capsys: pytest.CaptureFixture[s
 def test_an_error_nobody_foresaw_has_its_traceback_and_its_own_code(
     typed: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reports.queries.run_status.view_runs", lambda store: 1 / 0)
+    monkeypatch.setattr("reports.queries.run_status.list_runs", lambda store: 1 / 0)
     assert typed("runs") == 1 and "ZeroDivisionError" in capsys.readouterr().err

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from reports.pages.report_markdown import sparkline
+from reports.pages.markdown import sparkline
 from reports.pages.report_pages import html_report, markdown_report
 from reports.pages.run_report import gather_report
-from reports.queries.run_status import view_runs, view_status
+from reports.queries.run_status import list_runs, read_status
 from storage.logs.log_entry import Writer
 from storage.logs.run_entries import DataQuarantined, EvaluationRecorded
 from storage.logs.step_log import StepRecord
@@ -249,11 +249,11 @@ def test_a_status_says_that_data_is_quarantined(fresh: Any, cairn: Any) -> None:
     fresh.start()
     body = DataQuarantined(attempt=1, reason="bad-data", windows=(3,), detail="why")
     fresh.log.append(lambda state: body, writer=HUMAN)
-    assert view_status(fresh.log).quarantined_windows == 1
+    assert read_status(fresh.log).quarantined_windows == 1
     assert "1 window of the data, never drawn again" in cairn("status", "fresh").out
 
 
 def test_a_run_that_needs_a_person_says_so_in_the_list(fresh: Any, store: Any) -> None:
     fresh.start()
     fresh.end("error", action="stop")
-    assert [row.detail for row in view_runs(store)] == ["attempt 1 ended: error; `cairn explain fresh` says why"]
+    assert [row.detail for row in list_runs(store)] == ["attempt 1 ended: error; `cairn explain fresh` says why"]

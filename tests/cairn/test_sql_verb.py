@@ -13,9 +13,11 @@ import msgspec
 import pytest
 
 from reports.errors import InvalidQuery
+from reports.queries.checkpoints import read_checkpoints
+from reports.queries.evaluations import list_evaluations
 from reports.queries.queried_runs import named_tables
+from reports.queries.receipts import read_receipts
 from reports.queries.run_query import answered
-from reports.queries.run_views import view_attempts, view_checkpoints, view_evaluations
 from storage.logs.registry import Registry
 from storage.logs.registry_entries import Refused, RolledBack
 from storage.logs.run_entries import DataQuarantined
@@ -75,7 +77,7 @@ def test_the_query_of_the_contract_runs_as_it_stands(store: LocalStore, cairn: A
 
 
 def test_receipts_are_those_of_the_attempts_verb_field_by_field(bard: FabricatedRun, work: Path) -> None:
-    shown = list(msgspec.to_builtins(view_attempts(bard.log)))
+    shown = list(msgspec.to_builtins(read_receipts(bard.log)))
     names = ", ".join(shown[0])
     asked = ask(bard.log.store, f"select {names} from training_attempts order by attempt", work)
     assert msgspec.to_builtins(asked) == shown
@@ -88,13 +90,13 @@ def test_nested_fields_are_columns_too(bard: FabricatedRun, work: Path) -> None:
 
 
 def test_checkpoints_are_those_of_the_verb_but_for_the_ones_being_written(bard: FabricatedRun, work: Path) -> None:
-    shown = [msgspec.to_builtins(view) for view in view_checkpoints(bard.log) if view.state != "writing"]
+    shown = [msgspec.to_builtins(view) for view in read_checkpoints(bard.log) if view.state != "writing"]
     names = ", ".join(shown[0])
     assert msgspec.to_builtins(ask(bard.log.store, f"select {names} from checkpoints order by step", work)) == shown
 
 
 def test_evaluations_are_those_of_the_verb(bard: FabricatedRun, work: Path) -> None:
-    shown = json.loads(encode(view_evaluations(bard.log.state)))
+    shown = json.loads(encode(list_evaluations(bard.log.state)))
     asked = ask(bard.log.store, f"select {', '.join(shown[0])} from evaluations order by started_at", work)
     assert json.loads(encode(asked)) == shown
     losses = ask(bard.log.store, "select step, val_loss, metrics['val_loss'] as same, status from evaluations", work)

@@ -19,9 +19,9 @@ import tasks.attempt.attempt_claim as attempt_claim
 import tasks.checkpoints.checkpoint_sweep as checkpoint_sweep
 import tasks.checkpoints.promotion_offer as promotion_offer
 import tasks.evaluator.evaluation_run as evaluation_run
+from cairn.operations.alias_rollback import roll_back
 from model.configuration.network import ModelConfig
 from reports.errors import RunNotFound
-from reports.queries.model_views import roll_back
 from storage.checkpoints.checkpoint import (
     StagedCheckpoint,
     TensorGroup,

@@ -15,10 +15,10 @@ import pytest
 from flows.orchestrator.curve_artifact import Drawing, curve_markdown, is_due
 from flows.orchestrator.run_artifacts import artifact_key
 from reports.plots.colors import look_of, nearest_colors, pixel_colors
+from reports.plots.curve_labels import footer, standing, title, written, written_small
 from reports.plots.curve_plot import draw_png, draw_svg
 from reports.plots.curve_reduction import Series, smoothed, thinned
-from reports.plots.curve_sheet import Sheet
-from reports.plots.curve_words import footer, standing, title, written, written_small
+from reports.plots.plot_axis import Sheet
 from reports.plots.run_curves import HeldOutPoint, Interruption, PromotedPoint, Replay, RunCurves, RunEnd, gather_curves
 from storage.logs.step_curve import StepPoint
 from storage.logs.step_log import StepRecord, step_log_key

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from reports.queries.run_lookup import find_run
-from reports.queries.run_status import view_runs, view_status
+from reports.queries.run_status import list_runs, read_status
 from storage.logs.entry_log import EntryLog
 from storage.logs.fold_cache import FOLD_EVERY_ENTRIES
 from storage.logs.log_entry import Entry, encode_entry, entry_name
@@ -98,18 +98,18 @@ def test_the_newest_committed_checkpoint_is_found_in_two_requests(long_run: Loca
 
 def test_status_needs_a_bounded_number_of_requests(long_run: LocalStore) -> None:
     def status(store: ObjectStore) -> None:
-        assert view_status(find_run(store, RUN)).newest_committed_step == 20_000
+        assert read_status(find_run(store, RUN)).newest_committed_step == 20_000
 
     assert requests_of(long_run, status) <= FOLD_EVERY_ENTRIES + 4
 
 
 def test_the_list_of_runs_needs_a_bounded_number_of_requests(long_run: LocalStore) -> None:
-    assert requests_of(long_run, view_runs) <= FOLD_EVERY_ENTRIES + 6
+    assert requests_of(long_run, list_runs) <= FOLD_EVERY_ENTRIES + 6
 
 
 def test_status_takes_well_under_a_second(long_run: LocalStore) -> None:
     before = time.process_time()
-    view_status(find_run(long_run, RUN))
+    read_status(find_run(long_run, RUN))
     assert time.process_time() - before < 0.5
 
 

@@ -11,6 +11,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from reports.queries.run_query import answered
+from reports.queries.sql_rows import make_log_rows
 from storage.errors import StoreRefused
 from storage.logs.log_entry import Writer
 from storage.logs.run_log import RunLog, list_run_ids
@@ -20,7 +21,6 @@ from storage.stores.local_store import LocalStore
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore
 from storage.tables import table_cache
-from storage.tables.run_rows import log_rows
 from storage.tables.table_cache import GatheredTables, TableCache, TableKind, index_key
 from tests.entries import ended, started
 from tests.storage.builders import opened
@@ -38,7 +38,7 @@ class Folding:
 
     def __call__(self, run_id: str, state: RunState) -> Mapping[str, Sequence[Any]]:
         self.run_ids.append(run_id)
-        return log_rows(run_id, state, "opened")
+        return make_log_rows(run_id, state, "opened")
 
 
 class ReadOnly(MemoryStore):

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from reports.explain.post_mortem import PostMortem
-from reports.queries.run_views import AttemptView
+from reports.queries.receipts import Receipt
 from tasks.policy.termination import TERMINATIONS, ExitCode, TerminationReason
 from tasks.text.format import format_count, format_duration, format_list, one_line
 
@@ -17,7 +17,7 @@ _LAST_FRAMES = 1
 _MOST_WINDOWS = 8
 
 
-def evidence_sentences(evidence: Mapping[str, Any], receipt: AttemptView) -> list[str]:
+def evidence_sentences(evidence: Mapping[str, Any], receipt: Receipt) -> list[str]:
     """Return the evidence, one sentence each, and why it means the receipt's reason."""
     reason = receipt.termination_reason or ""
     found = [*_told(evidence), *_exit(evidence, reason), *_memory(evidence), *_words(evidence, receipt.detail or "")]

@@ -43,7 +43,7 @@ class WindowDocument:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WindowView:
+class WindowSummary:
     """One training window: block_size inputs from ``first_token`` of its split on, as text, and its documents.
 
     ``groups`` are those its tokens, the last target too, belong to: empty where sources are not kept apart. One of
@@ -61,7 +61,7 @@ class WindowView:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SplitView:
+class SplitSummary:
     """How much a split holds, and in how many shards and windows."""
 
     documents: int
@@ -72,7 +72,7 @@ class SplitView:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SourceView:
+class SourceSummary:
     """One source: its size and hash, what a document is in it, and how many it gave."""
 
     name: str
@@ -83,7 +83,7 @@ class SourceView:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GroupView:
+class GroupSummary:
     """Sources that are drawn together: their number and tokens, the windows of train that are wholly theirs.
 
     ``weight`` and ``share`` (of all draws, 0 to 1) are a run's: None where none was asked for, or it has no weights.
@@ -99,7 +99,7 @@ class GroupView:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DataView:
+class DataSummary:
     """A snapshot: sizes, sources, splits, tokenizer, what was left out, and windows. Sizes are bytes."""
 
     snapshot_id: str
@@ -110,11 +110,11 @@ class DataView:
     end_of_text_id: int
     val_fraction: float
     block_size: int
-    splits: dict[str, SplitView]
-    sources: tuple[SourceView, ...]
-    groups: tuple[GroupView, ...]
+    splits: dict[str, SplitSummary]
+    sources: tuple[SourceSummary, ...]
+    groups: tuple[GroupSummary, ...]
     rejected: dict[str, int]
-    windows: tuple[WindowView, ...]
+    windows: tuple[WindowSummary, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,13 +131,13 @@ class WindowChoice:
             raise InvalidConfiguration(f"--block-size {self.block_size}: must be at least 1")
 
 
-def view_data(store: ObjectStore, reference: str, choice: WindowChoice, *, cache_dir: Path) -> DataView:
+def summarize_data(store: ObjectStore, reference: str, choice: WindowChoice, *, cache_dir: Path) -> DataSummary:
     """Look at the snapshot that `reference` names; raises `RunNotFound` where it names none."""
     found = _find(store, reference)
     block_size = choice.block_size or found.block_size or DEFAULT_BLOCK_SIZE
     files = SnapshotFiles(store, found.snapshot_id, cache_dir)
     manifest = files.manifest
-    return DataView(
+    return DataSummary(
         snapshot_id=found.snapshot_id,
         run_id=found.run_id,
         bytes=sum(item.bytes for item in manifest.objects),
@@ -148,7 +148,9 @@ def view_data(store: ObjectStore, reference: str, choice: WindowChoice, *, cache
         block_size=block_size,
         splits={split: _split_view(manifest, split, block_size) for split in SPLITS},
         sources=tuple(
-            SourceView(name=item.name, bytes=item.bytes, sha256=item.sha256, unit=item.unit, documents=item.documents)
+            SourceSummary(
+                name=item.name, bytes=item.bytes, sha256=item.sha256, unit=item.unit, documents=item.documents
+            )
             for item in manifest.sources
         ),
         groups=_group_views(manifest, found, block_size),
@@ -196,7 +198,7 @@ def _find(store: ObjectStore, reference: str) -> _Found:
     )
 
 
-def _group_views(manifest: SnapshotManifest, found: _Found, block_size: int) -> tuple[GroupView, ...]:
+def _group_views(manifest: SnapshotManifest, found: _Found, block_size: int) -> tuple[GroupSummary, ...]:
     weighted = weighted_groups(manifest, found.data) if found.data else ()
     weight_of = {item.group.name: item.weight for item in weighted}
     total = sum(weight_of.values())
@@ -204,7 +206,7 @@ def _group_views(manifest: SnapshotManifest, found: _Found, block_size: int) -> 
     for group in manifest.known_groups:
         weight = weight_of.get(group.name)
         views.append(
-            GroupView(
+            GroupSummary(
                 name=group.name,
                 sources=group.sources,
                 train_tokens=group.train_tokens,
@@ -218,9 +220,9 @@ def _group_views(manifest: SnapshotManifest, found: _Found, block_size: int) -> 
     return tuple(views)
 
 
-def _split_view(manifest: SnapshotManifest, split: SplitName, block_size: int) -> SplitView:
+def _split_view(manifest: SnapshotManifest, split: SplitName, block_size: int) -> SplitSummary:
     size = manifest.split(split)
-    return SplitView(
+    return SplitSummary(
         documents=size.documents,
         tokens=size.tokens,
         bytes=size.bytes,
@@ -233,7 +235,7 @@ def _window_count(manifest: SnapshotManifest, split: SplitName, block_size: int)
     return (manifest.split(split).tokens - 1) // block_size
 
 
-def _windows(files: SnapshotFiles, choice: WindowChoice, found: _Found, block_size: int) -> tuple[WindowView, ...]:
+def _windows(files: SnapshotFiles, choice: WindowChoice, found: _Found, block_size: int) -> tuple[WindowSummary, ...]:
     tokenizer = Tokenizer.from_json(files.path(TOKENIZER).read_text(encoding="utf-8"))
     is_weighted = found.data is None or bool(found.data.weights)
     return tuple(
@@ -257,12 +259,12 @@ def _shown(manifest: SnapshotManifest, choice: WindowChoice, block_size: int) ->
 
 def _window_view(
     files: SnapshotFiles, tokenizer: Tokenizer, split: SplitName, window: int, block_size: int, *, is_weighted: bool
-) -> WindowView:
+) -> WindowSummary:
     first = window * block_size
     documents = documents_between(files.path(DOCUMENTS), split, first, first + block_size)
     groups = _groups_between(files.manifest, split, first, first + block_size + 1)
     tokens = np.concatenate(list(slices_between(files.shards(split), first, first + block_size)))
-    return WindowView(
+    return WindowSummary(
         split=split,
         window=window,
         first_token=first,

@@ -6,13 +6,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from reports.queries.sql_rows import make_attempt_row, make_log_rows, make_run_row, make_step_rows, make_unreadable_row
 from storage.logs.registry_entries import Promoted, RolledBack
 from storage.logs.run_entries import CheckpointReference, CheckpointSuperseded, RunFinished
 from storage.logs.run_state import RunState, fold
 from storage.logs.step_log import StepRecord
 from storage.tables import run_tables
 from storage.tables.promotion_rows import promotion_rows
-from storage.tables.run_rows import attempt_rows, log_rows, run_row, step_rows, unreadable_row
 from storage.tables.run_tables import ROWS, columns
 from storage.tables.table_pack import arrow_table
 from tests.entries import NOON, ended, evaluated, started
@@ -36,7 +36,7 @@ def test_an_empty_table_has_the_columns_and_types_of_a_full_one(table: str) -> N
 
 def test_rows_become_arrow_without_a_loss() -> None:
     state = folded(opened(), started(1), committed(20, 1), evaluated(20, 1.5), ended(1, "ß"))
-    for table, rows in log_rows("r1", state, "stopped").items():
+    for table, rows in make_log_rows("r1", state, "stopped").items():
         (shown,), (row,) = arrow_table(table, rows).to_pylist(), rows
         for column in columns(table):
             value = getattr(row, column.name)
@@ -46,19 +46,21 @@ def test_rows_become_arrow_without_a_loss() -> None:
 
 
 def test_a_table_of_repeated_configurations_holds_each_once() -> None:
-    rows = attempt_rows("r1", folded(opened(), started(1), ended(1)))
+    state = folded(opened(), started(1), ended(1))
+    rows = [make_attempt_row("r1", state, record) for record in state.attempts]
     assert pa.types.is_dictionary(arrow_table("training_attempts", rows * 3)["config"].type)
 
 
 def test_an_open_attempt_has_no_reason_and_no_decision() -> None:
-    (row,) = attempt_rows("r1", folded(opened(), started(1), committed(20, 1)))
+    state = folded(opened(), started(1), committed(20, 1))
+    row = make_attempt_row("r1", state, state.attempts[0])
     assert (row.termination_reason, row.ended_at, row.decision_action, row.decision_left) == (None,) * 4
     assert (row.first_step, row.last_step, row.last_committed_step) == (0, 20, 20)
 
 
 def test_a_finished_run_says_when_its_last_step_was_committed() -> None:
     state = folded(opened(), started(1), committed(20, 1), FINISHED, ended(1, "completed"))
-    row = run_row("r1", state, "finished")
+    row = make_run_row("r1", state, "finished")
     assert (row.finished_at, row.state_sha256, row.attempts) == (state.checkpoints[0].committed_at, "s", 1)
 
 
@@ -67,22 +69,24 @@ def test_a_superseded_checkpoint_keeps_its_row_and_says_why() -> None:
     superseded = CheckpointSuperseded(
         step=10, attempt=1, prefix=gone.prefix, manifest_sha256=gone.manifest_sha256, why="keep_last"
     )
-    rows = log_rows("r1", folded(opened(), started(1), gone, committed(20, 1), superseded), "running")["checkpoints"]
+    rows = make_log_rows("r1", folded(opened(), started(1), gone, committed(20, 1), superseded), "running")[
+        "checkpoints"
+    ]
     assert [(row.state, row.detail) for row in rows] == [("superseded", "keep_last"), ("committed", "")]
 
 
 @pytest.mark.parametrize("config", [{}, {"model": 3}, {"model": {"n_layer": "six"}, "training": {"lr": None}}])
 def test_a_configuration_of_another_shape_leaves_its_columns_empty(config: dict[str, Any]) -> None:
-    row = run_row("r1", folded(replace(opened(), config=config)), "opened")
+    row = make_run_row("r1", folded(replace(opened(), config=config)), "opened")
     assert (row.n_layer, row.lr) == (None, None)
 
 
 def test_a_run_that_was_never_opened_is_still_a_row() -> None:
-    assert run_row("r1", folded(started(1)), "running").model_family is None
+    assert make_run_row("r1", folded(started(1)), "running").model_family is None
 
 
 def test_an_unreadable_run_says_only_why() -> None:
-    row = unreadable_row("r1", "torn")
+    row = make_unreadable_row("r1", "torn")
     assert (row.run_id, row.state, row.detail, row.attempts) == ("r1", "unreadable", "torn", None)
 
 
@@ -91,8 +95,8 @@ def test_steps_count_tokens_where_the_configuration_says_how_many() -> None:
     line = StepRecord(step=3, attempt=1, train_loss=1.0, memory_bytes=0, probe_loss=None, sample=None, **rest)
     known = {"training": {"global_batch": 4}, "model": {"block_size": 8}}
     state = folded(replace(opened(), config=known), started(1))
-    assert [row.tokens for row in step_rows("r1", state, [line])] == [96]
-    assert [row.tokens for row in step_rows("r1", folded(opened(), started(1)), [line])] == [None]
+    assert [row.tokens for row in make_step_rows("r1", state, [line])] == [96]
+    assert [row.tokens for row in make_step_rows("r1", folded(opened(), started(1)), [line])] == [None]
 
 
 def test_after_a_roll_back_to_nothing_the_alias_points_nowhere() -> None:

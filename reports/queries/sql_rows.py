@@ -1,15 +1,13 @@
-"""From a folded run and its step records to the rows of the tables. Pure.
-
-Owns which value goes into which column. The state of a run is the caller's word: whether an owner is gone is not in
-the log. Refuses to know SQL and files.
-"""
+"""The SQL rows of one run: its receipts, checkpoints and evaluations with the columns that SQL adds, and its steps."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
-from storage.logs.run_entries import EvaluationFailed, EvaluationRecorded
+from reports.queries.checkpoints import summarize_checkpoint
+from reports.queries.evaluations import EvaluationSummary, list_evaluations
+from reports.queries.receipts import DecisionSummary, make_receipt
 from storage.logs.run_state import AttemptRecord, RunState
 from storage.logs.step_curve import splice
 from storage.logs.step_log import StepRecord
@@ -23,130 +21,82 @@ from storage.tables.run_tables import (
 )
 
 
-def log_rows(run_id: str, state: RunState, standing: str) -> dict[str, list[Any]]:
+def make_log_rows(run_id: str, state: RunState, standing: str) -> dict[str, list[Any]]:
     """Return the rows of one run in every table that follows from its log."""
     return {
-        "runs": [run_row(run_id, state, standing)],
-        "training_attempts": attempt_rows(run_id, state),
-        "checkpoints": checkpoint_rows(run_id, state),
-        "evaluations": evaluation_rows(run_id, state),
+        "runs": [make_run_row(run_id, state, standing)],
+        "training_attempts": [make_attempt_row(run_id, state, record) for record in state.attempts],
+        "checkpoints": _checkpoint_rows(run_id, state),
+        "evaluations": _evaluation_rows(run_id, state),
     }
 
 
-def attempt_rows(run_id: str, state: RunState) -> list[TrainingAttemptRow]:
-    """Return the receipts, oldest first."""
-    return [_attempt_row(run_id, state, record) for record in state.attempts]
-
-
-def _attempt_row(run_id: str, state: RunState, record: AttemptRecord) -> TrainingAttemptRow:
-    opened, started, ended = state.opened, record.started, record.ended
-    placement, resumed = started.placement, started.resumed_from
-    decision = ended.decision if ended else None
+def make_attempt_row(run_id: str, state: RunState, record: AttemptRecord) -> TrainingAttemptRow:
+    """Return a receipt as a row: placement and decision become columns."""
+    fields, started = _fields(make_receipt(run_id, state, record)), record.started
+    placement, decision = fields.pop("placement"), fields.pop("decision")
     return TrainingAttemptRow(
-        run_id=run_id,
-        model_family=opened.model_family if opened else None,
-        attempt=started.attempt,
-        started_at=record.started_at,
-        ended_at=record.ended_at,
-        termination_reason=ended.reason if ended else None,
-        detail=ended.detail if ended else None,
-        fingerprint=ended.fingerprint if ended else None,
-        config_sha256=started.config_sha256,
-        data_snapshot=opened.data_snapshot if opened else "",
-        code_version=started.code_version,
-        placement_host=placement.host,
-        placement_pid=placement.pid,
-        placement_device=placement.device,
-        placement_world_size=placement.world_size,
-        flow_run_id=started.flow_run_id,
-        resumed_from_step=resumed.step if resumed else None,
-        resumed_from_manifest=resumed.manifest_sha256 if resumed else None,
-        first_step=started.first_step,
-        last_step=record.last_known_step,
-        last_committed_step=record.last_committed_step,
-        total_steps=opened.total_steps if opened else None,
-        tokens=ended.tokens if ended else 0,
-        gpu_seconds=ended.gpu_seconds if ended else 0.0,
-        useful_gpu_seconds=ended.useful_gpu_seconds if ended else None,
-        wasted_gpu_seconds=ended.wasted_gpu_seconds if ended else None,
-        micro_batch=started.micro_batch,
+        **fields,
+        **_fields(placement, "placement_"),
+        **(_fields(decision, "decision_") if decision else {f"decision_{name}": None for name in _DECISION}),
+        model_family=state.opened.model_family if state.opened else None,
+        total_steps=state.opened.total_steps if state.opened else None,
         activation_checkpointing=started.activation_checkpointing,
         quarantined_samples=started.quarantined_samples,
         changed=started.changed,
         made_progress=record.made_progress,
-        decision_action=decision.action if decision else None,
-        decision_reason=decision.reason if decision else None,
-        decision_charged=decision.charged if decision else None,
-        decision_left=decision.left if decision else None,
-        decision_delay_seconds=decision.delay_seconds if decision else None,
         config=_json(started.config),
     )
 
 
-def checkpoint_rows(run_id: str, state: RunState) -> list[CheckpointRow]:
-    """Return every checkpoint the log names, in commit order."""
+_DECISION = DecisionSummary.__slots__
+
+
+def _fields(record: Any, prefix: str = "") -> dict[str, Any]:
+    return {f"{prefix}{name}": getattr(record, name) for name in record.__slots__}
+
+
+def _checkpoint_rows(run_id: str, state: RunState) -> list[CheckpointRow]:
     family = state.opened.model_family if state.opened else None
     return [
         CheckpointRow(
-            run_id=run_id,
+            **_fields(summarize_checkpoint(run_id, record)),
             model_family=family,
-            attempt=record.committed.attempt,
-            step=record.committed.step,
-            state=record.state,
-            prefix=record.committed.prefix,
-            manifest_sha256=record.committed.manifest_sha256,
-            state_sha256=record.committed.state_sha256,
-            bytes=record.committed.bytes,
             tokens=record.committed.tokens,
             gpu_seconds=record.committed.gpu_seconds,
-            committed_at=record.committed_at,
             detail=record.detail,
         )
         for record in state.checkpoints
     ]
 
 
-def evaluation_rows(run_id: str, state: RunState) -> list[EvaluationRow]:
-    """Return recorded and failed evaluations in the order they were started."""
+def _evaluation_rows(run_id: str, state: RunState) -> list[EvaluationRow]:
     attempts = {record.committed.manifest_sha256: record.committed.attempt for record in state.checkpoints}
     family = state.opened.model_family if state.opened else None
-    items: list[EvaluationRecorded | EvaluationFailed] = [*state.evaluations, *state.failed_evaluations]
-    items.sort(key=lambda item: item.started_at)
-    return [_evaluation_row(run_id, family, attempts.get(item.manifest_sha256), item) for item in items]
+    return [
+        _evaluation_row(run_id, family, attempts.get(summary.manifest_sha256), summary)
+        for summary in list_evaluations(state)
+    ]
 
 
-def _evaluation_row(
-    run_id: str, family: str | None, attempt: int | None, item: EvaluationRecorded | EvaluationFailed
-) -> EvaluationRow:
-    recorded = item if isinstance(item, EvaluationRecorded) else None
-    metrics = recorded.metrics if recorded else {}
-    verdict = recorded.verdict if recorded else None
+def _evaluation_row(run_id: str, family: str | None, attempt: int | None, summary: EvaluationSummary) -> EvaluationRow:
+    fields = _fields(summary)
+    verdict = fields.pop("verdict")
     return EvaluationRow(
+        **fields,
         run_id=run_id,
         model_family=family,
         attempt=attempt,
-        step=item.step,
-        manifest_sha256=item.manifest_sha256,
-        suite=item.suite,
-        suite_sha256=item.suite_sha256,
-        data_snapshot=item.data_snapshot,
-        status="recorded" if recorded else "failed",
-        val_loss=metrics.get("val_loss"),
-        perplexity=metrics.get("perplexity"),
-        bits_per_byte=metrics.get("bits_per_byte"),
-        metrics=metrics,
-        samples=recorded.samples if recorded else (),
-        evaluator_version=recorded.evaluator_version if recorded else None,
+        val_loss=summary.metrics.get("val_loss"),
+        perplexity=summary.metrics.get("perplexity"),
+        bits_per_byte=summary.metrics.get("bits_per_byte"),
         verdict_kind=verdict.kind if verdict else None,
         verdict_why=verdict.why if verdict else None,
-        detail=item.detail if isinstance(item, EvaluationFailed) else None,
-        started_at=item.started_at,
-        seconds=item.seconds,
     )
 
 
-def run_row(run_id: str, state: RunState, standing: str) -> RunRow:
-    """Return the run's own row; `standing` is its state as the caller sees it."""
+def make_run_row(run_id: str, state: RunState, standing: str) -> RunRow:
+    """Return the run's own row; `standing` is its state: whether an owner is gone is not in the log."""
     opened, newest, finished = state.opened, state.newest_committed, state.finished
     config = opened.config if opened else {}
     ends = [record.ended for record in state.attempts if record.ended]
@@ -190,13 +140,13 @@ def run_row(run_id: str, state: RunState, standing: str) -> RunRow:
     )
 
 
-def unreadable_row(run_id: str, why: str) -> RunRow:
-    """Return the row of a run whose log cannot be believed."""
+def make_unreadable_row(run_id: str, why: str) -> RunRow:
+    """Return the row of a run whose log does not verify."""
     nothing: dict[str, Any] = dict.fromkeys(RunRow.__slots__)
     return RunRow(**{**nothing, "run_id": run_id, "state": "unreadable", "detail": why})
 
 
-def step_rows(run_id: str, state: RunState, lines: Iterable[StepRecord]) -> list[StepRow]:
+def make_step_rows(run_id: str, state: RunState, lines: Iterable[StepRecord]) -> list[StepRow]:
     """Return the surviving line: every step once, in order."""
     opened = state.opened
     config = opened.config if opened else {}

@@ -1,9 +1,11 @@
 import json
 from typing import Any
 
-from reports.queries.model_views import view_models
-from reports.queries.run_status import view_status
-from reports.queries.run_views import view_attempts, view_checkpoints, view_evaluations
+from reports.queries.alias_history import list_promotions
+from reports.queries.checkpoints import read_checkpoints
+from reports.queries.evaluations import list_evaluations
+from reports.queries.receipts import read_receipts
+from reports.queries.run_status import read_status
 from storage.stores.document import encode
 from storage.stores.local_store import LocalStore
 
@@ -37,16 +39,16 @@ def printed(view: object) -> Any:
 
 
 def test_a_receipt_has_every_field_of_the_contract(bard: Any) -> None:
-    assert [set(item) for item in printed(view_attempts(bard.log))] == [ATTEMPT, ATTEMPT]
+    assert [set(item) for item in printed(read_receipts(bard.log))] == [ATTEMPT, ATTEMPT]
 
 
 def test_a_receipt_says_where_the_attempt_ran(bard: Any) -> None:
-    placement = printed(view_attempts(bard.log))[0]["placement"]
+    placement = printed(read_receipts(bard.log))[0]["placement"]
     assert placement == {"host": "elsewhere", "pid": 1, "device": "cpu", "world_size": 1}
 
 
 def test_a_receipt_says_what_was_decided(bard: Any) -> None:
-    assert printed(view_attempts(bard.log))[0]["decision"] == {
+    assert printed(read_receipts(bard.log))[0]["decision"] == {
         "action": "resume",
         "reason": "so it was decided",
         "charged": "preempted",
@@ -56,47 +58,47 @@ def test_a_receipt_says_what_was_decided(bard: Any) -> None:
 
 
 def test_an_open_attempt_has_no_termination_reason(bard: Any) -> None:
-    assert printed(view_attempts(bard.log))[1]["termination_reason"] is None
+    assert printed(read_receipts(bard.log))[1]["termination_reason"] is None
 
 
 def test_an_open_attempt_is_as_far_as_its_heartbeat_says(bard: Any) -> None:
-    assert view_attempts(bard.log)[1].last_step == 33
+    assert read_receipts(bard.log)[1].last_step == 33
 
 
 def test_a_resumed_attempt_sets_out_from_the_commit_it_resumed(bard: Any) -> None:
-    second = view_attempts(bard.log)[1]
+    second = read_receipts(bard.log)[1]
     assert (second.first_step, second.resumed_from_step) == (20, 20)
 
 
 def test_times_are_iso_8601_in_utc(bard: Any) -> None:
-    assert printed(view_attempts(bard.log))[0]["started_at"] == "2026-01-01T12:00:01Z"
+    assert printed(read_receipts(bard.log))[0]["started_at"] == "2026-01-01T12:00:01Z"
 
 
 def test_a_checkpoint_has_every_field_of_the_contract(bard: Any) -> None:
-    assert all(set(item) == CHECKPOINT for item in printed(view_checkpoints(bard.log)))
+    assert all(set(item) == CHECKPOINT for item in printed(read_checkpoints(bard.log)))
 
 
 def test_a_staged_checkpoint_is_shown_as_writing(bard: Any) -> None:
-    states = [(item.step, item.state) for item in view_checkpoints(bard.log)]
+    states = [(item.step, item.state) for item in read_checkpoints(bard.log)]
     assert states == [(10, "committed"), (20, "committed"), (30, "committed"), (40, "writing")]
 
 
 def test_an_evaluation_has_every_field_of_the_contract(bard: Any) -> None:
-    assert all(set(item) >= EVALUATION for item in printed(view_evaluations(bard.log.state)))
+    assert all(set(item) >= EVALUATION for item in printed(list_evaluations(bard.log.state)))
 
 
 def test_a_failed_evaluation_is_listed_with_its_detail(bard: Any) -> None:
-    failed = view_evaluations(bard.log.state)[-1]
+    failed = list_evaluations(bard.log.state)[-1]
     assert (failed.status, failed.detail) == ("failed", "it exited with 1")
 
 
 def test_a_status_has_every_field_of_the_contract(bard: Any) -> None:
-    assert set(printed(view_status(bard.log))) == STATUS
+    assert set(printed(read_status(bard.log))) == STATUS
 
 
 def test_a_model_has_every_field_of_the_contract(bard: Any, store: LocalStore) -> None:
-    assert all(set(item) >= MODEL for item in printed(view_models(store)))
+    assert all(set(item) >= MODEL for item in printed(list_promotions(store)))
 
 
 def test_the_present_champion_comes_first(bard: Any, store: LocalStore) -> None:
-    assert [(view.step, view.current) for view in view_models(store)] == [(20, True), (10, False)]
+    assert [(view.step, view.current) for view in list_promotions(store)] == [(20, True), (10, False)]

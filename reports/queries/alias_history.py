@@ -1,0 +1,141 @@
+"""What each alias points at, and every decision about it, with the JSON fields of `cairn models`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from storage.logs.registry import ModelDecision, Registry, RegistryState, list_aliases
+from storage.logs.registry_entries import Promoted, Refused, RolledBack, SuiteReference
+from storage.stores.object_store import ObjectStore
+
+_DECISIONS: Mapping[type, str] = {Promoted: "promoted", Refused: "refused", RolledBack: "rolled-back"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromotedEvaluation:
+    """What the gates compared: metrics under one suite, the other suites they required, the verdict on the curve."""
+
+    suite_sha256: str
+    metrics: Mapping[str, float]
+    data_snapshot: str | None = None
+    required: tuple[SuiteReference, ...] = ()
+    verdict: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AliasPromotion:
+    """A promotion; `current` says that the alias points at it now, `previous` names what it pointed at before."""
+
+    alias: str
+    run_id: str
+    step: int
+    manifest_sha256: str
+    evaluation: PromotedEvaluation
+    promoted_at: datetime
+    by: str
+    why: str
+    previous: str | None
+    current: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AliasDecision:
+    """One decision about an alias: promoted, refused (by `gate`) or rolled-back, with the checkpoint it is about.
+
+    For a roll-back that is the checkpoint the alias points at afterwards, and `previous` the one it left.
+    """
+
+    alias: str
+    decision: str
+    at: datetime
+    run_id: str | None
+    step: int | None
+    manifest_sha256: str | None
+    gate: str | None
+    by: str
+    why: str
+    evaluation: PromotedEvaluation | None
+    previous: str | None
+
+
+def list_promotions(store: ObjectStore) -> tuple[AliasPromotion, ...]:
+    """Return the promotions of every alias, newest first, without those that were rolled back."""
+    registries = ((alias, Registry(store, alias).refresh()) for alias in list_aliases(store))
+    return tuple(item for alias, state in registries for item in list_alias_promotions(alias, state))
+
+
+def list_alias_promotions(alias: str, state: RegistryState) -> tuple[AliasPromotion, ...]:
+    """Return the promotions of one alias, newest first."""
+    return tuple(
+        AliasPromotion(
+            alias=alias,
+            run_id=promoted.run_id,
+            step=promoted.step,
+            manifest_sha256=promoted.manifest_sha256,
+            evaluation=_promoted_evaluation(promoted),
+            promoted_at=at,
+            by=promoted.by,
+            why=promoted.why,
+            previous=promoted.previous,
+            current=promoted is state.champion,
+        )
+        for at, promoted in reversed(state.champions)
+    )
+
+
+def list_decisions(store: ObjectStore) -> tuple[AliasDecision, ...]:
+    """Return every decision about every alias, newest first: undone promotions, refusals and roll-backs too."""
+    states = [(alias, Registry(store, alias).refresh()) for alias in list_aliases(store)]
+    return tuple(_decision(alias, at, body, state) for alias, state in states for at, body in reversed(state.history))
+
+
+def _decision(alias: str, at: datetime, body: ModelDecision, state: RegistryState) -> AliasDecision:
+    about = _promotion(state, body.manifest_sha256) if isinstance(body, RolledBack) else body
+    return AliasDecision(
+        alias=alias,
+        decision=_DECISIONS[type(body)],
+        at=at,
+        run_id=about.run_id if about else None,
+        step=about.step if about else None,
+        manifest_sha256=body.manifest_sha256,
+        gate=body.gate if isinstance(body, Refused) else None,
+        by=body.by,
+        why=_reason(body),
+        evaluation=_evaluation(about),
+        previous=_previous(body),
+    )
+
+
+def _promoted_evaluation(promoted: Promoted) -> PromotedEvaluation:
+    return PromotedEvaluation(
+        suite_sha256=promoted.suite_sha256,
+        metrics=promoted.metrics,
+        data_snapshot=promoted.data_snapshot,
+        required=promoted.required,
+        verdict=promoted.verdict,
+    )
+
+
+def _evaluation(about: Promoted | Refused | None) -> PromotedEvaluation | None:
+    if isinstance(about, Promoted):
+        return _promoted_evaluation(about)
+    if about is not None and about.suite_sha256 is not None:
+        return PromotedEvaluation(suite_sha256=about.suite_sha256, metrics=about.metrics)
+    return None
+
+
+def _reason(body: ModelDecision) -> str:
+    if isinstance(body, Refused):
+        return f"{body.detail}; offered because {body.why}" if body.why else body.detail
+    return body.why
+
+
+def _previous(body: ModelDecision) -> str | None:
+    if isinstance(body, RolledBack):
+        return body.left_manifest_sha256
+    return body.previous if isinstance(body, Promoted) else None
+
+
+def _promotion(state: RegistryState, manifest_sha256: str | None) -> Promoted | None:
+    promotions = [body for _, body in state.history if isinstance(body, Promoted)]
+    return next((body for body in reversed(promotions) if body.manifest_sha256 == manifest_sha256), None)

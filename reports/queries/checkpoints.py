@@ -1,0 +1,79 @@
+"""The checkpoints of a run: one record for each, those that are still being written too."""
+
+import re
+from dataclasses import dataclass
+from datetime import datetime
+
+from storage.logs.run_log import RunLog
+from storage.logs.run_state import CheckpointRecord
+from storage.stores.object_store import ObjectStore
+
+_FOLDER = re.compile(r"step-(\d+)-attempt-(\d+)\Z")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointSummary:
+    """A checkpoint in one of its states; one that is still *writing* has no digests and no commit time."""
+
+    run_id: str
+    attempt: int
+    step: int
+    state: str
+    prefix: str
+    manifest_sha256: str | None
+    state_sha256: str | None
+    bytes: int
+    committed_at: datetime | None
+
+
+def read_checkpoints(log: RunLog) -> tuple[CheckpointSummary, ...]:
+    """Return every checkpoint of the run in commit order, then the staged ones that no entry names yet.
+
+    Reads the log again after the listing, so that a checkpoint committed meanwhile does not count as staged.
+    """
+    staged = _staged_folders(log.store, f"{log.prefix}/checkpoints")
+    known = tuple(summarize_checkpoint(log.run_id, record) for record in log.refresh().checkpoints)
+    names = {summary.prefix for summary in known}
+    writing = [_summarize_staged(log, prefix, keys) for prefix, keys in sorted(staged.items()) if prefix not in names]
+    return (*known, *writing)
+
+
+def summarize_checkpoint(run_id: str, record: CheckpointRecord) -> CheckpointSummary:
+    """Return the summary of a checkpoint that the log names."""
+    committed = record.committed
+    return CheckpointSummary(
+        run_id=run_id,
+        attempt=committed.attempt,
+        step=committed.step,
+        state=record.state,
+        prefix=committed.prefix,
+        manifest_sha256=committed.manifest_sha256,
+        state_sha256=committed.state_sha256,
+        bytes=committed.bytes,
+        committed_at=record.committed_at,
+    )
+
+
+def _staged_folders(store: ObjectStore, folder: str) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for key in store.keys(folder):
+        prefix, _, _ = key.rpartition("/")
+        if _FOLDER.search(prefix):
+            found.setdefault(prefix, []).append(key)
+    return found
+
+
+def _summarize_staged(log: RunLog, prefix: str, keys: list[str]) -> CheckpointSummary:
+    match = _FOLDER.search(prefix)
+    assert match is not None
+    return CheckpointSummary(
+        run_id=log.run_id,
+        attempt=int(match[2]),
+        step=int(match[1]),
+        state="writing",
+        prefix=prefix,
+        manifest_sha256=None,
+        state_sha256=None,
+        bytes=sum(log.store.size(key) or 0 for key in keys),
+        committed_at=None,
+    )

@@ -1,0 +1,127 @@
+"""Receipts: one record for each attempt. `cairn attempts` prints it as JSON; SQL rows and tables are made from it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from storage.logs.heartbeat import read_heartbeat
+from storage.logs.run_entries import Decision, Placement
+from storage.logs.run_log import RunLog
+from storage.logs.run_state import AttemptRecord, RunState
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlacementSummary:
+    """Where an attempt runs or ran."""
+
+    host: str
+    pid: int
+    device: str
+    world_size: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecisionSummary:
+    """The decision at the end of an attempt: the budget that was charged, and what each limit has left."""
+
+    action: str
+    reason: str
+    charged: str | None
+    left: Mapping[str, int | None]
+    delay_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Receipt:
+    """What an attempt did, why it ended and what it cost; in an open attempt the termination reason is None.
+
+    `first_step` is the step the attempt started from: 0, or the step of the checkpoint it resumed.
+    """
+
+    run_id: str
+    attempt: int
+    started_at: datetime
+    ended_at: datetime | None
+    termination_reason: str | None
+    detail: str | None
+    fingerprint: str | None
+    config_sha256: str
+    data_snapshot: str
+    code_version: str
+    placement: PlacementSummary
+    flow_run_id: str | None
+    resumed_from_step: int | None
+    resumed_from_manifest: str | None
+    first_step: int
+    last_step: int
+    last_committed_step: int | None
+    tokens: int
+    gpu_seconds: float
+    useful_gpu_seconds: float | None
+    wasted_gpu_seconds: float | None
+    micro_batch: int
+    decision: DecisionSummary | None
+
+
+def read_receipts(log: RunLog) -> tuple[Receipt, ...]:
+    """Return the receipts of a run that was read, oldest first."""
+    return tuple(read_receipt(log, record) for record in log.state.attempts)
+
+
+def read_receipt(log: RunLog, record: AttemptRecord) -> Receipt:
+    """Return the receipt of one attempt of a run that was read; the progress of an open one is its heartbeat's."""
+    receipt = make_receipt(log.run_id, log.state, record)
+    if record.ended is not None:
+        return receipt
+    beat = read_heartbeat(log.store, log.prefix, receipt.attempt)
+    if beat is None:
+        return receipt
+    last_step = max(beat.step, receipt.last_step)
+    return replace(receipt, last_step=last_step, tokens=beat.tokens, gpu_seconds=beat.gpu_seconds)
+
+
+def make_receipt(run_id: str, state: RunState, record: AttemptRecord) -> Receipt:
+    """Return the receipt of one attempt as the log alone has it."""
+    started, resumed, ended = record.started, record.started.resumed_from, record.ended
+    return Receipt(
+        run_id=run_id,
+        attempt=started.attempt,
+        started_at=record.started_at,
+        ended_at=record.ended_at,
+        termination_reason=ended.reason if ended else None,
+        detail=ended.detail if ended else None,
+        fingerprint=ended.fingerprint if ended else None,
+        config_sha256=started.config_sha256,
+        data_snapshot=state.opened.data_snapshot if state.opened else "",
+        code_version=started.code_version,
+        placement=summarize_placement(started.placement),
+        flow_run_id=started.flow_run_id,
+        resumed_from_step=resumed.step if resumed else None,
+        resumed_from_manifest=resumed.manifest_sha256 if resumed else None,
+        first_step=started.first_step,
+        last_step=record.last_known_step,
+        last_committed_step=record.last_committed_step,
+        tokens=ended.tokens if ended else 0,
+        gpu_seconds=ended.gpu_seconds if ended else 0.0,
+        useful_gpu_seconds=ended.useful_gpu_seconds if ended else None,
+        wasted_gpu_seconds=ended.wasted_gpu_seconds if ended else None,
+        micro_batch=started.micro_batch,
+        decision=_summarize_decision(ended.decision) if ended else None,
+    )
+
+
+def summarize_placement(placement: Placement) -> PlacementSummary:
+    """Return the part of a placement that is shown."""
+    return PlacementSummary(
+        host=placement.host, pid=placement.pid, device=placement.device, world_size=placement.world_size
+    )
+
+
+def _summarize_decision(decision: Decision) -> DecisionSummary:
+    return DecisionSummary(
+        action=decision.action,
+        reason=decision.reason,
+        charged=decision.charged,
+        left=decision.left,
+        delay_seconds=decision.delay_seconds,
+    )
