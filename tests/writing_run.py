@@ -95,7 +95,7 @@ class WritingRun:
     def _staged(self, step: int, seed: int, scale: float) -> StagedCheckpoint:
         training = self.config.training.model_copy(update={"seed": seed})
         vocab_size = self.manifest.vocab_size
-        state = TrainState.fresh(self.config.model, training, vocab_size, torch.device("cpu"))
+        state = TrainState.create(self.config.model, training, vocab_size, torch.device("cpu"))
         with torch.no_grad():
             for parameter in state.model.parameters():
                 parameter.mul_(scale)

@@ -56,7 +56,7 @@ def _model(plan: TrainingPlan) -> str:
 
 
 def _memory(memory: PlannedMemory) -> str:
-    shown = {name: memory.parts.of(name) for name in PARTS}
+    shown = {name: memory.parts.bytes_of(name) for name in PARTS}
     parts = ", ".join(f"{name.replace('_', ' ')} {_bytes(size)}" for name, size in shown.items() if size)
     recomputed = ", activations recomputed" if memory.activation_checkpointing else ""
     how = f"micro-batch {memory.micro_batch}, {memory.precision} with {memory.kernels} kernels{recomputed}"

@@ -94,11 +94,11 @@ class RunSampler:
         )
 
     def _draw(self, opened: "CheckpointModel", prompt: list[int], seed: int) -> Iterator[int]:
-        from model.inference.generation import Drawing, generate_stream
+        from model.inference.generation import Sampling, generate_stream
 
         request = self._request
-        drawing = Drawing(temperature=request.temperature, top_k=request.top_k or None, top_p=request.top_p)
-        return generate_stream(opened.network, prompt, new_tokens=request.tokens, drawing=drawing, seed=seed)
+        sampling = Sampling(temperature=request.temperature, top_k=request.top_k or None, top_p=request.top_p)
+        return generate_stream(opened.network, prompt, new_tokens=request.tokens, sampling=sampling, seed=seed)
 
     def _open(self, reference: CheckpointReference) -> "CheckpointModel":
         from model.configuration.network import ModelConfig

@@ -1,1 +1,1 @@
-"""The networks: GPT-2's shape in PyTorch, its key-value cache, and Hugging Face's names for its weights."""
+"""Networks: GPT-2, its key-value cache, and the conversion to and from Hugging Face weights."""

@@ -1,9 +1,7 @@
-"""GPT-2 as the library `transformers` keeps it: names, transposes and settings, both ways.
+"""Converts GPT-2 weights and settings to and from the layout of `transformers`. Works on arrays; imports no torch.
 
-Owns which of their models is this network and how its tensors are called there. Refuses to know files and torch: arrays
-in, arrays out, so that a process without tensors can do it too.
-Source: transformers, models/gpt2/configuration_gpt2.py and modeling_gpt2.py (its Conv1D keeps weights as (in, out), a
-Linear as (out, in); biases are always there; the head is the token embedding).
+Source: transformers, models/gpt2/configuration_gpt2.py and modeling_gpt2.py (its Conv1D stores weights as (in, out), a
+Linear as (out, in); biases are always present; the head is the token embedding).
 """
 
 import re
@@ -22,17 +20,14 @@ Arrays = Mapping[str, NDArray[Any]]
 PREFIX = "transformer."
 HEAD = "lm_head.weight"
 _BUFFER = re.compile(r"h\.\d+\.attn\.(masked_)?bias\Z")
-"""The causal mask, which old files carry and nobody reads."""
+"""The causal mask in old files, which is ignored."""
 _TRANSPOSED = re.compile(r"(c_attn|c_proj|c_fc)\.weight\Z")
 _TANH_GELU = ("gelu_new", "gelu_pytorch_tanh")
 _SHOWN = 5
 
 
 class HuggingFaceConfig(BaseModel):
-    """A `config.json` of the GPT-2 family.
-
-    What it leaves out has the library's default; keys that mean nothing here are passed over.
-    """
+    """A `config.json` of the GPT-2 family; missing keys have the library's defaults, unknown keys are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -61,8 +56,8 @@ class HuggingFaceConfig(BaseModel):
     torch_dtype: str | None = "float32"
 
     @classmethod
-    def of(cls, model: ModelConfig, *, vocab_size: int, end_of_text_id: int) -> Self:
-        """Describe a network of ours in their words."""
+    def from_model(cls, model: ModelConfig, *, vocab_size: int, end_of_text_id: int) -> Self:
+        """Make the `config.json` of a network of this shape."""
         return cls(
             vocab_size=vocab_size,
             n_positions=model.block_size,
@@ -78,12 +73,11 @@ class HuggingFaceConfig(BaseModel):
 
 
 def check_settings(found: HuggingFaceConfig, model: ModelConfig) -> None:
-    """Raise InvalidInput where `found` is not the network `model` makes, naming what to write into [model] instead.
+    """Raise InvalidInput where `found` is another network than `model`, naming the values for [model].
 
-    A `block_size` below their `n_positions` is fine: the same network on shorter texts.
+    A `block_size` below `n_positions` is accepted: the same network on shorter texts.
     """
-    named = ("n_layer", "n_head", "n_embd")
-    wrong = [name for name in named if getattr(found, name) != getattr(model, name)]
+    wrong = [name for name in ("n_layer", "n_head", "n_embd") if getattr(found, name) != getattr(model, name)]
     if wrong:
         has = ", ".join(f"model.{name} = {getattr(model, name)}" for name in wrong)
         wanted = ", ".join(f"model.{name} = {getattr(found, name)}" for name in wrong)
@@ -98,26 +92,22 @@ def check_settings(found: HuggingFaceConfig, model: ModelConfig) -> None:
 
 
 def to_hugging_face(weights: Arrays) -> dict[str, NDArray[Any]]:
-    """Rename our weights to theirs, with every bias they expect; a bias we have not is zero there.
-
-    The head is the token embedding and is not written a second time.
-    """
-    named: dict[str, NDArray[Any]] = {}
+    """Rename weights to those of `transformers`; a missing bias becomes zero, and the tied head is not written."""
+    renamed: dict[str, NDArray[Any]] = {}
     for name, array in weights.items():
-        theirs = _transposed(name, array)
-        named[f"{PREFIX}{name}"] = theirs
+        converted = _transpose(name, array)
+        renamed[f"{PREFIX}{name}"] = converted
         bias = f"{name.removesuffix('weight')}bias"
         if bias not in weights and not name.startswith(("wte.", "wpe.")) and name.endswith(".weight"):
-            named[f"{PREFIX}{bias}"] = np.zeros(theirs.shape[-1], dtype=array.dtype)
-    return named
+            renamed[f"{PREFIX}{bias}"] = np.zeros(converted.shape[-1], dtype=array.dtype)
+    return renamed
 
 
 def from_hugging_face(tensors: Arrays, model: ModelConfig, vocab_size: int) -> dict[str, NDArray[np.float32]]:
-    """Rename their weights to ours, in float32.
+    """Rename weights of `transformers`, with or without their prefix, to this network's, in float32.
 
-    With or without the prefix; the causal masks of old files and a head equal to the embedding are passed over. Raises
-    InvalidInput naming the tensors that are missing, unexpected, of another shape, not finite, or a bias that is not
-    zero where `model.bias` is false.
+    Causal masks and a head equal to the embedding are ignored. Raises InvalidInput naming tensors that are missing,
+    unexpected, of another shape, not finite, or a nonzero bias where `model.bias` is false.
     """
     found = {name.removeprefix(PREFIX): array for name, array in tensors.items()}
     found = {name: array for name, array in found.items() if not _BUFFER.search(name)}
@@ -125,14 +115,14 @@ def from_hugging_face(tensors: Arrays, model: ModelConfig, vocab_size: int) -> d
     shapes = dict(_shapes(model, vocab_size))
     _check_names(found, shapes)
     return {
-        name: _checked(name, _cropped(name, found[name], model), shapes[name])
+        name: _convert(name, _crop(name, found[name], model), shapes[name])
         for name in sorted(shapes)
-        if model.bias or not _is_left_out(name, found[name])
+        if model.bias or not _is_omitted_bias(name, found[name])
     }
 
 
 def _settings(found: HuggingFaceConfig) -> Iterator[tuple[str, Any, str]]:
-    """Yield every setting that makes another network: name, value, rule."""
+    """Yield name, value and rule of every setting that makes another network."""
     rules = (
         ("activation_function", found.activation_function in _TANH_GELU, f"one of {', '.join(_TANH_GELU)}"),
         ("n_inner", found.n_inner in (None, 4 * found.n_embd), f"null or {4 * found.n_embd}, four times n_embd"),
@@ -146,7 +136,7 @@ def _settings(found: HuggingFaceConfig) -> Iterator[tuple[str, Any, str]]:
 
 
 def _shapes(model: ModelConfig, vocab_size: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield every weight under our name with the shape a Linear has."""
+    """Yield the name and shape of every weight of this network."""
     width = model.n_embd
     yield "wte.weight", (vocab_size, width)
     yield "wpe.weight", (model.block_size, width)
@@ -164,16 +154,16 @@ def _shapes(model: ModelConfig, vocab_size: int) -> Iterator[tuple[str, tuple[in
         yield f"{name}.bias", shape[:1]
 
 
-def _transposed(name: str, array: NDArray[Any]) -> NDArray[Any]:
+def _transpose(name: str, array: NDArray[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(array.T) if _TRANSPOSED.search(name) else array  # (out, in) <-> (in, out)
 
 
-def _cropped(name: str, array: NDArray[Any], model: ModelConfig) -> NDArray[Any]:
+def _crop(name: str, array: NDArray[Any], model: ModelConfig) -> NDArray[Any]:
     return array[: model.block_size] if name == "wpe.weight" else array  # (positions, C) -> (block_size, C)
 
 
-def _checked(name: str, array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[np.float32]:
-    ours = _transposed(name, array)
+def _convert(name: str, array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[np.float32]:
+    ours = _transpose(name, array)
     if ours.shape != shape:
         raise InvalidInput(f"{name} has shape {array.shape}; rule: {_transposed_shape(name, shape)} by [model]")
     if not np.issubdtype(ours.dtype, np.floating):
@@ -188,7 +178,7 @@ def _transposed_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     return shape[::-1] if _TRANSPOSED.search(name) else shape
 
 
-def _is_left_out(name: str, array: NDArray[Any]) -> bool:
+def _is_omitted_bias(name: str, array: NDArray[Any]) -> bool:
     if not name.endswith(".bias"):
         return False
     if np.any(array):

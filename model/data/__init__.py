@@ -1,1 +1,1 @@
-"""From a token stream to batches: tokenizer, windows, the deterministic order of samples."""
+"""Tokenizer, windows over token shards, the deterministic order of samples, and the batch loader."""

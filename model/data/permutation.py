@@ -1,8 +1,7 @@
-"""A keyed permutation of [0, n) that needs no memory.
+"""A keyed permutation of [0, n) in constant memory: a Feistel network over an even power of two, with cycle walking.
 
-Owns the bijection. Refuses to know what is permuted. A balanced Feistel network over the next even power of two, walked
-until it lands inside [0, n). Sources: Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains" (cycle walking);
-Luby and Rackoff 1988 (Feistel); Steele, Lea and Flood 2014, "Fast Splittable Pseudorandom Number Generators" (mixing).
+Sources: Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains" (cycle walking); Luby and Rackoff 1988
+(Feistel); Steele, Lea and Flood 2014, "Fast Splittable Pseudorandom Number Generators" (mixing).
 """
 
 import hashlib
@@ -28,18 +27,17 @@ def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Permutation:
-    """The permutation of [0, size) that `key` names; equal fields permute equally on every machine."""
+    """The permutation of [0, size) chosen by `key`; equal fields permute equally on every machine."""
 
     size: int
     key: str
 
     def __post_init__(self) -> None:
-        """Refuse sizes the network cannot hold."""
         if not 1 <= self.size <= LARGEST_SIZE:
             raise InvalidInput(f"size={self.size} must be from 1 to {LARGEST_SIZE}")
 
     def permute(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Map positions (N,) in [0, size) to values (N,) in [0, size), each value from exactly one position."""
+        """Map positions (N,) in [0, size) to values (N,) in [0, size), one to one."""
         if positions.size and (int(positions.min()) < 0 or int(positions.max()) >= self.size):
             raise InvalidInput(f"positions from {positions.min()} to {positions.max()} must be in [0, {self.size})")
         values = self._encipher(positions.astype(np.uint64))

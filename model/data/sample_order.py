@@ -1,8 +1,4 @@
-"""Which windows each step trains on, as a pure function.
-
-Owns epochs, shuffling and the replacement of quarantined windows. Refuses to know tokens and to hold a position: there
-is no loader state to save, at any resume point.
-"""
+"""The windows that each step trains on, as a pure function of the step: there is no loader state to save."""
 
 from dataclasses import dataclass, field
 
@@ -19,9 +15,8 @@ class SampleOrder:
     """The order of samples of a run; equal fields give equal batches on every machine.
 
     Each draw belongs to one of the `components` (by default one, of all windows), in proportion to their weights. Every
-    epoch of a component is a fresh permutation of its windows, so none is drawn twice in it. The draw of a quarantined
-    window yields another, readable window of its component instead (which therefore comes once more in that epoch); no
-    other draw moves.
+    epoch of a component is a fresh permutation of its windows. The draw of a quarantined window yields another window
+    of its component instead; no other draw changes.
     """
 
     window_count: int
@@ -31,35 +26,29 @@ class SampleOrder:
     components: tuple[Component, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse sizes that leave nothing to draw."""
         for name in ("window_count", "global_batch"):
             if getattr(self, name) < 1:
                 raise InvalidInput(f"{name}={getattr(self, name)} must be at least 1")
         if not self.components:
             object.__setattr__(self, "components", (Component(first_window=0, window_count=self.window_count),))
-        strange = [window for window in self.quarantined if not 0 <= window < self.window_count]
-        if strange:
-            raise InvalidInput(f"quarantined={min(strange)} must be a window in [0, {self.window_count})")
+        outside = [window for window in self.quarantined if not 0 <= window < self.window_count]
+        if outside:
+            raise InvalidInput(f"quarantined={min(outside)} must be a window in [0, {self.window_count})")
         self._check_components()
 
     def cursor_of(self, step: int) -> int:
-        """Return the number of samples drawn once `step` steps are complete: where the next draw starts."""
+        """Return the number of samples drawn when `step` steps are complete."""
         if step < 0:
             raise InvalidInput(f"step={step} must not be negative")
         return step * self.global_batch
 
-    def epochs_of(self, step: int) -> tuple[float, ...]:
-        """Return how many epochs of each component are drawn once `step` steps are complete."""
-        counts = self._mixture().counts(self.cursor_of(step))
-        return tuple(count / part.window_count for count, part in zip(counts, self.components, strict=True))
-
     def windows_of(self, step: int) -> NDArray[np.int64]:
-        """Return the window indexes (global_batch,) of the batch drawn when `step` steps are complete (0-based)."""
+        """Return the windows (global_batch,) of the batch drawn when `step` steps are complete."""
         row: NDArray[np.int64] = self.windows_between(step, step + 1)[0]
         return row
 
     def windows_between(self, step: int, end_step: int) -> NDArray[np.int64]:
-        """Return the batches (end_step - step, global_batch) of the steps from `step` on: cheaper than one by one."""
+        """Return the batches (end_step - step, global_batch) of the steps from `step` on, cheaper than one by one."""
         draws = np.arange(self.cursor_of(step), self.cursor_of(end_step), dtype=np.int64)
         chosen, own = self._mixture().split(draws)
         windows = np.empty_like(draws)
@@ -93,7 +82,7 @@ class SampleOrder:
             position += 1
 
     def _permutation(self, number: int, epoch: int, purpose: str) -> Permutation:
-        # The first component's keys carry no number: an order without components is the order of its only one.
+        # The first component's key has no number, so an order without components equals an order of one component.
         key = f"{purpose}/{self.seed}/{epoch}" + (f"/{number}" if number else "")
         return Permutation(size=self.components[number].window_count, key=key)
 

@@ -1,10 +1,8 @@
-"""Several sources in one stream of draws: which component each draw belongs to, and which of its own draws it is.
+"""Mixes several sources by weight: which component each draw belongs to, computed for any draw without replay.
 
-Owns the schedule and the cut of a token stream into components. Refuses to know what a component's draws yield.
-The schedule is a chain of Bresenham lines (Bresenham 1965, "Algorithm for computer control of a digital plotter"): each
-component takes its share of what the ones before it left. So the draws of each are known for any draw number without
-replaying, are exactly its share after every whole period, and never stray from it by more than half a draw for each
-component.
+The schedule is a chain of Bresenham lines: each component takes its share of the draws the ones before it left. It is
+exact after every period, and off by at most half a draw for each component in between.
+Source: Bresenham 1965, "Algorithm for computer control of a digital plotter".
 """
 
 import math
@@ -27,7 +25,6 @@ class Component:
     weight: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse a component that nothing could be drawn from."""
         if self.first_window < 0:
             raise InvalidInput(f"first_window={self.first_window} must not be negative")
         if self.window_count < 1:
@@ -43,15 +40,12 @@ class Component:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mixture:
-    """The schedule of components with these relative weights; equal weights give equal schedules everywhere.
-
-    A weight counts as the decimal number it is written as: 0.1 is one tenth.
-    """
+    """The schedule of components with these relative weights, taken as decimal numbers: 0.1 is one tenth."""
 
     weights: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        """Refuse weights whose schedule repeats too late to be computed in 64 bits."""
+        # The period must fit into 64-bit arithmetic.
         require_short_period(self.weights)
 
     @property
@@ -61,45 +55,36 @@ class Mixture:
 
     @property
     def period(self) -> int:
-        """Draws after which every component has had exactly its share."""
+        """Draws after which every component has exactly its share."""
         return sum(self.shares)
 
     def split(self, draws: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return for draws (N,), 0-based, the component (N,) of each and its number (N,) among that one's own draws."""
+        """Return the component (N,) of each 0-based draw (N,), and its number (N,) among the component's own draws."""
         shares = self.shares
         chosen = np.full_like(draws, len(shares) - 1)
         own = draws.copy()
-        left = np.arange(len(draws))  # the places no component has taken yet
+        left = np.arange(len(draws))  # indexes of draws without a component so far
         for component, share in enumerate(shares[:-1]):
             total = sum(shares[component:])
-            before, after = _line(own[left], share, total), _line(own[left] + 1, share, total)
+            before, after = _bresenham(own[left], share, total), _bresenham(own[left] + 1, share, total)
             taken = after > before
             chosen[left[taken]] = component
             own[left] = np.where(taken, before, own[left] - before)
             left = left[~taken]
         return chosen, own
 
-    def counts(self, draws: int) -> tuple[int, ...]:
-        """Return how many of the first `draws` draws each component has."""
-        shares, remaining, counts = self.shares, draws, []
-        for component, share in enumerate(shares):
-            total = sum(shares[component:])
-            counts.append((2 * remaining * share + total) // (2 * total) if share < total else remaining)
-            remaining -= counts[-1]
-        return tuple(counts)
 
+def cut_components(token_counts: Sequence[int], weights: Sequence[float], block_size: int) -> tuple[Component, ...]:
+    """Cut a stream of consecutive sources, `token_counts` (S,) each, into components of whole TokenWindows windows.
 
-def components_of(token_counts: Sequence[int], weights: Sequence[float], block_size: int) -> tuple[Component, ...]:
-    """Cut a stream whose sources lie one after another, `token_counts` (S,) each, into components of whole windows.
-
-    Windows are those of TokenWindows. One that crosses a border belongs to nobody, so a border costs less than two
-    windows; a single source keeps them all. Raises InvalidInput for a source that holds no whole window.
+    A window that crosses a border between sources belongs to no component. A source without a whole window raises
+    InvalidInput.
     """
     if len(token_counts) != len(weights):
         raise InvalidInput(f"{len(weights)} weights must be as many as the {len(token_counts)} sources")
     components, start = [], 0
     for number, (tokens, weight) in enumerate(zip(token_counts, weights, strict=True)):
-        first, count = whole_windows(start, tokens, block_size)
+        first, count = window_range(start, tokens, block_size)
         if count < 1:
             raise InvalidInput(
                 f"source {number} has {tokens} tokens, too few for a window of block_size={block_size} of its own; "
@@ -110,14 +95,14 @@ def components_of(token_counts: Sequence[int], weights: Sequence[float], block_s
     return tuple(components)
 
 
-def whole_windows(start: int, tokens: int, block_size: int) -> tuple[int, int]:
-    """Return the first window, and how many there are, whose tokens all lie in [start, start + tokens) of a stream."""
+def window_range(start: int, tokens: int, block_size: int) -> tuple[int, int]:
+    """Return the first window and the number of windows whose tokens all lie in [start, start + tokens)."""
     first = -(-start // block_size)
     return first, max(0, (start + tokens - 1) // block_size - first)
 
 
-def _line(draws: NDArray[np.int64], share: int, total: int) -> NDArray[np.int64]:
-    """Return round(draws * share / total), halves up; whole periods are split off so that nothing overflows."""
+def _bresenham(draws: NDArray[np.int64], share: int, total: int) -> NDArray[np.int64]:
+    """Return round(draws * share / total), halves up; whole periods are split off to avoid overflow."""
     periods, rest = np.divmod(draws, total)
     line: NDArray[np.int64] = periods * share + (2 * rest * share + total) // (2 * total)
     return line

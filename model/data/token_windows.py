@@ -1,7 +1,4 @@
-"""Training windows over token shards, read where they lie.
-
-Owns the cut of a token stream into windows. Refuses to know files, the order of samples and tensors.
-"""
+"""Training windows over token shards, without copying the shards."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -16,7 +13,7 @@ SHARD_DTYPES = (np.dtype(np.uint16), np.dtype(np.uint32))
 
 
 class TokenRow(Protocol):
-    """What is needed of a shard: a row of tokens (N,) whose slices are arrays, such as an array or one read lazily."""
+    """A shard: a row of tokens (N,) whose slices are arrays, such as an array or one that is read lazily."""
 
     @property
     def ndim(self) -> int:
@@ -38,14 +35,14 @@ class TokenRow(Protocol):
 
 
 class TokenWindows:
-    """Windows of block_size + 1 tokens over the concatenation of shards; memory maps stay memory maps.
+    """Windows of block_size + 1 tokens over the concatenation of shards.
 
-    Window i covers tokens [i * block_size, i * block_size + block_size], so inputs tile the stream and each window's
-    last token is only ever a target there.
+    Window i covers tokens [i * block_size, i * block_size + block_size]: inputs tile the stream, and a window's last
+    token is only a target.
     """
 
     def __init__(self, shards: Sequence[TokenRow], block_size: int, vocab_size: int) -> None:
-        """Take uint16 or uint32 shards (N_k,) in order; InvalidInput when they hold less than one window."""
+        """Take uint16 or uint32 shards (N_k,) in order; less than one window raises InvalidInput."""
         for number, shard in enumerate(shards):
             if shard.ndim != 1 or shard.dtype not in SHARD_DTYPES:
                 raise InvalidInput(
@@ -71,14 +68,14 @@ class TokenWindows:
         return max(0, self.token_count - 1) // self.block_size
 
     def gather(self, indexes: NDArray[np.int64], into: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-        """Copy the windows `indexes` (B,) -> token ids (B, block_size + 1); a bad id is a TokenOutOfRange.
+        """Copy the windows `indexes` (B,) -> token ids (B, block_size + 1), into `into` if given.
 
-        `into` is where they are put, when given. A shard is not touched before a window of it is asked for.
+        Reads only the shards of these windows. An id outside the vocabulary raises TokenOutOfRange.
         """
         gathered = np.empty((len(indexes), self.block_size + 1), dtype=np.int64) if into is None else into
-        strange = indexes[(indexes < 0) | (indexes >= self.window_count)]
-        if len(strange):
-            raise InvalidInput(f"window {strange[0]} must be in [0, {self.window_count})")
+        outside = indexes[(indexes < 0) | (indexes >= self.window_count)]
+        if len(outside):
+            raise InvalidInput(f"window {outside[0]} must be in [0, {self.window_count})")
         positions = indexes * self.block_size
         shards = np.searchsorted(self._starts, positions, side="right") - 1
         is_whole = positions + self.block_size < self._starts[shards + 1]
@@ -91,9 +88,9 @@ class TokenWindows:
         return gathered
 
     def _windows_within(self, shard: int) -> NDArray[Any]:
-        """Return a view (N_k - block_size, block_size + 1) of the shard, a row for every token a window may begin at.
+        """Return a view (N_k - block_size, block_size + 1) with a row for every start token.
 
-        Made when it is first needed, for what verifies a shard does so at its first slice.
+        Made on first use, because the first slice of a shard verifies it.
         """
         if shard not in self._windows_of_shard:
             tokens = np.asarray(self._shards[shard][:])

@@ -1,6 +1,5 @@
-"""Text to token ids and back.
+"""Converts text to token ids and back.
 
-Owns the vocabulary and its identity. Refuses to know documents, shards and files other than a tokenizer.json.
 Source: Sennrich et al. 2016 (byte-pair encoding); Radford et al. 2019 (its byte-level form, GPT-2's alphabet).
 """
 
@@ -27,11 +26,11 @@ class Tokenizer:
     """A vocabulary with an end-of-text token. `train_bpe` and `bytes` round-trip every text unchanged."""
 
     def __init__(self, inner: _Tokenizer) -> None:
-        """Wrap a loaded tokenizer; InvalidInput when it knows no end-of-text token."""
+        """Wrap a loaded tokenizer; one without an end-of-text token raises InvalidInput."""
         ends = [found for token in KNOWN_ENDS_OF_TEXT if (found := inner.token_to_id(token)) is not None]
         if not ends:
             raise InvalidInput(f"tokenizer has no end-of-text token; add one of {', '.join(KNOWN_ENDS_OF_TEXT)} to it")
-        # Text that spells the marker is text: documents must not be able to end themselves.
+        # Text that spells the marker stays text: a document must not be able to end itself.
         inner.encode_special_tokens = True
         inner.no_padding()
         inner.no_truncation()
@@ -60,7 +59,7 @@ class Tokenizer:
 
     @classmethod
     def bytes(cls) -> Self:
-        """Make the tokenizer whose ids 0 to 255 are bytes and 256 is end-of-text."""
+        """Make the tokenizer with the bytes as ids 0 to 255 and end-of-text as 256."""
         vocabulary = {character: byte for byte, character in enumerate(_byte_characters())}
         inner = _byte_level(models.BPE(vocab=vocabulary, merges=[]), use_regex=False)
         inner.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
@@ -76,10 +75,10 @@ class Tokenizer:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Make the tokenizer that `to_json` wrote."""
+        """Read what `to_json` wrote; other text raises InvalidInput."""
         try:
             inner = _Tokenizer.from_str(text)
-        except Exception as error:  # the library raises bare Exception on every fault
+        except Exception as error:  # the library raises bare Exception
             raise InvalidInput(f"not a tokenizer.json the tokenizers library can read: {error}") from error
         return cls(inner)
 
@@ -94,21 +93,21 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids a model needs: the greatest id and one."""
+        """The greatest id plus one."""
         return max(self._inner.get_vocab(with_added_tokens=True).values()) + 1
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Turn each text into ids, in order, without any token around it."""
+        """Encode each text, in order, without special tokens."""
         return [encoding.ids for encoding in self._inner.encode_batch(list(texts), add_special_tokens=False)]
 
     def encode_prompt(self, prompt: str) -> list[int]:
-        """Return the prompt as ids; an empty prompt begins a new text."""
+        """Encode a prompt; an empty prompt becomes the end-of-text id, which begins a new text."""
         return self.encode_batch([prompt])[0] or [self.end_of_text_id]
 
     def encode_flat(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """Turn texts into their ids end to end (N,) and how many each has (len(texts),), without any token around.
+        """Encode texts as `encode_batch` does, into concatenated ids (N,) and the number of each text (len(texts),).
 
-        The same ids as `encode_batch`, on all cores and without what only alignment needs.
+        Faster: it uses all cores and computes no alignment.
         """
         encodings = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
         lengths = np.fromiter(map(len, encodings), dtype=np.int64, count=len(encodings))
@@ -116,7 +115,7 @@ class Tokenizer:
         return np.fromiter(ids, dtype=np.uint32, count=int(lengths.sum())), lengths
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Turn ids into text; end-of-text is shown, bytes that are no UTF-8 become replacement characters."""
+        """Decode ids; end-of-text stays visible, bytes that are not UTF-8 become replacement characters."""
         return str(self._inner.decode(list(ids), skip_special_tokens=False))
 
 
@@ -128,7 +127,7 @@ def _byte_level(model: models.BPE, *, use_regex: bool) -> _Tokenizer:
 
 
 def _byte_characters() -> list[str]:
-    """Return GPT-2's printable stand-in of every byte, in byte order."""
+    """Return GPT-2's printable character for every byte, in byte order."""
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     spare = iter(range(256, 512))
     return [chr(byte) if byte in printable else chr(next(spare)) for byte in range(256)]

@@ -1,8 +1,7 @@
-"""What makers say their accelerators can do, for setting a measured rate beside it.
+"""Peak rates of accelerators as their vendors specify them, shown beside measured rates.
 
-Owns the table. Refuses to decide anything by it: a device it does not list is measured all the same. Rates are those
-of dense products of half-precision matrices with fp32 accumulation, at the highest clocks and power the sheet assumes.
-Source: the vendors' data sheets; where one gives the rate with sparsity only, half of it.
+Dense half-precision matrix products with fp32 accumulation, at the highest clocks and power.
+Source: the vendors' data sheets; half the rate where one gives the rate with sparsity only.
 """
 
 from model.configuration.training import Precision
@@ -35,14 +34,14 @@ _DENSE_TFLOPS: tuple[tuple[str, float], ...] = (
     ("RTX 4080", 97.5),
     ("RTX 3090", 71.2),
 )
-"""Part of the device's name as its driver says it, and TFLOP/s in bf16 and fp16 alike; the first that fits counts."""
+"""Part of the driver's device name, and TFLOP/s in bf16 and fp16 alike; the first match counts."""
 
 _WITHOUT_BF16: tuple[tuple[str, float], ...] = (("V100-PCIE", 112.0), ("V100", 125.0), ("T4", 65.0))
-"""Older ones, whose matrix units know fp16 alone."""
+"""Older devices, whose matrix units multiply fp16 only."""
 
 
 def peak_flops_of_device(device_name: str, precision: Precision) -> float | None:
-    """Return the FLOP/s the sheet promises the device of this name in `precision`; None where nothing is listed."""
+    """Return the specified FLOP/s of the device of this name in `precision`; None where it is not listed."""
     if precision not in ("bf16", "fp16"):
         return None
     listed = _DENSE_TFLOPS if precision == "bf16" else (*_DENSE_TFLOPS, *_WITHOUT_BF16)

@@ -1,33 +1,32 @@
-"""How big a GPT-2 and its training are, from shapes alone: parameters, and the memory one trainer takes at its peak.
+"""Estimates a GPT-2's parameters and one trainer's peak memory from shapes alone. Imports no torch.
 
-Owns the formulas. What they leave out: what a compiler fuses away, and batches that were read ahead. Refuses to know
-torch: a plan must be quick, and possible where nothing can be trained.
+Left out: what a compiler fuses away, and prefetched batches.
 
 With P parameters, V ids, C = n_embd, T = block_size, L layers, H heads, N = B T positions in a micro-batch of B
 windows, and a = 4 bytes a number in fp32 (2 for what bf16 or fp16 compute in):
 
     parameters   P = V C + T C + L (12 C² + 13 C) + 2 C; without biases L (12 C² + 2 C) + C
-    weights      4 P, and while a half-precision micro-batch is under way 2 for each number of a matrix
+    weights      4 P, and during a half-precision micro-batch 2 for each number of a matrix
     optimizer    8 P: AdamW's two moments
-    gradients    none before the first backward pass, 4 P after it: held beside the next micro-batch where a step has
-                 several. The table is embedding and head: each makes 4 V C of its own before they are added up
+    gradients    none before the first backward pass, then 4 P, also during the next micro-batch of a step. Embedding
+                 and head share one table: each makes a gradient of 4 V C before the two are added
     activations  N L (2 · 4 C + 14 a C): the input of each norm and of each matrix product, queries, keys and values,
-                 and both sides of the GELU; attention is not written out. Recomputed: N L · 4 C, and one layer's share.
-                 Going back through one takes N C (8 + 8 a) for the gradients that pass between its parts
-    attention    fused half precision on a CPU keeps 2 bytes a probability (`kept_probabilities` of each head and
-                 window); stock kernels with dropout on a CPU keep three numbers for each pair of positions
-    dropout      a number (fused 2 bytes) for each of its results, kept
+                 and both sides of the GELU. Recomputed: N L · 4 C, and one layer's share.
+                 The backward pass of a layer takes N C (8 + 8 a) for the gradients between its parts
+    attention    fused half precision on a CPU saves 2 bytes a probability (`saved_probabilities` of each head and
+                 window); stock kernels with dropout on a CPU save three numbers for each pair of positions
+    dropout      a saved number (fused 2 bytes) for each result
     logits       stock: 12 N V: log-softmax in fp32, the gradient of the losses, and that of the logits
     fused        `HEAD_CHUNK_BYTES` / 4 V positions at a time, 4 bytes a logit; 4 V C of gradient, a V C of each
                  chunk's share, 4 N C; the table in half. On CUDA `DEVICE_HEAD_CHUNK_BYTES` and more tables
     several      processes: `ddp` keeps 4 P of buckets; `fsdp` divides parameters, gradients and moments
-    host copy    12 P on the host for a checkpoint under way, divided among processes: `StagingBuffer`
+    host copy    12 P on the host for the checkpoint being staged, divided among processes
     runtime      a trainer's process with the smallest of networks: `RUNTIME_BYTES`
 
-The peak is that of three moments: the head of a micro-batch, the beginning of its backward pass and its end. On a CPU
-the C library keeps blocks under `LARGEST_POOLED_BYTES` once they were taken, and gives back larger ones: memory is the
-most of the small ones at any moment and the most of the large ones at any moment. In a pool of many sizes the pieces
-between blocks add up to about an eighth of them (`POOL_HOLES`). Both together are called the allocator's.
+The peak is the largest of three moments: the head of a micro-batch, the start of its backward pass and its end. On a
+CPU the C library keeps freed blocks under `LARGEST_POOLED_BYTES` and returns larger ones, so the estimate adds the peak
+of the small blocks to the peak of the large ones. Gaps in the pool add about an eighth (`POOL_HOLES`); the excess over
+one moment's bytes is reported as the allocator's.
 """
 
 from collections.abc import Iterator
@@ -35,36 +34,33 @@ from dataclasses import dataclass
 
 from model.configuration.network import ModelConfig
 from model.configuration.training import TrainingConfig
-from model.kernels.block_sizes import DEVICE_HEAD_CHUNK_BYTES, HEAD_CHUNK_BYTES, kept_probabilities
+from model.kernels.block_sizes import DEVICE_HEAD_CHUNK_BYTES, HEAD_CHUNK_BYTES, saved_probabilities
 from model.kernels.host_allocator import LARGEST_POOLED_BYTES
 
 RUNTIME_BYTES = 380 * 2**20
-"""A trainer on a CPU with a network of one layer, 8 wide: interpreter, torch and its libraries, what they start."""
+"""A trainer on a CPU with a network of one layer, 8 wide: interpreter, torch and its libraries."""
 
 DEVICE_RUNTIME_BYTES = 600 * 2**20
-"""What CUDA takes of its device before anything is trained: the context, its kernels, cuBLAS's workspace."""
+"""Device memory that CUDA takes before training: the context, its kernels, cuBLAS's workspace."""
 
 POOL_HOLES = 8
-"""Of so many bytes in the C library's pool one lies unused between others: seen over three sizes of network."""
+"""One of this many bytes in the C library's pool is unused: measured with three sizes of network."""
 
 _FP32_BYTES, _HALF_BYTES = 4, 2
 _MOMENTS = 2
 _NORMED = 2
-"""Numbers a position keeps in fp32 in each layer, in widths: the inputs of the two norms."""
+"""Saved fp32 numbers of a position in each layer, in widths: the inputs of the two norms."""
 _SMALL_COMPUTED = 6
-"""Numbers a position keeps in the computing precision, in widths: two norms' outputs, q, k, v, mixed."""
+"""Saved numbers of a position in the computing precision, in widths: two norms' outputs, q, k, v, mixed."""
 _GELU = 8
-"""And both sides of the GELU."""
+"""The same for both sides of the GELU."""
 PARTS = ("parameters", "gradients", "optimizer", "activations", "logits", "host_copy", "runtime", "allocator")
-"""What memory is for."""
+"""The parts of a memory estimate, as field names of MemoryEstimate without the unit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryEstimate:
-    """Bytes one trainer takes at its peak where it trains, by what they are for then; an estimate.
-
-    On CUDA all of it is the device's memory; the copy of a checkpoint is then the host's and not in here.
-    """
+    """Estimated bytes of one trainer at its peak, by purpose; on CUDA the device's memory, without the host copy."""
 
     parameters_bytes: int
     gradients_bytes: int
@@ -77,18 +73,18 @@ class MemoryEstimate:
 
     @property
     def total_bytes(self) -> int:
-        """All of it."""
-        return sum(self.of(name) for name in PARTS)
+        """The sum of all parts."""
+        return sum(self.bytes_of(name) for name in PARTS)
 
-    def of(self, part: str) -> int:
-        """Return the bytes of one part, by its name without the unit."""
+    def bytes_of(self, part: str) -> int:
+        """Return the bytes of one of PARTS."""
         size: int = getattr(self, f"{part}_bytes")
         return size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingPlace:
-    """Where training runs, as far as memory goes: on CUDA or a CPU, and by how many processes."""
+    """Where training runs: on CUDA or a CPU, and in how many processes."""
 
     on_cuda: bool = False
     processes: int = 1
@@ -105,7 +101,7 @@ def count_parameters(model: ModelConfig, vocab_size: int) -> int:
 
 
 def checkpoint_bytes(parameters: int) -> int:
-    """Return what a committed checkpoint takes in the store, but for a few KB: weights and both moments, in fp32."""
+    """Return the size of a committed checkpoint within a few KB: weights and both moments, in fp32."""
     return (1 + _MOMENTS) * _FP32_BYTES * parameters
 
 
@@ -118,7 +114,7 @@ def estimate_memory(
     recompute: bool,
     place: TrainingPlace = ON_CPU,
 ) -> MemoryEstimate:
-    """Return what one trainer takes with this micro-batch, in windows; `recompute` is activation checkpointing."""
+    """Return one trainer's peak with this micro-batch, in windows; `recompute` is activation checkpointing."""
     parameters = count_parameters(model, vocab_size)
     shards = place.processes if training.parallel == "fsdp" else 1
     share = -(-training.global_batch // place.processes)
@@ -126,8 +122,8 @@ def estimate_memory(
     moments = list(peak.moments(has_gradients=share > micro_batch))
     fullest = max(moments, key=lambda pieces: sum(piece.bytes for piece in pieces))
     at_once = sum(piece.bytes for piece in fullest)
-    pooled, mapped = (_most(moments, pooled=wanted) for wanted in (True, False))
-    kept = at_once if place.on_cuda else pooled + pooled // POOL_HOLES + mapped
+    pooled, mapped = (_peak_bytes(moments, pooled=pooled) for pooled in (True, False))
+    taken = at_once if place.on_cuda else pooled + pooled // POOL_HOLES + mapped
 
     def of(name: str) -> int:
         return sum(piece.bytes for piece in fullest if piece.part == name)
@@ -141,7 +137,7 @@ def estimate_memory(
         logits_bytes=of("logits"),
         host_copy_bytes=0 if place.on_cuda else checkpoint_bytes(parameters) // place.processes,
         runtime_bytes=DEVICE_RUNTIME_BYTES if place.on_cuda else RUNTIME_BYTES,
-        allocator_bytes=kept - at_once,
+        allocator_bytes=taken - at_once,
     )
 
 
@@ -154,9 +150,9 @@ def largest_micro_batch(
     recompute: bool,
     place: TrainingPlace = ON_CPU,
 ) -> int | None:
-    """Return the most windows, by halving a process's share of the global batch, that fit; None where not one does.
+    """Halve a process's share of the global batch until it fits `memory_bytes` of each process; None if one does not.
 
-    `memory_bytes` is what each process may take.
+    Returns windows.
     """
     windows = -(-training.global_batch // place.processes)
     while windows:
@@ -169,23 +165,23 @@ def largest_micro_batch(
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Bytes that are there at one moment, in blocks of a size, and what they are for."""
+    """Bytes of one purpose at one moment, allocated in blocks of `block_bytes`."""
 
     part: str
     bytes: int
     block_bytes: int
 
 
-def _most(moments: list[list[_Piece]], *, pooled: bool) -> int:
-    def held(pieces: list[_Piece]) -> int:
-        return sum(piece.bytes for piece in pieces if (piece.block_bytes < LARGEST_POOLED_BYTES) == pooled)
-
-    return max(map(held, moments))
+def _peak_bytes(moments: list[list[_Piece]], *, pooled: bool) -> int:
+    return max(
+        sum(piece.bytes for piece in pieces if (piece.block_bytes < LARGEST_POOLED_BYTES) == pooled)
+        for pieces in moments
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class _Peak:
-    """What one micro-batch takes besides weights and moments, moment by moment."""
+    """The memory of one micro-batch besides weights and optimizer moments."""
 
     model: ModelConfig
     training: TrainingConfig
@@ -195,16 +191,16 @@ class _Peak:
     place: TrainingPlace
 
     def moments(self, *, has_gradients: bool) -> Iterator[list[_Piece]]:
-        """Yield what is there at the head, when the backward pass begins, and when it ends."""
+        """Yield the pieces at the head, at the start of the backward pass, and at its end."""
         table = _FP32_BYTES * self._table
         earlier = list(self._gradients()) if has_gradients else []
-        kept = [*self._half_weights(), *self._kept()]
+        saved = [*self._half_weights(), *self._activations()]
         fused = self._fused
-        yield [*earlier, *kept, *self._head()]
-        of_head = [_Piece("gradients", table * (2 if fused else 1), table)]
+        yield [*earlier, *saved, *self._head()]
+        head_gradients = [_Piece("gradients", table * (2 if fused else 1), table)]
         if fused:
-            of_head.append(_Piece("logits", 2 * self._wide_bytes(_FP32_BYTES), self._wide_bytes(_FP32_BYTES)))
-        yield [*earlier, *kept, *of_head, *self._going_back()]
+            head_gradients.append(_Piece("logits", 2 * self._wide_bytes(_FP32_BYTES), self._wide_bytes(_FP32_BYTES)))
+        yield [*earlier, *saved, *head_gradients, *self._layer_backward()]
         yield [*self._gradients(), _Piece("gradients", table * (2 if has_gradients else 1), table)]
 
     @property
@@ -247,14 +243,14 @@ class _Peak:
             if not self._fused:
                 yield _Piece("parameters", _HALF_BYTES * self._table, _HALF_BYTES * self._table)
 
-    def _kept(self) -> Iterator[_Piece]:
+    def _activations(self) -> Iterator[_Piece]:
         fp32 = self._wide_bytes(_FP32_BYTES)
         full = 1 if self.recompute else self.model.n_layer
         for piece in self._layer():
             yield _Piece("activations", full * piece.bytes, piece.block_bytes)
         if self.recompute:
             yield _Piece("activations", self.model.n_layer * fp32, fp32)
-        # What the last norm reads and makes, and dropout behind the embedding.
+        # The last norm's input and output, and dropout after the embedding.
         last = fp32 + self._wide_bytes(self._number) + (fp32 if self.model.dropout else 0)
         yield _Piece("activations", last, fp32)
 
@@ -272,11 +268,11 @@ class _Peak:
     def _probabilities(self) -> int:
         time, heads = self.model.block_size, self.windows * self.model.n_head
         if self._is_block_fused:
-            return _HALF_BYTES * heads * kept_probabilities(time) * (2 if self.model.dropout else 1)
+            return _HALF_BYTES * heads * saved_probabilities(time) * (2 if self.model.dropout else 1)
         written_out = self.model.dropout and not self.place.on_cuda
         return 3 * self._number * heads * time**2 if written_out else 0
 
-    def _going_back(self) -> Iterator[_Piece]:
+    def _layer_backward(self) -> Iterator[_Piece]:
         fp32, computed = self._wide_bytes(_FP32_BYTES), self._wide_bytes(self._number)
         yield _Piece("activations", 2 * fp32, fp32)
         yield _Piece("activations", 8 * computed, 4 * computed)
@@ -301,6 +297,6 @@ class _Peak:
         rows = min(positions, max(1, size // self.vocab_size))
         if self.place.on_cuda:
             each, largest = 3 * number + 2 * _FP32_BYTES, _FP32_BYTES
-        else:  # one buffer, changed in place; in half precision a product reorders it
+        else:  # one buffer, overwritten in place; a product in half precision makes a reordered copy
             each, largest = _FP32_BYTES, number
         return _Piece("logits", each * rows * self.vocab_size, largest * rows * self.vocab_size)

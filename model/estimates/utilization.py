@@ -1,21 +1,25 @@
-"""How well the machine is used: FLOPs, measured peak, MFU, memory.
+"""Measured speed of this machine and how much of it training uses: peak FLOP/s, bf16 gain, MFU, memory.
 
-Owns the arithmetic of utilization. Refuses to know vendor data sheets: the peak is measured where it is used.
 Source: Chowdhery et al. 2022, "PaLM", appendix B (6N + 12 L d T FLOPs per token, forward and backward).
 """
 
 import functools
 import time
+from collections.abc import Callable
 
 import psutil
 import torch
+from torch import Tensor
 
 from model.configuration.network import ModelConfig
 from model.configuration.training import Precision
+from model.estimates.numerics import MachineSpeed
 
 _PEAK_DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_ROOM_BYTES = 2**31
-"""Free memory below which an accelerator is given smaller matrices: three of the large ones take 800 MB in fp32."""
+_MIN_FREE_BYTES = 2**31
+"""With less free memory an accelerator gets smaller matrices: three of the large ones take 800 MB in fp32."""
+_GAIN_MATRIX_SIZE = 512
+GAIN_TURNS, GAIN_PRODUCTS = 9, 4
 
 
 def flops_per_token(config: ModelConfig, parameter_count: int) -> int:
@@ -24,27 +28,27 @@ def flops_per_token(config: ModelConfig, parameter_count: int) -> int:
 
 
 @functools.cache
-def measured_peak_flops(device: torch.device, precision: Precision) -> float:
-    """Best matmul rate seen on `device`, in FLOP/s; measured once per process, from generators of its own.
+def measure_peak_flops(device: torch.device, precision: Precision) -> float:
+    """Return the best matmul rate of `device` in FLOP/s, measured once per process with its own random generator.
 
-    On random numbers: an accelerator multiplies equal ones with less power, and so faster than it ever will in use.
+    On random numbers: an accelerator multiplies equal numbers with less power, faster than it ever trains.
     """
-    # The first products wake threads, clocks and caches, so several turns are timed and the best one counts.
+    # The first products wake threads, clocks and caches, so the best of several turns counts.
     size, products, turns = (8192, 10, 5) if device.type == "cuda" else (1024, 1, 8)
-    if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < _ROOM_BYTES:
+    if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < _MIN_FREE_BYTES:
         size //= 2
     generator = torch.Generator(device).manual_seed(0)
     dtype = _PEAK_DTYPES[precision]
     left, right = (torch.randn((size, size), generator=generator, dtype=dtype, device=device) for _ in range(2))
     product, best = torch.empty_like(left), float("inf")
     for _ in range(turns):
-        _wait(device)
+        _synchronize(device)
         started = time.perf_counter()
         for _ in range(products):
             torch.mm(left, right, out=product)
-        _wait(device)
+        _synchronize(device)
         best = min(best, time.perf_counter() - started)
-    if device.type == "cuda":  # training's own peak is what memory_bytes is to say
+    if device.type == "cuda":  # read_memory_bytes reports the peak of training alone
         del left, right, product
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
@@ -56,13 +60,46 @@ def model_flops_utilization(*, flops_each_token: int, tokens_per_second: float, 
     return flops_each_token * tokens_per_second / peak_flops
 
 
-def memory_bytes(device: torch.device) -> int:
-    """Peak bytes allocated on a CUDA device, or the process's resident bytes on the CPU."""
+def read_memory_bytes(device: torch.device) -> int:
+    """Return the peak bytes allocated on a CUDA device, or the process's resident bytes on the CPU."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     return int(psutil.Process().memory_info().rss)
 
 
-def _wait(device: torch.device) -> None:
+def measure_machine() -> MachineSpeed:
+    """Detect the CUDA device and time square products of the CPU in fp32 and bf16: about 0.2 s."""
+    has_cuda = torch.cuda.is_available()
+    return MachineSpeed(
+        has_cuda=has_cuda,
+        cuda_has_half=has_cuda and torch.cuda.is_bf16_supported(including_emulation=False),
+        cpu_half_gain=measure_cpu_half_gain(),
+    )
+
+
+def measure_cpu_half_gain(clock: Callable[[], float] = time.thread_time) -> float:
+    """Return the time of an fp32 product over that of a bf16 product, each the best of its turns, on one thread.
+
+    The precisions alternate and the clock counts seconds of one core, so that other load affects both alike.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        single = torch.full((_GAIN_MATRIX_SIZE, _GAIN_MATRIX_SIZE), 1.0 / _GAIN_MATRIX_SIZE)
+        half = single.bfloat16()
+        turns = [(_time_products(single, clock), _time_products(half, clock)) for _ in range(GAIN_TURNS)]
+    finally:
+        torch.set_num_threads(threads)
+    return min(fp32 for fp32, _ in turns[1:]) / min(bf16 for _, bf16 in turns[1:])  # the first turn warms up
+
+
+def _time_products(matrix: Tensor, clock: Callable[[], float]) -> float:
+    started = clock()
+    for _ in range(GAIN_PRODUCTS):
+        matrix @ matrix
+    return max(clock() - started, 1e-9)
+
+
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,21 +1,19 @@
-"""Held-out metrics of a model over a fixed slice of windows.
+"""Held-out metrics of a model over a fixed slice of windows, always in fp32 whatever the precision of training."""
 
-Owns the metrics and the slice. Refuses to know checkpoints, suites and what a good value is.
-Always computed in fp32, so that the precision of training does not change what a metric means.
-"""
-
+import contextlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from model.architectures.gpt import GPT
 from model.data.token_windows import TokenWindows
 from model.errors import InvalidInput
-from model.inference.evaluation_mode import evaluation_mode
-from model.kernels.token_loss import token_loss
+from model.kernels.head_loss import token_loss
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,14 +26,26 @@ class EvaluationMetrics:
     samples: int
 
 
+@contextlib.contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Turn dropout and gradients off for the block, then restore the model's mode."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(was_training)
+
+
 def evaluation_slice(window_count: int, wanted: int) -> NDArray[np.int64]:
-    """Return the `wanted` windows (or all, if fewer) evenly spread over [0, window_count): always the same ones."""
+    """Return `wanted` windows (or all, if fewer), evenly spread over [0, window_count): always the same ones."""
     count = min(wanted, window_count)
     return np.arange(count, dtype=np.int64) * window_count // count
 
 
 def held_out_loss(model: GPT, windows: TokenWindows, *, batches: int, batch_size: int) -> tuple[float, int]:
-    """Mean loss in nats per token over the fixed slice, and how many windows that was; draws no random number."""
+    """Return the mean loss in nats per token over the fixed slice and its number of windows; draws no random number."""
     if batches < 1 or batch_size < 1:
         raise InvalidInput(f"batches={batches} and batch_size={batch_size} must be at least 1")
     chosen = evaluation_slice(windows.window_count, batches * batch_size)
@@ -53,7 +63,7 @@ def evaluate(
 ) -> EvaluationMetrics:
     """Measure `model` on `batches` x `batch_size` held-out windows; `bytes_per_token` is the held-out text's mean.
 
-    The model's mode and all generators are left as they were.
+    Leaves the model's mode and all generators unchanged.
     """
     if not bytes_per_token > 0:
         raise InvalidInput(f"bytes_per_token={bytes_per_token} must be above 0")

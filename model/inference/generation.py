@@ -1,7 +1,6 @@
-"""Text from a model, token by token.
+"""Samples token ids from a model, with a generator of its own.
 
-Owns sampling. Refuses to know text: ids in, ids out. Draws from its own generator, never from the process's.
-Source: Holtzman et al. 2019, "The Curious Case of Neural Text Degeneration" (nucleus sampling); Fan et al. 2018,
+Sources: Holtzman et al. 2019, "The Curious Case of Neural Text Degeneration" (nucleus sampling); Fan et al. 2018,
 "Hierarchical Neural Story Generation" (top-k).
 """
 
@@ -15,17 +14,17 @@ from torch import Tensor
 from model.architectures.gpt import GPT
 from model.architectures.key_value_cache import KeyValueCache
 from model.errors import InvalidInput, ModelError
-from model.inference.evaluation_mode import evaluation_mode
+from model.inference.evaluation import evaluation_mode
 
-_COLDEST = 1e-6
-"""Below this temperature scores would overflow, and nothing but the likeliest token has a chance."""
+_MIN_TEMPERATURE = 1e-6
+"""Below this temperature logits would overflow, so the likeliest token is taken."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Drawing:
-    """How a token is drawn from scores: only the likeliest `top_k`, of those only the nucleus that holds `top_p`.
+class Sampling:
+    """Sampling settings: only the likeliest `top_k` tokens, of those only the nucleus that holds `top_p`.
 
-    Temperature 0 takes the likeliest token, `top_k` None and `top_p` 1 leave every token in.
+    Temperature 0 takes the likeliest token; `top_k` None and `top_p` 1 keep every token.
     """
 
     temperature: float = 1.0
@@ -33,7 +32,6 @@ class Drawing:
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse what draws nothing."""
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise InvalidInput(f"temperature={self.temperature} must not be negative; 0 takes the likeliest token")
         if self.top_k is not None and self.top_k < 1:
@@ -41,19 +39,19 @@ class Drawing:
         if not 0 < self.top_p <= 1:
             raise InvalidInput(f"top_p={self.top_p} must be above 0 and at most 1, which leaves every token in")
 
-    def pick(self, logits: Tensor, generator: torch.Generator) -> int:
-        """Return an id drawn from scores (V,), on the CPU; a ModelError where they are not finite."""
+    def sample(self, logits: Tensor, generator: torch.Generator) -> int:
+        """Draw an id from logits (V,) on the CPU; logits that are not finite raise ModelError."""
         if not bool(torch.isfinite(logits).all()):
             raise ModelError("the network's scores are not finite: these weights have diverged; take older ones")
-        if self.temperature < _COLDEST:
+        if self.temperature < _MIN_TEMPERATURE:
             return int(logits.argmax())
         if self.top_k is not None and self.top_k < logits.numel():
             smallest_kept = torch.topk(logits, self.top_k).values[-1]
             logits = logits.masked_fill(logits < smallest_kept, float("-inf"))
-        chances = torch.softmax(logits / self.temperature, dim=-1)
+        probabilities = torch.softmax(logits / self.temperature, dim=-1)
         if self.top_p < 1:
-            chances = _nucleus(chances, self.top_p)
-        return int(torch.multinomial(chances, 1, generator=generator))
+            probabilities = _nucleus(probabilities, self.top_p)
+        return int(torch.multinomial(probabilities, 1, generator=generator))
 
 
 def generate(
@@ -67,11 +65,11 @@ def generate(
 ) -> list[int]:
     """Return the `new_tokens` ids that follow `prompt_ids` (not empty); the model sees the last block_size tokens.
 
-    Temperature 0 takes the likeliest token. Equal arguments give equal ids; the model's mode and the process's
-    generators are left as they were. Every token costs a pass over the whole context: what is on record was drawn this
-    way, and the last bits of `generate_stream` may differ.
+    Equal arguments give equal ids; the model's mode and the process's generators stay unchanged. Every token costs a
+    pass over the whole context: recorded samples are drawn this way, and logits of `generate_stream` may differ in
+    their last bits.
     """
-    drawing = Drawing(temperature=temperature, top_k=top_k)
+    sampling = Sampling(temperature=temperature, top_k=top_k)
     _check(model, prompt_ids, new_tokens=new_tokens)
     generator = torch.Generator().manual_seed(seed)
     ids = list(prompt_ids)
@@ -79,45 +77,47 @@ def generate(
         for _ in range(new_tokens):
             context = torch.tensor([ids[-model.config.block_size :]], dtype=torch.int64, device=model.device)  # (1, T)
             logits = model(context)[0, -1].float().cpu()  # (1, T, V) -> (V,)
-            ids.append(drawing.pick(logits, generator))
+            ids.append(sampling.sample(logits, generator))
     return ids[len(prompt_ids) :]
 
 
 def generate_stream(
-    model: GPT, prompt_ids: Sequence[int], *, new_tokens: int, drawing: Drawing, seed: int = 0
+    model: GPT, prompt_ids: Sequence[int], *, new_tokens: int, sampling: Sampling, seed: int = 0
 ) -> Iterator[int]:
-    """Return an iterator over the `new_tokens` ids that follow `prompt_ids` (not empty), each drawn when asked for.
+    """Return an iterator over the `new_tokens` ids that follow `prompt_ids` (not empty), each drawn on demand.
 
-    A token costs a pass over itself. The model sees the last block_size tokens of the prompt; whenever the block is
-    full, it goes on from the newest half of it, read anew: from then on it sees between half a block and a block.
-    Equal arguments give equal ids; the model's mode and the process's generators are left as they were.
+    A token costs one pass over itself. The model sees the last block_size tokens of the prompt; whenever the block is
+    full, the newest half is read again and the rest forgotten. Equal arguments give equal ids; the model's mode and
+    the process's generators stay unchanged.
     """
     _check(model, prompt_ids, new_tokens=new_tokens)
-    return _draw(model, list(prompt_ids), new_tokens, drawing, torch.Generator().manual_seed(seed))
+    return _sample_with_cache(model, list(prompt_ids), new_tokens, sampling, torch.Generator().manual_seed(seed))
 
 
-def _draw(model: GPT, ids: list[int], new_tokens: int, drawing: Drawing, generator: torch.Generator) -> Iterator[int]:
+def _sample_with_cache(
+    model: GPT, ids: list[int], new_tokens: int, sampling: Sampling, generator: torch.Generator
+) -> Iterator[int]:
     block_size = model.config.block_size
     cache = KeyValueCache(model.config, device=model.device, dtype=model.wte.weight.dtype)
-    unread = ids = ids[-block_size:]
+    new_ids = ids = ids[-block_size:]
     for _ in range(new_tokens):
-        if cache.length + len(unread) > block_size:
+        if cache.length + len(new_ids) > block_size:
             cache.forget()
-            unread = ids = ids[-max(block_size // 2, 1) :]
-        with evaluation_mode(model):  # never across a yield: whoever asks has a mode of their own
-            context = torch.tensor([unread], dtype=torch.int64, device=model.device)  # (1, T)
+            new_ids = ids = ids[-max(block_size // 2, 1) :]
+        with evaluation_mode(model):  # not across a yield: the caller may change the mode in between
+            context = torch.tensor([new_ids], dtype=torch.int64, device=model.device)  # (1, T)
             logits = model.extend(context, cache)[0].float().cpu()  # (1, V) -> (V,)
-        token = drawing.pick(logits, generator)
+        token = sampling.sample(logits, generator)
         yield token
-        unread = [token]
+        new_ids = [token]
         ids.append(token)
 
 
-def _nucleus(chances: Tensor, top_p: float) -> Tensor:
-    """Return the chances (V,) with 0 for all but the fewest likeliest that together have at least `top_p`."""
-    likeliest, places = torch.sort(chances, descending=True, stable=True)
+def _nucleus(probabilities: Tensor, top_p: float) -> Tensor:
+    """Zero all but the fewest likeliest of the probabilities (V,) that sum to at least `top_p`."""
+    likeliest, places = torch.sort(probabilities, descending=True, stable=True)
     before = likeliest.cumsum(dim=0) - likeliest
-    return torch.zeros_like(chances).scatter(0, places, likeliest.masked_fill(before >= top_p, 0.0))
+    return torch.zeros_like(probabilities).scatter(0, places, likeliest.masked_fill(before >= top_p, 0.0))
 
 
 def _check(model: GPT, prompt_ids: Sequence[int], *, new_tokens: int) -> None:

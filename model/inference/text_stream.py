@@ -1,8 +1,7 @@
-"""From ids to text while they are drawn: only whole characters leave.
+"""Decodes ids to text while they are sampled, in whole characters.
 
-Owns what is held back. A token may end inside a character, and some decoders write a token differently at the beginning
-of a text than after another one, so ids are decoded together with those shown before them. Refuses to know the
-tokenizer beyond its `decode`.
+A token may end inside a character, and some decoders write a token differently at the start of a text, so ids are
+decoded together with those returned before them.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,31 +10,30 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class TextStream:
-    """Text that grows by ids; with a byte-level tokenizer the pieces joined are what decoding all at once gives."""
+    """Text that grows by ids; with a byte-level tokenizer the joined pieces equal one decoding of all ids."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str], after: Sequence[int] = ()) -> None:
-        """Begin after the ids of a prompt, which are not shown again."""
         self._decode = decode
-        self._ids, self._shown = list(after), len(after)
-        self._shown_text = decode(self._ids) if after else ""
+        self._ids, self._returned = list(after), len(after)
+        self._returned_text = decode(self._ids) if after else ""
 
     def push(self, token: int) -> str:
-        """Return the text that is certain now that `token` has come; nothing while a character may be incomplete.
+        """Add `token` and return the text that is now complete; "" while a character may be incomplete.
 
-        Bytes that are no UTF-8 come out as replacement characters once something else follows them.
+        Bytes that are not UTF-8 become replacement characters once other text follows them.
         """
         self._ids.append(token)
         text = self._decode(self._ids)
-        if text.endswith(_REPLACEMENT) or len(text) <= len(self._shown_text):
+        if text.endswith(_REPLACEMENT) or len(text) <= len(self._returned_text):
             return ""
-        return self._show(text)
+        return self._take(text)
 
     def finish(self) -> str:
-        """Return what was held back: nothing follows any more."""
-        return self._show(self._decode(self._ids)) if len(self._ids) > self._shown else ""
+        """Return the rest; no token follows."""
+        return self._take(self._decode(self._ids)) if len(self._ids) > self._returned else ""
 
-    def _show(self, text: str) -> str:
-        piece = text[len(self._shown_text) :]
-        self._ids = self._ids[self._shown :]
-        self._shown, self._shown_text = len(self._ids), self._decode(self._ids)
+    def _take(self, text: str) -> str:
+        piece = text[len(self._returned_text) :]
+        self._ids = self._ids[self._returned :]
+        self._returned, self._returned_text = len(self._ids), self._decode(self._ids)
         return piece

@@ -1,25 +1,22 @@
-"""Sizes of the blocks that kernels compute at a time: attention's query blocks, the loss head's logits.
-
-The memory estimate reads the same numbers. No torch here.
-"""
+"""Block sizes of the kernels, read by the memory estimate as well. Imports no torch."""
 
 HEAD_CHUNK_BYTES = 128 * 2**20
-"""Logits in fp32 that fused kernels hold at once: enough for the matrix product, small beside so large a vocabulary."""
+"""fp32 logits that the fused head holds at once on a CPU: enough for an efficient matrix product."""
 
 DEVICE_HEAD_CHUNK_BYTES = 2**30
-"""The same on an accelerator, in the computing precision: its products are fast only where they are large."""
+"""The same on an accelerator, in the computing precision: its matrix products are fast only when they are large."""
 
-SMALLEST_BLOCK = 64
-MOST_BLOCKS = 4
-"""More blocks save fewer products than the smaller ones lose: measured at T = 64, 256 and 1024."""
+MIN_BLOCK = 64
+MAX_BLOCKS = 4
+"""More blocks lose more on small products than they save: measured at T = 64, 256 and 1024."""
 
 
 def query_blocks(time: int) -> list[tuple[int, int]]:
-    """Return where each block of `time` queries begins and ends; each meets the keys before its end."""
-    size = max(SMALLEST_BLOCK, -(-time // MOST_BLOCKS))
+    """Return [begin, end) of each block of `time` queries; a block attends to the keys before its end."""
+    size = max(MIN_BLOCK, -(-time // MAX_BLOCKS))
     return [(begin, min(begin + size, time)) for begin in range(0, time, size)]
 
 
-def kept_probabilities(time: int) -> int:
-    """Return how many probabilities the blocks of one head keep for the backward pass."""
+def saved_probabilities(time: int) -> int:
+    """Return how many attention probabilities one head saves for the backward pass."""
     return sum((end - begin) * end for begin, end in query_blocks(time))

@@ -1,8 +1,7 @@
-"""Dropout on a CPU as bits, set or not: several times cheaper than PyTorch's mask, drawn number by number.
+"""Dropout masks as bits for 16-bit tensors on a CPU: several times cheaper than PyTorch's mask.
 
-Owns the drawing, from the process's CPU generator, and the dropping. Refuses to know where it is used. The chance is
-rounded to 1/32768.
-Source: Srivastava et al. 2014, "Dropout" (survivors scaled by the inverse of their share).
+Drawn from the process's CPU generator; the drop probability is rounded to 1/32768.
+Source: Srivastava et al. 2014, "Dropout" (survivors are scaled by the inverse of their share).
 """
 
 from collections.abc import Sequence
@@ -10,25 +9,25 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-_CHANCES = 2**15
-_DRAWN_AT_ONCE = 4
-"""Numbers of 16 bits in a draw of 64."""
+_LEVELS = 2**15
+_MASKS_PER_DRAW = 4
+"""16-bit masks in one random int64."""
 
 
-def draw_survivors(shape: Sequence[int], dropout: float) -> Tensor:
-    """Draw which numbers of a tensor survive: int16 of that shape, all bits set where one does and none elsewhere."""
-    wanted = torch.Size(shape)
-    drawn = torch.empty(-(-wanted.numel() // _DRAWN_AT_ONCE), dtype=torch.int64).random_(-(2**63), None)
-    bits = drawn.view(torch.int16)[: wanted.numel()].view(wanted)
-    # 15 random bits from -2^14 on; what lies below the border becomes negative, and its sign fills all 16 bits.
-    return bits.bitwise_right_shift_(1).sub_(_kept(dropout) - _CHANCES // 2).bitwise_right_shift_(15)
+def draw_keep_mask(shape: Sequence[int], dropout: float) -> Tensor:
+    """Draw an int16 mask of `shape`: all bits set where a number is kept, none where it is dropped."""
+    size = torch.Size(shape)
+    drawn = torch.empty(-(-size.numel() // _MASKS_PER_DRAW), dtype=torch.int64).random_(-(2**63), None)
+    bits = drawn.view(torch.int16)[: size.numel()].view(size)
+    # 15 random bits from -2^14 on: values below the threshold become negative, and the sign fills all 16 bits.
+    return bits.bitwise_right_shift_(1).sub_(_kept_levels(dropout) - _LEVELS // 2).bitwise_right_shift_(15)
 
 
-def drop(tensor: Tensor, survivors: Tensor, dropout: float) -> Tensor:
-    """Return `tensor` (16 bits a number) with 0 for what did not survive, and the rest scaled up."""
-    left = (tensor.view(torch.int16) & survivors).view(tensor.dtype)
-    return left.mul_(_CHANCES / _kept(dropout))
+def apply_keep_mask(tensor: Tensor, keep: Tensor, dropout: float) -> Tensor:
+    """Return `tensor` (16 bits a number) with dropped numbers set to 0 and the others scaled up."""
+    kept = (tensor.view(torch.int16) & keep).view(tensor.dtype)
+    return kept.mul_(_LEVELS / _kept_levels(dropout))
 
 
-def _kept(dropout: float) -> int:
-    return max(1, round((1.0 - dropout) * _CHANCES))
+def _kept_levels(dropout: float) -> int:
+    return max(1, round((1.0 - dropout) * _LEVELS))

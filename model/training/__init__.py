@@ -1,1 +1,1 @@
-"""One optimizer step and the loop around it: train state, gradients of several processes, deferred metrics."""
+"""Training: train state, one optimizer step, deferred metrics, the loop, and several processes."""

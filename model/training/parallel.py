@@ -1,11 +1,7 @@
-"""Several processes that train one model together: who takes which rows, and how their gradients become one.
+"""Data-parallel training in several processes; the only importer of `torch.distributed` in this package.
 
-Owns everything the model's side knows of a process group: nothing else in this package imports `torch.distributed`.
-Refuses to know who started the processes and how they find each other.
-
-The batch of a step stays the pure function it is: rank r takes its contiguous share of the rows, and every part is
-weighted by its samples, so the gradient is the mean over the whole batch however it is shared. With another number of
-processes losses agree to rounding; with the same number they agree to the bit, through kill and resume.
+Each rank takes a contiguous share of the batch's rows, weighted by its samples, so the gradient is the mean over the
+whole batch. Equal numbers of processes give equal bits, through kill and resume; other numbers agree up to rounding.
 Sources: Li et al. 2020, "PyTorch Distributed"; Zhao et al. 2023, "PyTorch FSDP"; `torch.distributed.fsdp.fully_shard`.
 """
 
@@ -26,14 +22,14 @@ from model.configuration.training import Parallel
 
 T = TypeVar("T")
 
-_PATIENCE = timedelta(days=7)
-"""Who waits in a collective is not the one that hangs, and who watches the trainer ends all of it: no second judge."""
-_PEER_LOST = ("closed by peer", "reset by peer", "gloo/transport", "NCCL", "Broken pipe", "Connection refused")
+_COLLECTIVE_TIMEOUT = timedelta(days=7)
+"""Never reached: the watchdog of the trainer detects hangs and ends all ranks."""
+_PEER_LOSS_MESSAGES = ("closed by peer", "reset by peer", "gloo/transport", "NCCL", "Broken pipe", "Connection refused")
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This process among those that train one model; alone, every method does nothing and costs nothing."""
+    """This process among those that train one model; with one process every method is a no-op."""
 
     rank: int = 0
     size: int = 1
@@ -43,54 +39,51 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is rank 0, which speaks for all."""
+        """Whether this is rank 0, which reports for all ranks."""
         return self.rank == 0
 
     @property
     def is_sharded(self) -> bool:
-        """Whether each process holds only its part of every tensor, so that all must take part in every forward."""
+        """Whether each process holds only its part of every tensor, so that all must run every forward."""
         return self.size > 1 and self.mode == "fsdp"
 
     def rows(self, batch_size: int) -> slice:
-        """Return which rows of a step's batch are this rank's: contiguous, and shares differ by one row at most."""
+        """Return this rank's rows of a step's batch: contiguous, and shares differ by at most one row."""
         return slice(batch_size * self.rank // self.size, batch_size * (self.rank + 1) // self.size)
 
     def any(self, flag: bool) -> bool:
-        """Whether the flag is set on any rank; all of them must ask, and all hear the same."""
+        """Whether the flag is set on any rank; a collective call with one answer."""
         if self.size == 1:
             return flag
-        seen = torch.tensor([int(flag)], dtype=torch.int64)
-        dist.all_reduce(seen, dist.ReduceOp.MAX)
-        return bool(seen.item())
+        flags = torch.tensor([int(flag)], dtype=torch.int64)
+        dist.all_reduce(flags, dist.ReduceOp.MAX)
+        return bool(flags.item())
 
-    def first_says(self, numbers: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the numbers that rank 0 passed; those of the others count for their length only."""
+    def broadcast(self, numbers: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the numbers of rank 0; the other ranks pass as many of any value."""
         if self.size == 1:
             return numbers
-        said = torch.tensor(numbers, dtype=torch.int64)
-        dist.broadcast(said, src=0)
-        return tuple(said.tolist())
+        values = torch.tensor(numbers, dtype=torch.int64)
+        dist.broadcast(values, src=0)
+        return tuple(values.tolist())
 
     def combine(self, losses: Tensor) -> Tensor:
-        """Return the batch's loss of all ranks' weighted parts, (n,) each with an n of its own -> (1,).
-
-        Alone the parts are left as they are.
-        """
+        """Sum all ranks' weighted losses (n,), n per rank, to the batch's loss (1,); one process keeps (n,)."""
         if self.size == 1:
             return losses
         total = losses.sum().reshape(1)  # () -> (1,)
         dist.all_reduce(total)
         return total / self.size
 
-    def weight(self, samples: int, global_batch: int) -> float:
-        """Return the factor of a part's mean loss, so that the mean of all ranks' gradients is that of the batch."""
+    def loss_weight(self, samples: int, global_batch: int) -> float:
+        """Return the factor of a part's mean loss that makes the mean of all ranks' gradients that of the batch."""
         return samples * self.size / global_batch
 
-    def spread(self, model: GPT, device: torch.device) -> None:
-        """Make the model one of these: `ddp` averages its gradients, `fsdp` shards it; before its optimizer is made.
+    def wrap(self, model: GPT, device: torch.device) -> None:
+        """Connect the model to the other ranks, before its optimizer is made: `ddp` averages gradients, `fsdp` shards.
 
-        The buckets of `ddp` keep the order they begin with: rebuilt after the first step, as they are by default, more
-        than two ranks would round the first step after a resume in another order.
+        `find_unused_parameters` keeps the first order of `ddp`'s buckets. By default they are rebuilt after the first
+        step, so more than two ranks would round the first step after a resume in another order.
         """
         if self.size == 1:
             return
@@ -98,10 +91,10 @@ class Ranks:
             _shard(model, self.size, device)
             self._wrapped.append(model)
         else:
-            self._wrapped.append(nn.parallel.DistributedDataParallel(_Caller(model), find_unused_parameters=True))
+            self._wrapped.append(nn.parallel.DistributedDataParallel(_Callable(model), find_unused_parameters=True))
 
     def forward(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call the function that goes through the model, so that its backward reaches the other ranks."""
+        """Call a function that runs the model, so that its backward pass reaches the other ranks."""
         if self.size == 1 or self.is_sharded:
             return function(*arguments)
         result: T = self._wrapped[0](function, *arguments)
@@ -109,7 +102,7 @@ class Ranks:
 
     @contextlib.contextmanager
     def accumulating(self, *, is_last: bool) -> Iterator[None]:
-        """Exchange gradients in the backward of the block only where it is the step's last."""
+        """Exchange gradients in the block's backward pass only if it is the step's last."""
         if self.size == 1:
             yield
         elif self.is_sharded:
@@ -120,17 +113,17 @@ class Ranks:
                 yield
 
     def send_to_first(self, values: Tensor) -> None:
-        """Send rank 0 a tensor of the host, in the background's own lane."""
+        """Send a host tensor to rank 0 in the process group of background threads."""
         dist.send(values, dst=0, group=self._relay)
 
     def receive_from(self, rank: int, values: Tensor) -> None:
-        """Fill a tensor of the host with what `rank` sends, in the background's own lane."""
+        """Fill a host tensor with the one that `rank` sends, in the process group of background threads."""
         dist.recv(values, src=rank, group=self._relay)
 
-    def step_seed(self, seed: int, step: int) -> int | None:
-        """Return what seeds this rank's dropout in a step; None for rank 0, whose generator is in the train state.
+    def dropout_seed(self, seed: int, step: int) -> int | None:
+        """Return the seed of this rank's dropout in a step; None for rank 0, whose generator is in the train state.
 
-        So a resume with as many ranks draws what it would have drawn, and one with more or fewer is well defined.
+        It depends on nothing else, so a resume with any number of ranks is well defined.
         """
         if self.is_first:
             return None
@@ -138,33 +131,33 @@ class Ranks:
         return int.from_bytes(digest[:8], "little") >> 1
 
 
-ALONE = Ranks()
+SINGLE_RANK = Ranks()
 
 
 def join_ranks(rank: int, size: int, *, mode: Parallel, device: torch.device, store: Store) -> Ranks:
-    """Meet the other processes through `store`; what is on the host travels by gloo, what is on a GPU by NCCL."""
+    """Join the process group through `store`; host tensors use gloo, GPU tensors NCCL."""
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(
         backend,
         store=store,
         rank=rank,
         world_size=size,
-        timeout=_PATIENCE,
+        timeout=_COLLECTIVE_TIMEOUT,
         device_id=device if device.type == "cuda" else None,
     )
-    # Apart from the steps' own exchange, so that a thread in the background may use it.
-    return Ranks(rank, size, mode, dist.new_group(backend="gloo", timeout=_PATIENCE))
+    # A second group, so that a background thread does not mix with the exchange of the steps.
+    return Ranks(rank, size, mode, dist.new_group(backend="gloo", timeout=_COLLECTIVE_TIMEOUT))
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """Return a tensor whole; of a sharded one every rank gets all parts, so all must ask for it."""
+def gather_full(tensor: Tensor) -> Tensor:
+    """Return the full tensor; for a sharded one this is a collective call."""
     full: Callable[[], Tensor] | None = getattr(tensor, "full_tensor", None)
     return tensor if full is None else full()
 
 
 @torch.no_grad()
-def fill(target: Tensor, values: Tensor) -> None:
-    """Copy whole values into a tensor, or this rank's part of them into a sharded one; nothing is sent."""
+def copy_into(target: Tensor, values: Tensor) -> None:
+    """Copy full values into a tensor, or this rank's part of them into a sharded one, without communication."""
     placements = getattr(target, "placements", None)
     if placements is not None:
         from torch.distributed.tensor import distribute_tensor
@@ -175,14 +168,14 @@ def fill(target: Tensor, values: Tensor) -> None:
 
 
 def is_peer_loss(error: BaseException) -> bool:
-    """Whether an exception only says that another process is gone: whatever ended that one is the reason."""
+    """Whether an exception only reports that another process is gone, whose own error is then the cause."""
     if isinstance(error, (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)):
         return True
-    return isinstance(error, RuntimeError) and any(said in str(error) for said in _PEER_LOST)
+    return isinstance(error, RuntimeError) and any(message in str(error) for message in _PEER_LOSS_MESSAGES)
 
 
-class _Caller(nn.Module):
-    """Lets DDP see a forward that is more than the model's own, such as one through the fused head."""
+class _Callable(nn.Module):
+    """Lets DDP wrap a function around the model's forward, such as the fused head."""
 
     def __init__(self, model: GPT) -> None:
         super().__init__()

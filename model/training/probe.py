@@ -1,7 +1,4 @@
-"""A look at held-out text during training that leaves no trace in it.
-
-Owns what is measured and when. Refuses the train state: it sees the network only, and draws from its own generator.
-"""
+"""Held-out loss and a sample text during training, without any effect on it: the probe has its own generator."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +12,7 @@ from model.inference.generation import generate
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProbeResult:
-    """Held-out loss in nats per token, and a generated text (None when no tokens were asked for)."""
+    """Held-out loss in nats per token, and a generated text (None if `sample_tokens` is 0)."""
 
     loss: float
     sample: str | None
@@ -23,7 +20,7 @@ class ProbeResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Probe:
-    """Measures every `every_steps` steps on a fixed slice of held-out windows and samples after `prompt_ids`."""
+    """Measures a fixed slice of held-out windows every `every_steps` steps and samples text after `prompt_ids`."""
 
     windows: TokenWindows
     every_steps: int
@@ -37,7 +34,6 @@ class Probe:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse a probe that could never be due."""
         if self.every_steps < 1:
             raise InvalidInput(f"every_steps={self.every_steps} must be at least 1; pass no probe to switch it off")
 
@@ -46,7 +42,7 @@ class Probe:
         return step % self.every_steps == 0
 
     def measure(self, model: GPT) -> ProbeResult:
-        """Measure `model` as it is; its mode and the process's generators are left as they were."""
+        """Measure `model`; its mode and the process's generators stay unchanged."""
         loss, _ = held_out_loss(model, self.windows, batches=self.batches, batch_size=self.batch_size)
         if self.sample_tokens == 0:
             return ProbeResult(loss=loss, sample=None)

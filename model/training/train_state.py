@@ -1,7 +1,4 @@
-"""The train state: everything that must survive for training to continue bit for bit.
-
-Owns the names of its tensors and their copies to and from the host. Refuses to know files, shards and digests.
-"""
+"""The train state: everything that training needs to continue bit for bit, as named tensors."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -17,19 +14,19 @@ from model.errors import InvalidInput, StateMismatch
 from model.kernels.compilation import compile_options
 from model.training.determinism import Generators, seeded_generators
 from model.training.optimizer import make_optimizer
-from model.training.parallel import ALONE, Ranks, fill, whole
+from model.training.parallel import SINGLE_RANK, Ranks, copy_into, gather_full
 from model.training.weights import WEIGHT_PREFIX, describe_mismatch
 
 Group = Literal["weights", "optimizer", "trainer"]
 
 OPTIMIZER_FIELDS = ("exp_avg", "exp_avg_sq", "step")
 CUDA_GENERATOR = "rng.cuda"
-"""The one name a checkpoint may have more or less: it depends on the device, which does not change which run it is."""
+"""The only optional name in a checkpoint: it exists only on CUDA, and a run may change its device."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NamedTensor:
-    """One tensor of a train state; a copy's is on the host, contiguous, and nobody else's memory."""
+    """One tensor of a train state."""
 
     name: str
     group: Group
@@ -48,9 +45,9 @@ class TrainState:
         generators: Generators,
         global_batch: int,
         network: Callable[[Tensor], Tensor],
-        ranks: Ranks = ALONE,
+        ranks: Ranks = SINGLE_RANK,
     ) -> None:
-        """Hold the parts; `network` is `model` or its compiled form. Most callers want `fresh`."""
+        """Assemble the parts; `network` is `model` or its compiled form. `create` makes them."""
         self.ranks = ranks
         self.model = model
         self.optimizer = optimizer
@@ -61,18 +58,18 @@ class TrainState:
         self.step = 0
 
     @classmethod
-    def fresh(
+    def create(
         cls,
         model_config: ModelConfig,
         training_config: TrainingConfig,
         vocab_size: int,
         device: torch.device,
-        ranks: Ranks = ALONE,
+        ranks: Ranks = SINGLE_RANK,
     ) -> Self:
-        """Make the state of step 0, a pure function of configs and vocabulary (weights are equal on every device).
+        """Make the state of step 0, a pure function of configs and vocabulary, with equal weights on every device.
 
-        Each of the `ranks` makes it, all at once. The process's own generators are left as they were. Precision and
-        kernels must be chosen.
+        A collective call of `ranks`. The process's own generators stay unchanged. Precision or kernels that are still
+        `auto` raise InvalidInput.
         """
         if "auto" in (training_config.precision, training_config.kernels):
             raise InvalidInput("precision and kernels must be chosen before a state is made: see choose_numerics")
@@ -82,7 +79,7 @@ class TrainState:
         model.fuse_blocks(training_config.kernels == "fused" and not training_config.compile)
         if training_config.compile and training_config.kernels == "fused":
             compile_layers(model)
-        ranks.spread(model, device)
+        ranks.wrap(model, device)
         return cls(
             model=model,
             optimizer=make_optimizer(model, training_config),
@@ -95,7 +92,7 @@ class TrainState:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights live."""
+        """The device of the weights."""
         return self.model.device
 
     @property
@@ -104,23 +101,20 @@ class TrainState:
         return self.step * self.global_batch
 
     def live_tensors(self) -> tuple[NamedTensor, ...]:
-        """Return the state's own memory, where it is, sorted by name: training goes on changing it."""
+        """Return the state's own tensors, sorted by name; training continues to change them."""
         tensors = (NamedTensor(name=name, group=group, tensor=tensor.detach()) for name, group, tensor in self._live())
-        return tuple(sorted(tensors, key=lambda named: named.name))
+        return tuple(sorted(tensors, key=lambda tensor: tensor.name))
 
     def named_tensors(self) -> tuple[NamedTensor, ...]:
-        """Copy the whole state to host memory, sorted by name; later training cannot change the copies."""
+        """Copy the full state to contiguous host memory, sorted by name."""
         return tuple(
-            replace(named, tensor=whole(named.tensor).to("cpu", copy=True).contiguous())
+            replace(named, tensor=gather_full(named.tensor).to("cpu", copy=True).contiguous())
             for named in self.live_tensors()
         )
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Become the state `tensors` holds, in place.
-
-        Names, shapes and dtypes must be exactly this state's, else StateMismatch says what differs; nothing changes.
-        """
+        """Load the state of `tensors` in place; different names, shapes or dtypes raise StateMismatch, unchanged."""
         live = {name: tensor for name, _, tensor in self._live()}
         expected = {name: tensor for name, tensor in live.items() if name != CUDA_GENERATOR}
         offered = {name: tensor for name, tensor in tensors.items() if name != CUDA_GENERATOR}
@@ -131,7 +125,7 @@ class TrainState:
             raise StateMismatch(f"cursor={cursor} must be step={step} times global_batch={self.global_batch}")
         for name, group, tensor in self._live():
             if group != "trainer":
-                fill(tensor, tensors[name])
+                copy_into(tensor, tensors[name])
         self._load_trainer(tensors)
         self.optimizer.zero_grad(set_to_none=True)
 
@@ -164,9 +158,8 @@ class TrainState:
 
 
 def compile_layers(model: GPT) -> None:
-    """Let training run compiled forms of the layers, each by itself, so that one compilation serves all of them.
+    """Compile each layer by itself for training, so that one compilation serves all layers.
 
-    Embedding and head stay outside: their backward passes are sums over many places at once, which a compiler may turn
-    into additions in any order.
+    Embedding and head are not compiled: a compiler may reorder the sums of their backward passes.
     """
     model.compiled_layers = [torch.compile(block, dynamic=False, options=compile_options()) for block in model.h]

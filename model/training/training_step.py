@@ -1,7 +1,6 @@
-"""One step: accumulate gradients over micro-batches, check, clip, update.
+"""One optimizer step: accumulate gradients over micro-batches, check, clip, update."""
 
-Owns loss scaling, precision and the order of checks. Refuses to know how many steps there are to take and who watches.
-"""
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,129 +10,127 @@ from model.data.batch_loader import Batch, BatchLoader, gather_batch
 from model.data.sample_order import SampleOrder
 from model.data.token_windows import TokenWindows
 from model.errors import InvalidInput, TokenOutOfRange
-from model.kernels.head_loss import head_loss
+from model.kernels.head_loss import head_loss, token_loss
 from model.kernels.padded_head_loss import padded_head_loss
-from model.kernels.token_loss import token_loss
-from model.training.deferred_metrics import DeferredStep, UpdateGuard, UpdateResult, finite_loss, require_finite_norm
+from model.training.deferred_metrics import (
+    DeferredStep,
+    UpdateGuard,
+    UpdateResult,
+    require_finite_norm,
+    sum_finite_losses,
+)
 from model.training.determinism import Generators
-from model.training.optimizer import set_learning_rate
-from model.training.parallel import whole
-from model.training.schedule import learning_rate
+from model.training.optimizer import learning_rate, set_learning_rate
+from model.training.parallel import gather_full
 from model.training.train_state import TrainState
 
 AUTOCAST_DTYPES: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def take_step(
-    state: TrainState,
-    windows: TokenWindows,
-    order: SampleOrder,
-    *,
-    training: TrainingConfig,
-    micro_batch: int,
-    loader: BatchLoader | None = None,
-) -> UpdateResult:
-    """Advance `state` by one step over the batch of `order`, `micro_batch` samples at a time.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepInputs:
+    """What every step of a run reads: data, sample order, configuration, micro-batch in windows.
 
-    A `loader` over the same windows and order saves the wait for the batch and changes no bit.
-    Raises NonFiniteLoss before any weight changes. In fp16 a non-finite gradient is the scaler's business instead: it
-    skips the update and lowers its scale.
+    A `loader` over the same windows and order prefetches batches; it changes no bit.
     """
-    rate, batch = _prepare(state, windows, order, training=training, micro_batch=micro_batch, loader=loader)
-    with state.generators.active(state.device):
-        losses = _accumulate(state, batch, micro_batch=micro_batch, training=training)
-        loss = finite_loss(losses.tolist(), step=state.step + 1, windows=batch.windows, micro_batch=micro_batch)
-        grad_norm = float(_clip(state, limit=training.grad_clip))
+
+    windows: TokenWindows
+    order: SampleOrder
+    training: TrainingConfig
+    micro_batch: int
+    loader: BatchLoader | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.micro_batch <= self.order.global_batch:
+            raise InvalidInput(
+                f"micro_batch={self.micro_batch} must be from 1 to global_batch={self.order.global_batch}"
+            )
+        if self.loader and not (self.loader.windows is self.windows and self.loader.order == self.order):
+            raise InvalidInput("the loader reads other windows or another order; make it from those of the training")
+
+
+def take_step(state: TrainState, inputs: StepInputs) -> UpdateResult:
+    """Advance `state` by one step.
+
+    A non-finite loss or gradient raises NonFiniteLoss before any weight changes. In fp16 the scaler handles a
+    non-finite gradient instead: it skips the update and lowers its scale.
+    """
+    rate, batch = _begin(state, inputs)
+    number, micro_batch = state.step + 1, inputs.micro_batch
+    with state.generators.activate(state.device):
+        losses = _accumulate(state, inputs, batch)
+        loss = sum_finite_losses(losses.tolist(), step=number, windows=batch.windows, micro_batch=micro_batch)
+        grad_norm = float(_clip(state, limit=inputs.training.grad_clip))
         if state.scaler is None:
-            require_finite_norm(grad_norm, step=state.step + 1, windows=batch.windows)
+            require_finite_norm(grad_norm, step=number, windows=batch.windows)
     _update(state)
     return UpdateResult(loss=loss, lr=rate, grad_norm=grad_norm)
 
 
-def launch_step(
-    state: TrainState,
-    windows: TokenWindows,
-    order: SampleOrder,
-    *,
-    training: TrainingConfig,
-    micro_batch: int,
-    guard: UpdateGuard,
-    loader: BatchLoader | None = None,
-) -> DeferredStep:
-    """Advance `state` as `take_step` does, but wait for no device: what was measured stays there, unread.
+def launch_step(state: TrainState, inputs: StepInputs, guard: UpdateGuard) -> DeferredStep:
+    """Advance `state` as `take_step` does, but leave the metrics on the device, without waiting for it.
 
-    The same bits as `take_step`, as long as every number is finite. From the first step on that measured one that is
-    not, `guard` lets no update change anything, and who reads the step must set `state` back to where it was before.
+    The bits equal those of `take_step` while every number is finite. After a non-finite one `guard` blocks all
+    updates, and the caller that fetches the metrics must reset `state` to before that step.
     """
-    rate, batch = _prepare(state, windows, order, training=training, micro_batch=micro_batch, loader=loader)
+    rate, batch = _begin(state, inputs)
     cpu, cuda = state.generators.cpu, state.generators.cuda
-    with state.generators.active(state.device):
-        losses = _accumulate(state, batch, micro_batch=micro_batch, training=training)
-        grad_norm = _clip(state, limit=training.grad_clip)
-    guard.judge(losses, grad_norm)
-    unread = DeferredStep(
-        step=state.step + 1,
+    with state.generators.activate(state.device):
+        losses = _accumulate(state, inputs, batch)
+        grad_norm = _clip(state, limit=inputs.training.grad_clip)
+    guard.check(losses, grad_norm)
+    _update(state)
+    return DeferredStep(
+        step=state.step,
         lr=rate,
         losses=losses,
         grad_norm=grad_norm,
         windows=batch.windows,
-        micro_batch=micro_batch,
+        micro_batch=inputs.micro_batch,
         generators=Generators(cpu=cpu, cuda=cuda),
     )
-    _update(state)
-    return unread
 
 
-def _prepare(
-    state: TrainState,
-    windows: TokenWindows,
-    order: SampleOrder,
-    *,
-    training: TrainingConfig,
-    micro_batch: int,
-    loader: BatchLoader | None,
-) -> tuple[float, Batch]:
-    if not 1 <= micro_batch <= order.global_batch:
-        raise InvalidInput(f"micro_batch={micro_batch} must be from 1 to global_batch={order.global_batch}")
+def _begin(state: TrainState, inputs: StepInputs) -> tuple[float, Batch]:
+    training = inputs.training
     rate = learning_rate(
         state.step + 1, steps=training.steps, warmup_steps=training.warmup_steps, lr=training.lr, min_lr=training.min_lr
     )
     set_learning_rate(state.optimizer, rate)
-    batch = _gather(state, windows, order, loader)
-    if (seed := state.ranks.step_seed(training.seed, state.step)) is not None:
-        state.generators.restart(seed, state.device)
+    batch = _gather(state, inputs)
+    if (seed := state.ranks.dropout_seed(training.seed, state.step)) is not None:
+        state.generators.reseed(seed, state.device)
     state.optimizer.zero_grad(set_to_none=True)
     return rate, batch
 
 
-def _gather(state: TrainState, windows: TokenWindows, order: SampleOrder, loader: BatchLoader | None) -> Batch:
-    """This rank's rows of the step's batch; a token out of range in anybody's share is raised on every rank."""
-    batch, found = None, False
+def _gather(state: TrainState, inputs: StepInputs) -> Batch:
+    """Gather this rank's rows; an invalid token in any rank's rows raises TokenOutOfRange on every rank."""
+    ranks, order, batch, failed = state.ranks, inputs.order, None, False
     try:
-        batch = (
-            gather_batch(windows, order.windows_of(state.step)[state.ranks.rows(order.global_batch)])
-            if loader is None
-            else loader.batch(state.step)
-        )
+        if inputs.loader is None:
+            batch = gather_batch(inputs.windows, order.windows_of(state.step)[ranks.rows(order.global_batch)])
+        else:
+            batch = inputs.loader.batch(state.step)
     except TokenOutOfRange:
-        if state.ranks.size == 1:
+        if ranks.size == 1:
             raise
-        found = True
-    if state.ranks.any(found):
-        gather_batch(windows, order.windows_of(state.step))
+        failed = True
+    if ranks.any(failed):
+        gather_batch(inputs.windows, order.windows_of(state.step))
     assert batch is not None
     return batch
 
 
-def _accumulate(state: TrainState, batch: Batch, *, micro_batch: int, training: TrainingConfig) -> Tensor:
+def _accumulate(state: TrainState, inputs: StepInputs, batch: Batch) -> Tensor:
     ranks, losses = state.ranks, list[Tensor]()
-    parts = batch.tokens.split(micro_batch)  # each (b, T+1)
+    parts = batch.tokens.split(inputs.micro_batch)  # each (b, T+1)
     for number, part in enumerate(parts, start=1):
         tokens = part.to(state.device, non_blocking=True)  # asynchronous from page-locked memory only
         # The last part may be smaller: weighting by samples makes the sum the mean over the whole batch.
         with ranks.accumulating(is_last=number == len(parts)):
-            mean: Tensor = ranks.forward(mean_loss, state, tokens, training)
-            loss = mean * ranks.weight(len(part), state.global_batch)
+            mean: Tensor = ranks.forward(mean_loss, state, tokens, inputs.training)
+            loss = mean * ranks.loss_weight(len(part), state.global_batch)
             scaled: Tensor = loss if state.scaler is None else state.scaler.scale(loss)
             scaled.backward()
         losses.append(loss.detach())
@@ -141,7 +138,7 @@ def _accumulate(state: TrainState, batch: Batch, *, micro_batch: int, training: 
 
 
 def mean_loss(state: TrainState, tokens: Tensor, training: TrainingConfig) -> Tensor:
-    """Mean cross-entropy in nats, ready for the backward pass, in the run's own arithmetic: ids (B, T+1) -> scalar."""
+    """Return the mean cross-entropy in nats in the run's numerics, ready for backward: ids (B, T+1) -> scalar."""
     inputs, targets = tokens[:, :-1], tokens[:, 1:]  # (B, T+1) -> 2 x (B, T)
     dtype = AUTOCAST_DTYPES.get(training.precision)
     with torch.autocast(state.device.type, dtype=dtype, enabled=dtype is not None):
@@ -159,7 +156,7 @@ def _clip(state: TrainState, *, limit: float) -> Tensor:
     norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     if limit > 0:
         torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
-    return whole(norm)
+    return gather_full(norm)
 
 
 def _update(state: TrainState) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from model.configuration.data import SHORTEST_SNAPSHOT_ID, DataConfig
-from model.data.source_mixture import whole_windows
+from model.data.source_mixture import window_range
 from model.data.tokenizer import Tokenizer
 from reports.errors import RunNotFound
 from reports.queries.run_lookup import find_run
@@ -211,7 +211,7 @@ def _group_views(manifest: SnapshotManifest, found: _Found, block_size: int) -> 
                 sources=group.sources,
                 train_tokens=group.train_tokens,
                 val_tokens=group.val_tokens,
-                windows=whole_windows(start, group.train_tokens, block_size)[1],
+                windows=window_range(start, group.train_tokens, block_size)[1],
                 weight=weight,
                 share=None if weight is None else weight / total,
             )

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from model.configuration.data import DataConfig
-from model.data.source_mixture import Component, components_of
+from model.data.source_mixture import Component, cut_components
 from model.errors import InvalidInput
 from storage.snapshots.data_snapshot import SnapshotGroup, SnapshotManifest
 from tasks.data.document import InvalidCorpus
@@ -69,4 +69,4 @@ def too_few_tokens(source: str, tokens: int, block_size: int) -> InvalidCorpus:
 
 def _components(weighted: Sequence[WeightedGroup], block_size: int) -> tuple[Component, ...]:
     counts = [item.group.train_tokens for item in weighted]
-    return components_of(counts, [item.weight for item in weighted], block_size)
+    return cut_components(counts, [item.weight for item in weighted], block_size)

@@ -71,7 +71,7 @@ def _write_files(folder: Path, opened: CheckpointModel, card: str) -> None:
 
 def _documents(opened: CheckpointModel) -> Iterator[tuple[str, Mapping[str, Any]]]:
     network, end_id = opened.network, opened.tokenizer.end_of_text_id
-    config = HuggingFaceConfig.of(network.config, vocab_size=network.vocab_size, end_of_text_id=end_id)
+    config = HuggingFaceConfig.from_model(network.config, vocab_size=network.vocab_size, end_of_text_id=end_id)
     yield CONFIG, config.model_dump(mode="json")
     yield GENERATION_CONFIG, {"bos_token_id": end_id, "eos_token_id": end_id, "pad_token_id": end_id}
     end_of_text = TokenizerFile.from_str(opened.snapshot.tokenizer_json).id_to_token(end_id)

@@ -20,7 +20,13 @@ from pathlib import Path
 from model.configuration.network import ModelConfig
 from model.configuration.training import TrainingConfig
 from model.errors import ModelError
-from model.estimates.numerics import MachineSpeed, NumericsChoice, choose_numerics, cpu_half_can_pay, is_open
+from model.estimates.numerics import (
+    MachineSpeed,
+    NumericsChoice,
+    benefits_from_cpu_bf16,
+    choose_numerics,
+    has_auto_numerics,
+)
 from storage.errors import IntegrityError
 from storage.stores.document import decode, encode
 
@@ -38,10 +44,10 @@ def numerics_here(training: TrainingConfig, model: ModelConfig, folder: Path, *,
 
     `folder` is the work folder; nothing is written there unless `keep`.
     """
-    if not is_open(training):
+    if not has_auto_numerics(training):
         return choose_numerics(training, model, MachineSpeed())
     wants_cuda = training.device.startswith("cuda") or (training.device == "auto" and may_have_cuda())
-    wants_half = training.precision == "auto" and cpu_half_can_pay(training, model) and may_have_half(cpu_facts())
+    wants_half = training.precision == "auto" and benefits_from_cpu_bf16(training, model) and may_have_half(cpu_facts())
     needed = wants_cuda or wants_half
     return choose_numerics(training, model, machine_speed(folder, keep=keep) if needed else MachineSpeed())
 
@@ -121,7 +127,7 @@ def _keep(path: Path, speed: MachineSpeed) -> None:
 
 def main() -> None:
     """Measure this machine and print the answer as JSON."""
-    from model.estimates.machine_probe import measure_machine
+    from model.estimates.utilization import measure_machine
 
     sys.stdout.buffer.write(encode(measure_machine()))
 

@@ -15,7 +15,7 @@ from typing import NoReturn
 import torch
 
 from model.training.determinism import resolve_device
-from model.training.parallel import ALONE, Ranks, is_peer_loss, join_ranks
+from model.training.parallel import SINGLE_RANK, Ranks, is_peer_loss, join_ranks
 from tasks.policy.failures import PEER_LOST_EXIT_CODE, ExceptionReport
 from tasks.trainer.parent_channel import Line, ParentChannel, die
 from tasks.trainer.rank_lifetime import end_with
@@ -41,7 +41,7 @@ class Place:
     """A process among those that train one model: its device, and where they leave each other things if several."""
 
     device: torch.device
-    ranks: Ranks = ALONE
+    ranks: Ranks = SINGLE_RANK
     meeting: Rendezvous | None = None
 
 
@@ -51,7 +51,7 @@ class RankChannel:
     def __init__(self, rank: int, size: int) -> None:
         """Take the parent's line if this is rank 0, and reach the others."""
         end_with(os.getppid())
-        self._rank, self._size, self._ranks = rank, size, ALONE
+        self._rank, self._size, self._ranks = rank, size, SINGLE_RANK
         self._parent = ParentChannel() if rank == 0 else None
         if self._parent is None:
             os.dup2(2, 1)  # it is not this rank's to speak: what it prints is for its own stderr
@@ -90,7 +90,7 @@ class RankChannel:
         if self._parent is not None:
             command = self._parent.next_command()
             said = (_TRAIN, command.step) if isinstance(command, TrainUntil) else said
-        kind, step = self._ranks.first_says(said)
+        kind, step = self._ranks.broadcast(said)
         return TrainUntil(step=step) if kind == _TRAIN else Finish()
 
     def send(self, event: Event) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model.training.parallel import whole
+from model.training.parallel import gather_full
 from model.training.train_state import NamedTensor
 from tasks.machine.background_priority import give_way
 
@@ -59,7 +59,7 @@ class StagingBuffer:
         targets = {copy.name: copy.tensor for copy in self._copies}
         with torch.no_grad():
             for named in tensors:
-                values = whole(named.tensor)
+                values = gather_full(named.tensor)
                 if named.name in targets:
                     targets[named.name].copy_(values, non_blocking=True)
         if self._device.type == "cuda":

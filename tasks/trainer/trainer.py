@@ -20,11 +20,11 @@ import torch
 
 from model.data.batch_loader import BatchLoader
 from model.errors import BadBatch, LossExploded, NonFiniteLoss, TokenOutOfRange
-from model.training.batch_tracing import guilty_windows
 from model.training.determinism import choose_deterministic_kernels, make_deterministic, resolve_device
-from model.training.loss_history import BASELINE, find_spike
+from model.training.divergence import BASELINE_STEPS, find_bad_windows, find_spike
 from model.training.train_state import TrainState
-from model.training.training_loop import LoopOutcome, StepResult, train_until, usual_reading
+from model.training.training_loop import LoopOutcome, StepObserver, StepResult, default_fetch_schedule, train_until
+from model.training.training_step import StepInputs
 from model.training.weights import WEIGHT_PREFIX, load_weights
 from storage.checkpoints.checkpoint import StagedCheckpoint, checkpoint_target
 from storage.checkpoints.trainer_document import TrainerDocument, small_tensor
@@ -65,7 +65,7 @@ class Trainer:
         # A forward through a sharded model takes all of them; otherwise rank 0 measures while the others wait.
         self._probe = data.probe if self._ranks.is_first or self._ranks.is_sharded else None
         training = order.training.model_copy(update={"activation_checkpointing": order.activation_checkpointing})
-        self._state = TrainState.fresh(order.model, training, data.vocab_size, device, self._ranks)
+        self._state = TrainState.create(order.model, training, data.vocab_size, device, self._ranks)
         if training.mask_documents:
             self._state.model.boundary_id = data.end_of_text_id
         self._loader = BatchLoader(
@@ -83,7 +83,7 @@ class Trainer:
         self._staging = Staging(
             self._store, reports, patience_seconds=order.patience_seconds, host_copy=host_copy, shared=shared
         )
-        self._losses: deque[float] = deque(maxlen=BASELINE + order.divergence.patience_steps)
+        self._losses: deque[float] = deque(maxlen=BASELINE_STEPS + order.divergence.patience_steps)
         self._tokens = 0
         self._lr = 0.0
 
@@ -141,24 +141,25 @@ class Trainer:
         self._ranks.any(False)
 
     def _train_until(self, until_step: int) -> LoopOutcome:
-        return train_until(
-            self._state,
-            self._windows,
-            self._sample_order,
-            until_step=until_step,
+        inputs = StepInputs(
+            windows=self._windows,
+            order=self._sample_order,
             training=self._order.training,
             micro_batch=self._order.micro_batch,
+            loader=self._loader,
+        )
+        observer = StepObserver(
             on_step=self._on_step,
             stop_requested=lambda: self._ranks.any(self._stop.is_set()),
             probe=self._probe,
-            loader=self._loader,
-            reading=usual_reading(self._state, at=[fault.number for fault in self._faults]),
         )
+        schedule = default_fetch_schedule(self._state, at_steps=[fault.number for fault in self._faults])
+        return train_until(self._state, inputs, observer, until_step=until_step, schedule=schedule)
 
     def _convict(self, error: NonFiniteLoss | TokenOutOfRange) -> NoReturn:
         """Find the samples to blame; where all of them fail it is the weights, and the error stands as it is."""
         step, drawn = self._state.step + 1, self._sample_order.windows_of(self._state.step)
-        guilty = guilty_windows(self._state, self._windows, drawn, training=self._order.training)
+        guilty = find_bad_windows(self._state, self._windows, drawn, training=self._order.training)
         if isinstance(error, TokenOutOfRange):
             raise BadBatch(step=step, windows=guilty, why="token ids outside the vocabulary") from error
         if 0 < len(guilty) < len(set(drawn.tolist())):

@@ -28,7 +28,7 @@ from model.data.sample_order import SampleOrder
 from model.data.token_windows import TokenWindows
 from model.training.determinism import make_deterministic
 from model.training.train_state import TrainState
-from model.training.training_step import take_step
+from model.training.training_step import StepInputs, take_step
 from storage.logs.run_log import RunLog
 from storage.stores.open_store import open_store
 from tasks.trainer.checkpoint_reading import CheckpointReading
@@ -97,7 +97,7 @@ def _is_installed(program: str) -> bool:
 def fresh_state(size: str, device: str) -> TrainState:
     """Return a state of that size, with moments that are not zero."""
     shape, vocab_size = SIZES[size]
-    state = TrainState.fresh(shape, _training(), vocab_size, torch.device(device))
+    state = TrainState.create(shape, _training(), vocab_size, torch.device(device))
     for named in state.live_tensors():
         if named.group == "optimizer" and named.tensor.ndim:
             named.tensor.uniform_(0, 1e-3)
@@ -203,7 +203,7 @@ def report_slow_down(given: argparse.Namespace) -> None:
 
 def _small_step(device: str) -> Callable[[], object]:
     shape, vocab_size = SIZES[SMALL]
-    state = TrainState.fresh(shape, _training(), vocab_size, torch.device(device))
+    state = TrainState.create(shape, _training(), vocab_size, torch.device(device))
     return _stepper(state, shape, vocab_size)
 
 
@@ -212,7 +212,8 @@ def _stepper(state: TrainState, shape: ModelConfig, vocab_size: int) -> Callable
     windows = TokenWindows([tokens], shape.block_size, vocab_size)
     order = SampleOrder(window_count=windows.window_count, seed=1, global_batch=1)
     training = _training().model_copy(update={"global_batch": 1, "micro_batch": 1})
-    return lambda: take_step(state, windows, order, training=training, micro_batch=1)
+    inputs = StepInputs(windows=windows, order=order, training=training, micro_batch=1)
+    return lambda: take_step(state, inputs)
 
 
 def report_resume(given: argparse.Namespace) -> None:
@@ -248,7 +249,7 @@ def resume_turn(given: argparse.Namespace, name: str) -> None:
         state_of_run = RunLog(store, RUN).refresh()
         assert state_of_run.newest_committed is not None
         resumed = CheckpointReading(store, state_of_run.newest_committed.committed.reference, host_copy)
-    state = TrainState.fresh(shape, _training(), vocab_size, device)
+    state = TrainState.create(shape, _training(), vocab_size, device)
     if name == "cairn":
         loaded = resumed.result()
         assert loaded is not None

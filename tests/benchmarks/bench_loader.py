@@ -24,7 +24,7 @@ from model.data.source_mixture import Component
 from model.data.token_windows import TokenWindows
 from model.training.determinism import make_deterministic
 from model.training.train_state import TrainState
-from model.training.training_step import take_step
+from model.training.training_step import StepInputs, take_step
 from tasks.configuration.run_configuration import load_configuration
 
 QUICKSTART = Path(__file__).parents[2] / "deployments" / "quickstart.toml"
@@ -87,21 +87,20 @@ def reading(setting: Setting, *, sources: int, ahead: bool) -> Callable[[int], N
 
 def training(setting: Setting, *, ahead: bool, masked: bool = False) -> Callable[[int], None]:
     """Return what trains so many steps."""
-    state = TrainState.fresh(setting.model, setting.training, VOCAB, setting.device)
+    state = TrainState.create(setting.model, setting.training, VOCAB, setting.device)
     state.model.boundary_id = END_OF_TEXT if masked else None
     order = setting.order()
-    loader = BatchLoader(setting.windows, order, setting.device, end_step=NEVER) if ahead else None
+    inputs = StepInputs(
+        windows=setting.windows,
+        order=order,
+        training=setting.training,
+        micro_batch=setting.training.micro_batch,
+        loader=BatchLoader(setting.windows, order, setting.device, end_step=NEVER) if ahead else None,
+    )
 
     def train(steps: int) -> None:
         for _ in range(steps):
-            take_step(
-                state,
-                setting.windows,
-                order,
-                training=setting.training,
-                micro_batch=setting.training.micro_batch,
-                loader=loader,
-            )
+            take_step(state, inputs)
 
     return train
 

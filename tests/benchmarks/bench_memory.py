@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def _parts(estimate: MemoryEstimate) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {estimate.of(name) / 1e6:.0f}" for name in PARTS)
+    return ", ".join(f"{name.replace('_', ' ')} {estimate.bytes_of(name) / 1e6:.0f}" for name in PARTS)
 
 
 if __name__ == "__main__":

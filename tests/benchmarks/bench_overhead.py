@@ -149,7 +149,8 @@ def bare(given: argparse.Namespace) -> Share:
     from model.data.token_windows import TokenWindows
     from model.training.determinism import make_deterministic
     from model.training.train_state import TrainState
-    from model.training.training_loop import train_until
+    from model.training.training_loop import StepObserver, train_until
+    from model.training.training_step import StepInputs
     from storage.snapshots.data_snapshot import open_snapshot, snapshot_ids
     from tasks.configuration.run_configuration import load_configuration
 
@@ -160,23 +161,20 @@ def bare(given: argparse.Namespace) -> Share:
     make_deterministic(seed=training.seed, threads=training.threads)
     windows = TokenWindows(snapshot.train, config.model.block_size, snapshot.manifest.vocab_size)
     order = SampleOrder(window_count=windows.window_count, seed=training.seed, global_batch=training.global_batch)
-    state = TrainState.fresh(config.model, training, snapshot.manifest.vocab_size, torch.device("cpu"))
+    state = TrainState.create(config.model, training, snapshot.manifest.vocab_size, torch.device("cpu"))
     loader = BatchLoader(windows, order, state.device, end_step=training.steps)
     seconds: list[float] = []
+    inputs = StepInputs(
+        windows=windows,
+        order=order,
+        training=training,
+        micro_batch=training.micro_batch or training.global_batch,
+        loader=loader,
+    )
+    observer = StepObserver(on_step=lambda record: seconds.append(record.seconds), stop_requested=lambda: False)
 
     def train(until: int) -> None:
-        train_until(
-            state,
-            windows,
-            order,
-            until_step=until,
-            training=training,
-            micro_batch=training.micro_batch or training.global_batch,
-            on_step=lambda record: seconds.append(record.seconds),
-            stop_requested=lambda: False,
-            probe=None,
-            loader=loader,
-        )
+        train_until(state, inputs, observer, until_step=until)
 
     train(given.first)
     seconds.clear()

@@ -30,10 +30,10 @@ from model.data.batch_loader import BatchLoader
 from model.data.sample_order import SampleOrder
 from model.data.token_windows import TokenWindows
 from model.estimates.size_estimate import count_parameters
-from model.estimates.utilization import flops_per_token, measured_peak_flops
+from model.estimates.utilization import flops_per_token, measure_peak_flops
 from model.training.determinism import make_deterministic
 from model.training.train_state import TrainState
-from model.training.training_step import take_step
+from model.training.training_step import StepInputs, take_step
 
 LEARNING_RATE, WARM_STEPS = 1e-3, 2
 
@@ -143,10 +143,11 @@ def our_step(given: argparse.Namespace, chosen: Recipe, windows: TokenWindows, b
         **{"precision": "fp32", "kernels": "stock", **OURS[given.contender]},
     )
     make_deterministic(seed=1, threads=given.threads)
-    state = TrainState.fresh(chosen.model, training, chosen.vocab_size, torch.device("cpu"))
+    state = TrainState.create(chosen.model, training, chosen.vocab_size, torch.device("cpu"))
     order = order_of(windows, batch)
     loader = BatchLoader(windows, order, state.device, end_step=steps)
-    return lambda _: take_step(state, windows, order, training=training, micro_batch=batch, loader=loader).loss
+    inputs = StepInputs(windows=windows, order=order, training=training, micro_batch=batch, loader=loader)
+    return lambda _: take_step(state, inputs).loss
 
 
 def nanogpt_step(
@@ -161,7 +162,7 @@ def nanogpt_step(
     shape = {"vocab_size": chosen.vocab_size, **chosen.model.model_dump()}
     theirs = module.GPT(module.GPTConfig(**shape))
     training = TrainingConfig(steps=1, lr=LEARNING_RATE, precision="fp32", kernels="stock")
-    ours = TrainState.fresh(chosen.model, training, chosen.vocab_size, torch.device("cpu")).model.state_dict()
+    ours = TrainState.create(chosen.model, training, chosen.vocab_size, torch.device("cpu")).model.state_dict()
     theirs.load_state_dict({f"transformer.{name}": weight for name, weight in ours.items()}, strict=False)
     optimizer = theirs.configure_optimizers(0.1, LEARNING_RATE, (0.9, 0.95), "cpu")
     order, tokens = order_of(windows, batch), text_tokens(chosen.vocab_size)
@@ -213,7 +214,7 @@ def report(given: argparse.Namespace) -> None:
         print(line(name, turns, [each[names[0]] for each in rounds], tokens, flops))
     torch.set_num_threads(given.threads)
     for precision in ("fp32", "bf16"):
-        peak = measured_peak_flops(torch.device("cpu"), precision)
+        peak = measure_peak_flops(torch.device("cpu"), precision)
         print(f"matrix products, {precision}: {peak / 1e9:,.0f} GFLOP/s")
 
 

@@ -22,10 +22,11 @@ from model.data.batch_loader import BatchLoader
 from model.data.sample_order import SampleOrder
 from model.data.token_windows import TokenWindows
 from model.errors import NonFiniteLoss
-from model.estimates.utilization import measured_peak_flops, memory_bytes
+from model.estimates.utilization import measure_peak_flops, read_memory_bytes
 from model.training.determinism import make_deterministic, resolve_device
 from model.training.train_state import TrainState
-from model.training.training_loop import AT_ONCE, LATE_STEPS, Reading, train_until
+from model.training.training_loop import DEFERRED_STEPS, FETCH_EVERY_STEP, FetchSchedule, StepObserver, train_until
+from model.training.training_step import StepInputs
 from tests.benchmarks.bench_step import text_tokens
 
 NANOGPT, NANOGPT_COMPILED = "nanogpt", "nanogpt-compiled"
@@ -38,7 +39,7 @@ class Contender:
     """A way to train: configuration, when losses are read, whether batches are read ahead, whether order matters."""
 
     training: Mapping[str, Any] = field(default_factory=dict)
-    reads_at_once: bool = False
+    fetches_every_step: bool = False
     reads_ahead: bool = True
     deterministic: bool = True
 
@@ -50,7 +51,7 @@ CONTENDERS: Mapping[str, Contender] = {
     "fused": Contender(training=FUSED),
     "fused-compiled": Contender(training=FUSED | COMPILED),
     "stock-compiled": Contender(training=STOCK | COMPILED),
-    "fused-read-at-once": Contender(training=FUSED, reads_at_once=True),
+    "fused-fetch-every-step": Contender(training=FUSED, fetches_every_step=True),
     "fused-not-read-ahead": Contender(training=FUSED, reads_ahead=False),
     "fused-any-order": Contender(training=FUSED, deterministic=False),
     "fused-compiled-any-order": Contender(training=FUSED | COMPILED, deterministic=False),
@@ -128,28 +129,27 @@ class Training:
             warmup_steps=0,
             **self.contender.training,
         )
-        self.state = TrainState.fresh(chosen.model, self.training, chosen.vocab_size, resolve_device(task.device))
+        self.state = TrainState.create(chosen.model, self.training, chosen.vocab_size, resolve_device(task.device))
         self.windows = TokenWindows([text_tokens(chosen.vocab_size)], chosen.model.block_size, chosen.vocab_size)
         self.order = SampleOrder(window_count=self.windows.window_count, seed=1, global_batch=task.batch)
         self.loader = BatchLoader(self.windows, self.order, self.state.device, end_step=NEVER)
         self.losses: list[float] = []
 
-    def train(self, steps: int, reading: Reading | None = None) -> None:
+    def train(self, steps: int, schedule: FetchSchedule | None = None) -> None:
         """Take so many steps more; every loss is read when it returns."""
-        late = Reading(every_steps=LATE_STEPS, every_seconds=3600.0)
-        train_until(
-            self.state,
-            self.windows,
-            self.order,
-            until_step=self.state.step + steps,
+        deferred = FetchSchedule(every_steps=DEFERRED_STEPS, every_seconds=3600.0)
+        inputs = StepInputs(
+            windows=self.windows,
+            order=self.order,
             training=self.training,
             micro_batch=self.training.micro_batch,
-            on_step=lambda record: self.losses.append(record.train_loss),
-            stop_requested=lambda: False,
-            probe=None,
             loader=self.loader if self.contender.reads_ahead else None,
-            reading=reading or (AT_ONCE if self.contender.reads_at_once else late),
         )
+        observer = StepObserver(
+            on_step=lambda record: self.losses.append(record.train_loss), stop_requested=lambda: False
+        )
+        schedule = schedule or (FETCH_EVERY_STEP if self.contender.fetches_every_step else deferred)
+        train_until(self.state, inputs, observer, until_step=self.state.step + steps, schedule=schedule)
 
     def digest(self) -> str:
         """Return a hash over every tensor of the state."""
@@ -164,14 +164,14 @@ def take_turn(task: Task) -> Turn:
     """Train as the task's contender, in segments with every loss read at the end of each."""
     ours = not task.contender.startswith(NANOGPT)
     device = resolve_device(task.device)
-    peak = measured_peak_flops(device, "bf16")
+    peak = measure_peak_flops(device, "bf16")
     if ours:
         training = Training(task)
         train, losses = training.train, training.losses
     else:
         train, losses = nanogpt_training(task)
     started = time.perf_counter()
-    train(LATE_STEPS)
+    train(DEFERRED_STEPS)
     first = time.perf_counter() - started
     seconds = []
     for _ in range(task.segments):
@@ -182,7 +182,7 @@ def take_turn(task: Task) -> Turn:
         step_seconds=statistics.median(seconds),
         first_seconds=first,
         loss=losses[-1],
-        peak_bytes=memory_bytes(device),
+        peak_bytes=read_memory_bytes(device),
         peak_flops=peak,
         device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
     )
@@ -195,17 +195,17 @@ def bits(task: Task, part: str, folder: Path) -> str:
     `second`, the rest from what was saved; `guarded`, whole but for one bad step on the way, which must change nothing.
     """
     training, half = Training(task, dropout=0.1), task.steps // 2
-    late = Reading(every_steps=LATE_STEPS, every_seconds=3600.0)
+    deferred = FetchSchedule(every_steps=DEFERRED_STEPS, every_seconds=3600.0)
     if part == "first":
-        training.train(half, late)
+        training.train(half, deferred)
         torch.save({named.name: named.tensor for named in training.state.named_tensors()}, folder / "state.pt")
     elif part == "second":
         training.state.load(torch.load(folder / "state.pt", weights_only=True))
-        training.train(task.steps - half, late)
+        training.train(task.steps - half, deferred)
     elif part == "guarded":
         _train_past_a_bad_step(training, task.steps, bad_step=half)
     else:
-        training.train(task.steps, AT_ONCE if part == "at-once" else late)
+        training.train(task.steps, FETCH_EVERY_STEP if part == "at-once" else deferred)
     return training.digest()
 
 
@@ -217,7 +217,7 @@ def _train_past_a_bad_step(training: Training, steps: int, *, bad_step: int) -> 
 
     hook = training.state.model.ln_f.weight.register_hook(spoil)  # at a leaf, which no compiler sees
     try:
-        training.train(steps, Reading(every_steps=steps, every_seconds=3600.0))
+        training.train(steps, FetchSchedule(every_steps=steps, every_seconds=3600.0))
     except NonFiniteLoss as error:
         if error.step != bad_step or training.state.step != bad_step - 1:
             raise
@@ -225,7 +225,7 @@ def _train_past_a_bad_step(training: Training, steps: int, *, bad_step: int) -> 
         raise RuntimeError("a step with a gradient that is not a number was not found")
     finally:
         hook.remove()
-    training.train(steps - training.state.step, Reading(every_steps=LATE_STEPS, every_seconds=3600.0))
+    training.train(steps - training.state.step, FetchSchedule(every_steps=DEFERRED_STEPS, every_seconds=3600.0))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -242,7 +242,7 @@ def stall(task: Task, *, rounds: int = 5) -> Stall:
     from tasks.trainer.staging_buffer import StagingBuffer
 
     training = Training(task)
-    training.train(LATE_STEPS)
+    training.train(DEFERRED_STEPS)
     copy, live = StagingBuffer(training.state.device), training.state.live_tensors()
     copy.prepare(live)
     locked = training.state.device.type == "cuda"

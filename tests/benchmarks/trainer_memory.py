@@ -126,7 +126,8 @@ def train(case: MemoryCase, folder: Path) -> Measured:
     from model.data.token_windows import TokenWindows
     from model.training.determinism import make_deterministic
     from model.training.train_state import TrainState
-    from model.training.training_loop import train_until, usual_reading
+    from model.training.training_loop import StepObserver, train_until
+    from model.training.training_step import StepInputs
     from storage.stores.open_store import open_store
     from tasks.trainer.staging import Reports, Staging
     from tasks.trainer.staging_buffer import StagingBuffer
@@ -139,27 +140,19 @@ def train(case: MemoryCase, folder: Path) -> Measured:
     tokens = np.arange(case.global_batch * case.block * 8 + 1, dtype=np.int64) * 7919 % case.vocab_size
     windows = TokenWindows([tokens.astype(np.uint16)], case.block, case.vocab_size)
     order = SampleOrder(window_count=windows.window_count, seed=1, global_batch=case.global_batch)
-    state = TrainState.fresh(case.model, case.training, case.vocab_size, device)
+    state = TrainState.create(case.model, case.training, case.vocab_size, device)
     made = _resident("VmHWM")
     failures: list[Exception] = []
     reports = Reports(staged=lambda _: None, waiting=lambda *_: None, failed=failures.append)
     staging = Staging(open_store(folder.as_uri()), reports, patience_seconds=1.0, host_copy=StagingBuffer(device))
     with BatchLoader(windows, order, device, end_step=case.training.steps) as loader:
+        inputs = StepInputs(
+            windows=windows, order=order, training=case.training, micro_batch=case.micro_batch, loader=loader
+        )
+        observer = StepObserver(on_step=lambda _: None, stop_requested=lambda: False)
 
         def go(until: int) -> None:
-            train_until(
-                state,
-                windows,
-                order,
-                until_step=until,
-                training=case.training,
-                micro_batch=case.micro_batch,
-                on_step=lambda _: None,
-                stop_requested=lambda: False,
-                probe=None,
-                loader=loader,
-                reading=usual_reading(state),
-            )
+            train_until(state, inputs, observer, until_step=until)
 
         staging.prepare(state.live_tensors())
         go(STEPS_BEFORE)

@@ -88,7 +88,7 @@ def train(folder: Path, config: RunConfig) -> None:
         log.append(lambda state, body=body: body, writer=this_writer())  # type: ignore[misc]
     for step in (10, 20):
         training = config.training.model_copy(update={"seed": step})
-        state = TrainState.fresh(config.model, training, snapshot.manifest.vocab_size, torch.device("cpu"))
+        state = TrainState.create(config.model, training, snapshot.manifest.vocab_size, torch.device("cpu"))
         staged = stage_checkpoint(
             store,
             target=checkpoint_target("bard", step=step, attempt=1),

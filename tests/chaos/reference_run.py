@@ -11,7 +11,8 @@ from model.data.sample_order import SampleOrder
 from model.data.token_windows import TokenWindows
 from model.training.determinism import make_deterministic, resolve_device
 from model.training.train_state import TrainState
-from model.training.training_loop import StepResult, train_until
+from model.training.training_loop import StepObserver, StepResult, train_until
+from model.training.training_step import StepInputs
 from storage.checkpoints.state_digest import state_sha256
 from storage.logs.run_state import RunState
 from storage.logs.step_curve import StepPoint
@@ -73,20 +74,12 @@ def train_reference_run(
         quarantined=schedule.quarantined,
         components=weighted_components(snapshot.manifest, config.data, config.model.block_size),
     )
-    state = TrainState.fresh(config.model, training, snapshot.manifest.vocab_size, resolve_device(training.device))
+    state = TrainState.create(config.model, training, snapshot.manifest.vocab_size, resolve_device(training.device))
     steps: list[StepResult] = []
     for span in schedule.spans:
         state.model.activation_checkpointing = span.activation_checkpointing
-        train_until(
-            state,
-            windows,
-            order,
-            until_step=span.end_step,
-            training=training,
-            micro_batch=span.micro_batch,
-            on_step=steps.append,
-            stop_requested=lambda: False,
-            probe=None,
-        )
+        inputs = StepInputs(windows=windows, order=order, training=training, micro_batch=span.micro_batch)
+        observer = StepObserver(on_step=steps.append, stop_requested=lambda: False)
+        train_until(state, inputs, observer, until_step=span.end_step)
     digest = state_sha256(to_record(item.name, item.tensor) for item in state.named_tensors())
     return ReferenceRun(state_sha256=digest, curve=tuple((record.step, record.train_loss) for record in steps))

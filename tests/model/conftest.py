@@ -11,7 +11,8 @@ from model.configuration.training import TrainingConfig
 from model.data.sample_order import SampleOrder
 from model.data.token_windows import TokenWindows
 from model.training.train_state import TrainState
-from model.training.training_loop import StepResult, train_until
+from model.training.training_loop import StepObserver, StepResult, train_until
+from model.training.training_step import StepInputs
 
 VOCAB = 61
 CPU = torch.device("cpu")
@@ -37,24 +38,19 @@ class TinyRun:
         self.order = SampleOrder(
             window_count=self.windows.window_count, seed=3, global_batch=self.training.global_batch
         )
-        self.state = TrainState.fresh(self.model_config, self.training, VOCAB, device)
+        self.state = TrainState.create(self.model_config, self.training, VOCAB, device)
 
     def train(self, until_step: int, *, probe=None, stop: Callable[[], bool] = lambda: False, **changes):
         """Train on and return the records."""
         records: list[StepResult] = []
-        self.outcome = train_until(
-            self.state,
-            changes.get("windows", self.windows),
-            self.order,
-            until_step=until_step,
-            training=self.training,
-            micro_batch=changes.get("micro_batch", self.training.micro_batch),
-            on_step=records.append,
-            stop_requested=stop,
-            probe=probe,
-            loader=changes.get("loader"),
-        )
+        observer = StepObserver(on_step=records.append, stop_requested=stop, probe=probe)
+        self.outcome = train_until(self.state, self.inputs(**changes), observer, until_step=until_step)
         return records
+
+    def inputs(self, **changes) -> StepInputs:
+        """Return what its steps read, with `changes`."""
+        own = {"windows": self.windows, "order": self.order, "training": self.training}
+        return StepInputs(**{**own, "micro_batch": self.training.micro_batch, **changes})
 
     def bits(self) -> dict[str, bytes]:
         """Return every tensor of the state as bytes."""

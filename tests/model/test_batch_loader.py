@@ -114,7 +114,7 @@ def test_a_batch_is_a_pure_function_of_its_step(tiny_run):
 def test_a_batch_does_not_depend_on_how_many_steps_are_drawn_at_once(tiny_run, monkeypatch):
     run = tiny_run()
     for draws in (1, 13, 4096):
-        monkeypatch.setattr(batch_loader, "DRAWS_AT_ONCE", draws)
+        monkeypatch.setattr(batch_loader, "DRAWS_PER_CALL", draws)
         with loader_of(run) as loader:
             assert [loader.batch(s).windows for s in range(9)] == [tuple(run.order.windows_of(s)) for s in range(9)]
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from model.architectures.gpt import same_document
+from model.architectures.gpt import same_document_mask
 from model.kernels.blocked_attention import attend, attend_backward
 
 HEADS, DEPTH = 3, 16
@@ -19,8 +19,8 @@ def example(time, dtype):
 
 def by_blocks(time, dtype, visible=None):
     joint, gradient = example(time, dtype)
-    mixed, kept = attend(joint, HEADS, visible, 0.0)
-    return mixed, attend_backward(gradient, kept, 0.0)
+    mixed, saved = attend(joint, HEADS, visible, 0.0)
+    return mixed, attend_backward(gradient, saved, 0.0)
 
 
 def stock(time, dtype, visible=None):
@@ -37,7 +37,7 @@ def stock(time, dtype, visible=None):
 @pytest.mark.parametrize("masked", [False, True])
 def test_blocks_attend_as_the_whole_does(time, masked):
     tokens = torch.arange(2 * time).view(2, time) % 11
-    visible = same_document(tokens, 3) if masked else None
+    visible = same_document_mask(tokens, 3) if masked else None
     results = zip(by_blocks(time, torch.float32, visible), stock(time, torch.float32, visible), strict=True)
     for got, expected in results:
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
@@ -53,14 +53,14 @@ def test_half_precision_is_as_near_to_fp32_as_the_stock_kernel_is():
 def test_the_gradient_with_dropout_is_that_of_the_function_it_drew():
     joint, gradient = example(70, torch.bfloat16)
     torch.manual_seed(4)
-    mixed, kept = attend(joint, HEADS, None, 0.4)
-    of_joint = attend_backward(gradient, kept, 0.4)
+    mixed, saved = attend(joint, HEADS, None, 0.4)
+    of_joint = attend_backward(gradient, saved, 0.4)
     leaf = joint.float().requires_grad_()
     query, key, value = (part.view(2, 70, HEADS, DEPTH).transpose(1, 2) for part in leaf.split(HEADS * DEPTH, 2))
     weights = (query @ key.mT / DEPTH**0.5).masked_fill(torch.ones(70, 70).triu(1).bool(), -torch.inf).softmax(-1)
     survives = torch.zeros(2 * HEADS, 70, 70)
-    for begin, survivors in ((0, kept.survivors[0]), (64, kept.survivors[1])):
-        survives[:, begin : begin + survivors.shape[1], : survivors.shape[2]] = (survivors != 0).float()
+    for begin, keep_masks in ((0, saved.keep_masks[0]), (64, saved.keep_masks[1])):
+        survives[:, begin : begin + keep_masks.shape[1], : keep_masks.shape[2]] = (keep_masks != 0).float()
     expected = ((weights * survives.view_as(weights) / 0.6) @ value).transpose(1, 2).reshape(2, 70, -1)
     expected.backward(gradient.float())
     torch.testing.assert_close(mixed.float(), expected.detach(), rtol=0.05, atol=0.05)

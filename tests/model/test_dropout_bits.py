@@ -3,20 +3,20 @@
 import pytest
 import torch
 
-from model.kernels.dropout_bits import draw_survivors, drop
+from model.kernels.dropout_bits import apply_keep_mask, draw_keep_mask
 
 
 @pytest.mark.parametrize("dropout", [0.1, 0.2, 0.5, 0.9])
 def test_the_share_that_survives_is_the_chance_to(dropout):
     torch.manual_seed(1)
-    survivors = draw_survivors((1000, 999), dropout)
+    survivors = draw_keep_mask((1000, 999), dropout)
     assert set(survivors.unique().tolist()) == {0, -1}
     assert (survivors != 0).float().mean().item() == pytest.approx(1.0 - dropout, abs=0.003)
 
 
 def test_every_row_and_every_column_is_drawn_by_itself():
     torch.manual_seed(2)
-    alive = (draw_survivors((400, 402), 0.5) != 0).float()
+    alive = (draw_keep_mask((400, 402), 0.5) != 0).float()
     assert (alive.T.corrcoef() - torch.eye(402)).abs().max() < 0.3
     assert (alive.corrcoef() - torch.eye(400)).abs().max() < 0.3
 
@@ -24,7 +24,7 @@ def test_every_row_and_every_column_is_drawn_by_itself():
 def test_what_survives_is_scaled_to_keep_the_sum():
     torch.manual_seed(3)
     ones = torch.ones(1000, 100, dtype=torch.bfloat16)
-    left = drop(ones, draw_survivors(ones.shape, 0.2), 0.2)
+    left = apply_keep_mask(ones, draw_keep_mask(ones.shape, 0.2), 0.2)
     assert set(left.unique().tolist()) == {0.0, 1.25}
     assert torch.equal(ones, torch.ones_like(ones))
 
@@ -33,5 +33,5 @@ def test_the_process_generator_decides():
     drawn = []
     for seed in (5, 5, 6):
         torch.manual_seed(seed)
-        drawn.append(draw_survivors((7, 13), 0.5))
+        drawn.append(draw_keep_mask((7, 13), 0.5))
     assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from model.architectures.gpt import Block, same_document
+from model.architectures.gpt import Block, same_document_mask
 from model.configuration.network import ModelConfig
 from model.kernels.gelu_table import _tables
 
@@ -31,7 +31,7 @@ def results(block, *, half=True, visible=None):
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("masked", [False, True])
 def test_it_is_as_near_to_fp32_as_autocast_is(bias, masked):
-    visible = same_document(torch.arange(2 * TIME).view(2, TIME) % 11, 3) if masked else None
+    visible = same_document_mask(torch.arange(2 * TIME).view(2, TIME) % 11, 3) if masked else None
     exact = results(layer(fused=False, bias=bias), half=False, visible=visible)
     theirs = results(layer(fused=False, bias=bias), visible=visible)
     ours = results(layer(fused=True, bias=bias), visible=visible)

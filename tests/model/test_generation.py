@@ -9,8 +9,8 @@ from model.architectures.gpt import GPT
 from model.architectures.key_value_cache import KeyValueCache
 from model.configuration.network import ModelConfig
 from model.errors import InvalidInput, ModelError
-from model.inference.evaluation_mode import evaluation_mode
-from model.inference.generation import Drawing, generate, generate_stream
+from model.inference.evaluation import evaluation_mode
+from model.inference.generation import Sampling, generate, generate_stream
 
 VOCAB, END = 61, 7
 
@@ -131,11 +131,11 @@ def test_a_text_longer_than_the_block_is_refused_and_the_cache_stays_as_it_was()
 
 
 @pytest.mark.parametrize("boundary_id", [None, END])
-@pytest.mark.parametrize("drawing", [Drawing(temperature=0), Drawing(temperature=0.8, top_k=20)])
-def test_within_a_block_the_stream_writes_what_a_pass_over_everything_writes(drawing, boundary_id):
+@pytest.mark.parametrize("sampling", [Sampling(temperature=0), Sampling(temperature=0.8, top_k=20)])
+def test_within_a_block_the_stream_writes_what_a_pass_over_everything_writes(sampling, boundary_id):
     model = network(boundary_id=boundary_id)
-    settings = {"temperature": drawing.temperature, "top_k": drawing.top_k}
-    stream = generate_stream(model, [5, END, 3], new_tokens=29, drawing=drawing, seed=2)
+    settings = {"temperature": sampling.temperature, "top_k": sampling.top_k}
+    stream = generate_stream(model, [5, END, 3], new_tokens=29, sampling=sampling, seed=2)
     assert list(stream) == generate(model, [5, END, 3], new_tokens=29, seed=2, **settings)
 
 
@@ -149,30 +149,30 @@ def test_beyond_the_block_the_stream_goes_on_from_the_newest_half(block_size, bo
             seen = seen if len(seen) <= block_size else seen[-max(block_size // 2, 1) :]
             expected.append(int(model(torch.tensor([seen]))[0, -1].argmax()))
             seen = [*seen, expected[-1]]
-    assert list(generate_stream(model, prompt, new_tokens=40, drawing=Drawing(temperature=0))) == expected
+    assert list(generate_stream(model, prompt, new_tokens=40, sampling=Sampling(temperature=0))) == expected
 
 
 def test_the_stream_draws_no_token_before_it_is_asked_for(tiny_run):
     model = tiny_run().state.model
-    asked = generate_stream(model, [1], new_tokens=10**9, drawing=Drawing(), seed=4)
-    assert list(islice(asked, 20)) == list(generate_stream(model, [1], new_tokens=20, drawing=Drawing(), seed=4))
+    asked = generate_stream(model, [1], new_tokens=10**9, sampling=Sampling(), seed=4)
+    assert list(islice(asked, 20)) == list(generate_stream(model, [1], new_tokens=20, sampling=Sampling(), seed=4))
 
 
 def test_between_two_tokens_of_a_stream_the_network_is_in_its_own_mode(tiny_run):
     model, before = tiny_run(model={"dropout": 0.5}).state.model.train(), torch.get_rng_state()
-    for _ in generate_stream(model, [0], new_tokens=3, drawing=Drawing()):
+    for _ in generate_stream(model, [0], new_tokens=3, sampling=Sampling()):
         assert model.training and torch.is_grad_enabled()
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_an_impossible_stream_is_refused_before_its_first_token(tiny_run):
     with pytest.raises(InvalidInput, match="prompt_ids is empty"):
-        generate_stream(tiny_run().state.model, [], new_tokens=3, drawing=Drawing())
+        generate_stream(tiny_run().state.model, [], new_tokens=3, sampling=Sampling())
 
 
-def drawn(chances, drawing, *, times=400):
+def drawn(chances, sampling, *, times=400):
     logits, generator = torch.tensor(chances).log(), torch.Generator().manual_seed(0)
-    return {drawing.pick(logits, generator) for _ in range(times)}
+    return {sampling.sample(logits, generator) for _ in range(times)}
 
 
 @pytest.mark.parametrize(
@@ -180,30 +180,30 @@ def drawn(chances, drawing, *, times=400):
     [(0.01, {1}), (0.39, {1}), (0.45, {1, 3}), (0.75, {1, 3, 0}), (0.99, {0, 1, 2, 3}), (1.0, {0, 1, 2, 3})],
 )
 def test_the_nucleus_is_the_fewest_likeliest_tokens_that_hold_top_p(top_p, kept):
-    assert drawn([0.2, 0.4, 0.1, 0.3], Drawing(top_p=top_p)) == kept
+    assert drawn([0.2, 0.4, 0.1, 0.3], Sampling(top_p=top_p)) == kept
 
 
 def test_equally_likely_tokens_do_not_all_slip_into_the_nucleus():
-    assert drawn([0.25] * 4, Drawing(top_p=0.5)) == {0, 1}
+    assert drawn([0.25] * 4, Sampling(top_p=0.5)) == {0, 1}
 
 
 def test_the_nucleus_is_taken_of_what_top_k_left():
-    assert drawn([0.2, 0.4, 0.1, 0.3], Drawing(top_k=2, top_p=0.57)) == {1}  # 0.4 of 0.7 left
+    assert drawn([0.2, 0.4, 0.1, 0.3], Sampling(top_k=2, top_p=0.57)) == {1}  # 0.4 of 0.7 left
 
 
 def test_a_flat_temperature_widens_the_nucleus():
-    sharp, flat = Drawing(temperature=0.5, top_p=0.5), Drawing(temperature=100.0, top_p=0.5)
+    sharp, flat = Sampling(temperature=0.5, top_p=0.5), Sampling(temperature=100.0, top_p=0.5)
     assert len(drawn([0.2, 0.4, 0.1, 0.3], sharp)) < len(drawn([0.2, 0.4, 0.1, 0.3], flat))
 
 
 def test_a_temperature_next_to_zero_takes_the_likeliest_token():
-    assert drawn([0.2, 0.4, 0.1, 0.3], Drawing(temperature=1e-40)) == {1}
+    assert drawn([0.2, 0.4, 0.1, 0.3], Sampling(temperature=1e-40)) == {1}
 
 
 @pytest.mark.parametrize("top_p", [0.0, 1.1, float("nan")])
 def test_a_nucleus_that_is_no_share_is_refused(top_p):
     with pytest.raises(InvalidInput, match="top_p"):
-        Drawing(top_p=top_p)
+        Sampling(top_p=top_p)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -212,4 +212,4 @@ def test_a_network_that_has_diverged_writes_nothing(tiny_run, temperature):
     with torch.no_grad():
         model.wte.weight[3, 0] = float("nan")
     with pytest.raises(ModelError, match="diverged"), evaluation_mode(model):
-        next(generate_stream(model, [3], new_tokens=1, drawing=Drawing(temperature=temperature)))
+        next(generate_stream(model, [3], new_tokens=1, sampling=Sampling(temperature=temperature)))

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from model.architectures.gpt import GPT, same_document
+from model.architectures.gpt import GPT, same_document_mask
 from model.configuration.network import ModelConfig
 from model.errors import InvalidInput
-from model.kernels.token_loss import token_loss
+from model.kernels.head_loss import token_loss
 
 CONFIG = ModelConfig(n_layer=2, n_head=2, n_embd=32, block_size=16)
 
@@ -109,7 +109,7 @@ def test_masked_each_token_sees_its_own_document_up_to_itself(ends):
     ids = with_boundaries(*ends, rows=1)[0].tolist()
     document = [sum(token == END for token in ids[: place + 1]) for place in range(16)]
     expected = [[document[key] == document[query] and key <= query for key in range(16)] for query in range(16)]
-    assert same_document(torch.tensor([ids]), END)[0, 0].tolist() == expected
+    assert same_document_mask(torch.tensor([ids]), END)[0, 0].tolist() == expected
 
 
 @pytest.mark.parametrize("length", [16, 600])  # beyond 512 keys the kernel works in blocks, some wholly hidden

@@ -25,7 +25,7 @@ def weights(config: ModelConfig = CONFIG) -> Arrays:
 
 
 def described(config: ModelConfig = CONFIG, **changes: Any) -> HuggingFaceConfig:
-    found = HuggingFaceConfig.of(config, vocab_size=VOCAB, end_of_text_id=30)
+    found = HuggingFaceConfig.from_model(config, vocab_size=VOCAB, end_of_text_id=30)
     return found.model_copy(update=changes)
 
 

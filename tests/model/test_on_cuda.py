@@ -6,13 +6,13 @@ import torch.nn.functional as F
 
 from model.data.batch_loader import BatchLoader
 from model.errors import NonFiniteLoss
-from model.estimates.utilization import measured_peak_flops
+from model.estimates.utilization import measure_peak_flops
 from model.kernels.compilation import can_compile
+from model.kernels.head_loss import token_loss
 from model.kernels.padded_head_loss import padded_head_loss
-from model.kernels.token_loss import token_loss
 from model.training.deferred_metrics import UpdateGuard
 from model.training.determinism import make_deterministic
-from model.training.training_loop import LATE_STEPS, usual_reading
+from model.training.training_loop import DEFERRED_STEPS, default_fetch_schedule
 from model.training.training_step import launch_step
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
@@ -44,7 +44,7 @@ def test_a_continued_run_has_the_bits_of_an_undisturbed_one(tiny_run, cuda, mode
 def test_a_bad_step_found_late_has_changed_nothing(tiny_run, cuda):
     run, good = (tiny_run(model=SHAPE, device=cuda, **FUSED) for _ in range(2))
     run.state.model.ln_f.weight.register_hook(lambda g: g * float("nan") if run.state.step == 5 else g)
-    assert usual_reading(run.state).every_steps == LATE_STEPS
+    assert default_fetch_schedule(run.state).every_steps == DEFERRED_STEPS
     with pytest.raises(NonFiniteLoss) as caught:
         run.train(12)
     good.train(5)
@@ -54,8 +54,7 @@ def test_a_bad_step_found_late_has_changed_nothing(tiny_run, cuda):
 def test_the_host_waits_for_no_step(tiny_run, cuda):
     run = tiny_run(model=SHAPE, device=cuda, **FUSED)
     run.train(2)
-    measured_peak_flops(cuda, "bf16")
-    given = {"training": run.training, "micro_batch": 3}
+    measure_peak_flops(cuda, "bf16")
     torch.cuda.set_sync_debug_mode("error")
     try:
         with (
@@ -63,7 +62,7 @@ def test_the_host_waits_for_no_step(tiny_run, cuda):
             BatchLoader(run.windows, run.order, cuda, end_step=12) as loader,
         ):
             for _ in range(3):
-                launch_step(run.state, run.windows, run.order, guard=guard, loader=loader, **given)
+                launch_step(run.state, run.inputs(micro_batch=3, loader=loader), guard)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

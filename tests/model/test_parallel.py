@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from model.training.determinism import Generators
-from model.training.parallel import ALONE, Ranks, fill, is_peer_loss, whole
+from model.training.parallel import SINGLE_RANK, Ranks, copy_into, gather_full, is_peer_loss
 
 
 @pytest.mark.parametrize(("batch", "size"), [(8, 1), (8, 3), (7, 7), (12, 5)])
@@ -17,22 +17,22 @@ def test_every_row_of_a_batch_is_one_ranks_and_shares_differ_by_one_at_most(batc
 def test_the_mean_of_the_ranks_weighted_parts_is_the_mean_of_the_batch() -> None:
     values, size = torch.randn(7, dtype=torch.float64), 3
     parts = [values[Ranks(rank, size).rows(7)] for rank in range(size)]
-    weighted = [part.mean() * Ranks(0, size).weight(len(part), 7) for part in parts]
+    weighted = [part.mean() * Ranks(0, size).loss_weight(len(part), 7) for part in parts]
     assert torch.stack(weighted).mean() == pytest.approx(values.mean().item())
 
 
 def test_alone_nothing_is_exchanged_and_no_bit_changes() -> None:
     losses = torch.tensor([1.0, 2.0])
-    assert ALONE.combine(losses) is losses and ALONE.weight(4, 8) == 0.5
-    assert ALONE.any(True) and not ALONE.any(False) and ALONE.first_says((1, 2)) == (1, 2)
-    assert ALONE.forward(max, 1, 2) == 2
+    assert SINGLE_RANK.combine(losses) is losses and SINGLE_RANK.loss_weight(4, 8) == 0.5
+    assert SINGLE_RANK.any(True) and not SINGLE_RANK.any(False) and SINGLE_RANK.broadcast((1, 2)) == (1, 2)
+    assert SINGLE_RANK.forward(max, 1, 2) == 2
 
 
 def test_rank_0_draws_from_the_train_state_and_every_other_from_a_seed_of_its_own_for_each_step() -> None:
-    assert Ranks(0, 2).step_seed(7, 3) is None
-    seeds = {Ranks(rank, 3).step_seed(seed, step) for rank in (1, 2) for seed in (7, 8) for step in (3, 4)}
+    assert Ranks(0, 2).dropout_seed(7, 3) is None
+    seeds = {Ranks(rank, 3).dropout_seed(seed, step) for rank in (1, 2) for seed in (7, 8) for step in (3, 4)}
     assert len(seeds) == 8 and all(isinstance(seed, int) and 0 <= seed < 2**63 for seed in seeds)
-    assert Ranks(1, 2).step_seed(7, 3) == Ranks(1, 4).step_seed(7, 3)
+    assert Ranks(1, 2).dropout_seed(7, 3) == Ranks(1, 4).dropout_seed(7, 3)
 
 
 def test_generators_that_start_again_draw_the_same_and_leave_the_processs_own_alone() -> None:
@@ -40,16 +40,16 @@ def test_generators_that_start_again_draw_the_same_and_leave_the_processs_own_al
     drawn = []
     for _ in range(2):
         generators = Generators(cpu=torch.get_rng_state(), cuda=None)
-        generators.restart(5, device)
-        with generators.active(device):
+        generators.reseed(5, device)
+        with generators.activate(device):
             drawn.append(torch.rand(3))
     assert torch.equal(*drawn) and torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_tensor_that_is_not_sharded_is_whole_and_filled_as_it_is() -> None:
     target = torch.zeros(2, 3)
-    fill(target, torch.ones(2, 3))
-    assert whole(target) is target and float(target.sum()) == 6
+    copy_into(target, torch.ones(2, 3))
+    assert gather_full(target) is target and float(target.sum()) == 6
 
 
 @pytest.mark.parametrize(

@@ -197,8 +197,3 @@ def test_another_source_at_the_end_leaves_the_permutations_of_the_others_as_they
         mine = [of_component(draws(order, 4), component) for order in (two, three)]
         shorter = min(map(len, mine))
         assert np.array_equal(mine[0][:shorter], mine[1][:shorter])
-
-
-def test_epochs_are_counted_for_each_component():
-    order = SampleOrder(**{**SIZES, "global_batch": 8}, components=THREE)
-    assert order.epochs_of(4) == (1.0, 2.0, 0.2)

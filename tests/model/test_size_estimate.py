@@ -14,9 +14,9 @@ from model.estimates.size_estimate import (
     estimate_memory,
     largest_micro_batch,
 )
-from model.kernels.block_sizes import kept_probabilities
+from model.kernels.block_sizes import saved_probabilities
 from model.kernels.blocked_attention import attend
-from model.kernels.token_loss import token_loss
+from model.kernels.head_loss import token_loss
 from model.training.train_state import TrainState
 
 SHAPES = [
@@ -41,7 +41,7 @@ def test_gpt_2_has_the_size_it_is_known_for() -> None:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_checkpoint_is_as_big_as_its_tensors_but_for_the_step_counters(shape: ModelConfig) -> None:
-    state = TrainState.fresh(shape, TRAINING, VOCAB, torch.device("cpu"))
+    state = TrainState.create(shape, TRAINING, VOCAB, torch.device("cpu"))
     tensors = [named.tensor for named in state.named_tensors() if named.group != "trainer" and named.tensor.ndim]
     assert checkpoint_bytes(count_parameters(shape, VOCAB)) == sum(tensor.numel() * 4 for tensor in tensors)
 
@@ -134,7 +134,7 @@ def test_on_cuda_the_copy_of_a_checkpoint_is_not_the_devices() -> None:
 @pytest.mark.parametrize("time", [8, 64, 100, 256, 1000])
 def test_the_probabilities_counted_are_those_that_attention_keeps(time: int) -> None:
     _, kept = attend(torch.randn(2, time, 3 * 16), 4, None, 0.0)
-    assert sum(block.numel() for block in kept.weights) == 2 * 4 * kept_probabilities(time)
+    assert sum(block.numel() for block in kept.weights) == 2 * 4 * saved_probabilities(time)
 
 
 def test_the_micro_batch_chosen_is_the_largest_half_that_fits() -> None:

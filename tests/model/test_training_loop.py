@@ -8,8 +8,8 @@ import pytest
 from model.data.sample_order import SampleOrder
 from model.data.token_windows import TokenWindows
 from model.errors import InvalidInput
-from model.training.schedule import learning_rate
-from model.training.training_loop import LoopOutcome, train_until
+from model.training.optimizer import learning_rate
+from model.training.training_loop import LoopOutcome, StepObserver, train_until
 
 
 def test_one_batch_is_learned_by_heart(tiny_run):
@@ -38,18 +38,8 @@ def test_records_measure_the_machine(tiny_run):
 
 def test_speed_is_tokens_by_the_given_clock(tiny_run):
     run, ticks, records = tiny_run(), iter(range(0, 100, 2)), []
-    train_until(
-        run.state,
-        run.windows,
-        run.order,
-        until_step=2,
-        training=run.training,
-        micro_batch=6,
-        on_step=records.append,
-        stop_requested=lambda: False,
-        probe=None,
-        clock=lambda: float(next(ticks)),
-    )
+    observer = StepObserver(on_step=records.append, stop_requested=lambda: False, clock=lambda: float(next(ticks)))
+    train_until(run.state, run.inputs(micro_batch=6), observer, until_step=2)
     assert [(r.seconds, r.tokens_per_second) for r in records] == [(2.0, 6 * 8 / 2.0)] * 2
 
 

@@ -10,8 +10,7 @@ from model.training.training_step import take_step
 
 
 def step(run, **changes):
-    given = {"training": run.training, "micro_batch": run.training.micro_batch, **changes}
-    return take_step(run.state, run.windows, run.order, **given)
+    return take_step(run.state, run.inputs(**changes))
 
 
 @pytest.mark.parametrize("micro_batch", [1, 2, 3, 4, 5])

@@ -3,7 +3,7 @@
 import torch
 
 from model.configuration.network import ModelConfig
-from model.estimates.utilization import flops_per_token, measured_peak_flops, memory_bytes, model_flops_utilization
+from model.estimates.utilization import flops_per_token, measure_peak_flops, model_flops_utilization, read_memory_bytes
 
 CPU = torch.device("cpu")
 
@@ -18,9 +18,9 @@ def test_utilization_is_the_share_of_the_peak():
 
 def test_the_peak_is_measured_once_and_draws_no_random_number():
     before = torch.get_rng_state()
-    assert measured_peak_flops(CPU, "fp32") == measured_peak_flops(CPU, "fp32") > 1e6
+    assert measure_peak_flops(CPU, "fp32") == measure_peak_flops(CPU, "fp32") > 1e6
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_memory_of_this_process_is_more_than_a_megabyte():
-    assert memory_bytes(CPU) > 2**20
+    assert read_memory_bytes(CPU) > 2**20

@@ -91,7 +91,7 @@ def commit_model(store: ObjectStore, folder: Path, config: RunConfig, run_id: st
     )
     for body in (opened, started):
         log.append(lambda state, body=body: body, writer=human)
-    state = _moved(TrainState.fresh(config.model, config.training, snapshot.manifest.vocab_size, torch.device("cpu")))
+    state = _moved(TrainState.create(config.model, config.training, snapshot.manifest.vocab_size, torch.device("cpu")))
     staged = stage_checkpoint(
         store,
         target=checkpoint_target(run_id, step=7, attempt=1),

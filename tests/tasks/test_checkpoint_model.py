@@ -25,7 +25,7 @@ def test_a_checkpoint_is_opened_with_the_masking_it_was_trained_with(tmp_path: P
     (tmp_path / "a.txt").write_text("\n\n".join(f"paragraph {number} of the text" for number in range(60)))
     store, data = MemoryStore(), DataConfig(sources=("a.txt",), tokenizer="bytes")
     snapshot = build_snapshot(store, data, tmp_path)
-    state = TrainState.fresh(
+    state = TrainState.create(
         MODEL,
         TrainingConfig(steps=1, precision="fp32", kernels="stock"),
         snapshot.manifest.vocab_size,

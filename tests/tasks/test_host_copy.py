@@ -31,7 +31,7 @@ MODEL = ModelConfig(n_layer=2, n_head=2, n_embd=16, block_size=8)
 
 def fresh_state() -> TrainState:
     training = TrainingConfig(steps=4, global_batch=2, warmup_steps=1, precision="fp32", kernels="stock")
-    return TrainState.fresh(MODEL, training, 61, CPU)
+    return TrainState.create(MODEL, training, 61, CPU)
 
 
 def disturb(state: TrainState) -> None:

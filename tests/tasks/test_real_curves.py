@@ -15,7 +15,8 @@ from model.data.sample_order import SampleOrder
 from model.data.token_windows import TokenWindows
 from model.inference.evaluation import held_out_loss
 from model.training.train_state import TrainState
-from model.training.training_loop import StepResult, train_until
+from model.training.training_loop import StepObserver, StepResult, train_until
+from model.training.training_step import StepInputs
 from storage.logs.run_entries import CurveVerdict
 from tasks.policy.curve_statistics import Curve
 from tasks.policy.curve_verdict import VerdictKind, judge
@@ -52,7 +53,7 @@ class RealRun:
         self.noise = TokenWindows([noise], BLOCK, VOCAB)
         self.order = SampleOrder(window_count=self.windows.window_count, seed=self.seed, global_batch=BATCH)
         model = ModelConfig(n_layer=2, n_head=2, n_embd=32, block_size=BLOCK)
-        self.state = TrainState.fresh(model, self.config, VOCAB, torch.device("cpu"))
+        self.state = TrainState.create(model, self.config, VOCAB, torch.device("cpu"))
         self.records: list[StepResult] = []
 
     def verdicts(self) -> list[CurveVerdict]:
@@ -69,17 +70,9 @@ class RealRun:
         return found
 
     def _train(self, windows: TokenWindows, until_step: int) -> None:
-        train_until(
-            self.state,
-            windows,
-            self.order,
-            until_step=until_step,
-            training=self.config,
-            micro_batch=BATCH,
-            on_step=self.records.append,
-            stop_requested=lambda: False,
-            probe=None,
-        )
+        inputs = StepInputs(windows=windows, order=self.order, training=self.config, micro_batch=BATCH)
+        observer = StepObserver(on_step=self.records.append, stop_requested=lambda: False)
+        train_until(self.state, inputs, observer, until_step=until_step)
 
     def _curve(self, val: list[tuple[int, float]]) -> Curve:
         return Curve(

@@ -65,7 +65,7 @@ class Meeting:
 def tensors() -> tuple[NamedTensor, ...]:
     config = TrainingConfig(steps=3, global_batch=4, precision="fp32", kernels="stock")
     shape = ModelConfig(n_layer=2, n_head=2, n_embd=16, block_size=8)
-    return TrainState.fresh(shape, config, 65, torch.device("cpu")).live_tensors()
+    return TrainState.create(shape, config, 65, torch.device("cpu")).live_tensors()
 
 
 def document(tensors: tuple[NamedTensor, ...]) -> TrainerDocument:

@@ -20,10 +20,9 @@ from model.configuration.training import TrainingConfig
 from model.data.sample_order import SampleOrder
 from model.data.token_windows import TokenWindows
 from model.errors import BadBatch, LossExploded, NonFiniteLoss
-from model.training.batch_tracing import guilty_windows
-from model.training.loss_history import find_spike
+from model.training.divergence import find_bad_windows, find_spike
 from model.training.train_state import TrainState
-from model.training.training_step import take_step
+from model.training.training_step import StepInputs, take_step
 from storage.snapshots.data_snapshot import (
     SNAPSHOT_VERSION,
     TOKENIZER,
@@ -135,10 +134,11 @@ class TinyRun:
         config = ModelConfig(n_layer=1, n_head=1, n_embd=8, block_size=BLOCK)
         self.windows = TokenWindows([tokens], BLOCK, VOCAB)
         self.order = SampleOrder(window_count=40, seed=1, global_batch=40)
-        self.state = TrainState.fresh(config, self.training, VOCAB, torch.device("cpu"))
+        self.state = TrainState.create(config, self.training, VOCAB, torch.device("cpu"))
 
     def step(self) -> float:
-        return take_step(self.state, self.windows, self.order, training=self.training, micro_batch=20).loss
+        inputs = StepInputs(windows=self.windows, order=self.order, training=self.training, micro_batch=20)
+        return take_step(self.state, inputs).loss
 
     @property
     def embedding(self) -> torch.nn.Embedding:
@@ -152,7 +152,7 @@ def poisoned_batch(rare_in: tuple[int, ...], folder: Path) -> None:
         run.step()
     except NonFiniteLoss as error:
         drawn = run.order.windows_of(0)
-        guilty = guilty_windows(run.state, run.windows, drawn, training=run.training)
+        guilty = find_bad_windows(run.state, run.windows, drawn, training=run.training)
         raise BadBatch(step=error.step, windows=guilty, why=str(error)) from error
 
 

@@ -8,14 +8,14 @@ import torch
 from model.configuration.network import ModelConfig
 from model.configuration.training import TrainingConfig
 from model.errors import InvalidInput
-from model.estimates.machine_probe import PRODUCTS_EACH, TURNS, cpu_half_gain
-from model.estimates.numerics import CLEAR_GAIN, NARROWEST_HALF, MachineSpeed, choose_numerics, describe_machine
+from model.estimates.numerics import MIN_BF16_GAIN, MIN_BF16_WIDTH, MachineSpeed, choose_numerics, describe_machine
+from model.estimates.utilization import GAIN_PRODUCTS, GAIN_TURNS, measure_cpu_half_gain
 from model.training.train_state import TrainState
 
 HALF = MachineSpeed(cpu_half_gain=2.3)
 EMULATED = MachineSpeed(cpu_half_gain=0.7)
 CARD = MachineSpeed(has_cuda=True, cuda_has_half=True)
-WIDE, NARROW = NARROWEST_HALF["fused"], NARROWEST_HALF["fused"] - 4
+WIDE, NARROW = MIN_BF16_WIDTH["fused"], MIN_BF16_WIDTH["fused"] - 4
 
 
 def chosen(machine, width=WIDE, **training):
@@ -71,7 +71,7 @@ def test_whatever_is_chosen_is_a_configuration_that_stands():
 
 
 def test_no_machine_is_near_the_border_between_those_with_half_precision_and_those_without():
-    assert EMULATED.cpu_half_gain * 1.3 < CLEAR_GAIN < HALF.cpu_half_gain / 1.3
+    assert EMULATED.cpu_half_gain * 1.3 < MIN_BF16_GAIN < HALF.cpu_half_gain / 1.3
 
 
 @pytest.mark.parametrize("gain", [-1.0, float("nan"), float("inf")])
@@ -89,15 +89,15 @@ def test_one_disturbed_turn_changes_no_gain():
     # Each product of the one takes 3 s, of the other 2; one turn of each is held up by a minute.
     lasting = itertools.chain([0.0, 63.0, 0.0, 62.0], itertools.cycle([0.0, 3.0, 0.0, 2.0]))
     now = itertools.accumulate(lasting)
-    assert cpu_half_gain(clock=lambda: next(now)) == pytest.approx(1.5)
+    assert measure_cpu_half_gain(clock=lambda: next(now)) == pytest.approx(1.5)
 
 
 def test_a_probe_takes_a_number_of_products_and_leaves_the_threads_as_they_were():
     torch.set_num_threads(2)
-    assert cpu_half_gain() > 0 and torch.get_num_threads() == 2 and TURNS * PRODUCTS_EACH < 100
+    assert measure_cpu_half_gain() > 0 and torch.get_num_threads() == 2 and GAIN_TURNS * GAIN_PRODUCTS < 100
 
 
 @pytest.mark.parametrize("left", [{"precision": "fp32"}, {"kernels": "stock"}])
 def test_a_train_state_is_not_made_in_an_arithmetic_nobody_chose(left):
     with pytest.raises(InvalidInput, match="must be chosen"):
-        TrainState.fresh(ModelConfig(n_embd=8), TrainingConfig(steps=1, **left), 9, torch.device("cpu"))
+        TrainState.create(ModelConfig(n_embd=8), TrainingConfig(steps=1, **left), 9, torch.device("cpu"))

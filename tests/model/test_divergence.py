@@ -1,13 +1,15 @@
-"""Which samples of a failed batch are convicted: the guilty, all of them, and nobody else."""
+"""Which windows of a failed batch are found bad: those, all of them, and no other; and when a loss has spiked."""
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from model.data.token_windows import TokenWindows
 from model.kernels.head_loss import head_loss
 from model.training import training_step
-from model.training.batch_tracing import guilty_windows
+from model.training.divergence import BASELINE_STEPS, find_bad_windows, find_spike
 
 
 def drawn(run):
@@ -29,14 +31,14 @@ def only_in(run, window: int) -> int:
 
 def test_a_sound_batch_convicts_nobody(tiny_run):
     run = tiny_run()
-    assert guilty_windows(run.state, run.windows, drawn(run), training=run.training) == ()
+    assert find_bad_windows(run.state, run.windows, drawn(run), training=run.training) == ()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_token_whose_embedding_is_not_finite_convicts_every_window_through_the_tied_head(tiny_run, value):
     run = tiny_run()
     poison_token(run, 7, value)
-    assert set(guilty_windows(run.state, run.windows, drawn(run), training=run.training)) == set(drawn(run).tolist())
+    assert set(find_bad_windows(run.state, run.windows, drawn(run), training=run.training)) == set(drawn(run).tolist())
 
 
 def test_a_position_or_token_seen_by_one_window_alone_convicts_that_window_alone(tiny_run):
@@ -44,7 +46,7 @@ def test_a_position_or_token_seen_by_one_window_alone_convicts_that_window_alone
     guilty = int(drawn(run)[2])
     token = only_in(run, guilty)
     run.state.network = lambda tokens: run.state.model(tokens) / (tokens != token).all()  # 0/0 or x/0 where it occurs
-    assert guilty_windows(run.state, run.windows, drawn(run), training=run.training) == (guilty,)
+    assert find_bad_windows(run.state, run.windows, drawn(run), training=run.training) == (guilty,)
 
 
 def test_a_token_outside_the_vocabulary_convicts_its_window(tiny_run):
@@ -53,7 +55,7 @@ def test_a_token_outside_the_vocabulary_convicts_its_window(tiny_run):
     guilty = int(drawn(run)[3])
     tokens[guilty * run.windows.block_size + 1] = 60000
     windows = TokenWindows([tokens], run.windows.block_size, run.windows.vocab_size)
-    assert guilty_windows(run.state, windows, drawn(run), training=run.training) == (guilty,)
+    assert find_bad_windows(run.state, windows, drawn(run), training=run.training) == (guilty,)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -66,14 +68,43 @@ def test_what_fails_in_the_runs_own_kernels_alone_is_found_in_them(tiny_run, mon
         return head_loss(hidden, weight, targets) / (targets != token).all()
 
     monkeypatch.setattr(training_step, "head_loss", failing)
-    assert guilty in guilty_windows(run.state, run.windows, drawn(run), training=run.training)
+    assert guilty in find_bad_windows(run.state, run.windows, drawn(run), training=run.training)
     stock = run.training.model_copy(update={"kernels": "stock"})
-    assert guilty_windows(run.state, run.windows, drawn(run), training=stock) == ()
+    assert find_bad_windows(run.state, run.windows, drawn(run), training=stock) == ()
 
 
 def test_the_trial_changes_no_bit(tiny_run):
     run = tiny_run(model={"dropout": 0.1})
     run.train(2)
     before = run.bits()
-    guilty_windows(run.state, run.windows, drawn(run), training=run.training)
+    find_bad_windows(run.state, run.windows, drawn(run), training=run.training)
     assert run.bits() == before
+
+
+FALLING = [5.0 - 0.01 * step for step in range(BASELINE_STEPS)]
+
+
+def ask(losses):
+    return find_spike(losses, patience=8, rise=1.5)
+
+
+def test_a_loss_that_rises_and_stays_is_a_spike():
+    spike = ask([*FALLING, *[7.0] * 8])
+    assert spike is not None
+    assert (spike.steps, spike.level) == (8, 7.0)
+
+
+@pytest.mark.parametrize("tail", [[7.0] * 7 + [4.4], [4.4] * 8, [5.5] * 8, [30.0] + [4.4] * 7])
+def test_one_bad_step_a_plateau_and_a_small_rise_are_none(tail):
+    assert ask([*FALLING, *tail]) is None
+
+
+def test_too_short_a_history_tells_nothing():
+    assert ask([*FALLING[1:], *[9.0] * 8]) is None
+
+
+@given(st.lists(st.floats(0.0, 10.0), min_size=BASELINE_STEPS + 8, max_size=BASELINE_STEPS + 40))
+def test_a_spike_lies_above_its_baseline_in_every_step(losses):
+    spike = ask(losses)
+    if spike is not None:
+        assert all(loss > spike.baseline + 1.5 for loss in losses[-8:])

@@ -1,4 +1,4 @@
-"""Losses read late: the same bits and records, and a bad step found afterwards has changed nothing."""
+"""Deferred metrics: the same bits and records, and a bad step fetched later has changed nothing."""
 
 import numpy as np
 import pytest
@@ -7,41 +7,43 @@ import torch
 from model.data.token_windows import TokenWindows
 from model.errors import InvalidInput, NonFiniteLoss, TokenOutOfRange
 from model.training.probe import Probe
-from model.training.training_loop import AT_ONCE, LoopOutcome, Reading, train_until, usual_reading
+from model.training.training_loop import (
+    FETCH_EVERY_STEP,
+    FetchSchedule,
+    LoopOutcome,
+    StepObserver,
+    default_fetch_schedule,
+    train_until,
+)
 
 STEPS, BAD_STEP = 12, 6
 EXACT = {"precision": "fp32", "kernels": "stock", "model": {"dropout": 0.1}}
-MODES = {
+NUMERICS = {
     "fp32": EXACT,
     "fp32 fused": {**EXACT, "kernels": "fused"},
     "bf16 fused, accumulating": {**EXACT, "precision": "bf16", "kernels": "fused", "micro_batch": 4},
     "unclipped": {**EXACT, "grad_clip": 0.0},
 }
-LATE = Reading(every_steps=5, every_seconds=1e9)
+DEFERRED = FetchSchedule(every_steps=5, every_seconds=1e9)
 
 
-def train(run, until_step, reading, *, stop=lambda: False, probe=None, clock=None, windows=None, watched=None):
+def train(run, until_step, schedule, *, stop=lambda: False, probe=None, clock=None, windows=None, watched=None):
     records = []
     try:
-        run.outcome = train_until(
-            run.state,
-            windows or run.windows,
-            run.order,
-            until_step=until_step,
-            training=run.training,
-            micro_batch=run.training.micro_batch,
+        observer = StepObserver(
             on_step=lambda record: (records.append(record), watched and watched(record)),
             stop_requested=stop,
             probe=probe,
-            reading=reading,
             **({"clock": clock} if clock else {}),
         )
+        inputs = run.inputs(windows=windows or run.windows)
+        run.outcome = train_until(run.state, inputs, observer, until_step=until_step, schedule=schedule)
     except (NonFiniteLoss, TokenOutOfRange) as error:
         return records, error
     return records, None
 
 
-def said(records):
+def values_of(records):
     return [(r.step, r.train_loss, r.lr, r.grad_norm, r.probe_loss, r.sample) for r in records]
 
 
@@ -60,40 +62,42 @@ def poison(run, step, *, gradient=False):
 
 
 def after_good_steps(run, steps):
-    train(run, steps, AT_ONCE)
+    train(run, steps, FETCH_EVERY_STEP)
     return run.bits()
 
 
-@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
-def test_late_reading_leaves_the_bits_and_records_of_reading_at_once(tiny_run, mode):
-    at_once, late = tiny_run(**mode), tiny_run(**mode)
-    expected, _ = train(at_once, STEPS, AT_ONCE)
-    got, _ = train(late, STEPS, LATE)
-    assert said(got) == said(expected)
-    assert late.bits() == at_once.bits()
+@pytest.mark.parametrize("numerics", NUMERICS.values(), ids=NUMERICS)
+def test_deferred_metrics_leave_the_bits_and_records_of_fetching_every_step(tiny_run, numerics):
+    immediate, deferred = tiny_run(**numerics), tiny_run(**numerics)
+    expected, _ = train(immediate, STEPS, FETCH_EVERY_STEP)
+    got, _ = train(deferred, STEPS, DEFERRED)
+    assert values_of(got) == values_of(expected)
+    assert deferred.bits() == immediate.bits()
 
 
 @pytest.mark.parametrize("gradient", [False, True], ids=["loss", "gradient norm"])
 @pytest.mark.parametrize("first", [4, 5], ids=["in the middle of a group", "at its start"])
-def test_a_bad_step_changes_nothing_however_late_it_is_read(tiny_run, gradient, first):
+def test_a_bad_step_changes_nothing_however_late_it_is_fetched(tiny_run, gradient, first):
     run = poison(tiny_run(**EXACT), BAD_STEP, gradient=gradient)
-    records, error = train(run, STEPS, Reading(every_steps=first, every_seconds=1e9))
+    records, error = train(run, STEPS, FetchSchedule(every_steps=first, every_seconds=1e9))
     assert (type(error), error.step, len(records)) == (NonFiniteLoss, BAD_STEP, BAD_STEP - 1)
     assert run.bits() == after_good_steps(tiny_run(**EXACT), BAD_STEP - 1)
 
 
-def test_a_bad_step_is_blamed_on_what_reading_at_once_blames(tiny_run):
+def test_a_bad_step_names_the_windows_that_fetching_every_step_names(tiny_run):
     parts = {**EXACT, "micro_batch": 2}
-    errors = [train(poison(tiny_run(**parts), BAD_STEP), STEPS, reading)[1] for reading in (AT_ONCE, LATE)]
+    errors = [
+        train(poison(tiny_run(**parts), BAD_STEP), STEPS, schedule)[1] for schedule in (FETCH_EVERY_STEP, DEFERRED)
+    ]
     seen = [(error.step, error.quantity, str(error.value), error.windows) for error in errors]
     assert seen[0] == seen[1]
 
 
 def test_training_can_go_on_after_a_bad_step(tiny_run):
     run, undisturbed = poison(tiny_run(**EXACT), BAD_STEP), tiny_run(**EXACT)
-    train(run, STEPS, LATE)
+    train(run, STEPS, DEFERRED)
     run.state.model.ln_f._forward_hooks.clear()
-    train(run, STEPS, LATE)
+    train(run, STEPS, DEFERRED)
     assert run.bits() == after_good_steps(undisturbed, STEPS)
 
 
@@ -106,80 +110,80 @@ def test_a_bad_step_before_a_bad_token_is_the_one_that_is_raised(tiny_run):
 
     for run in (tiny_run(**EXACT), poison(tiny_run(**EXACT), BAD_STEP)):
         windows = Bad(run.windows._shards, 8, 61)
-        records, error = train(run, STEPS, Reading(every_steps=50, every_seconds=1e9), windows=windows)
+        records, error = train(run, STEPS, FetchSchedule(every_steps=50, every_seconds=1e9), windows=windows)
         wanted = (NonFiniteLoss, 5) if len(records) == BAD_STEP - 1 else (TokenOutOfRange, BAD_STEP + 1)
         assert (type(error), run.state.step) == wanted
         assert len(records) == run.state.step
 
 
-def test_a_stop_is_obeyed_after_the_step_that_was_running_and_everything_is_read(tiny_run):
+def test_a_stop_takes_effect_after_the_running_step_and_every_step_is_fetched(tiny_run):
     run, answers = tiny_run(**EXACT), iter([False, False, True])
-    records, _ = train(run, STEPS, LATE, stop=lambda: next(answers))
+    records, _ = train(run, STEPS, DEFERRED, stop=lambda: next(answers))
     assert [record.step for record in records] == [1, 2, 3]
     assert run.outcome == LoopOutcome(step=3, stopped=True)
 
 
-def test_a_step_named_beforehand_is_read_before_the_next_one_begins(tiny_run):
+def test_a_scheduled_step_is_fetched_before_the_next_one_begins(tiny_run):
     run, seen = tiny_run(**EXACT), []
-    reading = Reading(every_steps=50, every_seconds=1e9, at=(3, 7))
-    train(run, STEPS, reading, watched=lambda record: seen.append((record.step, run.state.step)))
+    schedule = FetchSchedule(every_steps=50, every_seconds=1e9, at_steps=(3, 7))
+    train(run, STEPS, schedule, watched=lambda record: seen.append((record.step, run.state.step)))
     assert seen == [(1, 3), (2, 3), (3, 3), *((step, 7) for step in (4, 5, 6, 7)), *((n, 12) for n in range(8, 13))]
 
 
-def test_a_stop_asked_for_while_a_named_step_is_reported_is_obeyed_at_that_step(tiny_run):
+def test_a_stop_requested_in_the_report_of_a_scheduled_step_takes_effect_at_that_step(tiny_run):
     run, asked = tiny_run(**EXACT), []
-    reading = Reading(every_steps=50, every_seconds=1e9, at=(7,))
+    schedule = FetchSchedule(every_steps=50, every_seconds=1e9, at_steps=(7,))
     watched = lambda record: asked.append(1) if record.step == 7 else None  # noqa: E731
-    train(run, STEPS, reading, stop=lambda: bool(asked), watched=watched)
+    train(run, STEPS, schedule, stop=lambda: bool(asked), watched=watched)
     assert run.outcome == LoopOutcome(step=7, stopped=True)
 
 
-def test_a_probe_looks_at_the_weights_of_its_own_step(tiny_run):
-    def probed(reading):
+def test_a_probe_measures_the_weights_of_its_own_step(tiny_run):
+    def probed(schedule):
         run = tiny_run(**EXACT)
         probe = Probe(
             windows=run.windows, every_steps=4, batches=1, batch_size=2, sample_tokens=0, prompt_ids=[1], decode=str
         )
-        return said(train(run, STEPS, reading, probe=probe)[0])
+        return values_of(train(run, STEPS, schedule, probe=probe)[0])
 
-    assert probed(LATE) == probed(AT_ONCE)
+    assert probed(DEFERRED) == probed(FETCH_EVERY_STEP)
 
 
-def test_steps_read_together_share_their_time(tiny_run):
+def test_steps_fetched_together_share_their_time(tiny_run):
     ticks = iter(range(0, 1000, 2))
     records, _ = train(
-        tiny_run(**EXACT), 4, Reading(every_steps=2, every_seconds=1e9), clock=lambda: float(next(ticks))
+        tiny_run(**EXACT), 4, FetchSchedule(every_steps=2, every_seconds=1e9), clock=lambda: float(next(ticks))
     )
-    assert [record.seconds for record in records] == [3.0] * 4  # begun, looked at twice, read: six seconds for two
+    assert [record.seconds for record in records] == [3.0] * 4  # begun, two launches, one fetch: six seconds for two
     assert {record.tokens_per_second for record in records} == {6 * 8 / 3.0}
 
 
-def test_slow_steps_are_not_left_unread_for_long(tiny_run):
+def test_slow_steps_are_not_pending_for_long(tiny_run):
     ticks, run, seen = iter(range(0, 1000, 2)), tiny_run(**EXACT), []
-    reading = Reading(every_steps=50, every_seconds=3.5)
-    train(run, 4, reading, clock=lambda: float(next(ticks)), watched=lambda record: seen.append(run.state.step))
+    schedule = FetchSchedule(every_steps=50, every_seconds=3.5)
+    train(run, 4, schedule, clock=lambda: float(next(ticks)), watched=lambda record: seen.append(run.state.step))
     assert seen == [2, 2, 4, 4]
 
 
-def test_a_cpu_and_fp16_are_read_at_once(tiny_run):
-    assert usual_reading(tiny_run(**EXACT).state) == AT_ONCE
+def test_a_cpu_and_fp16_fetch_every_step(tiny_run):
+    assert default_fetch_schedule(tiny_run(**EXACT).state) == FETCH_EVERY_STEP
     run = tiny_run(**{**EXACT, "precision": "fp16", "model": {}})
-    train(run, 3, LATE)
+    train(run, 3, DEFERRED)
     assert not hasattr(run.state.optimizer, "found_inf")
 
 
-def test_nothing_watches_the_optimizer_after_the_loop(tiny_run):
+def test_the_guard_leaves_the_optimizer_after_the_loop(tiny_run):
     run = tiny_run(**EXACT)
-    train(run, 3, LATE)
+    train(run, 3, DEFERRED)
     assert not hasattr(run.state.optimizer, "found_inf")
 
 
-def test_a_reading_that_never_comes_is_refused():
+def test_a_schedule_that_never_fetches_is_refused():
     with pytest.raises(InvalidInput, match="every_steps=0"):
-        Reading(every_steps=0)
+        FetchSchedule(every_steps=0)
 
 
-def test_the_optimizer_of_this_version_asks_the_flag():
+def test_the_optimizer_of_this_version_reads_the_flag():
     weight = torch.ones(3, requires_grad=True)
     optimizer = torch.optim.AdamW([weight], fused=True)
     weight.grad = torch.full((3,), np.nan)

@@ -12,14 +12,14 @@ from model.configuration.training import TrainingConfig
 from model.data.sample_order import SampleOrder
 from model.data.token_windows import TokenWindows
 from model.training.train_state import TrainState
-from model.training.training_step import take_step
+from model.training.training_step import StepInputs, take_step
 
-pytestmark = pytest.mark.xdist_group("mode-parity")  # its runs are made once for all its tests
+pytestmark = pytest.mark.xdist_group("numerics-parity")  # its runs are made once for all its tests
 
 STEPS, SMOOTHED, BATCH = 120, 40, 4
 MODEL = ModelConfig(n_layer=2, n_head=2, n_embd=32, block_size=80)  # more than one block of attention's queries
 EXACT = {"precision": "fp32", "kernels": "stock"}
-MODES = {
+NUMERICS = {
     "fp32 fused": {"kernels": "fused"},
     "bf16 stock": {"precision": "bf16"},
     "bf16 fused": {"precision": "bf16", "kernels": "fused"},
@@ -35,10 +35,9 @@ def final_loss(*, seed: int = 1, **training) -> float:
     config = TrainingConfig(
         **{"steps": STEPS, "global_batch": BATCH, "seed": seed, "lr": 1e-3, "warmup_steps": 10, **EXACT, **training}
     )
-    state = TrainState.fresh(MODEL, config, 256, torch.device("cpu"))
-    losses = [
-        take_step(state, windows, order, training=config, micro_batch=BATCH // 2).loss for _ in range(config.steps)
-    ]
+    state = TrainState.create(MODEL, config, 256, torch.device("cpu"))
+    inputs = StepInputs(windows=windows, order=order, training=config, micro_batch=BATCH // 2)
+    losses = [take_step(state, inputs).loss for _ in range(config.steps)]
     return statistics.fmean(losses[-SMOOTHED:])
 
 
@@ -56,9 +55,9 @@ def noise(exact: float) -> float:
     return statistics.stdev([exact, *(final_loss(seed=seed) for seed in (2, 3, 4))])
 
 
-@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
-def test_a_mode_ends_within_the_noise_of_fp32(exact, noise, mode):
-    assert abs(final_loss(**mode) - exact) < noise / 2
+@pytest.mark.parametrize("numerics", NUMERICS.values(), ids=NUMERICS)
+def test_every_numerics_ends_within_the_noise_of_fp32(exact, noise, numerics):
+    assert abs(final_loss(**numerics) - exact) < noise / 2
 
 
 def test_a_step_that_learns_something_else_ends_far_outside_it(exact, noise):
