@@ -9,7 +9,6 @@ import torch
 from model.architectures.gpt import GPT
 from model.architectures.hugging_face import HuggingFaceConfig, check_settings, from_hugging_face, to_hugging_face
 from model.configuration.network import ModelConfig
-from model.configuration.training import TrainingConfig
 from model.errors import InvalidInput
 
 VOCAB = 31
@@ -128,8 +127,3 @@ def test_a_configuration_that_says_little_has_the_librarys_defaults() -> None:
         1024,
         50257,
     )
-
-
-def test_a_run_that_draws_its_own_weights_is_still_the_same_run() -> None:
-    assert "init_from" not in TrainingConfig(steps=1).model_dump(mode="json")
-    assert TrainingConfig(steps=1, init_from="gpt2").model_dump(mode="json")["init_from"] == "gpt2"
