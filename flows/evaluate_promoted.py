@@ -18,8 +18,9 @@ from flows.operations.checkpoint_evaluation import EvaluationRequest, plan_check
 from flows.orchestrator.named_failure_state import named_failure_state
 from flows.orchestrator.run_artifacts import artifact_key
 from flows.orchestrator.run_parameters import AgainParameter, ReferenceParameter, StoreParameter, SuiteParameter
-from reports.pages.evaluation_tables import comparison_table
+from reports.pages.markdown import markdown_table
 from reports.queries.comparison import EvaluationComparison, compare_evaluations
+from reports.queries.display_tables import comparison_table
 from reports.queries.run_lookup import find_checkpoint
 from storage.stores.open_store import open_store
 from tasks.configuration.store_choice import choose_store
@@ -75,7 +76,7 @@ def _publish(view: EvaluationComparison) -> None:
                 key=artifact_key(view.run_id, "evaluations"),
                 type="markdown",
                 description=f"step {view.step} of run {view.run_id} beside others under the same suites",
-                data=comparison_table(view),
+                data=markdown_table(comparison_table(view)),
                 flow_run_id=UUID(flow_run.get_id()),
             )
         )

@@ -18,15 +18,16 @@ def models(*, history: Flag = False, store: StoreOption = "", json: JsonOption =
     Args:
         history: show every decision instead: promotions, also those gone back on, refusals with their gate, roll-backs.
     """
-    from cairn.cli.model_tables import print_decisions, print_models
+    from cairn.cli.tables import print_rows
     from reports.queries.alias_history import list_decisions, list_promotions
+    from reports.queries.display_tables import decisions_table, promotions_table
 
     if history:
         decisions = list_decisions(open_chosen_store(store))
-        print_document(decisions) if json else print_decisions(decisions)
+        print_document(decisions) if json else print_rows(decisions_table(decisions))
         return
     views = list_promotions(open_chosen_store(store))
-    print_document(views) if json else print_models(views)
+    print_document(views) if json else print_rows(promotions_table(views))
 
 
 def evaluate(
@@ -40,14 +41,15 @@ def evaluate(
         suite: path of a suite file (TOML) [the suites of the checkpoint's run].
         again: measure also what is on record, and add a second row.
     """
+    from cairn.cli.tables import print_rows
     from flows.operations.checkpoint_evaluation import EvaluationRequest, measure
-    from reports.pages.evaluation_tables import print_comparison
     from reports.queries.comparison import compare_evaluations
+    from reports.queries.display_tables import comparison_table
     from reports.queries.run_lookup import find_checkpoint
 
     found = find_checkpoint(open_chosen_store(store), reference)
     view = compare_evaluations(found, measure(found, EvaluationRequest(suite=suite, again=again)))
-    print_document(view) if json else print_comparison(view)
+    print_document(view) if json else print_rows(comparison_table(view))
     return ExitCode.DONE if view.status == "recorded" else ExitCode.ERROR
 
 
@@ -63,27 +65,29 @@ def promote(
 
     Where the run's configuration requires a person's approval, this is it.
     """
-    from cairn.cli.model_tables import print_models
+    from cairn.cli.tables import print_rows
     from flows.operations.promotion_use import offer_to
     from reports.queries.alias_history import list_alias_promotions
+    from reports.queries.display_tables import promotions_table
     from reports.queries.run_lookup import find_checkpoint
 
     views = list_alias_promotions(
         alias, offer_to(find_checkpoint(open_chosen_store(store), reference), alias, why=why)
     )[:1]
-    print_document(views[0]) if json else print_models(views)
+    print_document(views[0]) if json else print_rows(promotions_table(views))
 
 
 def rollback(
     *, alias: AliasOption = "champion", why: WhyOption = "", store: StoreOption = "", json: JsonOption = False
 ) -> None:
     """Point an alias back at what it pointed at before; the decision is recorded. Again: one further back."""
-    from cairn.cli.model_tables import print_models
+    from cairn.cli.tables import print_rows
     from cairn.operations.alias_rollback import roll_back
     from flows.operations.promotion_use import this_person
+    from reports.queries.display_tables import promotions_table
 
     view = roll_back(open_chosen_store(store), alias, by=this_person(), why=why)
-    print_document(view) if json else print_models([view])
+    print_document(view) if json else print_rows(promotions_table([view]))
 
 
 def sample(

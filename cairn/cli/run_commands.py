@@ -18,11 +18,12 @@ CsvOption = Annotated[bool, Parameter(name="--csv", negative="", help="print CSV
 
 def runs(*, store: StoreOption = "", json: JsonOption = False) -> None:
     """List all runs of the store."""
-    from cairn.cli.tables import print_runs
+    from cairn.cli.tables import print_rows
+    from reports.queries.display_tables import runs_table
     from reports.queries.run_status import list_runs
 
     rows = list_runs(open_chosen_store(store))
-    print_document(rows) if json else print_runs(rows)
+    print_document(rows) if json else print_rows(runs_table(rows))
 
 
 def status(run: str, *, store: StoreOption = "", json: JsonOption = False) -> None:
@@ -36,29 +37,32 @@ def status(run: str, *, store: StoreOption = "", json: JsonOption = False) -> No
 
 def attempts(run: str, *, store: StoreOption = "", json: JsonOption = False) -> None:
     """Show the receipt of every attempt: what it did, why it ended, what it cost, what was decided."""
-    from cairn.cli.tables import print_attempts
+    from cairn.cli.tables import print_rows
+    from reports.queries.display_tables import receipts_table
     from reports.queries.receipts import read_receipts
 
-    views = read_receipts(open_run_log(store, run))
-    print_document(views) if json else print_attempts(views)
+    receipts = read_receipts(open_run_log(store, run))
+    print_document(receipts) if json else print_rows(receipts_table(receipts))
 
 
 def checkpoints(run: str, *, store: StoreOption = "", json: JsonOption = False) -> None:
     """Show every checkpoint with its state, those still being written too."""
-    from cairn.cli.tables import print_checkpoints
+    from cairn.cli.tables import print_rows
     from reports.queries.checkpoints import read_checkpoints
+    from reports.queries.display_tables import checkpoints_table
 
-    views = read_checkpoints(open_run_log(store, run))
-    print_document(views) if json else print_checkpoints(views)
+    found = read_checkpoints(open_run_log(store, run))
+    print_document(found) if json else print_rows(checkpoints_table(found))
 
 
 def evaluations(run: str, *, store: StoreOption = "", json: JsonOption = False) -> None:
     """Show every evaluation, recorded or failed."""
-    from reports.pages.evaluation_tables import print_evaluations
+    from cairn.cli.tables import print_rows
+    from reports.queries.display_tables import evaluations_table
     from reports.queries.evaluations import list_evaluations
 
-    views = list_evaluations(open_run_log(store, run).state)
-    print_document(views) if json else print_evaluations(views)
+    found = list_evaluations(open_run_log(store, run).state)
+    print_document(found) if json else print_rows(evaluations_table(found))
 
 
 def explain(run: str, *, attempt: int | None = None, store: StoreOption = "", json: JsonOption = False) -> None:
@@ -80,10 +84,11 @@ def explain(run: str, *, attempt: int | None = None, store: StoreOption = "", js
 
 def log(run: str, *, store: StoreOption = "", json: JsonOption = False) -> None:
     """Show the run log, entry by entry; --json prints them whole."""
-    from cairn.cli.tables import print_entries
+    from cairn.cli.tables import print_rows
+    from reports.queries.display_tables import entries_table
 
     entries = open_run_log(store, run).read_entries()
-    print_document(entries) if json else print_entries(entries)
+    print_document(entries) if json else print_rows(entries_table(entries))
 
 
 def report(run: str, *, html: str = "", store: StoreOption = "", json: JsonOption = False) -> None:
@@ -93,7 +98,7 @@ def report(run: str, *, html: str = "", store: StoreOption = "", json: JsonOptio
     curve, held_out, evaluations, checkpoints, promotions, data, machines, versions, reproduction.
 
     Args:
-        html: write one self-contained page to this file, with the picture of the run; it is replaced where it exists
+        html: write one self-contained page to this file, with the plot of the run; it is replaced where it exists
             [Markdown on stdout].
     """
     from reports.pages.report_pages import markdown_report, write_html_report

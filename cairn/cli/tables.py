@@ -7,20 +7,18 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tasks.text.format import format_value, short_digest
+from tasks.text.format import short_digest
 from tasks.text.output import print_facts, print_line, print_table
 from tasks.text.sanitize import replace_unprintable
 
 if TYPE_CHECKING:
     from cairn.operations.token_files import ImportView
     from flows.watching.run_watcher import WatchRow
-    from reports.queries.checkpoints import CheckpointSummary
     from reports.queries.data_summary import DataSummary, GroupSummary, SplitSummary
-    from reports.queries.receipts import Receipt
+    from reports.queries.display_tables import Table
     from reports.queries.run_simulation import PolicyOutcome, SimulationSummary
-    from reports.queries.run_status import RunStatus, RunSummary
+    from reports.queries.run_status import RunStatus
     from storage.checkpoints.sweep import SweepReport
-    from storage.logs.log_entry import Entry
     from tasks.policy.checkpoint_interval import IntervalLoss
 
 
@@ -35,26 +33,9 @@ _WORTH_SAYING = 0.001
 _SOURCES_SHOWN = 20
 
 
-def print_runs(rows: "Sequence[RunSummary]") -> None:
-    """Print all runs."""
-    columns = ("run", "state", "family", "step", "committed", "attempts", "opened (UTC)", "detail")
-    print_table(
-        columns,
-        [
-            (
-                row.run_id,
-                row.state,
-                row.model_family,
-                _of(row.step, row.total_steps),
-                row.newest_committed_step,
-                row.attempts,
-                row.opened_at,
-                row.detail,
-            )
-            for row in rows
-        ],
-        empty="no runs here yet; `cairn train deployments/quickstart.toml` makes the first one",
-    )
+def print_rows(table: "Table") -> None:
+    """Print a list."""
+    print_table(table.columns, table.rows, empty=table.empty)
 
 
 def print_status(status: "RunStatus") -> None:
@@ -78,71 +59,6 @@ def print_status(status: "RunStatus") -> None:
 
 def _windows(count: int) -> str:
     return f"{count:,} window{'' if count == 1 else 's'} of the data, never drawn again; `cairn log` says why"
-
-
-def print_attempts(views: "Sequence[Receipt]") -> None:
-    """Print the receipts."""
-    columns = ("attempt", "started (UTC)", "reason", "steps", "committed", "gpu s", "wasted s", "decision", "detail")
-    print_table(
-        columns,
-        [
-            (
-                view.attempt,
-                view.started_at,
-                view.termination_reason or "(open)",
-                f"{view.first_step}→{view.last_step}",
-                view.last_committed_step,
-                view.gpu_seconds,
-                view.wasted_gpu_seconds,
-                view.decision.action if view.decision else None,
-                view.detail,
-            )
-            for view in views
-        ],
-        empty="no attempts yet",
-    )
-
-
-def print_checkpoints(views: "Sequence[CheckpointSummary]") -> None:
-    """Print the checkpoints with their states."""
-    columns = ("step", "attempt", "state", "bytes", "committed (UTC)", "manifest", "state digest", "prefix")
-    print_table(
-        columns,
-        [
-            (
-                view.step,
-                view.attempt,
-                view.state,
-                f"{view.bytes:,}",
-                view.committed_at,
-                short_digest(view.manifest_sha256),
-                short_digest(view.state_sha256),
-                view.prefix,
-            )
-            for view in views
-        ],
-        empty="no checkpoints yet",
-    )
-
-
-def print_entries(entries: "Sequence[Entry]") -> None:
-    """Print the log, one entry a line; the whole of each is in --json."""
-    columns = ("seq", "at (UTC)", "kind", "writer", "attempt", "step")
-    print_table(
-        columns,
-        [
-            (
-                entry.seq,
-                entry.at,
-                entry.kind,
-                f"{entry.writer.host}:{entry.writer.pid}",
-                entry.writer.attempt or getattr(entry.body, "attempt", None),
-                getattr(entry.body, "step", getattr(entry.body, "last_step", None)),
-            )
-            for entry in entries
-        ],
-        empty="the log is empty",
-    )
 
 
 def print_sweep(report: "SweepReport") -> None:
@@ -324,7 +240,3 @@ def _span(seconds: float) -> str:
         if seconds >= 2 * unit:
             return f"{seconds / unit:.1f} {name}"
     return f"{seconds:.3g} s"
-
-
-def _of(step: int | None, total: int | None) -> str:
-    return f"{format_value(step)}/{format_value(total)}"

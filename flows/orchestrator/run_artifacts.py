@@ -8,7 +8,7 @@ concurrency slot before the task may begin. Refuses to hold anything the log doe
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from uuid import UUID
 
@@ -17,15 +17,15 @@ from prefect.client.schemas.actions import ArtifactCreate
 
 from flows.orchestrator.curve_artifact import Drawing, curve_markdown, is_due
 from flows.orchestrator.stale_task_runs import close_lost
-from reports.pages.evaluation_tables import evaluations_table
 from reports.pages.markdown import markdown_table
-from reports.queries.evaluations import list_evaluations
+from reports.queries.display_tables import budgets_table, evaluations_table, receipts_table
+from reports.queries.evaluations import EvaluationSummary, list_evaluations
 from reports.queries.receipts import read_receipts
 from reports.queries.run_status import read_status
 from storage.logs.run_log import RunLog
 
 _LAST_WORD_SECONDS = 10.0
-_DETAIL_CHARACTERS = 160
+_MOST_EVALUATIONS = 200
 
 
 class RunArtifacts:
@@ -83,10 +83,10 @@ class RunArtifacts:
             self._are_lost_closed = True
 
     def _tables(self) -> Iterator[tuple[str, str]]:
-        yield "receipts", receipts_table(self._log)
-        yield "budgets", budgets_table(self._log)
+        yield "receipts", markdown_table(receipts_table(read_receipts(self._log)[::-1]))
+        yield "budgets", markdown_table(budgets_table(read_status(self._log).budgets))
         if evaluations := list_evaluations(self._log.state):
-            yield "evaluations", evaluations_table(evaluations)
+            yield "evaluations", evaluations_markdown(evaluations)
 
     def _publish_curve(self, client: SyncPrefectClient, flow_run_id: UUID) -> None:
         started, ended = time.monotonic(), self._ended_attempts
@@ -120,29 +120,9 @@ def artifact_key(run_id: str, name: str) -> str:
     return f"cairn-{re.sub('[^a-z0-9]+', '-', run_id.lower()).strip('-')}-{name}"
 
 
-def receipts_table(log: RunLog) -> str:
-    """Return every attempt's receipt as a Markdown table, newest first."""
-    rows = [
-        (
-            item.attempt,
-            item.termination_reason or "running",
-            f"{item.first_step}→{item.last_step}",
-            item.last_committed_step,
-            f"{item.gpu_seconds:.1f}",
-            item.wasted_gpu_seconds,
-            item.micro_batch,
-            item.decision.action if item.decision else None,
-            (item.detail or "")[:_DETAIL_CHARACTERS],
-        )
-        for item in reversed(read_receipts(log))
-    ]
-    return markdown_table(
-        ("attempt", "reason", "steps", "committed", "gpu s", "wasted s", "micro-batch", "decision", "detail"), rows
-    )
-
-
-def budgets_table(log: RunLog) -> str:
-    """Return what each budget has spent and left as a Markdown table."""
-    budgets = read_status(log).budgets
-    rows = [(reason, item.spent, item.left, item.spent_total, item.left_total) for reason, item in budgets.items()]
-    return markdown_table(("reason", "spent since progress", "left", "spent in all", "left in all"), rows)
+def evaluations_markdown(evaluations: Sequence[EvaluationSummary]) -> str:
+    """Return the newest 200 evaluations as a Markdown table, newest first."""
+    newest = list(reversed(evaluations))[:_MOST_EVALUATIONS]
+    table = markdown_table(evaluations_table(newest))
+    older = len(evaluations) - len(newest)
+    return f"{table}\n\nand {older:,} older ones: `cairn evaluations`" if older else table

@@ -1,35 +1,48 @@
-"""A report made into a page: Markdown for the terminal, HTML for a file, which is there whole or not at all.
+"""A run's report as a page: Markdown for the terminal, HTML for a file. The pages are Jinja2 templates."""
 
-Owns which picture goes in. Refuses to know what is reported and how pages look.
-"""
-
+import base64
 import math
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from reports.pages.markdown import markdown_page
-from reports.pages.report_html import html_page
-from reports.pages.report_sections import report_sections
-from reports.pages.run_report import RunReport
+from reports.pages.attempt_bars import css_class, place_bars
+from reports.pages.markdown import fence, markdown_table, markdown_text, sparkline
+from reports.pages.run_report import RunReport, machines_table, quarantines_table
 from reports.plots.run_curves import RunCurves
 from reports.plots.run_plot import write_whole
+from reports.queries import display_tables
+from reports.queries.display_tables import Table, format_cell
+from reports.queries.run_timeline import group_receipts
+from tasks.text.format import format_count, format_duration, format_list, format_time, format_value, one_line
+from tasks.text.sanitize import sanitize
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 _WIDTH_PX, _HEIGHT_PX = 1200, 820
 
 
 def markdown_report(report: RunReport) -> str:
-    """Return the report as Markdown."""
+    """Return the report as Markdown: text of the run stays text."""
+    pages = _environment(autoescape=False)
+    pages.filters |= {"markdown": markdown_text, "markdown_table": markdown_table, "fence": fence}
     losses = [point.train_loss for point in report.curve if math.isfinite(point.train_loss)]
-    return markdown_page(_title(report), report_sections(report), losses)
+    return _render(pages, "report.md.j2", report, losses=losses)
 
 
 def html_report(report: RunReport, curves: RunCurves) -> str:
-    """Return the report as one HTML page with the picture of the run inside."""
+    """Return the report as one HTML page with the plot inside; equal reports give equal bytes."""
     picture = b""
     if report.curve:
-        from reports.plots.curve_plot import draw_png  # numpy and matplotlib: not before there is something to draw
+        from reports.plots.curve_plot import draw_png  # numpy and matplotlib: only where there is something to draw
 
         picture = draw_png(curves, width_px=_WIDTH_PX, height_px=_HEIGHT_PX)
-    return html_page(_title(report), report_sections(report), attempts=report.attempts, picture=picture)
+    pages = _environment(autoescape=True)
+    pages.filters |= {"css_class": css_class, "commands": _split_commands, "number_columns": _number_columns}
+    return _render(
+        pages, "report.html.j2", report, picture=base64.b64encode(picture).decode(), bars=place_bars(report.attempts)
+    )
 
 
 def write_html_report(report: RunReport, curves: RunCurves, file: str) -> int:
@@ -39,5 +52,51 @@ def write_html_report(report: RunReport, curves: RunCurves, file: str) -> int:
     return len(content)
 
 
-def _title(report: RunReport) -> str:
-    return f"Run {report.run_id} · {report.model_family}"
+def _environment(*, autoescape: bool) -> "Environment":
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    pages = Environment(
+        loader=PackageLoader("reports.pages"),
+        autoescape=autoescape,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    tables = {name: getattr(display_tables, name) for name in dir(display_tables) if name.endswith("_table")}
+    pages.filters |= tables | {
+        "machines_table": machines_table,
+        "quarantines_table": quarantines_table,
+        "count": format_count,
+        "duration": format_duration,
+        "line": one_line,
+        "listing": format_list,
+        "plain": format_cell,
+        "sanitize": sanitize,
+        "sparkline": sparkline,
+        "time": format_time,
+    }
+    return pages
+
+
+def _render(pages: "Environment", name: str, report: RunReport, **context: object) -> str:
+    title = f"Run {report.run_id} · {report.model_family}"
+    stretches = group_receipts(report.attempts)
+    return pages.get_template(name).render(report=report, title=title, stretches=stretches, **context)
+
+
+def _split_commands(text: str) -> list[str]:
+    """Return the text between backquotes at the odd places; text with an unpaired backquote stays whole."""
+    line = one_line(text)
+    parts = line.split("`")
+    return parts if len(parts) % 2 else [line]
+
+
+def _number_columns(table: Table) -> Sequence[bool]:
+    """Return for each column whether all its cells are numbers or nothing."""
+    columns = zip(*table.rows, strict=True) if table.rows else [()] * len(table.columns)
+    return [bool(cells) and all(map(_is_number, cells)) for cells in columns]
+
+
+def _is_number(value: object) -> bool:
+    text = format_value(value)
+    return value is None or text.replace(",", "").replace(".", "", 1).isdigit()

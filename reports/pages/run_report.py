@@ -5,7 +5,7 @@ and the orchestrator. What only illustrates, such as versions, is left out where
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -15,6 +15,7 @@ from reports.pages.reproduction import Reproduction, reproduce
 from reports.plots.run_curves import HeldOutPoint, RunCurves, gather_curves
 from reports.queries.alias_history import AliasDecision, list_decisions
 from reports.queries.checkpoints import CheckpointSummary, read_checkpoints
+from reports.queries.display_tables import Table, make_table
 from reports.queries.evaluations import EvaluationSummary, list_evaluations
 from reports.queries.receipts import Receipt, read_receipts
 from reports.queries.run_cost import RunCost, count_cost
@@ -27,6 +28,7 @@ from storage.logs.run_entries import CurveVerdict
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
 from tasks.configuration.settings import CostConfig
+from tasks.text.format import format_list
 
 _CURVE_POINTS = 200
 _PRICE, _CURRENCY = "CAIRN_COST__GPU_HOUR_PRICE", "CAIRN_COST__CURRENCY"
@@ -60,6 +62,11 @@ class DataFacts:
     tokenizer: str
     quarantines: tuple[QuarantineFact, ...]
 
+    @property
+    def quarantined_windows(self) -> int:
+        """How many windows of the data are never drawn again."""
+        return len({window for item in self.quarantines for window in item.windows})
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunReport:
@@ -91,6 +98,23 @@ class RunReport:
     versions: Mapping[str, str]
     reproduction: Reproduction
 
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """What each alias was last pointed at, in words."""
+        promoted = (item for item in reversed(self.promotions) if item.decision == "promoted")
+        newest = {item.alias: f"{item.alias} was pointed at step {item.step:,}" for item in promoted}
+        return tuple(newest.values())
+
+    @property
+    def reason_counts(self) -> tuple[str, ...]:
+        """How many attempts ended for each reason, the rarest first."""
+        return tuple(f"{row.attempts:,} {row.reason}" for row in self.reasons)
+
+    @property
+    def micro_batch_changed(self) -> bool:
+        """Whether the attempts had different micro-batches."""
+        return len({receipt.micro_batch for receipt in self.attempts}) > 1
+
 
 def gather_report(log: RunLog, environment: Mapping[str, str]) -> tuple[RunReport, RunCurves]:
     """Return the report of a run that was read, and the curves its picture is drawn from."""
@@ -121,6 +145,18 @@ def gather_report(log: RunLog, environment: Mapping[str, str]) -> tuple[RunRepor
         reproduction=reproduce(state, log.run_id),
     )
     return report, curves
+
+
+def machines_table(machines: Sequence[MachineRow]) -> Table:
+    """Return the machines that attempts ran on."""
+    rows = ((item.host, f"{item.world_size} × {item.device}", item.code_version, item.attempts) for item in machines)
+    return make_table(("host", "devices", "code version", "attempts"), rows)
+
+
+def quarantines_table(quarantines: Sequence[QuarantineFact]) -> Table:
+    """Return what was quarantined, and why."""
+    rows = ((item.attempt, item.reason, format_list(item.windows, 12), item.detail) for item in quarantines)
+    return make_table(("attempt", "reason", "windows", "why"), rows)
 
 
 def _price(state: RunState, environment: Mapping[str, str]) -> CostConfig:

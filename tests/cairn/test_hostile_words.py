@@ -11,9 +11,11 @@ from rich.console import Console
 
 from cairn.operations.model_card import _code, _front_matter
 from flows.orchestrator.promotion_approval import Question, describe
-from flows.orchestrator.run_artifacts import budgets_table, receipts_table
 from flows.run.progress import Progress
 from reports.pages.markdown import markdown_table, markdown_text
+from reports.queries.display_tables import Table, budgets_table, receipts_table
+from reports.queries.receipts import read_receipts
+from reports.queries.run_status import read_status
 from storage.logs.registry_entries import Promoted
 from tasks.text.output import print_document, print_facts, print_table, say
 from tasks.text.sanitize import sanitize, sanitize_json
@@ -57,7 +59,7 @@ def test_markdown_holds_them_as_text_on_one_line(words: str) -> None:
 
 
 def test_a_table_the_orchestrator_shows_holds_them_as_text() -> None:
-    table = markdown_table(("a",), [(TAGS,)])
+    table = markdown_table(Table(columns=("a",), rows=((TAGS,),)))
     stays_text(table)
     assert len(table.splitlines()) == 3
 
@@ -71,8 +73,8 @@ def test_a_receipt_the_orchestrator_shows_holds_an_attempts_last_words_as_text(f
     assert receipt is not None
     ended.append(replace(receipt, detail=TAGS + STEERING))
     log.state = replace(log.state, attempts=(replace(log.state.attempts[-1], ended=ended[0]),))
-    for table in (receipts_table(log), budgets_table(log)):
-        stays_text(table)
+    for table in (receipts_table(read_receipts(log)), budgets_table(read_status(log).budgets)):
+        stays_text(markdown_table(table))
 
 
 def test_the_form_that_asks_a_person_holds_an_evaluators_words_as_text() -> None:
