@@ -1,7 +1,6 @@
-"""An answer in rows as people, scripts and spreadsheets want it: an aligned table, one JSON list, CSV (RFC 4180).
+"""Prints the rows of a query as an aligned table, as one JSON list, or as CSV (RFC 4180).
 
-Owns how values look. JSON and CSV are written as rows arrive, so an answer may be larger than memory. Refuses to know
-what was asked.
+JSON and CSV are written while rows arrive, so an answer may be larger than memory.
 """
 
 import csv

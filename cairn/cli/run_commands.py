@@ -230,10 +230,10 @@ def sql(
 
 def _ask(text: str, store: str, *, json: bool, csv: bool) -> None:
     from cairn.cli.query_output import print_answer, print_csv, print_json
-    from reports.queries.run_query import answered
+    from reports.queries.run_query import answer_query
     from tasks.machine.work_folder import work_folder
 
-    with answered(open_chosen_store(store), text, work=work_folder(os.environ)) as found:
+    with answer_query(open_chosen_store(store), text, work=work_folder(os.environ)) as found:
         for why in found.unreadable:
             say(f"cairn: left out: {why}")
         write = print_json if json else print_csv if csv else print_answer

@@ -1,7 +1,4 @@
-"""The columns people see of each list; scripts take --json.
-
-Owns which fields are worth a column. Refuses to fetch anything.
-"""
+"""Prints for people what the commands answer; scripts use --json."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,4 @@
-"""A training plan as people read it: one fact a line, estimates called estimates.
-
-Owns the words. Refuses to find anything out.
-"""
+"""The training plan of `cairn train --dry-run` as text: one fact a line; estimates are marked as estimates."""
 
 from collections.abc import Iterator
 

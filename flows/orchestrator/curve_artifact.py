@@ -1,7 +1,6 @@
-"""The picture of a run as the orchestrator shows it: Markdown with the PNG inside, renewed as often as is reasonable.
+"""The plot of a run as a Prefect artifact: Markdown with the PNG inside, and when to draw it again.
 
-Owns the Markdown and when a newer picture is due: each version stays in the orchestrator's database, so a long run must
-not fill it, and drawing must never cost more than a twentieth of a core. Pure but for the drawing; refuses to publish.
+Prefect stores every version, so a long run must not draw often; drawing takes at most a twentieth of one core.
 """
 
 import base64

@@ -1,8 +1,7 @@
-"""Receipts, budgets and evaluations as tables, the curve as a picture: in the orchestrator's UI, renewed, best effort.
+"""Publishes a run's receipts, budgets, evaluations and plot as Prefect artifacts, and its tags, from a thread.
 
-Owns a thread of its own and the flow run's tags: whatever the API does, no training, commit or receipt waits for it or
-fails with it, and what it missed is in the next version. Task runs carry no tags: for a tag Prefect asks the API for a
-concurrency slot before the task may begin. Refuses to hold anything the log does not know.
+A failing API delays no training; the next version contains what it missed. Task runs carry no tags, because Prefect
+asks the API for a concurrency slot before it starts a tagged task.
 """
 
 import re

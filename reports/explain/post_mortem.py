@@ -1,8 +1,4 @@
-"""The facts of one attempt, for somebody who knows nothing of its run: what `cairn explain` tells and prints as JSON.
-
-Owns which facts belong to a post-mortem, and their names. Refuses to find them (`post_mortem_facts` does) and words
-(`post_mortem_text` has them).
-"""
+"""The facts of one attempt for a reader who knows nothing of its run; `cairn explain --json` prints this record."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,7 +15,7 @@ from storage.logs.run_state import CheckpointRecord
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConfigChange:
-    """One key that differs from the previous attempt's configuration; None where one of them does not have it."""
+    """A key that differs from the previous attempt's configuration; None where one of the two lacks it."""
 
     key: str
     before: Any
@@ -28,7 +24,7 @@ class ConfigChange:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuarantineFact:
-    """Windows of the data that were no longer drawn when the attempt started: since which attempt, and why."""
+    """Windows of the data that are never drawn again, the attempt that quarantined them, and why."""
 
     attempt: int
     reason: str
@@ -38,7 +34,7 @@ class QuarantineFact:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Where:
-    """Where the attempt ran; `same_machine` compares host and boot with the previous attempt's, None for the first."""
+    """Where the attempt ran; `same_machine` compares host and boot with the previous attempt, None for the first."""
 
     host: str
     pid: int
@@ -51,10 +47,7 @@ class Where:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PassedOver:
-    """A checkpoint newer than the one resumed from, and why it was not taken.
-
-    `state` is writing (bytes without a commit), quarantined, or what became of a quarantined one since.
-    """
+    """A checkpoint newer than the one that was resumed, and why it was skipped: still writing, or quarantined."""
 
     step: int
     attempt: int
@@ -64,7 +57,7 @@ class PassedOver:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """What the attempt set out from; `step` 0 without `prefix` is the beginning."""
+    """The checkpoint that the attempt started from; step 0 without `prefix` is the beginning of the run."""
 
     step: int
     from_attempt: int | None
@@ -77,7 +70,7 @@ class Origin:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """How far it got: commits, the last step on record with its train loss in nats, steps done and not committed."""
+    """Commits, the last recorded step with its train loss in nats per token, and the steps done but not committed."""
 
     committed: tuple[CheckpointRecord, ...]
     recorded_step: int | None
@@ -88,7 +81,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class End:
-    """How the end came on record: `evidence` as gathered; `by` is None where the attempt's own parent wrote it."""
+    """How the end was recorded: the evidence; `by` is the writer, None where the attempt's own parent wrote it."""
 
     evidence: Mapping[str, Any]
     by: Writer | None
@@ -99,7 +92,7 @@ class End:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpenAttempt:
-    """An attempt that has not ended: whether its process is known to be gone, and how old its last sign of life is."""
+    """An attempt that has not ended: whether its process is known to be gone, and the age of its heartbeat."""
 
     is_gone: bool
     heartbeat_age_seconds: float | None
@@ -108,7 +101,7 @@ class OpenAttempt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Successor:
-    """The next attempt: when, where and from which step it set out, and what became of it."""
+    """The next attempt: when, where and at which step it started, and how it ended."""
 
     attempt: int
     started_at: datetime
@@ -122,7 +115,7 @@ class Successor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ineffective:
-    """An entry of this attempt that no reader counts, and why."""
+    """An entry of this attempt that the fold refused, and why."""
 
     seq: int
     kind: str
@@ -131,13 +124,11 @@ class Ineffective:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PostMortem:
-    """One attempt with everything around it; also the JSON of `cairn explain`.
+    """One attempt and its run; also the JSON of `cairn explain`.
 
-    Of the run: `run_id`, `model_family`, `run_state`, `run_attempts`, `total_steps`, `opened_at`, `next` (what happens
-    now), `budgets` (left now). Of the attempt: `receipt` (as `cairn attempts` has it), `config_changes` against the
-    previous attempt, `changed` (what the last decision made different), `quarantines` and `origin` at its start,
-    `where`, `progress`, `end` or `open`, `evaluations` of its checkpoints, `verdict` on the curve, `refused` entries,
-    `stderr_tail`, `successor`. Without any attempt only the run's facts are there, and `receipt` is None.
+    `next` and `budgets` are the present ones. `config_changes` are against the previous attempt, `changed` is what
+    the last decision made different, `quarantines` and `origin` are those at its start. Of a run without an
+    attempt only the run's facts are known, and `receipt` is None.
     """
 
     run_id: str

@@ -1,8 +1,4 @@
-"""Where the facts of a post-mortem are found: the log, the attempt's own step records, the age of its heartbeat.
-
-Owns which attempt is meant when nobody says, and what must be read for it: the whole log only where the fold does not
-say enough. Refuses words, torch and the orchestrator. Decides nothing.
-"""
+"""Gathers the facts of a post-mortem from the run log, the attempt's step records and its heartbeat."""
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime
@@ -38,10 +34,10 @@ from tasks.policy.termination import TerminationReason
 
 
 def gather_post_mortem(log: RunLog, number: int | None = None, *, now: datetime | None = None) -> PostMortem:
-    """Return the facts of attempt `number` of a run that was read; without one, of the one a person would ask about.
+    """Return the facts of attempt `number` of a run that was read.
 
-    That is the newest that ended for another reason than completed, else the newest. Raises `RunNotFound` with the
-    numbers there are.
+    Without a number: the newest attempt that did not complete, else the newest. Raises `RunNotFound` for an
+    attempt that does not exist.
     """
     state, status = log.state, read_status(log)
     facts: dict[str, Any] = {
@@ -97,7 +93,7 @@ def _of_attempt(log: RunLog, record: AttemptRecord, now: datetime) -> dict[str, 
 
 
 def _needs_entries(record: AttemptRecord, state: RunState) -> bool:
-    """Whether the fold does not say enough: who found a vanished attempt, and why entries were refused."""
+    """Whether the whole log is needed: for the writer of a vanished attempt's end, or for refused entries."""
     vanished = record.ended is not None and record.ended.evidence.get("exit_code") is None
     return vanished or any(item.attempt == record.started.attempt for item in state.refused)
 
@@ -132,9 +128,9 @@ def _origin(log: RunLog, record: AttemptRecord, before: AttemptRecord | None) ->
 
 
 def _passed_over(log: RunLog, record: AttemptRecord) -> Iterator[PassedOver]:
-    """Yield what lies beyond the resume point and was there before: damaged commits, and bytes never committed.
+    """Yield the checkpoints beyond the resume point that existed before: damaged ones and ones never committed.
 
-    The newest that can be read is always taken, so a newer one that was not taken could not be.
+    An attempt resumes the newest readable checkpoint, so a newer one that it skipped was not readable.
     """
     resumed, number = record.started.resumed_from, record.started.attempt
     first, since = (resumed.step, resumed.attempt) if resumed else (0, 1)
@@ -160,7 +156,7 @@ def _progress(log: RunLog, record: AttemptRecord, receipt: Receipt, now: datetim
 
 
 def _last_line(log: RunLog, attempt: int) -> StepRecord | None:
-    """Return the attempt's newest whole step record; these only illustrate, so one that cannot be read is none."""
+    """Return the attempt's newest whole step record, None where the records cannot be read."""
     try:
         lines = log.store.read(step_log_key(log.prefix, attempt), at_most_bytes=MOST_STEP_LOG_BYTES).splitlines()
     except StorageError:
@@ -201,7 +197,7 @@ def _open(log: RunLog, record: AttemptRecord, now: datetime) -> OpenAttempt:
 
 
 def _heartbeat_age_seconds(log: RunLog, attempt: int, now: datetime) -> float | None:
-    """Return how long the heartbeat has stayed as it is, where the store's clock is this machine's; else None."""
+    """Return the heartbeat's age where the store is a local folder and so has this machine's clock; else None."""
     path = log.store.local_path(heartbeat_key(log.prefix, attempt))
     if path is None or not path.exists():
         return None
@@ -223,7 +219,6 @@ def _successor(log: RunLog, record: AttemptRecord, after: AttemptRecord) -> Succ
 
 
 def _config_changes(before: AttemptRecord | None, record: AttemptRecord) -> Iterator[ConfigChange]:
-    """Yield what differs from the attempt before: what a person changed, and what a decision did."""
     if before is None:
         return
     old, new = flatten(before.started.config), flatten(record.started.config)

@@ -1,14 +1,11 @@
-"""A post-mortem in plain words: the answer first, then what it rests on, one screen.
-
-Owns the words and the order. Pure: a record of facts in, lines out; foreign text in them cannot steer the terminal.
-"""
+"""A post-mortem as text: first the answer, then the facts behind it, on one screen."""
 
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from reports.explain.post_mortem import PostMortem
-from reports.explain.termination_text import evidence_sentences, found_by
+from reports.explain.termination_text import end_writer_sentence, evidence_sentences
 from reports.queries.evaluations import EvaluationSummary
 from reports.queries.receipts import Receipt
 from tasks.policy.termination import TERMINATIONS, DecisionAction, TerminationReason
@@ -28,6 +25,13 @@ _WIDTH = 110
 _LABEL = 12
 _MOST_CHANGES, _MOST_WINDOWS, _MOST_QUARANTINES, _MOST_LINES, _MOST_PASSED_OVER = 6, 8, 3, 6, 4
 _DETAIL_CHARACTERS = 320
+_AFTER_BLANK = frozenset({"trying", "ended", "then"})
+_LIMITS = {
+    "retries": "retries",
+    "total": "retries in all",
+    "wasted_gpu_seconds": "seconds of lost device time",
+    "samples": "samples that may be quarantined",
+}
 
 
 def post_mortem_lines(facts: PostMortem) -> list[str]:
@@ -46,9 +50,6 @@ def post_mortem_lines(facts: PostMortem) -> list[str]:
     return [*lines, *_stderr(facts)]
 
 
-_AFTER_BLANK = frozenset({"trying", "ended", "then"})
-
-
 def _answer(facts: PostMortem, receipt: Receipt) -> Iterator[str]:
     name = f"Attempt {receipt.attempt} of {facts.run_attempts} of run {facts.run_id}"
     if facts.open is not None:
@@ -64,16 +65,10 @@ def _answer(facts: PostMortem, receipt: Receipt) -> Iterator[str]:
 
 
 def _reached(facts: PostMortem) -> int:
-    """Return the last step it is known to have done: its step records may say more than its last heartbeat did."""
+    """Return the last step that is known to be done: step records may reach further than the last heartbeat."""
     assert facts.receipt is not None and facts.progress is not None
     receipt = facts.receipt
     return max(receipt.last_step, receipt.last_committed_step or 0, facts.progress.recorded_step or 0)
-
-
-def _taking(facts: PostMortem) -> str:
-    assert facts.progress is not None
-    took = format_duration(facts.progress.seconds)
-    return f" since it started {took} ago" if facts.open is not None else f" in {took}"
 
 
 def _standing(facts: PostMortem, receipt: Receipt) -> str:
@@ -130,7 +125,7 @@ def _sections(facts: PostMortem, receipt: Receipt) -> Iterator[tuple[str, Sequen
     yield "got to", list(_progress(facts, receipt))
     if facts.end is not None:
         yield "ended", [f"reason {receipt.termination_reason}: {one_line(receipt.detail or '', _DETAIL_CHARACTERS)}"]
-        yield "evidence", [*evidence_sentences(facts.end.evidence, receipt), found_by(facts)]
+        yield "evidence", [*evidence_sentences(facts.end.evidence, receipt), end_writer_sentence(facts)]
         yield "lost", list(_lost(facts, receipt))
         yield "budget", list(_budget(receipt))
     yield "decided", _decided(receipt)
@@ -145,10 +140,9 @@ def _sections(facts: PostMortem, receipt: Receipt) -> Iterator[tuple[str, Sequen
 
 
 def _trying(facts: PostMortem, receipt: Receipt) -> list[str]:
-    total = f"{format_count(facts.total_steps, 'step')}"
     return [
-        f"train a {facts.model_family} model for {total}; this attempt was to do steps "
-        f"{receipt.first_step + 1:,} to {facts.total_steps:,}",
+        f"train a {facts.model_family} model for {format_count(facts.total_steps, 'step')}; "
+        f"this attempt was to do steps {receipt.first_step + 1:,} to {facts.total_steps:,}",
         f"Code version {receipt.code_version}, micro-batch {receipt.micro_batch}",
     ]
 
@@ -222,30 +216,31 @@ def _origin(facts: PostMortem, number: int) -> Iterator[str]:
 def _progress(facts: PostMortem, receipt: Receipt) -> Iterator[str]:
     progress = facts.progress
     assert progress is not None
-    reached = _reached(facts)
-    done = reached - receipt.first_step
+    reached, took = _reached(facts), format_duration(progress.seconds)
+    done, taking = (
+        reached - receipt.first_step,
+        f" in {took}" if facts.open is None else f" since it started {took} ago",
+    )
     if not done:
         end = "it ended before its first step was done" if facts.end is not None else "its first step is not done yet"
-        yield f"no step at all{_taking(facts)}: {end}"
+        yield f"no step at all{taking}: {end}"
         return
     loss = ""
     if progress.train_loss is not None and progress.recorded_step is not None:
         loss = f"; train loss {progress.train_loss:.4g} at step {progress.recorded_step:,}"
-    yield f"step {reached:,}: {format_count(done, 'step')}{_taking(facts)}{loss}"
+    yield f"step {reached:,}: {format_count(done, 'step')}{taking}{loss}"
     if facts.end is not None and reached > receipt.last_step:
         yield f"Its own step records say so; when its end was put on record only step {receipt.last_step:,} was known"
     steps = [f"{item.committed.step:,}" for item in progress.committed]
-    gone = [
-        f"{item.committed.step:,} is {item.state} now" for item in progress.committed if item.state == "quarantined"
-    ]
     if not steps:
         yield "Nothing committed"
         return
     shown = steps if len(steps) <= _MOST_WINDOWS else [steps[0], "…", *steps[-3:]]
     plural = "" if len(steps) == 1 else "s"
     yield f"{format_count(len(steps), 'checkpoint')} committed, at step{plural} {', '.join(shown)}"
-    if gone:
-        yield format_list(gone, 3)
+    quarantined = [item.committed.step for item in progress.committed if item.state == "quarantined"]
+    if quarantined:
+        yield format_list([f"{step:,} is quarantined now" for step in quarantined], 3)
 
 
 def _lost(facts: PostMortem, receipt: Receipt) -> Iterator[str]:
@@ -274,14 +269,6 @@ def _budget(receipt: Receipt) -> Iterator[str]:
     ]
     yield f"{decision.charged} paid for this end; left of it then: {', '.join(left) or 'no limit is set'}"
     yield "A commit of new steps fills the retries up again"
-
-
-_LIMITS = {
-    "retries": "retries",
-    "total": "retries in all",
-    "wasted_gpu_seconds": "seconds of lost device time",
-    "samples": "samples that may be quarantined",
-}
 
 
 def _decided(receipt: Receipt) -> list[str]:
@@ -338,7 +325,7 @@ def _stderr(facts: PostMortem) -> list[str]:
 
 
 def difference(changed: str) -> str:
-    """Return what is different of `after oom: micro-batch 4→2`; nothing where it only says what went before."""
+    """Return `micro-batch 4→2` of `after oom: micro-batch 4→2`; empty where nothing is different."""
     return changed.partition(": ")[2] if changed.startswith("after ") else changed
 
 
@@ -347,7 +334,6 @@ def _value(value: Any) -> str:
 
 
 def _sentence(text: str, number: int) -> str:
-    """Return the text with its full stop; what follows a first sentence begins with a capital letter."""
     text = one_line(text)
     text = f"{text[0].upper()}{text[1:]}" if number else text
     return text if text.endswith((".", "!", "?", "`")) else f"{text}."
@@ -358,10 +344,5 @@ def _wrapped(text: str) -> list[str]:
 
 
 def _labelled(label: str, text: str) -> list[str]:
-    return textwrap.wrap(
-        text,
-        _WIDTH,
-        initial_indent=f"{label:<{_LABEL}}",
-        subsequent_indent=" " * _LABEL,
-        break_on_hyphens=False,
-    )
+    first, rest = f"{label:<{_LABEL}}", " " * _LABEL
+    return textwrap.wrap(text, _WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)

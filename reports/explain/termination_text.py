@@ -1,7 +1,6 @@
-"""Why an attempt ended, in plain words: what each termination reason means, and the evidence for it.
+"""Why an attempt ended, in sentences: the evidence, and why it leads to the termination reason.
 
-Owns the sentences. Pure; the verdict itself is `tasks.policy.failures`'s. Evidence is a mapping as the receipt holds
-it: one written by another version may lack any of it.
+Evidence is a mapping as the receipt stores it; an entry of another version may lack any key.
 """
 
 import signal
@@ -18,17 +17,17 @@ _MOST_WINDOWS = 8
 
 
 def evidence_sentences(evidence: Mapping[str, Any], receipt: Receipt) -> list[str]:
-    """Return the evidence, one sentence each, and why it means the receipt's reason."""
+    """Return the evidence, one sentence each, and why it leads to the receipt's reason."""
     reason = receipt.termination_reason or ""
-    found = [*_told(evidence), *_exit(evidence, reason), *_memory(evidence), *_words(evidence, receipt.detail or "")]
+    found = [*_notices(evidence), *_exit(evidence, reason), *_memory(evidence), *_words(evidence, receipt.detail or "")]
     if not found and reason not in (TerminationReason.COMPLETED, TerminationReason.FENCED):
         found = ["no exit code, no signal and no last words are on record"]
     known = TERMINATIONS.get(reason)
     return [*found, f"That makes it {reason}: {known.because}"] if known and known.because else found
 
 
-def found_by(facts: PostMortem) -> str:
-    """Return who put the end on record and how it could be known, where it was not the attempt itself."""
+def end_writer_sentence(facts: PostMortem) -> str:
+    """Return which process recorded the end and how it knew, empty where the attempt's own parent did."""
     end, where = facts.end, facts.where
     if end is None or end.by is None or where is None:
         return ""
@@ -41,8 +40,7 @@ def found_by(facts: PostMortem) -> str:
     return f"It left no last words: its end was put on record by process {end.by.pid} on {end.by.host}, {known}"
 
 
-def _told(evidence: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what was said to it or about it from outside."""
+def _notices(evidence: Mapping[str, Any]) -> Iterator[str]:
     if evidence.get("stop_signal"):
         by = f": {one_line(str(evidence['notice']), 160)}" if evidence.get("notice") else ""
         yield f"notice to leave by {evidence['stop_signal']}{by}"
@@ -124,7 +122,7 @@ def _words(evidence: Mapping[str, Any], detail: str) -> Iterator[str]:
 
 
 def _place(frame: str) -> str:
-    """Return `trainer.py, line 12, in step` of a traceback's line: which file, wherever it is installed."""
+    """Return `trainer/loop.py, line 12, in step` of a traceback's line."""
     head = frame.partition("\n")[0]
     file, *rest = head.split('"', 2)[1:] or [head]
     return f"{'/'.join(file.replace(chr(92), '/').rsplit('/', 2)[-2:])}{rest[0] if rest else ''}"

@@ -1,8 +1,6 @@
-"""A run's curve as it grows, for who shows it elsewhere: each step of the surviving line once, and what went back.
+"""Follows the curve of a run while it grows: yields each step of the surviving line once, and how far to go back.
 
-Owns the splice over time, as `storage.logs.step_curve` does it at once: an attempt's records count up to where a later
-attempt resumed; where one resumes before what was told already, it is said how far to go back. Refuses to know who is
-told.
+The records of an attempt count up to the step at which a later attempt resumed, as in `storage.logs.step_curve`.
 """
 
 from collections.abc import Sequence

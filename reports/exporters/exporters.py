@@ -1,6 +1,6 @@
-"""The mirrors a configuration asks for: made, refused where their library is missing, and kept while a run trains.
+"""The exporters of a configuration's `[mirrors]` section: checked before a run, and run while it trains.
 
-Owns which mirrors there are. A new one is a class beside `tensorboard_mirror`, a key of `[mirrors]` and a line here.
+A new exporter is a class beside `TensorBoardExporter`, a key of `[mirrors]` and a line in `_make_exporters`.
 """
 
 from collections.abc import Callable, Iterator, Mapping

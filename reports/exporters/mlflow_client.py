@@ -1,6 +1,5 @@
-"""The few requests of MLflow's REST API 2.0 that a mirror needs, over the standard library alone.
+"""The requests of MLflow's REST API 2.0 that the exporter needs, with the standard library alone.
 
-Owns addresses, credentials from MLflow's own environment variables, and that every request ends after a while.
 Source: mlflow.org, "REST API": experiments/get-by-name and create, runs/search, create, log-batch and update.
 """
 

@@ -1,9 +1,7 @@
-"""A run in MLflow: one MLflow run for all attempts, its frozen configuration, its curve, and why attempts ended.
+"""A run in MLflow: one MLflow run for all attempts, with frozen configuration, curve and ends of attempts.
 
-Owns which MLflow run it is, found again by a tag, and that what nobody can take back is told only when it is settled: a
-step is sent once a checkpoint at or after it is committed. How far that is stands in a tag, with the attempt it was
-trained by. What is trained again from before it, because a checkpoint could not be read or a spike was rolled back, is
-sent again at the same steps: MLflow forgets nothing.
+MLflow deletes nothing, so a step is sent only after a checkpoint at or after it is committed. A tag stores the last
+step that was sent and its attempt. Steps that are trained again because a checkpoint could not be read are sent again.
 """
 
 import math

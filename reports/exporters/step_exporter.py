@@ -1,8 +1,7 @@
-"""A mirror: somewhere else a run's curve is shown, and the thread that keeps it up to date.
+"""The interface of an exporter, and the thread that keeps one up to date.
 
-Owns that no mirror can stop or slow training: each has a thread of its own that only reads what the run wrote, and one
-that raises, hangs or is full is said once and tried again, ever less often. The store stays the only truth: a mirror
-that missed something, or fell apart, is made whole from it.
+An exporter cannot stop or slow training: its thread only reads, and an exporter that fails is reported once, started
+again from the first step, and retried less and less often.
 """
 
 import threading

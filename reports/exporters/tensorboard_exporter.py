@@ -1,8 +1,7 @@
 """A run in TensorBoard: an event file with one unbroken curve, however often the run was interrupted.
 
-Owns the file: `<folder>/<run>/events.out.tfevents.…`, written anew by every process that trains the run, whole from the
-first step, so that it is right wherever the run goes on. A session start in it makes TensorBoard forget what came
-before: at step 0 the files of earlier processes, which are deleted then, later the steps an attempt trains again.
+Each process that trains the run writes a new file with the whole curve and deletes the files of earlier processes.
+A session start in the file makes TensorBoard drop all later steps that came before it.
 Source: TensorBoard's event format (event.proto, record_writer.py); a session start purges since "brain.Event:2".
 """
 

@@ -1,8 +1,4 @@
-"""How a run is made again from nothing: the one command, and the digest its end must have.
-
-Owns which keys the command must name: those of the frozen configuration that differ from the defaults, and of the
-others those that can change bits. Refuses torch and the store.
-"""
+"""The command that trains a run again from nothing, and the digest that its end must have."""
 
 import json
 import re

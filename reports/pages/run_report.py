@@ -1,8 +1,4 @@
-"""Everything `cairn report` tells of a run, gathered once: the JSON, and what the pages are made of.
-
-Owns which facts belong to a report. Refuses to know how a page looks (`report_sections` and its two printers do), torch
-and the orchestrator. What only illustrates, such as versions, is left out where it cannot be read.
-"""
+"""The read model of `cairn report`: its JSON, and the input of the page templates."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

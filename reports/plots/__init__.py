@@ -1,1 +1,1 @@
-"""The curves of a run as a picture."""
+"""The curves of a run as a plot."""

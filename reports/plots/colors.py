@@ -1,7 +1,6 @@
-"""The colours of the picture: Okabe's and Ito's (Color Universal Design, 2008), which everybody sees apart.
+"""The colours of the plot: the palette of Okabe and Ito (Color Universal Design, 2008), safe for colour-blind readers.
 
-Owns what has which colour, and how a picture is stored in 256 of them: a third of the bytes. They are fixed, greys and
-the fading of each hue into white; were they chosen from the picture, a thin line's would be among the lost.
+A PNG is stored with 256 fixed colours, a third of the bytes: greys, and each hue faded to white.
 """
 
 from typing import Literal

@@ -1,7 +1,4 @@
-"""The words on the picture of a run: title, standing, footer, numbers on axes.
-
-Pure text of a record. Refuses to know where and how it is set.
-"""
+"""The texts on the plot of a run: title, state, footer, numbers on axes."""
 
 from reports.plots.run_curves import RunCurves
 from tasks.text.format import short_digest

@@ -1,9 +1,7 @@
-"""The picture of a run, the same for the command line, the report and the orchestrator: a PNG, or an SVG.
+"""The plot of a run as PNG or SVG: loss, learning rate, gradient norm and speed over one axis, ends of attempts.
 
-Owns the looks. Four panels over one axis: loss, learning rate, gradient norm, speed; through all of them run the ends
-of attempts and the steps that were trained again. Equal curves give equal bytes. Every picture is laid out on a sheet
-of one width and scaled, so that it reads the same at any size. Figures are made without pyplot: no global state, any
-thread. matplotlib is imported when the first picture is drawn.
+Equal curves give equal bytes. Figures are made without pyplot, so that any thread can draw. Every plot has the same
+layout width and is scaled, so that it reads the same at any size.
 """
 
 import io

@@ -1,7 +1,7 @@
-"""Numbers made fit for a picture: no more of them than it has columns, no spike lost, and the trend among the noise.
+"""Reduces a curve to what a plot can show, and smooths it.
 
-Owns thinning and smoothing. Pure; refuses to know what is drawn. Thinning keeps the first, least, greatest and last
-value of each pixel column (M4, Jugel et al., VLDB 2014): what is drawn is what drawing every value would have shown.
+Thinning keeps the first, least, greatest and last value of each pixel column (M4, Jugel et al., VLDB 2014), so that the
+plot looks as if every value was drawn.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,4 @@
-"""The panel of losses: every step faintly, the trend, the held-out loss, the best, what was promoted.
-
-Owns what is drawn and how much of it is shown. Refuses figures, axes' names and files: `curve_picture` has those.
-"""
+"""The panel of losses: every step, the smoothed loss, held-out losses, the best checkpoint and promotions."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING

@@ -1,7 +1,4 @@
-"""The sheet a run is drawn on: its curves as columns of numbers, and the axis they share.
-
-Owns what every panel needs. Refuses to draw, and to import what draws.
-"""
+"""The axis that all panels of a plot share: steps or tokens, and the columns of the step records on it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

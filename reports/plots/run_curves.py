@@ -1,8 +1,4 @@
-"""What is drawn of a run: the surviving line of its steps, and everything that happened along it.
-
-Owns which facts belong into the picture and where on the line they lie. Refuses to know how anything looks: one record
-is drawn by `curve_picture` for the command line, the report and the orchestrator. Needs neither torch nor Prefect.
-"""
+"""The data of a run's plot: the surviving line of its steps, and everything that happened along it."""
 
 import math
 from collections import Counter

@@ -1,7 +1,4 @@
-"""A run's picture as a file: what `cairn plot` may be asked for, and what it says it has written.
-
-Owns suffixes, sizes and the file, which is there whole or not at all. Refuses to know what is drawn.
-"""
+"""Writes the plot of a run to a file for `cairn plot`."""
 
 import os
 import uuid

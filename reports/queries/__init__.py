@@ -1,1 +1,1 @@
-"""Read models: one record for each thing a reader asks for, with CONTRACT's field names; SQL over them."""
+"""Read models: one record for each thing that readers ask for, with CONTRACT's field names; SQL over them."""

@@ -1,4 +1,4 @@
-"""A checkpoint's evaluations beside earlier ones and the champion's, suite by suite."""
+"""The evaluations of a checkpoint beside the run's earlier ones and the champion's, suite by suite."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from storage.logs.run_entries import EvaluationFailed, EvaluationRecorded
 from storage.logs.run_log import RunLog
 from tasks.evaluator.evaluation_run import find_evaluation
 
-EARLIER_SHOWN = 20
+_MOST_EARLIER = 20
 Outcome = EvaluationRecorded | EvaluationFailed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComparedEvaluation:
-    """An evaluation and whose it is: `role` is this, earlier, or the alias that points at the weights."""
+    """An evaluation of one checkpoint; `role` is this, earlier, or the alias that points at the weights."""
 
     role: str
     run_id: str
@@ -25,7 +25,7 @@ class ComparedEvaluation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationComparison:
-    """What a checkpoint measured, one row a suite, each followed by other weights under the very same suite.
+    """A checkpoint's evaluations, each followed by those of other weights under the same suite.
 
     `status` is failed where any evaluator failed.
     """
@@ -38,7 +38,7 @@ class EvaluationComparison:
 
 
 def compare_evaluations(found: FoundCheckpoint, outcomes: Sequence[Outcome]) -> EvaluationComparison:
-    """Set the outcomes beside the run's other evaluations, newest first, and the champion's, suite by suite."""
+    """Return the outcomes with the run's other evaluations, newest first, and the champion's, suite by suite."""
     found.log.refresh()
     failed = any(isinstance(item, EvaluationFailed) for item in outcomes)
     return EvaluationComparison(
@@ -54,19 +54,15 @@ def _rows(found: FoundCheckpoint, outcome: Outcome) -> Iterator[ComparedEvaluati
     log, suite_sha256 = found.log, outcome.suite_sha256
     yield _row("this", log.run_id, outcome)
     alias = configuration_of(log.state).promotion.alias
-    champion = Registry(log.store, alias).refresh().champion
-    its_log = None if champion is None else log if champion.run_id == log.run_id else RunLog(log.store, champion.run_id)
-    its_evaluation = None
-    if champion is not None and its_log is not None:
-        its_evaluation = find_evaluation(its_log.refresh(), champion.manifest_sha256, suite_sha256)
-    if its_evaluation is not None and its_evaluation != outcome and its_log is not None:
-        yield _row(alias, its_log.run_id, its_evaluation)
-    earlier = [
-        item
-        for item in reversed(log.state.evaluations)
-        if item.suite_sha256 == suite_sha256 and item not in (outcome, its_evaluation)
-    ]
-    for item in earlier[:EARLIER_SHOWN]:
+    champion, best = Registry(log.store, alias).refresh().champion, None
+    if champion is not None:
+        champion_log = log if champion.run_id == log.run_id else RunLog(log.store, champion.run_id)
+        best = find_evaluation(champion_log.refresh(), champion.manifest_sha256, suite_sha256)
+        if best is not None and best != outcome:
+            yield _row(alias, champion.run_id, best)
+    same_suite = (item for item in reversed(log.state.evaluations) if item.suite_sha256 == suite_sha256)
+    earlier = [item for item in same_suite if item not in (outcome, best)]
+    for item in earlier[:_MOST_EARLIER]:
         yield _row("earlier", log.run_id, item)
 
 

@@ -1,8 +1,6 @@
-"""What a data snapshot holds and where a window of it comes from: the answer of `cairn data`.
+"""The contents of a data snapshot and the source of a training window, for `cairn data`.
 
-Owns how a snapshot is named (its id, a beginning of it, or a run) and which windows are worth showing. Reads the
-manifest, the part of the index it needs and the shards of the windows it shows, each verified before it is believed.
-Refuses to change anything.
+Reads the manifest and the parts of index and shards that it shows; each is verified first.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,4 @@
-"""What a query may ask of a store: the rows of its runs, of open attempts as their heartbeats last said.
-
-Owns which tables a query needs. Rows come from packs and folded logs; how far an open attempt is, and whether its owner
-is gone, stands in no log and is looked up each time. Refuses SQL beyond the names of tables, and torch.
-"""
+"""The rows of all runs that a query needs: from packs, from folded logs, and from heartbeats for open attempts."""
 
 import re
 from collections.abc import Sequence
@@ -28,12 +24,12 @@ from storage.tables.table_index import RunStamp
 _READERS = 32
 _NEEDS = {"promotions": ("promotions", "runs")}
 _WITH_OPEN_ATTEMPTS = {"runs", "training_attempts"}
-_NAMED_AT_RUN_TIME = re.compile(r"\bquery(_table)?\b")
+_DYNAMIC_TABLE = re.compile(r"\bquery(_table)?\b")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpenAttempt:
-    """An attempt that has not ended: how far it says it is, and the state of its run."""
+    """An attempt that has not ended: its progress by its heartbeat, and the state of its run."""
 
     run_id: str
     attempt: int
@@ -45,7 +41,7 @@ class OpenAttempt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueriedRuns:
-    """The rows of the tables a query needs: in files, in memory, and what open attempts add to them."""
+    """The rows of the tables that a query needs: in files, in memory, and what open attempts add to them."""
 
     gathered: tuple[GatheredTables, ...]
     fresh: tuple[FreshTable, ...]
@@ -53,17 +49,17 @@ class QueriedRuns:
     unreadable: tuple[str, ...]
 
 
-def named_tables(sql: str) -> frozenset[str]:
-    """Return the tables whose names occur in the query, and those they need: more than it asks, never less."""
+def find_tables(sql: str) -> frozenset[str]:
+    """Return the tables whose names occur in the query, and the tables these need; at least those that it reads."""
     text = sql.lower()
-    if _NAMED_AT_RUN_TIME.search(text):
+    if _DYNAMIC_TABLE.search(text):
         return frozenset(ROWS)
     named = [table for table in ROWS if re.search(rf"\b{table}\b", text)]
     return frozenset(needed for table in named for needed in _NEEDS.get(table, (table,)))
 
 
 def gather_runs(store: ObjectStore, tables: frozenset[str], *, work: Path) -> QueriedRuns:
-    """Return the rows of these tables over all runs of the store; `work` is where this machine keeps copies."""
+    """Return the rows of these tables over all runs of the store; `work` is the folder for local copies."""
     run_ids = [key.split("/")[1] for key in store.folders("runs")] if tables else []
     spare = LocalStore(work / "tables" / sha256(store.url.encode()).hexdigest()[:32])
     cache = TableCache(store, spare=spare, copies=(work / "tables" / "copies").absolute())

@@ -1,7 +1,4 @@
-"""What a run has cost: device time kept and lost, time nobody trained, and money where a price is known.
-
-Owns the arithmetic. Money is an estimate: device hours times a configured price, nothing else. Pure.
-"""
+"""The cost of a run: device time kept and lost, idle time, and money where a price is configured."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,11 +11,11 @@ from tasks.configuration.settings import CostConfig
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunCost:
-    """Device time in seconds: in all, of it kept in a commit and lost; `open_gpu_seconds` belong to neither yet.
+    """Device time in seconds: all, kept in a commit, lost, and of the open attempt, which is neither yet.
 
-    `elapsed_seconds` is from the first start to the last sign in the log, `between_seconds` of it no attempt was open,
-    `unused_seconds` an attempt was open and did not train: starting, waiting, or gone before that was noticed.
-    `replayed_steps` counts how often a step was trained again. Money is an estimate, None without a price.
+    `elapsed_seconds` is from the first start to the newest entry; in `between_seconds` of it no attempt was open, in
+    `unused_seconds` an open attempt did not train. `replayed_steps` counts how often a step was trained again. Money is
+    an estimate, device hours times the configured price; None without a price.
     """
 
     gpu_seconds: float
@@ -36,7 +33,7 @@ class RunCost:
 
     @property
     def useful_share(self) -> float | None:
-        """The part of the settled device time that is kept; None before there is any."""
+        """The share of the settled device time that is kept; None before any is settled."""
         settled = self.useful_gpu_seconds + self.wasted_gpu_seconds
         return self.useful_gpu_seconds / settled if settled else None
 
@@ -44,19 +41,19 @@ class RunCost:
 def count_cost(
     attempts: Sequence[Receipt], *, replayed_steps: int, price: CostConfig, until: datetime | None
 ) -> RunCost:
-    """Return the bill of these attempts; one that is open counts until `until`."""
-    gpu = sum(view.gpu_seconds for view in attempts)
-    wasted = sum(view.wasted_gpu_seconds or 0.0 for view in attempts)
+    """Return the cost of these attempts; an open one counts until `until`."""
+    gpu = sum(receipt.gpu_seconds for receipt in attempts)
+    wasted = sum(receipt.wasted_gpu_seconds or 0.0 for receipt in attempts)
     hourly = price.gpu_hour_price
-    ends = [view.ended_at or until or view.started_at for view in attempts]
-    gaps = (_seconds(end, view.started_at) for end, (_, view) in zip(ends, pairwise(attempts), strict=False))
-    open_seconds = [_seconds(view.started_at, end) for view, end in zip(attempts, ends, strict=True)]
-    busy = [view.gpu_seconds / view.placement.world_size for view in attempts]
+    ends = [receipt.ended_at or until or receipt.started_at for receipt in attempts]
+    gaps = (_seconds(end, receipt.started_at) for end, (_, receipt) in zip(ends, pairwise(attempts), strict=False))
+    open_seconds = [_seconds(receipt.started_at, end) for receipt, end in zip(attempts, ends, strict=True)]
+    busy = [receipt.gpu_seconds / receipt.placement.world_size for receipt in attempts]
     return RunCost(
         gpu_seconds=gpu,
-        useful_gpu_seconds=sum(view.useful_gpu_seconds or 0.0 for view in attempts),
+        useful_gpu_seconds=sum(receipt.useful_gpu_seconds or 0.0 for receipt in attempts),
         wasted_gpu_seconds=wasted,
-        open_gpu_seconds=sum(view.gpu_seconds for view in attempts if view.termination_reason is None),
+        open_gpu_seconds=sum(receipt.gpu_seconds for receipt in attempts if receipt.termination_reason is None),
         elapsed_seconds=_seconds(attempts[0].started_at, ends[-1]) if attempts else 0.0,
         between_seconds=sum(gaps),
         unused_seconds=sum(max(wall - work, 0.0) for wall, work in zip(open_seconds, busy, strict=True)),

@@ -1,7 +1,4 @@
-"""The answer of `cairn diagnose`: the verdict on a run's curve now, and the one each evaluation came with.
-
-Owns the JSON fields. Everything is read from the log and the step records; refuses torch and the orchestrator.
-"""
+"""The answer of `cairn diagnose`: the verdict on a run's loss curve now, and the verdict at each evaluation."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +17,7 @@ _COLUMNS = ("step", "val_loss", "train_loss", "verdict", "why")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PastVerdict:
-    """The verdict an evaluation came with; losses in nats per token, None where not known."""
+    """The verdict at an evaluation; losses in nats per token, None where unknown."""
 
     step: int
     val_loss: float
@@ -31,7 +28,7 @@ class PastVerdict:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diagnosis:
-    """The verdict on everything on record up to `step`, with its numbers and cures, and the verdicts before it."""
+    """The verdict on the recorded steps up to `step`, with its numbers and usual cures, and the verdicts before it."""
 
     run_id: str
     step: int
@@ -45,7 +42,7 @@ class Diagnosis:
 
 
 def diagnose_run(log: RunLog) -> Diagnosis:
-    """Return the diagnosis of a run that was read; raises `StorageError` where its step records cannot be."""
+    """Return the diagnosis of a run that was read; raises `StorageError` where its step records cannot be read."""
     suite_sha256 = curve_suite(log.state)
     curve = read_curve(log, suite_sha256=suite_sha256)
     verdict = judge(curve)
@@ -62,22 +59,22 @@ def diagnose_run(log: RunLog) -> Diagnosis:
     )
 
 
-def print_diagnosis(view: Diagnosis) -> None:
+def print_diagnosis(diagnosis: Diagnosis) -> None:
     """Print the verdict, its numbers and its cures, and a row for each evaluation."""
-    numbers = ", ".join(f"{name} {format_value(value)}" for name, value in view.numbers.items())
+    numbers = ", ".join(f"{name} {format_value(value)}" for name, value in diagnosis.numbers.items())
     facts: list[tuple[str, object]] = [
-        ("run", view.run_id),
-        ("step", f"{view.step} of {view.total_steps}"),
-        ("verdict", view.verdict),
-        ("why", view.why),
+        ("run", diagnosis.run_id),
+        ("step", f"{diagnosis.step} of {diagnosis.total_steps}"),
+        ("verdict", diagnosis.verdict),
+        ("why", diagnosis.why),
         ("numbers", numbers or None),
-        *((f"cure {number}", cure) for number, cure in enumerate(view.cures, start=1)),
+        *((f"cure {number}", cure) for number, cure in enumerate(diagnosis.cures, start=1)),
     ]
-    if view.stopped_early:
-        facts.append(("ended", view.stopped_early))
+    if diagnosis.stopped_early:
+        facts.append(("ended", diagnosis.stopped_early))
     print_facts(facts)
     print()
-    rows = [(item.step, item.val_loss, item.train_loss, item.kind, item.why) for item in view.evaluations]
+    rows = [(item.step, item.val_loss, item.train_loss, item.kind, item.why) for item in diagnosis.evaluations]
     print_table(_COLUMNS, rows, empty="no evaluations yet")
 
 

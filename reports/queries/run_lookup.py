@@ -1,7 +1,4 @@
-"""From what a person types to what the store holds: a run by its id, a checkpoint by `champion`, `RUN` or `RUN@STEP`.
-
-Owns REF. An alias wins over a run of the same name; `RUN@` is always the run. Refuses to load anything.
-"""
+"""Finds a run by its id, and a checkpoint by REF: an alias, `RUN` or `RUN@STEP`. An alias precedes a run's name."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +21,7 @@ _SHOWN = 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundCheckpoint:
-    """A committed checkpoint with the log of its run and the run's opening."""
+    """A committed checkpoint, the log of its run and the run's opening entry."""
 
     log: RunLog
     opened: RunOpened
@@ -32,7 +29,7 @@ class FoundCheckpoint:
 
 
 def find_run(store: ObjectStore, run_id: str) -> RunLog:
-    """Return the run's log, read to its end; raises `RunNotFound` with the runs there are."""
+    """Return the run's log, read to its end; raises `RunNotFound`, which lists the runs of the store."""
     log = RunLog(store, run_id)
     if log.refresh().opened is None:
         raise RunNotFound(f"no run {run_id!r} in {store.url}; {_listed('runs', list_run_ids(store))}")
@@ -60,9 +57,9 @@ def find_checkpoint(store: ObjectStore, reference: str) -> FoundCheckpoint:
 
 
 def configuration_of(state: RunState) -> "RunConfig":
-    """Return the whole configuration of the run's newest attempt; without an attempt, the frozen part with defaults.
+    """Return the configuration of the run's newest attempt; without an attempt, the frozen part with defaults.
 
-    Raises `IntegrityError` where what the log holds is none.
+    Raises `IntegrityError` where the log's document is no configuration.
     """
     from tasks.configuration.run_configuration import parse_stored_configuration
 

@@ -1,8 +1,7 @@
 """SQL over all runs of a store, answered by DuckDB in this process's memory.
 
-Owns the views, how their columns are nested and flattened, and the walls: when the query runs, the database sees the
-files of the tables it was given and no other, no network and no extension, and its settings are locked
-(https://duckdb.org/docs/stable/operations_manual/securing_duckdb/overview). Refuses to know logs and packs.
+While the query runs, the database can read the files of its tables and nothing else; it has no network, no extensions,
+and its settings are locked (https://duckdb.org/docs/stable/operations_manual/securing_duckdb/overview).
 """
 
 import tempfile
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reports.errors import InvalidQuery, ReportError
-from reports.queries.queried_runs import QueriedRuns, gather_runs, named_tables
+from reports.queries.queried_runs import QueriedRuns, find_tables, gather_runs
 from storage.stores.object_store import ObjectStore
 from storage.tables.run_tables import ROWS, columns
 
@@ -61,7 +60,7 @@ _VIEWS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResultColumn:
-    """A column of an answer: its name, made unique, and its type as SQL calls it."""
+    """A column of an answer: its name, made unique, and its SQL type."""
 
     name: str
     type: str
@@ -69,7 +68,7 @@ class ResultColumn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueryResult:
-    """An answer: its columns, its rows as they are fetched, and what could not be read for it."""
+    """An answer: its columns, its rows, fetched as they are read, and the runs that could not be read."""
 
     columns: tuple[ResultColumn, ...]
     rows: Iterator[tuple[Any, ...]]
@@ -77,21 +76,22 @@ class QueryResult:
 
 
 @contextmanager
-def answered(store: ObjectStore, sql: str, *, work: Path) -> Iterator[QueryResult]:
-    """Run the query over all runs of the store; the rows are there until the context is left.
+def answer_query(store: ObjectStore, sql: str, *, work: Path) -> Iterator[QueryResult]:
+    """Run the query over all runs of the store; the rows can be read until the context ends.
 
-    Raises `InvalidQuery` with what the database says and what can be asked.
+    Raises `InvalidQuery` with the database's message and the names of the tables.
     """
-    runs = gather_runs(store, named_tables(sql), work=work)
-    with tempfile.TemporaryDirectory(prefix="cairn-sql-") as spool, _explained(), _database(runs, Path(spool)) as base:
+    runs = gather_runs(store, find_tables(sql), work=work)
+    spooling = tempfile.TemporaryDirectory(prefix="cairn-sql-")
+    with spooling as spool, _translate_errors(), _database(runs, Path(spool)) as base:
         found = base.execute(sql)
         if found is None:
-            raise InvalidQuery(f"the query is empty; {_what_there_is()}")
-        yield QueryResult(columns=_columns(base), rows=_fetched(base), unreadable=runs.unreadable)
+            raise InvalidQuery(f"the query is empty; {_list_tables()}")
+        yield QueryResult(columns=_columns(base), rows=_fetch_rows(base), unreadable=runs.unreadable)
 
 
 def describe_tables() -> list[tuple[str, str, str]]:
-    """Return table, column and type of all that can be asked; nothing is read for it."""
+    """Return table, column and type of everything that can be queried; reads no run."""
     nothing = QueriedRuns(gathered=(), fresh=(), open_attempts=(), unreadable=())
     listed = "select table_name, column_name, data_type from information_schema.columns where table_schema = 'main'"
     with tempfile.TemporaryDirectory(prefix="cairn-sql-") as spool, _database(nothing, Path(spool)) as base:
@@ -111,7 +111,7 @@ def _database(runs: QueriedRuns, spool: Path) -> Iterator["duckdb.DuckDBPyConnec
             listed = [(o.run_id, o.attempt, o.state, o.step, o.tokens, o.gpu_seconds) for o in runs.open_attempts]
             base.executemany("insert into folded.open_attempts values (?, ?, ?, ?, ?, ?)", listed)
         _fill(base, runs)
-        files = _linked(runs, spool)
+        files = _link_files(runs, spool)
         _lock(base, [path for _, path, _ in files], spool)
         for table in sorted(ROWS, key=lambda name: name == "promotions"):  # its view reads another one
             base.execute(f"create view {table} as {_view(table, files)}")
@@ -129,8 +129,8 @@ def _fill(base: "duckdb.DuckDBPyConnection", runs: QueriedRuns) -> None:
         base.unregister("arriving")
 
 
-def _linked(runs: QueriedRuns, spool: Path) -> list[tuple[str, str, tuple[str, ...]]]:
-    """Give every file a name in which nothing is a pattern; returns table, path and runs to leave out."""
+def _link_files(runs: QueriedRuns, spool: Path) -> list[tuple[str, str, tuple[str, ...]]]:
+    """Link every file under a name without glob characters; returns table, path and the runs to leave out."""
     files: list[tuple[str, str, tuple[str, ...]]] = []
     for part in (part for found in runs.gathered for part in found.parts):
         link = spool / f"{len(files)}.parquet"
@@ -174,13 +174,13 @@ def _columns(base: "duckdb.DuckDBPyConnection") -> tuple[ResultColumn, ...]:
     return tuple(ResultColumn(name=name, type=type_) for name, type_ in zip(names, types, strict=True))
 
 
-def _fetched(base: "duckdb.DuckDBPyConnection") -> Iterator[tuple[Any, ...]]:
+def _fetch_rows(base: "duckdb.DuckDBPyConnection") -> Iterator[tuple[Any, ...]]:
     while rows := base.fetchmany(_FETCHED_ROWS):
         yield from rows
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     import duckdb
 
     try:
@@ -188,9 +188,9 @@ def _explained() -> Iterator[None]:
     except duckdb.IOException as error:
         raise ReportError(f"the tables could not be read, run the same command again: {error}") from error
     except duckdb.Error as error:
-        said = " ".join(line.strip() for line in str(error).split("\n\nLINE ")[0].splitlines() if line.strip())
-        raise InvalidQuery(f"{said}; {_what_there_is()}") from error
+        message = " ".join(line.strip() for line in str(error).split("\n\nLINE ")[0].splitlines() if line.strip())
+        raise InvalidQuery(f"{message}; {_list_tables()}") from error
 
 
-def _what_there_is() -> str:
+def _list_tables() -> str:
     return f"tables: {', '.join(ROWS)}; `cairn sql` lists their columns"

@@ -1,7 +1,4 @@
-"""The verb `simulate`: a policy, a trace and times from files, a run's log or the published defaults, and what follows.
-
-Owns where each number comes from and the fields people and scripts see. Refuses to know how anything is simulated.
-"""
+"""The answer of `cairn simulate`: policies tried on failures from a file, from a run's log or from Llama 3 405B."""
 
 import random
 from collections.abc import Mapping
@@ -41,7 +38,7 @@ _COPIED_BYTES_PER_SECOND = 1e9
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TraceSummary:
-    """What goes wrong: how often in all, on these devices, and by reason."""
+    """The failures: hours between them on these devices, and the rate of each reason."""
 
     source: str
     hours_between_failures: float | None
@@ -51,7 +48,7 @@ class TraceSummary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyOutcome:
-    """How the run ends under one policy; `days` until then, `retries` by the reason that made them necessary."""
+    """How the run ends under one policy, after `days`; `retries` by termination reason."""
 
     policy: str
     finished: bool
@@ -71,7 +68,7 @@ class PolicyOutcome:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulationSummary:
-    """This policy and plain retry counts on the same failures, and the checkpoint interval that loses least."""
+    """The policy and plain retry counts on the same failures, and the checkpoint interval that loses least."""
 
     run_id: str | None
     seed: int
@@ -84,7 +81,7 @@ class SimulationSummary:
 def simulate_policies(
     options: SimulationOptions, *, state: RunState | None, environment: Mapping[str, str]
 ) -> SimulationSummary:
-    """Return what each policy makes of the failures; `state` is the run's whose receipts are replayed, if one is.
+    """Return how the run ends under each policy; `state` is the run whose receipts are replayed, or None.
 
     Raises `InvalidConfiguration` for files and numbers that cannot be used.
     """
@@ -92,12 +89,12 @@ def simulate_policies(
     try:
         plan = _plan(options, state, config)
         trace = _trace(options, state, plan)
-        return _simulated(plan, trace, config.budgets if config else BudgetsConfig(), options.seed, state)
+        return _simulate(plan, trace, config.budgets if config else BudgetsConfig(), options.seed, state)
     except (InvalidTrace, ValueError) as error:
         raise InvalidConfiguration(str(error)) from error
 
 
-def _simulated(
+def _simulate(
     plan: SimulationPlan, trace: FailureTrace, budgets: BudgetsConfig, seed: int, state: RunState | None
 ) -> SimulationSummary:
     policies = {"budgets": budget_policy(budgets)} | {f"{n} retries": plain_retries(n) for n in PLAIN_RETRIES}
@@ -194,7 +191,7 @@ def _devices(state: RunState | None) -> int:
 
 
 def _measured(state: RunState, options: SimulationOptions) -> tuple[float, float, float]:
-    """Seconds of a step, of a commit and of a restart as the run's log shows them."""
+    """Return the seconds of a step, of a commit and of a restart by the run's log."""
     steps, seconds = 0, 0.0
     for attempt in state.attempts:
         committed = [c.committed for c in state.checkpoints if c.committed.attempt == attempt.started.attempt]
@@ -213,7 +210,7 @@ def _measured(state: RunState, options: SimulationOptions) -> tuple[float, float
 
 
 def _start_seconds(attempt: AttemptRecord) -> float:
-    """What of an attempt's time its trainer did not use; a person's pause between two attempts is not counted."""
+    """Return the part of an attempt's time in which its trainer did not train."""
     assert attempt.ended is not None and attempt.ended_at is not None
     whole = (attempt.ended_at - attempt.started_at).total_seconds()
     return max(whole - attempt.ended.gpu_seconds / attempt.started.placement.world_size, 0.0)

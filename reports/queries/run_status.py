@@ -1,8 +1,4 @@
-"""Where a run stands: its state, who owns it, what its budgets have left, and what happens next.
-
-Owns the states: opened, running, interrupted (the same command continues), finished, stopped (a person decides).
-Refuses torch and the orchestrator. Everything is read from the log; the heartbeat only says how far an attempt is.
-"""
+"""The state of a run, its owner, what its budgets have left, and what happens next. Reads the log and the heartbeat."""
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -68,10 +64,7 @@ class RunStatus:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSummary:
-    """One run among others; an unreadable one says why in `detail` and has no more to tell.
-
-    In `detail` a run that stopped early says where and why too, and one that a person must decide about, how it ended.
-    """
+    """One run of a list. `detail` says why a run is unreadable, stopped early, or needs a person's decision."""
 
     run_id: str
     state: str
@@ -104,7 +97,7 @@ def read_status(log: RunLog) -> RunStatus:
 
 
 def list_runs(store: ObjectStore) -> tuple[RunSummary, ...]:
-    """Return one row for each run of the store; a log that does not verify is a row, not the end of the list."""
+    """Return one summary for each run of the store, also for a run whose log does not verify."""
     with ThreadPoolExecutor(_READERS) as readers:
         return tuple(readers.map(lambda run_id: _row(store, run_id), list_run_ids(store)))
 
@@ -130,7 +123,6 @@ def _row(store: ObjectStore, run_id: str) -> RunSummary:
 
 
 def _detail(run_id: str, state: RunState, standing: RunPhase) -> str | None:
-    """Return what one line must not keep to itself: why it needs a person, or why it ended before its last step."""
     ended = state.attempts[-1].ended if state.attempts else None
     if standing == RunPhase.STOPPED and ended is not None:
         return f"attempt {ended.attempt} ended: {ended.reason}; `cairn explain {run_id}` says why"
@@ -138,13 +130,13 @@ def _detail(run_id: str, state: RunState, standing: RunPhase) -> str | None:
 
 
 def stopped_early(state: RunState) -> str | None:
-    """Where and why a finished run ended before its last step, None where it did not."""
+    """Return where and why a finished run ended before its last step, None where it did not."""
     end = state.finished
     return f"stopped early at step {end.step}: {end.stopped} (early_stop.{end.rule})" if end and end.stopped else None
 
 
 def standing_of(state: RunState) -> RunPhase:
-    """Return which of the states a run is in; whether an open attempt's owner is gone is asked of this machine."""
+    """Return the run's phase; an open attempt is interrupted where this machine knows that its owner is gone."""
     if not state.attempts:
         return RunPhase.OPENED
     if state.open_attempt is not None:
@@ -184,7 +176,7 @@ def _budgets(state: RunState) -> dict[str, BudgetStatus]:
 
 
 def count_budgets(state: RunState, limits: Mapping[str, Any]) -> dict[str, BudgetStatus]:
-    """Return what each budget has spent and would have left under `limits`, a configuration's budgets as JSON."""
+    """Return what each budget has spent and has left under `limits`, a configuration's budgets as JSON."""
     from tasks.policy.budgets import spending
 
     where = "the run's log: budgets of the newest attempt"

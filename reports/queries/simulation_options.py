@@ -1,7 +1,4 @@
-"""What a person may say to `cairn simulate`.
-
-Owns names and help. Refuses to know defaults that depend on a run, and to import anything: every verb loads this.
-"""
+"""The options of `cairn simulate`. Every command loads this module, so it imports nothing."""
 
 from dataclasses import dataclass
 

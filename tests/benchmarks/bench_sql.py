@@ -20,7 +20,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from reports.queries.run_query import answered
+from reports.queries.run_query import answer_query
 from reports.queries.sql_rows import make_log_rows
 from storage.logs.entry_log import ReadEntry
 from storage.logs.fold_cache import FoldedLog, write_fold
@@ -202,7 +202,7 @@ def askers(store: LocalStore, work: Path) -> list[Asker]:
         subprocess.run([sys.executable, *command], env=environment, check=True, capture_output=True)
 
     def cairn_within(sql: str) -> None:
-        with answered(store, sql, work=work) as found:
+        with answer_query(store, sql, work=work) as found:
             list(found.rows)
 
     def duckdb_within(sql: str) -> None:
@@ -246,7 +246,7 @@ def main() -> None:
         print(f"{shape}: packs of {size / 1e6:,.0f} MB, made in {time.perf_counter() - began:.0f} s")
         if options.moved:
             began = time.perf_counter()
-            with answered(store, CONTRACT, work=Path(folder) / "work") as found:
+            with answer_query(store, CONTRACT, work=Path(folder) / "work") as found:
                 list(found.rows)
             print(f"the first question folds {options.moved} runs: {time.perf_counter() - began:.2f} s")
         asking = askers(store, Path(folder) / "work")

@@ -15,9 +15,9 @@ import pytest
 from reports.errors import InvalidQuery
 from reports.queries.checkpoints import read_checkpoints
 from reports.queries.evaluations import list_evaluations
-from reports.queries.queried_runs import named_tables
+from reports.queries.queried_runs import find_tables
 from reports.queries.receipts import read_receipts
-from reports.queries.run_query import answered
+from reports.queries.run_query import answer_query
 from storage.logs.registry import Registry
 from storage.logs.registry_entries import Refused, RolledBack
 from storage.logs.run_entries import DataQuarantined
@@ -37,7 +37,7 @@ CONTRACT = """
 
 
 def ask(store: ObjectStore, sql: str, work: Path) -> list[dict[str, Any]]:
-    with answered(store, sql, work=work) as found:
+    with answer_query(store, sql, work=work) as found:
         return [dict(zip([column.name for column in found.columns], row, strict=True)) for row in found.rows]
 
 
@@ -307,11 +307,11 @@ def test_an_answer_from_packs_imports_neither_torch_nor_the_orchestrator_nor_arr
 
 
 def test_only_tables_that_are_named_are_read() -> None:
-    assert named_tables("select total_steps from RUNS") == {"runs"}
-    assert named_tables('select * from "Steps"') == {"steps"}
-    assert named_tables("from promotions") == {"promotions", "runs"}
-    assert named_tables("from query_table('st' || 'eps')") == set(ROWS)
-    assert named_tables("select 1") == set()
+    assert find_tables("select total_steps from RUNS") == {"runs"}
+    assert find_tables('select * from "Steps"') == {"steps"}
+    assert find_tables("from promotions") == {"promotions", "runs"}
+    assert find_tables("from query_table('st' || 'eps')") == set(ROWS)
+    assert find_tables("select 1") == set()
 
 
 def test_an_open_attempt_is_as_far_as_its_heartbeat_says_now(

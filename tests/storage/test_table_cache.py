@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from reports.queries.run_query import answered
+from reports.queries.run_query import answer_query
 from reports.queries.sql_rows import make_log_rows
 from storage.errors import StoreRefused
 from storage.logs.log_entry import Writer
@@ -262,5 +262,5 @@ def test_every_table_of_a_store_of_every_kind_can_be_asked(store: ObjectStore, t
         from runs r join training_attempts using (run_id) where ended_at <= now() group by all order by all"""
     fill(store)
     for _ in range(2):
-        with answered(store, sql, work=tmp_path) as found:
+        with answer_query(store, sql, work=tmp_path) as found:
             assert list(found.rows) == [(run_id, 1, 0, 0) for run_id in RUNS]
