@@ -1,3 +1,4 @@
-"""What is durable: object store, run log, fold, checkpoints, registry, data snapshots.
+"""What is durable: object stores, logs and their folds, checkpoints, data snapshots, SQL tables.
 
-Knows neither torch nor Prefect."""
+Knows neither torch nor Prefect.
+"""

@@ -1,4 +1,4 @@
-"""The errors of `storage`: one root, a subclass only where a caller acts differently."""
+"""The errors of `storage`: one root, and a subclass wherever a caller acts differently."""
 
 
 class StorageError(Exception):
@@ -6,7 +6,7 @@ class StorageError(Exception):
 
 
 class ObjectMissing(StorageError):
-    """No object under this key: the caller may create it, or treat it as not yet there."""
+    """No object has this key."""
 
 
 class StoreUnavailable(StorageError):
@@ -14,28 +14,28 @@ class StoreUnavailable(StorageError):
 
 
 class StoreRefused(StoreUnavailable):
-    """The store answered, and asking again cannot help: no such bucket, no permission, credentials it does not know."""
+    """The store answered and a retry cannot help: no such bucket, no permission, unknown credentials."""
 
 
 class StoreUnsound(StorageError):
-    """The store does not honour create-if-absent, so no run may be kept there."""
+    """The store does not honour create-if-absent, so it cannot keep a run."""
 
 
 class IntegrityError(StorageError):
-    """Bytes, hashes or schema are not what was promised."""
+    """Bytes, hashes or schema are not what they must be."""
 
 
 class SnapshotDamaged(IntegrityError):
-    """An object of a data snapshot is not what its manifest says: it can be made anew from its source."""
+    """An object of a data snapshot does not match its manifest; it can be built again from its source."""
 
 
 class NothingReadable(IntegrityError):
-    """A run has committed checkpoints and none can be resumed from: a person says whether it begins again."""
+    """A run has committed checkpoints and none can be read; a person decides whether it starts over."""
 
 
 class Fenced(StorageError):
-    """A newer attempt owns the run, or the own attempt has been ended: stop and acknowledge nothing."""
+    """A newer attempt owns the run, or this attempt was ended: stop and acknowledge nothing."""
 
 
 class AppendUnknown(StorageError):
-    """An append could not be settled: stop, acknowledge nothing, read the log again later."""
+    """The outcome of an append could not be established: stop, acknowledge nothing, read the log again later."""

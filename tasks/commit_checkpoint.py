@@ -8,8 +8,7 @@ from prefect.cache_policies import NO_CACHE
 
 from storage.checkpoints import checkpoint
 from storage.errors import AppendUnknown, StoreUnavailable
-from storage.logs.log_entry import Writer
-from storage.logs.run_entries import CheckpointReference
+from storage.logs.log_entry import CheckpointReference, Writer
 from storage.logs.run_log import RunLog
 from tasks.attempt.store_retry import StoreRetry
 from tasks.evaluator.evaluation_run import EvaluationPlan, pin_for_evaluation

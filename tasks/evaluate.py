@@ -5,7 +5,8 @@ from collections.abc import Callable
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from storage.logs.run_entries import CheckpointReference, EvaluationFailed, EvaluationRecorded
+from storage.logs.log_entry import CheckpointReference
+from storage.logs.run_entries import EvaluationFailed, EvaluationRecorded
 from storage.logs.run_log import RunLog
 from tasks.evaluator.evaluation_run import EvaluationPlan, record_evaluation
 from tasks.evaluator.evaluation_suite import CommandSuite

@@ -6,11 +6,10 @@ A test names what its claim is about; everything else is here.
 from datetime import UTC, datetime
 from typing import Any
 
-from storage.logs.log_entry import Writer
+from storage.logs.log_entry import CheckpointReference, Writer
 from storage.logs.run_entries import (
     AttemptEnded,
     AttemptStarted,
-    CheckpointReference,
     Decision,
     EvaluationRecorded,
     Placement,

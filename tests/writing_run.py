@@ -15,10 +15,8 @@ from storage.checkpoints.checkpoint import (
     stage_checkpoint,
 )
 from storage.logs.entry_log import this_writer
-from storage.logs.run_entries import (
-    CheckpointReference,
-    CheckpointSuperseded,
-)
+from storage.logs.log_entry import CheckpointReference
+from storage.logs.run_entries import CheckpointSuperseded
 from storage.logs.run_log import RunLog
 from storage.snapshots.data_snapshot import SnapshotManifest
 from storage.stores.object_store import ObjectStore

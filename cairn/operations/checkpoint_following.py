@@ -12,7 +12,7 @@ from cairn.operations.text_sampling import RunSampler, checkpoint_heading, show_
 from model.errors import InvalidInput, ModelError
 from reports.queries.run_lookup import find_run
 from storage.errors import IntegrityError, ObjectMissing, StoreRefused, StoreUnavailable
-from storage.logs.run_entries import CheckpointReference
+from storage.logs.log_entry import CheckpointReference
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import COMMITTED, CheckpointRecord, RunState
 from storage.stores.object_store import ObjectStore

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from cairn.operations.sample_request import SampleRequest
 from reports.queries.run_lookup import FoundCheckpoint, configuration_of
-from storage.logs.run_entries import CheckpointReference
+from storage.logs.log_entry import CheckpointReference
 from storage.logs.run_log import RunLog
 from tasks.errors import TaskError
 from tasks.machine.work_folder import work_folder

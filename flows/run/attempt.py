@@ -11,7 +11,8 @@ from flows.run.trainer_observation import TrainerObservation
 from storage.errors import Fenced, StorageError
 from storage.logs.heartbeat import Heartbeat
 from storage.logs.log_entry import Writer
-from storage.logs.run_entries import AttemptEnded, AttemptStarted, CheckpointReference, RunFinished
+from storage.logs.run_entries import AttemptEnded, AttemptStarted, RunFinished
+from storage.logs.log_entry import CheckpointReference
 from tasks.attempt.attempt_end import AttemptOver, end_attempt
 from tasks.attempt.attempt_receipt import Usage
 from tasks.attempt.heartbeat_writer import beating

@@ -10,8 +10,8 @@ from typing import Any
 from prefect.futures import PrefectFuture
 
 from storage.checkpoints.checkpoint import quarantine_checkpoint
-from storage.logs.log_entry import Writer
-from storage.logs.run_entries import CheckpointReference, RunFinished
+from storage.logs.log_entry import CheckpointReference, Writer
+from storage.logs.run_entries import RunFinished
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import CheckpointRecord
 from tasks.attempt.shutdown_signal import ShutdownSignal

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from storage.logs.run_entries import AttemptEnded, EvaluationRecorded
 from storage.logs.run_state import AttemptRecord, RunState
-from storage.logs.step_log import StepRecord
-from storage.logs.step_tail import StepTail
+from storage.logs.step_log import StepRecord, StepTail
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

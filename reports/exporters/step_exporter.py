@@ -12,7 +12,7 @@ from typing import Protocol
 from reports.exporters.curve_follower import CurveFollower, CurveNews
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
-from storage.logs.step_tail import StepTail
+from storage.logs.step_log import StepTail
 
 _EVERY_SECONDS = 5.0
 _LONGEST_PAUSE_SECONDS = 300.0

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from reports.errors import RunNotFound
 from storage.errors import IntegrityError
+from storage.logs.log_entry import CheckpointReference
 from storage.logs.registry import Registry, list_aliases
-from storage.logs.run_entries import CheckpointReference, RunOpened
+from storage.logs.run_entries import RunOpened
 from storage.logs.run_log import RunLog, list_run_ids
 from storage.logs.run_state import RunState
 from storage.stores.object_store import ObjectStore

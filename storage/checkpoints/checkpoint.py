@@ -27,8 +27,8 @@ from storage.checkpoints.state_digest import state_sha256
 from storage.checkpoints.tensor_record import TensorRecord
 from storage.checkpoints.trainer_document import TrainerDocument, decode_trainer_document, encode_trainer_document
 from storage.errors import IntegrityError, NothingReadable, ObjectMissing
-from storage.logs.log_entry import Writer
-from storage.logs.run_entries import CheckpointCommitted, CheckpointQuarantined, CheckpointReference
+from storage.logs.log_entry import CheckpointReference, Writer
+from storage.logs.run_entries import CheckpointCommitted, CheckpointQuarantined
 from storage.logs.run_log import RunLog, run_prefix
 from storage.logs.run_state import RunState
 from storage.stores.document import sha256

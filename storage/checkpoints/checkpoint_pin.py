@@ -6,8 +6,8 @@ A pin and the entry that supersedes a checkpoint share one sequence, so a commit
 import uuid
 from functools import partial
 
-from storage.logs.log_entry import Writer
-from storage.logs.run_entries import CheckpointPinned, CheckpointReference, CheckpointUnpinned, Placement
+from storage.logs.log_entry import CheckpointReference, Writer
+from storage.logs.run_entries import CheckpointPinned, CheckpointUnpinned, Placement
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import COMMITTED, RunState
 

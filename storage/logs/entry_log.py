@@ -1,8 +1,7 @@
-"""An ordered, append-only list of entries in an object store: the only concurrency control there is.
+"""An append-only log of entries in an object store: its sequence numbers, prev chain and appends.
 
-Owns sequence numbers, the prev chain, and the three outcomes of an append: committed, lost the race, unknown
-(settled by reading back, never by retrying blindly; compare PyIceberg's commit states). Refuses to know what
-entries mean. Used for the run log and for the model registry.
+An append is committed, lost to a faster writer, or unknown (compare the commit states of PyIceberg). Does not know any
+kind of entry: the kinds are a parameter.
 """
 
 import os
@@ -17,8 +16,7 @@ from itertools import count, takewhile
 from typing import Any
 
 from storage.errors import AppendUnknown, IntegrityError, ObjectMissing, StoreUnavailable
-from storage.logs.log_entry import Entry, Writer, decode_entry, encode_entry, entry_name, seq_of
-from storage.logs.run_entries import CheckpointReference
+from storage.logs.log_entry import CheckpointReference, Entry, Writer, decode_entry, encode_entry, entry_name, seq_of
 from storage.stores.document import sha256
 from storage.stores.object_store import ObjectStore
 
@@ -28,7 +26,7 @@ _READERS = 16
 
 
 def utc_now() -> datetime:
-    """Return this host's wall clock in UTC; entries carry it for people, nothing is decided by it."""
+    """Return this host's wall clock in UTC. Entries carry it for people; nothing is decided by it."""
     return datetime.now(UTC)
 
 
@@ -39,7 +37,7 @@ def this_writer(*, attempt: int | None = None, flow_run_id: str | None = None) -
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadEntry:
-    """An entry as read, with the digest of its bytes, which the next entry must carry as `prev`."""
+    """An entry and the SHA-256 of its bytes, which the next entry carries as `prev`."""
 
     entry: Entry
     sha256: str
@@ -47,7 +45,7 @@ class ReadEntry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EntryLog:
-    """The log under `prefix`, whose bodies are the records in `kinds`."""
+    """The log under `prefix`; `kinds` gives the record of each kind's body."""
 
     store: ObjectStore
     prefix: str
@@ -57,11 +55,10 @@ class EntryLog:
     names: Mapping[type, str] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Index the kinds by their record."""
         object.__setattr__(self, "names", {record: kind for kind, record in self.kinds.items()})
 
     def read(self, seq: int) -> ReadEntry | None:
-        """Return entry `seq`, or None where the log ends before it; `IntegrityError` where it is not what it says."""
+        """Return entry `seq`, or None if the log ends before it; raise `IntegrityError` if it is malformed."""
         key = f"{self.prefix}/{entry_name(seq)}"
         try:
             data = self.store.read(key)
@@ -78,15 +75,14 @@ class EntryLog:
         return None if key is None else self.read(seq_of(key.rsplit("/", 1)[1]))
 
     def read_after(self, last: ReadEntry | None) -> list[ReadEntry]:
-        """Return every entry after `last`, oldest first, with sequence and prev chain checked."""
+        """Return every entry after `last`, oldest first; raise `IntegrityError` on a broken sequence or prev chain."""
         return list(self.walk_after(last))
 
     def walk_after(self, last: ReadEntry | None) -> Iterator[ReadEntry]:
-        """Yield every entry after `last`, oldest first; raises `IntegrityError` at the first that cannot be believed.
+        """Yield every entry after `last`, oldest first; raise `IntegrityError` at the first that is not sound.
 
-        Probes forward, so an ordered listing is not needed: the sequence is contiguous and the first absent number is
-        the end. When that takes long, the newest name says how far the log reaches at least, and what lies between is
-        read by several readers at once.
+        Probes forward: the sequence is contiguous, so the first absent number is the end, in whatever order the store
+        lists. After a few probes it asks for the newest name and reads what lies between with several threads.
         """
         for number in count():
             following = self._following(last, ahead=number == _PROBES)
@@ -119,11 +115,10 @@ class EntryLog:
     def append(
         self, body: Any, *, after: ReadEntry | None, writer: Writer, resume: tuple[CheckpointReference, ...] = ()
     ) -> ReadEntry | None:
-        """Try to append `body` right after `after`: the new entry when committed, None when the race was lost.
+        """Append `body` right after `after`; return the new entry, or None if another writer took its number.
 
-        Raises `AppendUnknown` when neither could be established: acknowledge nothing and read again later;
-        `IntegrityError`, before anything is written, for a body that could not be read back (JSON has no NaN):
-        it would make the log unreadable for ever.
+        Raises `AppendUnknown` when the outcome could not be established, and `IntegrityError` before anything is
+        written for a body that cannot be read back (JSON has no NaN).
         """
         entry = Entry(
             seq=0 if after is None else after.entry.seq + 1,

@@ -1,8 +1,7 @@
-"""What a run's log folded to at one entry, kept so that a reader need not begin at the first one.
+"""A cache of a run's folded state at one entry, so that readers need not start at the first entry.
 
-Owns the document and the reasons to distrust it: another fold's version, other bytes than were written, an entry that
-is not the one it was folded up to, a fold that disagrees with what the entry's own writer said. Whatever is distrusted
-is ignored: a cache is never a second truth, and may be deleted at any time.
+It is ignored when its version, its bytes, its entry or that entry's `resume` field do not match; it can be deleted at
+any time.
 """
 
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ FOLD_EVERY_ENTRIES = 128
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoldedLog:
-    """A state and the entry it is the state after."""
+    """The state of a run after the entry `head`."""
 
     head: ReadEntry
     state: RunState
@@ -34,7 +33,7 @@ class _Label:
 
 
 def write_fold(store: ObjectStore, key: str, folded: FoldedLog) -> None:
-    """Write the cache: one line saying what it is, then the state."""
+    """Write the cache: a label in one line, then the state."""
     state = encode(folded.state)
     label = _Label(
         version=FOLD_VERSION,
@@ -46,9 +45,9 @@ def write_fold(store: ObjectStore, key: str, folded: FoldedLog) -> None:
 
 
 def read_fold(store: ObjectStore, key: str, log: EntryLog) -> FoldedLog | None:
-    """Return the cached state if it can be trusted, else None.
+    """Return the cached state, or None if there is none or it does not match.
 
-    Raises `IntegrityError` where the log ends before the entry the cache was folded up to: entries are gone.
+    Raises `IntegrityError` if the log ends before the cached entry: entries were deleted.
     """
     try:
         line, _, state_bytes = store.read(key).partition(b"\n")

@@ -1,6 +1,6 @@
-"""The heartbeat of an attempt: a rewritten object that says "still here", for liveness only, never for safety.
+"""The heartbeat of an attempt: a small object rewritten every few seconds, used for liveness, never for safety.
 
-A claimant watches it on its own monotonic clock; nobody compares clocks between hosts.
+A claimant measures its age with its own monotonic clock; clocks of two hosts are never compared.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from storage.stores.object_store import ObjectStore
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Heartbeat:
-    """How far an attempt says it is; `beat` rises with every write."""
+    """The progress of an attempt; `beat` rises with every write, `tokens` and `gpu_seconds` count from its start."""
 
     attempt: int
     beat: int
@@ -28,12 +28,12 @@ def heartbeat_key(run_prefix: str, attempt: int) -> str:
 
 
 def write_heartbeat(store: ObjectStore, run_prefix: str, heartbeat: Heartbeat) -> None:
-    """Rewrite the attempt's heartbeat object."""
+    """Rewrite the attempt's heartbeat."""
     store.write(heartbeat_key(run_prefix, heartbeat.attempt), encode(heartbeat))
 
 
 def read_heartbeat(store: ObjectStore, run_prefix: str, attempt: int) -> Heartbeat | None:
-    """Return the attempt's last heartbeat, or None where there is none to be read."""
+    """Return the attempt's last heartbeat, or None if it is missing or unreadable."""
     key = heartbeat_key(run_prefix, attempt)
     try:
         return decode(store.read(key), Heartbeat, where=key)

@@ -1,8 +1,4 @@
-"""The model registry: aliases such as `champion`, each a log of decisions.
-
-Owns the fold from registry entries to the present alias and the append that decides again when somebody was faster.
-Refuses to know the gates: the caller's `decide` is given the present champion and returns the body to append.
-"""
+"""The model registry: each alias, such as `champion`, is a log of decisions with its own fold."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,9 +13,10 @@ ModelDecision = Promoted | Refused | RolledBack
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RegistryState:
-    """What an alias points at now, everything it pointed at before, and every decision there was; all oldest first.
+    """The state of an alias; all tuples are oldest first.
 
-    `champions` are the promotions in force: the last one, and those a rollback would go back to.
+    `champions` are the promotions in force: the last is current, the others are what rollbacks would go back to.
+    `history` is every decision; `decided_pins` are the ids of the pins that were decided on.
     """
 
     champions: tuple[tuple[datetime, Promoted], ...] = ()
@@ -28,7 +25,7 @@ class RegistryState:
 
     @property
     def champion(self) -> Promoted | None:
-        """The promotion in force, or None."""
+        """The current promotion, or None."""
         return self.champions[-1][1] if self.champions else None
 
     @property
@@ -37,7 +34,7 @@ class RegistryState:
         return tuple((at, body) for at, body in self.history if isinstance(body, Refused))
 
     def reaches(self, manifest_sha256: str) -> bool:
-        """Whether the alias points at these weights, or a rollback could take it there."""
+        """Whether the alias points at these weights or a rollback could go back to them."""
         return any(promoted.manifest_sha256 == manifest_sha256 for _, promoted in self.champions)
 
 
@@ -45,20 +42,20 @@ class Registry:
     """The log of one alias with its folded state."""
 
     def __init__(self, store: ObjectStore, alias: str, *, log: EntryLog | None = None) -> None:
-        """Open the alias; nothing is read yet."""
+        """Open the alias without reading it."""
         self.alias = alias
         self._log = log or EntryLog(store=store, prefix=check_key(f"models/{alias}/log"), kinds=MODEL_KINDS)
         self._head: ReadEntry | None = None
         self.state = RegistryState()
 
     def refresh(self) -> RegistryState:
-        """Read what was appended since and return the state after it."""
-        for read in self._log.read_after(self._head):
+        """Read the entries appended since and return the state after them."""
+        for read in self._log.read_apply(self._head):
             self._accept(read)
         return self.state
 
     def append(self, decide: Callable[[RegistryState], ModelDecision | None]) -> RegistryState:
-        """Append what `decide` returns for the newest state, deciding again whenever somebody was faster."""
+        """Append what `decide` returns for the newest state, and call it again each time a race is lost."""
         while True:
             body = decide(self.refresh())
             if body is None:
@@ -70,36 +67,36 @@ class Registry:
 
     def _accept(self, read: ReadEntry) -> None:
         self._head = read
-        self.state = _after(self.state, read.entry.at, read.entry.body)
+        self.state = _apply(self.state, read.entry.at, read.entry.body)
 
 
 def list_aliases(store: ObjectStore) -> list[str]:
-    """Return the aliases of the store, sorted."""
+    """Return the store's aliases, sorted."""
     return [key.split("/")[1] for key in store.folders("models")]
 
 
-def _after(state: RegistryState, at: datetime, body: object) -> RegistryState:
+def _apply(state: RegistryState, at: datetime, body: object) -> RegistryState:
     match body:
         case Promoted():
-            champions, decided = (*state.champions, (at, body)), _decided(state, body)
+            champions, decided = (*state.champions, (at, body)), _with_pin(state, body)
         case Refused():
-            champions, decided = state.champions, _decided(state, body)
+            champions, decided = state.champions, _with_pin(state, body)
         case RolledBack():
-            champions, decided = _back_at(state.champions, body.manifest_sha256), state.decided_pins
+            champions, decided = _go_back(state.champions, body.manifest_sha256), state.decided_pins
         case _:
             return state
     return replace(state, champions=champions, history=(*state.history, (at, body)), decided_pins=decided)
 
 
-def _back_at(
+def _go_back(
     champions: tuple[tuple[datetime, Promoted], ...], manifest_sha256: str | None
 ) -> tuple[tuple[datetime, Promoted], ...]:
-    """Leave the newest promotion, and those between it and the one named: their weights can no longer be read."""
+    """Drop the newest promotion, and those before it down to the named one: their weights can no longer be read."""
     before = champions[:-1]
     while before and before[-1][1].manifest_sha256 != manifest_sha256:
         before = before[:-1]
     return before
 
 
-def _decided(state: RegistryState, body: Promoted | Refused) -> frozenset[str]:
+def _with_pin(state: RegistryState, body: Promoted | Refused) -> frozenset[str]:
     return state.decided_pins | {body.hold_id} if body.hold_id else state.decided_pins

@@ -1,4 +1,4 @@
-"""What the model registry's log can say: promoted, refused, rolled-back. Same log class, other bodies."""
+"""The kinds of model registry entries: promoted, refused, rolled-back."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SuiteReference:
-    """Names one suite: what people call it, and its identity."""
+    """A suite: its display name and its identity."""
 
     name: str
     sha256: str
@@ -16,8 +16,8 @@ class SuiteReference:
 class Promoted:
     """An alias now points at these weights, and why.
 
-    `suite_sha256`, `data_snapshot` and `metrics` are the evaluation that was compared; `required` names every suite
-    under which these weights had to be measured; `verdict` is what was said of the loss curve.
+    `suite_sha256`, `data_snapshot` and `metrics` are the compared evaluation, `required` the suites under which the
+    weights had to be evaluated, `verdict` the verdict on the loss curve.
     """
 
     alias: str
@@ -38,7 +38,7 @@ class Promoted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refused:
-    """A promotion that a gate refused: nothing changed, and it is on record with what the gate looked at."""
+    """A promotion that a gate refused, with the values it was refused for; the alias did not change."""
 
     alias: str
     run_id: str
@@ -55,7 +55,7 @@ class Refused:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolledBack:
-    """An alias went back to what it pointed at before; `left_manifest_sha256` is what it pointed at until then."""
+    """An alias went back to an earlier promotion; `left_manifest_sha256` is what it pointed at until then."""
 
     alias: str
     manifest_sha256: str | None

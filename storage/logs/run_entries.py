@@ -1,7 +1,4 @@
-"""What a run log entry can say: one record per kind, and the names they have on disk.
-
-Owns the vocabulary of ARCHITECTURE sections 1 and 2. Refuses to know what follows from an entry: `run_state` does.
-"""
+"""The kinds of run log entries: one record for the body of each, and their stored names."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,21 +6,12 @@ from datetime import datetime
 from typing import Any
 
 from storage.errors import StorageError
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CheckpointReference:
-    """Names one committed checkpoint by its weights: enough to resume from it."""
-
-    step: int
-    attempt: int
-    prefix: str
-    manifest_sha256: str
+from storage.logs.log_entry import CheckpointReference
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placement:
-    """Where an attempt ran; `process_started` tells a re-used pid from the owner's."""
+    """Where an attempt ran; `process_started` distinguishes its process from a later one with the same pid."""
 
     host: str
     boot_id: str
@@ -36,7 +24,7 @@ class Placement:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """What was decided when an attempt ended: the action, what paid for it and what is left."""
+    """The decision when an attempt ended: the action, the budget it was charged to, and what is left of each."""
 
     action: str
     reason: str
@@ -50,7 +38,7 @@ class Decision:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunOpened:
-    """A run exists: its frozen configuration, its data, and the weights step 0 has where it does not draw its own."""
+    """A run exists: its frozen configuration, its data, and its initial weights unless they are drawn from the seed."""
 
     run_id: str
     model_family: str
@@ -79,19 +67,18 @@ class AttemptStarted:
     changed: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse numbers that cannot be."""
         if self.attempt < 1:
             raise StorageError(f"attempt-started: attempt {self.attempt}: must be at least 1")
 
     @property
     def first_step(self) -> int:
-        """The step it set out from: where it resumed, or 0."""
+        """The step it started from: that of the checkpoint it resumed from, or 0."""
         return self.resumed_from.step if self.resumed_from else 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointCommitted:
-    """The atomic marker: this manifest, and no other bytes, is the run at this step."""
+    """The atomic marker: this manifest, and no other, is the run at this step."""
 
     step: int
     attempt: int
@@ -104,7 +91,7 @@ class CheckpointCommitted:
 
     @property
     def reference(self) -> CheckpointReference:
-        """What a resume needs of it."""
+        """The reference that a resume needs."""
         return CheckpointReference(
             step=self.step, attempt=self.attempt, prefix=self.prefix, manifest_sha256=self.manifest_sha256
         )
@@ -112,7 +99,7 @@ class CheckpointCommitted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptEnded:
-    """Why an attempt ended, what it cost, and what was decided next."""
+    """Why an attempt ended, what it cost, and the decision."""
 
     attempt: int
     reason: str
@@ -130,7 +117,7 @@ class AttemptEnded:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CurveVerdict:
-    """What the loss curve up to a step looks like: one kind, why in a sentence, the numbers, and the usual cures."""
+    """A verdict on the loss curve up to a step: its kind, the reason in a sentence, the numbers, the usual cures."""
 
     kind: str
     why: str
@@ -140,7 +127,7 @@ class CurveVerdict:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationRecorded:
-    """Metrics of exact weights under an exact suite, and the verdict on the curve up to them where there is one."""
+    """Metrics of one checkpoint under one suite, and the verdict on the loss curve up to it, if any."""
 
     step: int
     manifest_sha256: str
@@ -158,7 +145,7 @@ class EvaluationRecorded:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationFailed:
-    """An evaluator that exited, timed out or printed nonsense; training is not concerned."""
+    """An evaluation that failed: the evaluator exited, timed out or printed no valid result. Training goes on."""
 
     step: int
     manifest_sha256: str
@@ -173,7 +160,7 @@ class EvaluationFailed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataQuarantined:
-    """Samples that are never drawn again, by this or any later attempt: which windows of the snapshot, and why."""
+    """Samples that no later step draws: their windows in the snapshot, and why."""
 
     attempt: int
     reason: str
@@ -181,14 +168,13 @@ class DataQuarantined:
     detail: str
 
     def __post_init__(self) -> None:
-        """Refuse a quarantine of nothing."""
         if not self.windows or min(self.windows) < 0:
             raise StorageError(f"data-quarantined: windows {self.windows[:8]}: must be at least one, none negative")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointQuarantined:
-    """A committed checkpoint found unreadable, and why; resumes skip it from here on."""
+    """A committed checkpoint was found unreadable, and why; later resumes skip it."""
 
     step: int
     attempt: int
@@ -199,11 +185,11 @@ class CheckpointQuarantined:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointPinned:
-    """Somebody needs these bytes: an evaluation that reads them, or an alias about to point at them.
+    """A checkpoint is pinned: an evaluation reads its bytes, or an alias is about to point at them.
 
-    A hold and a superseding compete for one sequence, so there is no moment between looking and deleting. An
-    evaluation's hold ends with its outcome or, where it was part of an attempt, with the next attempt's start; every
-    other hold ends when it is released, on proof.
+    A pin and a checkpoint-superseded entry share one sequence, so nothing can come between the check and the deletion.
+    An evaluation's pin ends with its outcome or, if it was part of an attempt, when the next attempt starts. Every
+    other pin ends with a checkpoint-released entry.
     """
 
     step: int
@@ -217,7 +203,6 @@ class CheckpointPinned:
     during_attempt: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a hold for nothing or for two things."""
         if (self.alias is None) == (self.suite_sha256 is None):
             raise StorageError(
                 f"checkpoint-held: alias {self.alias!r}, suite_sha256 {self.suite_sha256!r}: exactly one must be named"
@@ -226,7 +211,7 @@ class CheckpointPinned:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointUnpinned:
-    """A hold is over, and how that is known."""
+    """A pin is over, and how that is known."""
 
     hold_id: str
     prefix: str
@@ -235,7 +220,7 @@ class CheckpointUnpinned:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointSuperseded:
-    """Retention no longer keeps this checkpoint, and why; its bytes may be deleted from here on."""
+    """Retention no longer keeps this checkpoint, and why; its bytes may be deleted."""
 
     step: int
     attempt: int
@@ -246,7 +231,7 @@ class CheckpointSuperseded:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointDeleted:
-    """The bytes of a superseded checkpoint are gone."""
+    """The bytes of a superseded checkpoint are deleted."""
 
     step: int
     attempt: int
@@ -257,9 +242,9 @@ class CheckpointDeleted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFinished:
-    """The run needs no further attempt: its last step is committed, or `rule` of its policy stopped it early.
+    """The run needs no further attempt: its last step is committed, or the policy `rule` stopped it early.
 
-    `stopped` says why, empty where every step was trained; `step` is then the step whose evaluation decided.
+    `stopped` says why it stopped early and is empty otherwise; `step` is then the step whose evaluation decided.
     """
 
     attempt: int
@@ -268,15 +253,6 @@ class RunFinished:
     state_sha256: str
     stopped: str = ""
     rule: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UnknownBody:
-    """An entry of a newer kind, or of a newer format `version`, than this reader knows: kept, not interpreted."""
-
-    kind: str
-    content: Mapping[str, Any]
-    version: int = 1
 
 
 RUN_KINDS: Mapping[str, type] = {

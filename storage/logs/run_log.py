@@ -1,8 +1,4 @@
-"""The run log: entries of one run, folded, appended to by deciding on everything that precedes.
-
-Owns the loop "read all, decide, append right after, else read again and decide again", fencing before the PUT, and
-when the fold is cached. Refuses to know why anything is decided.
-"""
+"""The run log: the entries of one run, their folded state, and appends that decide again when a race is lost."""
 
 import threading
 from collections.abc import Callable
@@ -19,20 +15,20 @@ from storage.stores.object_store import ObjectStore, check_key
 
 
 def run_prefix(run_id: str) -> str:
-    """Return the folder of a run; raises `StorageError` for a run id that is no plain name."""
+    """Return the folder of a run; raise `StorageError` if the run id is not a plain name."""
     return check_key(f"runs/{run_id}")
 
 
 def list_run_ids(store: ObjectStore) -> list[str]:
-    """Return the ids of all runs of the store, sorted."""
+    """Return the ids of the store's runs, sorted."""
     return [key.split("/")[1] for key in store.folders("runs") if store.first(f"{key}/log") is not None]
 
 
 class RunLog:
-    """One run's log with its folded state; re-reading only ever moves forward."""
+    """One run's log with its folded state, which only moves forward. Safe to share between threads."""
 
     def __init__(self, store: ObjectStore, run_id: str, *, log: EntryLog | None = None) -> None:
-        """Open the log of `run_id`; nothing is read yet."""
+        """Open the log of `run_id` without reading it."""
         self.store = store
         self.run_id = run_id
         self.prefix = run_prefix(run_id)
@@ -44,16 +40,16 @@ class RunLog:
 
     @property
     def seq(self) -> int:
-        """Number of the newest entry read so far; -1 before the first."""
+        """The number of the newest entry read so far, -1 before the first."""
         return -1 if self._head is None else self._head.entry.seq
 
     @property
     def fold_key(self) -> str:
-        """Where the folded state is cached."""
+        """The key of the cached fold."""
         return f"{self.prefix}/fold.json"
 
     def refresh(self) -> RunState:
-        """Read what was appended since and return the state after it; the first time, from the cached fold on."""
+        """Read the entries appended since and return the state; the first time, start from the cached fold."""
         with self._lock:
             if self._head is None:
                 self._begin_at(read_fold(self.store, self.fold_key, self._log))
@@ -62,15 +58,14 @@ class RunLog:
             return self.state
 
     def read_entries(self) -> tuple[Entry, ...]:
-        """Return every entry, oldest first, each read and checked again whatever is cached."""
+        """Read and check every entry again, whatever is cached; oldest first."""
         return tuple(read.entry for read in self._log.read_after(None))
 
     def append(self, decide: Callable[[RunState], Any], *, writer: Writer) -> RunState:
-        """Append what `decide` returns for the newest state; decide again whenever somebody was faster.
+        """Append the body that `decide` returns for the newest state, and call it again each time a race is lost.
 
-        `decide` returns a body, or None to append nothing, and may raise. Raises `Fenced` when the writer's attempt no
-        longer owns the run or the fold would refuse the body, `AppendUnknown` when the outcome could not be
-        established.
+        `decide` may return None to append nothing, and may raise. Raises `Fenced` when the writer's attempt no longer
+        owns the run or the fold would refuse the body, `AppendUnknown` when the outcome could not be established.
         """
         with self._lock:
             return self._append(decide, writer)
@@ -105,16 +100,16 @@ class RunLog:
     def _cache(self, head: ReadEntry) -> None:
         if head.entry.seq - self._cached_seq < FOLD_EVERY_ENTRIES:
             return
-        with suppress(StorageError):  # what was appended is appended; the next writer caches
+        with suppress(StorageError):  # the entry is appended; the next writer caches
             write_fold(self.store, self.fold_key, FoldedLog(head=head, state=self.state))
             self._cached_seq = head.entry.seq
 
     def _fenced_message(self, writer: Writer, state: RunState) -> str:
         if state.latest_attempt == writer.attempt:
-            return f"run {self.run_id}: attempt {writer.attempt} was ended by somebody else; it commits nothing more"
+            return f"run {self.run_id}: attempt {writer.attempt} was ended by another process; it commits nothing more"
         return f"run {self.run_id}: attempt {writer.attempt} is fenced by attempt {state.latest_attempt}"
 
 
 def imagined_entry(body: Any, writer: Writer) -> Entry:
-    """Return an entry that is only folded, never appended: what would be true after it."""
+    """Return an entry that is folded to see the state after it and never appended."""
     return Entry(seq=-1, kind="", at=utc_now(), write_id="", prev=None, writer=writer, resume=(), body=body)

@@ -1,7 +1,6 @@
-"""The curve of a run: one point for every step of the surviving line, however often steps were repeated.
+"""The curve of a run: one point for each step, spliced from the step records of its attempts. Pure.
 
-Owns the splice of the attempts' step records. An attempt's records survive from the step it set out from up to where a
-later attempt resumed: what was trained beyond that point was lost, and trained again. Refuses to know files and charts.
+The records of an attempt survive up to the step from which a later attempt resumed; later steps were trained again.
 """
 
 from collections import Counter
@@ -14,14 +13,14 @@ from storage.logs.step_log import StepRecord
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepPoint:
-    """One step of the surviving line, and how many times it was trained before, by attempts whose work was lost."""
+    """One surviving step, and how many times earlier attempts, whose work was lost, trained it."""
 
     record: StepRecord
     replays: int
 
 
 def splice(records: Iterable[StepRecord], attempts: Sequence[AttemptRecord]) -> tuple[StepPoint, ...]:
-    """Return the surviving line in step order: no step twice, none of an attempt that was overtaken."""
+    """Return the surviving steps in order, each once."""
     of_attempt: dict[int, dict[int, StepRecord]] = {}
     trained = Counter[int]()
     for record in records:

@@ -1,8 +1,7 @@
-"""Per-step records of one attempt: JSON lines, flushed line by line.
+"""The step records of an attempt: JSON lines, for curves only. Nothing is decided by them.
 
-Where the store is this machine's disk the lines go straight into the store; elsewhere into a spool file that is
-published whole whenever a segment ends. These records are for curves; nothing is decided by them. No link is written
-through.
+On a local store the lines are appended in the store itself, elsewhere to a spool file that is uploaded after each
+segment.
 """
 
 import os
@@ -17,7 +16,8 @@ from storage.errors import ObjectMissing
 from storage.stores.object_store import ObjectStore
 
 MOST_STEP_LOG_BYTES = 2 * 1024**3
-"""Some ten million steps of one attempt; such a file is read whole."""
+"""About ten million steps of one attempt; such a file is read whole."""
+_MOST_TAIL_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,28 +41,52 @@ class StepLog:
     """The step records of one attempt, open for appending."""
 
     def __init__(self, store: ObjectStore, run_prefix: str, attempt: int, *, spool_dir: Path) -> None:
-        """Open the file the lines go to; its folder is made."""
+        """Open the file for the lines and make its folder; a symbolic link in its place is refused."""
         self._store = store
         self._key = step_log_key(run_prefix, attempt)
         local = store.local_path(self._key)
         self._is_spool = local is None
         self.path = local or spool_dir / f"attempt-{attempt:04d}.jsonl"
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: TextIO = open(self.path, "a", encoding="utf-8", buffering=1, opener=_open_itself)  # noqa: SIM115
+        self._file: TextIO = open(self.path, "a", encoding="utf-8", buffering=1, opener=_open_0664)  # noqa: SIM115
 
     def write(self, record: StepRecord) -> None:
-        """Append one record; it is in the operating system's hands when this returns."""
+        """Append one record and hand it to the operating system."""
         self._file.write(msgspec.json.encode(record, order="sorted").decode() + "\n")
 
     def publish(self) -> None:
-        """Upload the spool where the store is elsewhere."""
+        """Upload the spool file, if there is one."""
         if self._is_spool:
             self._file.flush()
             self._store.write(self._key, self.path.read_bytes())
 
 
-def _open_itself(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o664)
+class StepTail:
+    """Reads the step records of a run's attempts as they grow, each from where the last read stopped."""
+
+    def __init__(self, store: ObjectStore, run_prefix: str, *, most_bytes: int = _MOST_TAIL_BYTES) -> None:
+        """Start at the beginning of every attempt; one `read` takes at most `most_bytes`."""
+        self._store, self._prefix, self._most_bytes = store, run_prefix, most_bytes
+        self._offsets: dict[int, int] = {}
+
+    def read(self, attempt: int) -> list[StepRecord]:
+        """Return the attempt's new records; an incomplete last line waits for the next call."""
+        offset = self._offsets.get(attempt, 0)
+        data = self._read_from(step_log_key(self._prefix, attempt), offset)
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offsets[attempt] = offset + len(whole)
+        return list(parse_step_records(whole))
+
+    def _read_from(self, key: str, offset: int) -> bytes:
+        size = self._store.size(key)
+        if size is None or size <= offset:
+            return b""
+        path = self._store.local_path(key)
+        if path is None:  # a remote object is read whole: it changes only when a segment ends
+            return _read(self._store, key)[offset : offset + self._most_bytes]
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read(self._most_bytes)
 
 
 def step_log_key(run_prefix: str, attempt: int) -> str:
@@ -71,26 +95,30 @@ def step_log_key(run_prefix: str, attempt: int) -> str:
 
 
 def read_step_records(store: ObjectStore, run_prefix: str) -> list[StepRecord]:
-    """Return every attempt's records in attempt order; a line torn by a crash is left out."""
+    """Return every attempt's records in attempt order, without malformed lines."""
     return [record for key in store.keys(f"{run_prefix}/steps") for record in parse_step_records(_read(store, key))]
 
 
 def read_attempt_records(store: ObjectStore, run_prefix: str, attempt: int) -> list[StepRecord]:
-    """Return one attempt's records, none where it left none; a line torn by a crash is left out."""
+    """Return one attempt's records, none if it left none, without malformed lines."""
     try:
         return list(parse_step_records(_read(store, step_log_key(run_prefix, attempt))))
     except ObjectMissing:
         return []
 
 
-def _read(store: ObjectStore, key: str) -> bytes:
-    return store.read(key, at_most_bytes=MOST_STEP_LOG_BYTES)
-
-
 def parse_step_records(data: bytes) -> Iterator[StepRecord]:
-    """Yield the records among these lines; what is none is left out."""
+    """Yield the records in these lines, without malformed ones."""
     for raw in data.splitlines():
         try:
             yield msgspec.json.decode(raw, type=StepRecord)
         except (msgspec.DecodeError, RecursionError):
             continue
+
+
+def _open_0664(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o664)
+
+
+def _read(store: ObjectStore, key: str) -> bytes:
+    return store.read(key, at_most_bytes=MOST_STEP_LOG_BYTES)

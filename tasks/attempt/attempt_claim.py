@@ -11,8 +11,8 @@ from functools import partial
 from storage.checkpoints.checkpoint import newest_verified
 from storage.errors import NothingReadable
 from storage.logs.heartbeat import read_heartbeat
-from storage.logs.log_entry import Writer
-from storage.logs.run_entries import AttemptEnded, AttemptStarted, CheckpointReference
+from storage.logs.log_entry import CheckpointReference, Writer
+from storage.logs.run_entries import AttemptEnded, AttemptStarted
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import AttemptRecord, RunState
 from tasks.attempt.attempt_receipt import Usage, write_receipt

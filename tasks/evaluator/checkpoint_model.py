@@ -13,7 +13,7 @@ from model.configuration.network import ModelConfig
 from model.data.tokenizer import Tokenizer
 from model.training.weights import load_weights
 from storage.checkpoints.checkpoint import load_checkpoint
-from storage.logs.run_entries import CheckpointReference
+from storage.logs.log_entry import CheckpointReference
 from storage.snapshots.data_snapshot import OpenSnapshot, open_snapshot
 from storage.stores.object_store import ObjectStore
 from tasks.trainer.tensor_exchange import to_tensors

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from storage.logs.run_entries import CheckpointReference
+from storage.logs.log_entry import CheckpointReference
 from tasks.configuration.suite_file import sha256_of_file
 from tasks.errors import TaskError
 from tasks.evaluator.evaluation_suite import CommandSuite

@@ -16,7 +16,8 @@ import msgspec
 
 from storage.checkpoints.checkpoint_pin import new_pin, pin_checkpoint, unpin_entry
 from storage.logs.entry_log import this_writer, utc_now
-from storage.logs.run_entries import CheckpointReference, CheckpointUnpinned, EvaluationFailed, EvaluationRecorded
+from storage.logs.log_entry import CheckpointReference
+from storage.logs.run_entries import CheckpointUnpinned, EvaluationFailed, EvaluationRecorded
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import COMMITTED, RunState
 from tasks.configuration.settings import BudgetConfig

@@ -20,7 +20,7 @@ from model.data.token_windows import TokenWindows
 from model.inference.evaluation import evaluate
 from model.inference.generation import generate
 from model.training.determinism import make_deterministic, resolve_device
-from storage.logs.run_entries import CheckpointReference
+from storage.logs.log_entry import CheckpointReference
 from storage.stores.open_store import open_store
 from tasks.errors import TaskError
 from tasks.evaluator.checkpoint_model import CheckpointModel, open_model

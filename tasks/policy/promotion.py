@@ -8,9 +8,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from storage.logs.log_entry import CheckpointReference
 from storage.logs.registry import RegistryState
 from storage.logs.registry_entries import Promoted, Refused, RolledBack, SuiteReference
-from storage.logs.run_entries import CheckpointReference, EvaluationRecorded
+from storage.logs.run_entries import EvaluationRecorded
 from storage.logs.run_state import RunState
 
 METRIC = "val_loss"

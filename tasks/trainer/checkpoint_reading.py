@@ -7,7 +7,7 @@ to come will lie. Refuses to become the state: that is for whoever waits here.
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from storage.checkpoints.checkpoint import LoadedCheckpoint, load_checkpoint
-from storage.logs.run_entries import CheckpointReference
+from storage.logs.log_entry import CheckpointReference
 from storage.stores.object_store import ObjectStore
 from tasks.trainer.staging_buffer import StagingBuffer
 

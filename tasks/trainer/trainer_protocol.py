@@ -13,7 +13,7 @@ from model.configuration.data import DataConfig
 from model.configuration.network import ModelConfig
 from model.configuration.training import TrainingConfig
 from storage.checkpoints.checkpoint import StagedCheckpoint
-from storage.logs.run_entries import CheckpointReference
+from storage.logs.log_entry import CheckpointReference
 from storage.logs.step_log import StepRecord
 from tasks.configuration.settings import DivergenceConfig
 from tasks.errors import TaskError

@@ -16,7 +16,7 @@ from cairn.operations.checkpoint_following import CheckpointFollower
 from cairn.operations.sample_request import SampleRequest, read_prompt
 from cairn.operations.text_sampling import RunSampler, show_text
 from storage.errors import IntegrityError, StoreRefused, StoreUnavailable
-from storage.logs.run_entries import CheckpointReference
+from storage.logs.log_entry import CheckpointReference
 from storage.logs.run_log import RunLog
 from storage.stores.local_store import LocalStore
 from tasks.errors import InvalidConfiguration

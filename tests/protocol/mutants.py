@@ -23,8 +23,8 @@ from storage.checkpoints.sweep import Verdict
 from storage.errors import ObjectMissing, StoreUnavailable
 from storage.logs.entry_log import EntryLog, ReadEntry
 from storage.logs.fold_cache import FoldedLog
-from storage.logs.log_entry import Entry, decode_entry, encode_entry, entry_name
-from storage.logs.run_entries import CheckpointCommitted, CheckpointReference
+from storage.logs.log_entry import CheckpointReference, Entry, decode_entry, encode_entry, entry_name
+from storage.logs.run_entries import CheckpointCommitted
 from storage.logs.run_state import RunState
 from storage.stores.document import decode, sha256
 from storage.stores.memory_store import MemoryStore

@@ -31,16 +31,10 @@ from storage.checkpoints.checkpoint import (
 )
 from storage.errors import AppendUnknown, Fenced, IntegrityError, StorageError
 from storage.logs.heartbeat import Heartbeat, write_heartbeat
-from storage.logs.log_entry import Writer
+from storage.logs.log_entry import CheckpointReference, Writer
 from storage.logs.registry import Registry
 from storage.logs.registry_entries import SuiteReference
-from storage.logs.run_entries import (
-    AttemptStarted,
-    CheckpointReference,
-    EvaluationFailed,
-    Placement,
-    RunFinished,
-)
+from storage.logs.run_entries import AttemptStarted, EvaluationFailed, Placement, RunFinished
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
 from storage.stores.object_store import ObjectStore

@@ -19,7 +19,7 @@ from reports.exporters.mlflow_exporter import MlflowExporter
 from reports.exporters.step_exporter import Exporter, ExporterThread
 from reports.exporters.tensorboard_exporter import TensorBoardExporter
 from storage.logs.run_state import RunState
-from storage.logs.step_tail import StepTail
+from storage.logs.step_log import StepTail
 from storage.stores.local_store import LocalStore
 from tasks.configuration.run_configuration import parse_configuration
 from tasks.configuration.settings import MirrorsConfig

@@ -18,7 +18,7 @@ from storage.checkpoints.manifest import Manifest, ManifestObject, decode_manife
 from storage.checkpoints.tensor_record import TensorRecord
 from storage.checkpoints.tensor_shard import parse_shard
 from storage.errors import IntegrityError, NothingReadable
-from storage.logs.run_entries import CheckpointReference
+from storage.logs.log_entry import CheckpointReference
 from storage.stores.document import encode, sha256
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore

@@ -71,7 +71,7 @@ def test_a_forged_commit_in_the_name_of_another_attempt_has_no_effect(
 def test_an_attempt_that_was_ended_commits_nothing_more(store: ObjectStore) -> None:
     log = run_with_commits(store, 5)
     log.append(lambda state: ended(1), writer=writer())
-    with pytest.raises(Fenced, match="attempt 1 was ended by somebody else"):
+    with pytest.raises(Fenced, match="attempt 1 was ended by another process"):
         commit(log, stage(store, step=10, attempt=1))
 
 

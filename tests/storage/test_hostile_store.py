@@ -12,9 +12,9 @@ from storage.checkpoints.trainer_document import encode_trainer_document
 from storage.errors import IntegrityError, StorageError
 from storage.logs.entry_log import EntryLog
 from storage.logs.heartbeat import heartbeat_key, read_heartbeat
-from storage.logs.log_entry import entry_name
+from storage.logs.log_entry import CheckpointReference, entry_name
 from storage.logs.registry import list_aliases
-from storage.logs.run_entries import RUN_KINDS, CheckpointReference, CheckpointSuperseded
+from storage.logs.run_entries import RUN_KINDS, CheckpointSuperseded
 from storage.logs.run_log import list_run_ids
 from storage.logs.run_state import RunState
 from storage.logs.step_log import parse_step_records, read_attempt_records

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.errors import IntegrityError
-from storage.logs.log_entry import LAST_SEQ, Entry, decode_entry, encode_entry, entry_name, seq_of
-from storage.logs.run_entries import RUN_KINDS, UnknownBody
+from storage.logs.log_entry import LAST_SEQ, Entry, UnknownBody, decode_entry, encode_entry, entry_name, seq_of
+from storage.logs.run_entries import RUN_KINDS
 from storage.stores.document import MAX_DOCUMENT_BYTES
 from tests.entries import ended, evaluated, started
 from tests.storage.builders import committed, entry, opened
@@ -59,7 +59,7 @@ def test_a_name_gives_its_number_back(seq: int) -> None:
     "name", ["", ".json", "1.json", "9999999999", "9999999999.json.bak", "-999999999.json", "٩٩٩٩٩٩٩٩٩٩.json"]
 )
 def test_a_foreign_name_is_refused_and_named(name: str) -> None:
-    with pytest.raises(IntegrityError, match="something else writes here"):
+    with pytest.raises(IntegrityError, match="another program writes here"):
         seq_of(name)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.logs.run_entries import CheckpointReference
+from storage.logs.log_entry import CheckpointReference
 from storage.logs.run_state import AttemptRecord
 from storage.logs.step_curve import splice
 from storage.logs.step_log import StepRecord

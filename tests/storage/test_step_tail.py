@@ -3,8 +3,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from storage.logs.step_log import StepRecord, read_attempt_records, step_log_key
-from storage.logs.step_tail import StepTail
+from storage.logs.step_log import StepRecord, StepTail, read_attempt_records, step_log_key
 from storage.stores.local_store import LocalStore
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore

@@ -17,9 +17,10 @@ from storage.checkpoints.checkpoint_pin import pin_checkpoint
 from storage.checkpoints.sweep import SweepReport, sweep
 from storage.errors import IntegrityError, StorageError
 from storage.logs.entry_log import EntryLog
+from storage.logs.log_entry import CheckpointReference
 from storage.logs.registry import Registry
 from storage.logs.registry_entries import MODEL_KINDS, Promoted, RolledBack
-from storage.logs.run_entries import CheckpointPinned, CheckpointQuarantined, CheckpointReference, Placement
+from storage.logs.run_entries import CheckpointPinned, CheckpointQuarantined, Placement
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
 from storage.stores.local_store import LocalStore

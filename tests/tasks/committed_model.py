@@ -10,12 +10,8 @@ import torch
 
 from model.training.train_state import TrainState
 from storage.checkpoints.checkpoint import checkpoint_target, commit_checkpoint, stage_checkpoint
-from storage.logs.log_entry import Writer
-from storage.logs.run_entries import (
-    CheckpointReference,
-    EvaluationRecorded,
-    Placement,
-)
+from storage.logs.log_entry import CheckpointReference, Writer
+from storage.logs.run_entries import EvaluationRecorded, Placement
 from storage.logs.run_log import RunLog
 from storage.stores.object_store import ObjectStore
 from tasks.configuration.run_configuration import RunConfig, parse_configuration

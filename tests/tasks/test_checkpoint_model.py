@@ -10,7 +10,7 @@ from model.configuration.network import ModelConfig
 from model.configuration.training import TrainingConfig
 from model.training.train_state import TrainState
 from storage.checkpoints.checkpoint import CheckpointTarget, stage_checkpoint
-from storage.logs.run_entries import CheckpointReference
+from storage.logs.log_entry import CheckpointReference
 from storage.stores.memory_store import MemoryStore
 from tasks.data.snapshot_build import build_snapshot
 from tasks.evaluator.checkpoint_model import open_model

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.logs.run_entries import CheckpointReference
+from storage.logs.log_entry import CheckpointReference
 from tasks.configuration.settings import EvaluationConfig
 from tasks.configuration.suite_file import resolve_evaluation
 from tasks.errors import TaskError

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from model.configuration.network import ModelConfig
-from storage.logs.run_entries import CheckpointReference, EvaluationFailed, EvaluationRecorded
+from storage.logs.log_entry import CheckpointReference
+from storage.logs.run_entries import EvaluationFailed, EvaluationRecorded
 from storage.logs.run_log import RunLog
 from storage.stores.memory_store import MemoryStore
 from tasks.configuration.settings import BudgetConfig, EvaluationConfig

@@ -16,7 +16,7 @@ from model.training.train_state import NamedTensor, TrainState
 from storage.checkpoints.checkpoint import checkpoint_target, load_checkpoint
 from storage.checkpoints.state_digest import state_sha256
 from storage.checkpoints.trainer_document import TrainerDocument, small_tensor
-from storage.logs.run_entries import CheckpointReference
+from storage.logs.log_entry import CheckpointReference
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import WrittenObject
 from tasks.trainer.checkpoint_reading import CheckpointReading

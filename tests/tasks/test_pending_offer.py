@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from storage.logs.log_entry import CheckpointReference
 from storage.logs.registry import Registry
 from storage.logs.registry_entries import Refused
-from storage.logs.run_entries import CheckpointReference
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore
 from tasks.checkpoints.pending_offer import pending_offer

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from storage.logs.log_entry import CheckpointReference
 from storage.logs.registry import RegistryState
 from storage.logs.registry_entries import Promoted, Refused, RolledBack, SuiteReference
-from storage.logs.run_entries import CheckpointReference, CurveVerdict, EvaluationRecorded
+from storage.logs.run_entries import CurveVerdict, EvaluationRecorded
 from tasks.policy.promotion import (
     GATES,
     Approval,

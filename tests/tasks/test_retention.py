@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from storage.checkpoints.sweep import SweepPlan, Verdict
+from storage.logs.log_entry import CheckpointReference
 from storage.logs.run_entries import (
     CheckpointCommitted,
     CheckpointPinned,
     CheckpointQuarantined,
-    CheckpointReference,
     CheckpointSuperseded,
     CheckpointUnpinned,
 )

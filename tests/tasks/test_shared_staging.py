@@ -21,7 +21,7 @@ from storage.checkpoints.checkpoint import (
     stage_share,
 )
 from storage.checkpoints.trainer_document import TrainerDocument, small_tensor
-from storage.logs.run_entries import CheckpointReference
+from storage.logs.log_entry import CheckpointReference
 from storage.stores.local_store import LocalStore
 from tasks.trainer.shared_staging import SharedStaging, writers_of
 from tasks.trainer.staging_buffer import StagingBuffer

@@ -11,7 +11,7 @@ from model.configuration.network import ModelConfig
 from model.configuration.training import TrainingConfig
 from model.data.token_windows import TokenWindows
 from storage.checkpoints.checkpoint import StagedCheckpoint
-from storage.logs.run_entries import CheckpointReference
+from storage.logs.log_entry import CheckpointReference
 from storage.stores.local_store import LocalStore
 from tasks.configuration.settings import DivergenceConfig
 from tasks.data.snapshot_build import build_snapshot
