@@ -1,1 +1,1 @@
-"""A checkpoint's bytes: staged, verified, held, superseded, deleted."""
+"""The bytes of checkpoints: staged, committed, verified, pinned, superseded, deleted."""

@@ -1,15 +1,11 @@
-"""A checkpoint: stage payload and manifest, commit by one log entry, load only what verifies.
-
-Owns ARCHITECTURE section 3. A staged checkpoint is nothing until its commit entry is in the log; a committed one
-is used only after manifest and every object hashed to what the log says. Refuses to know what the tensors mean.
-"""
+"""Checkpoints: stage payload and manifest, commit with one log entry, load only what verifies."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 
-from storage.checkpoints.manifest import MANIFEST_VERSION, Manifest, ManifestObject, decode_manifest, encode_manifest
+from storage.checkpoints.manifest import MANIFEST_VERSION, Manifest, ManifestObject, decode_manifest
 from storage.checkpoints.shard_transfer import (
     Buffers,
     Run,
@@ -25,13 +21,13 @@ from storage.checkpoints.shard_transfer import (
 )
 from storage.checkpoints.state_digest import state_sha256
 from storage.checkpoints.tensor_record import TensorRecord
-from storage.checkpoints.trainer_document import TrainerDocument, decode_trainer_document, encode_trainer_document
+from storage.checkpoints.trainer_document import TrainerDocument
 from storage.errors import IntegrityError, NothingReadable, ObjectMissing
 from storage.logs.log_entry import CheckpointReference, Writer
 from storage.logs.run_entries import CheckpointCommitted, CheckpointQuarantined
 from storage.logs.run_log import RunLog, run_prefix
 from storage.logs.run_state import RunState
-from storage.stores.document import sha256
+from storage.stores.document import decode, encode, sha256
 from storage.stores.object_store import ObjectStore, WrittenObject
 from storage.stores.verified_object import ExpectedObject, check_object, read_verified
 
@@ -39,7 +35,7 @@ DEFAULT_SHARD_BYTES = 512 * 1024 * 1024
 TRAINER = "trainer.json"
 _CHECKS = 4
 _LARGE_BYTES = 64 * 1024 * 1024
-"""A checkpoint below this is checked sooner than threads are made."""
+"""Below this, starting threads takes longer than checking the checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,7 +93,7 @@ class StagedCheckpoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedCheckpoint:
-    """A verified checkpoint: every byte hashed to what the log says."""
+    """A verified checkpoint: every byte has the digest in the log."""
 
     reference: CheckpointReference
     state_sha256: str
@@ -106,7 +102,7 @@ class LoadedCheckpoint:
 
 
 def checkpoint_prefix(run_folder: str, *, step: int, attempt: int) -> str:
-    """Return the folder of a checkpoint; the attempt in it keeps every writer in a folder of its own."""
+    """Return the folder of a checkpoint; it contains the attempt, so that no two attempts share one."""
     return f"{run_folder}/checkpoints/step-{step:08d}-attempt-{attempt:04d}"
 
 
@@ -149,7 +145,7 @@ def stage_checkpoint(
     with transfers(uploads.at_once, uploads.thread_start) as run:
         digest = run(state_sha256, sorted(records, key=name_of)) if others is None else others.digest
         writes = _begin_writes(run, store, prefix, _named_shards(groups, uploads.shard_bytes, 0, writers))
-        document = [memoryview(encode_trainer_document(trainer))]
+        document = [memoryview(encode(trainer))]
         writes.append((TRAINER, run(write_pieces, store, f"{prefix}/{TRAINER}", document)))
         objects, state_digest = tuple(_object(name, written()) for name, written in writes), digest()
     objects += () if others is None else others.written()
@@ -161,7 +157,7 @@ def stage_checkpoint(
         state_sha256=state_digest,
         objects=objects,
     )
-    data = encode_manifest(manifest)
+    data = encode(manifest)
     store.write(f"{prefix}/manifest.json", data)
     return StagedCheckpoint(
         step=trainer.step,
@@ -176,31 +172,22 @@ def stage_checkpoint(
 def commit_checkpoint(
     log: RunLog, staged: StagedCheckpoint, *, writer: Writer, tokens: int, gpu_seconds: float
 ) -> RunState:
-    """Check the staged objects against their manifest, then append the commit entry: the atomic marker.
+    """Check the sizes of the staged objects against their manifest, then append the commit entry: the atomic marker.
 
-    Committing once more what is committed, as after an unknown outcome, appends nothing. Raises `IntegrityError` when
-    the staged objects are not whole, `Fenced` when a newer attempt owns the run.
+    Appends nothing if the checkpoint is committed already, as after an unknown outcome. Raises `IntegrityError` when
+    objects are missing or incomplete, `Fenced` when a newer attempt owns the run.
     """
     manifest = read_manifest(log.store, staged.prefix, staged.manifest_sha256)
     for item in manifest.objects:
         size = log.store.size(f"{staged.prefix}/{item.name}")
         if size != item.bytes:
             raise IntegrityError(f"{staged.prefix}/{item.name}: {size} bytes in the store, manifest says {item.bytes}")
-    body = CheckpointCommitted(
-        step=staged.step,
-        attempt=staged.attempt,
-        prefix=staged.prefix,
-        manifest_sha256=staged.manifest_sha256,
-        state_sha256=staged.state_sha256,
-        bytes=staged.bytes,
-        tokens=tokens,
-        gpu_seconds=gpu_seconds,
-    )
+    body = CheckpointCommitted(**asdict(staged), tokens=tokens, gpu_seconds=gpu_seconds)
     return log.append(partial(_unless_committed, body), writer=writer)
 
 
 def read_manifest(store: ObjectStore, prefix: str, manifest_sha256: str) -> Manifest:
-    """Return the manifest under `prefix` if it is the very one the log names, else raise `IntegrityError`."""
+    """Return the manifest under `prefix`; raise `IntegrityError` unless it has the digest in the log."""
     key = f"{prefix}/manifest.json"
     try:
         data = store.read(key)
@@ -212,9 +199,9 @@ def read_manifest(store: ObjectStore, prefix: str, manifest_sha256: str) -> Mani
 
 
 def verify_checkpoint(store: ObjectStore, reference: CheckpointReference) -> tuple[str, ...]:
-    """Return one line for each object of the checkpoint that is not what it must be; empty means all is well.
+    """Return one line for each object that is missing or changed; none means that the checkpoint verifies.
 
-    Nothing is kept in memory but a few pieces.
+    Objects are read in pieces, so little memory is needed.
     """
     try:
         manifest = read_manifest(store, reference.prefix, reference.manifest_sha256)
@@ -236,9 +223,10 @@ def load_checkpoint(
     downloads: int = 1,
     buffers: Buffers = fresh_buffers,
 ) -> LoadedCheckpoint:
-    """Read a committed checkpoint (or only the shards whose name begins with `group`), verifying before use.
+    """Read and verify a committed checkpoint, or only the shards whose name begins with `group`.
 
-    The tensors are views of what `buffers` gave. Raises `IntegrityError` naming the object that is missing or changed.
+    The tensors are views of the memory that `buffers` returns. Raises `IntegrityError` naming the object that is
+    missing or changed.
     """
     manifest = read_manifest(store, reference.prefix, reference.manifest_sha256)
     if manifest.step != reference.step:
@@ -248,13 +236,13 @@ def load_checkpoint(
     if not documents:
         raise IntegrityError(f"{reference.prefix}: manifest names no {TRAINER}")
     promised = _promised(reference.prefix, documents[0])
-    trainer = decode_trainer_document(bytes(read_verified(store, promised)), where=promised.key)
+    trainer = decode(bytes(read_verified(store, promised)), TrainerDocument, where=promised.key)
     tensors: list[TensorRecord] = []
     promises = [_promised(reference.prefix, item) for item in sorted(shards, key=lambda item: item.name)]
     with transfers(downloads) as run:
         records = arriving(begin_reads(run, store, promises, buffers), tensors)
         if group:
-            deque(records, maxlen=0)  # a part of a state has no digest of its own
+            deque(records, maxlen=0)  # part of a state has no digest
         elif state_sha256(in_name_order(records, trainer.records())) != manifest.state_sha256:
             raise IntegrityError(f"{reference.prefix}: tensors do not digest to the manifest's state_sha256")
     return LoadedCheckpoint(
@@ -263,10 +251,9 @@ def load_checkpoint(
 
 
 def newest_verified(log: RunLog, *, writer: Writer) -> CheckpointReference | None:
-    """Return the newest committed checkpoint that verifies, quarantining (an entry each) those that do not.
+    """Return the newest committed checkpoint that verifies and quarantine those that do not; None without a commit.
 
-    None where nothing was ever committed; raises `NothingReadable` where there were commits and none is left to
-    resume from: beginning at step 0 again is for a person to say.
+    Raises `NothingReadable` if there were commits and none verifies: a person decides whether the run starts over.
     """
     while True:
         state = log.refresh()
@@ -282,14 +269,8 @@ def newest_verified(log: RunLog, *, writer: Writer) -> CheckpointReference | Non
 
 
 def quarantine_checkpoint(log: RunLog, committed: CheckpointCommitted, detail: str, *, writer: Writer) -> RunState:
-    """Append that nothing resumes from this checkpoint any more, and why; one that is not readable is left as it is."""
-    body = CheckpointQuarantined(
-        step=committed.step,
-        attempt=committed.attempt,
-        prefix=committed.prefix,
-        manifest_sha256=committed.manifest_sha256,
-        detail=detail,
-    )
+    """Append that no resume uses this checkpoint any more, and why, unless it is no longer committed."""
+    body = CheckpointQuarantined(**asdict(committed.reference), detail=detail)
     return log.append(partial(_unless_unreadable, body), writer=writer)
 
 
@@ -297,7 +278,7 @@ def _nothing_readable(run_id: str, state: RunState) -> str:
     newest = state.checkpoints[-1]
     return (
         f"run {run_id} has committed {len(state.checkpoints)} checkpoints and none can be read; the newest, step "
-        f"{newest.committed.step}, is {newest.state}: {newest.detail}. Restore its objects, or begin again at step 0 "
+        f"{newest.committed.step}, is {newest.state}: {newest.detail}. Restore its objects, or start over at step 0 "
         "with `cairn train --start-over`"
     )
 

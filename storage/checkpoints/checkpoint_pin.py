@@ -4,6 +4,7 @@ A pin and the entry that supersedes a checkpoint share one sequence, so a commit
 """
 
 import uuid
+from dataclasses import asdict
 from functools import partial
 
 from storage.logs.log_entry import CheckpointReference, Writer
@@ -22,10 +23,7 @@ def new_pin(
 ) -> CheckpointPinned:
     """Return a pin with a new id, for an alias or for an evaluation; it counts once it is appended."""
     return CheckpointPinned(
-        step=reference.step,
-        attempt=reference.attempt,
-        prefix=reference.prefix,
-        manifest_sha256=reference.manifest_sha256,
+        **asdict(reference),
         hold_id=uuid.uuid4().hex,
         holder=holder,
         alias=alias,

@@ -1,13 +1,10 @@
-"""The manifest of a checkpoint: every payload object with size and sha256. Immutable JSON.
-
-Owns the record, its codec and the rule that object names are plain names inside the checkpoint's own folder.
-"""
+"""The manifest of a checkpoint: immutable JSON with the size and SHA-256 of every payload object."""
 
 import re
 from dataclasses import dataclass
 
 from storage.errors import IntegrityError
-from storage.stores.document import decode, encode
+from storage.stores.document import decode
 
 MANIFEST_VERSION = 1
 _NAME = re.compile(r"[a-z0-9][a-z0-9.-]*\Z")
@@ -15,14 +12,13 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9.-]*\Z")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ManifestObject:
-    """One payload object: plain name, size, digest."""
+    """One payload object; `name` is a plain name inside the checkpoint's folder."""
 
     name: str
     bytes: int
     sha256: str
 
     def __post_init__(self) -> None:
-        """Refuse names that could point outside the checkpoint's folder."""
         if not _NAME.match(self.name):
             raise ValueError(f"object name {self.name!r}: must match {_NAME.pattern}; it may not leave its folder")
         if self.bytes < 0:
@@ -31,7 +27,7 @@ class ManifestObject:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """What a checkpoint consists of; its own sha256 is the checkpoint's name in the log."""
+    """The objects of a checkpoint; the manifest's own SHA-256 identifies the checkpoint in the log."""
 
     version: int
     run_id: str
@@ -41,13 +37,8 @@ class Manifest:
     objects: tuple[ManifestObject, ...]
 
 
-def encode_manifest(manifest: Manifest) -> bytes:
-    """Return the manifest's bytes."""
-    return encode(manifest)
-
-
 def decode_manifest(data: bytes, *, where: str) -> Manifest:
-    """Return the manifest in `data`; raise `IntegrityError` naming `where` on anything malformed or newer."""
+    """Return the manifest in `data`; raise `IntegrityError` naming `where` if it is malformed or newer."""
     manifest = decode(data, Manifest, where=where)
     if manifest.version > MANIFEST_VERSION:
         raise IntegrityError(f"{where}: version {manifest.version} is newer than {MANIFEST_VERSION}; update cairn")

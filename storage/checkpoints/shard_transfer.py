@@ -1,8 +1,4 @@
-"""Shards between memory and a store, several at a time: cut, written, read, each byte hashed on the way.
-
-Owns the threads, their number and the pieces in which bytes move, so what is under way at once. Refuses to know
-manifests, logs and what the tensors mean.
-"""
+"""Moves shards between memory and a store, several at a time, and hashes every byte on the way."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,28 +17,28 @@ from storage.stores.verified_object import ExpectedObject, check_size, read_veri
 _PIECE_BYTES = 8 * 1024 * 1024
 
 Buffers = Callable[[Sequence[int]], Sequence[memoryview]]
-"""Gives writable memory of these sizes in bytes."""
+"""Returns writable memory of these sizes in bytes."""
 Run = Callable[..., Callable[[], Any]]
-"""Begins a function and returns what waits for its result."""
+"""Starts a function and returns a function that waits for its result."""
 ShardRead = Callable[[], tuple[TensorRecord, ...]]
 """Waits for the tensors of one shard."""
 
 
 def fresh_buffers(sizes: Sequence[int]) -> list[memoryview]:
-    """Return new memory, in pages as large as the kernel gives."""
+    """Return new memory; numpy asks the kernel for huge pages."""
     return [memoryview(np.empty(size, dtype=np.uint8).data) for size in sizes]
 
 
 def name_of(record: TensorRecord) -> str:
-    """Return what records are ordered by."""
+    """Return the sort key of records."""
     return record.name
 
 
 @contextmanager
 def transfers(count: int, thread_start: Callable[[], None] | None = None) -> Iterator[Run]:
-    """Give a `run(function, *arguments)` that works `count` at a time; one at a time is the caller's own thread.
+    """Yield a `Run` that works in `count` threads, or in the caller's thread if `count` is 1.
 
-    `thread_start` is called first in each other thread there is, such as to lower its priority.
+    Each new thread calls `thread_start` first, for example to lower its priority.
     """
     if count == 1:
         yield lambda function, *arguments: partial(_same, function(*arguments))
@@ -57,13 +53,13 @@ def write_shard(store: ObjectStore, key: str, records: Sequence[TensorRecord]) -
 
 
 def write_pieces(store: ObjectStore, key: str, chunks: Iterable[memoryview]) -> WrittenObject:
-    """Write chunks of any size as one object, in pieces that are hashed while they are in the processor's cache."""
+    """Write chunks of any size as one object, in pieces small enough to be hashed in the processor's cache."""
     pieces = (chunk[start : start + _PIECE_BYTES] for chunk in chunks for start in range(0, chunk.nbytes, _PIECE_BYTES))
     return store.write_stream(key, pieces)
 
 
 def begin_reads(run: Run, store: ObjectStore, shards: Sequence[ExpectedObject], buffers: Buffers) -> list[ShardRead]:
-    """Begin to read and verify shards into what `buffers`, asked once, gives; returns one wait for each."""
+    """Start reading and verifying shards into the memory of one call of `buffers`; return one wait for each shard."""
     for promised in shards:
         check_size(store, promised)
     memory = buffers([promised.bytes for promised in shards])
@@ -71,7 +67,7 @@ def begin_reads(run: Run, store: ObjectStore, shards: Sequence[ExpectedObject], 
 
 
 def arriving(reads: Iterable[ShardRead], kept: list[TensorRecord]) -> Iterator[TensorRecord]:
-    """Yield the records of one read after the other, as soon as each is there, and keep them."""
+    """Yield the records of each read as soon as it is complete, and append them to `kept`."""
     for read in reads:
         for record in read():
             kept.append(record)
@@ -79,12 +75,12 @@ def arriving(reads: Iterable[ShardRead], kept: list[TensorRecord]) -> Iterator[T
 
 
 def in_name_order(*sources: Iterable[TensorRecord]) -> Iterator[TensorRecord]:
-    """Merge sources that are in name order each, asking each only for its next record."""
+    """Merge sources that are each in name order, without reading ahead."""
     return merge(*sources, key=name_of)
 
 
 def cut_shards(records: Iterable[TensorRecord], shard_bytes: int) -> list[list[TensorRecord]]:
-    """Return the records in name order, cut where a shard would be larger than `shard_bytes`; never none."""
+    """Return the records in name order, cut into shards of at most `shard_bytes` unless one record is larger."""
     shards: list[list[TensorRecord]] = [[]]
     filled = 0
     for record in sorted(records, key=name_of):

@@ -1,7 +1,7 @@
-"""`state_sha256`: what a train state is, independent of sharding, world size, time and host.
+"""`state_sha256`: the digest of a train state, independent of sharding, world size, time and host.
 
-The digest runs over name, dtype, shape and bytes of every tensor in name order, each length-prefixed so that no two
-different states share one byte string.
+It covers name, dtype, shape and bytes of every tensor in name order, each length-prefixed so that different states
+never give the same byte string.
 """
 
 import hashlib
@@ -14,9 +14,9 @@ _TITLE = b"cairn train state 1\n"
 
 
 def state_sha256(records: Iterable[TensorRecord]) -> str:
-    """Return the hex digest of the records' content; two states are equal bit for bit when theirs are.
+    """Return the hex digest of the records; two states have equal digests if and only if they have equal bits.
 
-    Records that come in name order are digested as they come, so what is slow to read is waited for only once.
+    Records that arrive in name order are digested as they arrive.
     """
     digest, seen, ordered = hashlib.sha256(_TITLE), list[TensorRecord](), True
     for record in records:

@@ -1,12 +1,12 @@
-"""The sweep: what retention gives up is superseded, then deleted; what ended attempts left behind is deleted.
+"""The sweep: supersede what the plan gives up, then delete it and what ended attempts left behind.
 
-Owns the order that survives being killed anywhere and run again, and the proof read from the log right before anything
-goes. Refuses to know what is worth keeping: a plan given by the caller says that, and the fold has the last word.
+It can be killed anywhere and run again. Before each deletion it reads the log again. What to keep is decided by the
+caller's plan, and the fold can still refuse.
 """
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,6 @@ from storage.checkpoints.checkpoint_pin import unpin_entry
 from storage.errors import IntegrityError
 from storage.logs.log_entry import Writer
 from storage.logs.run_entries import (
-    CheckpointCommitted,
     CheckpointDeleted,
     CheckpointPinned,
     CheckpointSuperseded,
@@ -26,13 +25,13 @@ from storage.stores.object_store import ObjectStore, UnfinishedWrite
 KEEP, SUPERSEDE, DELETE, UNPIN, DISCARD = "keep", "supersede", "delete", "release", "discard"
 CHECKPOINT, STAGED, UNFINISHED, PIN = "checkpoint", "staged", "unfinished", "hold"
 STALE_SECONDS = 86_400.0
-"""By the store's own clock: an unfinished write this old that no attempt can still need is nobody's any more."""
+"""Age, by the store's clock, at which an unfinished write that no attempt can need is discarded."""
 _FOLDER = re.compile(r"step-(\d+)-attempt-(\d+)\Z")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """What becomes of one thing, and why; `key` is a checkpoint's folder or a pin's id."""
+    """Whether one thing is no longer needed, and why; `key` is a checkpoint's folder or a pin's id."""
 
     key: str
     is_over: bool
@@ -41,7 +40,7 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepPlan:
-    """The verdicts on one state: every pin, every checkpoint whose bytes are promised, every other folder."""
+    """The verdicts on one state: on its pins, on its readable or quarantined checkpoints, on all other folders."""
 
     pins: tuple[Verdict, ...]
     checkpoints: tuple[Verdict, ...]
@@ -49,12 +48,12 @@ class SweepPlan:
 
 
 Plan = Callable[[RunState, Sequence[str]], SweepPlan]
-"""Pure: from a state, and folders listed before that state was read, to the verdicts."""
+"""Pure; the folders were listed before the state was read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepItem:
-    """One thing a sweep looked at: what was done with it (or would be), and why."""
+    """One thing that a sweep checked: the action taken, or planned in a dry run, and why."""
 
     kind: str
     key: str
@@ -67,7 +66,7 @@ class SweepItem:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepReport:
-    """What a sweep did, or would do; `freed_bytes` counts what was deleted and discarded."""
+    """What a sweep did, or would do; `freed_bytes` counts deleted and discarded bytes."""
 
     run_id: str
     dry_run: bool
@@ -76,22 +75,22 @@ class SweepReport:
 
 
 def parse_checkpoint_folder(prefix: str) -> tuple[int, int] | None:
-    """Return step and attempt of a checkpoint's folder, or None for a folder of another name."""
+    """Return step and attempt of a checkpoint's folder, or None for any other folder."""
     named = _FOLDER.search(prefix)
     return (int(named[1]), int(named[2])) if named else None
 
 
 def sweep(log: RunLog, plan: Plan, *, writer: Writer, dry_run: bool = False) -> SweepReport:
-    """Unpin what is no longer needed, supersede, delete, discard; with `dry_run` only say so.
+    """Unpin, supersede, delete and discard what the plan gives up; with `dry_run` only report it.
 
-    The writer belongs to no attempt: a sweep is nobody's epoch. Whatever a killed sweep left undone, the next one does.
-    Raises `StoreUnavailable` or `AppendUnknown` with everything consistent, `IntegrityError` where the log is broken.
+    The writer belongs to no attempt. The next sweep completes one that was killed. Raises `StoreUnavailable` or
+    `AppendUnknown` with everything consistent, `IntegrityError` if the log does not verify.
     """
     return _Sweep(log, plan, writer, dry_run).run()
 
 
 class _Sweep:
-    """One sweep; a dry one folds the entries it would append onto its own state and goes the same way."""
+    """One sweep; a dry run folds the entries that it would append onto its own state."""
 
     def __init__(self, log: RunLog, plan: Plan, writer: Writer, dry_run: bool) -> None:
         self._log, self._plan, self._writer, self._dry_run = log, plan, writer, dry_run
@@ -127,21 +126,20 @@ class _Sweep:
                 self._append(partial(self._superseding, verdict.key))
             record = self._record(verdict.key)
             is_kept = record.state in (COMMITTED, QUARANTINED)
-            # Somebody came to need what was over when this began: the newest state says who.
-            why = self._verdict(verdict.key).why if is_kept and verdict.is_over else verdict.why
-            self._note(CHECKPOINT, verdict.key, KEEP if is_kept else SUPERSEDE, why, size=record.committed.bytes)
+            # It may have been needed again since this began: then the reason comes from the newest state.
+            newest = self._verdict(verdict.key, self._state) if is_kept and verdict.is_over else None
+            why, size = (newest or verdict).why, record.committed.bytes
+            self._note(CHECKPOINT, verdict.key, KEEP if is_kept else SUPERSEDE, why, size=size)
 
     def _superseding(self, prefix: str, state: RunState) -> CheckpointSuperseded | None:
-        """Decide again on the newest state: somebody may hold, resume from or need it by now."""
-        verdicts = {verdict.key: verdict for verdict in self._plan(state, ()).checkpoints}
-        record = state.find(prefix)
-        if record is None or prefix not in verdicts or not verdicts[prefix].is_over or state.is_needed(prefix):
+        """Decide again on the newest state: it may be pinned, resumed from or needed by now."""
+        record, verdict = state.find(prefix), self._verdict(prefix, state)
+        if record is None or verdict is None or not verdict.is_over or state.is_needed(prefix):
             return None
-        return CheckpointSuperseded(why=verdicts[prefix].why, **_identity(record.committed))
+        return CheckpointSuperseded(why=verdict.why, **asdict(record.committed.reference))
 
-    def _verdict(self, prefix: str) -> Verdict:
-        verdicts = {verdict.key: verdict for verdict in self._plan(self._state, ()).checkpoints}
-        return verdicts[prefix]
+    def _verdict(self, prefix: str, state: RunState) -> Verdict | None:
+        return next((verdict for verdict in self._plan(state, ()).checkpoints if verdict.key == prefix), None)
 
     def _delete_superseded(self) -> None:
         for record in self._state.checkpoints:
@@ -151,9 +149,9 @@ class _Sweep:
     def _delete_checkpoint(self, record: CheckpointRecord) -> None:
         prefix, size = record.committed.prefix, record.committed.bytes
         if self._newest_record(prefix).state != SUPERSEDED:
-            return  # another sweep was faster
+            return  # another sweep has deleted it
         self._delete_bytes(prefix)
-        body = CheckpointDeleted(bytes=size, **_identity(record.committed))
+        body = CheckpointDeleted(bytes=size, **asdict(record.committed.reference))
         self._append(partial(_unless_deleted, body))
         self._note(CHECKPOINT, prefix, DELETE, f"superseded: {record.detail}", size=size)
 
@@ -169,7 +167,7 @@ class _Sweep:
                 self._note(STAGED, verdict.key, DELETE if verdict.is_over else KEEP, verdict.why, size=size)
 
     def _delete_bytes(self, prefix: str) -> None:
-        """Delete everything under the folder, whatever its manifest names, and the manifest last."""
+        """Delete everything under the folder, the manifest last."""
         self._check_own(prefix)
         if self._dry_run:
             return
@@ -178,11 +176,11 @@ class _Sweep:
             self._store.delete(key)
 
     def _check_own(self, prefix: str) -> None:
-        """Refuse to delete what is no checkpoint's folder of this run, whoever wrote into its log that it is one."""
+        """Refuse to delete anything but a checkpoint folder of this run, whatever the log says."""
         if self._checkpoint_folder(f"{prefix}/") != prefix or parse_checkpoint_folder(prefix) is None:
             raise IntegrityError(
-                f"{self._log.prefix}/log says that {prefix} is a checkpoint, which is no checkpoint of run "
-                f"{self._log.run_id}; nothing more is deleted: find out who wrote that, `cairn log` shows it"
+                f"{self._log.prefix}/log names {prefix} as a checkpoint, which is not a checkpoint folder of run "
+                f"{self._log.run_id}; nothing more is deleted. Find the entry with `cairn log` and what wrote it"
             )
 
     def _discard_unfinished(self, writes: Sequence[UnfinishedWrite]) -> None:
@@ -201,7 +199,7 @@ class _Sweep:
         if record is not None and record.state in (SUPERSEDED, DELETED):
             return Verdict(key=write.key, is_over=True, why=f"its checkpoint is {record.state}")
         is_over = write.age_seconds > STALE_SECONDS
-        why = f"nobody has finished it for {write.age_seconds / 3600:.0f} h" if is_over else "may still be written"
+        why = f"unfinished for {write.age_seconds / 3600:.0f} h" if is_over else "may still be written"
         return Verdict(key=write.key, is_over=is_over, why=why)
 
     def _checkpoint_folder(self, key: str) -> str | None:
@@ -231,10 +229,6 @@ class _Sweep:
         step, attempt = named or (None, None)
         item = SweepItem(kind=kind, key=key, step=step, attempt=attempt, action=action, why=why, bytes=size)
         self._items.append(item)
-
-
-def _identity(committed: CheckpointCommitted) -> dict[str, Any]:
-    return {name: getattr(committed, name) for name in ("step", "attempt", "prefix", "manifest_sha256")}
 
 
 def _unless_deleted(body: CheckpointDeleted, state: RunState) -> CheckpointDeleted | None:

@@ -1,14 +1,11 @@
-"""A tensor as storage sees it: name, dtype, shape and bytes. Knows no torch.
-
-dtype names are those of the safetensors format.
-"""
+"""A tensor without torch: name, dtype (as safetensors names it), shape and bytes."""
 
 import math
 from dataclasses import dataclass
 
 from storage.errors import IntegrityError
 
-MOST_DIMENSIONS = 64  # more than any library reads; the product of a million lengths would take hours
+MOST_DIMENSIONS = 64  # multiplying the lengths of a hostile header with a million dimensions would take hours
 DTYPE_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
     "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8,
@@ -17,7 +14,7 @@ DTYPE_BYTES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorRecord:
-    """A named tensor over a flat buffer of little-endian values, not copied."""
+    """A named tensor over a flat buffer of little-endian values, which is not copied."""
 
     name: str
     dtype: str
@@ -25,7 +22,6 @@ class TensorRecord:
     data: memoryview
 
     def __post_init__(self) -> None:
-        """Refuse what does not fit together."""
         if self.dtype not in DTYPE_BYTES:
             raise IntegrityError(f"tensor {self.name}: dtype {self.dtype!r} must be one of {sorted(DTYPE_BYTES)}")
         if len(self.shape) > MOST_DIMENSIONS:

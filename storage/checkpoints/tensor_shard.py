@@ -1,8 +1,7 @@
-"""The safetensors format, written as a stream from host buffers and read without trust.
+"""The safetensors format: an 8-byte little-endian header length, a JSON header, then flat data without holes.
 
-Source: safetensors specification (8-byte little-endian header length, JSON header, flat data, no holes).
-The library's own writer wants all bytes in one piece; here the header is made first and the buffers follow
-as they are, so a shard is never in memory twice.
+Written as a stream, because the library's writer needs all bytes in one piece; read with every field checked.
+Source: the safetensors specification (https://github.com/huggingface/safetensors).
 """
 
 import json
@@ -19,7 +18,7 @@ MAX_HEADER_BYTES = 64 * 1024 * 1024
 
 
 def shard_chunks(records: Sequence[TensorRecord]) -> Iterator[memoryview]:
-    """Yield the bytes of one safetensors file holding `records` in the given order."""
+    """Yield the bytes of one safetensors file with `records` in the given order."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for record in records:
@@ -35,10 +34,10 @@ def shard_chunks(records: Sequence[TensorRecord]) -> Iterator[memoryview]:
 
 
 def parse_shard(data: bytes | memoryview, *, where: str) -> tuple[TensorRecord, ...]:
-    """Return the tensors of a safetensors file as views into `data`.
+    """Return the tensors of a safetensors file as views of `data`.
 
-    Raises `IntegrityError` naming `where` on a hostile or torn file: header too large, offsets outside, overlapping
-    or leaving holes, sizes that do not fit the shape.
+    Raises `IntegrityError` naming `where` if the header is malformed or too large, if offsets overlap or leave holes,
+    or if a size does not fit its shape.
     """
     view = memoryview(data)
     if len(view) < 8:
@@ -84,7 +83,7 @@ def _fields(header: bytes, where: str) -> list[tuple[str, _Field]]:
 
 
 def _each_once(pairs: list[tuple[str, object]]) -> None:
-    """Refuse an object that names something twice: readers differ in which of the two they believe."""
+    """Refuse duplicate keys: readers differ in which of the two values they use."""
     if len(dict(pairs)) < len(pairs):
         names = [name for name, _ in pairs]
         raise ValueError(f"{max(names, key=names.count)!r} is named twice")

@@ -1,19 +1,14 @@
-"""`trainer.json`: the small part of a train state, readable with `cat`.
-
-Owns step, cursor, versions and the small tensors (RNG, scaler, counters) as base64.
-Refuses to know what a generator is.
-"""
+"""`trainer.json`: the small part of a train state, with its small tensors (RNG, scaler, counters) in base64."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from storage.checkpoints.tensor_record import TensorRecord
-from storage.stores.document import decode, encode
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SmallTensor:
-    """A tensor small enough to live in JSON."""
+    """A tensor small enough for JSON."""
 
     name: str
     dtype: str
@@ -23,7 +18,7 @@ class SmallTensor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainerDocument:
-    """Where the run stands, and everything small it needs to go on bit for bit."""
+    """The step and everything small that the run needs to continue with the same bits."""
 
     version: int
     step: int
@@ -40,15 +35,5 @@ class TrainerDocument:
 
 
 def small_tensor(record: TensorRecord) -> SmallTensor:
-    """Return the record with its bytes copied, for JSON."""
+    """Return the record with a copy of its bytes, for JSON."""
     return SmallTensor(name=record.name, dtype=record.dtype, shape=record.shape, data=bytes(record.data))
-
-
-def encode_trainer_document(document: TrainerDocument) -> bytes:
-    """Return the document's bytes."""
-    return encode(document)
-
-
-def decode_trainer_document(data: bytes, *, where: str) -> TrainerDocument:
-    """Return the document in `data`; raise `IntegrityError` naming `where` on anything malformed."""
-    return decode(data, TrainerDocument, where=where)

@@ -44,6 +44,11 @@ class RunLog:
         return -1 if self._head is None else self._head.entry.seq
 
     @property
+    def folded(self) -> FoldedLog | None:
+        """The state read so far and the entry it ends with; None before the first entry."""
+        return None if self._head is None else FoldedLog(head=self._head, state=self.state)
+
+    @property
     def fold_key(self) -> str:
         """The key of the cached fold."""
         return f"{self.prefix}/fold.json"
@@ -53,7 +58,7 @@ class RunLog:
         with self._lock:
             if self._head is None:
                 self._begin_at(read_fold(self.store, self.fold_key, self._log))
-            for read in self._log.read_after(self._head):
+            for read in self._log.walk_after(self._head):
                 self._accept(read)
             return self.state
 

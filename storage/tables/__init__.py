@@ -1,1 +1,1 @@
-"""Rows out of folded logs, and the packs they are kept in."""
+"""SQL tables: their columns, and the packs that cache their rows."""

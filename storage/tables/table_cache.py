@@ -1,9 +1,7 @@
 """The tables of all runs of a store, without reading every log each time.
 
-Rows of runs whose log has not moved come from packs; the others are folded, and packed once that is worth it. Owns
-which packs are believed: those whose bytes have the digest the index names, for runs whose log still ends where it
-ended. A pack is a cache, never a second truth: deleting or damaging one costs time. Packs lie in the store, where
-readers share them, or in `spare` where the store may not be written. Refuses to know SQL.
+Rows of runs whose log has not changed come from packs, which are a cache and may be deleted at any time; the other runs
+are folded, and packed when there are enough of them. Does not know SQL.
 """
 
 import tempfile
@@ -15,11 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from storage.errors import IntegrityError, StorageError
-from storage.logs.entry_log import EntryLog
-from storage.logs.fold_cache import FoldedLog, read_fold
-from storage.logs.run_entries import RUN_KINDS
 from storage.logs.run_log import RunLog, run_prefix
-from storage.logs.run_state import RunState, fold
+from storage.logs.run_state import RunState
 from storage.snapshots.snapshot_cache import SnapshotCache
 from storage.stores.object_store import ObjectStore
 from storage.stores.verified_object import ExpectedObject, describe_file
@@ -39,7 +34,7 @@ _COPIES_BYTES = 20_000_000_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableKind:
-    """Tables that are made together: their names, and how a run's rows are made of its state."""
+    """Tables that are made together: their names, and the function that makes a run's rows from its state."""
 
     name: str
     tables: tuple[str, ...]
@@ -49,7 +44,7 @@ class TableKind:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TablePart:
-    """A Parquet file with verified rows of a table; those of the runs in `without` are out of date."""
+    """A verified Parquet file with rows of one table; the rows of the runs in `without` are out of date."""
 
     table: str
     path: Path
@@ -58,7 +53,7 @@ class TablePart:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FreshTable:
-    """Rows of a table that no pack holds, as an Arrow table."""
+    """Rows of one table that are in no pack, as an Arrow table."""
 
     table: str
     rows: Any
@@ -66,7 +61,7 @@ class FreshTable:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnreadableRun:
-    """A run whose log cannot be believed, and why."""
+    """A run whose log does not verify, and why."""
 
     run_id: str
     why: str
@@ -74,7 +69,7 @@ class UnreadableRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GatheredTables:
-    """All rows of the wanted tables; the files stay while `copies` is referred to."""
+    """All rows of the wanted tables; the files exist while `copies` is referenced."""
 
     parts: tuple[TablePart, ...]
     fresh: tuple[FreshTable, ...]
@@ -84,74 +79,80 @@ class GatheredTables:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _HeldPack:
-    """A pack, the store it lies in, and which of its runs are up to date."""
+class _UsablePack:
+    """A pack with verified files, its store, and the runs whose rows in it are current."""
 
     home: ObjectStore
     pack: Pack
     current: frozenset[str]
     paths: Mapping[str, Path]
 
+    def parts(self) -> Iterator[TablePart]:
+        without = tuple(sorted({stamp.run_id for stamp in self.pack.runs} - self.current))
+        for table, path in self.paths.items():
+            yield TablePart(table=table, path=path, without=without)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _FoldedRun:
+    stamp: RunStamp
+    rows: Mapping[str, Sequence[Any]]
+
 
 class TableCache:
     """The packs of a store."""
 
     def __init__(self, store: ObjectStore, *, spare: ObjectStore, copies: Path) -> None:
-        """Read runs of `store`; keep packs there or in `spare`, and copies of remote ones in the folder `copies`."""
+        """Keep packs in `store`, or in `spare` if it cannot be written, and copies of remote ones in `copies`."""
         self._store, self._homes = store, (store, spare)
         self._copies = SnapshotCache(copies, limit_bytes=_COPIES_BYTES)
 
     def gather(self, kind: TableKind, run_ids: Sequence[str], wanted: Collection[str]) -> GatheredTables:
-        """Return all rows of the `wanted` tables of these runs; raises `StoreUnavailable` where the store is away."""
-        held = self._believed(kind, run_ids, wanted)
-        known = {run_id for pack in held for run_id in pack.current}
+        """Return all rows of the `wanted` tables of these runs; raise `StoreUnavailable` if the store is away."""
+        old = self._usable_packs(kind, run_ids, wanted)
+        known = {run_id for pack in old for run_id in pack.current}
         gathering = _Gathering(self, kind, wanted)
         gathering.fold([run_id for run_id in run_ids if run_id not in known])
-        gathering.close(held)
-        packs = [*held, *gathering.packed]
+        gathering.close(old)
+        packs = [*old, *gathering.packed]
         stamps = [stamp for item in packs for stamp in item.pack.runs if stamp.run_id in item.current]
         return GatheredTables(
-            parts=tuple(part for item in packs for part in _parts(item, wanted)),
+            parts=tuple(part for item in packs for part in item.parts()),
             fresh=tuple(gathering.fresh),
             stamps=(*stamps, *gathering.stamps),
             unreadable=tuple(gathering.unreadable),
             copies=self._copies,
         )
 
-    def _believed(self, kind: TableKind, run_ids: Sequence[str], wanted: Collection[str]) -> list[_HeldPack]:
+    def _usable_packs(self, kind: TableKind, run_ids: Sequence[str], wanted: Collection[str]) -> list[_UsablePack]:
         found = [(home, pack) for home in self._homes for pack in read_index(home, index_key(kind.name))]
+        stamped = [(number, stamp) for number, (_, pack) in enumerate(found) for stamp in pack.runs]
         newest: dict[str, tuple[int, int]] = {}
-        for number, (_, pack) in enumerate(found):
-            for stamp in pack.runs:
-                newest[stamp.run_id] = max(newest.get(stamp.run_id, (-1, -1)), (stamp.seq, number))
+        for number, stamp in stamped:
+            newest[stamp.run_id] = max(newest.get(stamp.run_id, (-1, -1)), (stamp.seq, number))
         here = set(run_ids)
-        asked = [
-            (number, stamp)
-            for number, (_, pack) in enumerate(found)
-            for stamp in pack.runs
-            if stamp.run_id in here and newest[stamp.run_id] == (stamp.seq, number)
-        ]
+        asked = [(n, stamp) for n, stamp in stamped if stamp.run_id in here and newest[stamp.run_id] == (stamp.seq, n)]
         answers = self.each(lambda ask: is_current(self._store, run_prefix(ask[1].run_id), ask[1]), asked)
         current: dict[int, set[str]] = {}
         for (number, stamp), answer in zip(asked, answers, strict=True):
             if answer:
                 current.setdefault(number, set()).add(stamp.run_id)
-        used = [(*found[number], frozenset(runs)) for number, runs in sorted(current.items())]
-        held = [self.held(home, pack, runs, wanted) for home, pack, runs in used]
-        return _without_crumbs([item for item in held if item is not None])
+        packs = [self._open_pack(*found[number], frozenset(runs), wanted) for number, runs in sorted(current.items())]
+        return _worth_keeping([pack for pack in packs if pack is not None])
 
-    def held(self, home: ObjectStore, pack: Pack, current: frozenset[str], wanted: Collection[str]) -> _HeldPack | None:
-        """Return the pack with verified files of the wanted tables, or None where one is missing or damaged."""
+    def _open_pack(
+        self, home: ObjectStore, pack: Pack, current: frozenset[str], wanted: Collection[str]
+    ) -> _UsablePack | None:
         paths = {}
         for packed in pack.tables:
             if packed.table in wanted:
-                path = self._verified(home, packed)
+                path = self._verified_path(home, packed)
                 if path is None:
                     return None
                 paths[packed.table] = path
-        return _HeldPack(home=home, pack=pack, current=current, paths=paths)
+        return _UsablePack(home=home, pack=pack, current=current, paths=paths)
 
-    def _verified(self, home: ObjectStore, packed: PackedTable) -> Path | None:
+    def _verified_path(self, home: ObjectStore, packed: PackedTable) -> Path | None:
         with suppress(StorageError, OSError):
             path = home.local_path(packed.key)
             if path is None:
@@ -161,41 +162,32 @@ class TableCache:
             return path if (found.bytes, found.sha256) == (packed.bytes, packed.sha256) else None
         return None
 
-    def read(self, run_id: str) -> FoldedLog | UnreadableRun | None:
-        """Return what a run's log folds to, or why it cannot be believed; None where there is no log."""
-        prefix, key = run_prefix(run_id), RunLog(self._store, run_id).fold_key
-        log = EntryLog(store=self._store, prefix=f"{prefix}/log", kinds=RUN_KINDS)
+    def fold_run(self, kind: TableKind, run_id: str) -> "_FoldedRun | UnreadableRun | None":
+        """Return a run's rows with their stamp, or why its log does not verify; None if it has no log."""
+        log = RunLog(self._store, run_id)
         try:
-            cached = read_fold(self._store, key, log)
-            head, state = (cached.head, cached.state) if cached else (None, RunState())
-            for read in log.walk_after(head):
-                head, state = read, fold([read.entry], state)
+            log.refresh()
         except IntegrityError as error:
             return UnreadableRun(run_id=run_id, why=str(error))
-        return None if head is None else FoldedLog(head=head, state=state)
+        if log.folded is None:
+            return None
+        stamp = stamp_run(self._store, log.prefix, run_id, log.folded, with_steps=kind.with_steps)
+        return _FoldedRun(stamp=stamp, rows=kind.make(run_id, log.state))
 
-    def make(self, kind: TableKind, run_id: str) -> "_MadeRun | UnreadableRun | None":
-        """Return a run's rows with their stamp, or why there are none."""
-        folded = self.read(run_id)
-        if not isinstance(folded, FoldedLog):
-            return folded
-        stamp = stamp_run(self._store, run_prefix(run_id), run_id, folded, with_steps=kind.with_steps)
-        return _MadeRun(stamp=stamp, rows=kind.make(run_id, folded.state))
-
-    def publish(self, kind: TableKind, builder: "PackBuilder", wanted: Collection[str]) -> _HeldPack | None:
-        """Write a pack where that is possible; None where neither home can be written."""
+    def publish(self, kind: TableKind, builder: "PackBuilder", wanted: Collection[str]) -> _UsablePack | None:
+        """Write a pack into the first home that can be written; None if neither can."""
         for home in self._homes:
             with suppress(StorageError, OSError), tempfile.TemporaryDirectory() as spool:
                 pack = builder.publish(home, _folder(kind.name), spool=Path(spool))
                 current = frozenset(stamp.run_id for stamp in pack.runs)
-                if held := self.held(home, pack, current, wanted):
-                    return held
+                if usable := self._open_pack(home, pack, current, wanted):
+                    return usable
         return None
 
-    def list_packs(self, kind: TableKind, packs: Sequence[_HeldPack]) -> None:
-        """Make the indexes name these packs, and delete what neither they nor the indexes before named.
+    def list_packs(self, kind: TableKind, packs: Sequence[_UsablePack]) -> None:
+        """Name these packs in the indexes and delete the packs that neither the old nor the new index names.
 
-        What the index named until now may be under the eyes of a reader; it goes the next time.
+        Another reader may be using a pack of the old index; it is deleted the next time.
         """
         for home in {id(item.home): item.home for item in packs}.values():
             mine = tuple(item.pack for item in packs if item.home is home)
@@ -207,7 +199,7 @@ class TableCache:
                     home.delete(key)
 
     def each(self, ask: Callable[[Given], Answer], items: Iterable[Given]) -> Iterator[Answer]:
-        """Yield the answers in order; several are asked for at once where the store is far."""
+        """Yield the answers in order, asking several at once unless the store is local."""
         if self._store.local_path("runs") is not None:
             yield from map(ask, items)
             return
@@ -215,19 +207,13 @@ class TableCache:
             yield from readers.map(ask, items)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _MadeRun:
-    stamp: RunStamp
-    rows: Mapping[str, Sequence[Any]]
-
-
 class _Gathering:
-    """Runs that are folded for one question: packed where that is worth it, else kept in memory."""
+    """Folds runs for one query; their rows are packed if there are enough of them, else kept in memory."""
 
     def __init__(self, cache: TableCache, kind: TableKind, wanted: Collection[str]) -> None:
         self._cache, self._kind, self._wanted = cache, kind, wanted
         self._builder: PackBuilder | None = None
-        self.packed: list[_HeldPack] = []
+        self.packed: list[_UsablePack] = []
         self.fresh: list[FreshTable] = []
         self.stamps: list[RunStamp] = []
         self.unreadable: list[UnreadableRun] = []
@@ -236,36 +222,38 @@ class _Gathering:
         """Fold these runs, a few at a time, so that memory does not grow with their number."""
         for start in range(0, len(run_ids), _READERS):
             some = run_ids[start : start + _READERS]
-            for made in self._cache.each(lambda run_id: self._cache.make(self._kind, run_id), some):
-                if isinstance(made, UnreadableRun):
-                    self.unreadable.append(made)
-                elif made is not None:
-                    self._add(made)
+            for folded in self._cache.each(lambda run_id: self._cache.fold_run(self._kind, run_id), some):
+                if isinstance(folded, UnreadableRun):
+                    self.unreadable.append(folded)
+                elif folded is not None:
+                    self._add(folded)
 
-    def close(self, held: Sequence[_HeldPack]) -> None:
-        """Pack or keep what is left, and list the packs there are now where that is news."""
+    def close(self, old: Sequence[_UsablePack]) -> None:
+        """Pack or keep the remaining rows, and update the indexes if there are new packs."""
         builder = self._builder
         if builder is not None and (len(builder.stamps) >= WORTH_RUNS or builder.rows >= WORTH_ROWS):
             self._pack(builder)
         elif builder is not None:
             self._keep(builder)
         if self.packed:
-            self._cache.list_packs(self._kind, [*held, *self.packed])
+            self._cache.list_packs(self._kind, [*old, *self.packed])
 
-    def _add(self, made: _MadeRun) -> None:
-        from storage.tables.table_pack import PackBuilder  # Arrow: only what is not packed pays for it
+    def _add(self, folded: _FoldedRun) -> None:
+        from storage.tables.table_pack import (
+            PackBuilder,  # importing Arrow takes time: only runs without a pack need it
+        )
 
         builder = self._builder = self._builder or PackBuilder(self._kind.tables)
-        builder.add(made.stamp, made.rows)
+        builder.add(folded.stamp, folded.rows)
         if builder.rows >= FULL_ROWS:
             self._pack(builder)
 
     def _pack(self, builder: "PackBuilder") -> None:
-        held = self._cache.publish(self._kind, builder, self._wanted)
-        if held is None:
+        pack = self._cache.publish(self._kind, builder, self._wanted)
+        if pack is None:
             self._keep(builder)
         else:
-            self.packed.append(held)
+            self.packed.append(pack)
         self._builder = None
 
     def _keep(self, builder: "PackBuilder") -> None:
@@ -282,14 +270,8 @@ def _folder(kind: str) -> str:
     return f"tables/{kind}"
 
 
-def _parts(item: _HeldPack, wanted: Collection[str]) -> Iterator[TablePart]:
-    without = tuple(sorted({stamp.run_id for stamp in item.pack.runs} - item.current))
-    for table in wanted:
-        yield TablePart(table=table, path=item.paths[table], without=without)
-
-
-def _without_crumbs(held: list[_HeldPack]) -> list[_HeldPack]:
-    """Leave out packs that are mostly out of date, and small ones where there are many: they are made anew."""
-    sound = [item for item in held if 2 * len(item.current) >= len(item.pack.runs)]
-    big = [item for item in sound if 4 * item.pack.rows >= FULL_ROWS]
-    return sound if len(sound) - len(big) <= MANY_PACKS else big
+def _worth_keeping(packs: list[_UsablePack]) -> list[_UsablePack]:
+    """Leave out packs that are mostly out of date, and small ones when there are many: their runs are packed again."""
+    current = [item for item in packs if 2 * len(item.current) >= len(item.pack.runs)]
+    big = [item for item in current if 4 * item.pack.rows >= FULL_ROWS]
+    return current if len(current) - len(big) <= MANY_PACKS else big

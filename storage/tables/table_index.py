@@ -1,7 +1,6 @@
-"""What a kind of tables is kept in: packs, and of each run what its log ended in when its rows were made.
+"""The index of packed tables: which packs there are, and the log entry that each run's rows were made at.
 
-Owns the index object and the reasons to distrust it: other versions of tables and fold, bytes that are no index. What
-is distrusted is ignored. Refuses to open a pack.
+An index of another version or with other bytes is ignored.
 """
 
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from storage.tables.run_tables import schema_digest
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunStamp:
-    """A run's rows are true while its log ends in this entry, and where steps are kept, their file has this size."""
+    """A run's rows are current while its log ends with this entry and, with steps, its step log has this size."""
 
     run_id: str
     seq: int
@@ -30,7 +29,7 @@ class RunStamp:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedTable:
-    """One table of a pack: a Parquet object named by its content."""
+    """One table of a pack: a Parquet object named by its SHA-256."""
 
     table: str
     key: str
@@ -55,7 +54,7 @@ class _Index:
 
 
 def read_index(store: ObjectStore, key: str) -> tuple[Pack, ...]:
-    """Return the packs the index names; none where it is missing, damaged, or of another version."""
+    """Return the packs in the index, none if it is missing, damaged or of another version."""
     try:
         index = decode(store.read(key), _Index, where=key)
     except StorageError:
@@ -65,14 +64,14 @@ def read_index(store: ObjectStore, key: str) -> tuple[Pack, ...]:
 
 
 def write_index(store: ObjectStore, key: str, packs: tuple[Pack, ...]) -> None:
-    """Overwrite the index; of two writers the last one's is read, the other's packs are made again."""
+    """Overwrite the index; of two writers the last one wins and the other's packs are made again."""
     store.write(key, encode(_Index(version=schema_digest(), packs_sha256=_digest(packs), packs=packs)))
 
 
 def stamp_run(store: ObjectStore, run_prefix: str, run_id: str, folded: FoldedLog, *, with_steps: bool) -> RunStamp:
-    """Return what tells later whether rows made of this state are still true.
+    """Return the stamp that tells later whether rows made from this state are still current.
 
-    To be called before the rows are made: what is written meanwhile makes them stale, never wrong.
+    Call it before the rows are made: an entry written meanwhile then makes them stale, never wrong.
     """
     attempt, owner = folded.state.latest_attempt, folded.state.open_attempt
     return RunStamp(
@@ -86,7 +85,7 @@ def stamp_run(store: ObjectStore, run_prefix: str, run_id: str, folded: FoldedLo
 
 
 def is_current(store: ObjectStore, run_prefix: str, stamp: RunStamp) -> bool:
-    """Whether the run's log still ends in the stamp's entry: two small requests however long the log is."""
+    """Whether the run's log still ends with the stamp's entry; at most three small requests, whatever its length."""
     folder = f"{run_prefix}/log"
     try:
         if sha256(store.read(f"{folder}/{entry_name(stamp.seq)}")) != stamp.entry_sha256:

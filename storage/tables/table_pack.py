@@ -1,9 +1,4 @@
-"""Rows of many runs in a few Parquet files, with what each run's log ended in when they were made.
-
-Owns the Arrow types, the files, and the note that tells whether a run's rows are still true. Refuses to know which
-packs there are (`table_cache`) and what a row means. Parquet because its readers take only the columns they are
-asked for (https://parquet.apache.org/docs/file-format/).
-"""
+"""Packs: the rows of many runs in a few Parquet files (https://parquet.apache.org/docs/file-format/)."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -33,7 +28,7 @@ _TYPES: Mapping[str, pa.DataType] = {
 
 
 def arrow_table(table: str, rows: Sequence[Any]) -> pa.Table:
-    """Return the rows as an Arrow table; without rows, an empty one of the same types."""
+    """Return the rows as an Arrow table, an empty one of the same types if there are none."""
     listed = columns(table)
     arrays = [_array(column, [getattr(row, column.name) for row in rows]) for column in listed]
     return pa.Table.from_arrays(arrays, names=[column.name for column in listed])
@@ -42,40 +37,40 @@ def arrow_table(table: str, rows: Sequence[Any]) -> pa.Table:
 def _array(column: Column, values: list[Any]) -> pa.Array:
     if column.type.startswith("MAP"):
         values = [None if value is None else sorted(value.items()) for value in values]
-    if column.type == "JSON":  # a run's attempts repeat their configuration
+    if column.type == "JSON":  # the attempts of a run repeat its configuration
         return pa.array(values, pa.string()).dictionary_encode()
     return pa.array(values, _TYPES[column.type])
 
 
 class PackBuilder:
-    """Gathers the rows of runs until they are worth a pack."""
+    """Collects the rows of runs for a pack."""
 
     def __init__(self, tables: Sequence[str]) -> None:
-        """Begin without rows."""
+        """Start without rows."""
         self._tables: dict[str, list[pa.Table]] = {table: [] for table in tables}
         self._stamps: list[RunStamp] = []
         self.rows = 0
 
     @property
     def stamps(self) -> tuple[RunStamp, ...]:
-        """The runs gathered so far."""
+        """The stamps of the runs added so far."""
         return tuple(self._stamps)
 
     def add(self, stamp: RunStamp, rows: Mapping[str, Sequence[Any]]) -> None:
         """Add all rows of a run."""
         self._stamps.append(stamp)
-        for table, held in self._tables.items():
+        for table, parts in self._tables.items():
             if rows[table]:
-                held.append(arrow_table(table, rows[table]))
+                parts.append(arrow_table(table, rows[table]))
                 self.rows += len(rows[table])
 
     def arrow(self, table: str) -> pa.Table:
-        """Return what was gathered of one table."""
+        """Return the rows of one table added so far."""
         empty = arrow_table(table, ())
         return pa.concat_tables([empty, *self._tables[table]]).unify_dictionaries()
 
     def publish(self, store: ObjectStore, prefix: str, *, spool: Path) -> Pack:
-        """Write one Parquet object a table under `prefix`, named by content; raises `StoreUnavailable`, OSError."""
+        """Write one Parquet object for each table under `prefix`; raise `StoreUnavailable` or OSError."""
         packed = []
         for table in self._tables:
             path = spool / f"{table}.parquet"

@@ -14,7 +14,7 @@ from storage.checkpoints.checkpoint import (
     stage_checkpoint,
     verify_checkpoint,
 )
-from storage.checkpoints.manifest import Manifest, ManifestObject, decode_manifest, encode_manifest
+from storage.checkpoints.manifest import Manifest, ManifestObject, decode_manifest
 from storage.checkpoints.tensor_record import TensorRecord
 from storage.checkpoints.tensor_shard import parse_shard
 from storage.errors import IntegrityError, NothingReadable
@@ -162,7 +162,7 @@ def manifest_of(**changed: object) -> Manifest:
 
 def test_a_manifest_of_a_newer_version_asks_for_an_update() -> None:
     with pytest.raises(IntegrityError, match="update cairn"):
-        decode_manifest(encode_manifest(manifest_of(version=2)), where="here")
+        decode_manifest(encode(manifest_of(version=2)), where="here")
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"null", b"{}", b"\xff", b"[" * 100_000])
@@ -173,12 +173,12 @@ def test_a_malformed_manifest_is_refused_by_name(data: bytes) -> None:
 
 def test_a_manifest_without_trainer_document_is_refused(store: ObjectStore) -> None:
     with pytest.raises(IntegrityError, match=r"names no trainer\.json"):
-        load_checkpoint(store, planted(store, encode_manifest(manifest_of())))
+        load_checkpoint(store, planted(store, encode(manifest_of())))
 
 
 def test_a_manifest_of_another_step_than_the_log_says_is_refused(store: ObjectStore) -> None:
     with pytest.raises(IntegrityError, match="step 6"):
-        load_checkpoint(store, planted(store, encode_manifest(manifest_of(step=6))))
+        load_checkpoint(store, planted(store, encode(manifest_of(step=6))))
 
 
 def test_an_object_of_negative_size_is_refused() -> None:

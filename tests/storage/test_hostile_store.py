@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from storage.checkpoints.checkpoint import load_checkpoint, read_manifest
-from storage.checkpoints.manifest import Manifest, ManifestObject, encode_manifest
+from storage.checkpoints.manifest import Manifest, ManifestObject
 from storage.checkpoints.sweep import SweepPlan, Verdict, sweep
-from storage.checkpoints.trainer_document import encode_trainer_document
 from storage.errors import IntegrityError, StorageError
 from storage.logs.entry_log import EntryLog
 from storage.logs.heartbeat import heartbeat_key, read_heartbeat
@@ -18,7 +17,7 @@ from storage.logs.run_entries import RUN_KINDS, CheckpointSuperseded
 from storage.logs.run_log import list_run_ids
 from storage.logs.run_state import RunState
 from storage.logs.step_log import parse_step_records, read_attempt_records
-from storage.stores.document import sha256
+from storage.stores.document import encode, sha256
 from storage.stores.local_store import LocalStore
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import MAX_READ_BYTES, ObjectStore, check_key
@@ -71,11 +70,11 @@ def test_a_heartbeat_and_a_fold_of_any_size_are_none(tmp_path: Path) -> None:
 def test_a_manifest_cannot_make_memory_out_of_a_number(tmp_path: Path) -> None:
     store, prefix = LocalStore(tmp_path), "runs/r1/checkpoints/step-00000001-attempt-0001"
     huge = ManifestObject(name="weights-00001-of-00001.safetensors", bytes=2**62, sha256="0" * 64)
-    trainer = encode_trainer_document(trainer_document(1))
+    trainer = encode(trainer_document(1))
     store.write(f"{prefix}/trainer.json", trainer)
     listed = ManifestObject(name="trainer.json", bytes=len(trainer), sha256=sha256(trainer))
     manifest = Manifest(version=1, run_id="r1", attempt=1, step=1, state_sha256="s", objects=(huge, listed))
-    data = encode_manifest(manifest)
+    data = encode(manifest)
     store.write(f"{prefix}/manifest.json", data)
     store.write(f"{prefix}/{huge.name}", b"small")
     reference = CheckpointReference(step=1, attempt=1, prefix=prefix, manifest_sha256=sha256(data))

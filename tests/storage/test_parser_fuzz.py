@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.checkpoints.manifest import Manifest, ManifestObject, decode_manifest, encode_manifest
-from storage.checkpoints.trainer_document import decode_trainer_document, encode_trainer_document
+from storage.checkpoints.manifest import Manifest, ManifestObject, decode_manifest
+from storage.checkpoints.trainer_document import TrainerDocument
 from storage.errors import IntegrityError
 from storage.logs.heartbeat import Heartbeat
 from storage.logs.log_entry import decode_entry, encode_entry
@@ -86,10 +86,10 @@ PARSERS = {
         encode=encode_entry,
         real=(replace(ENTRIES[0], kind="promoted", body=PROMOTED),),
     ),
-    "manifest": Parser(decode=partial(decode_manifest, where="here"), encode=encode_manifest, real=(MANIFEST,)),
+    "manifest": Parser(decode=partial(decode_manifest, where="here"), encode=encode, real=(MANIFEST,)),
     "trainer document": Parser(
-        decode=partial(decode_trainer_document, where="here"),
-        encode=encode_trainer_document,
+        decode=lambda data: decode(data, TrainerDocument, where="here"),
+        encode=encode,
         real=(trainer_document(5),),
     ),
     "snapshot manifest": of_record(SnapshotManifest, SNAPSHOT),
