@@ -10,9 +10,8 @@ from flows.run.attempt_evaluations import AttemptEvaluations
 from flows.run.trainer_observation import TrainerObservation
 from storage.errors import Fenced, StorageError
 from storage.logs.heartbeat import Heartbeat
-from storage.logs.log_entry import Writer
+from storage.logs.log_entry import CheckpointReference, Writer
 from storage.logs.run_entries import AttemptEnded, AttemptStarted, RunFinished
-from storage.logs.log_entry import CheckpointReference
 from tasks.attempt.attempt_end import AttemptOver, end_attempt
 from tasks.attempt.attempt_receipt import Usage
 from tasks.attempt.heartbeat_writer import beating

@@ -8,8 +8,7 @@ from prefect.futures import PrefectFuture
 
 from flows.run.active_run import ActiveRun
 from flows.run.early_stopping import EarlyStopping
-from storage.logs.log_entry import Writer
-from storage.logs.log_entry import CheckpointReference
+from storage.logs.log_entry import CheckpointReference, Writer
 from tasks.evaluate import evaluate, task_name
 from tasks.evaluator.evaluation_run import EvaluationPlan
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from flows.operations.promotion_use import rules_of
 from flows.orchestrator.promotion_approval import Question, Unanswered, Waiting, ask
 from flows.run.active_run import ActiveRun
+from storage.logs.log_entry import CheckpointReference
 from storage.logs.registry import Registry
 from storage.logs.registry_entries import Promoted, Refused
-from storage.logs.log_entry import CheckpointReference
 from storage.logs.run_state import RunState
 from tasks.checkpoints.promotion_offer import foresee
 from tasks.errors import CheckpointGone, EvaluationInterrupted, GateRefused
