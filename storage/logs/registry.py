@@ -50,7 +50,7 @@ class Registry:
 
     def refresh(self) -> RegistryState:
         """Read the entries appended since and return the state after them."""
-        for read in self._log.read_apply(self._head):
+        for read in self._log.read_after(self._head):
             self._accept(read)
         return self.state
 

@@ -191,7 +191,7 @@ def test_a_sweep_deletes_nothing_but_checkpoints_of_its_own_run(
         named = {name: getattr(hostile, name) for name in ("step", "attempt", "prefix", "manifest_sha256")}
         forge(store, CheckpointSuperseded(why="hostile", **named))
     before = {key for key in store.keys("runs") if "/log/" not in key} | set(store.keys("models"))
-    with pytest.raises(IntegrityError, match="is no checkpoint of run r1"):
+    with pytest.raises(IntegrityError, match="is not a checkpoint folder of run r1"):
         sweep(run_log(store), give_up_all, writer=writer())
     assert before <= {*store.keys("runs"), *store.keys("models")}
 
