@@ -14,7 +14,7 @@ from reports.queries.run_lookup import find_run
 from storage.errors import IntegrityError, ObjectMissing, StoreRefused, StoreUnavailable
 from storage.logs.log_entry import CheckpointReference
 from storage.logs.run_log import RunLog
-from storage.logs.run_state import COMMITTED, CheckpointRecord, RunState
+from storage.logs.run_state import CheckpointRecord, RunState
 from storage.stores.object_store import ObjectStore
 from tasks.errors import InvalidConfiguration
 from tasks.text.output import say
@@ -68,7 +68,7 @@ class CheckpointFollower:
     def _use_or_skip(self, record: CheckpointRecord) -> None:
         assert self._passed is not None
         reference = record.committed.reference
-        problem = f"it is {record.state} by now" if record.state != COMMITTED else self._problem(reference)
+        problem = f"it is {record.state} by now" if not record.is_committed else self._problem(reference)
         if problem:
             self._say(f"{checkpoint_heading(reference)} is passed over: {problem}")
         self._passed += 1
@@ -84,7 +84,7 @@ class CheckpointFollower:
             return f"{error}"
         except (IntegrityError, ObjectMissing) as error:
             now = self._log.refresh().find(reference.prefix)
-            return f"it is {now.state} by now" if now is not None and now.state != COMMITTED else f"{error}"
+            return f"it is {now.state} by now" if now is not None and not now.is_committed else f"{error}"
         return ""
 
     def _say_once(self, line: str) -> None:

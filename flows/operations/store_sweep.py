@@ -12,7 +12,7 @@ from functools import partial
 from random import Random
 
 from flows.operations.run_sweep import sweep_one
-from storage.checkpoints.sweep import SUPERSEDE
+from storage.checkpoints.sweep import SweepAction
 from storage.logs.run_log import list_run_ids
 from storage.stores.object_store import ObjectStore
 
@@ -58,5 +58,5 @@ def _swept(
         report = sweep_one(store, run_id, dry_run=dry_run)
     except Exception as error:  # whatever is wrong with one run, the others are swept
         return StoreSweepRow(run_id=run_id, action=FAILED, why=f"{error}" or type(error).__name__)
-    superseded = sum(item.action == SUPERSEDE for item in report.items)
+    superseded = sum(item.action == SweepAction.SUPERSEDE for item in report.items)
     return StoreSweepRow(run_id=run_id, action=SWEPT, superseded=superseded, freed_bytes=report.freed_bytes)

@@ -10,7 +10,7 @@ from functools import partial
 from storage.logs.log_entry import CheckpointReference, Writer
 from storage.logs.run_entries import CheckpointPinned, CheckpointUnpinned, Placement
 from storage.logs.run_log import RunLog
-from storage.logs.run_state import COMMITTED, RunState
+from storage.logs.run_state import RunState
 
 
 def new_pin(
@@ -51,7 +51,7 @@ def unpin_entry(pin: CheckpointPinned, why: str, state: RunState) -> CheckpointU
 def _unless_too_late(pin: CheckpointPinned, state: RunState) -> CheckpointPinned | None:
     record = state.find(pin.prefix)
     is_late = pin.during_attempt is not None and pin.during_attempt != state.latest_attempt
-    is_committed = record is not None and record.state == COMMITTED
+    is_committed = record is not None and record.is_committed
     return pin if is_committed and not is_late and not _is_in_force(pin, state) else None
 
 

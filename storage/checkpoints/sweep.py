@@ -6,7 +6,8 @@ caller's plan, and the fold can still refuse.
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
 from functools import partial
 from typing import Any
 
@@ -15,18 +16,34 @@ from storage.errors import IntegrityError
 from storage.logs.log_entry import Writer
 from storage.logs.run_entries import (
     CheckpointDeleted,
-    CheckpointPinned,
     CheckpointSuperseded,
 )
 from storage.logs.run_log import RunLog, imagined_entry
-from storage.logs.run_state import COMMITTED, DELETED, QUARANTINED, SUPERSEDED, CheckpointRecord, RunState, fold
+from storage.logs.run_state import CheckpointRecord, CheckpointState, RunState, fold
 from storage.stores.object_store import ObjectStore, UnfinishedWrite
 
-KEEP, SUPERSEDE, DELETE, UNPIN, DISCARD = "keep", "supersede", "delete", "release", "discard"
-CHECKPOINT, STAGED, UNFINISHED, PIN = "checkpoint", "staged", "unfinished", "hold"
 STALE_SECONDS = 86_400.0
 """Age, by the store's clock, at which an unfinished write that no attempt can need is discarded."""
 _FOLDER = re.compile(r"step-(\d+)-attempt-(\d+)\Z")
+
+
+class SweepAction(StrEnum):
+    """What a sweep does with one thing."""
+
+    KEEP = "keep"
+    SUPERSEDE = "supersede"
+    DELETE = "delete"
+    UNPIN = "release"
+    DISCARD = "discard"
+
+
+class SweepKind(StrEnum):
+    """What a sweep looks at: checkpoints, staged folders, unfinished writes, pins."""
+
+    CHECKPOINT = "checkpoint"
+    STAGED = "staged"
+    UNFINISHED = "unfinished"
+    PIN = "hold"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,11 +72,11 @@ Plan = Callable[[RunState, Sequence[str]], SweepPlan]
 class SweepItem:
     """One thing that a sweep checked: the action taken, or planned in a dry run, and why."""
 
-    kind: str
+    kind: SweepKind
     key: str
     step: int | None
     attempt: int | None
-    action: str
+    action: SweepAction
     why: str
     bytes: int
 
@@ -108,7 +125,7 @@ class _Sweep:
         self._delete_superseded()
         self._delete_staged(folders)
         self._discard_unfinished(unfinished)
-        freed = sum(item.bytes for item in self._items if item.action in (DELETE, DISCARD))
+        freed = sum(item.bytes for item in self._items if item.action in (SweepAction.DELETE, SweepAction.DISCARD))
         return SweepReport(run_id=self._log.run_id, dry_run=self._dry_run, items=tuple(self._items), freed_bytes=freed)
 
     def _unpin(self) -> None:
@@ -117,7 +134,7 @@ class _Sweep:
             pin = pins[verdict.key]
             if verdict.is_over:
                 self._append(partial(unpin_entry, pin, verdict.why))
-            self._note(PIN, pin.prefix, UNPIN if verdict.is_over else KEEP, verdict.why, pin=pin)
+            self._note(SweepKind.PIN, replace(verdict, key=pin.prefix), SweepAction.UNPIN)
 
     def _supersede(self) -> None:
         for verdict in self._plan(self._state, ()).checkpoints:
@@ -125,11 +142,10 @@ class _Sweep:
                 self._check_own(verdict.key)
                 self._append(partial(self._superseding, verdict.key))
             record = self._record(verdict.key)
-            is_kept = record.state in (COMMITTED, QUARANTINED)
             # It may have been needed again since this began: then the reason comes from the newest state.
-            newest = self._verdict(verdict.key, self._state) if is_kept and verdict.is_over else None
-            why, size = (newest or verdict).why, record.committed.bytes
-            self._note(CHECKPOINT, verdict.key, KEEP if is_kept else SUPERSEDE, why, size=size)
+            newest = self._verdict(verdict.key, self._state) if record.is_kept and verdict.is_over else None
+            decided = replace(newest or verdict, is_over=not record.is_kept)
+            self._note(SweepKind.CHECKPOINT, decided, SweepAction.SUPERSEDE, size=record.committed.bytes)
 
     def _superseding(self, prefix: str, state: RunState) -> CheckpointSuperseded | None:
         """Decide again on the newest state: it may be pinned, resumed from or needed by now."""
@@ -143,20 +159,21 @@ class _Sweep:
 
     def _delete_superseded(self) -> None:
         for record in self._state.checkpoints:
-            if record.state == SUPERSEDED:
+            if record.state == CheckpointState.SUPERSEDED:
                 self._delete_checkpoint(record)
 
     def _delete_checkpoint(self, record: CheckpointRecord) -> None:
         prefix, size = record.committed.prefix, record.committed.bytes
-        if self._newest_record(prefix).state != SUPERSEDED:
+        if self._newest_record(prefix).state != CheckpointState.SUPERSEDED:
             return  # another sweep has deleted it
         self._delete_bytes(prefix)
         body = CheckpointDeleted(bytes=size, **asdict(record.committed.reference))
         self._append(partial(_unless_deleted, body))
-        self._note(CHECKPOINT, prefix, DELETE, f"superseded: {record.detail}", size=size)
+        verdict = Verdict(key=prefix, is_over=True, why=f"superseded: {record.detail}")
+        self._note(SweepKind.CHECKPOINT, verdict, SweepAction.DELETE, size=size)
 
     def _delete_staged(self, folders: Sequence[str]) -> None:
-        just_deleted = {item.key for item in self._items if item.action == DELETE}
+        just_deleted = {item.key for item in self._items if item.action == SweepAction.DELETE}
         others = [folder for folder in folders if folder not in just_deleted]
         for verdict in self._plan(self._state, others).staged:
             keys = self._store.keys(verdict.key)
@@ -164,7 +181,7 @@ class _Sweep:
             if verdict.is_over and keys:
                 self._delete_bytes(verdict.key)
             if keys:
-                self._note(STAGED, verdict.key, DELETE if verdict.is_over else KEEP, verdict.why, size=size)
+                self._note(SweepKind.STAGED, verdict, SweepAction.DELETE, size=size)
 
     def _delete_bytes(self, prefix: str) -> None:
         """Delete everything under the folder, the manifest last."""
@@ -188,15 +205,15 @@ class _Sweep:
         staged = {verdict.key: verdict for verdict in self._plan(self._state, folders).staged}
         for write in writes:
             folder = self._checkpoint_folder(write.key)
-            verdict = staged.get(folder or "") or self._stale(write, folder)
+            verdict = staged.get(folder or "") or self._judge_unfinished(write, folder)
             if verdict.is_over and not self._dry_run:
                 self._store.discard(write)
-            action = DISCARD if verdict.is_over else KEEP
-            self._note(UNFINISHED, write.key, action, verdict.why, size=write.bytes)
+            decided = replace(verdict, key=write.key)
+            self._note(SweepKind.UNFINISHED, decided, SweepAction.DISCARD, size=write.bytes)
 
-    def _stale(self, write: UnfinishedWrite, folder: str | None) -> Verdict:
+    def _judge_unfinished(self, write: UnfinishedWrite, folder: str | None) -> Verdict:
         record = self._state.find(folder) if folder else None
-        if record is not None and record.state in (SUPERSEDED, DELETED):
+        if record is not None and record.state in (CheckpointState.SUPERSEDED, CheckpointState.DELETED):
             return Verdict(key=write.key, is_over=True, why=f"its checkpoint is {record.state}")
         is_over = write.age_seconds > STALE_SECONDS
         why = f"unfinished for {write.age_seconds / 3600:.0f} h" if is_over else "may still be written"
@@ -222,15 +239,23 @@ class _Sweep:
             self._state = self._log.refresh()
         return self._record(prefix)
 
-    def _note(
-        self, kind: str, key: str, action: str, why: str, *, size: int = 0, pin: CheckpointPinned | None = None
-    ) -> None:
-        named = (pin.step, pin.attempt) if pin else parse_checkpoint_folder(self._checkpoint_folder(f"{key}/") or "")
+    def _note(self, kind: SweepKind, verdict: Verdict, action: SweepAction, *, size: int = 0) -> None:
+        """Report the action, or KEEP if the thing is still needed."""
+        named = parse_checkpoint_folder(self._checkpoint_folder(f"{verdict.key}/") or "")
         step, attempt = named or (None, None)
-        item = SweepItem(kind=kind, key=key, step=step, attempt=attempt, action=action, why=why, bytes=size)
-        self._items.append(item)
+        self._items.append(
+            SweepItem(
+                kind=kind,
+                key=verdict.key,
+                step=step,
+                attempt=attempt,
+                action=action if verdict.is_over else SweepAction.KEEP,
+                why=verdict.why,
+                bytes=size,
+            )
+        )
 
 
 def _unless_deleted(body: CheckpointDeleted, state: RunState) -> CheckpointDeleted | None:
     record = state.find(body.prefix)
-    return body if record is not None and record.state == SUPERSEDED else None
+    return body if record is not None and record.state == CheckpointState.SUPERSEDED else None

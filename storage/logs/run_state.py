@@ -7,6 +7,7 @@ end: this is fencing on the reader's side.
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
+from enum import StrEnum
 
 from storage.logs.log_entry import CheckpointReference, Entry
 from storage.logs.run_entries import (
@@ -26,7 +27,15 @@ from storage.logs.run_entries import (
 )
 
 RESUME_LENGTH = 8
-COMMITTED, QUARANTINED, SUPERSEDED, DELETED = "committed", "quarantined", "superseded", "deleted"
+
+
+class CheckpointState(StrEnum):
+    """The state of a committed checkpoint."""
+
+    COMMITTED = "committed"
+    QUARANTINED = "quarantined"
+    SUPERSEDED = "superseded"
+    DELETED = "deleted"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,8 +61,18 @@ class CheckpointRecord:
 
     committed: CheckpointCommitted
     committed_at: datetime
-    state: str = COMMITTED
+    state: CheckpointState = CheckpointState.COMMITTED
     detail: str = ""
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether a resume can use it."""
+        return self.state == CheckpointState.COMMITTED
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether retention still keeps its bytes."""
+        return self.state in (CheckpointState.COMMITTED, CheckpointState.QUARANTINED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,7 +117,7 @@ class RunState:
     @property
     def readable(self) -> tuple[CheckpointRecord, ...]:
         """Committed checkpoints, newest commit first."""
-        return tuple(record for record in reversed(self.checkpoints) if record.state == COMMITTED)
+        return tuple(record for record in reversed(self.checkpoints) if record.is_committed)
 
     @property
     def surviving_line(self) -> tuple[CheckpointRecord, ...]:
@@ -112,7 +131,9 @@ class RunState:
             line += [
                 record
                 for record in self.checkpoints
-                if record.committed.attempt == number and record.committed.step <= bound and record.state != QUARANTINED
+                if record.committed.attempt == number
+                and record.committed.step <= bound
+                and record.state != CheckpointState.QUARANTINED
             ]
             bound = min(bound, attempt.started.first_step)
         return tuple(sorted(line, key=lambda record: record.committed.step))
@@ -190,14 +211,8 @@ def _apply_checkpoint_entry(state: RunState, entry: Entry) -> RunState:
     match body := entry.body:
         case CheckpointCommitted():
             return _commit(state, entry, body)
-        case CheckpointQuarantined():
-            return _move_checkpoint(state, entry, body, {COMMITTED}, QUARANTINED, body.detail)
-        case CheckpointSuperseded() if state.is_needed(body.prefix):
-            return _refuse(state, entry)
-        case CheckpointSuperseded():
-            return _move_checkpoint(state, entry, body, {COMMITTED, QUARANTINED}, SUPERSEDED, body.why)
-        case CheckpointDeleted():
-            return _move_checkpoint(state, entry, body, {SUPERSEDED}, DELETED, "")
+        case CheckpointQuarantined() | CheckpointSuperseded() | CheckpointDeleted():
+            return _move_checkpoint(state, entry, body)
         case CheckpointPinned():
             return _pin(state, entry, body)
         case CheckpointUnpinned():
@@ -239,7 +254,7 @@ def _end_attempt(state: RunState, entry: Entry, body: AttemptEnded) -> RunState:
 def _pin(state: RunState, entry: Entry, body: CheckpointPinned) -> RunState:
     record = state.find(body.prefix)
     late = body.during_attempt is not None and body.during_attempt != state.latest_attempt
-    if record is None or record.state != COMMITTED or record.committed.manifest_sha256 != body.manifest_sha256 or late:
+    if record is None or not record.is_committed or record.committed.manifest_sha256 != body.manifest_sha256 or late:
         return _refuse(state, entry)
     return replace(state, pins=(*state.pins, body))
 
@@ -249,16 +264,19 @@ def _without_pin(pins: tuple[CheckpointPinned, ...], hold_id: str | None) -> tup
 
 
 def _move_checkpoint(
-    state: RunState,
-    entry: Entry,
-    body: CheckpointQuarantined | CheckpointSuperseded | CheckpointDeleted,
-    before: set[str],
-    after: str,
-    detail: str,
+    state: RunState, entry: Entry, body: CheckpointQuarantined | CheckpointSuperseded | CheckpointDeleted
 ) -> RunState:
     record = state.find(body.prefix)
-    if record is None or record.state not in before or record.committed.manifest_sha256 != body.manifest_sha256:
+    if record is None or record.committed.manifest_sha256 != body.manifest_sha256:
         return _refuse(state, entry)
-    moved = replace(record, state=after, detail=detail or record.detail)
+    match body:
+        case CheckpointQuarantined() if record.is_committed:
+            moved = replace(record, state=CheckpointState.QUARANTINED, detail=body.detail or record.detail)
+        case CheckpointSuperseded() if record.is_kept and not state.is_needed(body.prefix):
+            moved = replace(record, state=CheckpointState.SUPERSEDED, detail=body.why or record.detail)
+        case CheckpointDeleted() if record.state == CheckpointState.SUPERSEDED:
+            moved = replace(record, state=CheckpointState.DELETED)
+        case _:
+            return _refuse(state, entry)
     checkpoints = tuple(moved if other is record else other for other in state.checkpoints)
     return replace(state, checkpoints=checkpoints)

@@ -19,7 +19,7 @@ from storage.logs.entry_log import this_writer, utc_now
 from storage.logs.log_entry import CheckpointReference
 from storage.logs.run_entries import CheckpointUnpinned, EvaluationFailed, EvaluationRecorded
 from storage.logs.run_log import RunLog
-from storage.logs.run_state import COMMITTED, RunState
+from storage.logs.run_state import RunState
 from tasks.configuration.settings import BudgetConfig
 from tasks.errors import CheckpointGone
 from tasks.evaluator.evaluation_folder import evaluation_folder
@@ -176,7 +176,7 @@ def _unless_recorded(
     body: EvaluationRecorded | EvaluationFailed, trial: _Trial, state: RunState
 ) -> EvaluationRecorded | EvaluationFailed | CheckpointUnpinned | None:
     record = state.find(trial.reference.prefix)
-    if isinstance(body, EvaluationFailed) and (record is None or record.state != COMMITTED):
+    if isinstance(body, EvaluationFailed) and (record is None or not record.is_committed):
         return None  # its hold had ended and the bytes went: no fault of the evaluator
     if body in state.evaluations or body in state.failed_evaluations:
         return None

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from storage.logs.run_entries import EvaluationRecorded
-from storage.logs.run_state import COMMITTED, CheckpointRecord, RunState
+from storage.logs.run_state import CheckpointRecord, RunState
 from tasks.configuration.settings import BudgetsConfig, CheckpointConfig, EarlyStopConfig, EvaluationConfig
 from tasks.policy.budgets import evaluator_retries_left
 from tasks.policy.curve_verdict import VerdictKind
@@ -156,7 +156,7 @@ def _is_outstanding(
     state: RunState, terms: StopTerms, record: CheckpointRecord, known: Mapping[str, EvaluationRecorded]
 ) -> bool:
     manifest = record.committed.manifest_sha256
-    if manifest in known or record.state != COMMITTED:
+    if manifest in known or not record.is_committed:
         return False
     budget = terms.evaluator_retries.evaluator_failed
     return evaluator_retries_left(budget, state.failed_evaluations, manifest, terms.suite_sha256) > 0

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from storage.checkpoints.sweep import SweepPlan, Verdict, parse_checkpoint_folder
 from storage.logs.run_entries import CheckpointPinned
-from storage.logs.run_state import COMMITTED, DELETED, QUARANTINED, CheckpointRecord, RunState
+from storage.logs.run_state import CheckpointRecord, CheckpointState, RunState
 from tasks.configuration.settings import CheckpointConfig
 from tasks.policy.early_stop import find_stop, outstanding, stop_terms
 from tasks.policy.promotion import METRIC
@@ -48,7 +48,7 @@ def plan_retention(terms: RetentionTerms, state: RunState, folders: Sequence[str
     released first.
     """
     standing = _standing(terms, state)
-    kept = [record for record in state.checkpoints if record.state in (COMMITTED, QUARANTINED)]
+    kept = [record for record in state.checkpoints if record.is_kept]
     return SweepPlan(
         pins=tuple(_judge_pin(terms, hold) for hold in state.pins),
         checkpoints=tuple(_judge_checkpoint(terms, standing, record) for record in kept),
@@ -127,7 +127,7 @@ def _judge_checkpoint(terms: RetentionTerms, standing: _Standing, record: Checkp
 def _wanted(terms: RetentionTerms, standing: _Standing, record: CheckpointRecord) -> Iterator[str]:
     """Yield why the policy keeps it; one that cannot be read counts for nothing."""
     policy, committed = terms.policy, record.committed
-    if record.state == QUARANTINED:
+    if record.state == CheckpointState.QUARANTINED:
         if _newer(standing, committed.step) < policy.keep_last:
             yield f"quarantined, and fewer than {policy.keep_last} newer ones can be read"
         return
@@ -158,7 +158,7 @@ def _needed(terms: RetentionTerms, standing: _Standing, record: CheckpointRecord
 
 
 def _unwanted(policy: CheckpointConfig, standing: _Standing, record: CheckpointRecord) -> str:
-    if record.state == QUARANTINED:
+    if record.state == CheckpointState.QUARANTINED:
         return f"quarantined ({record.detail}), and {policy.keep_last} newer ones can be read"
     parts = [f"older than the newest {policy.keep_last}"]
     loss = standing.losses.get(record.committed.manifest_sha256)
@@ -199,7 +199,7 @@ def _judge_folders(state: RunState, folders: Sequence[str]) -> Iterator[Verdict]
     for folder in folders:
         if folder not in known:
             yield _judge_staged(state, folder)
-        elif known[folder] == DELETED:
+        elif known[folder] == CheckpointState.DELETED:
             yield Verdict(key=folder, is_over=True, why="left over from a checkpoint that is deleted")
 
 

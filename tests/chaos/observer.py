@@ -7,7 +7,7 @@ from pathlib import Path
 
 from storage.logs.heartbeat import read_heartbeat
 from storage.logs.run_log import RunLog
-from storage.logs.run_state import SUPERSEDED, RunState
+from storage.logs.run_state import CheckpointState, RunState
 from storage.stores.object_store import ObjectStore
 from tests.chaos.plan import Fault, Moment
 from tests.chaos.processes import Processes, Role
@@ -80,7 +80,9 @@ class Observer:
             case Moment.COMMIT:
                 return bool(self.staged(state)) and self._is_there(Role.FLOW)
             case Moment.SWEEP:
-                return any(record.state == SUPERSEDED for record in state.checkpoints) and self._is_there(Role.FLOW)
+                return any(
+                    record.state == CheckpointState.SUPERSEDED for record in state.checkpoints
+                ) and self._is_there(Role.FLOW)
         return False  # evaluators are waited for with the trainer halted
 
     def _is_there(self, role: Role) -> bool:

@@ -9,7 +9,7 @@ import pytest
 from flows.run.early_stopping import EarlyStopping
 from model.configuration.network import ModelConfig
 from storage.logs.log_entry import Writer
-from storage.logs.run_state import QUARANTINED
+from storage.logs.run_state import CheckpointState
 from tasks.attempt.shutdown_signal import ShutdownSignal
 from tasks.configuration.settings import EvaluationConfig
 from tasks.evaluator.evaluation_run import EvaluationPlan
@@ -59,7 +59,7 @@ def test_the_deciding_step_becomes_the_last_one_and_what_lies_beyond_is_nobodys_
     assert state.newest_committed.committed.step == 10
     assert state.finished.state_sha256 == state.newest_committed.committed.state_sha256
     beyond = state.checkpoints[-1]
-    assert beyond.state == QUARANTINED and "beyond step 10" in beyond.detail and state.refused == ()
+    assert beyond.state == CheckpointState.QUARANTINED and "beyond step 10" in beyond.detail and state.refused == ()
 
 
 def test_whoever_died_between_any_two_entries_of_the_end_is_continued_to_the_same_end(

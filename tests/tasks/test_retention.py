@@ -17,7 +17,7 @@ from storage.logs.run_entries import (
     CheckpointSuperseded,
     CheckpointUnpinned,
 )
-from storage.logs.run_state import COMMITTED, RunState, fold
+from storage.logs.run_state import RunState, fold
 from tasks.configuration.settings import CheckpointConfig
 from tasks.policy.retention import AliasReach, RetentionTerms, plan_retention
 from tests.entries import ended, evaluated, started
@@ -293,7 +293,7 @@ def test_nothing_held_reached_or_resumed_from_is_given_up(state: RunState, by: R
 
 
 def references(state: RunState) -> set[CheckpointReference]:
-    return {record.committed.reference for record in state.checkpoints if record.state in (COMMITTED, "quarantined")}
+    return {record.committed.reference for record in state.checkpoints if record.is_kept}
 
 
 @given(runs(), terms_of_any_kind())
