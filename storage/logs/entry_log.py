@@ -10,14 +10,14 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count, takewhile
 from typing import Any
 
 from storage.errors import AppendUnknown, IntegrityError, ObjectMissing, StoreUnavailable
-from storage.logs.log_entry import CheckpointReference, Entry, Writer, decode_entry, encode_entry, entry_name, seq_of
-from storage.stores.document import sha256
+from storage.logs.log_entry import FORMAT_VERSION, CheckpointReference, Entry, Writer, decode_entry, entry_name, seq_of
+from storage.stores.document import encode, sha256
 from storage.stores.object_store import ObjectStore
 
 _TRIES = 6
@@ -52,10 +52,6 @@ class EntryLog:
     kinds: Mapping[str, type]
     clock: Callable[[], datetime] = utc_now
     sleep: Callable[[float], None] = time.sleep
-    names: Mapping[type, str] = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "names", {record: kind for kind, record in self.kinds.items()})
 
     def read(self, seq: int) -> ReadEntry | None:
         """Return entry `seq`, or None if the log ends before it; raise `IntegrityError` if it is malformed."""
@@ -121,8 +117,9 @@ class EntryLog:
         written for a body that cannot be read back (JSON has no NaN).
         """
         entry = Entry(
+            version=FORMAT_VERSION,
             seq=0 if after is None else after.entry.seq + 1,
-            kind=self.names[type(body)],
+            kind=next(kind for kind, record in self.kinds.items() if record is type(body)),
             at=self.clock(),
             write_id=uuid.uuid4().hex,
             prev=None if after is None else after.sha256,
@@ -130,7 +127,7 @@ class EntryLog:
             resume=resume,
             body=body,
         )
-        data, key = encode_entry(entry), f"{self.prefix}/{entry_name(entry.seq)}"
+        data, key = encode(entry), f"{self.prefix}/{entry_name(entry.seq)}"
         readable = decode_entry(data, self.kinds, where=f"{key}, not written")
         if self._put(key, data, entry.write_id):
             return ReadEntry(entry=readable, sha256=sha256(data))

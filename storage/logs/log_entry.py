@@ -1,17 +1,16 @@
 """One entry of a log: its envelope, its JSON and its object name.
 
-Does not know any kind of entry: the kinds are a parameter. A kind that is not among them is kept as `UnknownBody`.
+Does not know any kind of entry: the kinds are a parameter. The body of another kind, or of a newer format version,
+stays plain JSON.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-import msgspec
-
 from storage.errors import IntegrityError
-from storage.stores.document import decode, encode
+from storage.stores.document import convert, decode
 
 FORMAT_VERSION = 1
 LAST_SEQ = 9_999_999_999
@@ -39,29 +38,8 @@ class CheckpointReference:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """One fact, created only if absent at its sequence number."""
+    """One fact, created only if absent at its sequence number; `body` is a record of its kind."""
 
-    seq: int
-    kind: str
-    at: datetime
-    write_id: str
-    prev: str | None
-    writer: Writer
-    resume: tuple[CheckpointReference, ...]
-    body: Any
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UnknownBody:
-    """The body of an entry whose kind or format version is newer than this reader: kept, not interpreted."""
-
-    kind: str
-    content: Mapping[str, Any]
-    version: int = 1
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Envelope:
     version: int
     seq: int
     kind: str
@@ -70,10 +48,7 @@ class _Envelope:
     prev: str | None
     writer: Writer
     resume: tuple[CheckpointReference, ...]
-    body: msgspec.Raw
-
-
-_SHARED_FIELDS = tuple(field.name for field in fields(Entry) if field.name != "body")
+    body: Any
 
 
 def entry_name(seq: int) -> str:
@@ -89,24 +64,8 @@ def seq_of(name: str) -> int:
     return LAST_SEQ - int(digits)
 
 
-def encode_entry(entry: Entry) -> bytes:
-    """Return the entry as sorted, readable JSON."""
-    body = msgspec.Raw(msgspec.json.encode(entry.body, order="sorted"))
-    return encode(_Envelope(version=FORMAT_VERSION, body=body, **_shared(entry)))
-
-
 def decode_entry(data: bytes, kinds: Mapping[str, type], *, where: str) -> Entry:
     """Return the entry in `data`; raise `IntegrityError` naming `where` on anything malformed."""
-    envelope = decode(data, _Envelope, where=where)
-    known = kinds.get(envelope.kind) if envelope.version <= FORMAT_VERSION else None
-    body: object
-    if known is None:
-        content = decode(bytes(envelope.body), dict, where=where)
-        body = UnknownBody(kind=envelope.kind, content=content, version=envelope.version)
-    else:
-        body = decode(bytes(envelope.body), known, where=f"{where} body")
-    return Entry(body=body, **_shared(envelope))
-
-
-def _shared(record: Entry | _Envelope) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in _SHARED_FIELDS}
+    entry = decode(data, Entry, where=where)
+    known = kinds.get(entry.kind, dict) if entry.version <= FORMAT_VERSION else dict
+    return replace(entry, body=convert(entry.body, known, where=f"{where} body"))

@@ -8,7 +8,7 @@ from typing import Any
 from storage.errors import Fenced, StorageError
 from storage.logs.entry_log import EntryLog, ReadEntry, utc_now
 from storage.logs.fold_cache import FOLD_EVERY_ENTRIES, FoldedLog, read_fold, write_fold
-from storage.logs.log_entry import Entry, Writer
+from storage.logs.log_entry import FORMAT_VERSION, Entry, Writer
 from storage.logs.run_entries import RUN_KINDS
 from storage.logs.run_state import RunState, fold
 from storage.stores.object_store import ObjectStore, check_key
@@ -117,4 +117,14 @@ class RunLog:
 
 def imagined_entry(body: Any, writer: Writer) -> Entry:
     """Return an entry that is folded to see the state after it and never appended."""
-    return Entry(seq=-1, kind="", at=utc_now(), write_id="", prev=None, writer=writer, resume=(), body=body)
+    return Entry(
+        version=FORMAT_VERSION,
+        seq=-1,
+        kind="",
+        at=utc_now(),
+        write_id="",
+        prev=None,
+        writer=writer,
+        resume=(),
+        body=body,
+    )

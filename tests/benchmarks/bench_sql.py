@@ -24,10 +24,10 @@ from reports.queries.run_query import answer_query
 from reports.queries.sql_rows import make_log_rows
 from storage.logs.entry_log import ReadEntry
 from storage.logs.fold_cache import FoldedLog, write_fold
-from storage.logs.log_entry import Entry, Writer, encode_entry, entry_name
+from storage.logs.log_entry import FORMAT_VERSION, Entry, Writer, entry_name
 from storage.logs.run_entries import CheckpointCommitted, Decision, Placement, RunOpened
 from storage.logs.run_state import AttemptRecord, CheckpointRecord, RunState
-from storage.stores.document import sha256
+from storage.stores.document import encode, sha256
 from storage.stores.local_store import LocalStore
 from storage.tables.run_tables import LOG_TABLES
 from storage.tables.table_cache import FULL_ROWS, index_key
@@ -139,6 +139,7 @@ def _attempt(attempt: int, at: datetime, config: Any, resumed: Any, chance: rand
 def head_of(store: LocalStore, run_id: str, state: RunState, seq: int) -> FoldedLog:
     """Write the entry the log of the run ends in; return the fold up to it."""
     entry = Entry(
+        version=FORMAT_VERSION,
         seq=seq,
         kind="attempt-ended",
         at=datetime.now(UTC),
@@ -148,7 +149,7 @@ def head_of(store: LocalStore, run_id: str, state: RunState, seq: int) -> Folded
         resume=state.resume,
         body=state.attempts[-1].ended,
     )
-    data, path = encode_entry(entry), store.local_path(f"runs/{run_id}/log/{entry_name(seq)}")
+    data, path = encode(entry), store.local_path(f"runs/{run_id}/log/{entry_name(seq)}")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)  # as it lies there; a thousand fsyncs are not what is measured
     return FoldedLog(head=ReadEntry(entry=entry, sha256=sha256(data)), state=state)

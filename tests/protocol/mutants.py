@@ -23,10 +23,10 @@ from storage.checkpoints.sweep import Verdict
 from storage.errors import ObjectMissing, StoreUnavailable
 from storage.logs.entry_log import EntryLog, ReadEntry
 from storage.logs.fold_cache import FoldedLog
-from storage.logs.log_entry import CheckpointReference, Entry, decode_entry, encode_entry, entry_name
+from storage.logs.log_entry import FORMAT_VERSION, CheckpointReference, Entry, decode_entry, entry_name
 from storage.logs.run_entries import CheckpointCommitted
 from storage.logs.run_state import RunState
-from storage.stores.document import decode, sha256
+from storage.stores.document import decode, encode, sha256
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore
 
@@ -69,6 +69,7 @@ def blind_retry(patch: pytest.MonkeyPatch) -> None:
     def append(self: EntryLog, body: Any, *, after: Any, writer: Any, resume: Any = ()) -> ReadEntry | None:
         while True:
             entry = Entry(
+                version=FORMAT_VERSION,
                 seq=after.entry.seq + 1 if after else 0,
                 kind=self.names[type(body)],
                 at=self.clock(),
@@ -78,7 +79,7 @@ def blind_retry(patch: pytest.MonkeyPatch) -> None:
                 resume=resume,
                 body=body,
             )
-            data, key = encode_entry(entry), f"{self.prefix}/{entry_name(entry.seq)}"
+            data, key = encode(entry), f"{self.prefix}/{entry_name(entry.seq)}"
             try:
                 made = self.store.create(key, data)
             except StoreUnavailable:

@@ -22,10 +22,11 @@ from storage.checkpoints.checkpoint import verify_checkpoint as verify
 from storage.checkpoints.tensor_record import TensorRecord
 from storage.checkpoints.trainer_document import TrainerDocument, small_tensor
 from storage.logs.entry_log import EntryLog, ReadEntry
-from storage.logs.log_entry import Entry, encode_entry, entry_name
+from storage.logs.log_entry import FORMAT_VERSION, Entry, entry_name
 from storage.logs.run_entries import RUN_KINDS, AttemptEnded, CheckpointCommitted, RunOpened
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
+from storage.stores.document import encode
 from storage.stores.object_store import ObjectStore
 from tests import entries
 from tests.entries import NOON, ended, started, writer
@@ -71,6 +72,7 @@ def committed(step: int, attempt: int) -> CheckpointCommitted:
 def entry(body: object, *, attempt: int | None = None, seq: int = 0) -> Entry:
     kinds = {record: kind for kind, record in RUN_KINDS.items()}
     return Entry(
+        version=FORMAT_VERSION,
         seq=seq,
         kind=kinds[type(body)],
         at=NOON + timedelta(seconds=seq),
@@ -86,7 +88,7 @@ def forge(store: ObjectStore, body: object, *, attempt: int | None = None) -> No
     """Append an entry as a writer without scruples would: chained correctly, checked by nobody."""
     last: ReadEntry | None = entry_log(store).newest()
     forged = entry(body, attempt=attempt, seq=0 if last is None else last.entry.seq + 1)
-    data = encode_entry(replace(forged, prev=None if last is None else last.sha256))
+    data = encode(replace(forged, prev=None if last is None else last.sha256))
     assert store.create(f"{LOG}/{entry_name(forged.seq)}", data)
 
 

@@ -14,10 +14,10 @@ from reports.queries.run_lookup import find_run
 from reports.queries.run_status import list_runs, read_status
 from storage.logs.entry_log import EntryLog
 from storage.logs.fold_cache import FOLD_EVERY_ENTRIES
-from storage.logs.log_entry import Entry, encode_entry, entry_name
+from storage.logs.log_entry import Entry, entry_name
 from storage.logs.run_entries import RUN_KINDS, CheckpointDeleted, CheckpointSuperseded, EvaluationRecorded
 from storage.logs.run_state import RunState, fold
-from storage.stores.document import sha256
+from storage.stores.document import encode, sha256
 from storage.stores.local_store import LocalStore
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import MAX_READ_BYTES, ObjectStore
@@ -56,7 +56,7 @@ def forge_history(store: ObjectStore) -> int:
     for seq, (body, attempt) in enumerate(history()):
         written: Entry = entry(body, attempt=attempt, seq=seq)
         state = fold([written], state)
-        data = encode_entry(replace(written, prev=prev, resume=state.resume))
+        data = encode(replace(written, prev=prev, resume=state.resume))
         store.write(f"{LOG}/{entry_name(seq)}", data)
         prev = sha256(data)
     return seq + 1

@@ -7,9 +7,10 @@ import pytest
 
 from storage.errors import AppendUnknown, Fenced, IntegrityError, StoreUnavailable
 from storage.logs.entry_log import EntryLog
-from storage.logs.log_entry import encode_entry, entry_name
+from storage.logs.log_entry import entry_name
 from storage.logs.run_entries import CheckpointCommitted
 from storage.logs.run_state import RunState
+from storage.stores.document import encode
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore
 from tests.entries import ended, evaluated, writer
@@ -51,9 +52,9 @@ class ScriptedStore:
             case "response lost":
                 self.inner.create(key, data)
             case "somebody else, response lost":
-                self.inner.create(key, encode_entry(entry(opened())))
+                self.inner.create(key, encode(entry(opened())))
             case "somebody else":
-                return not self.inner.create(key, encode_entry(entry(opened())))
+                return not self.inner.create(key, encode(entry(opened())))
             case "honest":
                 return self.inner.create(key, data)
         raise StoreUnavailable("scripted")
@@ -142,7 +143,7 @@ def test_the_writer_of_an_entry_and_its_readers_hold_the_same_state(store: Objec
 def test_the_newest_entry_takes_two_requests_however_long_the_log(length: int) -> None:
     memory = MemoryStore()
     for seq in range(length):
-        memory.create(f"{LOG}/{entry_name(seq)}", encode_entry(entry(opened(), seq=seq)))
+        memory.create(f"{LOG}/{entry_name(seq)}", encode(entry(opened(), seq=seq)))
     counting = FaultyStore(memory)
     newest = entry_log(counting).newest()  # type: ignore[arg-type]
     assert newest is not None

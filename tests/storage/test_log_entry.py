@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.errors import IntegrityError
-from storage.logs.log_entry import LAST_SEQ, Entry, UnknownBody, decode_entry, encode_entry, entry_name, seq_of
+from storage.logs.log_entry import LAST_SEQ, Entry, decode_entry, entry_name, seq_of
 from storage.logs.run_entries import RUN_KINDS
-from storage.stores.document import MAX_DOCUMENT_BYTES
+from storage.stores.document import MAX_DOCUMENT_BYTES, encode
 from tests.entries import ended, evaluated, started
 from tests.storage.builders import committed, entry, opened
 
@@ -23,23 +23,23 @@ def decoded(data: bytes) -> Entry:
 
 
 def document(of: object = None, /, **changed: object) -> dict[str, Any]:
-    fields: dict[str, Any] = json.loads(encode_entry(entry(of or started(1), attempt=1)))
+    fields: dict[str, Any] = json.loads(encode(entry(of or started(1), attempt=1)))
     return {**fields, **changed}
 
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: type(body).__name__)
 def test_an_entry_reads_back_as_it_was(body: object) -> None:
     written = entry(body, attempt=1, seq=7)
-    assert decoded(encode_entry(written)) == written
+    assert decoded(encode(written)) == written
 
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: type(body).__name__)
 def test_equal_entries_have_equal_bytes(body: object) -> None:
-    assert encode_entry(decoded(encode_entry(entry(body)))) == encode_entry(entry(body))
+    assert encode(decoded(encode(entry(body)))) == encode(entry(body))
 
 
 def test_an_entry_is_sorted_and_readable_with_cat() -> None:
-    text = encode_entry(entry(started(1))).decode()
+    text = encode(entry(started(1))).decode()
     assert list(json.loads(text)) == sorted(json.loads(text))
     assert text.endswith("}\n")
     assert max(len(line) for line in text.splitlines()) < 120
@@ -66,18 +66,18 @@ def test_a_foreign_name_is_refused_and_named(name: str) -> None:
 def test_a_kind_from_the_future_is_kept_and_written_back_unchanged() -> None:
     data = json.dumps(document(kind="checkpoint-blessed", body={"by": "pope", "more": [1, None]})).encode()
     kept = decoded(data)
-    assert kept.body == UnknownBody(kind="checkpoint-blessed", content={"by": "pope", "more": [1, None]})
-    assert decoded(encode_entry(kept)) == kept
+    assert (kept.kind, kept.body) == ("checkpoint-blessed", {"by": "pope", "more": [1, None]})
+    assert decoded(encode(kept)) == kept
 
 
 def test_a_version_from_the_future_is_kept_without_being_interpreted() -> None:
     kept = decoded(json.dumps(document(version=2, body={"attempt": "two"})).encode())
-    assert kept.body == UnknownBody(kind="attempt-started", content={"attempt": "two"}, version=2)
+    assert (kept.kind, kept.body, kept.version) == ("attempt-started", {"attempt": "two"}, 2)
 
 
 def test_a_version_from_the_future_is_written_back_as_what_it_was() -> None:
     kept = decoded(json.dumps(document(version=2)).encode())
-    assert decoded(encode_entry(kept)) == kept
+    assert decoded(encode(kept)) == kept
 
 
 def test_a_field_from_the_future_is_ignored() -> None:
@@ -93,7 +93,7 @@ def test_a_field_from_the_future_is_ignored() -> None:
         pytest.param(b"[" * 100_000, id="deep"),
         pytest.param(b"{" * 100_000, id="deep-objects"),
         pytest.param(b" " * (MAX_DOCUMENT_BYTES + 1), id="huge"),
-        pytest.param(encode_entry(entry(opened()))[:-20], id="torn"),
+        pytest.param(encode(entry(opened()))[:-20], id="torn"),
         pytest.param(b'{"body":' + b"[" * 100_000 + b"]" * 100_000 + b"}", id="deep-body"),
         *(
             pytest.param(json.dumps(document(**changed)).encode(), id=name)
@@ -152,11 +152,11 @@ def test_any_value_in_any_field_of_any_body_raises_nothing_but_an_integrity_erro
 
 @given(st.data())
 def test_a_changed_byte_raises_nothing_but_an_integrity_error(data: st.DataObject) -> None:
-    real = bytearray(encode_entry(entry(committed(5, 1), attempt=1)))
+    real = bytearray(encode(entry(committed(5, 1), attempt=1)))
     real[data.draw(st.integers(0, len(real) - 1))] = data.draw(st.integers(0, 255))
     only_integrity_errors(bytes(real))
 
 
 def test_times_are_written_in_utc() -> None:
-    assert b'"2026-01-01T12:00:00Z"' in encode_entry(entry(opened()))
-    assert decoded(encode_entry(entry(opened()))).at == datetime(2026, 1, 1, 12, tzinfo=UTC)
+    assert b'"2026-01-01T12:00:00Z"' in encode(entry(opened()))
+    assert decoded(encode(entry(opened()))).at == datetime(2026, 1, 1, 12, tzinfo=UTC)

@@ -18,7 +18,7 @@ from storage.checkpoints.manifest import Manifest, ManifestObject, decode_manife
 from storage.checkpoints.trainer_document import TrainerDocument
 from storage.errors import IntegrityError
 from storage.logs.heartbeat import Heartbeat
-from storage.logs.log_entry import decode_entry, encode_entry
+from storage.logs.log_entry import decode_entry
 from storage.logs.registry_entries import MODEL_KINDS, Promoted
 from storage.logs.run_entries import RUN_KINDS
 from storage.logs.run_state import RunState, fold
@@ -80,10 +80,10 @@ ENTRIES = tuple(
     for n, body in enumerate([opened(), started(1), committed(5, 1), evaluated(5, 1.0), ended(1)])
 )
 PARSERS = {
-    "log entry": Parser(decode=partial(decode_entry, kinds=RUN_KINDS, where="here"), encode=encode_entry, real=ENTRIES),
+    "log entry": Parser(decode=partial(decode_entry, kinds=RUN_KINDS, where="here"), encode=encode, real=ENTRIES),
     "registry entry": Parser(
         decode=partial(decode_entry, kinds=MODEL_KINDS, where="here"),
-        encode=encode_entry,
+        encode=encode,
         real=(replace(ENTRIES[0], kind="promoted", body=PROMOTED),),
     ),
     "manifest": Parser(decode=partial(decode_manifest, where="here"), encode=encode, real=(MANIFEST,)),
