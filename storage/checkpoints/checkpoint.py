@@ -17,10 +17,10 @@ from storage.checkpoints.shard_transfer import (
     name_of,
     transfers,
     write_pieces,
-    write_shard,
 )
 from storage.checkpoints.state_digest import state_sha256
 from storage.checkpoints.tensor_record import TensorRecord
+from storage.checkpoints.tensor_shard import shard_chunks
 from storage.checkpoints.trainer_document import TrainerDocument
 from storage.errors import IntegrityError, NothingReadable, ObjectMissing
 from storage.logs.log_entry import CheckpointReference, Writer
@@ -311,7 +311,7 @@ def _object(name: str, written: WrittenObject) -> ManifestObject:
 def _begin_writes(
     run: Run, store: ObjectStore, prefix: str, shards: Iterable[tuple[str, list[TensorRecord]]]
 ) -> list[tuple[str, Callable[[], WrittenObject]]]:
-    return [(name, run(write_shard, store, f"{prefix}/{name}", shard)) for name, shard in shards]
+    return [(name, run(write_pieces, store, f"{prefix}/{name}", shard_chunks(shard))) for name, shard in shards]
 
 
 def _named_shards(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from storage.checkpoints.tensor_record import TensorRecord
-from storage.checkpoints.tensor_shard import parse_shard, shard_chunks
+from storage.checkpoints.tensor_shard import parse_shard
 from storage.stores.object_store import ObjectStore, WrittenObject
 from storage.stores.verified_object import ExpectedObject, check_size, read_verified_into
 
@@ -45,11 +45,6 @@ def transfers(count: int, thread_start: Callable[[], None] | None = None) -> Ite
         return
     with ThreadPoolExecutor(count, "transfer", initializer=thread_start) as pool:
         yield lambda function, *arguments: pool.submit(function, *arguments).result
-
-
-def write_shard(store: ObjectStore, key: str, records: Sequence[TensorRecord]) -> WrittenObject:
-    """Write the records as one safetensors object."""
-    return write_pieces(store, key, shard_chunks(records))
 
 
 def write_pieces(store: ObjectStore, key: str, chunks: Iterable[memoryview]) -> WrittenObject:

@@ -70,11 +70,7 @@ class EntryLog:
         key = self.store.first(self.prefix)
         return None if key is None else self.read(seq_of(key.rsplit("/", 1)[1]))
 
-    def read_after(self, last: ReadEntry | None) -> list[ReadEntry]:
-        """Return every entry after `last`, oldest first; raise `IntegrityError` on a broken sequence or prev chain."""
-        return list(self.walk_after(last))
-
-    def walk_after(self, last: ReadEntry | None) -> Iterator[ReadEntry]:
+    def read_after(self, last: ReadEntry | None) -> Iterator[ReadEntry]:
         """Yield every entry after `last`, oldest first; raise `IntegrityError` at the first that is not sound.
 
         Probes forward: the sequence is contiguous, so the first absent number is the end, in whatever order the store

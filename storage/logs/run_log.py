@@ -58,7 +58,7 @@ class RunLog:
         with self._lock:
             if self._head is None:
                 self._begin_at(read_fold(self.store, self.fold_key, self._log))
-            for read in self._log.walk_after(self._head):
+            for read in self._log.read_after(self._head):
                 self._accept(read)
             return self.state
 

@@ -12,7 +12,6 @@ from functools import cache
 from types import NoneType
 from typing import Any, NewType, get_args, get_type_hints
 
-from storage.errors import StorageError
 from storage.logs.fold_cache import FOLD_VERSION
 from storage.stores.document import sha256
 
@@ -24,7 +23,7 @@ TABLES_VERSION = 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingAttemptRow:
-    """A receipt; in an open attempt `termination_reason` is null, and progress is what its heartbeat last said."""
+    """A receipt; `termination_reason` is null while the attempt is open."""
 
     run_id: str
     model_family: str | None
@@ -67,7 +66,7 @@ class TrainingAttemptRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointRow:
-    """A checkpoint some entry names; one that is still being written has none and is no row."""
+    """A committed checkpoint, in whatever state it is now; one that is still being written has no row."""
 
     run_id: str
     model_family: str | None
@@ -86,7 +85,7 @@ class CheckpointRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationRow:
-    """One evaluation, recorded or failed; the verdict is on the curve up to these weights."""
+    """One evaluation, recorded or failed, and the verdict on the loss curve up to its checkpoint."""
 
     run_id: str
     model_family: str | None
@@ -112,9 +111,9 @@ class EvaluationRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromotionRow:
-    """A decision on an alias: `kind` is promoted, refused or rolled-back; `current` is where the alias points now.
+    """A decision on an alias: `kind` is promoted, refused or rolled-back; the alias points at the `current` row.
 
-    Of a roll-back, run, step and weights are those the alias went back to. The family is the run's to say.
+    Run, step and weights of a roll-back are those the alias went back to. Queries take the family from the run.
     """
 
     alias: str
@@ -139,7 +138,7 @@ class PromotionRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepRow:
-    """One step of the surviving line; `replays` counts how often it was trained before, `tokens` all up to it."""
+    """One surviving step; `replays` counts earlier attempts that trained it, `tokens` all tokens up to it."""
 
     run_id: str
     model_family: str | None
@@ -160,9 +159,9 @@ class StepRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRow:
-    """One run; `gpu_seconds` counts open attempts too, `finished_at` is when its last step was committed.
+    """One run; `finished_at` is when its last step was committed.
 
-    An unreadable run has a state and a detail that says why, and nothing else.
+    An unreadable run has only a state, and a detail that says why.
     """
 
     run_id: str
@@ -209,7 +208,7 @@ ROWS: Mapping[str, type] = {
     "runs": RunRow,
 }
 LOG_TABLES = ("runs", "training_attempts", "checkpoints", "evaluations")
-"""Tables that follow from a run's log alone, but for how far an open attempt is."""
+"""Tables made from a run's log alone, except for the progress of an open attempt."""
 STEP_TABLES = ("steps",)
 
 _TYPES: Mapping[Any, str] = {
@@ -227,15 +226,10 @@ _TYPES: Mapping[Any, str] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Column:
-    """A column: its name, and its type as SQL calls it."""
+    """A column and its SQL type."""
 
     name: str
     type: str
-
-    def __post_init__(self) -> None:
-        """Refuse a name that would need more than quotes."""
-        if not self.name.isidentifier():
-            raise StorageError(f"column {self.name!r}: must be a plain name")
 
 
 @cache
@@ -247,7 +241,7 @@ def columns(table: str) -> tuple[Column, ...]:
 
 @cache
 def schema_digest() -> str:
-    """Return what changes whenever rows are made otherwise: kept tables of another digest are not used."""
+    """Return the digest of versions and columns; packs with another digest are not used."""
     listed = [f"{table}.{column.name} {column.type}" for table in ROWS for column in columns(table)]
     return sha256("\n".join([str(TABLES_VERSION), str(FOLD_VERSION), *listed]).encode())
 

@@ -130,6 +130,6 @@ def test_a_reader_far_behind_reads_ahead_in_one_listing(long_run: LocalStore) ->
             return long_run.first(prefix)
 
     counting = FaultyStore(Far())
-    entries = EntryLog(store=counting, prefix=LOG, kinds=RUN_KINDS).read_after(None)  # type: ignore[arg-type]
+    entries = list(EntryLog(store=counting, prefix=LOG, kinds=RUN_KINDS).read_after(None))  # type: ignore[arg-type]
     assert [read.entry.seq for read in entries] == list(range(len(entries)))
     assert len(counting.operations) <= len(entries) + 4
