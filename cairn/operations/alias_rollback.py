@@ -7,7 +7,6 @@ from storage.errors import IntegrityError
 from storage.logs.registry import Registry, RegistryState
 from storage.logs.registry_entries import Promoted, RolledBack
 from storage.logs.run_log import RunLog
-from storage.logs.run_state import COMMITTED
 from storage.stores.object_store import ObjectStore
 
 
@@ -52,7 +51,7 @@ def _newest_readable(store: ObjectStore, alias: str, state: RegistryState) -> Pr
 def _find_problem(store: ObjectStore, promoted: Promoted) -> str:
     """Return why these weights cannot be used; empty where they are committed and all their bytes are there."""
     record = RunLog(store, promoted.run_id).refresh().find(promoted.prefix)
-    if record is None or record.state != COMMITTED:
+    if record is None or not record.is_committed:
         return "is not in its run's log" if record is None else f"is {record.state}: {record.detail}"
     try:
         manifest = read_manifest(store, promoted.prefix, promoted.manifest_sha256)

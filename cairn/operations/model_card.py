@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from reports.pages.markdown import markdown_text
 from reports.queries.alias_history import AliasPromotion
-from storage.logs.run_entries import EvaluationRecorded, RunOpened
 from storage.logs.log_entry import CheckpointReference
+from storage.logs.run_entries import EvaluationRecorded, RunOpened
 from storage.logs.run_state import RunState
 from storage.snapshots.data_snapshot import SnapshotManifest
 from storage.stores.document import encode

@@ -18,11 +18,12 @@ from reports.queries.run_cost import RunCost, count_cost
 from reports.queries.run_lookup import configuration_document
 from reports.queries.run_status import RunStatus, read_status
 from reports.queries.run_timeline import ReasonRow, count_reasons
-from storage.checkpoints.trainer_document import decode_trainer_document
+from storage.checkpoints.trainer_document import TrainerDocument
 from storage.errors import StorageError
 from storage.logs.run_entries import CurveVerdict
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
+from storage.stores.document import decode
 from tasks.configuration.settings import CostConfig
 from tasks.text.format import format_list
 
@@ -207,6 +208,6 @@ def _versions(log: RunLog) -> Mapping[str, str]:
         return {}
     key = f"{newest.committed.prefix}/trainer.json"
     try:
-        return decode_trainer_document(log.store.read(key), where=key).versions
+        return decode(log.store.read(key), TrainerDocument, where=key).versions
     except StorageError:
         return {}

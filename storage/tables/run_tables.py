@@ -1,8 +1,6 @@
-"""The tables that are asked in SQL: their names, columns and types.
+"""The SQL tables: one record for the rows of each, whose fields are the table's columns.
 
-Owns what a row is; the columns are those of the JSON documents under the same names, nested ones flattened. A row is a
-record and a table's columns are its fields, so that the two cannot disagree. Refuses to know where rows come from
-(`reports.queries.sql_rows`), how they are kept (`table_pack`) and who asks.
+Columns have the names of the JSON documents' fields, with nested fields flattened.
 """
 
 from collections.abc import Mapping

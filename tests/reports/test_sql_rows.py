@@ -7,9 +7,9 @@ import pyarrow as pa
 import pytest
 
 from reports.queries.sql_rows import make_attempt_row, make_log_rows, make_run_row, make_step_rows, make_unreadable_row
+from storage.logs.log_entry import CheckpointReference
 from storage.logs.registry_entries import Promoted, RolledBack
 from storage.logs.run_entries import CheckpointSuperseded, RunFinished
-from storage.logs.log_entry import CheckpointReference
 from storage.logs.run_state import RunState, fold
 from storage.logs.step_log import StepRecord
 from storage.tables import run_tables
