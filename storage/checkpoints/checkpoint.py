@@ -18,8 +18,7 @@ from storage.checkpoints.shard_transfer import (
     transfers,
     write_pieces,
 )
-from storage.checkpoints.state_digest import state_sha256
-from storage.checkpoints.tensor_record import TensorRecord
+from storage.checkpoints.tensor_record import TensorRecord, state_sha256
 from storage.checkpoints.tensor_shard import shard_chunks
 from storage.checkpoints.trainer_document import TrainerDocument
 from storage.errors import IntegrityError, NothingReadable, ObjectMissing

@@ -1,10 +1,18 @@
-"""A tensor without torch: name, dtype (as safetensors names it), shape and bytes."""
+"""A tensor without torch, and `state_sha256`: the digest of a train state, the same for every sharding and world size.
 
+The digest covers name, dtype, shape and bytes of every tensor in name order, each length-prefixed so that different
+states never give the same byte string.
+"""
+
+import hashlib
 import math
+import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from storage.errors import IntegrityError
 
+_TITLE = b"cairn train state 1\n"
 MOST_DIMENSIONS = 64  # multiplying the lengths of a hostile header with a million dimensions would take hours
 DTYPE_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
@@ -14,7 +22,7 @@ DTYPE_BYTES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorRecord:
-    """A named tensor over a flat buffer of little-endian values, which is not copied."""
+    """A named tensor (dtype as in safetensors) over a flat buffer of little-endian values, which is not copied."""
 
     name: str
     dtype: str
@@ -31,3 +39,30 @@ class TensorRecord:
         expected = math.prod(self.shape) * DTYPE_BYTES[self.dtype]
         if self.data.nbytes != expected:
             raise IntegrityError(f"tensor {self.name}: {self.data.nbytes} bytes, its shape and dtype need {expected}")
+
+
+def state_sha256(records: Iterable[TensorRecord]) -> str:
+    """Return the hex digest of the records; two states have equal digests if and only if they have equal bits.
+
+    Records that arrive in name order are digested as they arrive.
+    """
+    digest, seen, ordered = hashlib.sha256(_TITLE), list[TensorRecord](), True
+    for record in records:
+        ordered = ordered and not (seen and record.name < seen[-1].name)
+        seen.append(record)
+        if ordered:
+            _update(digest, record)
+    if ordered:
+        return digest.hexdigest()
+    digest = hashlib.sha256(_TITLE)
+    for record in sorted(seen, key=lambda record: record.name):
+        _update(digest, record)
+    return digest.hexdigest()
+
+
+def _update(digest: "hashlib._Hash", record: TensorRecord) -> None:
+    for text in (record.name, record.dtype, ",".join(map(str, record.shape))):
+        encoded = text.encode()
+        digest.update(struct.pack("<Q", len(encoded)) + encoded)
+    digest.update(struct.pack("<Q", record.data.nbytes))
+    digest.update(record.data)

@@ -56,8 +56,8 @@ class RunLog:
     def refresh(self) -> RunState:
         """Read the entries appended since and return the state; the first time, start from the cached fold."""
         with self._lock:
-            if self._head is None:
-                self._begin_at(read_fold(self.store, self.fold_key, self._log))
+            if self._head is None and (folded := read_fold(self.store, self.fold_key, self._log)):
+                self._head, self.state, self._cached_seq = folded.head, folded.state, folded.head.entry.seq
             for read in self._log.read_after(self._head):
                 self._accept(read)
             return self.state
@@ -73,34 +73,25 @@ class RunLog:
         owns the run or the fold would refuse the body, `AppendUnknown` when the outcome could not be established.
         """
         with self._lock:
-            return self._append(decide, writer)
-
-    def _append(self, decide: Callable[[RunState], Any], writer: Writer) -> RunState:
-        while True:
-            state = self.refresh()
-            if state.fences(writer.attempt):
-                raise Fenced(self._fenced_message(writer, state))
-            body = decide(state)
-            if body is None:
-                return state
-            after = fold([imagined_entry(body, writer)], state)
-            if len(after.refused) > len(state.refused):
-                raise Fenced(
-                    f"run {self.run_id}: every reader would refuse this entry now, so it is not written: {body}"
-                )
-            read = self._log.append(body, after=self._head, writer=writer, resume=after.resume)
-            if read is not None:
-                self._accept(read)
-                self._cache(read)
-                return self.state
+            while True:
+                state = self.refresh()
+                if state.fences(writer.attempt):
+                    raise Fenced(self._fenced_message(writer, state))
+                body = decide(state)
+                if body is None:
+                    return state
+                after = fold([imagined_entry(body, writer)], state)
+                if len(after.refused) > len(state.refused):
+                    raise Fenced(f"run {self.run_id}: every reader would refuse this entry; not written: {body}")
+                read = self._log.append(body, after=self._head, writer=writer, resume=after.resume)
+                if read is not None:
+                    self._accept(read)
+                    self._cache(read)
+                    return self.state
 
     def _accept(self, read: ReadEntry) -> None:
         self._head = read
         self.state = fold([read.entry], self.state)
-
-    def _begin_at(self, folded: FoldedLog | None) -> None:
-        if folded is not None:
-            self._head, self.state, self._cached_seq = folded.head, folded.state, folded.head.entry.seq
 
     def _cache(self, head: ReadEntry) -> None:
         if head.entry.seq - self._cached_seq < FOLD_EVERY_ENTRIES:

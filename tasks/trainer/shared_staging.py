@@ -16,8 +16,7 @@ from model.training.train_state import NamedTensor
 from storage.checkpoints.checkpoint import OtherWriters
 from storage.checkpoints.manifest import ManifestObject
 from storage.checkpoints.shard_transfer import in_name_order
-from storage.checkpoints.state_digest import state_sha256
-from storage.checkpoints.tensor_record import TensorRecord
+from storage.checkpoints.tensor_record import TensorRecord, state_sha256
 from tasks.trainer.rendezvous import Rendezvous
 from tasks.trainer.tensor_exchange import to_record
 

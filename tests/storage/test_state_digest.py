@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.checkpoints.state_digest import state_sha256
-from storage.checkpoints.tensor_record import TensorRecord
+from storage.checkpoints.tensor_record import TensorRecord, state_sha256
 from storage.errors import IntegrityError
 from tests.storage.builders import floats
 
