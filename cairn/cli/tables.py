@@ -69,7 +69,7 @@ def print_sweep(report: "SweepReport") -> None:
         ],
         empty="no checkpoints yet",
     )
-    counts = Counter(item.action for item in report.items)
+    counts = Counter[str](item.action for item in report.items)
     done = ", ".join(f"{_DONE[action]} {counts[action]}" for action in _DONE if counts[action])
     when = " (a sweep would do this; nothing was changed)" if report.dry_run else ""
     print(f"run {report.run_id}: {done or 'nothing to do'}; freed {report.freed_bytes:,} bytes{when}")

@@ -41,7 +41,7 @@ def verify_run(store: ObjectStore, run_id: str) -> Verification:
     problems: list[str] = []
     entries: list[Entry] = []
     try:
-        for read in log.walk_after(None):
+        for read in log.read_after(None):
             entries.append(read.entry)
     except IntegrityError as error:
         problems.append(str(error))
