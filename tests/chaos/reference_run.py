@@ -13,7 +13,7 @@ from model.training.determinism import make_deterministic, resolve_device
 from model.training.train_state import TrainState
 from model.training.training_loop import StepObserver, StepResult, train_until
 from model.training.training_step import StepInputs
-from storage.checkpoints.state_digest import state_sha256
+from storage.checkpoints.tensor_record import state_sha256
 from storage.logs.run_state import RunState
 from storage.logs.step_curve import StepPoint
 from storage.snapshots.data_snapshot import open_snapshot
