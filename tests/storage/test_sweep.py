@@ -1,4 +1,4 @@
-"""A sweep deletes exactly what nobody needs, whatever fails under it and whoever sweeps beside it."""
+"""A sweep deletes exactly what is no longer needed, whatever fails and however many sweeps run at once."""
 
 import os
 import threading
@@ -77,7 +77,7 @@ def prefix_of(step: int, attempt: int = 1) -> str:
     return checkpoint_prefix(f"runs/{RUN}", step=step, attempt=attempt)
 
 
-def hold(log: RunLog, step: int, hold_id: str, *, pid: int = 1, alias: str | None = None) -> None:
+def pin(log: RunLog, step: int, hold_id: str, *, pid: int = 1, alias: str | None = None) -> None:
     record = log.state.find(prefix_of(step))
     assert record is not None
     of, here = record.committed.reference, started(1).placement
@@ -107,9 +107,9 @@ def promote(log: RunLog, step: int, *, loss: float) -> CheckpointReference:
 def everything_at_once(store: ObjectStore) -> None:
     """Six commits and an orphan of a first attempt, holds of the living and the dead, a champion, a live attempt."""
     log = run_with_commits(store, 10, 20, 30, 40, 50, 60)
-    hold(log, 10, "dead-evaluation", pid=DEAD_PID)
-    hold(log, 20, "live-evaluation")
-    hold(log, 40, "dead-offer", pid=DEAD_PID, alias="other")
+    pin(log, 10, "dead-evaluation", pid=DEAD_PID)
+    pin(log, 20, "live-evaluation")
+    pin(log, 40, "dead-offer", pid=DEAD_PID, alias="other")
     promote(log, 30, loss=2.0)
     stage(store, step=70, attempt=1)
     claim(log)
@@ -222,7 +222,7 @@ def test_the_champion_survives_any_number_of_commits_and_a_rollback_finds_the_on
 def test_a_hold_that_comes_between_plan_and_superseding_saves_the_checkpoint(store: ObjectStore) -> None:
     log = run_with_commits(store, 10, 20, 30)
     terms = RetentionTerms(policy=KEEP_TWO, suite_sha256="s")
-    late = [partial(hold, run_log(store), 10, "late")]
+    late = [partial(pin, run_log(store), 10, "late")]
 
     def plan(state: RunState, listed: Any) -> Any:
         found = plan_retention(terms, state, listed)
@@ -275,7 +275,7 @@ def test_an_alias_that_cannot_be_read_keeps_everything(store: ObjectStore) -> No
 
 def test_what_a_dead_offerer_still_had_on_its_way_comes_too_late(store: ObjectStore) -> None:
     log = run_with_commits(store, 10, 20, 30)
-    hold(log, 10, "dead-offer", pid=DEAD_PID, alias="champion")
+    pin(log, 10, "dead-offer", pid=DEAD_PID, alias="champion")
     entries = EntryLog(store=store, prefix="models/champion/log", kinds=MODEL_KINDS, clock=clock, sleep=no_sleep)
     head = entries.newest()
     swept(store)
