@@ -23,15 +23,15 @@ from reports.queries.receipts import read_receipts
 from reports.queries.run_status import read_status
 from storage.logs.run_log import RunLog
 
-_LAST_WORD_SECONDS = 10.0
+_FINAL_SECONDS = 10.0
 _MOST_EVALUATIONS = 200
 
 
 class RunArtifacts:
-    """Publishes a run's tables and its curve whenever it is told that something changed; the newest state wins."""
+    """Publishes the tables and the plot of a run after each change of its log; the newest state wins."""
 
     def __init__(self, log: RunLog, flow_run_id: str | None) -> None:
-        """Prepare; without a flow run there is nobody to show anything to."""
+        """Start nothing yet; without a flow run nothing is published."""
         self._log, self._flow_run_id = log, flow_run_id
         self._changed, self._stop = threading.Event(), False
         self._began = time.monotonic()
@@ -41,7 +41,7 @@ class RunArtifacts:
 
     @contextmanager
     def published(self) -> Iterator[None]:
-        """Publish in the background while the block runs; the last state is given a moment at the end."""
+        """Publish in the background while the block runs; the last state has ten seconds at the end."""
         if self._flow_run_id is None:
             yield
             return
@@ -52,10 +52,10 @@ class RunArtifacts:
         finally:
             self._stop = True
             self._changed.set()
-            thread.join(_LAST_WORD_SECONDS)
+            thread.join(_FINAL_SECONDS)
 
     def change(self) -> None:
-        """Say that the log has something new."""
+        """Mark that the log has changed."""
         self._changed.set()
 
     def _publish_all(self, flow_run_id: UUID) -> None:
@@ -65,14 +65,14 @@ class RunArtifacts:
                 self._changed.wait()
                 last = self._stop
                 self._changed.clear()
-                with suppress(Exception):  # an API that is away, old or full costs a version of a table, never more
+                with suppress(Exception):  # an API that fails costs one version of a table
                     self._publish(client, flow_run_id)
 
     def _publish(self, client: SyncPrefectClient, flow_run_id: UUID) -> None:
         reasons = {item.termination_reason for item in read_receipts(self._log) if item.termination_reason}
         client.update_flow_run(flow_run_id, tags=[f"run:{self._log.run_id}", *(f"reason:{name}" for name in reasons)])
         for name, table in self._tables():
-            if self._shown.get(name) != table:  # each version stays in the orchestrator's database
+            if self._shown.get(name) != table:  # Prefect stores every version
                 self._create(client, flow_run_id, name, table)
                 self._shown[name] = table
         if self._stop or self._is_curve_due():
@@ -115,7 +115,7 @@ class RunArtifacts:
 
 
 def artifact_key(run_id: str, name: str) -> str:
-    """Return the key under which table or picture is found; the orchestrator allows lower case, digits and dashes."""
+    """Return the key of an artifact; Prefect allows lower case, digits and dashes."""
     return f"cairn-{re.sub('[^a-z0-9]+', '-', run_id.lower()).strip('-')}-{name}"
 
 

@@ -10,7 +10,7 @@ from flows.orchestrator.cancellation import CancellationWatch
 from flows.orchestrator.run_artifacts import RunArtifacts
 from flows.run.background_sweep import BackgroundSweep
 from flows.run.progress import Progress
-from reports.exporters.exporters import exporting
+from reports.exporters.exporters import run_exporters
 from storage.logs.run_log import RunLog
 from tasks.attempt.failure_remedy import DataOrigin
 from tasks.attempt.preemption_notice import announced, notice_sources
@@ -75,7 +75,7 @@ class ActiveRun:
         with (
             services.progress.showing(),
             services.artifacts.published(),
-            exporting(self.log, self.config.mirrors, environ, self.say),
+            run_exporters(self.log, self.config.mirrors, environ, self.say),
             services.cancellation.watching(),
             self.shutdown.heard(rules.signal),
             announced(self.shutdown, sources, poll_seconds=rules.poll_seconds, on_problem=self.say),

@@ -17,7 +17,7 @@ _EXPERIMENT = "cairn"
 
 
 def check_exporters(mirrors: MirrorsConfig) -> None:
-    """Raise `InvalidConfiguration` where a mirror cannot work on this machine; nothing is opened, nobody is asked."""
+    """Raise `InvalidConfiguration` where an exporter's library is not installed; opens nothing."""
     if mirrors.tensorboard and find_spec("tensorboard") is None:
         raise InvalidConfiguration(
             f"mirrors.tensorboard = {mirrors.tensorboard!r}: TensorBoard is not installed; "
@@ -26,17 +26,17 @@ def check_exporters(mirrors: MirrorsConfig) -> None:
 
 
 @contextmanager
-def exporting(
+def run_exporters(
     log: RunLog, mirrors: MirrorsConfig, environment: Mapping[str, str], say: Callable[[str], None]
 ) -> Iterator[None]:
-    """Keep the run's mirrors up to date while the block runs; nothing that happens to them reaches it."""
-    with ExitStack() as kept:
-        for mirror in _wanted(log, mirrors, environment):
-            kept.enter_context(ExporterThread(log, mirror, say).kept())
+    """Export the run while the block runs; an exporter that fails does not affect the block."""
+    with ExitStack() as threads:
+        for exporter in _make_exporters(log, mirrors, environment):
+            threads.enter_context(ExporterThread(log, exporter, say).run())
         yield
 
 
-def _wanted(log: RunLog, mirrors: MirrorsConfig, environment: Mapping[str, str]) -> Iterator[Exporter]:
+def _make_exporters(log: RunLog, mirrors: MirrorsConfig, environment: Mapping[str, str]) -> Iterator[Exporter]:
     if mirrors.tensorboard:
         from reports.exporters.tensorboard_exporter import TensorBoardExporter
 

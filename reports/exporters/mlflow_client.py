@@ -18,32 +18,32 @@ _SHOWN_CHARACTERS = 200
 
 
 class MlflowRefused(ReportError):
-    """The tracking server answered, and the answer is no; `code` is its error code."""
+    """The tracking server refused a request; `code` is its error code."""
 
     def __init__(self, code: str, message: str) -> None:
-        """Keep the server's code beside its words."""
+        """Keep the error code and the message."""
         super().__init__(f"{code}: {message}")
         self.code = code
 
 
 class MlflowClient:
-    """Asks one tracking server."""
+    """Sends requests to one tracking server; each ends after ten seconds."""
 
     def __init__(self, address: str, environment: Mapping[str, str]) -> None:
-        """Prepare; nobody is asked yet."""
+        """Send nothing yet; credentials come from MLflow's environment variables."""
         self._root = f"{address.rstrip('/')}/api/2.0/mlflow/"
         self._headers = {"Content-Type": "application/json", **_authorization(environment)}
 
     def get(self, path: str, **parameters: str) -> Any:
-        """Return the answer to a question."""
-        return self._ask(urllib.request.Request(f"{self._root}{path}?{urllib.parse.urlencode(parameters)}"))
+        """Send a GET request and return the answer."""
+        return self._send(urllib.request.Request(f"{self._root}{path}?{urllib.parse.urlencode(parameters)}"))
 
     def post(self, path: str, **content: object) -> Any:
-        """Return the answer to a command."""
+        """Send a POST request and return the answer."""
         data = json.dumps(content, allow_nan=False).encode()
-        return self._ask(urllib.request.Request(f"{self._root}{path}", data=data, method="POST"))
+        return self._send(urllib.request.Request(f"{self._root}{path}", data=data, method="POST"))
 
-    def _ask(self, request: urllib.request.Request) -> Any:
+    def _send(self, request: urllib.request.Request) -> Any:
         for name, value in self._headers.items():
             request.add_header(name, value)
         try:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from reports.exporters.curve_follower import CurveNews, TimedStep
+from reports.exporters.curve_follower import CurveUpdate, TimedStep
 from reports.exporters.mlflow_client import MlflowClient, MlflowRefused
 from storage.logs.run_entries import AttemptEnded, EvaluationRecorded
 from storage.logs.run_state import RunState
@@ -19,7 +19,7 @@ from tasks.policy.termination import DecisionAction
 _METRICS_AT_ONCE = 1000
 _TAGS_AT_ONCE = 100
 _MOST_CHARACTERS = 500
-_IDENTITY, _MARK = "cairn.run", "cairn.mirrored"
+_IDENTITY, _SENT_TAG = "cairn.run", "cairn.mirrored"
 _STEP_METRICS = {
     "train.loss": "train_loss",
     "train.lr": "lr",
@@ -32,45 +32,45 @@ Metric = Mapping[str, object]
 
 
 class MlflowExporter:
-    """Tells one tracking server of one run."""
+    """Exports one run to one tracking server."""
 
     name = "MLflow"
 
     def __init__(self, client: MlflowClient, run_id: str, *, experiment: str) -> None:
-        """Prepare; nobody is asked yet."""
+        """Send nothing yet."""
         self._client, self._run_id, self._experiment = client, run_id, experiment
         self._mlflow_run = ""
-        self._mark = 0
+        self._sent_step = 0
         self._unsettled: list[TimedStep] = []
 
     def begin(self, state: RunState) -> None:
-        """Find the run by its tag, or create it, and read how far it was told."""
+        """Find the MLflow run by its tag or create it, and read the last step that was sent."""
         opened_at = state.opened_at.isoformat() if state.opened_at else ""
         identity = f"{self._run_id}@{opened_at}"
         found = self._find(identity)
         self._mlflow_run = found["info"]["run_id"] if found else self._create(identity, state)
-        self._mark, self._unsettled = _mark_of(found, state), []
+        self._sent_step, self._unsettled = _sent_step_of(found, state), []
         self._client.post("runs/update", run_id=self._mlflow_run, status="RUNNING")
-        self._tell_parameters(state)
+        self._send_parameters(state)
 
-    def write(self, news: CurveNews) -> None:
-        """Send what is settled now."""
-        if news.rewind_to is not None:
-            self._mark = min(self._mark, news.rewind_to)
-            self._unsettled = [timed for timed in self._unsettled if timed.record.step <= news.rewind_to]
-        self._unsettled += news.steps
-        settled = [timed for timed in self._unsettled if timed.record.step <= news.settled_step]
+    def write(self, update: CurveUpdate) -> None:
+        """Send the steps that are committed now."""
+        if update.rewind_to is not None:
+            self._sent_step = min(self._sent_step, update.rewind_to)
+            self._unsettled = [timed for timed in self._unsettled if timed.record.step <= update.rewind_to]
+        self._unsettled += update.steps
+        settled = [timed for timed in self._unsettled if timed.record.step <= update.settled_step]
         self._unsettled = self._unsettled[len(settled) :]
-        unknown = [timed for timed in settled if timed.record.step > self._mark]
-        self._tell_metrics([*_step_metrics(unknown), *_evaluation_metrics(news.evaluations)])
-        self._tell_tags(_end_tags(news.ends))
-        if unknown:
-            last = unknown[-1].record
-            self._mark = last.step
-            self._tell_tags([{"key": _MARK, "value": f"{last.step}:{last.attempt}"}])
+        unsent = [timed for timed in settled if timed.record.step > self._sent_step]
+        self._send_metrics([*_step_metrics(unsent), *_evaluation_metrics(update.evaluations)])
+        self._send_tags(_end_tags(update.ends))
+        if unsent:
+            last = unsent[-1].record
+            self._sent_step = last.step
+            self._send_tags([{"key": _SENT_TAG, "value": f"{last.step}:{last.attempt}"}])
 
     def end(self, state: RunState) -> None:
-        """Say that it is finished, or that nobody trains it now."""
+        """Set the final status: finished, failed, or killed where the run can continue."""
         ended = state.attempts[-1].ended if state.attempts else None
         status = (
             "FINISHED"
@@ -124,26 +124,26 @@ class MlflowExporter:
         )
         return str(created["run"]["info"]["run_id"])
 
-    def _tell_parameters(self, state: RunState) -> None:
-        """Send the frozen part, which never changes, as MLflow's parameters never may."""
+    def _send_parameters(self, state: RunState) -> None:
+        """Send the frozen configuration: MLflow does not allow a parameter to change."""
         frozen = flatten(state.opened.config) if state.opened else {}
         listed = [{"key": key, "value": str(value)[:_MOST_CHARACTERS]} for key, value in sorted(frozen.items())]
         for batch in _batches(listed, _TAGS_AT_ONCE):
             self._client.post("runs/log-batch", run_id=self._mlflow_run, params=batch)
 
-    def _tell_metrics(self, metrics: Iterable[Metric]) -> None:
+    def _send_metrics(self, metrics: Iterable[Metric]) -> None:
         for batch in _batches(metrics, _METRICS_AT_ONCE):
             self._client.post("runs/log-batch", run_id=self._mlflow_run, metrics=batch)
 
-    def _tell_tags(self, tags: Iterable[Mapping[str, str]]) -> None:
+    def _send_tags(self, tags: Iterable[Mapping[str, str]]) -> None:
         for batch in _batches(tags, _TAGS_AT_ONCE):
             self._client.post("runs/log-batch", run_id=self._mlflow_run, tags=batch)
 
 
-def _mark_of(found: Any, state: RunState) -> int:
-    """Return up to which step the surviving line was told: no further than where an attempt after it resumed."""
+def _sent_step_of(found: Any, state: RunState) -> int:
+    """Return the last sent step of the surviving line: at most the step at which a later attempt resumed."""
     tags = {tag["key"]: tag["value"] for tag in found["data"].get("tags", [])} if found else {}
-    step, _, attempt = tags.get(_MARK, "").partition(":")
+    step, _, attempt = tags.get(_SENT_TAG, "").partition(":")
     if not (step.isdigit() and attempt.isdigit()):
         return 0
     later = (record.started for record in state.attempts if record.started.attempt > int(attempt))
@@ -166,7 +166,7 @@ def _evaluation_metrics(evaluations: Iterable[EvaluationRecorded]) -> Iterator[M
 
 
 def _metric(key: str, value: float, at_seconds: float, step: int) -> Metric:
-    """One value; its time is its own, so that what is sent twice is there once."""
+    """Return one value with its own time, so that MLflow stores a value that is sent twice once."""
     shown: object = value if math.isfinite(value) else "NaN" if math.isnan(value) else f"{'-' * (value < 0)}Infinity"
     return {"key": key, "value": shown, "timestamp": int(at_seconds * 1000), "step": step}
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from reports.exporters.curve_follower import CurveNews
+from reports.exporters.curve_follower import CurveUpdate
 from storage.logs.run_state import RunState
 
 _VERSION = "brain.Event:2"
@@ -33,7 +33,7 @@ class TensorBoardExporter:
     name = "TensorBoard"
 
     def __init__(self, folder: Path, run_id: str, store_url: str) -> None:
-        """Write below `folder`; nothing is made yet."""
+        """Write below `folder`; creates nothing yet."""
         self._folder = folder / run_id
         # Runs of one name from two stores may share the folder: each deletes only its own files.
         self._suffix = f".cairn-{hashlib.sha256(store_url.encode()).hexdigest()[:8]}"
@@ -52,19 +52,19 @@ class TensorBoardExporter:
         self._file = (self._folder / f"events.out.tfevents.{unique}{self._suffix}").open("xb")
         self._records = RecordWriter(self._file)
         self._add(now, 0, file_version=_VERSION)
-        self._forget_from(0)
+        self._drop_from(0)
         self._file.flush()
         for path in earlier:
             path.unlink(missing_ok=True)
 
-    def write(self, news: CurveNews) -> None:
-        """Append the news, and put them into the system's hands."""
-        if news.rewind_to is not None:
-            self._forget_from(news.rewind_to + 1)
-        for timed in news.steps:
+    def write(self, update: CurveUpdate) -> None:
+        """Append the update and flush it to the operating system."""
+        if update.rewind_to is not None:
+            self._drop_from(update.rewind_to + 1)
+        for timed in update.steps:
             values = {tag: getattr(timed.record, name) for tag, name in _STEP_TAGS.items()}
             self._add_scalars(timed.at_seconds, timed.record.step, values)
-        for measured in news.evaluations:
+        for measured in update.evaluations:
             values = {f"{measured.suite}/{name}": value for name, value in measured.metrics.items()}
             self._add_scalars(measured.started_at.timestamp() + measured.seconds, measured.step, values)
         if self._file is not None:
@@ -74,7 +74,7 @@ class TensorBoardExporter:
         """Close the file."""
         self._close()
 
-    def _forget_from(self, step: int) -> None:
+    def _drop_from(self, step: int) -> None:
         from tensorboard.compat.proto.event_pb2 import SessionLog
 
         self._add(time.time(), step, session_log=SessionLog(status=SessionLog.START))

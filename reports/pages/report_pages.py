@@ -10,7 +10,7 @@ from reports.pages.attempt_bars import css_class, place_bars
 from reports.pages.markdown import fence, markdown_table, markdown_text, sparkline
 from reports.pages.run_report import RunReport, machines_table, quarantines_table
 from reports.plots.run_curves import RunCurves
-from reports.plots.run_plot import write_whole
+from reports.plots.run_plot import replace_file
 from reports.queries import display_tables
 from reports.queries.display_tables import Table, format_cell
 from reports.queries.run_timeline import group_receipts
@@ -48,7 +48,7 @@ def html_report(report: RunReport, curves: RunCurves) -> str:
 def write_html_report(report: RunReport, curves: RunCurves, file: str) -> int:
     """Write the page and return its bytes; raises `InvalidConfiguration` where the file cannot be written."""
     content = html_report(report, curves).encode()
-    write_whole(Path(file), content)
+    replace_file(Path(file), content)
     return len(content)
 
 

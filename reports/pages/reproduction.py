@@ -16,7 +16,7 @@ _CAN_CHANGE_BITS = ("micro_batch", "threads", "device", "activation_checkpointin
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reproduction:
-    """The command, the step and digest of the train state it must lead to, and what else must be the same."""
+    """The command, the step and digest of its end, and what else must be the same."""
 
     command: str
     step: int | None
@@ -25,7 +25,7 @@ class Reproduction:
 
 
 def reproduce(state: RunState, run_id: str) -> Reproduction:
-    """Return how the run is made again under another id; sources with relative paths are meant from the same folder."""
+    """Return how to train the run again under another id; relative paths of sources need the same working folder."""
     settings = [f"--set {shlex.quote(f'{key}={value}')}" for key, value in _settings(state)]
     newest, finished = state.newest_committed, state.finished
     digest = finished.state_sha256 if finished else (newest.committed.state_sha256 if newest else None)
@@ -78,7 +78,7 @@ def _quoted(value: Any) -> str:
 
 
 def _same(state: RunState) -> Iterator[str]:
-    """Yield what the command cannot say but the bits depend on."""
+    """Yield the conditions of equal bits that the command cannot express."""
     yield "the same versions of Cairn and its libraries, on the same kind of device"
     sizes = list(dict.fromkeys(str(item.started.micro_batch) for item in state.attempts))
     if len(sizes) > 1:

@@ -41,7 +41,7 @@ class TrainPoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MachineRow:
-    """A machine attempts ran on, with which code."""
+    """A machine that attempts ran on, and their code version."""
 
     host: str
     device: str
@@ -52,7 +52,7 @@ class MachineRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataFacts:
-    """Where the tokens come from: the snapshot, its sources and tokenizer as configured, and windows left out."""
+    """The data snapshot, its sources and tokenizer as configured, and quarantined windows."""
 
     snapshot: str
     sources: tuple[str, ...]
@@ -114,7 +114,7 @@ class RunReport:
 
 
 def gather_report(log: RunLog, environment: Mapping[str, str]) -> tuple[RunReport, RunCurves]:
-    """Return the report of a run that was read, and the curves its picture is drawn from."""
+    """Return the report of a run that was read, and the curves of its plot."""
     state, curves, attempts = log.state, gather_curves(log), read_receipts(log)
     newest = state.newest_committed
     replayed = sum(point.replays for point in curves.points)
@@ -157,14 +157,14 @@ def quarantines_table(quarantines: Sequence[QuarantineFact]) -> Table:
 
 
 def _price(state: RunState, environment: Mapping[str, str]) -> CostConfig:
-    """Return the price of the newest attempt's configuration, or what the environment says now."""
+    """Return the price in the newest attempt's configuration; the environment overrides it."""
     document: dict[str, Any] = dict(configuration_document(state).get("cost", {}))
     named = {"gpu_hour_price": environment.get(_PRICE), "currency": environment.get(_CURRENCY)}
     return CostConfig.model_validate(document | {key: value for key, value in named.items() if value})
 
 
 def _last_sign(state: RunState) -> datetime | None:
-    """Return when the log last heard of an attempt: what an open one has done since is not known."""
+    """Return the time of the newest entry about an attempt."""
     signs = [record.committed_at for record in state.checkpoints]
     signs += [record.ended_at or record.started_at for record in state.attempts]
     return max(signs, default=None)
@@ -202,7 +202,7 @@ def _machines(attempts: tuple[Receipt, ...]) -> tuple[MachineRow, ...]:
 
 
 def _versions(log: RunLog) -> Mapping[str, str]:
-    """Return the versions the newest readable checkpoint was written with."""
+    """Return the library versions of the newest readable checkpoint; empty where they cannot be read."""
     newest = log.state.newest_committed
     if newest is None:
         return {}

@@ -30,13 +30,13 @@ _REASONS: dict[str, tuple[str, Dashes]] = {
 _GREYS, _FADES = 53, 29  # with seven hues, 256
 
 
-def look_of(reason: str) -> tuple[str, Dashes]:
-    """Return colour and line style of a termination reason; one this version does not know is dotted."""
+def reason_style(reason: str) -> tuple[str, Dashes]:
+    """Return colour and line style of a termination reason; black and dotted where it is unknown."""
     return _REASONS.get(reason, (BLACK, "dotted"))
 
 
 def pixel_colors() -> NDArray[np.uint8]:
-    """Return the 256 colours, one a row: red, green, blue."""
+    """Return the 256 colours, one a row, as red, green, blue."""
     greys = [(level, level, level) for level in np.linspace(0, 255, _GREYS)]
     hues = [
         np.frombuffer(bytes.fromhex(color[1:]), np.uint8)
@@ -48,7 +48,7 @@ def pixel_colors() -> NDArray[np.uint8]:
 
 
 def nearest_colors(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return for each pixel, rows of red, green, blue and anything, the number of the colour nearest to it."""
+    """Return the number of the nearest colour for each pixel; the last axis is red, green, blue and the rest."""
     red, green, blue = (pixels[..., channel].astype(np.int64) for channel in range(3))
     seen, number = np.unique(red << 16 | green << 8 | blue, return_inverse=True)
     colors = np.stack((seen >> 16, seen >> 8 & 255, seen & 255), axis=-1)

@@ -9,11 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from reports.plots.colors import BLACK, BLUE, GREY, PALE, look_of, nearest_colors, pixel_colors
-from reports.plots.curve_labels import footer, run_end, standing, title, written, written_small
-from reports.plots.curve_reduction import smoothed, thinned
-from reports.plots.loss_panel import draw_loss, take_literally
-from reports.plots.plot_axis import BASE_POINTS, COLUMNS, SMALL_POINTS, Across, Sheet
+from reports.plots.colors import BLACK, BLUE, GREY, PALE, nearest_colors, pixel_colors, reason_style
+from reports.plots.curve_labels import (
+    describe_end,
+    describe_run,
+    describe_state,
+    format_number,
+    format_small_number,
+    format_title,
+)
+from reports.plots.curve_reduction import smooth, thin_out
+from reports.plots.loss_panel import disable_math, draw_loss
+from reports.plots.plot_axis import BASE_POINTS, COLUMNS, SMALL_POINTS, Across, PlotAxis
 from reports.plots.run_curves import RunCurves
 
 if TYPE_CHECKING:
@@ -21,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_SHEET_INCHES = 8.0
+_LAYOUT_INCHES = 8.0
 _TITLE_POINTS = 12.5
 _LEFT, _RIGHT, _TOP, _BOTTOM = 0.82, 0.16, 0.76, 0.84  # margins in inches
 _FOOTER_AT, _LEGEND_AT, _LEGEND_ROW, _LEGEND_COLUMNS = 0.13, 0.24, 0.19, 5
@@ -30,57 +37,57 @@ _END_DASHES = (0, (6, 2, 1, 2))
 
 
 def draw_png(curves: RunCurves, *, width_px: int = 1200, height_px: int = 900, across: Across = "step") -> bytes:
-    """Return the picture as PNG; equal curves give equal bytes."""
+    """Return the plot as PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from PIL import Image
 
     canvas: Any = FigureCanvasAgg(_figure(curves, width_px, height_px, across))
     canvas.draw()
     numbers = Image.fromarray(nearest_colors(np.asarray(canvas.buffer_rgba())))
-    picture = io.BytesIO()
+    image = io.BytesIO()
     numbers.putpalette(pixel_colors().tobytes())
-    numbers.save(picture, format="png", optimize=True)
-    return picture.getvalue()
+    numbers.save(image, format="png", optimize=True)
+    return image.getvalue()
 
 
 def draw_svg(curves: RunCurves, *, width_px: int = 1200, height_px: int = 900, across: Across = "step") -> bytes:
-    """Return the picture as SVG; equal curves give equal bytes. Sets an option of matplotlib's while it writes."""
+    """Return the plot as SVG; matplotlib's options are changed while it is written."""
     import matplotlib
 
     figure = _figure(curves, width_px, height_px, across)
-    picture = io.BytesIO()
+    image = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": curves.run_id, "svg.fonttype": "path"}):
-        figure.savefig(picture, format="svg", metadata={"Date": None, "Creator": None})
-    return picture.getvalue()
+        figure.savefig(image, format="svg", metadata={"Date": None, "Creator": None})
+    return image.getvalue()
 
 
 def _figure(curves: RunCurves, width_px: int, height_px: int, across: Across) -> "Figure":
     from matplotlib.figure import Figure
 
-    dots = width_px / _SHEET_INCHES
+    dots = width_px / _LAYOUT_INCHES
     inches = (height_px + 0.5) / dots  # half a pixel more: the canvas rounds down, and rounding may go below
-    figure = Figure(figsize=(_SHEET_INCHES, inches), dpi=dots, facecolor="white")
-    sheet = Sheet(curves=curves, across=across, height_inches=inches)
-    panels = _panels(figure, sheet)
-    draw_loss(panels[0], sheet)
-    _draw_learning_rate(panels[1], sheet)
-    _draw_gradient_norm(panels[2], sheet)
-    _draw_speed(panels[3], sheet)
+    figure = Figure(figsize=(_LAYOUT_INCHES, inches), dpi=dots, facecolor="white")
+    axis = PlotAxis(curves=curves, across=across, height_inches=inches)
+    panels = _panels(figure, axis)
+    draw_loss(panels[0], axis)
+    _draw_learning_rate(panels[1], axis)
+    _draw_gradient_norm(panels[2], axis)
+    _draw_speed(panels[3], axis)
     for panel in panels:
-        _draw_events(panel, sheet)
-    _draw_words(figure, sheet)
+        _draw_events(panel, axis)
+    _draw_texts(figure, axis)
     return figure
 
 
-def _panels(figure: "Figure", sheet: Sheet) -> "list[Axes]":
+def _panels(figure: "Figure", axis: PlotAxis) -> "list[Axes]":
     grid = figure.add_gridspec(
         4,
         1,
         height_ratios=(4.6, 1, 1, 1),
-        left=_LEFT / _SHEET_INCHES,
-        right=1 - _RIGHT / _SHEET_INCHES,
-        top=1 - _TOP / sheet.height_inches,
-        bottom=(_BOTTOM + _LEGEND_ROW * (_legend_rows(sheet) - 1)) / sheet.height_inches,
+        left=_LEFT / _LAYOUT_INCHES,
+        right=1 - _RIGHT / _LAYOUT_INCHES,
+        top=1 - _TOP / axis.height_inches,
+        bottom=(_BOTTOM + _LEGEND_ROW * (_legend_rows(axis) - 1)) / axis.height_inches,
         hspace=0.14,
     )
     panels = [figure.add_subplot(grid[row]) for row in range(4)]
@@ -88,7 +95,7 @@ def _panels(figure: "Figure", sheet: Sheet) -> "list[Axes]":
 
     for panel in panels:
         panel.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True, steps=[1, 2, 2.5, 5, 10]))
-        panel.set_xlim(-0.01 * sheet.reach, 1.02 * sheet.reach)
+        panel.set_xlim(-0.01 * axis.reach, 1.02 * axis.reach)
         panel.tick_params(labelsize=SMALL_POINTS, labelbottom=panel is panels[-1], length=3)
         panel.xaxis.set_major_formatter(_on_axis)
         panel.grid(True, color="#ebebeb", linewidth=0.6)
@@ -97,31 +104,31 @@ def _panels(figure: "Figure", sheet: Sheet) -> "list[Axes]":
             panel.spines[side].set_visible(False)
     for panel in panels[1:]:
         panel.locator_params(axis="y", nbins=3, min_n_ticks=2)
-    _name_axes(panels, sheet)
+    _name_axes(panels, axis)
     return panels
 
 
-def _name_axes(panels: "list[Axes]", sheet: Sheet) -> None:
-    rate = sheet.curves.tokens_per_step
-    panels[-1].set_xlabel("tokens" if sheet.unit > 1 else "step", fontsize=BASE_POINTS, labelpad=1)
+def _name_axes(panels: "list[Axes]", axis: PlotAxis) -> None:
+    rate = axis.curves.tokens_per_step
+    panels[-1].set_xlabel("tokens" if axis.unit > 1 else "step", fontsize=BASE_POINTS, labelpad=1)
     names = ("loss (nats per token)", "learning\nrate", "gradient\nnorm", "tokens / s")
     for panel, name in zip(panels, names, strict=True):
         panel.set_ylabel(name, fontsize=BASE_POINTS if panel is panels[0] else SMALL_POINTS)
         panel.yaxis.set_label_coords(-0.068, 0.5)
     if not rate:
         return
-    factor = 1 / rate if sheet.unit > 1 else rate
+    factor = 1 / rate if axis.unit > 1 else rate
     other = panels[0].secondary_xaxis(
         "top", functions=(lambda x: np.asarray(x) * factor, lambda x: np.asarray(x) / factor)
     )
     other.xaxis.set_major_formatter(_on_axis)
     other.tick_params(labelsize=SMALL_POINTS, length=3)
-    other.set_xlabel("step" if sheet.unit > 1 else "tokens", fontsize=BASE_POINTS, labelpad=3)
+    other.set_xlabel("step" if axis.unit > 1 else "tokens", fontsize=BASE_POINTS, labelpad=3)
     other.spines["top"].set_color(PALE)
 
 
-def _draw_learning_rate(panel: "Axes", sheet: Sheet) -> None:
-    rate = thinned(sheet.series("lr"), columns=COLUMNS)
+def _draw_learning_rate(panel: "Axes", axis: PlotAxis) -> None:
+    rate = thin_out(axis.series("lr"), columns=COLUMNS)
     if not len(rate.steps):
         panel.set_yticks([])
         return
@@ -130,10 +137,10 @@ def _draw_learning_rate(panel: "Axes", sheet: Sheet) -> None:
     panel.yaxis.set_major_formatter(_small_on_axis)
 
 
-def _draw_gradient_norm(panel: "Axes", sheet: Sheet) -> None:
+def _draw_gradient_norm(panel: "Axes", axis: PlotAxis) -> None:
     from matplotlib.ticker import LogLocator, NullLocator
 
-    norm = sheet.series("grad_norm").finite
+    norm = axis.series("grad_norm").finite
     norm = norm.where(norm.values > 0)
     if not len(norm.steps):
         panel.set_yticks([])
@@ -144,54 +151,54 @@ def _draw_gradient_norm(panel: "Axes", sheet: Sheet) -> None:
     panel.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 9 * low else (1.0, 3.0), numticks=4))
     panel.yaxis.set_major_formatter(_small_on_axis)
     panel.yaxis.set_minor_locator(NullLocator())
-    thin, trend = thinned(norm, columns=COLUMNS), smoothed(norm)
+    thin, trend = thin_out(norm, columns=COLUMNS), smooth(norm)
     panel.plot(thin.steps, thin.values, color=BLUE, alpha=0.3, linewidth=0.6)
     panel.plot(trend.steps, trend.values, color=BLUE, linewidth=1.3)
 
 
-def _draw_speed(panel: "Axes", sheet: Sheet) -> None:
-    speed = sheet.series("tokens_per_second").finite
+def _draw_speed(panel: "Axes", axis: PlotAxis) -> None:
+    speed = axis.series("tokens_per_second").finite
     if not len(speed.steps):
         panel.set_yticks([])
         return
-    thin, trend = thinned(speed, columns=COLUMNS), smoothed(speed)
+    thin, trend = thin_out(speed, columns=COLUMNS), smooth(speed)
     panel.plot(thin.steps, thin.values, color=BLUE, alpha=0.3, linewidth=0.6)
     panel.plot(trend.steps, trend.values, color=BLUE, linewidth=1.3)
     panel.set_ylim(0, 1.15 * max(float(np.quantile(speed.values, 0.99)), 1e-9))
     panel.yaxis.set_major_formatter(_on_axis)
 
 
-def _draw_events(panel: "Axes", sheet: Sheet) -> None:
-    """Draw what runs through all panels: steps trained again, ends of attempts, the end of the run."""
+def _draw_events(panel: "Axes", axis: PlotAxis) -> None:
+    """Draw what all panels show: steps trained again, ends of attempts, the end of the run."""
     height = panel.get_xaxis_transform()
-    spans = [((item.first_step - 1) * sheet.unit, item.last_step * sheet.unit) for item in sheet.curves.replays]
+    spans = [((item.first_step - 1) * axis.unit, item.last_step * axis.unit) for item in axis.curves.replays]
     widths = [(first, last - first) for first, last in spans]
     panel.broken_barh(widths, (0, 1), transform=height, facecolor=PALE, alpha=0.55, linewidth=0, zorder=0.5)
-    for rank, (reason, count) in enumerate(sheet.curves.reasons):  # the rarest last and so on top
-        color, style = look_of(reason)
-        steps = sheet.places(reason)
+    for rank, (reason, count) in enumerate(axis.curves.reasons):  # the rarest last and so on top
+        color, style = reason_style(reason)
+        steps = axis.places(reason)
         top, width = (0.06, 0.6) if count > _MANY else (1.0, 1.2)
         panel.vlines(
             steps, 0, top, transform=height, color=color, linestyle=style, linewidth=width, zorder=3 + rank / 20
         )
-    if sheet.curves.end is not None:
-        panel.axvline(sheet.curves.end.step * sheet.unit, color=BLACK, linewidth=1.0, linestyle=_END_DASHES)
+    if axis.curves.end is not None:
+        panel.axvline(axis.curves.end.step * axis.unit, color=BLACK, linewidth=1.0, linestyle=_END_DASHES)
 
 
-def _draw_words(figure: "Figure", sheet: Sheet) -> None:
-    curves, height = sheet.curves, sheet.height_inches
-    left, right, top = 0.1 / _SHEET_INCHES, 1 - _RIGHT / _SHEET_INCHES, 1 - 0.12 / height
+def _draw_texts(figure: "Figure", axis: PlotAxis) -> None:
+    curves, height = axis.curves, axis.height_inches
+    left, right, top = 0.1 / _LAYOUT_INCHES, 1 - _RIGHT / _LAYOUT_INCHES, 1 - 0.12 / height
     words = [
-        figure.text(left, top, title(curves), fontsize=_TITLE_POINTS, fontweight="bold", va="top"),
-        figure.text(right, top, standing(curves), fontsize=_TITLE_POINTS - 1, color=GREY, va="top", ha="right"),
-        figure.text(left, _FOOTER_AT / height, footer(curves), fontsize=SMALL_POINTS, color=GREY, va="center"),
+        figure.text(left, top, format_title(curves), fontsize=_TITLE_POINTS, fontweight="bold", va="top"),
+        figure.text(right, top, describe_state(curves), fontsize=_TITLE_POINTS - 1, color=GREY, va="top", ha="right"),
+        figure.text(left, _FOOTER_AT / height, describe_run(curves), fontsize=SMALL_POINTS, color=GREY, va="center"),
     ]
-    take_literally(words)
-    if handles := _event_handles(sheet):
+    disable_math(words)
+    if handles := _event_handles(axis):
         legend = figure.legend(
             handles=handles,
             loc="lower left",
-            bbox_to_anchor=(left - 0.02 / _SHEET_INCHES, _LEGEND_AT / height),
+            bbox_to_anchor=(left - 0.02 / _LAYOUT_INCHES, _LEGEND_AT / height),
             borderaxespad=0,
             ncols=_LEGEND_COLUMNS,
             fontsize=SMALL_POINTS,
@@ -199,33 +206,32 @@ def _draw_words(figure: "Figure", sheet: Sheet) -> None:
             handlelength=1.6,
             columnspacing=1.3,
         )
-        take_literally(legend.get_texts())
+        disable_math(legend.get_texts())
 
 
-def _legend_rows(sheet: Sheet) -> int:
-    return max(1, -(-len(_event_handles(sheet)) // _LEGEND_COLUMNS))
+def _legend_rows(axis: PlotAxis) -> int:
+    return max(1, -(-len(_event_handles(axis)) // _LEGEND_COLUMNS))
 
 
-def _event_handles(sheet: Sheet) -> "list[Artist]":
-    """Return the legend of what runs through all panels."""
+def _event_handles(axis: PlotAxis) -> "list[Artist]":
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     handles: list[Artist] = []
-    curves = sheet.curves
+    curves = axis.curves
     for reason, count in curves.reasons:
-        color, style = look_of(reason)
+        color, style = reason_style(reason)
         handles.append(Line2D([], [], color=color, linestyle=style, linewidth=2, label=f"{reason} × {count:,}"))
     if again := sum(item.last_step - item.first_step + 1 for item in curves.replays):
         handles.append(Patch(facecolor=PALE, label=f"trained again: {again:,} step{'s' if again > 1 else ''}"))
-    if label := run_end(curves):
+    if label := describe_end(curves):
         handles.append(Line2D([], [], color=BLACK, linewidth=1.0, linestyle=_END_DASHES, label=label))
     return handles
 
 
 def _small_on_axis(number: float, position: float) -> str:
-    return written_small(number)
+    return format_small_number(number)
 
 
 def _on_axis(number: float, position: float) -> str:
-    return written(number)
+    return format_number(number)

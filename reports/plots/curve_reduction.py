@@ -26,21 +26,21 @@ class Series:
 
     @property
     def is_finite(self) -> NDArray[np.bool_]:
-        """Which values are finite numbers, and small enough to be added up and drawn."""
+        """Which values are finite and small enough to be added up and drawn."""
         return np.abs(self.values) < _GREATEST
 
     @property
     def finite(self) -> "Series":
-        """Without what is not finite."""
+        """The finite values."""
         return self.where(self.is_finite)
 
     def where(self, kept: NDArray[np.bool_]) -> "Series":
-        """Return the values for which `kept`, one flag a value, is true."""
+        """Return the values whose flag in `kept` is true."""
         return Series(steps=self.steps[kept], values=self.values[kept])
 
 
-def thinned(series: Series, *, columns: int) -> Series:
-    """Return finite values, at most four for each of `columns` columns of equal width, and both ends."""
+def thin_out(series: Series, *, columns: int) -> Series:
+    """Return at most four finite values for each of `columns` columns of equal width, and both ends."""
     finite = series.finite
     steps, values = finite.steps, finite.values
     if len(steps) <= 4 * columns:
@@ -53,11 +53,10 @@ def thinned(series: Series, *, columns: int) -> Series:
     return Series(steps=steps[kept], values=values[kept])
 
 
-def smoothed(series: Series) -> Series:
+def smooth(series: Series) -> Series:
     """Return the trend: a running median, then a running mean, over a fiftieth of the line.
 
-    A median because one spike is no trend. The window is narrower at the start, where the loss falls fastest and a wide
-    one would show a better model than there was.
+    The median ignores single spikes. The window is narrower at the start, where the loss falls fastest.
     """
     binned = _binned(series.finite)
     half = max(1, len(binned.steps) // (2 * _WINDOW_SHARE))

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from reports.plots.colors import BLACK, BLUE, GREEN, GREY, PALE, VERMILLION, YELLOW
-from reports.plots.curve_reduction import Series, smoothed, thinned
-from reports.plots.plot_axis import COLUMNS, SMALL_POINTS, Sheet
+from reports.plots.curve_reduction import Series, smooth, thin_out
+from reports.plots.plot_axis import COLUMNS, SMALL_POINTS, PlotAxis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,35 +16,35 @@ if TYPE_CHECKING:
 _MARKED_POINTS = 60
 
 
-def draw_loss(panel: "Axes", sheet: Sheet) -> None:
-    """Draw the panel's lines, marks and legend; its axes are there already."""
-    raw, probe = sheet.series("train_loss"), sheet.series("probe_loss")
-    trend = smoothed(raw)
-    thin = thinned(raw, columns=COLUMNS)
+def draw_loss(panel: "Axes", axis: PlotAxis) -> None:
+    """Draw the lines, marks and legend of the panel."""
+    raw, probe = axis.series("train_loss"), axis.series("probe_loss")
+    trend = smooth(raw)
+    thin = thin_out(raw, columns=COLUMNS)
     mark = "." if len(thin.steps) < 3 else ""
     panel.plot(thin.steps, thin.values, color=BLUE, alpha=0.4, linewidth=0.6, marker=mark, label="train, each step")
     panel.plot(trend.steps, trend.values, color=BLUE, linewidth=1.9, label="train, smoothed")
     if len(probe.finite.steps):
-        kept = thinned(probe, columns=COLUMNS)
+        kept = thin_out(probe, columns=COLUMNS)
         panel.plot(kept.steps, kept.values, color=GREEN, alpha=0.6, linewidth=1.0, label="held-out, probe")
-    _draw_held_out(panel, sheet)
-    _fit_loss(panel, raw, trend, sheet)
+    _draw_held_out(panel, axis)
+    _fit_loss(panel, raw, trend, axis)
     _draw_not_finite(panel, raw)
-    _draw_promotions(panel, sheet)
-    if not sheet.curves.last_step:
+    _draw_promotions(panel, axis)
+    if not axis.curves.last_step:
         panel.set_yticks([])
         panel.text(0.5, 0.5, "no step recorded yet", transform=panel.transAxes, ha="center", color=GREY)
         return
     legend = panel.legend(loc="upper right", fontsize=SMALL_POINTS, framealpha=0.9, edgecolor=PALE)
     legend.set_zorder(10)
-    take_literally(legend.get_texts())
+    disable_math(legend.get_texts())
 
 
-def _draw_held_out(panel: "Axes", sheet: Sheet) -> None:
-    points, best = [item for item in sheet.curves.held_out if np.isfinite(item.val_loss)], sheet.curves.best
+def _draw_held_out(panel: "Axes", axis: PlotAxis) -> None:
+    points, best = [item for item in axis.curves.held_out if np.isfinite(item.val_loss)], axis.curves.best
     if best is None:
         return
-    steps = [item.step * sheet.unit for item in points]
+    steps = [item.step * axis.unit for item in points]
     mark = "o" if len(points) <= _MARKED_POINTS else ""
     panel.plot(
         steps,
@@ -57,7 +57,7 @@ def _draw_held_out(panel: "Axes", sheet: Sheet) -> None:
         label="held-out, evaluations",
     )
     panel.plot(
-        [best.step * sheet.unit],
+        [best.step * axis.unit],
         [best.val_loss],
         linestyle="none",
         marker="o",
@@ -70,10 +70,10 @@ def _draw_held_out(panel: "Axes", sheet: Sheet) -> None:
     )
 
 
-def _fit_loss(panel: "Axes", raw: Series, trend: Series, sheet: Sheet) -> None:
-    """Show the whole trend; single spikes far above it run out of the picture instead of flattening it."""
+def _fit_loss(panel: "Axes", raw: Series, trend: Series, axis: PlotAxis) -> None:
+    """Fit the axis to the smoothed loss; single spikes far above it are cut off."""
     values = raw.finite.values
-    held = [item.val_loss for item in sheet.curves.held_out if np.isfinite(item.val_loss)]
+    held = [item.val_loss for item in axis.curves.held_out if np.isfinite(item.val_loss)]
     shown = np.array([*trend.values, *held, *np.quantile(values, (0.001, 0.995))] if len(values) else held)
     if not len(shown):
         panel.set_yticks([])
@@ -90,7 +90,7 @@ def _fit_loss(panel: "Axes", raw: Series, trend: Series, sheet: Sheet) -> None:
 def _draw_not_finite(panel: "Axes", raw: Series) -> None:
     bad = raw.where(~raw.is_finite).steps
     if len(bad):
-        shown = thinned(Series(steps=bad, values=np.zeros_like(bad)), columns=COLUMNS // 8).steps
+        shown = thin_out(Series(steps=bad, values=np.zeros_like(bad)), columns=COLUMNS // 8).steps
         panel.plot(
             shown,
             np.full(len(shown), 0.975),
@@ -104,14 +104,14 @@ def _draw_not_finite(panel: "Axes", raw: Series) -> None:
         )
 
 
-def _draw_promotions(panel: "Axes", sheet: Sheet) -> None:
-    losses = {item.step: item.val_loss for item in sheet.curves.held_out}
+def _draw_promotions(panel: "Axes", axis: PlotAxis) -> None:
+    losses = {item.step: item.val_loss for item in axis.curves.held_out}
     low = panel.get_ylim()[0]
     before = "promoted before"
-    for item in sorted(sheet.curves.promotions, key=lambda item: item.current):
+    for item in sorted(axis.curves.promotions, key=lambda item: item.current):
         loss = losses.get(item.step, item.val_loss)
         panel.plot(
-            [item.step * sheet.unit],
+            [item.step * axis.unit],
             [low if loss is None or not np.isfinite(loss) else loss],
             linestyle="none",
             marker="*",
@@ -126,7 +126,7 @@ def _draw_promotions(panel: "Axes", sheet: Sheet) -> None:
         before = before if item.current else "_nolegend_"  # one line for all of them
 
 
-def take_literally(texts: "Iterable[Text]") -> None:
-    """Take names as they are: a dollar sign in one begins no formula."""
+def disable_math(texts: "Iterable[Text]") -> None:
+    """Switch off formulas: a dollar sign in a name is a dollar sign."""
     for text in texts:
         text.set_parse_math(False)

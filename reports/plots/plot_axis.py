@@ -16,8 +16,8 @@ COLUMNS = 1200
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sheet:
-    """The curves as columns, how a step becomes a place on the axis, and where on it something happened."""
+class PlotAxis:
+    """The curves of a run over steps or tokens; all values are in units of the axis."""
 
     curves: RunCurves
     across: Across
@@ -25,7 +25,7 @@ class Sheet:
 
     @property
     def unit(self) -> float:
-        """What one step is on the axis."""
+        """The length of one step on the axis."""
         return self.curves.tokens_per_step if self.across == "tokens" and self.curves.tokens_per_step else 1
 
     def series(self, name: str) -> Series:
@@ -37,14 +37,14 @@ class Sheet:
 
     @property
     def reach(self) -> float:
-        """How far the axis goes: over everything that happened."""
+        """The end of the axis: everything recorded lies before it."""
         happened = [self.curves.last_step, *(item.step for item in self.curves.interruptions)]
         end = [self.curves.end.step] if self.curves.end else []
         farthest = max([*happened, *end])
         return (farthest or self.curves.total_steps or 1) * self.unit
 
     def places(self, reason: str) -> Sequence[float]:
-        """Return where attempts ended for this reason, once a pixel column."""
+        """Return where attempts ended for this reason, at most one place a pixel column."""
         unit, reach = self.unit, self.reach
         places = [item.step * unit for item in self.curves.interruptions if item.reason == reason]
         return sorted({round(place * COLUMNS / reach): place for place in places}.values())

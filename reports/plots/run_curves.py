@@ -31,7 +31,7 @@ class Interruption:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replay:
-    """Steps that were trained again, both ends included: what an earlier attempt did there was lost."""
+    """Steps that were trained again, both ends included."""
 
     first_step: int
     last_step: int
@@ -48,7 +48,7 @@ class HeldOutPoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromotedPoint:
-    """A step of this run an alias points at, or, where not `current`, pointed at before; its loss where it is known."""
+    """A step that an alias points at or, where not `current`, pointed at before; its loss where it is known."""
 
     step: int
     alias: str
@@ -58,7 +58,7 @@ class PromotedPoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunEnd:
-    """The step at which the run was finished, and why it was stopped before its last one; empty when it was not."""
+    """The step at which the run finished, and why it stopped early; empty where it did not."""
 
     step: int
     stopped: str
@@ -66,9 +66,9 @@ class RunEnd:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunCurves:
-    """Everything a picture of a run shows; `points` are in step order, one a step.
+    """Everything that a plot shows; `points` are in step order, one a step.
 
-    `tokens_per_step` is 0 and `verdict` empty where nothing on record says them.
+    `tokens_per_step` is 0 and `verdict` empty where they are unknown.
     """
 
     run_id: str
@@ -95,7 +95,7 @@ class RunCurves:
 
     @property
     def reasons(self) -> tuple[tuple[str, int], ...]:
-        """Each reason an attempt ended for, with how many did, the most frequent first."""
+        """Each termination reason with its number of attempts, the most frequent first."""
         counts = Counter(item.reason for item in self.interruptions)
         return tuple(sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])))
 
@@ -107,7 +107,7 @@ class RunCurves:
 
 
 def gather_curves(log: RunLog) -> RunCurves:
-    """Return what is drawn of a run that was read; reads the step records and the registry beside the log."""
+    """Return the curves of a run that was read; reads the step records and the registry too."""
     state, status = log.state, read_status(log)
     lines = read_step_records(log.store, log.prefix)
     points = splice(lines, state.attempts)
@@ -188,7 +188,7 @@ def _tokens_per_step(state: RunState) -> int:
     document = configuration_document(state)
     try:
         return int(document["training"]["global_batch"]) * int(document["model"]["block_size"])
-    except (KeyError, TypeError, ValueError):  # another version's configuration: the picture has one axis less
+    except (KeyError, TypeError, ValueError):  # another version's configuration: the plot has no token axis
         return 0
 
 

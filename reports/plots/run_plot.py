@@ -19,7 +19,7 @@ _LEAST_PX, _GREATEST_PX = 300, 10_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlotRequest:
-    """Which file, how large, and what runs along the axis at the bottom; the other one is written at the top."""
+    """File and size of a plot, and the unit of its lower axis; the upper axis has the other one."""
 
     file: Path
     width_px: int
@@ -27,7 +27,7 @@ class PlotRequest:
     across: Literal["step", "tokens"]
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be drawn, by name."""
+        """Raise `InvalidConfiguration` for a file or a size that cannot be drawn."""
         if self.file.suffix.lower() not in _SUFFIXES:
             raise InvalidConfiguration(f"{self.file}: must end in {' or '.join(_SUFFIXES)}; the suffix says the format")
         if not self.file.absolute().parent.is_dir():
@@ -39,7 +39,7 @@ class PlotRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WrittenPlot:
-    """What was written, and what can be seen on it."""
+    """The written file and what the plot shows."""
 
     run_id: str
     file: str
@@ -53,18 +53,18 @@ class WrittenPlot:
 
 
 def plot_run(log: RunLog, request: PlotRequest) -> WrittenPlot:
-    """Draw a run that was read into the file; raises `InvalidConfiguration` where it cannot be written."""
-    from reports.plots.curve_plot import draw_png, draw_svg  # numpy and matplotlib: only who draws pays for them
+    """Draw a run that was read into the file; raises `InvalidConfiguration` where the file cannot be written."""
+    from reports.plots.curve_plot import draw_png, draw_svg  # numpy and matplotlib: only where something is drawn
 
     curves = gather_curves(log)
     draw = draw_svg if request.file.suffix.lower() == ".svg" else draw_png
-    picture = draw(curves, width_px=request.width_px, height_px=request.height_px, across=request.across)
-    write_whole(request.file, picture)
+    image = draw(curves, width_px=request.width_px, height_px=request.height_px, across=request.across)
+    replace_file(request.file, image)
     return WrittenPlot(
         run_id=curves.run_id,
         file=str(request.file),
-        bytes=len(picture),
-        sha256=sha256(picture),
+        bytes=len(image),
+        sha256=sha256(image),
         width_px=request.width_px,
         height_px=request.height_px,
         last_step=curves.last_step,
@@ -73,11 +73,11 @@ def plot_run(log: RunLog, request: PlotRequest) -> WrittenPlot:
     )
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Replace the file at once, so that whoever shows it while it is drawn anew never shows half of it."""
+def replace_file(path: Path, content: bytes) -> None:
+    """Replace the file atomically, so that a viewer never reads half of it."""
     temporary = path.absolute().parent / f".{uuid.uuid4().hex}"
     try:
-        with temporary.open("xb") as file:  # what others may do with it is the umask's
+        with temporary.open("xb") as file:  # its permissions follow the umask
             file.write(content)
         os.replace(temporary, path)
     except OSError as error:

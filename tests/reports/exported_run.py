@@ -1,4 +1,4 @@
-"""A run whose attempts write step records, commit, and die: what mirrors follow."""
+"""A run whose attempts write step records, commit, and die: what exporters follow."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from tests.fabricated_run import FabricatedRun, fabricate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MirroredRun:
+class ExportedRun:
     """Each attempt's losses tell which attempt it was: step 7 of attempt 2 has loss 7.2."""
 
     run: FabricatedRun
@@ -59,9 +59,9 @@ def step_line(step: int, attempt: int) -> StepRecord:
     )
 
 
-def interrupted_run(store: ObjectStore, run_id: str = "bard") -> MirroredRun:
+def interrupted_run(store: ObjectStore, run_id: str = "bard") -> ExportedRun:
     """Two attempts: the first commits 10, trains to 14 and dies; the second goes on from 10 to 20."""
-    run = MirroredRun(run=fabricate(store, run_id))
+    run = ExportedRun(run=fabricate(store, run_id))
     run.start()
     run.train(1, 10)
     run.run.evaluate(run.run.commit(10), loss=3.0)

@@ -7,13 +7,13 @@ from storage.logs.run_state import RunState
 from storage.logs.step_log import StepTail
 from storage.stores.memory_store import MemoryStore
 from tests.fabricated_run import HUMAN, fabricate
-from tests.reports.exported_run import MirroredRun, interrupted_run
+from tests.reports.exported_run import ExportedRun, interrupted_run
 
 
 class Shown:
     """What somebody shows who does as he is told."""
 
-    def __init__(self, run: MirroredRun, most_bytes: int = 10**6) -> None:
+    def __init__(self, run: ExportedRun, most_bytes: int = 10**6) -> None:
         self._follower = CurveFollower(StepTail(run.run.log.store, run.run.log.prefix, most_bytes=most_bytes))
         self.points: dict[int, float] = {}
         self.evaluated, self.ends, self.rewinds = list[int](), list[int](), list[int]()
@@ -21,16 +21,16 @@ class Shown:
     def catch_up(self, state: RunState) -> list[tuple[int, float]]:
         more = True
         while more:
-            news = self._follower.follow(state)
-            if news.rewind_to is not None:
-                self.rewinds.append(news.rewind_to)
-                self.points = {step: loss for step, loss in self.points.items() if step <= news.rewind_to}
-            for timed in news.steps:
+            update = self._follower.follow(state)
+            if update.rewind_to is not None:
+                self.rewinds.append(update.rewind_to)
+                self.points = {step: loss for step, loss in self.points.items() if step <= update.rewind_to}
+            for timed in update.steps:
                 assert timed.record.step not in self.points, "no step twice"
                 self.points[timed.record.step] = timed.record.train_loss
-            self.evaluated += [item.step for item in news.evaluations]
-            self.ends += [ended.attempt for ended in news.ends]
-            more = news.more
+            self.evaluated += [item.step for item in update.evaluations]
+            self.ends += [ended.attempt for ended in update.ends]
+            more = update.more
         return sorted(self.points.items())
 
 
@@ -43,7 +43,7 @@ def test_a_run_that_is_over_is_told_once_without_going_back() -> None:
 
 
 def test_steps_that_are_trained_again_are_taken_back_first() -> None:
-    run = MirroredRun(run=fabricate(MemoryStore("again"), "bard"))
+    run = ExportedRun(run=fabricate(MemoryStore("again"), "bard"))
     shown = Shown(run)
     run.start()
     run.train(1, 10)
@@ -68,7 +68,7 @@ def test_time_goes_on_within_an_attempt_by_what_its_steps_took() -> None:
 
 
 def test_an_evaluation_of_what_was_trained_again_is_not_told() -> None:
-    run = MirroredRun(run=fabricate(MemoryStore("evaluated"), "bard"))
+    run = ExportedRun(run=fabricate(MemoryStore("evaluated"), "bard"))
     run.start()
     run.train(1, 10)
     lost = run.run.commit(10)
@@ -99,7 +99,7 @@ ACTS = st.lists(
 def test_whenever_it_is_looked_at_what_is_shown_in_the_end_is_the_surviving_line(
     acts: list[tuple[str, int]], most_bytes: int
 ) -> None:
-    run = MirroredRun(run=fabricate(MemoryStore("any"), "bard"))
+    run = ExportedRun(run=fabricate(MemoryStore("any"), "bard"))
     shown = Shown(run, most_bytes)
     run.start()
     step, committed = 0, 0

@@ -1,4 +1,4 @@
-"""What is gathered of a run for its picture, and that a picture comes of whatever was gathered."""
+"""What is gathered of a run for its plot, and that a plot comes of whatever was gathered."""
 
 import base64
 import math
@@ -14,11 +14,11 @@ import pytest
 
 from flows.orchestrator.curve_artifact import Drawing, curve_markdown, is_due
 from flows.orchestrator.run_artifacts import artifact_key
-from reports.plots.colors import look_of, nearest_colors, pixel_colors
-from reports.plots.curve_labels import footer, standing, title, written, written_small
+from reports.plots.colors import nearest_colors, pixel_colors, reason_style
+from reports.plots.curve_labels import describe_run, describe_state, format_number, format_small_number, format_title
 from reports.plots.curve_plot import draw_png, draw_svg
-from reports.plots.curve_reduction import Series, smoothed, thinned
-from reports.plots.plot_axis import Sheet
+from reports.plots.curve_reduction import Series, smooth, thin_out
+from reports.plots.plot_axis import PlotAxis
 from reports.plots.run_curves import HeldOutPoint, Interruption, PromotedPoint, Replay, RunCurves, RunEnd, gather_curves
 from storage.logs.step_curve import StepPoint
 from storage.logs.step_log import StepRecord, step_log_key
@@ -124,14 +124,14 @@ def test_a_loss_measured_again_replaces_the_one_before(fresh: Any) -> None:
     assert [point.val_loss for point in gather_curves(fresh.log).held_out] == [2.5]
 
 
-def test_a_run_that_was_only_opened_has_a_record_and_a_picture(fresh: Any) -> None:
+def test_a_run_that_was_only_opened_has_a_record_and_a_plot(fresh: Any) -> None:
     found = gather_curves(fresh.log)
     assert (found.last_step, found.best, found.tokens_per_step) == (0, None, 16)
     assert size_of(draw_png(found)) == (1200, 900)
 
 
 @pytest.mark.parametrize("size", [(1200, 900), (901, 601), (600, 450), (1000, 333)])
-def test_the_picture_has_the_size_asked_for(size: tuple[int, int]) -> None:
+def test_the_plot_has_the_size_asked_for(size: tuple[int, int]) -> None:
     assert size_of(draw_png(eventful(), width_px=size[0], height_px=size[1])) == size
 
 
@@ -140,7 +140,7 @@ def test_equal_curves_give_equal_bytes() -> None:
     assert draw_svg(eventful()) == draw_svg(eventful())
 
 
-def test_pictures_hold_no_date() -> None:
+def test_plots_hold_no_date() -> None:
     assert b"<dc:date>" not in draw_svg(eventful())
     assert b"tIME" not in draw_png(eventful()) and b"tEXt" not in draw_png(eventful())
 
@@ -179,11 +179,11 @@ ODD = {
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_whatever_happened_there_is_a_picture(name: str) -> None:
+def test_whatever_happened_there_is_a_plot(name: str) -> None:
     assert size_of(draw_png(ODD[name])) == (1200, 900)
 
 
-def test_twenty_thousand_steps_and_a_thousand_attempts_are_a_small_picture() -> None:
+def test_twenty_thousand_steps_and_a_thousand_attempts_are_a_small_plot() -> None:
     steps, generator = 20_000, np.random.default_rng(0)
     noise = generator.normal(0, 0.1, steps)
     ends = tuple(Interruption(step=n * 20, attempt=n, reason="preempted") for n in range(1, 1000))
@@ -197,7 +197,7 @@ def test_twenty_thousand_steps_and_a_thousand_attempts_are_a_small_picture() -> 
 
 
 def test_a_rare_reason_is_seen_among_a_thousand_preemptions() -> None:
-    purple = bytes.fromhex(look_of("oom")[0][1:])
+    purple = bytes.fromhex(reason_style("oom")[0][1:])
     ends = tuple(Interruption(step=step, attempt=step, reason="preempted") for step in range(1, 1001))
     found = curves([line(step) for step in range(1, 1001)], interruptions=ends)
     with_oom = replace(found, interruptions=(*ends, Interruption(step=500, attempt=1001, reason="oom")))
@@ -214,7 +214,7 @@ def pixels_of(drawn: RunCurves, color: bytes) -> int:
 
 
 def test_every_reason_looks_different() -> None:
-    looks = [look_of(reason) for reason in TerminationReason if reason != "completed"]
+    looks = [reason_style(reason) for reason in TerminationReason if reason != "completed"]
     assert len(set(looks)) == len(looks)
 
 
@@ -228,7 +228,7 @@ def test_thinning_keeps_every_spike_both_ends_and_the_order() -> None:
     steps = np.arange(1.0, 1_000_001.0)
     values = np.full(len(steps), 3.0)
     values[[123_456, 777_777]] = 90.0, -5.0
-    kept = thinned(Series(steps=steps, values=values), columns=500)
+    kept = thin_out(Series(steps=steps, values=values), columns=500)
     assert len(kept.steps) <= 4 * 500
     assert {90.0, -5.0} <= set(kept.values) and (np.diff(kept.steps) > 0).all()
     assert (kept.steps[0], kept.steps[-1]) == (1.0, 1_000_000.0)
@@ -239,24 +239,24 @@ def test_the_trend_follows_the_line_from_its_first_value_and_ignores_one_spike()
     values = 3 + 7 * np.exp(-steps / 40)
     spiked = values.copy()
     spiked[250] = 1000.0
-    trend = smoothed(Series(steps=steps, values=spiked))
+    trend = smooth(Series(steps=steps, values=spiked))
     assert np.abs(trend.values - values).max() < 0.35
 
 
 def test_what_is_not_finite_is_no_part_of_the_trend() -> None:
     values = np.array([1.0, math.nan, 1.0, math.inf, 1.0])
-    assert (smoothed(Series(steps=np.arange(5.0), values=values)).values == 1.0).all()
+    assert (smooth(Series(steps=np.arange(5.0), values=values)).values == 1.0).all()
 
 
 def test_ends_of_one_reason_share_a_pixel_column() -> None:
     ends = tuple(Interruption(step=step, attempt=step, reason="lost") for step in range(1, 50_001))
-    assert len(Sheet(curves=curves(interruptions=ends), across="step", height_inches=6.0).places("lost")) <= 1201
+    assert len(PlotAxis(curves=curves(interruptions=ends), across="step", height_inches=6.0).places("lost")) <= 1201
 
 
-def test_the_words_say_what_it_is_a_picture_of() -> None:
+def test_the_words_say_what_it_is_a_plot_of() -> None:
     drawn = eventful()
-    assert (title(drawn), standing(drawn)) == ("bard  ·  gpt2-tiny", "finished  ·  healthy")
-    assert footer(drawn).split("   ·   ") == [
+    assert (format_title(drawn), describe_state(drawn)) == ("bard  ·  gpt2-tiny", "finished  ·  healthy")
+    assert describe_run(drawn).split("   ·   ") == [
         "step 100 of 100",
         "1.6k tokens",
         "1.0 GPU minutes",
@@ -266,8 +266,8 @@ def test_the_words_say_what_it_is_a_picture_of() -> None:
 
 
 def test_numbers_on_axes_are_short() -> None:
-    assert [written(value) for value in (0, 500, 2_500, 1e6, 3e11)] == ["0", "500", "2.5k", "1M", "300B"]
-    assert [written_small(value) for value in (0, 6e-4, 2.5e-4, 0.001, 1.5, 1e9)] == [
+    assert [format_number(value) for value in (0, 500, 2_500, 1e6, 3e11)] == ["0", "500", "2.5k", "1M", "300B"]
+    assert [format_small_number(value) for value in (0, 6e-4, 2.5e-4, 0.001, 1.5, 1e9)] == [
         "0",
         "6e-4",
         "2.5e-4",
@@ -277,19 +277,19 @@ def test_numbers_on_axes_are_short() -> None:
     ]
 
 
-def test_the_artifact_holds_the_picture_itself(bard: Any, store: Any) -> None:
+def test_the_artifact_holds_the_plot_itself(bard: Any, store: Any) -> None:
     record(store, 1, range(1, 28))
     markdown = curve_markdown(bard.log)
     assert markdown is not None and len(markdown) < 200_000
-    picture = re.search(r"!\[curves of bard\]\(data:image/png;base64,([^)]+)\)", markdown)
-    assert picture is not None and size_of(base64.b64decode(picture[1])) == (900, 600)
+    plot = re.search(r"!\[curves of bard\]\(data:image/png;base64,([^)]+)\)", markdown)
+    assert plot is not None and size_of(base64.b64decode(plot[1])) == (900, 600)
 
 
 def test_there_is_no_artifact_before_there_is_a_step(fresh: Any) -> None:
     assert curve_markdown(fresh.log) is None
 
 
-def test_a_picture_is_due_at_once_then_after_a_minute_then_ever_later() -> None:
+def test_a_plot_is_due_at_once_then_after_a_minute_then_ever_later() -> None:
     drawn = Drawing(at_seconds=1000.0, cost_seconds=1.0, ended_attempts=1)
     assert is_due(None, now_seconds=0.0, age_seconds=0.0, ended_attempts=0)
     assert not is_due(drawn, now_seconds=1059.0, age_seconds=100.0, ended_attempts=1)
@@ -297,7 +297,7 @@ def test_a_picture_is_due_at_once_then_after_a_minute_then_ever_later() -> None:
     assert not is_due(drawn, now_seconds=1060.0, age_seconds=86_400.0, ended_attempts=1)
 
 
-def test_the_end_of_an_attempt_makes_a_picture_due_sooner_but_never_at_any_cost() -> None:
+def test_the_end_of_an_attempt_makes_a_plot_due_sooner_but_never_at_any_cost() -> None:
     drawn = Drawing(at_seconds=1000.0, cost_seconds=10.0, ended_attempts=1)
     assert is_due(drawn, now_seconds=1200.0, age_seconds=86_400.0, ended_attempts=2)
     assert not is_due(drawn, now_seconds=1199.0, age_seconds=86_400.0, ended_attempts=2)

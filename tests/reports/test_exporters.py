@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from reports.exporters.curve_follower import CurveFollower, CurveNews, TimedStep
-from reports.exporters.exporters import check_exporters, exporting
+from reports.exporters.curve_follower import CurveFollower, CurveUpdate, TimedStep
+from reports.exporters.exporters import check_exporters, run_exporters
 from reports.exporters.mlflow_client import MlflowClient, MlflowRefused
 from reports.exporters.mlflow_exporter import MlflowExporter
 from reports.exporters.step_exporter import Exporter, ExporterThread
@@ -26,23 +26,23 @@ from tasks.configuration.settings import MirrorsConfig
 from tasks.errors import InvalidConfiguration
 from tests.entries import NOON
 from tests.fabricated_run import DOCUMENT, fabricate
-from tests.reports.exported_run import MirroredRun, interrupted_run, step_line
+from tests.reports.exported_run import ExportedRun, interrupted_run, step_line
 from tests.reports.tracking_server import TrackingServer, tracking_server
 
 Follow = Callable[[], None]
 
 
-def following(run: MirroredRun, mirror: Exporter) -> Follow:
-    """Begin a mirror as a process that trains the run would; each call tells it what is new."""
-    mirror.begin(run.state)
+def following(run: ExportedRun, exporter: Exporter) -> Follow:
+    """Begin a exporter as a process that trains the run would; each call tells it what is new."""
+    exporter.begin(run.state)
     follower = CurveFollower(StepTail(run.run.log.store, run.run.log.prefix))
 
     def follow() -> None:
         more = True
         while more:
-            news = follower.follow(run.state)
-            mirror.write(news)
-            more = news.more
+            update = follower.follow(run.state)
+            exporter.write(update)
+            more = update.more
 
     return follow
 
@@ -61,16 +61,16 @@ Board = Callable[..., TensorBoardExporter]
 
 @pytest.fixture
 def board(tmp_path: Path) -> Iterator[Board]:
-    """Makes mirrors of a run, one for each process that trains it; their files are closed in the end."""
+    """Makes exporters of a run, one for each process that trains it; their files are closed in the end."""
     made: list[TensorBoardExporter] = []
 
-    def make(run: MirroredRun, store_url: str = "") -> TensorBoardExporter:
+    def make(run: ExportedRun, store_url: str = "") -> TensorBoardExporter:
         made.append(TensorBoardExporter(tmp_path, run.run.log.run_id, store_url or run.run.log.store.url))
         return made[-1]
 
     yield make
-    for mirror in made:
-        mirror.end(RunState())
+    for exporter in made:
+        exporter.end(RunState())
 
 
 def test_tensorboard_shows_the_surviving_line_and_the_evaluations(
@@ -84,7 +84,7 @@ def test_tensorboard_shows_the_surviving_line_and_the_evaluations(
 
 
 def test_tensorboard_forgets_what_an_attempt_trains_again(store: LocalStore, tmp_path: Path, board: Board) -> None:
-    run = MirroredRun(run=fabricate(store, "bard"))
+    run = ExportedRun(run=fabricate(store, "bard"))
     follow = following(run, board(run))
     run.start()
     run.train(1, 10)
@@ -125,7 +125,7 @@ def server() -> Iterator[TrackingServer]:
         yield serving
 
 
-def mlflow(run: MirroredRun, server: TrackingServer) -> MlflowExporter:
+def mlflow(run: ExportedRun, server: TrackingServer) -> MlflowExporter:
     return MlflowExporter(MlflowClient(server.url, {}), run.run.log.run_id, experiment="cairn")
 
 
@@ -142,7 +142,7 @@ def test_mlflow_has_one_run_with_parameters_curve_evaluations_and_reasons(
 
 
 def test_mlflow_is_told_a_step_only_once_it_is_committed(store: LocalStore, server: TrackingServer) -> None:
-    run = MirroredRun(run=fabricate(store, "bard"))
+    run = ExportedRun(run=fabricate(store, "bard"))
     run.start()
     follow = following(run, mlflow(run, server))
     run.train(1, 14)
@@ -183,34 +183,34 @@ def test_mlflow_sends_again_what_was_trained_again_while_nobody_told(store: Loca
 
 def test_a_number_that_is_none_is_told_by_its_name(store: LocalStore, server: TrackingServer) -> None:
     run = interrupted_run(store)
-    mirror = mlflow(run, server)
-    mirror.begin(run.state)
+    exporter = mlflow(run, server)
+    exporter.begin(run.state)
     lines = (
         TimedStep(at_seconds=1.0, record=replace(step_line(21, 2), train_loss=math.inf)),
         TimedStep(at_seconds=2.0, record=replace(step_line(22, 2), train_loss=math.nan)),
     )
-    mirror.write(CurveNews(steps=lines, settled_step=22))
+    exporter.write(CurveUpdate(steps=lines, settled_step=22))
     assert server.values("train.loss") == [(21, "Infinity"), (22, "NaN")]
 
 
 @pytest.mark.parametrize(("last", "status"), [("finish", "FINISHED"), ("resume", "KILLED"), ("stop", "FAILED")])
 def test_mlflow_is_told_how_it_ended(store: LocalStore, server: TrackingServer, last: str, status: str) -> None:
-    run = MirroredRun(run=fabricate(store, "bard"))
+    run = ExportedRun(run=fabricate(store, "bard"))
     run.start()
     if last == "finish":
         run.run.finish(run.run.commit(40))
     run.run.end("completed" if last == "finish" else "error", action=last)
-    mirror = mlflow(run, server)
-    mirror.begin(run.state)
-    mirror.end(run.state)
+    exporter = mlflow(run, server)
+    exporter.begin(run.state)
+    exporter.end(run.state)
     assert server.runs["run0"]["status"] == status
 
 
 def test_a_run_of_the_same_name_in_another_store_is_another_mlflow_run(
     store: LocalStore, tmp_path: Path, server: TrackingServer
 ) -> None:
-    first = MirroredRun(run=fabricate(store, "bard"))
-    second = MirroredRun(run=fabricate(LocalStore(tmp_path / "other"), "bard", opened_at=NOON + timedelta(days=1)))
+    first = ExportedRun(run=fabricate(store, "bard"))
+    second = ExportedRun(run=fabricate(LocalStore(tmp_path / "other"), "bard", opened_at=NOON + timedelta(days=1)))
     for run in (first, second):
         mlflow(run, server).begin(run.state)
     assert len(server.runs) == 2
@@ -226,7 +226,7 @@ def test_the_servers_words_are_in_the_error_and_credentials_only_in_the_header(s
 
 
 class Faulty:
-    """A mirror that does what it is told to, and counts."""
+    """A exporter that does what it is told to, and counts."""
 
     name = "Faulty"
 
@@ -241,25 +241,25 @@ class Faulty:
         self.begun += 1
         self.steps.clear()
 
-    def write(self, news: CurveNews) -> None:
+    def write(self, update: CurveUpdate) -> None:
         self.written.set()
         self._act()
-        self.steps += [timed.record.step for timed in news.steps]
+        self.steps += [timed.record.step for timed in update.steps]
 
     def end(self, state: RunState) -> None:
         self.ended.set()
 
 
-def kept(run: MirroredRun, mirror: Exporter, said: list[str], **options: Any) -> Any:
-    return ExporterThread(run.run.log, mirror, said.append, **{"every_seconds": 0.01, **options}).kept()
+def kept(run: ExportedRun, exporter: Exporter, said: list[str], **options: Any) -> Any:
+    return ExporterThread(run.run.log, exporter, said.append, **{"every_seconds": 0.01, **options}).run()
 
 
-def test_the_mirror_is_whole_when_the_block_ends(store: LocalStore) -> None:
-    run, mirror, said = interrupted_run(store), Faulty(), list[str]()
-    with kept(run, mirror, said, every_seconds=60.0):
-        assert mirror.written.wait(10)
+def test_the_exporter_is_whole_when_the_block_ends(store: LocalStore) -> None:
+    run, exporter, said = interrupted_run(store), Faulty(), list[str]()
+    with kept(run, exporter, said, every_seconds=60.0):
+        assert exporter.written.wait(10)
         run.train(21, 23)
-    assert mirror.ended.is_set() and mirror.steps == list(range(1, 24)) and said == []
+    assert exporter.ended.is_set() and exporter.steps == list(range(1, 24)) and said == []
 
 
 def fails(times: int, error: Exception) -> Callable[[], None]:
@@ -278,27 +278,27 @@ def fails(times: int, error: Exception) -> Callable[[], None]:
     [ValueError("a\nbug"), OSError(errno.ENOSPC, "No space left on device"), TimeoutError("timed out")],
     ids=type,
 )
-def test_a_mirror_that_raises_is_said_once_and_made_whole_later(store: LocalStore, error: Exception) -> None:
+def test_a_exporter_that_raises_is_said_once_and_made_whole_later(store: LocalStore, error: Exception) -> None:
     run, said = interrupted_run(store), list[str]()
-    mirror = Faulty(fails(3, error))
-    with kept(run, mirror, said):
+    exporter = Faulty(fails(3, error))
+    with kept(run, exporter, said):
         deadline = time.monotonic() + 20
-        while mirror.begun < 4 and time.monotonic() < deadline:
-            mirror.written.clear()
-            mirror.written.wait(1)
-    assert mirror.steps == list(range(1, 21)) and mirror.begun >= 4, "told from the first step each time"
+        while exporter.begun < 4 and time.monotonic() < deadline:
+            exporter.written.clear()
+            exporter.written.wait(1)
+    assert exporter.steps == list(range(1, 21)) and exporter.begun >= 4, "told from the first step each time"
     assert len(said) == 1 and said[0].startswith("Faulty cannot be kept up to date, training goes on: ")
     assert "\n" not in said[0]
 
 
-def test_a_mirror_that_hangs_costs_a_moment_at_the_end_and_nothing_before(store: LocalStore) -> None:
+def test_a_exporter_that_hangs_costs_a_moment_at_the_end_and_nothing_before(store: LocalStore) -> None:
     run, said, let_go = interrupted_run(store), list[str](), threading.Event()
-    mirror = Faulty(lambda: print(let_go.wait(60)))
+    exporter = Faulty(lambda: print(let_go.wait(60)))
     started = time.monotonic()
-    with kept(run, mirror, said, last_word_seconds=0.2):
-        assert mirror.written.wait(10)
-    assert time.monotonic() - started < 10 and not mirror.ended.is_set()
-    assert said == ["Faulty is behind and left so; whoever continues this run makes up for it"]
+    with kept(run, exporter, said, final_seconds=0.2):
+        assert exporter.written.wait(10)
+    assert time.monotonic() - started < 10 and not exporter.ended.is_set()
+    assert said == ["Faulty has not received the last steps; the next process that trains this run sends them"]
     let_go.set()
 
 
@@ -312,27 +312,27 @@ def test_a_full_disk_is_met_by_a_new_file_that_is_whole(store: LocalStore, tmp_p
     from tensorboard.summary.writer.record_writer import RecordWriter
 
     run = interrupted_run(store)
-    mirror = board(run)
-    follow = following(run, mirror)
+    exporter = board(run)
+    follow = following(run, exporter)
     with open("/dev/full", "wb", buffering=0) as full:
-        mirror._records = RecordWriter(full)
+        exporter._records = RecordWriter(full)
         with pytest.raises(OSError, match="No space left"):
             follow()
-    following(run, mirror)()
+    following(run, exporter)()
     assert run.curve() == curve(tmp_path / "bard")
 
 
 def test_a_folder_that_cannot_be_made_is_said_once_and_training_goes_on(store: LocalStore, tmp_path: Path) -> None:
     run, said = interrupted_run(store), list[str]()
     (tmp_path / "file").write_text("in the way")
-    with exporting(run.run.log, MirrorsConfig(tensorboard=str(tmp_path / "file")), {}, said.append):
+    with run_exporters(run.run.log, MirrorsConfig(tensorboard=str(tmp_path / "file")), {}, said.append):
         pass
     assert len(said) == 1 and said[0].startswith("TensorBoard cannot be kept up to date, training goes on: ")
 
 
 def test_a_server_that_is_away_is_said_once_and_training_goes_on(store: LocalStore) -> None:
     run, said = interrupted_run(store), list[str]()
-    with exporting(run.run.log, MirrorsConfig(mlflow="http://127.0.0.1:9"), {}, said.append):
+    with run_exporters(run.run.log, MirrorsConfig(mlflow="http://127.0.0.1:9"), {}, said.append):
         pass
     assert len(said) == 1 and said[0].startswith("MLflow cannot be kept up to date, training goes on: ")
 
@@ -340,7 +340,7 @@ def test_a_server_that_is_away_is_said_once_and_training_goes_on(store: LocalSto
 def test_both_mirrors_of_a_configuration_are_kept(store: LocalStore, tmp_path: Path, server: TrackingServer) -> None:
     run, said = interrupted_run(store), list[str]()
     wanted = MirrorsConfig(tensorboard=str(tmp_path / "board"), mlflow=server.url)
-    with exporting(run.run.log, wanted, {"MLFLOW_EXPERIMENT_NAME": "poems"}, said.append):
+    with run_exporters(run.run.log, wanted, {"MLFLOW_EXPERIMENT_NAME": "poems"}, said.append):
         pass
     assert said == [] and list(server.experiments) == ["poems"]
     assert run.curve() == curve(tmp_path / "board" / "bard") and server.values("train.loss") == run.curve()
@@ -363,7 +363,7 @@ def test_a_relative_folder_starts_at_the_configuration(tmp_path: Path) -> None:
         ("mirrors.wandb=x", "unknown key"),
     ],
 )
-def test_what_cannot_be_a_mirror_is_refused(override: str, words: str) -> None:
+def test_what_cannot_be_a_exporter_is_refused(override: str, words: str) -> None:
     with pytest.raises(InvalidConfiguration, match=words) as refused:
         configured([override])
     assert "secret" not in str(refused.value)
