@@ -23,16 +23,16 @@ _LARGEST = 2**63
 
 
 def print_answer(columns: "Sequence[ResultColumn]", rows: Iterable[Sequence[object]]) -> None:
-    """Print an aligned table of at most `SHOWN_ROWS` rows; how many more there are is said on stderr."""
+    """Print an aligned table of at most `SHOWN_ROWS` rows; stderr says how many more there are."""
     remaining = iter(rows)
-    shown = [[_shown(value) for value in row] for row in islice(remaining, SHOWN_ROWS)]
+    shown = [[_format_cell(value) for value in row] for row in islice(remaining, SHOWN_ROWS)]
     print_table([column.name for column in columns], shown, empty="no rows")
     if more := sum(1 for _ in remaining):
         say(f"and {more:,} more rows; --csv or --json prints them all")
 
 
 def print_json(columns: "Sequence[ResultColumn]", rows: Iterable[Sequence[object]]) -> None:
-    """Print a list of objects: times ISO 8601 in UTC, null for what is no number, JSON columns as what they hold."""
+    """Print a list of objects: times are ISO 8601 in UTC, NaN is null, JSON columns are nested values."""
     separator = "["
     for row in rows:
         record = {column.name: _plain(value, column.type) for column, value in zip(columns, row, strict=True)}
@@ -42,16 +42,16 @@ def print_json(columns: "Sequence[ResultColumn]", rows: Iterable[Sequence[object
 
 
 def print_csv(columns: "Sequence[ResultColumn]", rows: Iterable[Sequence[object]]) -> None:
-    """Print CSV with a heading; null is an empty field, what is nested is JSON."""
+    """Print CSV with a heading; null is an empty field, nested values are JSON."""
     writer = csv.writer(sys.stdout, lineterminator="\n")
     is_seen = sys.stdout.isatty()
     writer.writerow([column.name for column in columns])
     for row in rows:
-        fields = map(_field, row)
+        fields = map(_format_field, row)
         writer.writerow([sanitize(field) if is_seen and isinstance(field, str) else field for field in fields])
 
 
-def _shown(value: object) -> str | None:
+def _format_cell(value: object) -> str | None:
     match value:
         case None:
             return None
@@ -67,7 +67,7 @@ def _shown(value: object) -> str | None:
             return str(value)
 
 
-def _field(value: object) -> object:
+def _format_field(value: object) -> object:
     match value:
         case bool():
             return "true" if value else "false"
@@ -99,6 +99,6 @@ def _plain(value: Any, type_name: str) -> Any:
         case bool():
             return value
         case int() if not -_LARGEST <= value < _LARGEST:
-            return float(value)  # beyond what readers of JSON keep as a whole number
+            return float(value)  # JSON readers keep no larger integers
         case _:
             return value

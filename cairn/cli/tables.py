@@ -26,8 +26,8 @@ _DONE = {
     "delete": "deleted",
     "discard": "discarded",
 }
-_WORTH_SAYING = 0.001
-_SOURCES_SHOWN = 20
+_LEAST_GAIN = 0.001
+_MOST_SOURCES = 20
 
 
 def print_rows(table: "Table") -> None:
@@ -36,7 +36,7 @@ def print_rows(table: "Table") -> None:
 
 
 def print_status(status: "RunStatus") -> None:
-    """Print where a run stands."""
+    """Print the status of a run."""
     owner = status.owner
     budgets = ", ".join(f"{reason} {b.left}" for reason, b in status.budgets.items())
     print_facts(
@@ -59,7 +59,7 @@ def _windows(count: int) -> str:
 
 
 def print_sweep(report: "SweepReport") -> None:
-    """Print what a sweep did or would do, and a line that sums it up."""
+    """Print the actions of a sweep and their sum."""
     columns = ("action", "what", "step", "attempt", "bytes", "why", "where")
     print_table(
         columns,
@@ -76,7 +76,7 @@ def print_sweep(report: "SweepReport") -> None:
 
 
 def print_data(view: "DataSummary") -> None:
-    """Print a snapshot: its facts, its sources, and windows with where they come from."""
+    """Print a snapshot: its facts, its sources, and windows with their documents."""
     print_facts(
         [
             ("snapshot", view.snapshot_id),
@@ -85,7 +85,7 @@ def print_data(view: "DataSummary") -> None:
                 "tokenizer",
                 f"{short_digest(view.tokenizer_sha256)}, {view.vocab_size:,} ids, end of text {view.end_of_text_id}",
             ),
-            *((split, _split_size(size, view.block_size)) for split, size in view.splits.items()),
+            *((split, _describe_split(size, view.block_size)) for split, size in view.splits.items()),
             ("left out", ", ".join(f"{kind} {count:,}" for kind, count in view.rejected.items()) or "nothing"),
         ]
     )
@@ -94,12 +94,12 @@ def print_data(view: "DataSummary") -> None:
         ("source", "documents", "bytes", "a document is", "sha256"),
         [
             (source.name, f"{source.documents:,}", f"{source.bytes:,}", source.unit, short_digest(source.sha256))
-            for source in view.sources[:_SOURCES_SHOWN]
+            for source in view.sources[:_MOST_SOURCES]
         ],
         empty="no sources",
     )
-    if len(view.sources) > _SOURCES_SHOWN:
-        print(f"and {len(view.sources) - _SOURCES_SHOWN:,} more; --json lists all")
+    if len(view.sources) > _MOST_SOURCES:
+        print(f"and {len(view.sources) - _MOST_SOURCES:,} more; --json lists all")
     if view.groups:
         print()
         _print_groups(view.groups)
@@ -134,18 +134,18 @@ def _print_groups(groups: "Sequence[GroupSummary]") -> None:
 
 
 def print_import(view: "ImportView") -> None:
-    """Print what an import made, and how to look at it."""
+    """Print the result of an import."""
     for split, tokens in view.tokens.items():
         print_line(f"{split}  {tokens:,} tokens in {view.documents[split]:,} documents")
     print_line(f"snapshot {view.snapshot_id}\nlook at it: cairn data {short_digest(view.snapshot_id)}")
 
 
 def print_watch(rows: "Sequence[WatchRow]") -> None:
-    """Print what a look did about each run, and why."""
+    """Print what the watcher did about each run, and why."""
     print_table(
         ("run", "action", "in", "why", "how"),
         [
-            (row.run_id, row.action, None if row.seconds is None else _span(row.seconds), row.why, row.how)
+            (row.run_id, row.action, None if row.seconds is None else _format_span(row.seconds), row.why, row.how)
             for row in rows
         ],
         empty="no runs here yet; nothing to watch",
@@ -153,14 +153,15 @@ def print_watch(rows: "Sequence[WatchRow]") -> None:
 
 
 def print_simulation(view: "SimulationSummary") -> None:
-    """Print the answer, what it rests on, each policy's bill, and what other checkpoint intervals would lose."""
+    """Print how the run ends under each policy, the assumptions, and the loss at other checkpoint intervals."""
     policy, *plain = view.outcomes
     plan, between = view.plan, view.trace.hours_between_failures
-    often = "never" if between is None else f"every {_span(between * 3600)}"
-    print_line(f"this policy {_end(policy)}; plain retry counts: {'; '.join(f'{o.policy}: {_end(o)}' for o in plain)}")
+    often = "never" if between is None else f"every {_format_span(between * 3600)}"
+    plain_ends = "; ".join(f"{outcome.policy}: {_describe_end(outcome)}" for outcome in plain)
+    print_line(f"this policy {_describe_end(policy)}; plain retry counts: {plain_ends}")
     print_line(
         f"on {plan.devices:,} device{'' if plan.devices == 1 else 's'}, {plan.total_steps:,} steps "
-        f"of {plan.step_seconds:.4g} s ({_span(plan.total_steps * plan.step_seconds)} if nothing failed), "
+        f"of {plan.step_seconds:.4g} s ({_format_span(plan.total_steps * plan.step_seconds)} if nothing failed), "
         f"a commit stops training for {plan.checkpoint_seconds:.3g} s, a restart takes {plan.restart_seconds:.4g} s,\n"
         f"a failure {often}, seed {view.seed}; {view.trace.source}\n"
     )
@@ -172,7 +173,7 @@ def print_simulation(view: "SimulationSummary") -> None:
     _print_intervals(view)
 
 
-def _split_size(size: "SplitSummary", block_size: int) -> str:
+def _describe_split(size: "SplitSummary", block_size: int) -> str:
     return (
         f"{size.tokens:,} tokens of {size.bytes:,} bytes in {size.documents:,} documents, {size.shards:,} shards, "
         f"{size.windows:,} windows of {block_size}"
@@ -186,11 +187,11 @@ def _print_outcomes(outcomes: "Sequence[PolicyOutcome]") -> None:
         [
             (
                 outcome.policy,
-                f"{_span(outcome.days * 86400)} {'finished' if outcome.finished else 'given up'}",
+                f"{_format_span(outcome.days * 86400)} {'finished' if outcome.finished else 'given up'}",
                 f"{outcome.goodput:.1%}",
-                _hours(outcome.wasted_gpu_hours),
-                _hours(outcome.checkpoint_gpu_hours),
-                _hours(outcome.restart_gpu_hours),
+                _format_hours(outcome.wasted_gpu_hours),
+                _format_hours(outcome.checkpoint_gpu_hours),
+                _format_hours(outcome.restart_gpu_hours),
                 outcome.attempts,
                 ", ".join(f"{reason} {count}" for reason, count in outcome.retries.items()) or None,
             )
@@ -210,7 +211,7 @@ def _print_intervals(view: "SimulationSummary") -> None:
     ]
     print_table(
         ("commit every", "steps", "time", "not useful"),
-        [(name, i.every_steps, _span(i.seconds), f"{i.lost_share:.2%}") for name, i in listed if i],
+        [(name, i.every_steps, _format_span(i.seconds), f"{i.lost_share:.2%}") for name, i in listed if i],
         empty="",
     )
     if found.simulated is None:
@@ -218,21 +219,21 @@ def _print_intervals(view: "SimulationSummary") -> None:
         return
     gained = found.present.lost_share - found.simulated.lost_share
     better = f"checkpoint.every_steps={found.simulated.every_steps} would make {gained:.2%} more of the time useful"
-    print(better if gained >= _WORTH_SAYING else "the present interval is as good as any")
+    print(better if gained >= _LEAST_GAIN else "the present interval is as good as any")
 
 
-def _end(outcome: "PolicyOutcome") -> str:
+def _describe_end(outcome: "PolicyOutcome") -> str:
     if outcome.finished:
-        return f"finishes after {_span(outcome.days * 86400)}, goodput {outcome.goodput:.1%}"
+        return f"finishes after {_format_span(outcome.days * 86400)}, goodput {outcome.goodput:.1%}"
     done = outcome.step / outcome.total_steps
-    return f"gives up after {_span(outcome.days * 86400)} with {done:.1%} of the steps done"
+    return f"gives up after {_format_span(outcome.days * 86400)} with {done:.1%} of the steps done"
 
 
-def _hours(hours: float) -> str:
+def _format_hours(hours: float) -> str:
     return f"{hours:,.0f}" if hours >= 100 else f"{hours:.3g}"
 
 
-def _span(seconds: float) -> str:
+def _format_span(seconds: float) -> str:
     for unit, name in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
         if seconds >= 2 * unit:
             return f"{seconds / unit:.1f} {name}"

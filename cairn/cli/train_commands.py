@@ -120,7 +120,7 @@ def _serve_node(resolved: "ResolvedRequest") -> ExitCode:
 
 
 def _show_plan(resolved: "ResolvedRequest", *, json: bool) -> None:
-    from cairn.cli.training_plan_text import plan_facts
+    from cairn.cli.training_plan_text import describe_plan
     from flows.preparation.memory_check import memory_there
     from flows.preparation.preflight import check_before_start
     from flows.preparation.training_plan import plan_training
@@ -134,7 +134,7 @@ def _show_plan(resolved: "ResolvedRequest", *, json: bool) -> None:
     settled = configuration.with_mode(precision=numerics.precision, kernels=numerics.kernels)
     there = memory_there(settled.training, trainer_group(settled.training, os.environ))
     plan = plan_training(log, settled, resolved.base_dir, there)
-    print_document(plan) if json else print_facts(plan_facts(plan))
+    print_document(plan) if json else print_facts(describe_plan(plan))
 
 
 def watch(

@@ -6,24 +6,24 @@ from flows.preparation.training_plan import PlannedCheckpoints, PlannedMemory, T
 from model.estimates.size_estimate import PARTS
 from tasks.text.format import format_count, format_duration, format_list, short_digest
 
-_SOURCES_SHOWN = 4
+_MOST_SOURCES = 4
 
 
-def plan_facts(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
-    """Yield the plan's lines, name and words."""
-    yield "would", _would(plan)
+def describe_plan(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
+    """Yield name and text of each line."""
+    yield "would", _describe_action(plan)
     yield "because", plan.why
     yield "store", plan.store
-    yield "data", _data(plan)
-    yield "model", _model(plan)
-    yield "memory", _memory(plan.memory)
+    yield "data", _describe_data(plan)
+    yield "model", _describe_model(plan)
+    yield "memory", _describe_memory(plan.memory)
     if plan.action != "nothing":
-        yield from _ahead(plan)
+        yield from _describe_remaining(plan)
     left = ", ".join(f"{reason} {budget.left}" for reason, budget in plan.budgets.items())
     yield "retries left", left
 
 
-def _would(plan: TrainingPlan) -> str:
+def _describe_action(plan: TrainingPlan) -> str:
     number, total = plan.attempt, f"{plan.total_steps:,}"
     origin = f"run {plan.run_id} from step {plan.from_step:,} of {total} as attempt {number}"
     return {
@@ -34,17 +34,17 @@ def _would(plan: TrainingPlan) -> str:
     }.get(plan.action, f"train nothing: run {plan.run_id} is finished")
 
 
-def _data(plan: TrainingPlan) -> str:
+def _describe_data(plan: TrainingPlan) -> str:
     data = plan.data
-    files = f"{format_count(len(data.sources), 'source')}, {_bytes(data.bytes)}"
+    files = f"{format_count(len(data.sources), 'source')}, {_format_bytes(data.bytes)}"
     if data.snapshot_id is None:
-        named = format_list([source.name for source in data.sources], _SOURCES_SHOWN)
+        named = format_list([source.name for source in data.sources], _MOST_SOURCES)
         return f"not tokenized yet: {files} ({named})"
     tokens = f"{data.train_tokens:,} tokens to train on, {data.val_tokens:,} held out"
     return f"snapshot {short_digest(data.snapshot_id)}: {files}, {tokens}"
 
 
-def _model(plan: TrainingPlan) -> str:
+def _describe_model(plan: TrainingPlan) -> str:
     model = plan.model
     shape = f"{format_count(model.layers, 'layer')}, {format_count(model.heads, 'head')}, width {model.width}"
     asked = "" if plan.data.snapshot_id else " at most"
@@ -52,22 +52,23 @@ def _model(plan: TrainingPlan) -> str:
     return f"{model.family}: {model.parameters:,} parameters ({shape}, {vocabulary})"
 
 
-def _memory(memory: PlannedMemory) -> str:
+def _describe_memory(memory: PlannedMemory) -> str:
     shown = {name: memory.parts.bytes_of(name) for name in PARTS}
-    parts = ", ".join(f"{name.replace('_', ' ')} {_bytes(size)}" for name, size in shown.items() if size)
+    parts = ", ".join(f"{name.replace('_', ' ')} {_format_bytes(size)}" for name, size in shown.items() if size)
     recomputed = ", activations recomputed" if memory.activation_checkpointing else ""
     how = f"micro-batch {memory.micro_batch}, {memory.precision} with {memory.kernels} kernels{recomputed}"
-    return f"an estimate: {_bytes(memory.total_bytes)} at its peak with {how} ({parts}){_there(memory)}"
+    peak = f"an estimate: {_format_bytes(memory.total_bytes)} at its peak with {how} ({parts})"
+    return f"{peak}{_describe_available(memory)}"
 
 
-def _there(memory: PlannedMemory) -> str:
+def _describe_available(memory: PlannedMemory) -> str:
     if memory.there_bytes is None:
         return ""
     short = ": more than there is" if memory.total_bytes > memory.there_bytes else ""
-    return f"; {_bytes(memory.there_bytes)} are there now{short}"
+    return f"; {_format_bytes(memory.there_bytes)} are there now{short}"
 
 
-def _ahead(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
+def _describe_remaining(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
     steps, early = plan.total_steps - plan.from_step, " at most: it may stop early" if plan.may_stop_early else ""
     yield (
         "steps",
@@ -82,7 +83,7 @@ def _ahead(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
             "time",
             f"an estimate: {length} of training at the {speed:,.0f} tokens/s of its newest steps",
         )
-    yield "checkpoints", _commits(plan.checkpoints)
+    yield "checkpoints", _describe_checkpoints(plan.checkpoints)
     yield "evaluations", f"of {format_count(plan.evaluations.commits, 'commit')}: {', '.join(plan.evaluations.suites)}"
     if plan.cost.gpu_hour_price is not None:
         money = "not known before the run has trained a step"
@@ -92,16 +93,15 @@ def _ahead(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
         yield "cost", f"{money}, at {plan.cost.gpu_hour_price:g} {plan.cost.currency} an hour"
 
 
-def _commits(commits: PlannedCheckpoints) -> str:
+def _describe_checkpoints(commits: PlannedCheckpoints) -> str:
     seconds = f" and every {commits.every_seconds:g} s" if commits.every_seconds else ""
-    every = f"every {format_count(commits.every_steps, 'step')}{seconds}, {_bytes(commits.bytes_each)} each"
-    kept = (
-        f"at most {commits.kept_at_most} kept ({_bytes(commits.kept_at_most * commits.bytes_each)}) beside those in use"
-    )
+    every = f"every {format_count(commits.every_steps, 'step')}{seconds}, {_format_bytes(commits.bytes_each)} each"
+    kept_bytes = _format_bytes(commits.kept_at_most * commits.bytes_each)
+    kept = f"at most {commits.kept_at_most} kept ({kept_bytes}) beside those in use"
     return f"{commits.ahead:,} ahead, {every}; {kept}"
 
 
-def _bytes(size: int) -> str:
+def _format_bytes(size: int) -> str:
     for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "KB")):
         if size >= unit:
             return f"{size / unit:.3g} {name}"

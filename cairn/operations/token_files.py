@@ -66,7 +66,7 @@ def import_snapshot(store: ObjectStore, request: ImportRequest) -> ImportView:
 
 def export_snapshot(store: ObjectStore, reference: str, folder: str, form: str) -> tuple[ExportedFile, ...]:
     """Write the splits of the snapshot that `reference` means into `folder`."""
-    snapshot_id = find_snapshot(store, reference)[0]
+    snapshot_id = find_snapshot(store, reference).snapshot_id
     files = SnapshotFiles(store, snapshot_id, work_folder(os.environ) / "snapshots")
     written = export_tokens(files, Path(folder), TokenFileFormat(form))
     return tuple(ExportedFile(path=str(path), tokens=look_at(path).tokens) for path in written)

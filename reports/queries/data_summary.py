@@ -22,15 +22,14 @@ from tasks.data.source_weights import weighted_groups
 from tasks.errors import InvalidConfiguration
 
 DEFAULT_BLOCK_SIZE = 256
-_LISTED = 20
+_MOST_LISTED = 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WindowDocument:
-    """A document a window takes tokens from: where it lies in its source, and which of its tokens the window begins at.
+    """A document of a window: its place in its source, the sha256 of its text, and the window's first token in it.
 
-    ``first_token`` counts within the document and is 0 where the document begins inside the window; ``sha256`` is of
-    its text.
+    `first_token` is 0 where the document begins inside the window.
     """
 
     source: str
@@ -42,11 +41,10 @@ class WindowDocument:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WindowSummary:
-    """One training window: block_size inputs from ``first_token`` of its split on, as text, and its documents.
+    """One window: block_size tokens from `first_token` of its split on, as text, and its documents.
 
-    ``groups`` are those its tokens, the last target too, belong to: empty where sources are not kept apart. One of
-    train that has several is drawn by no step of a run with weights: then ``is_drawn`` is false, and also where the
-    run is not known.
+    `groups` are the groups of its tokens, the last target included; empty where sources have no groups. A run with
+    weights draws no train window of several groups: then, or where no run is known, `is_drawn` is false.
     """
 
     split: str
@@ -60,7 +58,7 @@ class WindowSummary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitSummary:
-    """How much a split holds, and in how many shards and windows."""
+    """The size of a split, and its numbers of shards and windows."""
 
     documents: int
     tokens: int
@@ -71,7 +69,7 @@ class SplitSummary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceSummary:
-    """One source: its size and hash, what a document is in it, and how many it gave."""
+    """One source: size, hash, the unit that is a document, and how many documents it has."""
 
     name: str
     bytes: int
@@ -82,9 +80,9 @@ class SourceSummary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupSummary:
-    """Sources that are drawn together: their number and tokens, the windows of train that are wholly theirs.
+    """Sources that are drawn together: their number, their tokens, and the train windows that are wholly theirs.
 
-    ``weight`` and ``share`` (of all draws, 0 to 1) are a run's: None where none was asked for, or it has no weights.
+    `weight` and `share` (of all draws, 0 to 1) are a run's; None where no run is given or it has no weights.
     """
 
     name: str
@@ -98,7 +96,7 @@ class GroupSummary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataSummary:
-    """A snapshot: sizes, sources, splits, tokenizer, what was left out, and windows. Sizes are bytes."""
+    """A snapshot: sizes in bytes, sources, splits, tokenizer, rejected documents by kind, and windows."""
 
     snapshot_id: str
     run_id: str | None
@@ -117,21 +115,21 @@ class DataSummary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WindowChoice:
-    """Which window a person wants to see, None for a few; block_size 0 is the run's, or `DEFAULT_BLOCK_SIZE`."""
+    """The window to show, None for a few; block_size 0 is the run's, or `DEFAULT_BLOCK_SIZE`."""
 
     window: int | None = None
     split: SplitName = "train"
     block_size: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse a size below zero."""
+        """Raise `InvalidConfiguration` for a size below zero."""
         if self.block_size < 0:
             raise InvalidConfiguration(f"--block-size {self.block_size}: must be at least 1")
 
 
 def summarize_data(store: ObjectStore, reference: str, choice: WindowChoice, *, cache_dir: Path) -> DataSummary:
-    """Look at the snapshot that `reference` names; raises `RunNotFound` where it names none."""
-    found = _find(store, reference)
+    """Return the summary of the snapshot that `reference` names; raises `RunNotFound` where it names none."""
+    found = find_snapshot(store, reference)
     block_size = choice.block_size or found.block_size or DEFAULT_BLOCK_SIZE
     files = SnapshotFiles(store, found.snapshot_id, cache_dir)
     manifest = files.manifest
@@ -144,51 +142,48 @@ def summarize_data(store: ObjectStore, reference: str, choice: WindowChoice, *, 
         end_of_text_id=manifest.end_of_text_id,
         val_fraction=manifest.val_fraction,
         block_size=block_size,
-        splits={split: _split_view(manifest, split, block_size) for split in SPLITS},
+        splits={split: _summarize_split(manifest, split, block_size) for split in SPLITS},
         sources=tuple(
             SourceSummary(
                 name=item.name, bytes=item.bytes, sha256=item.sha256, unit=item.unit, documents=item.documents
             )
             for item in manifest.sources
         ),
-        groups=_group_views(manifest, found, block_size),
+        groups=_summarize_groups(manifest, found, block_size),
         rejected={item.kind: item.documents for item in manifest.rejected},
-        windows=_windows(files, choice, found, block_size),
+        windows=_summarize_windows(files, choice, found, block_size),
     )
 
 
-def find_snapshot(store: ObjectStore, reference: str) -> tuple[str, str | None, int]:
-    """Return snapshot id, run id and block size of a run's id, or of a snapshot's, which 8 characters begin uniquely.
-
-    A snapshot by its own id has no run, and 0 as block size.
-    """
-    found = _find(store, reference)
-    return found.snapshot_id, found.run_id, found.block_size
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Found:
+class FoundSnapshot:
+    """A snapshot; found by a run's id it has the run's id, block size and data configuration."""
+
     snapshot_id: str
     run_id: str | None = None
     block_size: int = 0
     data: DataConfig | None = None
 
 
-def _find(store: ObjectStore, reference: str) -> _Found:
+def find_snapshot(store: ObjectStore, reference: str) -> FoundSnapshot:
+    """Return the snapshot of a run, or the one whose id begins with `reference`, at least 8 characters of it.
+
+    Raises `RunNotFound` where no snapshot, or more than one, matches.
+    """
     snapshots = snapshot_ids(store)
     begins = [name for name in snapshots if name.startswith(reference) and len(reference) >= SHORTEST_SNAPSHOT_ID]
     if len(begins) == 1:
-        return _Found(snapshot_id=begins[0])
+        return FoundSnapshot(snapshot_id=begins[0])
     if begins:
         raise RunNotFound(f"{reference}: {len(begins)} snapshots begin so: {', '.join(begins)}")
     try:
         opened = find_run(store, reference).state.opened
     except RunNotFound as missing:
-        listed = ", ".join(name[:12] for name in snapshots[:_LISTED]) or "none"
+        listed = ", ".join(name[:12] for name in snapshots[:_MOST_LISTED]) or "none"
         raise RunNotFound(f"no snapshot {reference!r}, and {missing}; snapshots here: {listed}") from missing
     assert opened is not None
     model, data = opened.config.get("model"), opened.config.get("data")
-    return _Found(
+    return FoundSnapshot(
         snapshot_id=opened.data_snapshot,
         run_id=reference,
         block_size=int(model["block_size"]) if isinstance(model, dict) else 0,
@@ -196,14 +191,14 @@ def _find(store: ObjectStore, reference: str) -> _Found:
     )
 
 
-def _group_views(manifest: SnapshotManifest, found: _Found, block_size: int) -> tuple[GroupSummary, ...]:
+def _summarize_groups(manifest: SnapshotManifest, found: FoundSnapshot, block_size: int) -> tuple[GroupSummary, ...]:
     weighted = weighted_groups(manifest, found.data) if found.data else ()
     weight_of = {item.group.name: item.weight for item in weighted}
     total = sum(weight_of.values())
-    views, start = [], 0
+    groups, start = [], 0
     for group in manifest.known_groups:
         weight = weight_of.get(group.name)
-        views.append(
+        groups.append(
             GroupSummary(
                 name=group.name,
                 sources=group.sources,
@@ -215,10 +210,10 @@ def _group_views(manifest: SnapshotManifest, found: _Found, block_size: int) -> 
             )
         )
         start += group.train_tokens
-    return tuple(views)
+    return tuple(groups)
 
 
-def _split_view(manifest: SnapshotManifest, split: SplitName, block_size: int) -> SplitSummary:
+def _summarize_split(manifest: SnapshotManifest, split: SplitName, block_size: int) -> SplitSummary:
     size = manifest.split(split)
     return SplitSummary(
         documents=size.documents,
@@ -233,16 +228,18 @@ def _window_count(manifest: SnapshotManifest, split: SplitName, block_size: int)
     return (manifest.split(split).tokens - 1) // block_size
 
 
-def _windows(files: SnapshotFiles, choice: WindowChoice, found: _Found, block_size: int) -> tuple[WindowSummary, ...]:
+def _summarize_windows(
+    files: SnapshotFiles, choice: WindowChoice, found: FoundSnapshot, block_size: int
+) -> tuple[WindowSummary, ...]:
     tokenizer = Tokenizer.from_json(files.path(TOKENIZER).read_text(encoding="utf-8"))
     is_weighted = found.data is None or bool(found.data.weights)
     return tuple(
-        _window_view(files, tokenizer, split, window, block_size, is_weighted=is_weighted)
-        for split, window in _shown(files.manifest, choice, block_size)
+        _summarize_window(files, tokenizer, split, window, block_size, is_weighted=is_weighted)
+        for split, window in _choose_windows(files.manifest, choice, block_size)
     )
 
 
-def _shown(manifest: SnapshotManifest, choice: WindowChoice, block_size: int) -> list[tuple[SplitName, int]]:
+def _choose_windows(manifest: SnapshotManifest, choice: WindowChoice, block_size: int) -> list[tuple[SplitName, int]]:
     if choice.window is None:
         counts = {split: _window_count(manifest, split, block_size) for split in SPLITS}
         chosen: dict[SplitName, set[int]] = {"train": {0, counts["train"] // 2, counts["train"] - 1}, "val": {0}}
@@ -255,7 +252,7 @@ def _shown(manifest: SnapshotManifest, choice: WindowChoice, block_size: int) ->
     return [(choice.split, choice.window)]
 
 
-def _window_view(
+def _summarize_window(
     files: SnapshotFiles, tokenizer: Tokenizer, split: SplitName, window: int, block_size: int, *, is_weighted: bool
 ) -> WindowSummary:
     first = window * block_size

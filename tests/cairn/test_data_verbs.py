@@ -129,7 +129,8 @@ def test_a_snapshot_that_is_not_there_is_refused_with_what_there_is(cairn: Any, 
 
 
 def test_a_run_names_its_snapshot_and_its_window_size(bard: Any, store: LocalStore) -> None:
-    assert find_snapshot(store, "bard") == ("d" * 64, "bard", 8)
+    found = find_snapshot(store, "bard")
+    assert (found.snapshot_id, found.run_id, found.block_size) == ("d" * 64, "bard", 8)
 
 
 WEIGHTED = DataConfig(sources=("0*.txt", "1*.txt", "2*.txt"), weights=(1, 2, 5), tokenizer="bytes", val_fraction=0.3)

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from cairn.cli.command import run_command
-from cairn.cli.training_plan_text import plan_facts
+from cairn.cli.training_plan_text import describe_plan
 from flows.preparation.training_plan import TrainingPlan, plan_training
 from storage.logs.run_log import RunLog
 from storage.logs.step_log import StepRecord, step_log_key
@@ -55,7 +55,7 @@ def planned(run: WritingRun, config: RunConfig | None = None) -> TrainingPlan:
 
 
 def shown(plan: TrainingPlan) -> dict[str, str]:
-    return dict(plan_facts(plan))
+    return dict(describe_plan(plan))
 
 
 def told(capsys: pytest.CaptureFixture[str], config: Path, *arguments: str) -> Any:
