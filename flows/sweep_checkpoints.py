@@ -1,7 +1,6 @@
-"""The flow `sweep-checkpoints`: on a schedule, apply retention to every run of a store and delete what nobody needs.
+"""The flow `sweep-checkpoints`: on a schedule, apply retention to every run of a store.
 
-Owns nothing but the round: what was freed is its log and its last state's message. Idempotent, and safe beside trainers
-and other sweeps; one that is skipped or killed anywhere is made good by the next.
+It is idempotent and safe beside trainers and other sweeps; the next sweep completes one that was skipped or killed.
 """
 
 import os
@@ -13,7 +12,7 @@ from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
-from flows.operations.store_sweep import FAILED, StoreSweepRow, sweep_store
+from flows.operations.store_sweep import StoreSweepRow, SweepOutcome, sweep_store
 from flows.orchestrator.named_failure_state import named_failure_state
 from flows.orchestrator.run_parameters import DryRunParameter, MostSecondsParameter, StoreParameter
 from storage.stores.open_store import open_store
@@ -29,8 +28,8 @@ def sweep_checkpoints(
 
     Args:
         store: folder or URL of the object store; empty: CAIRN_STORE, else ./cairn-store.
-        dry_run: say what would go and change nothing.
-        most_seconds: after this time no further run is begun; the next sweep begins anywhere, so each has its turn.
+        dry_run: report what would be deleted and change nothing.
+        most_seconds: after this time no further run is started; each sweep starts at a random run.
     """
     logger = get_run_logger()
     rows = sweep_store(
@@ -50,13 +49,13 @@ def sweep_checkpoints(
                 f"{row.freed_bytes:,}",
                 row.why,
             )
-    message = _words(rows, dry_run)
-    is_failed = any(row.action == FAILED for row in rows)
+    message = _summary(rows, dry_run)
+    is_failed = any(row.action == SweepOutcome.FAILED for row in rows)
     return Failed(name="SweepFailed", message=message) if is_failed else Completed(message=message)
 
 
-def _words(rows: tuple[StoreSweepRow, ...], dry_run: bool) -> str:
+def _summary(rows: tuple[StoreSweepRow, ...], dry_run: bool) -> str:
     counts = ", ".join(f"{action} {count}" for action, count in sorted(Counter(row.action for row in rows).items()))
     freed = f"{sum(row.freed_bytes for row in rows):,} bytes {'would be freed' if dry_run else 'freed'}"
-    failed = "; ".join(f"{row.run_id}: {row.why}" for row in rows if row.action == FAILED)
+    failed = "; ".join(f"{row.run_id}: {row.why}" for row in rows if row.action == SweepOutcome.FAILED)
     return "; ".join(part for part in (counts or "no runs", freed, failed) if part)

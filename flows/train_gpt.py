@@ -47,7 +47,7 @@ def train_gpt(
         start_over: begin again at step 0 where commits exist and none can be read any more.
     """
     shutdown = ShutdownSignal()
-    with shutdown.heard(), warm_trainer() as trainer:
+    with shutdown.listening(), warm_trainer() as trainer:
         resolved = handed_over()
         if resolved is None:  # no command in this process has resolved and checked it
             request = TrainingRequest(

@@ -1,4 +1,4 @@
-"""The task `sweep-checkpoints`: retention beside training; whatever goes wrong in it is logged, never the run's end."""
+"""The Prefect task `sweep-checkpoints`: retention of one run beside its training."""
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -18,11 +18,11 @@ from tasks.configuration.settings import CheckpointConfig
     persist_result=False,
 )
 def sweep_checkpoints(log: RunLog, policy: CheckpointConfig, suite_sha256: str, *, moment: str) -> SweepReport | None:
-    """Sweep the run once; None where the store or the log did not allow it, which the next sweep makes good."""
+    """Sweep the run once; logs a storage error and returns None, because the next sweep completes it."""
     try:
         report = sweep_run(log, policy, suite_sha256)
     except StorageError as error:
-        get_run_logger().warning("the sweep %s stopped, the next one goes on: %s", moment, error)
+        get_run_logger().warning("the sweep %s stopped, the next one continues: %s", moment, error)
         return None
     if report.freed_bytes:
         get_run_logger().info("the sweep %s freed %s bytes", moment, f"{report.freed_bytes:,}")

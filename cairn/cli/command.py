@@ -17,7 +17,7 @@ from flows.errors import EXPECTED_ERRORS
 from model.errors import InvalidInput
 from reports.errors import InvalidQuery, RunNotFound
 from storage.errors import Fenced, IntegrityError, StorageError, StoreUnsound
-from tasks.attempt.exit_on_sigterm import exit_on_sigterm
+from tasks.attempt.shutdown_signal import exit_on_sigterm
 from tasks.data.document import InvalidCorpus
 from tasks.errors import BudgetExhausted, ConfigDrift, GateRefused, InvalidConfiguration, LiveOwner
 from tasks.policy.termination import ExitCode

@@ -198,9 +198,9 @@ def sweep(run: str, *, dry_run: Flag = False, store: StoreOption = "", json: Jso
         dry_run: say what would go, what stays, and why; change nothing.
     """
     from cairn.cli.tables import print_sweep
-    from flows.operations.run_sweep import sweep_one
+    from flows.operations.store_sweep import sweep_run_by_id
 
-    report = sweep_one(open_chosen_store(store), run, dry_run=dry_run)
+    report = sweep_run_by_id(open_chosen_store(store), run, dry_run=dry_run)
     print_document(report) if json else print_sweep(report)
 
 

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from cairn.cli.options import Flag, JsonOption, Overrides, StoreOption
-from tasks.attempt.exit_on_sigterm import Terminated, exit_on_sigterm, preempted_by_sigterm
+from tasks.attempt.shutdown_signal import Terminated, exit_on_sigterm, raise_on_sigterm
 from tasks.configuration.store_choice import DEFAULT_STORE, choose_store
 from tasks.policy.termination import ExitCode
 from tasks.text.output import print_document, print_facts, say
@@ -52,7 +52,7 @@ def train(
     if is_other_node(os.environ):
         return _serve_node(resolve_request(request, os.environ))
     try:
-        with preempted_by_sigterm():
+        with raise_on_sigterm():
             resolved = resolve_request(request, os.environ)
             log, server = resolved.open_log(), PrefectServer(os.environ, say=say)
             configuration = check_before_start(resolved, log, os.environ, before_text=server.start_ephemeral)

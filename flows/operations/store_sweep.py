@@ -1,62 +1,79 @@
-"""Retention over all runs of a store, in bounded time: each run is swept by its own policy, its error is its row.
+"""Retention for one run by its name, and over all runs of a store in bounded time.
 
-Owns the order (from a random run on, round and round, so that a sweep that is always cut short reaches every run in
-the end) and the bound: after it no further run is begun. Refuses to know the orchestrator, and what a sweep may delete:
-that is proved from each run's log, beside a trainer too.
+A sweep of the store begins at a random run, so that sweeps which always run out of time reach every run in the end.
 """
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
 from random import Random
 
-from flows.operations.run_sweep import sweep_one
-from storage.checkpoints.sweep import SweepAction
+from reports.queries.run_lookup import configuration_of, find_run
+from storage.checkpoints.sweep import SweepAction, SweepReport
 from storage.logs.run_log import list_run_ids
 from storage.stores.object_store import ObjectStore
+from tasks.checkpoints.checkpoint_sweep import sweep_run
+from tasks.evaluator.evaluation_suite import suite_of
 
-SWEPT, FAILED, NEXT_TIME = "swept", "failed", "next time"
 _SWEEPERS = 4
+
+
+class SweepOutcome(StrEnum):
+    """What became of one run in a sweep of the store."""
+
+    SWEPT = "swept"
+    FAILED = "failed"
+    NEXT_TIME = "next time"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoreSweepRow:
-    """What became of one run: `superseded` checkpoints, `freed_bytes`, or why it was not swept."""
+    """The outcome of one run: `superseded` checkpoints, `freed_bytes`, or why it was not swept."""
 
     run_id: str
-    action: str
+    action: SweepOutcome
     superseded: int = 0
     freed_bytes: int = 0
     why: str = ""
 
 
+def sweep_run_by_id(store: ObjectStore, run_id: str, *, dry_run: bool) -> SweepReport:
+    """Sweep a run by its newest policy; raises `RunNotFound`, or `IntegrityError` before anything is deleted."""
+    log = find_run(store, run_id)
+    configuration = configuration_of(log.state)
+    return sweep_run(log, configuration.checkpoint, suite_of(configuration.evaluation).sha256, dry_run=dry_run)
+
+
 def sweep_store(
     store: ObjectStore, *, dry_run: bool, most_seconds: float, random: Random, monotonic: Callable[[], float]
 ) -> tuple[StoreSweepRow, ...]:
-    """Sweep the runs of the store, a few at a time; returns a row for each, in the order of their ids.
+    """Sweep the runs, a few at a time, and return a row for each, sorted by run id.
 
-    Raises `StorageError` where the store does not even list its runs.
+    After `most_seconds` no further run is started. Raises `StorageError` if the store cannot list its runs.
     """
     run_ids = list_run_ids(store)
-    one = partial(_swept, store, dry_run=dry_run, until=monotonic() + most_seconds, monotonic=monotonic)
+    sweep_one = partial(_sweep_one, store, dry_run=dry_run, until=monotonic() + most_seconds, monotonic=monotonic)
     with ThreadPoolExecutor(_SWEEPERS) as sweepers:
-        return tuple(sorted(sweepers.map(one, _from_anywhere(run_ids, random)), key=lambda row: row.run_id))
+        return tuple(sorted(sweepers.map(sweep_one, _rotate(run_ids, random)), key=lambda row: row.run_id))
 
 
-def _from_anywhere(run_ids: Sequence[str], random: Random) -> list[str]:
+def _rotate(run_ids: Sequence[str], random: Random) -> list[str]:
     start = random.randrange(len(run_ids)) if run_ids else 0
     return [*run_ids[start:], *run_ids[:start]]
 
 
-def _swept(
+def _sweep_one(
     store: ObjectStore, run_id: str, *, dry_run: bool, until: float, monotonic: Callable[[], float]
 ) -> StoreSweepRow:
     if monotonic() >= until:
-        return StoreSweepRow(run_id=run_id, action=NEXT_TIME, why="the time for this sweep was over")
+        return StoreSweepRow(run_id=run_id, action=SweepOutcome.NEXT_TIME, why="the time for this sweep was over")
     try:
-        report = sweep_one(store, run_id, dry_run=dry_run)
-    except Exception as error:  # whatever is wrong with one run, the others are swept
-        return StoreSweepRow(run_id=run_id, action=FAILED, why=f"{error}" or type(error).__name__)
+        report = sweep_run_by_id(store, run_id, dry_run=dry_run)
+    except Exception as error:  # one broken run must not keep the others from being swept
+        return StoreSweepRow(run_id=run_id, action=SweepOutcome.FAILED, why=f"{error}" or type(error).__name__)
     superseded = sum(item.action == SweepAction.SUPERSEDE for item in report.items)
-    return StoreSweepRow(run_id=run_id, action=SWEPT, superseded=superseded, freed_bytes=report.freed_bytes)
+    return StoreSweepRow(
+        run_id=run_id, action=SweepOutcome.SWEPT, superseded=superseded, freed_bytes=report.freed_bytes
+    )

@@ -1,8 +1,6 @@
-"""Is a person in the orchestrator's UI ending this run? Asked again and again, and at once when a SIGTERM arrives.
+"""Detects that a person cancels this flow run in Prefect, by polling its API.
 
-Owns the one question to the API, never waited for longer than a moment: a worker turns a cancellation into SIGTERM, a
-run without one is told by nobody. A command's own server is not asked: nobody else knows of it. Refuses to stop
-anything: it gives the same notice as everybody else.
+A worker turns a cancellation into SIGTERM, but a flow run without a worker gets no signal; polling never delays it.
 """
 
 import threading
@@ -14,55 +12,55 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 
 from tasks.attempt.shutdown_signal import ShutdownSignal
 
-CANCELLED = "cancelled in Prefect"
-ASK_SECONDS = 3.0
+_CANCELLED = "cancelled in Prefect"
+_POLL_SECONDS = 3.0
 
 
 class CancellationWatch:
-    """Asks about one flow run in a thread of its own."""
+    """Polls the state of one flow run in its own thread."""
 
-    def __init__(self, flow_run_id: str | None, notice: ShutdownSignal) -> None:
-        """Prepare to ask; a run without a flow run is never being cancelled."""
-        self._flow_run_id, self._notice = flow_run_id, notice
-        self._ask_now, self._answered = threading.Event(), threading.Event()
+    def __init__(self, flow_run_id: str | None, shutdown: ShutdownSignal) -> None:
+        """Prepare to poll; `flow_run_id` None polls nothing."""
+        self._flow_run_id, self._shutdown = flow_run_id, shutdown
+        self._poll_now, self._answered = threading.Event(), threading.Event()
         self._stop = self._cancelling = False
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Ask every few seconds while the block runs, and give notice once the answer is yes."""
+        """Poll every few seconds while the block runs; a cancellation requests the shutdown."""
         if self._flow_run_id is None:
             yield
             return
-        threading.Thread(target=self._watch, args=(UUID(self._flow_run_id),), name="cancellation", daemon=True).start()
+        threading.Thread(target=self._poll, args=(UUID(self._flow_run_id),), name="cancellation", daemon=True).start()
         try:
             yield
         finally:
             self._stop = True
-            self._ask_now.set()
+            self._poll_now.set()
 
     def is_cancelling(self) -> bool:
-        """Return whether it is, asking at once where a notice came; an API that does not answer in time says no."""
-        if self._flow_run_id is not None and self._notice.signal and not self._cancelling and not self._stop:
+        """Return whether it is cancelled; after a shutdown request it polls first, and a slow API counts as no."""
+        if self._flow_run_id is not None and self._shutdown.signal and not self._cancelling and not self._stop:
             self._answered.clear()
-            self._ask_now.set()
-            self._answered.wait(ASK_SECONDS)
+            self._poll_now.set()
+            self._answered.wait(_POLL_SECONDS)
         return self._cancelling
 
-    def _watch(self, flow_run_id: UUID) -> None:
+    def _poll(self, flow_run_id: UUID) -> None:
         with suppress(Exception), get_client(sync_client=True) as client:  # whatever the API does, training goes on
             while not self._stop and not self._cancelling:
-                self._ask_now.clear()
+                self._poll_now.clear()
                 self._cancelling = _is_being_cancelled(client, flow_run_id)
                 self._answered.set()
                 if self._cancelling:
-                    self._notice.give(CANCELLED, "a person cancelled it in Prefect")
+                    self._shutdown.request(_CANCELLED, "a person cancelled it in Prefect")
                     return
-                self._ask_now.wait(ASK_SECONDS)
+                self._poll_now.wait(_POLL_SECONDS)
 
 
 def _is_being_cancelled(client: SyncPrefectClient, flow_run_id: UUID) -> bool:
     try:
         state = client.read_flow_run(flow_run_id).state
-    except Exception:  # whatever keeps the API from answering is no cancellation
+    except Exception:  # an API that does not answer is no cancellation
         return False
     return state is not None and (state.is_cancelling() or state.is_cancelled())

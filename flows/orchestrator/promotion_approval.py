@@ -133,7 +133,7 @@ def _wait(
     form.save(keyset, flow_run_id)
     _announce(question, flow_run_id, waiting)
     deadline, woken = time.monotonic() + question.timeout_seconds, threading.Event()
-    with waiting.shutdown.told(woken.set):
+    with waiting.shutdown.on_shutdown(woken.set):
         while not woken.is_set():
             if _has_resumed(client, flow_run_id):
                 return _approval(form.load(keyset, flow_run_id))

@@ -12,8 +12,8 @@ from flows.run.background_sweep import BackgroundSweep
 from flows.run.progress import Progress
 from reports.exporters.exporters import run_exporters
 from storage.logs.run_log import RunLog
-from tasks.attempt.failure_remedy import DataOrigin
-from tasks.attempt.preemption_notice import announced, notice_sources
+from tasks.attempt.attempt_end import DataOrigin
+from tasks.attempt.preemption_notice import notice_sources, polling_notices
 from tasks.attempt.shutdown_signal import ShutdownSignal
 from tasks.attempt.store_retry import StoreRetry
 from tasks.configuration.run_configuration import RunConfig
@@ -77,7 +77,7 @@ class ActiveRun:
             services.artifacts.published(),
             run_exporters(self.log, self.config.mirrors, environ, self.say),
             services.cancellation.watching(),
-            self.shutdown.heard(rules.signal),
-            announced(self.shutdown, sources, poll_seconds=rules.poll_seconds, on_problem=self.say),
+            self.shutdown.listening(rules.signal),
+            polling_notices(self.shutdown, sources, poll_seconds=rules.poll_seconds, on_problem=self.say),
         ):
             yield

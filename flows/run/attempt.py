@@ -14,11 +14,11 @@ from storage.logs.log_entry import CheckpointReference, Writer
 from storage.logs.run_entries import AttemptEnded, AttemptStarted, RunFinished
 from tasks.attempt.attempt_end import AttemptOver, end_attempt
 from tasks.attempt.attempt_receipt import Usage
-from tasks.attempt.heartbeat_writer import beating
+from tasks.attempt.heartbeat_writer import writing_heartbeats
 from tasks.commit_checkpoint import commit_checkpoint
 from tasks.errors import TrainerGone
+from tasks.policy.attempt_sizes import segment_end
 from tasks.policy.failures import Evidence, classify
-from tasks.policy.segment_end import segment_end
 from tasks.train_segment import train_segment
 from tasks.trainer.trainer_process import TrainerProcess
 from tasks.trainer.trainer_protocol import SegmentDone, TrainerSpec, Waiting
@@ -45,7 +45,7 @@ class Attempt:
         Raises `Fenced` or `AppendUnknown` when not even the receipt could be written.
         """
         log, every_seconds = self._run.log, self._run.config.lease.heartbeat_seconds
-        with beating(log.store, log.prefix, self._heartbeat, every_seconds=every_seconds):
+        with writing_heartbeats(log.store, log.prefix, self._heartbeat, every_seconds=every_seconds):
             evidence = self._train()
         try:
             return self._end(evidence)

@@ -1,7 +1,4 @@
-"""Sweeps of a run beside its training: one at a time, waited for only at the end.
-
-Owns when a sweep is submitted. Refuses to know what a sweep does, and to let one delay or fail the run.
-"""
+"""Sweeps of one run beside its training, never two at once; a sweep never delays or fails the run."""
 
 import threading
 from typing import Any
@@ -15,10 +12,10 @@ from tasks.sweep_checkpoints import sweep_checkpoints
 
 
 class BackgroundSweep:
-    """Submits sweeps of one run, never two at once."""
+    """Submits the sweeps of one run as Prefect tasks."""
 
     def __init__(self, store: ObjectStore, run_id: str, policy: CheckpointConfig, suite_sha256: str) -> None:
-        """Prepare; nothing is read yet. The sweep reads a log of its own: commits never wait for it."""
+        """Prepare without reading; the sweep has its own log reader, so that commits never wait for it."""
         self._log = RunLog(store, run_id)
         self._policy, self._suite_sha256 = policy, suite_sha256
         self._future: PrefectFuture[Any] | None = None
@@ -26,7 +23,7 @@ class BackgroundSweep:
         self._idle.set()
 
     def submit(self, moment: str) -> None:
-        """Begin a sweep, unless one is at work: what it misses, the next one finds."""
+        """Start a sweep unless one is running; what that one misses, the next one deletes."""
         if not self._idle.is_set():
             return
         self._idle.clear()
@@ -34,12 +31,12 @@ class BackgroundSweep:
         self._future.add_done_callback(lambda _: self._idle.set())
 
     def finish(self) -> None:
-        """Wait for the sweep at work, then sweep once more: no attempt is open, no evaluation outstanding."""
+        """Sweep once more after the running sweep, when no attempt is open and no evaluation is outstanding."""
         self.wait()
         self.submit("at the end")
         self.wait()
 
     def wait(self) -> None:
-        """Wait for the sweep at work, if there is one; it never raises."""
+        """Wait for the running sweep, if there is one; never raises."""
         if self._future is not None:
             self._future.wait()

@@ -82,7 +82,7 @@ class EarlyStopping:
         done: SimpleQueue[PrefectFuture[Any] | None] = SimpleQueue()
         for future in evaluations:
             future.add_done_callback(done.put)
-        with self._shutdown.told(lambda: done.put(None)):
+        with self._shutdown.on_shutdown(lambda: done.put(None)):
             for _ in evaluations:
                 if done.get() is None:
                     return

@@ -11,9 +11,8 @@ from storage.logs.log_entry import CheckpointReference
 from storage.logs.run_entries import AttemptEnded, AttemptStarted
 from storage.logs.run_state import RunState
 from tasks.attempt.attempt_claim import Claimant, claim_attempt
-from tasks.machine.code_version import code_version
-from tasks.machine.kubernetes_reason import kubernetes_reason
-from tasks.machine.placement import this_placement
+from tasks.attempt.preemption_notice import kubernetes_reason
+from tasks.machine.placement import code_version, this_placement
 from tasks.policy.attempt_sizes import next_sizes
 
 

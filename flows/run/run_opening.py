@@ -26,14 +26,13 @@ from storage.logs.run_state import RunState
 from storage.snapshots.data_snapshot import TOKENIZER, SnapshotFiles, read_manifest
 from storage.stores.object_store import ObjectStore
 from storage.stores.store_probe import probe_store
-from tasks.attempt.failure_remedy import DataOrigin
+from tasks.attempt.attempt_end import DataOrigin
 from tasks.attempt.shutdown_signal import ShutdownSignal
 from tasks.attempt.store_retry import StoreRetry, run_retry_policy
 from tasks.configuration.run_configuration import RunConfig, check_drift
 from tasks.data.snapshot_build import check_block_size
-from tasks.machine.code_version import code_version
 from tasks.machine.machine_speed import numerics_beside
-from tasks.machine.placement import usable_cores
+from tasks.machine.placement import code_version, usable_cores
 from tasks.machine.work_folder import trainer_folder, work_folder
 from tasks.tokenize_and_split import tokenize_and_split
 from tasks.trainer.initial_weights import find_directory, keep_initial_weights

@@ -11,15 +11,15 @@ from storage.logs.log_entry import CheckpointReference
 from storage.logs.registry import Registry
 from storage.logs.registry_entries import Promoted, Refused
 from storage.logs.run_state import RunState
-from tasks.checkpoints.promotion_offer import foresee
+from tasks.checkpoints.promotion_offer import preview_offer
 from tasks.errors import CheckpointGone, EvaluationInterrupted, GateRefused
 from tasks.evaluate import evaluate, task_name
 from tasks.evaluator.evaluation_run import EvaluationPlan
 from tasks.policy.promotion import (
-    EVALUATED,
     METRIC,
     Approval,
     Candidate,
+    Gate,
     PromotionRules,
     best_evaluated,
     decision_on_record,
@@ -49,7 +49,7 @@ def offer_best(run: ActiveRun) -> OfferEnd:
     if candidate is None:
         return OfferEnd(message=f"{how}; nothing to promote: no evaluation succeeded")
     registry = Registry(run.log.store, run.config.promotion.alias)
-    foreseen = foresee(run.log, registry, candidate, replace(rules, needs_approval=False))
+    foreseen = preview_offer(run.log, registry, candidate, replace(rules, needs_approval=False))
     if before := _describe_earlier_decision(registry, candidate, foreseen):
         return OfferEnd(message=f"{how}; {before}")
     if rules.needs_approval and isinstance(foreseen, Promoted):
@@ -118,7 +118,7 @@ def _describe_earlier_decision(registry: Registry, candidate: Candidate, foresee
     again = f"`cairn promote {candidate.run_id}@{step}` offers it again"
     if isinstance(before, Promoted):
         return f"step {step} has been {registry.alias} before and is not now; {again}"
-    if before is None or (before.gate == EVALUATED and not _says_the_same(before, foreseen)):
+    if before is None or (before.gate == Gate.EVALUATED and not _says_the_same(before, foreseen)):
         return ""
     return f"not promoted: gate {before.gate!r} refused step {step} before: {before.detail}; {again}"
 

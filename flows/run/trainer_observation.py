@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from flows.orchestrator.cancellation import CancellationWatch
 from storage.errors import Fenced, StorageError, StoreRefused
 from tasks.attempt.shutdown_signal import ShutdownSignal
-from tasks.attempt.watchdog import HangDetector, HeartbeatGap, watching
+from tasks.attempt.watchdog import HangDetector, HeartbeatGap, detecting_hangs
 from tasks.configuration.run_configuration import RunConfig
 from tasks.errors import TrainerGone
 from tasks.machine.process_memory import MemoryReading, MemoryWatch, sampling
@@ -33,7 +33,8 @@ class TrainerObservation:
     def observing(self, trainer: TrainerProcess) -> Iterator[None]:
         """Watch the trainer while the block runs, and pass every shutdown request on to it."""
         self._trainer, self._memory = trainer, MemoryWatch(trainer.pid)
-        with sampling(self._memory), watching(self.watch, self._kill_hung), self._notice.told(self._pass_on_shutdown):
+        on_shutdown = self._notice.on_shutdown(self._pass_on_shutdown)
+        with sampling(self._memory), detecting_hangs(self.watch, self._kill_hung), on_shutdown:
             yield
 
     def evidence(self, problem: BaseException | None, *, finished: bool, stopped: bool) -> Evidence:

@@ -15,7 +15,7 @@ from storage.errors import StorageError
 from storage.logs.registry import Registry, RegistryState
 from storage.logs.run_log import RunLog, list_run_ids
 from storage.stores.object_store import ObjectStore
-from tasks.checkpoints.pending_offer import pending_offer
+from tasks.checkpoints.promotion_offer import pending_offer
 from tasks.policy.run_watch import Continue, Leave, Observed, Wait, decide_watch, lease_seconds
 
 CONTINUED, WAITS, LEFT, FAILED = "continued", "waits", "left", "failed"

@@ -12,7 +12,7 @@ from flows.watching.run_pulse import RunPulse
 from flows.watching.run_watcher import RunWatcher, WatchRow
 from flows.watching.watcher_memory import WatcherMemory
 from storage.stores.open_store import open_store
-from tasks.attempt.exit_on_sigterm import Terminated, preempted_by_sigterm
+from tasks.attempt.shutdown_signal import Terminated, raise_on_sigterm
 from tasks.errors import InvalidConfiguration
 from tasks.machine.work_folder import work_folder
 
@@ -56,7 +56,7 @@ def watch_until_stopped(
 ) -> None:
     """Look again and again until SIGTERM or Ctrl-C: print what is new, and show how far the runs are."""
     try:
-        with preempted_by_sigterm():
+        with raise_on_sigterm():
             watcher = open_watcher(request)
 
             def report(rows: tuple[WatchRow, ...]) -> None:

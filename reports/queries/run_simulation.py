@@ -12,7 +12,7 @@ from reports.queries.simulation_options import SimulationOptions
 from storage.logs.run_state import AttemptRecord, RunState
 from tasks.configuration.settings import BudgetsConfig, CheckpointConfig
 from tasks.errors import InvalidConfiguration
-from tasks.policy.attempt_sizes import next_sizes
+from tasks.policy.attempt_sizes import next_sizes, segment_end
 from tasks.policy.checkpoint_interval import IntervalComparison, compare_intervals
 from tasks.policy.failure_trace import (
     DAY_SECONDS,
@@ -22,7 +22,6 @@ from tasks.policy.failure_trace import (
     published_trace,
     recorded_trace,
 )
-from tasks.policy.segment_end import segment_end
 from tasks.policy.simulated_attempt import SimulationPlan
 from tasks.policy.simulation import SimulatedRun, budget_policy, plain_retries, simulate
 

@@ -1,1 +1,1 @@
-"""What surrounds an attempt: claim, heartbeat, notices, end and receipt."""
+"""The life of an attempt around its training: claim, heartbeat, shutdown requests, end and receipt."""

@@ -1,7 +1,7 @@
-"""Claiming a run: be sure nobody alive owns it, end what was left open, start the next attempt.
+"""Claiming a run: check that no live process owns it, end a lost attempt, start the next one.
 
-Owns the lease rule of ARCHITECTURE section 2: silence is measured on this process's monotonic clock by watching the
-heartbeat stay the same. Liveness is an optimisation; safety is the log's sequence alone.
+The lease is measured on this process's monotonic clock, as the time in which the owner's heartbeat stays the same. It
+only avoids conflicts; safety comes from the log's sequence alone.
 """
 
 from collections.abc import Callable
@@ -23,12 +23,12 @@ from tasks.policy.failures import Evidence, classify
 from tasks.policy.termination import DecisionAction
 
 Start = Callable[[int, CheckpointReference | None, RunState], AttemptStarted]
-"""Makes the claim's body from attempt number, resume point and state."""
+"""Makes the entry from attempt number, resume point and state."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claimant:
-    """What a claim needs from outside: rules, identity, and this process's clock."""
+    """The claiming process: its rules, identity and clock."""
 
     lease: LeaseConfig
     budgets: BudgetsConfig
@@ -42,8 +42,8 @@ class Claimant:
 def claim_attempt(log: RunLog, claimant: Claimant, start: Start) -> AttemptStarted:
     """Append the next attempt-started and return it; it resumes from the newest committed checkpoint that verifies.
 
-    Raises `NothingReadable` where commits exist and none verifies, unless the claimant starts over; `LiveOwner` when
-    another attempt shows life or claims first; `BudgetExhausted` when ending a lost attempt spends the last of it.
+    Raises `LiveOwner` if another attempt is alive or claims first, `BudgetExhausted` if a lost attempt spent the last
+    of the budget, `NothingReadable` if no commit verifies and the claimant does not start over.
     """
     owner = log.refresh().open_attempt
     if owner is not None:
@@ -70,38 +70,35 @@ def _next_attempt(
     log: RunLog, reference: CheckpointReference | None, start: Start, state: RunState
 ) -> AttemptStarted | None:
     if state.open_attempt is not None:
-        raise _live(log, state.open_attempt, "claimed the run first")
+        raise _live_owner(log, state.open_attempt, "claimed the run first")
     newest = state.newest_committed
     if (newest.committed.reference if newest else None) != reference:
-        return None  # somebody committed or quarantined meanwhile: verify again
+        return None  # the log changed in between: verify again
     return start(state.latest_attempt + 1, reference, state)
 
 
 def _wait_until_dead(log: RunLog, owner: AttemptRecord, claimant: Claimant) -> None:
     number = owner.started.attempt
     seen = read_heartbeat(log.store, log.prefix, number)
-    silent_since = claimant.monotonic()
+    unchanged_since = claimant.monotonic()
     while not is_known_dead(owner.started.placement):
-        if claimant.monotonic() - silent_since >= claimant.lease.seconds:
+        if claimant.monotonic() - unchanged_since >= claimant.lease.seconds:
             return
         claimant.sleep(min(0.5, claimant.lease.heartbeat_seconds))
         if read_heartbeat(log.store, log.prefix, number) != seen:
-            raise _live(log, owner, "still writes its heartbeat")
+            raise _live_owner(log, owner, "still writes its heartbeat")
         now = log.refresh().open_attempt
         if now is None or now.started.attempt != number:
             return
-        if now != owner:  # a commit is a sign of life, and may come between two heartbeats
-            raise _live(log, owner, "still commits")
+        if now != owner:  # a commit may come between two heartbeats
+            raise _live_owner(log, owner, "still commits")
 
 
 def _end_as_lost(log: RunLog, owner: AttemptRecord, claimant: Claimant) -> None:
     heartbeat = read_heartbeat(log.store, log.prefix, owner.started.attempt)
-    usage = Usage(
-        last_step=heartbeat.step if heartbeat else owner.started.first_step,
-        tokens=heartbeat.tokens if heartbeat else 0,
-        gpu_seconds=heartbeat.gpu_seconds if heartbeat else 0.0,
-    )
-
+    usage = Usage(last_step=owner.started.first_step, tokens=0, gpu_seconds=0.0)
+    if heartbeat is not None:
+        usage = Usage(last_step=heartbeat.step, tokens=heartbeat.tokens, gpu_seconds=heartbeat.gpu_seconds)
     evidence = Evidence(heartbeat_step=usage.last_step, kubernetes_reason=claimant.kubernetes_reason)
 
     def decide(state: RunState) -> AttemptEnded | None:
@@ -115,7 +112,7 @@ def _end_as_lost(log: RunLog, owner: AttemptRecord, claimant: Claimant) -> None:
         raise BudgetExhausted(f"run {log.run_id}: {ended.decision.reason}")
 
 
-def _live(log: RunLog, owner: AttemptRecord, why: str) -> LiveOwner:
+def _live_owner(log: RunLog, owner: AttemptRecord, why: str) -> LiveOwner:
     placement = owner.started.placement
     return LiveOwner(
         f"run {log.run_id}: attempt {owner.started.attempt} on {placement.host} (pid {placement.pid}) {why}; "

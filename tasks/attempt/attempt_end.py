@@ -1,20 +1,25 @@
-"""The end of an attempt: classified, remedied where it can be, decided, and put on record.
+"""The end of an attempt: classify it, find a remedy, decide what follows, append the receipt.
 
-Owns that order: the remedy's entries precede the receipt, so that whoever reads the receipt finds them. Doing it again
-after an unknown outcome changes nothing. Refuses to gather evidence.
+The remedy's entries precede the receipt, so that a reader of the receipt finds them. Repeating the end after an unknown
+outcome changes nothing.
 """
 
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
+from model.configuration.data import DataConfig
+from storage.checkpoints.checkpoint import quarantine_checkpoint
 from storage.errors import Fenced, SnapshotDamaged
 from storage.logs.log_entry import Writer
-from storage.logs.run_entries import AttemptEnded
+from storage.logs.run_entries import AttemptEnded, DataQuarantined
 from storage.logs.run_log import RunLog
-from tasks.attempt.attempt_receipt import NO_REMEDY, Remedy, Usage, shown_evidence, write_receipt
-from tasks.attempt.failure_remedy import DataOrigin, apply_remedy, find_remedy
+from storage.logs.run_state import CheckpointRecord, RunState
+from tasks.attempt.attempt_receipt import NO_REMEDY, Remedy, Usage, evidence_document, write_receipt
 from tasks.configuration.settings import BudgetsConfig
-from tasks.policy.failures import Evidence, Failure, classify
-from tasks.policy.termination import DecisionAction
+from tasks.data.snapshot_build import repair_snapshot
+from tasks.policy.failures import Evidence, ExceptionReport, Failure, classify
+from tasks.policy.termination import DecisionAction, TerminationReason
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,41 +32,80 @@ class AttemptOver:
     jitter: float = 0.0
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataOrigin:
+    """A run's data snapshot, and the sources and folders to rebuild it from."""
+
+    snapshot_id: str
+    data: DataConfig
+    base_dir: Path
+    cache_dir: Path
+
+
 def end_attempt(
     log: RunLog, over: AttemptOver, *, budgets: BudgetsConfig, origin: DataOrigin, writer: Writer
 ) -> AttemptEnded:
-    """Append the receipt and what its decision rests on, and return it; raises `Fenced` where another ended it."""
+    """Append the remedy and the receipt, and return the receipt; raises `Fenced` if another process ended it."""
     written = _already_written(log, over)
     if written is not None:
         return written
     if log.state.fences(over.attempt):
-        raise Fenced(f"run {log.run_id}: attempt {over.attempt} was ended by somebody else; it says nothing more")
-    failure, remedy = _remedied(log, over.evidence, origin)
-    planned = write_receipt(
-        log.refresh(),
-        failure,
-        over.usage,
-        budgets=budgets,
-        evidence=over.evidence,
-        remedy=remedy,
-        jitter=over.jitter,
+        raise Fenced(f"run {log.run_id}: attempt {over.attempt} was ended by another process; it writes nothing more")
+    failure, remedy = _classify_and_remedy(log, over.evidence, origin)
+    receipt = write_receipt(
+        log.refresh(), failure, over.usage, budgets=budgets, evidence=over.evidence, remedy=remedy, jitter=over.jitter
     )
-    if planned.decision.action == DecisionAction.RESUME:
-        apply_remedy(log, remedy, failure, attempt=over.attempt, writer=writer)
-    log.append(lambda state: planned, writer=writer)
-    return planned
+    if receipt.decision.action == DecisionAction.RESUME:
+        _apply_remedy(log, remedy, failure, over.attempt, writer)
+    log.append(lambda state: receipt, writer=writer)
+    return receipt
 
 
 def _already_written(log: RunLog, over: AttemptOver) -> AttemptEnded | None:
-    record = next(item for item in log.refresh().attempts if item.started.attempt == over.attempt)
-    mine = record.ended is not None and record.ended.evidence == shown_evidence(over.evidence)
-    return record.ended if mine else None
+    ended = next(item.ended for item in log.refresh().attempts if item.started.attempt == over.attempt)
+    return ended if ended is not None and ended.evidence == evidence_document(over.evidence) else None
 
 
-def _remedied(log: RunLog, evidence: Evidence, origin: DataOrigin) -> tuple[Failure, Remedy]:
+def _classify_and_remedy(log: RunLog, evidence: Evidence, origin: DataOrigin) -> tuple[Failure, Remedy]:
     failure = classify(evidence)
     try:
-        return failure, find_remedy(log, failure, evidence.last_words, origin)
+        return failure, _find_remedy(log, failure, evidence.last_words, origin)
     except SnapshotDamaged as error:
         detail = f"{failure.detail}; {error}"
         return Failure(reason=failure.reason, detail=detail, fingerprint=failure.fingerprint), NO_REMEDY
+
+
+def _find_remedy(log: RunLog, failure: Failure, report: ExceptionReport | None, origin: DataOrigin) -> Remedy:
+    """Damaged objects are rebuilt at once, because that changes no correct byte."""
+    if failure.reason is TerminationReason.BAD_DATA:
+        repaired = repair_snapshot(log.store, origin.snapshot_id, origin.data, origin.base_dir, origin.cache_dir)
+        if repaired:
+            return Remedy(repaired_objects=repaired)
+        return Remedy(windows=report.windows if report else ())
+    if failure.reason is TerminationReason.DIVERGED and report is not None:
+        return Remedy(windows=report.windows, before_step=report.spike_step or report.step)
+    return NO_REMEDY
+
+
+def _apply_remedy(log: RunLog, remedy: Remedy, failure: Failure, attempt: int, writer: Writer) -> None:
+    if remedy.windows:
+        windows = tuple(sorted(set(remedy.windows)))
+        body = DataQuarantined(attempt=attempt, reason=failure.reason, windows=windows, detail=failure.detail)
+        log.append(partial(_unless_quarantined, body), writer=writer)
+    if remedy.before_step is not None:
+        _quarantine_spike(log, remedy.before_step, failure, writer)
+
+
+def _unless_quarantined(body: DataQuarantined, state: RunState) -> DataQuarantined | None:
+    return None if set(body.windows) <= state.quarantined_windows else body
+
+
+def _quarantine_spike(log: RunLog, before_step: int, failure: Failure, writer: Writer) -> None:
+    while (spoiled := _newest_spoiled(log.refresh(), before_step)) is not None:
+        why = f"committed when the spike had begun at step {before_step}: {failure.detail}"
+        quarantine_checkpoint(log, spoiled.committed, why, writer=writer)
+
+
+def _newest_spoiled(state: RunState, before_step: int) -> CheckpointRecord | None:
+    # The oldest readable checkpoint stays, so that there is always one to resume from.
+    return next((record for record in state.readable[:-1] if record.committed.step >= before_step), None)

@@ -1,6 +1,6 @@
-"""The receipt of an attempt that ends: what it did, why it ended, what it cost, what was decided.
+"""The receipt of an attempt: what it did, why it ended, what it cost, what was decided.
 
-Owns the arithmetic of useful and wasted device time: useful is what was spent up to the attempt's last commit.
+Useful device time is what was spent up to the attempt's last commit; the rest is wasted.
 """
 
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from tasks.policy.failures import Evidence, Failure
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Usage:
-    """How far an attempt got and what it used, as last known."""
+    """How far an attempt got and what it used, as far as is known."""
 
     last_step: int
     tokens: int
@@ -25,10 +25,10 @@ class Usage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Remedy:
-    """What the parent can do about a failure in the data, if the budget pays for another try.
+    """What a next attempt can do about a failure in the data.
 
-    `windows` are the guilty samples, `before_step` the first step of a spike: what was committed from there on is not
-    resumed from.
+    `windows` are the samples to quarantine. `before_step` is the first step of a spike; checkpoints from there on are
+    quarantined.
     """
 
     windows: tuple[int, ...] = ()
@@ -49,7 +49,7 @@ def write_receipt(
     remedy: Remedy = NO_REMEDY,
     jitter: float = 0.0,
 ) -> AttemptEnded:
-    """Return the entry that ends the open attempt of `state`, with the decision that follows from it."""
+    """Return the entry that ends the open attempt of `state`, including the decision on what follows."""
     owner = state.open_attempt
     if owner is None:
         raise ValueError("open_attempt=None: only an open attempt can be ended")
@@ -58,7 +58,7 @@ def write_receipt(
     useful = max((item.gpu_seconds for item in committed), default=0.0)
     gpu_seconds = max(usage.gpu_seconds, useful)
     last_step = max([usage.last_step, *(item.step for item in committed)])
-    setback = FailureImpact(
+    impact = FailureImpact(
         last_step=last_step,
         micro_batch=owner.started.micro_batch,
         wasted_gpu_seconds=gpu_seconds - useful,
@@ -77,13 +77,13 @@ def write_receipt(
         useful_gpu_seconds=useful,
         wasted_gpu_seconds=gpu_seconds - useful,
         stderr_tail=evidence.stderr_tail,
-        decision=decide(budgets, state, failure, setback, jitter=jitter),
-        evidence=shown_evidence(evidence),
+        decision=decide(budgets, state, failure, impact, jitter=jitter),
+        evidence=evidence_document(evidence),
     )
 
 
-def shown_evidence(evidence: Evidence) -> dict[str, Any]:
-    """Return the evidence as the receipt holds it, plain JSON; the last lines of stderr have a field of their own."""
+def evidence_document(evidence: Evidence) -> dict[str, Any]:
+    """Return the evidence as JSON for the receipt; the last lines of stderr are a separate field there."""
     return decode(encode(replace(evidence, stderr_tail=())), dict, where="evidence")
 
 

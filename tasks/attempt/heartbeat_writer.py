@@ -1,7 +1,4 @@
-"""The thread that rewrites an attempt's heartbeat every few seconds, best effort.
-
-Owns timing only: what is written comes from a function. A store that does not answer costs a beat, never the run.
-"""
+"""The thread that rewrites an attempt's heartbeat object; a store that does not answer costs one heartbeat."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -13,13 +10,13 @@ from storage.stores.object_store import ObjectStore
 
 
 @contextmanager
-def beating(
+def writing_heartbeats(
     store: ObjectStore, run_prefix: str, progress: Callable[[int], Heartbeat], *, every_seconds: float
 ) -> Iterator[None]:
-    """Write `progress(beat)` at once, then every `every_seconds` while the block runs, and once more at its end."""
+    """Write `progress(number)` at once, then every `every_seconds` while the block runs, and once more at its end."""
     stop = threading.Event()
 
-    def beat() -> None:
+    def write() -> None:
         number = 0
         while True:
             with suppress(StorageError):
@@ -29,7 +26,7 @@ def beating(
             stop.wait(every_seconds)
             number += 1
 
-    thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
+    thread = threading.Thread(target=write, name="heartbeat", daemon=True)
     thread.start()
     try:
         yield

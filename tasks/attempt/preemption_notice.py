@@ -1,11 +1,9 @@
-"""Who announces that this machine will be taken away: a file that appears, or the cloud's metadata service.
+"""Preemption notices from a file or a cloud's metadata service, and the reason that Kubernetes gave.
 
-A service that
-does not answer, or answers nonsense, is never a notice and never an error of the run.
-
+A service that does not answer, or answers something unreadable, is neither a notice nor an error of the run.
 Sources: AWS "Spot Instance interruption notices" and "Use the Instance Metadata Service" (IMDSv2; the rebalance
-recommendation is no notice and is not asked for); Google Compute Engine "Preemptible VM instances" and "Get maintenance
-event notices" (a live migration is no notice).
+recommendation is no notice); Google Compute Engine "Preemptible VM instances" and "Get maintenance event notices" (a
+live migration is no notice).
 """
 
 import os
@@ -29,23 +27,24 @@ _AWS_TOKEN_SECONDS = 21600
 _AWS_ACTIONS = ("terminate", "stop", "hibernate")
 _ANSWER_BYTES = 64 * 1024
 _TIMEOUT_SECONDS = 2.0
-_TOLD_CHARACTERS = 200
+_KUBERNETES_VARIABLE = "CAIRN_KUBERNETES_REASON"
+_DETAIL_CHARACTERS = 200
 
 
-class MetadataSilent(TaskError):
-    """A metadata service gave no usable answer: nothing is known, and it is asked again."""
+class MetadataUnavailable(TaskError):
+    """A metadata service gave no usable answer; it is polled again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Announcement:
-    """Who announced an end, in a word, and what was said, in a sentence."""
+class PreemptionNotice:
+    """The source of a notice, in a word, and what it said, in a sentence."""
 
     name: str
     detail: str
 
 
-Source = Callable[[], Announcement | None]
-"""Looks once; raises `MetadataSilent` where nothing can be known."""
+NoticeSource = Callable[[], PreemptionNotice | None]
+"""Polls once; raises `MetadataUnavailable` without a usable answer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,85 +61,87 @@ class _InstanceAction:
 
 
 class NoticeFile:
-    """A file whose existence is the notice; its first line, if any, is passed on."""
+    """A file whose existence is the notice; its first line is the detail."""
 
     def __init__(self, path: str) -> None:
         """Watch for `path`."""
         self._path = path
 
-    def __call__(self) -> Announcement | None:
-        """Return the announcement once the file is there."""
+    def __call__(self) -> PreemptionNotice | None:
+        """Return the notice once the file exists."""
         if not os.path.exists(self._path):
             return None
         words = [f"notice file {self._path} appeared", _first_line(self._path)]
-        return Announcement(name="notice-file", detail=": ".join(filter(None, words)))
+        return PreemptionNotice(name="notice-file", detail=": ".join(filter(None, words)))
 
 
 class AwsMetadata:
-    """The spot interruption notice of EC2's metadata service, version 2: a session token first, then the question."""
+    """The spot interruption notice of EC2's metadata service, version 2, which needs a session token."""
 
     def __init__(self, address: str = _AWS_ADDRESS) -> None:
-        """Ask the service at `address`."""
+        """Poll the service at `address`."""
         self._address = address.rstrip("/")
         self._token = ""
 
-    def __call__(self) -> Announcement | None:
-        """Return the announcement once there is one; 404 means there is none."""
-        answer = self._ask()
-        if answer.status == 401:  # the token is too old
+    def __call__(self) -> PreemptionNotice | None:
+        """Return the notice once there is one; 404 means there is none."""
+        answer = self._read_action()
+        if answer.status == 401:  # the token has expired
             self._token = ""
-            answer = self._ask()
+            answer = self._read_action()
         if answer.status == 404:
             return None
         if answer.status != 200:
-            raise MetadataSilent(f"AWS metadata service answered {answer.status}")
+            raise MetadataUnavailable(f"AWS metadata service answered {answer.status}")
         try:
-            told = msgspec.json.decode(answer.body, type=_InstanceAction)
+            found = msgspec.json.decode(answer.body, type=_InstanceAction)
         except (msgspec.DecodeError, RecursionError) as error:
-            raise MetadataSilent(f"AWS metadata service answered nonsense: {error}") from error
-        if told.action not in _AWS_ACTIONS:
+            raise MetadataUnavailable(f"AWS metadata service gave an unreadable answer: {error}") from error
+        if found.action not in _AWS_ACTIONS:
             return None
-        return Announcement(name="aws", detail=f"AWS announced: {told.action} at {told.time[:_TOLD_CHARACTERS]}")
+        return PreemptionNotice(
+            name="aws", detail=f"AWS announced: {found.action} at {found.time[:_DETAIL_CHARACTERS]}"
+        )
 
-    def _ask(self) -> _Answer:
+    def _read_action(self) -> _Answer:
         if not self._token:
             lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": str(_AWS_TOKEN_SECONDS)}
             granted = _answer(f"{self._address}/latest/api/token", lifetime, method="PUT")
             if granted.status != 200:
-                raise MetadataSilent(f"AWS metadata service gave no token: {granted.status}")
+                raise MetadataUnavailable(f"AWS metadata service gave no token: {granted.status}")
             self._token = granted.body.strip()
         token = {"X-aws-ec2-metadata-token": self._token}
         return _answer(f"{self._address}/latest/meta-data/spot/instance-action", token)
 
 
 class GcpMetadata:
-    """Preemption and host maintenance as Compute Engine's metadata server tells them."""
+    """Preemption and host maintenance notices of Compute Engine's metadata server."""
 
     def __init__(self, host: str = _GCP_HOST) -> None:
-        """Ask the server at `host`, which may carry a port."""
+        """Poll the server at `host`, which may include a port."""
         self._address = f"http://{host}/computeMetadata/v1/instance"
 
-    def __call__(self) -> Announcement | None:
-        """Return the announcement once this instance is being preempted, or ended for its host's maintenance."""
-        if self._told("preempted") == "TRUE":
-            return Announcement(name="gcp", detail="GCP announced: this instance is being preempted")
-        if (event := self._told("maintenance-event")) == "TERMINATE_ON_HOST_MAINTENANCE":
-            return Announcement(name="gcp", detail=f"GCP announced: {event}")
+    def __call__(self) -> PreemptionNotice | None:
+        """Return the notice once this instance is preempted or ended for maintenance of its host."""
+        if self._read("preempted") == "TRUE":
+            return PreemptionNotice(name="gcp", detail="GCP announced: this instance is being preempted")
+        if (event := self._read("maintenance-event")) == "TERMINATE_ON_HOST_MAINTENANCE":
+            return PreemptionNotice(name="gcp", detail=f"GCP announced: {event}")
         return None
 
-    def _told(self, name: str) -> str:
+    def _read(self, name: str) -> str:
         answer = _answer(f"{self._address}/{name}", {"Metadata-Flavor": "Google"})
-        # Whatever else answers for this name, such as a portal in front of a network, does not say it is Google.
+        # Another server under this name, such as a captive portal, does not send Google's header.
         if answer.status == 404:
             return ""
         if answer.status != 200 or answer.flavor != "Google":
-            raise MetadataSilent(f"GCP metadata server: {name}: answered {answer.status}")
+            raise MetadataUnavailable(f"GCP metadata server: {name}: answered {answer.status}")
         return answer.body.strip()
 
 
-def notice_sources(config: PreemptionConfig, environment: Mapping[str, str]) -> tuple[Source, ...]:
-    """Return the sources `config` names; the environment may move a metadata service, as the clouds' own tools do."""
-    sources: list[Source] = []
+def notice_sources(config: PreemptionConfig, environment: Mapping[str, str]) -> tuple[NoticeSource, ...]:
+    """Return the sources that `config` names; environment variables of the clouds' tools may move a service."""
+    sources: list[NoticeSource] = []
     if config.notice_file:
         sources.append(NoticeFile(config.notice_file))
     if config.metadata == "aws":
@@ -151,58 +152,73 @@ def notice_sources(config: PreemptionConfig, environment: Mapping[str, str]) -> 
 
 
 @contextmanager
-def announced(
-    notice: ShutdownSignal,
-    sources: tuple[Source, ...],
+def polling_notices(
+    shutdown: ShutdownSignal,
+    sources: tuple[NoticeSource, ...],
     *,
     poll_seconds: float,
     on_problem: Callable[[str], None] = lambda problem: None,
 ) -> Iterator[None]:
-    """Ask every source at once and then every `poll_seconds` while the block runs; give the first announcement, once.
+    """Poll every source while the block runs, first at once; the first notice requests the shutdown and ends polling.
 
-    `on_problem` hears of each silent source, once.
+    Each source that is unavailable is reported to `on_problem` once.
     """
     if not sources:
         yield
         return
     stop = threading.Event()
     poller = threading.Thread(
-        target=_poll, args=(notice, sources, stop, poll_seconds, on_problem), name="preemption", daemon=True
+        target=_poll, args=(shutdown, sources, stop, poll_seconds, on_problem), name="preemption", daemon=True
     )
     poller.start()
     try:
         yield
     finally:
         stop.set()
-        poller.join(2 * _TIMEOUT_SECONDS)  # a service that drips its answer is not waited for
+        poller.join(2 * _TIMEOUT_SECONDS)  # a service may send its answer for longer than this
 
 
 def _poll(
-    notice: ShutdownSignal,
-    sources: tuple[Source, ...],
+    shutdown: ShutdownSignal,
+    sources: tuple[NoticeSource, ...],
     stop: threading.Event,
     poll_seconds: float,
     on_problem: Callable[[str], None],
 ) -> None:
-    silent: set[int] = set()
+    unavailable: set[int] = set()
     while not stop.is_set():
         for number, source in enumerate(sources):
             try:
                 found = source()
-            except MetadataSilent as problem:
-                if number not in silent:
-                    on_problem(f"{problem}; no notice can come from there until it answers")
-                silent.add(number)
+            except MetadataUnavailable as problem:
+                if number not in unavailable:
+                    on_problem(f"{problem}; no notice comes from there until it answers")
+                unavailable.add(number)
                 continue
             if found is not None and not stop.is_set():
-                notice.give(found.name, found.detail)
+                shutdown.request(found.name, found.detail)
                 return
         stop.wait(poll_seconds)
 
 
+def kubernetes_reason(environment: Mapping[str, str]) -> str:
+    """Return why Kubernetes ended the previous container (`OOMKilled`, `Evicted`, …), or "" if unknown.
+
+    It describes the attempt that was found open. A pod's downward API has no field for the reason, so a start script
+    exports it, or an operator writes it into an annotation that the container reads when it starts again:
+
+        env:
+          - name: CAIRN_KUBERNETES_REASON
+            valueFrom: {fieldRef: {fieldPath: "metadata.annotations['cairn/termination-reason']"}}
+
+        kubectl get pod "$POD" -o jsonpath='{.status.containerStatuses[0].lastState.terminated.reason}'
+    """
+    return environment.get(_KUBERNETES_VARIABLE, "").strip()
+
+
 def _answer(url: str, headers: Mapping[str, str], *, method: str = "GET") -> _Answer:
     request = Request(url, headers=dict(headers), method=method)
-    opener = build_opener(ProxyHandler({}))  # the service is on the machine itself, never behind a proxy
+    opener = build_opener(ProxyHandler({}))  # the service is on this machine, never behind a proxy
     try:
         with opener.open(request, timeout=_TIMEOUT_SECONDS) as response:
             body: bytes = response.read(_ANSWER_BYTES)
@@ -212,12 +228,12 @@ def _answer(url: str, headers: Mapping[str, str], *, method: str = "GET") -> _An
         with error:
             return _Answer(status=error.code, body="", flavor="")
     except (OSError, HTTPException, ValueError) as error:
-        raise MetadataSilent(f"{url}: {error}") from error
+        raise MetadataUnavailable(f"{url}: {error}") from error
 
 
 def _first_line(path: str) -> str:
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            return file.readline(_TOLD_CHARACTERS).strip()
+            return file.readline(_DETAIL_CHARACTERS).strip()
     except OSError:
         return ""

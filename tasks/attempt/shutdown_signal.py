@@ -1,68 +1,70 @@
-"""Notices that this process has to leave: SIGTERM and others announce a preemption, SIGINT is a person.
+"""Shutdown requests to this process: signals and preemption notices during a run, SIGTERM outside of one.
 
-SIGHUP says that the terminal is gone, by a closed window or a lost connection: the same good order, unless whoever
-started the process has it ignored, as nohup does.
-
-Owns the signal handlers while a run is trained, and the first notice's name and words. Refuses to stop anything itself.
+SIGTERM announces a preemption, SIGINT comes from a person. SIGHUP means that the terminal was closed; it counts unless
+it is ignored at the start, as under nohup.
 """
 
+import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-_HEARD = (signal.SIGTERM, signal.SIGINT)
+from tasks.policy.termination import ExitCode
+
+_ALWAYS = (signal.SIGTERM, signal.SIGINT)
 _CLOSED = "the terminal was closed (nohup or a deployment outlives it)"
 
 
 class ShutdownSignal:
-    """Remembers the first notice and calls those who want to know at once."""
+    """Stores the first shutdown request and calls the registered callbacks at every request."""
 
     def __init__(self) -> None:
-        """Start with no notice."""
+        """Start without a request."""
         self._first: tuple[str, str] | None = None
-        self._listeners: list[Callable[[], None]] = []
+        self._callbacks: list[Callable[[], None]] = []
 
     @property
     def signal(self) -> str | None:
-        """Name of the first notice, a signal's or its source's, or None."""
+        """Name of the first request: a signal's name or its source's, or None."""
         return self._first[0] if self._first else None
 
     @property
     def detail(self) -> str:
-        """What the first notice said, a sentence for people; empty where it was a bare signal or there was none."""
+        """A sentence about the first request; empty for a bare signal or without a request."""
         return self._first[1] if self._first else ""
 
-    def give(self, name: str, detail: str = "") -> None:
-        """Record a notice and tell every listener, each time it comes."""
-        # One assignment, no lock: a signal handler may interrupt this very line.
+    def request(self, name: str, detail: str = "") -> None:
+        """Record a request if it is the first, and call every callback."""
+        # One assignment and no lock, because a signal handler may interrupt this very line.
         self._first = self._first or (name, detail)
-        for listener in list(self._listeners):
-            listener()
+        for callback in list(self._callbacks):
+            callback()
 
     @contextmanager
-    def told(self, listener: Callable[[], None]) -> Iterator[None]:
-        """Call `listener` at every notice while the block runs, and at once if there was one before."""
-        self._listeners.append(listener)
+    def on_shutdown(self, callback: Callable[[], None]) -> Iterator[None]:
+        """Call `callback` at every request while the block runs, and at once if there was one before."""
+        self._callbacks.append(callback)
         try:
             if self._first is not None:
-                listener()
+                callback()
             yield
         finally:
-            self._listeners.remove(listener)
+            self._callbacks.remove(callback)
 
     @contextmanager
-    def heard(self, extra_signal: str = "") -> Iterator[None]:
-        """Receive signals while the block runs; outside the main thread there is nothing to receive.
+    def listening(self, extra_signal: str = "") -> Iterator[None]:
+        """Handle signals while the block runs; does nothing outside the main thread.
 
-        `extra_signal` names one more that a scheduler sends ahead, such as SIGUSR1.
+        `extra_signal` names one more signal that a scheduler sends in advance, such as SIGUSR1.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
         hangup = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
-        numbers = {*_HEARD, *hangup, *((signal.Signals[extra_signal],) if extra_signal else ())}
+        numbers = {*_ALWAYS, *hangup, *((signal.Signals[extra_signal],) if extra_signal else ())}
         before = {number: signal.getsignal(number) for number in numbers}
         for number in numbers:
             signal.signal(number, self._on_signal)
@@ -74,6 +76,47 @@ class ShutdownSignal:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
-        told = {signal.SIGTERM: "", signal.SIGINT: "", signal.SIGHUP: _CLOSED}
+        details = {signal.SIGTERM: "", signal.SIGINT: "", signal.SIGHUP: _CLOSED}
         scheduled = f"the scheduler announced with {name} that this machine will be taken away"
-        self.give(name, told.get(signal.Signals(number), scheduled))
+        self.request(name, details.get(signal.Signals(number), scheduled))
+
+
+class Terminated(BaseException):
+    """SIGTERM came outside of an attempt; the command exits as preempted and nothing is lost."""
+
+
+@contextmanager
+def raise_on_sigterm() -> Iterator[None]:
+    """Raise `Terminated` on the first SIGTERM while the block runs; a second one exits 75 at once.
+
+    After the block SIGTERM is ignored until `exit_on_sigterm` sets the command's exit code.
+    """
+    signal.signal(signal.SIGTERM, _raise_terminated)
+    try:
+        yield
+    finally:
+        # Not SIG_IGN, which child processes would inherit.
+        signal.signal(signal.SIGTERM, lambda number, frame: None)
+
+
+def _raise_terminated(number: int, frame: FrameType | None) -> None:
+    exit_on_sigterm(ExitCode.PREEMPTED)
+    raise Terminated
+
+
+def exit_on_sigterm(code: int) -> None:
+    """From now on exit at once with `code` on SIGTERM.
+
+    A command that has its result must not end by the signal: a scheduler would read that result as a crash.
+    """
+
+    def exit_now(number: int, frame: FrameType | None) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            # The signal may interrupt a write to this very stream, which then cannot be flushed.
+            try:
+                stream.flush()
+            except (OSError, RuntimeError, ValueError):
+                continue
+        os._exit(code)
+
+    signal.signal(signal.SIGTERM, exit_now)

@@ -1,8 +1,4 @@
-"""When silence means that a child hangs: measured against its own history, not a fixed number.
-
-Owns the rule and the thread that asks. Refuses to kill anything. Time in which the watch itself did not run (a
-suspended machine, a stopped parent) is nobody's silence, and neither is time in which the child waits to be asked.
-"""
+"""Detection of a hanging child process by the gaps between its heartbeats, compared with its own history."""
 
 import threading
 import time
@@ -13,109 +9,109 @@ from dataclasses import dataclass
 
 from tasks.configuration.settings import WatchdogConfig
 
-_REMEMBERED_GAPS = 64
+_RECENT_GAPS = 64
 _FEWEST_GAPS = 4
 _LATE_SHARE = 0.25
-"""A watch that woke up later than this share of the allowance has slept through too much to accuse anybody."""
+"""A poll that is later than this share of the allowance restarts it: the watcher itself was suspended."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeartbeatGap:
-    """How long a child has said nothing, and how long its history allows."""
+    """Time since the last heartbeat, and the time that the child's history allows."""
 
     seconds: float
     allowed_seconds: float
 
+    @property
+    def is_overdue(self) -> bool:
+        """Whether the child counts as hanging."""
+        return self.seconds > self.allowed_seconds
+
 
 def allowed_seconds(gaps: Sequence[float], config: WatchdogConfig) -> float:
-    """Return how long a child may be silent after these gaps between its signs of life (seconds, oldest first)."""
-    recent = gaps[-_REMEMBERED_GAPS:]
+    """Return the longest gap allowed after these gaps between heartbeats (seconds, oldest first)."""
+    recent = gaps[-_RECENT_GAPS:]
     if len(recent) < _FEWEST_GAPS:
         return config.startup_seconds
     return max(config.floor_seconds, config.factor * max(recent))
 
 
 class HangDetector:
-    """The signs of life of one child, and the verdict on its silence; safe to use from several threads."""
+    """Records the heartbeats of one child and measures the current gap; thread-safe.
+
+    Neither the time in which the watcher itself was suspended nor the time in which the child waits for a command
+    counts as a gap.
+    """
 
     def __init__(self, config: WatchdogConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begin to expect a first sign now."""
+        """Expect a first heartbeat from now on."""
         self._config, self._clock = config, clock
-        self._gaps: deque[float] = deque(maxlen=_REMEMBERED_GAPS)
+        self._gaps: deque[float] = deque(maxlen=_RECENT_GAPS)
         self._since = clock()
-        self._ticked: tuple[float, float] | None = None
-        self._has_spoken = False
-        self._resting = False
+        self._last_poll: tuple[float, float] | None = None
+        self._has_heartbeat = False
+        self._is_paused = False
         self._lock = threading.Lock()
 
-    def sign(self) -> None:
-        """Note a sign of life."""
+    def record_heartbeat(self) -> None:
+        """Record a heartbeat, and the gap before it."""
         with self._lock:
             now = self._clock()
-            if self._has_spoken and not self._resting and not self._overslept(now):
+            if self._has_heartbeat and not self._is_paused and not self._was_suspended(now):
                 self._gaps.append(now - self._since)
-            self._since, self._has_spoken = now, True
+            self._since, self._has_heartbeat = now, True
 
-    def rest(self) -> None:
-        """Expect nothing from now on: the child waits for us."""
+    def pause(self) -> None:
+        """Expect no heartbeats, because the child waits for a command."""
         with self._lock:
-            self._resting = True
+            self._is_paused = True
 
-    def expect(self) -> None:
-        """Expect signs again, counted from now: the child was asked for something."""
+    def resume(self) -> None:
+        """Expect heartbeats again, counted from now."""
         with self._lock:
-            self._resting, self._since = False, self._clock()
+            self._is_paused, self._since = False, self._clock()
 
-    def tick(self, poll_seconds: float) -> None:
-        """Note that the watch itself is awake; a tick long after its time gives the child a fresh allowance."""
+    def record_poll(self, poll_seconds: float) -> None:
+        """Record that the watcher is awake; a poll that comes much too late restarts the child's allowance."""
         with self._lock:
             now = self._clock()
-            if self._overslept(now):
+            if self._was_suspended(now):
                 self._since = now
-            self._ticked = (now, poll_seconds)
+            self._last_poll = (now, poll_seconds)
 
-    def silence(self) -> HeartbeatGap:
-        """Return how long nothing was heard, in seconds, and how long that may last."""
+    def heartbeat_gap(self) -> HeartbeatGap:
+        """Return the current gap; 0 seconds while paused."""
         with self._lock:
-            seconds = 0.0 if self._resting else self._clock() - self._since
+            seconds = 0.0 if self._is_paused else self._clock() - self._since
             return HeartbeatGap(seconds=seconds, allowed_seconds=self._allowed_seconds())
-
-    def silent_seconds(self) -> float:
-        """Return how long nothing was heard."""
-        return self.silence().seconds
-
-    def overdue(self) -> bool:
-        """Whether the silence has lasted longer than it may."""
-        silence = self.silence()
-        return silence.seconds > silence.allowed_seconds
 
     def _allowed_seconds(self) -> float:
         return allowed_seconds(tuple(self._gaps), self._config)
 
-    def _overslept(self, now: float) -> bool:
-        if self._ticked is None:
+    def _was_suspended(self, now: float) -> bool:
+        if self._last_poll is None:
             return False
-        before, poll_seconds = self._ticked
+        before, poll_seconds = self._last_poll
         return now - before > poll_seconds + _LATE_SHARE * self._allowed_seconds()
 
 
 @contextmanager
-def watching(
-    watch: HangDetector, on_overdue: Callable[[HeartbeatGap], None], *, poll_seconds: float = 1.0
+def detecting_hangs(
+    detector: HangDetector, on_hang: Callable[[HeartbeatGap], None], *, poll_seconds: float = 1.0
 ) -> Iterator[None]:
-    """Ask every `poll_seconds` while the block runs; at the first overdue silence call `on_overdue`, once."""
+    """Poll the detector while the block runs; at the first overdue gap call `on_hang`, once."""
     stop = threading.Event()
 
-    def ask() -> None:
-        watch.tick(poll_seconds)
+    def poll() -> None:
+        detector.record_poll(poll_seconds)
         while not stop.wait(poll_seconds):
-            watch.tick(poll_seconds)
-            silence = watch.silence()
-            if silence.seconds > silence.allowed_seconds:
-                on_overdue(silence)
+            detector.record_poll(poll_seconds)
+            gap = detector.heartbeat_gap()
+            if gap.is_overdue:
+                on_hang(gap)
                 return
 
-    thread = threading.Thread(target=ask, name="watchdog", daemon=True)
+    thread = threading.Thread(target=poll, name="watchdog", daemon=True)
     thread.start()
     try:
         yield

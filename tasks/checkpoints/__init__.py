@@ -1,1 +1,1 @@
-"""What happens to committed checkpoints without their tensors: sweep, and the offer to an alias."""
+"""Operations on committed checkpoints that read no tensors: sweep and promotion."""

@@ -1,7 +1,7 @@
-"""Sweeping one run: gather what retention must know, in the order that makes it proof, then sweep.
+"""Sweeping one run: collect the facts for retention in the order that makes them proof, then sweep.
 
-Owns that order: holders are asked for before any registry is read, so that a registry without a decision proves that
-none will follow. Refuses to know the orchestrator: a person sweeps without one.
+The pins' owners are checked before any registry is read: if an owner is dead, a registry without a decision proves that
+none will follow.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,6 +16,7 @@ from storage.logs.run_entries import CheckpointPinned, Placement
 from storage.logs.run_log import RunLog
 from tasks.configuration.settings import CheckpointConfig
 from tasks.machine.placement import is_known_dead
+from tasks.policy.promotion import Gate
 from tasks.policy.retention import AliasReach, RetentionTerms, plan_retention
 
 
@@ -27,19 +28,19 @@ def sweep_run(
     dry_run: bool = False,
     is_dead: Callable[[Placement], bool] = is_known_dead,
 ) -> SweepReport:
-    """Apply the policy to the run and delete what nobody needs; with `dry_run` only say what and why.
+    """Apply the policy to the run and delete what is not needed; with `dry_run` only report it.
 
-    Raises `IntegrityError`, with nothing superseded or deleted, where a registry cannot be read: an alias might need
-    anything.
+    Raises `IntegrityError` before anything is superseded or deleted if a registry cannot be read, because its alias
+    might need any checkpoint.
     """
-    holds = log.refresh().pins
-    dead = tuple(hold for hold in holds if is_dead(hold.holder))
-    aliases = sorted({*list_aliases(log.store), *(hold.alias for hold in holds if hold.alias)})
+    pins = log.refresh().pins
+    dead = tuple(pin for pin in pins if is_dead(pin.holder))
+    aliases = sorted({*list_aliases(log.store), *(pin.alias for pin in pins if pin.alias)})
     terms = RetentionTerms(
         policy=policy,
         suite_sha256=suite_sha256,
         aliases=tuple(_reach(log, alias, () if dry_run else dead) for alias in aliases),
-        dead_pins=frozenset(hold.hold_id for hold in dead),
+        dead_pins=frozenset(pin.hold_id for pin in dead),
     )
     return sweep(log, partial(plan_retention, terms), writer=this_writer(), dry_run=dry_run)
 
@@ -48,9 +49,9 @@ def _reach(log: RunLog, alias: str, dead: Iterable[CheckpointPinned]) -> AliasRe
     registry = Registry(log.store, alias)
     try:
         state = registry.refresh()
-        for hold in dead:
-            if hold.alias == alias:
-                state = registry.append(partial(_abandoned, log.run_id, hold))
+        for pin in dead:
+            if pin.alias == alias:
+                state = registry.append(partial(_abandoned, log.run_id, pin))
     except IntegrityError as error:
         raise IntegrityError(
             f"alias {alias} cannot be read, so nothing of run {log.run_id} is superseded or deleted: {error}"
@@ -62,17 +63,17 @@ def _reach(log: RunLog, alias: str, dead: Iterable[CheckpointPinned]) -> AliasRe
     )
 
 
-def _abandoned(run_id: str, hold: CheckpointPinned, state: RegistryState) -> Refused | None:
-    """Decide for an offerer that died: its last request may still be on its way, and now comes too late."""
-    if hold.hold_id in state.decided_pins:
+def _abandoned(run_id: str, pin: CheckpointPinned, state: RegistryState) -> Refused | None:
+    """Refuse the offer of a dead process; its last request may still arrive, but then it comes too late."""
+    if pin.hold_id in state.decided_pins:
         return None
     return Refused(
-        alias=hold.alias or "",
+        alias=pin.alias or "",
         run_id=run_id,
-        step=hold.step,
-        manifest_sha256=hold.manifest_sha256,
-        gate="abandoned",
-        detail=f"who offered it, pid {hold.holder.pid} on {hold.holder.host}, died before the gates had decided",
+        step=pin.step,
+        manifest_sha256=pin.manifest_sha256,
+        gate=Gate.ABANDONED.value,
+        detail=f"the process that offered it, pid {pin.holder.pid} on {pin.holder.host}, died before the gates decided",
         by="sweep",
-        hold_id=hold.hold_id,
+        hold_id=pin.hold_id,
     )

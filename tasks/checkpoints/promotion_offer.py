@@ -1,11 +1,10 @@
-"""Offering a checkpoint to an alias: held first, then the gates decide on the newest registry, and it is recorded.
+"""Offering a checkpoint to an alias: pin it, let the gates decide on the newest registry, record the decision.
 
-Owns the order of the two logs: the run's log holds the checkpoint before the registry may point at it, so that no
-sweep can come between. What the gates need of the champion's own run is looked up each time they are asked: of two
-offers at once the slower one is judged against the new champion. Refuses to know the orchestrator: a person offers
-without one.
+The run's log pins the checkpoint before the registry may point at it, so that no sweep deletes it in between. The gates
+are asked again at every append: of two concurrent offers the slower one is compared with the new champion.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -15,7 +14,9 @@ from storage.logs.registry import Registry, RegistryState
 from storage.logs.registry_entries import Promoted, Refused
 from storage.logs.run_entries import CheckpointPinned, EvaluationRecorded
 from storage.logs.run_log import RunLog
+from storage.logs.run_state import RunState
 from storage.stores.object_store import ObjectStore
+from tasks.configuration.settings import PromotionConfig
 from tasks.errors import GateRefused
 from tasks.machine.placement import this_placement
 from tasks.policy.promotion import (
@@ -30,25 +31,43 @@ from tasks.policy.promotion import (
 
 
 def offer(log: RunLog, registry: Registry, candidate: Candidate, rules: PromotionRules) -> RegistryState:
-    """Append what the gates decide and return the registry; raises `GateRefused`, recorded first, when one said no."""
+    """Append the gates' decision and return the registry; raises `GateRefused` after recording a refusal."""
     state = registry.refresh()
     if _is_champion(state, candidate):
         return state
-    hold = new_pin(candidate.reference, this_placement(device="cpu", threads=1), alias=registry.alias)
-    candidate = replace(candidate, hold_id=hold.hold_id)
-    if not pin_checkpoint(log, hold, writer=this_writer()):
+    pin = new_pin(candidate.reference, this_placement(device="cpu", threads=1), alias=registry.alias)
+    candidate = replace(candidate, hold_id=pin.hold_id)
+    if not pin_checkpoint(log, pin, writer=this_writer()):
         state = registry.append(lambda _: refuse_unreadable(candidate, registry.alias))
     else:
         state = registry.append(partial(_decide, log.store, registry.alias, candidate, rules))
-    return _settle(log, state, candidate, hold)
+    return _settle(log, state, candidate, pin)
 
 
-def foresee(log: RunLog, registry: Registry, candidate: Candidate, rules: PromotionRules) -> Promoted | Refused | None:
-    """Return what an offer would put on record now, without offering: None where the alias points at it already."""
+def preview_offer(
+    log: RunLog, registry: Registry, candidate: Candidate, rules: PromotionRules
+) -> Promoted | Refused | None:
+    """Return the decision that an offer would record now; None if the alias already points at the checkpoint."""
     record = log.refresh().find(candidate.reference.prefix)
     if record is None or record not in log.state.readable:
         return refuse_unreadable(candidate, registry.alias)
     return _decide(log.store, registry.alias, candidate, rules, registry.refresh())
+
+
+def pending_offer(state: RunState, read_registry: Callable[[str], RegistryState]) -> str:
+    """Return the alias that a finished run's best checkpoint was never offered to, or "" if no offer is missing.
+
+    A flow that was killed between `run-finished` and its offer leaves no decision in the registry. A run that needs an
+    approval may wait for it, and a run without a successful evaluation has nothing to offer.
+    """
+    if state.opened is None or state.finished is None or not state.attempts:
+        return ""
+    section = state.attempts[-1].started.config.get("promotion", {})
+    if section.get("require_approval") or (state.failed_evaluations and not state.evaluations):
+        return ""
+    alias = str(section.get("alias", PromotionConfig().alias))
+    offered = {body.run_id for _, body in read_registry(alias).history if isinstance(body, Promoted | Refused)}
+    return "" if state.opened.run_id in offered else alias
 
 
 def _decide(
@@ -60,14 +79,14 @@ def _decide(
         candidate,
         rules,
         alias=alias,
-        champion_evaluation=_measured_alike(store, state.champion, evaluation),
+        champion_evaluation=_comparable_evaluation(store, state.champion, evaluation),
     )
 
 
-def _measured_alike(
+def _comparable_evaluation(
     store: ObjectStore, champion: Promoted | None, evaluation: EvaluationRecorded | None
 ) -> EvaluationRecorded | None:
-    """Return the evaluation of the champion's weights under the candidate's suite and data, if it is on record."""
+    """Return the evaluation of the champion's weights under the candidate's suite and data, if there is one."""
     if champion is None or evaluation is None or is_measured_like(evaluation, champion):
         return None
     known = evaluations_of(RunLog(store, champion.run_id).refresh(), champion.manifest_sha256)
@@ -75,11 +94,11 @@ def _measured_alike(
     return next((item for item in known if (item.suite_sha256, item.data_snapshot) == wanted), None)
 
 
-def _settle(log: RunLog, state: RegistryState, candidate: Candidate, hold: CheckpointPinned) -> RegistryState:
-    if any(promoted.hold_id == hold.hold_id for _, promoted in state.champions):
+def _settle(log: RunLog, state: RegistryState, candidate: Candidate, pin: CheckpointPinned) -> RegistryState:
+    if any(promoted.hold_id == pin.hold_id for _, promoted in state.champions):
         return state
-    unpin_checkpoint(log, hold, "the registry did not take it", writer=this_writer())
-    own = [refused for _, refused in state.refusals if refused.hold_id == hold.hold_id]
+    unpin_checkpoint(log, pin, "the registry did not take it", writer=this_writer())
+    own = [refused for _, refused in state.refusals if refused.hold_id == pin.hold_id]
     if own:
         raise GateRefused(f"gate {own[-1].gate!r} refused step {candidate.reference.step}: {own[-1].detail}")
     return state

@@ -1,10 +1,10 @@
-"""Who this process is, and whether another process of this machine is still alive.
-
-Owns host, boot and process identity. A pid alone proves nothing: it is compared with the process's start time.
-"""
+"""This process and machine: placement, code version, cores, thread priority, and whether another process is alive."""
 
 import os
 import socket
+import subprocess
+import sys
+import threading
 from functools import cache
 from pathlib import Path
 
@@ -13,6 +13,8 @@ import psutil
 from storage.logs.run_entries import Placement
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_BACKGROUND_NICENESS = 10
+"""A tenth of the trainer's weight on a contended core, all of a free core."""
 
 
 @cache
@@ -24,10 +26,34 @@ def boot_id() -> str:
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may use: its affinity where the system knows one."""
+    """Return how many cores this process may use, by its affinity where the system has one."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def code_version() -> str:
+    """Return `version+commit`, with `unknown` as the commit outside of a git checkout."""
+    from importlib.metadata import version
+
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    try:
+        commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        commit = "unknown"
+    return f"{version('cairn')}+{commit}"
+
+
+def lower_thread_priority() -> None:
+    """Give the calling thread a lower priority than training; Linux only, elsewhere niceness is per process.
+
+    Source: setpriority(2), nptl(7).
+    """
+    if sys.platform != "linux":
+        return
+    thread = threading.get_native_id()
+    niceness = max(_BACKGROUND_NICENESS, os.getpriority(os.PRIO_PROCESS, thread))
+    os.setpriority(os.PRIO_PROCESS, thread, niceness)
 
 
 def this_placement(*, device: str, threads: int, world_size: int = 1) -> Placement:
@@ -45,9 +71,9 @@ def this_placement(*, device: str, threads: int, world_size: int = 1) -> Placeme
 
 
 def is_known_dead(placement: Placement) -> bool:
-    """Whether the owner certainly exists no more: same host and boot, and its process is gone.
+    """Whether the process certainly no longer exists: same host and boot, and no process with its pid and start time.
 
-    False means "not known", never "alive".
+    False means unknown, not alive.
     """
     if placement.host != socket.gethostname() or placement.boot_id != boot_id():
         return False

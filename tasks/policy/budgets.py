@@ -1,7 +1,6 @@
-"""What a failure may cost and what is done next: a pure function of policy, log and failure.
+"""Retry budgets: a pure function from policy, log and failure to the decision on what follows.
 
-Owns "progress refills", "no news, no retry" and the remedy of an OOM. Nothing here is stored: what was spent is counted
-in the log's own receipts. Refuses to know clocks, stores, randomness and the orchestrator.
+Nothing is stored here, because the log's receipts say what was spent. A commit of new steps refills a budget's retries.
 """
 
 from dataclasses import dataclass
@@ -22,19 +21,19 @@ _UNCHARGED = {
     TerminationReason.CANCELLED: DecisionAction.STOP,
     TerminationReason.ERROR: DecisionAction.STOP,
 }
-_SAME_AGAIN_IS_NO_NEWS = frozenset(
+_REPEATS_ARE_FUTILE = frozenset(
     {TerminationReason.OOM, TerminationReason.BAD_DATA, TerminationReason.DIVERGED, TerminationReason.HUNG}
 )
-"""Reasons that lie in the run itself. A machine taken away or a store that is out may happen twice at one step."""
+"""Reasons in the run itself; a preemption or an unavailable store may happen twice at one step by chance."""
 _NEED_A_REMEDY = frozenset({TerminationReason.BAD_DATA, TerminationReason.DIVERGED})
 _MOST_DOUBLINGS = 6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FailureImpact:
-    """How far the failed attempt got, what it lost, and what can be different next time.
+    """How far the failed attempt got, what it lost, and what its remedy changes.
 
-    `quarantined_samples` are those about to be quarantined, `repaired_objects` those made anew from their source.
+    `quarantined_samples` counts the samples to quarantine, `repaired_objects` those rebuilt from their source.
     """
 
     last_step: int
@@ -47,7 +46,7 @@ class FailureImpact:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spending:
-    """What a reason was charged: retries since the last progress and in all, by which attempts, and what they lost."""
+    """What was charged to a reason: retries since the last progress and in total, by which attempts, and their loss."""
 
     since_progress: int
     total: int
@@ -57,19 +56,19 @@ class Spending:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Change:
-    told: str = ""
+    summary: str = ""
     micro_batch: int | None = None
     activation_checkpointing: bool | None = None
 
 
 def budget_of(budgets: "BudgetsConfig", reason: str) -> "BudgetConfig | None":
-    """Return the budget that pays for `reason`, or None where nothing does."""
+    """Return the budget for `reason`, or None if there is none."""
     budget: BudgetConfig | None = getattr(budgets, reason.replace("-", "_"), None)
     return budget
 
 
 def spending(attempts: tuple[AttemptRecord, ...], reason: str) -> Spending:
-    """Count the charges of `reason` in ended attempts; one that committed new steps refilled before it was charged."""
+    """Count the charges of `reason`; an attempt that committed new steps refills before it is charged itself."""
     since, charged, wasted = 0, list[int](), 0.0
     for attempt in attempts:
         if attempt.made_progress:
@@ -83,61 +82,58 @@ def spending(attempts: tuple[AttemptRecord, ...], reason: str) -> Spending:
 
 
 def decide(
-    budgets: "BudgetsConfig", state: RunState, failure: Failure, setback: FailureImpact, *, jitter: float = 0.0
+    budgets: "BudgetsConfig", state: RunState, failure: Failure, impact: FailureImpact, *, jitter: float = 0.0
 ) -> Decision:
     """Return what follows the end of the run's open attempt, whose receipt is not yet in `state`.
 
-    `jitter` in [0, 1) spreads the waiting of runs that failed together: it takes off up to half of it.
+    `jitter` in [0, 1) shortens the delay by up to half, to spread runs that failed together.
     """
     if failure.reason in _UNCHARGED:
         return Decision(action=_UNCHARGED[failure.reason], reason=failure.detail)
     budget = budget_of(budgets, failure.reason)
     if budget is None:
-        return Decision(action=DecisionAction.STOP, reason=f"no budget pays for {failure.reason}")
-    change = _change(failure, setback)
-    if not change.told and failure.reason in _NEED_A_REMEDY:
-        return Decision(
-            action=DecisionAction.STOP,
-            reason=f"{failure.reason}: nothing is known that would make it different next time",
-        )
-    if not change.told and _is_no_news(state, failure, setback.last_step):
-        return Decision(
-            action=DecisionAction.STOP,
-            reason=f"the same failure at step {setback.last_step} with nothing changed since: no retry",
-        )
-    return _charged(budget, state, failure, setback, change, jitter)
+        return _stop(f"no budget pays for {failure.reason}")
+    change = _change(failure, impact)
+    if not change.summary and failure.reason in _NEED_A_REMEDY:
+        return _stop(f"{failure.reason}: nothing is known that would make it different next time")
+    if not change.summary and _is_futile(state, failure, impact.last_step):
+        return _stop(f"the same failure at step {impact.last_step} with nothing changed since: no retry")
+    return _charged(budget, state, failure, impact, change, jitter)
 
 
 def evaluator_retries_left(
     budget: "BudgetConfig", failed: tuple[EvaluationFailed, ...], manifest_sha256: str, suite_sha256: str
 ) -> int:
-    """Return how often this very evaluation may still be tried again; training is neither stopped nor repeated."""
+    """Return how many tries this evaluation has left; a spent one neither stops nor repeats training."""
     wanted = (manifest_sha256, suite_sha256)
     spent = sum((item.manifest_sha256, item.suite_sha256) == wanted for item in failed)
     return max(budget.retries + 1 - spent, 0)
 
 
-def _change(failure: Failure, setback: FailureImpact) -> _Change:
-    """What is different next time: a smaller micro-batch, then recomputed activations; repaired or avoided data."""
-    if failure.reason is TerminationReason.OOM and setback.micro_batch > 1:
-        smaller = setback.micro_batch // 2
-        return _Change(told=f"micro-batch {setback.micro_batch}→{smaller}", micro_batch=smaller)
-    if failure.reason is TerminationReason.OOM and not setback.activation_checkpointing:
-        return _Change(told="activation checkpointing on", activation_checkpointing=True)
-    if setback.repaired_objects:
-        return _Change(told=f"{setback.repaired_objects} damaged object(s) made anew from their source")
-    if setback.quarantined_samples:
-        return _Change(told=f"{setback.quarantined_samples} sample(s) quarantined")
+def _stop(reason: str) -> Decision:
+    return Decision(action=DecisionAction.STOP, reason=reason)
+
+
+def _change(failure: Failure, impact: FailureImpact) -> _Change:
+    if failure.reason is TerminationReason.OOM and impact.micro_batch > 1:
+        smaller = impact.micro_batch // 2
+        return _Change(summary=f"micro-batch {impact.micro_batch}→{smaller}", micro_batch=smaller)
+    if failure.reason is TerminationReason.OOM and not impact.activation_checkpointing:
+        return _Change(summary="activation checkpointing on", activation_checkpointing=True)
+    if impact.repaired_objects:
+        return _Change(summary=f"{impact.repaired_objects} damaged object(s) rebuilt from their source")
+    if impact.quarantined_samples:
+        return _Change(summary=f"{impact.quarantined_samples} sample(s) quarantined")
     return _Change()
 
 
 def _charged(
-    budget: "BudgetConfig", state: RunState, failure: Failure, setback: FailureImpact, change: _Change, jitter: float
+    budget: "BudgetConfig", state: RunState, failure: Failure, impact: FailureImpact, change: _Change, jitter: float
 ) -> Decision:
     spent, reason = spending(state.attempts, failure.reason), failure.reason
-    wasted = spent.wasted_gpu_seconds + setback.wasted_gpu_seconds
+    wasted = spent.wasted_gpu_seconds + impact.wasted_gpu_seconds
     before = sum(len(item.windows) for item in state.quarantines if item.reason == reason)
-    samples = before + setback.quarantined_samples
+    samples = before + impact.quarantined_samples
     left: dict[str, int | None] = {
         "retries": budget.retries - spent.since_progress - 1,
         "total": None if budget.total is None else budget.total - spent.total - 1,
@@ -154,7 +150,7 @@ def _charged(
             left=shown,
         )
     waiting = budget.backoff_seconds * 2 ** min(spent.since_progress, _MOST_DOUBLINGS) * (1 - jitter / 2)
-    changed = f", {change.told}" if change.told else ""
+    changed = f", {change.summary}" if change.summary else ""
     return Decision(
         action=DecisionAction.RESUME,
         reason=f"{reason}: resume from the newest committed checkpoint{changed}",
@@ -163,7 +159,7 @@ def _charged(
         delay_seconds=waiting,
         micro_batch=change.micro_batch,
         activation_checkpointing=change.activation_checkpointing,
-        changed=change.told,
+        changed=change.summary,
     )
 
 
@@ -178,9 +174,9 @@ def _spent(state: RunState, reason: str, spent: Spending, wasted: float, limit: 
     )
 
 
-def _is_no_news(state: RunState, failure: Failure, last_step: int) -> bool:
-    """Whether this very failure has ended an attempt at this very step before, and none got further since."""
-    if failure.reason not in _SAME_AGAIN_IS_NO_NEWS:
+def _is_futile(state: RunState, failure: Failure, last_step: int) -> bool:
+    """Whether the same failure ended an attempt at the same step before, and no attempt got further since."""
+    if failure.reason not in _REPEATS_ARE_FUTILE:
         return False
     for attempt in reversed(state.attempts[:-1]):
         before = attempt.ended

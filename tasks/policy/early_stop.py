@@ -1,12 +1,9 @@
-"""Early stopping: from a run's log to the step it stops at, or None. Pure; whoever asks, whenever, gets one answer.
+"""Early stopping: a pure function from a run's log to the step at which it stops, or None.
 
-Evaluations overlap the training of later segments, so the moment a stop is noticed varies; its step does not. Only
-evaluations of the run's own rhythm count, not those of checkpoints a notice to leave made, and they count in step order
-up to the first that is outstanding. An evaluation that failed as often as its budget allows, and one whose checkpoint
-aged out before it was measured, are passed over: there an evaluator's bad luck, and nothing else, can move the stop.
-A run that has trained its last step is complete, and no longer stops early.
-
-Source: Prechelt, Early Stopping - But When?, 1998. Refuses to act: `flows.run.early_stopping` does.
+Evaluations overlap later segments, so the time at which a stop is noticed varies, but not its step. Only the scheduled
+evaluations count, in step order up to the first outstanding one. An evaluation that failed as often as its budget
+allows, or whose checkpoint was deleted before it, is skipped. A run that has trained its last step does not stop early.
+Source: Prechelt, Early Stopping - But When?, 1998.
 """
 
 import math
@@ -24,7 +21,7 @@ from tasks.policy.promotion import METRIC
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluatedStep:
-    """What one evaluation says to the policy; losses in nats per token, None where not known."""
+    """One evaluation as the policy sees it; losses in nats per token, None if unknown."""
 
     step: int
     val_loss: float
@@ -35,7 +32,7 @@ class EvaluatedStep:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stop:
-    """The step a run stops at, the rule of the policy that says so, and the numbers."""
+    """The step at which a run stops, the policy's rule, and the numbers behind it."""
 
     step: int
     rule: str
@@ -44,7 +41,7 @@ class Stop:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StopTerms:
-    """The policy and the rhythm of the evaluations it goes by, in steps."""
+    """The policy, its suite, and the steps between scheduled evaluations."""
 
     policy: EarlyStopConfig
     suite_sha256: str
@@ -52,12 +49,12 @@ class StopTerms:
     evaluator_retries: BudgetsConfig
 
     def is_due(self, step: int) -> bool:
-        """Whether the checkpoint of this step is one the run evaluates by its rhythm."""
+        """Whether an evaluation is scheduled at this step."""
         return step % self.every_steps == 0
 
 
 def stop_terms(config: Mapping[str, Any], suite_sha256: str) -> StopTerms:
-    """Return the terms of a run's configuration as its log holds it; what it does not say has its default."""
+    """Return the terms of a run's stored configuration; missing keys have their defaults."""
     checkpoint = config.get("checkpoint", {})
     every_steps = checkpoint.get("every_steps") or CheckpointConfig.model_fields["every_steps"].default
     every_commits = config.get("evaluation", {}).get("every_commits", EvaluationConfig().every_commits)
@@ -70,7 +67,7 @@ def stop_terms(config: Mapping[str, Any], suite_sha256: str) -> StopTerms:
 
 
 def find_stop(state: RunState, suite_sha256: str) -> Stop | None:
-    """Return where the run stops early by the policy of its newest attempt, or None."""
+    """Return where the run stops early under the policy of its newest attempt, or None."""
     if not state.attempts or state.opened is None or state.finished is not None:
         return None
     terms, total = stop_terms(state.attempts[-1].started.config, suite_sha256), state.opened.total_steps
@@ -81,13 +78,13 @@ def find_stop(state: RunState, suite_sha256: str) -> Stop | None:
 
 
 def outstanding(state: RunState, terms: StopTerms) -> tuple[CheckpointRecord, ...]:
-    """Return the checkpoints whose evaluation was due and can still be had, in step order."""
+    """Return the checkpoints whose scheduled evaluation is missing but still possible, in step order."""
     known = _recorded(state, terms.suite_sha256)
     return tuple(record for record in _due(state, terms) if _is_outstanding(state, terms, record, known))
 
 
 def decide(policy: EarlyStopConfig, evaluations: Sequence[EvaluatedStep]) -> Stop | None:
-    """Return the first stop among the evaluations, which are in step order, or None."""
+    """Return the first stop among the evaluations (in step order), or None."""
     best, waited, overfit = math.inf, 0, 0
     best_step = 0
     for item in evaluations:
@@ -140,7 +137,7 @@ def _evaluated_steps(state: RunState, terms: StopTerms) -> Iterator[EvaluatedSte
 
 
 def _recorded(state: RunState, suite_sha256: str) -> dict[str, EvaluationRecorded]:
-    """Return the first outcome of each manifest: a later one, asked for by a person, moves no stop."""
+    # The first result counts; a later one that a person asked for moves no stop.
     found: dict[str, EvaluationRecorded] = {}
     for item in state.evaluations:
         if item.suite_sha256 == suite_sha256:

@@ -1,7 +1,4 @@
-"""Why an attempt ended: from evidence to one termination reason. Pure.
-
-Owns the table of ARCHITECTURE section 5 as code. Refuses to gather evidence and to decide what follows.
-"""
+"""Classification of an attempt's end: a pure function from the evidence to one termination reason."""
 
 import hashlib
 import re
@@ -11,9 +8,9 @@ from dataclasses import dataclass
 from tasks.policy.termination import ExitCode, TerminationReason
 
 ORPHANED_EXIT_CODE = 76
-"""The trainer's own exit when its parent is gone."""
+"""Exit code of a trainer whose parent has died."""
 PEER_LOST_EXIT_CODE = 77
-"""A rank's own exit when another rank is gone: whatever ended that one is the reason."""
+"""Exit code of a rank that failed only because a peer died; the peer's error is the reason."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,11 +30,11 @@ class ExceptionReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evidence:
-    """Everything known about an end; None and empty mean not known.
+    """Everything known about an end; None and empty mean unknown.
 
-    `exit_code` is negative for a signal's number. `stop_signal` is the first notice to leave, `notice` who gave it and
-    how; `grace_ended` says that the trainer was killed because the grace period was over. `silent_seconds` is how long
-    it had shown no sign of life when the watchdog killed it, `allowed_seconds` what its own history allowed.
+    `exit_code` is negative for a signal's number. `stop_signal` names the first shutdown request and `notice` describes
+    it; `grace_ended` means that the trainer was killed after the grace period. `silent_seconds` is the heartbeat gap at
+    which the watchdog killed it, `allowed_seconds` the gap that its history allowed.
     """
 
     exit_code: int | None = None
@@ -62,7 +59,7 @@ class Evidence:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
-    """A classified end: reason, a sentence for people, and a fingerprint that equal causes share."""
+    """A classified end: reason, a sentence, and a fingerprint that is equal for equal causes."""
 
     reason: TerminationReason
     detail: str
@@ -101,8 +98,8 @@ _BY_PHRASE = {
 }
 _SNAPSHOT_FOLDER = "data/"
 _FOLDERS = re.compile(r'(?<=File ").*[/\\]')
-_CHANCE = re.compile(r"0x[0-9a-fA-F]+|\d{3,}")
-"""Addresses, ports and process numbers differ where the cause is the same."""
+_RANDOM_NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d{3,}")
+"""Addresses, ports and process ids, which differ although the cause is the same."""
 _KUBERNETES = {
     "OOMKilled": TerminationReason.OOM,
     "Evicted": TerminationReason.PREEMPTED,
@@ -111,21 +108,21 @@ _KUBERNETES = {
     "DeadlineExceeded": TerminationReason.PREEMPTED,
 }
 _BY_EXIT = {
-    ExitCode.PREEMPTED: (TerminationReason.PREEMPTED, "the trainer left with the exit code of a preemption"),
-    -signal.SIGTERM: (TerminationReason.PREEMPTED, "the trainer was ended by SIGTERM before it could stop in order"),
+    ExitCode.PREEMPTED: (TerminationReason.PREEMPTED, "the trainer exited with the code of a preemption"),
+    -signal.SIGTERM: (TerminationReason.PREEMPTED, "the trainer was ended by SIGTERM before it could stop cleanly"),
     -signal.SIGINT: (TerminationReason.CANCELLED, "a person interrupted the trainer itself"),
-    ORPHANED_EXIT_CODE: (TerminationReason.LOST, "the trainer found its parent gone"),
+    ORPHANED_EXIT_CODE: (TerminationReason.LOST, "the trainer found that its parent had died"),
     PEER_LOST_EXIT_CODE: (TerminationReason.LOST, "a rank of the trainer vanished on another machine"),
 }
 _SHELL_SIGNAL = 128
-"""A shell or a container tells a signal as 128 + its number."""
+"""A shell or a container reports a signal as 128 + its number."""
 _LAST_LINES = 3
 _FULL = 0.95
-"""A killed process that used this much of its limit was killed for it, even where the kernel does not count."""
+"""A killed process that used this share of its limit was killed for memory, even if the kernel counts no kill."""
 
 
 def classify(evidence: Evidence) -> Failure:
-    """Return the one reason the evidence supports; stronger evidence is asked first."""
+    """Return the one reason that the evidence supports; stronger evidence comes first."""
     if evidence.finished:
         return _failure(TerminationReason.COMPLETED, evidence.stopped_early or "the last step is committed", "")
     if evidence.fenced is not None:
@@ -139,17 +136,17 @@ def classify(evidence: Evidence) -> Failure:
     if evidence.silent_seconds is not None:
         return _hung(evidence)
     if evidence.last_words is not None:
-        return _from_words(evidence.last_words)
+        return _from_exception(evidence.last_words)
     if evidence.store_error is not None:
         return _failure(TerminationReason.STORAGE, evidence.store_error, "")
     return _from_exit(evidence)
 
 
 def _preemption(evidence: Evidence) -> str:
-    who = evidence.notice or f"{evidence.stop_signal} announced the end of this machine"
+    notice = evidence.notice or f"{evidence.stop_signal} announced the end of this machine"
     if not evidence.grace_ended:
-        return who
-    return f"{who}; the grace period was too short to commit the step it had reached, so that is done again"
+        return notice
+    return f"{notice}; the grace period was too short to commit the reached step, which is trained again"
 
 
 def _hung(evidence: Evidence) -> Failure:
@@ -158,16 +155,16 @@ def _hung(evidence: Evidence) -> Failure:
     return _failure(TerminationReason.HUNG, detail, f"hung after step {evidence.heartbeat_step}")
 
 
-def _from_words(words: ExceptionReport) -> Failure:
-    reason = _BY_EXCEPTION.get(words.exception) or _reason_in(words.message)
-    if reason is None and words.exception == "IntegrityError" and words.message.startswith(_SNAPSHOT_FOLDER):
+def _from_exception(report: ExceptionReport) -> Failure:
+    reason = _BY_EXCEPTION.get(report.exception) or _reason_in(report.message)
+    if reason is None and report.exception == "IntegrityError" and report.message.startswith(_SNAPSHOT_FOLDER):
         reason = TerminationReason.BAD_DATA
-    origin = next((line.strip() for line in reversed(words.traceback) if line.lstrip().startswith("File ")), "")
-    # The same line of the same file, wherever it is installed; other samples are another cause.
-    chain = [line.partition(":")[0] for line in words.traceback if not line.startswith((" ", "\n", "Traceback"))]
-    cause = f"{words.exception} {chain} {_FOLDERS.sub('', origin)} {sorted(words.windows)}"
-    said = f"{words.exception}: {words.message}" if words.message else words.exception
-    return _failure(reason or TerminationReason.ERROR, said, cause)
+    origin = next((line.strip() for line in reversed(report.traceback) if line.lstrip().startswith("File ")), "")
+    # Independent of the installation folder; other samples are another cause.
+    chain = [line.partition(":")[0] for line in report.traceback if not line.startswith((" ", "\n", "Traceback"))]
+    cause = f"{report.exception} {chain} {_FOLDERS.sub('', origin)} {sorted(report.windows)}"
+    detail = f"{report.exception}: {report.message}" if report.message else report.exception
+    return _failure(reason or TerminationReason.ERROR, detail, cause)
 
 
 def _reason_in(text: str) -> TerminationReason | None:
@@ -176,10 +173,10 @@ def _reason_in(text: str) -> TerminationReason | None:
 
 def _from_exit(evidence: Evidence) -> Failure:
     if evidence.kubernetes_reason in _KUBERNETES:
-        reason, told = _KUBERNETES[evidence.kubernetes_reason], evidence.kubernetes_reason
-        return _failure(reason, f"Kubernetes ended the container: {told}", told)
+        word = evidence.kubernetes_reason
+        return _failure(_KUBERNETES[word], f"Kubernetes ended the container: {word}", word)
     code = _without_shell(evidence.exit_code)
-    # A group's count also grows when others in it are killed: any other signal explains itself.
+    # The group's count also grows when other processes in it are killed, so other signals are not memory kills.
     if evidence.oom_kills > 0 and (code is None or code > 0 or code == -signal.SIGKILL):
         detail = f"the kernel killed {evidence.oom_kills} process(es) of this control group for memory"
         return _failure(TerminationReason.OOM, f"{detail}{_memory(evidence)}", "oom_kill")
@@ -210,10 +207,10 @@ def _unexplained(code: int, stderr_tail: tuple[str, ...]) -> Failure:
     tail = stderr_tail[-1] if stderr_tail else "nothing on stderr"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
     how = f"was killed by {name}" if code < 0 else f"exited with {code}"
-    # Who aborts says why before any trace of the stack; otherwise an old warning far above explains nothing.
+    # An abort prints its cause before the stack trace; otherwise only the last lines belong to the exit.
     lines = stderr_tail if code == -signal.SIGABRT else stderr_tail[-_LAST_LINES:]
     reason = next(filter(None, map(_reason_in, lines)), TerminationReason.ERROR)
-    return _failure(reason, f"the trainer {how}: {tail}", _CHANCE.sub("#", f"{code} {tail}"))
+    return _failure(reason, f"the trainer {how}: {tail}", _RANDOM_NUMBERS.sub("#", f"{code} {tail}"))
 
 
 def _is_full(evidence: Evidence) -> bool:

@@ -1,12 +1,12 @@
-"""Promotion: gates in, a decision out. Pure; the registry appends what is decided here.
+"""Promotion gates: a pure function from a candidate and the champion to the registry entry that records the decision.
 
-Owns the gates and their one order: readable, evaluated, finite, verdict, comparable, better, approved. The first that
-says no is the one on record. Refuses to look anything up: who offers brings what is on record.
+The gates are asked in one order, and the first refusal is the recorded one.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 
 from storage.logs.log_entry import CheckpointReference
 from storage.logs.registry import RegistryState
@@ -15,15 +15,25 @@ from storage.logs.run_entries import EvaluationRecorded
 from storage.logs.run_state import RunState
 
 METRIC = "val_loss"
-READABLE, EVALUATED, FINITE, VERDICT = "readable", "evaluated", "finite", "verdict"
-COMPARABLE, BETTER, APPROVED = "comparable", "better", "approved"
-ABANDONED = "abandoned"
-"""The sweep's own refusal, of an offer whose holder died: no gate has judged those weights."""
+
+
+class Gate(StrEnum):
+    """The gates in the order in which they are asked, by their stored words."""
+
+    READABLE = "readable"
+    EVALUATED = "evaluated"
+    FINITE = "finite"
+    VERDICT = "verdict"
+    COMPARABLE = "comparable"
+    BETTER = "better"
+    APPROVED = "approved"
+    ABANDONED = "abandoned"
+    """Set by the sweep for the offer of a dead process; no gate has judged those weights."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Approval:
-    """What a person said about a promotion that every other gate would let through."""
+    """A person's answer to a promotion that passes every other gate."""
 
     is_given: bool
     by: str
@@ -32,9 +42,9 @@ class Approval:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """A committed checkpoint offered to an alias: its evaluations, who offers it, and what people said about it.
+    """A committed checkpoint offered to an alias.
 
-    `evaluations` are of exactly these weights, newest first. `why` is in the words of whoever offers.
+    `evaluations` are of exactly these weights, newest first; `by` and `why` come from the offering person or flow.
     """
 
     run_id: str
@@ -48,10 +58,10 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromotionRules:
-    """What the gates ask for.
+    """What the gates require.
 
-    `required` names the suites under which the weights must be measured; under the first one they are compared with
-    the champion's. No suite named: any evaluation will do.
+    The weights must be evaluated under every suite of `required` and are compared with the champion under the first;
+    an empty `required` accepts any evaluation.
     """
 
     required: tuple[SuiteReference, ...] = ()
@@ -62,7 +72,7 @@ class PromotionRules:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Offer:
-    """What a gate looks at: `evaluation` is compared with `champion_loss`, None where they cannot be."""
+    """Input of a gate; `champion_loss` is None if there is no champion or it is not comparable."""
 
     candidate: Candidate
     rules: PromotionRules
@@ -92,10 +102,9 @@ def best_evaluated(state: RunState, suite_sha256: str) -> EvaluationRecorded | N
 def compared_evaluation(
     candidate: Candidate, rules: PromotionRules, champion: Promoted | None
 ) -> EvaluationRecorded | None:
-    """Return the evaluation that is compared with the champion's, or None where there is none to compare.
+    """Return the evaluation to compare with the champion's, or None if there is none.
 
-    Of those under the primary suite and under the suite of the champion's promotion, the one that was measured as the
-    champion was; where none was, the primary one.
+    Prefers one that was measured like the champion, under the primary suite or the champion's, to the primary one.
     """
     suites = [suite.sha256 for suite in rules.required[:1]] or [item.suite_sha256 for item in candidate.evaluations[:1]]
     suites += [champion.suite_sha256] if champion else []
@@ -105,7 +114,7 @@ def compared_evaluation(
 
 
 def is_measured_like(evaluation: EvaluationRecorded, champion: Promoted) -> bool:
-    """Whether two losses may be compared: the same suite on the same data; older promotions do not name their data."""
+    """Whether two losses are comparable: the same suite on the same data; older promotions do not store their data."""
     same_data = champion.data_snapshot in (None, evaluation.data_snapshot)
     return champion.suite_sha256 == evaluation.suite_sha256 and same_data
 
@@ -118,10 +127,10 @@ def decide_promotion(
     alias: str,
     champion_evaluation: EvaluationRecorded | None = None,
 ) -> Promoted | Refused | None:
-    """Return the entry to append, or None where the alias already points at these weights.
+    """Return the entry to append, or None if the alias already points at these weights.
 
-    `champion_evaluation` is of the present champion's weights, on record under the suite and the data of the
-    candidate's own evaluation: needed only where the champion was promoted under another one.
+    `champion_evaluation` is the champion's evaluation under the suite and data of the candidate's; it is needed only if
+    the champion was promoted under another suite.
     """
     champion = registry.champion
     if champion is not None and champion.manifest_sha256 == candidate.reference.manifest_sha256:
@@ -141,22 +150,22 @@ def decide_promotion(
 
 
 def refuse_unreadable(candidate: Candidate, alias: str) -> Refused:
-    """Return the refusal of a checkpoint that is no longer committed: nothing holds its bytes."""
+    """Return the refusal of a checkpoint that is no longer committed, so that nothing protects its bytes."""
     detail = (
-        "the run's log no longer calls this checkpoint committed: its bytes may be gone; "
+        "this checkpoint is no longer committed in the run's log, and its bytes may be deleted; "
         f"`cairn checkpoints {candidate.run_id}` lists those that can be promoted"
     )
-    return _refused(candidate, alias, READABLE, detail, None)
+    return _refused(candidate, alias, Gate.READABLE, detail, None)
 
 
 def decision_on_record(state: RegistryState, manifest_sha256: str) -> Promoted | Refused | None:
-    """Return what was last decided about offering these weights, rolled back since or not; None: never judged."""
+    """Return the last decision on an offer of these weights, rolled back since or not; None if there is none."""
     decisions = (
         body
         for _, body in reversed(state.history)
         if not isinstance(body, RolledBack) and body.manifest_sha256 == manifest_sha256
     )
-    return next((body for body in decisions if not isinstance(body, Refused) or body.gate != ABANDONED), None)
+    return next((body for body in decisions if not isinstance(body, Refused) or body.gate != Gate.ABANDONED), None)
 
 
 def _evaluated(offer: _Offer) -> str:
@@ -179,8 +188,10 @@ def _finite(offer: _Offer) -> str:
     for item in offer.candidate.evaluations:
         if item is offer.evaluation or item.suite_sha256 in required:
             wrong |= {f"{name} ({item.suite})": value for name, value in item.metrics.items()}
-    said = ", ".join(f"{name} is {value}" for name, value in wrong.items() if not math.isfinite(value))
-    return f"{said}: it must be a finite number; offer an earlier step, `cairn evaluations` lists them" if said else ""
+    broken = ", ".join(f"{name} is {value}" for name, value in wrong.items() if not math.isfinite(value))
+    return (
+        f"{broken}: it must be a finite number; offer an earlier step, `cairn evaluations` lists them" if broken else ""
+    )
 
 
 def _verdict(offer: _Offer) -> str:
@@ -189,7 +200,7 @@ def _verdict(offer: _Offer) -> str:
         return ""
     return (
         f"the loss curve up to this evaluation is {kind}, and promotion.refuse_verdicts names it; "
-        f"`cairn diagnose {offer.candidate.run_id}` says why and what cures it"
+        f"`cairn diagnose {offer.candidate.run_id}` explains why and how to fix it"
     )
 
 
@@ -201,7 +212,7 @@ def _comparable(offer: _Offer) -> str:
     if champion.suite_sha256 == evaluation.suite_sha256:
         return (
             f"{named} was measured on other data ({(champion.data_snapshot or '')[:8]}, here "
-            f"{evaluation.data_snapshot[:8]}), so the losses say nothing of each other; promote to another alias"
+            f"{evaluation.data_snapshot[:8]}), so the losses cannot be compared; promote to another alias"
         )
     return (
         f"{named} was measured under another suite ({champion.suite_sha256[:8]}, here {evaluation.suite} "
@@ -228,23 +239,23 @@ def _approved(offer: _Offer) -> str:
         return ""
     named = f"`cairn promote {offer.candidate.run_id}@{offer.candidate.reference.step}`"
     if approval is None:
-        return f"promotion.require_approval: nobody has approved it; {named}, typed by a person, is an approval"
-    return f"{approval.by} said no{f': {approval.why}' if approval.why else ''}; {named} offers it again"
+        return f"promotion.require_approval: it is not approved; a person approves it with {named}"
+    return f"{approval.by} refused it{f': {approval.why}' if approval.why else ''}; {named} offers it again"
 
 
-GATES: tuple[tuple[str, Callable[[_Offer], str]], ...] = (
-    (EVALUATED, _evaluated),
-    (FINITE, _finite),
-    (VERDICT, _verdict),
-    (COMPARABLE, _comparable),
-    (BETTER, _better),
-    (APPROVED, _approved),
+GATES: tuple[tuple[Gate, Callable[[_Offer], str]], ...] = (
+    (Gate.EVALUATED, _evaluated),
+    (Gate.FINITE, _finite),
+    (Gate.VERDICT, _verdict),
+    (Gate.COMPARABLE, _comparable),
+    (Gate.BETTER, _better),
+    (Gate.APPROVED, _approved),
 )
-"""In the order they are asked; each says what is wrong and what to do next, or nothing. `readable` comes before all."""
+"""Each returns what is wrong and what to do next, or "". `readable` is checked before all of them."""
 
 
 def verdict_of(evaluation: EvaluationRecorded | None) -> str | None:
-    """Return the kind of the verdict on the curve that came with the evaluation, or None where there is none."""
+    """Return the kind of the evaluation's curve verdict, or None if it has none."""
     return evaluation.verdict.kind if evaluation is not None and evaluation.verdict is not None else None
 
 
@@ -287,7 +298,7 @@ def _promoted(offer: _Offer, alias: str) -> Promoted:
 
 
 def _refused(
-    candidate: Candidate, alias: str, gate: str, detail: str, evaluation: EvaluationRecorded | None
+    candidate: Candidate, alias: str, gate: Gate, detail: str, evaluation: EvaluationRecorded | None
 ) -> Refused:
     finite = {name: value for name, value in evaluation.metrics.items() if math.isfinite(value)} if evaluation else {}
     return Refused(
@@ -295,9 +306,9 @@ def _refused(
         run_id=candidate.run_id,
         step=candidate.reference.step,
         manifest_sha256=candidate.reference.manifest_sha256,
-        gate=gate,
+        gate=gate.value,
         detail=detail,
-        by=candidate.approval.by if gate == APPROVED and candidate.approval else candidate.by,
+        by=candidate.approval.by if gate == Gate.APPROVED and candidate.approval else candidate.by,
         why=candidate.why,
         suite_sha256=evaluation.suite_sha256 if evaluation else None,
         metrics=finite,

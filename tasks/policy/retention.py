@@ -1,8 +1,7 @@
-"""Retention: which checkpoints a run keeps and why, which holds are over, which staged folders are orphans. Pure.
+"""Retention: a pure function that decides which checkpoints, pins and staged folders of a run are kept, and why.
 
-Owns the rules. The newest, the best, every M-th, what an alias reaches, what anybody holds or resumes from is kept; a
-hold is over on proof, never by a clock; a staged folder is an orphan once its attempt has ended. Refuses to look
-anything up and to do anything: `checkpoint_sweep` gathers the facts, `storage.checkpoints.sweep` acts.
+Kept are the newest, the best, every M-th, and whatever an alias, a pin or an attempt needs. A pin ends on proof, never
+after a time; a staged folder is an orphan once its attempt has ended.
 """
 
 import math
@@ -20,7 +19,7 @@ from tasks.policy.promotion import METRIC
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AliasReach:
-    """What an alias points at or a rollback could reach (manifest sha256s), and the holds it has decided on."""
+    """The manifests (sha256) that an alias points at or a rollback could reach, and the pins that it has decided on."""
 
     alias: str
     reached: frozenset[str]
@@ -29,10 +28,10 @@ class AliasReach:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RetentionTerms:
-    """What a plan goes by beside the run's state.
+    """What a plan needs beside the run's state.
 
-    `dead_pins` names the holds whose holder was known dead before any registry was read: only then does a registry
-    without a decision prove that none will follow.
+    `dead_pins` are the pins whose owner was known dead before any registry was read; only then does a registry without
+    a decision prove that none will follow.
     """
 
     policy: CheckpointConfig
@@ -42,15 +41,14 @@ class RetentionTerms:
 
 
 def plan_retention(terms: RetentionTerms, state: RunState, folders: Sequence[str]) -> SweepPlan:
-    """Return the verdict on every hold, every committed or quarantined checkpoint, and every other folder.
+    """Return the verdict on every pin, every committed or quarantined checkpoint, and every other folder.
 
-    `folders` must have been listed before `state` was read. Every hold of the state protects, over or not: it is
-    released first.
+    `folders` must be listed before `state` is read. Every pin in the state protects its checkpoint until it is removed.
     """
     standing = _standing(terms, state)
     kept = [record for record in state.checkpoints if record.is_kept]
     return SweepPlan(
-        pins=tuple(_judge_pin(terms, hold) for hold in state.pins),
+        pins=tuple(_judge_pin(terms, pin) for pin in state.pins),
         checkpoints=tuple(_judge_checkpoint(terms, standing, record) for record in kept),
         staged=tuple(_judge_folders(state, folders)),
     )
@@ -58,7 +56,7 @@ def plan_retention(terms: RetentionTerms, state: RunState, folders: Sequence[str
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Standing:
-    """What the verdicts of one state share, looked up once."""
+    """Facts shared by the verdicts on one state."""
 
     readable_steps: tuple[int, ...]
     newest: frozenset[str]
@@ -76,7 +74,7 @@ def _standing(terms: RetentionTerms, state: RunState) -> _Standing:
     resumed = owner.started.resumed_from if owner else None
     losses = _losses(state, terms.suite_sha256)
     stop = find_stop(state, terms.suite_sha256)
-    # What was trained beyond an early stop is no part of the run's end, however good it is.
+    # Steps beyond an early stop are not part of the result, however good they are.
     ends = stop.step if stop else math.inf
     ranked = sorted(
         (
@@ -100,7 +98,6 @@ def _standing(terms: RetentionTerms, state: RunState) -> _Standing:
 
 
 def _awaited(state: RunState, suite_sha256: str) -> frozenset[str]:
-    """Return the checkpoints whose evaluation an early stop may still depend on, whoever died before measuring them."""
     if not state.attempts or state.finished is not None:
         return frozenset()
     terms = stop_terms(state.attempts[-1].started.config, suite_sha256)
@@ -109,7 +106,7 @@ def _awaited(state: RunState, suite_sha256: str) -> frozenset[str]:
 
 
 def _losses(state: RunState, suite_sha256: str) -> dict[str, float]:
-    """Return the lowest finite loss of each manifest, as promotion ranks them."""
+    """The lowest finite loss of each manifest, as promotion ranks them."""
     losses: dict[str, float] = {}
     for item in state.evaluations:
         loss = item.metrics.get(METRIC, math.nan)
@@ -125,7 +122,7 @@ def _judge_checkpoint(terms: RetentionTerms, standing: _Standing, record: Checkp
 
 
 def _wanted(terms: RetentionTerms, standing: _Standing, record: CheckpointRecord) -> Iterator[str]:
-    """Yield why the policy keeps it; one that cannot be read counts for nothing."""
+    """Why the policy keeps it; a quarantined checkpoint does not count as one of the newest."""
     policy, committed = terms.policy, record.committed
     if record.state == CheckpointState.QUARANTINED:
         if _newer(standing, committed.step) < policy.keep_last:
@@ -140,13 +137,13 @@ def _wanted(terms: RetentionTerms, standing: _Standing, record: CheckpointRecord
 
 
 def _needed(terms: RetentionTerms, standing: _Standing, record: CheckpointRecord) -> Iterator[str]:
-    """Yield who needs it, whatever the policy says."""
+    """Why it is needed regardless of the policy."""
     committed = record.committed
     reaching = [facts.alias for facts in terms.aliases if committed.manifest_sha256 in facts.reached]
     yield from (f"alias {alias}" for alias in reaching)
-    for hold in standing.pins:
-        if hold.prefix == committed.prefix and hold.alias not in reaching:
-            yield f"held {_for(hold)} on host {hold.holder.host} (pid {hold.holder.pid})"
+    for pin in standing.pins:
+        if pin.prefix == committed.prefix and pin.alias not in reaching:
+            yield f"held {_for(pin)} on host {pin.holder.host} (pid {pin.holder.pid})"
     if committed.step == standing.stop_step:
         yield "the run stops early here"
     if committed.prefix in standing.awaited:
@@ -173,25 +170,25 @@ def _newer(standing: _Standing, step: int) -> int:
     return len(standing.readable_steps) - bisect_right(standing.readable_steps, step)
 
 
-def _judge_pin(terms: RetentionTerms, hold: CheckpointPinned) -> Verdict:
-    holder = f"its holder on host {hold.holder.host} (pid {hold.holder.pid})"
-    is_dead = hold.hold_id in terms.dead_pins
-    if hold.alias is None:
+def _judge_pin(terms: RetentionTerms, pin: CheckpointPinned) -> Verdict:
+    holder = f"its holder on host {pin.holder.host} (pid {pin.holder.pid})"
+    is_dead = pin.hold_id in terms.dead_pins
+    if pin.alias is None:
         why = f"{holder} {'has died' if is_dead else 'may still read it'}"
-        return Verdict(key=hold.hold_id, is_over=is_dead, why=f"{_for(hold)}: {why}")
-    facts = next((facts for facts in terms.aliases if facts.alias == hold.alias), None)
-    is_decided = facts is not None and hold.hold_id in facts.decided_pins
+        return Verdict(key=pin.hold_id, is_over=is_dead, why=f"{_for(pin)}: {why}")
+    facts = next((facts for facts in terms.aliases if facts.alias == pin.alias), None)
+    is_decided = facts is not None and pin.hold_id in facts.decided_pins
     if facts is not None and is_decided:
-        is_over = hold.manifest_sha256 not in facts.reached
+        is_over = pin.manifest_sha256 not in facts.reached
         why = "has decided, and does not point there" if is_over else "points at it, or a rollback could take it there"
     else:
         is_over = is_dead and facts is not None
         why = f"is undecided, and {holder} {'has died' if is_over else 'may still offer it'}"
-    return Verdict(key=hold.hold_id, is_over=is_over, why=f"alias {hold.alias} {why}")
+    return Verdict(key=pin.hold_id, is_over=is_over, why=f"alias {pin.alias} {why}")
 
 
-def _for(hold: CheckpointPinned) -> str:
-    return "by an evaluation" if hold.alias is None else f"for alias {hold.alias}"
+def _for(pin: CheckpointPinned) -> str:
+    return "by an evaluation" if pin.alias is None else f"for alias {pin.alias}"
 
 
 def _judge_folders(state: RunState, folders: Sequence[str]) -> Iterator[Verdict]:

@@ -1,9 +1,7 @@
-"""Must this run be continued, by whoever looks at it now? Pure: from the log's state and one watcher's own sightings.
+"""The decision of `watch-runs`: a pure function from a run's log and one watcher's observations to what it does.
 
-Owns the table of `watch-runs`. Every instant is a second of the watcher's own monotonic clock, and each wait counts
-from when that watcher first saw what it waits on: clocks of two hosts are never compared. Whether it answers right is
-politeness, not safety: the claim protocol lets one trainer through, however many watchers start one. Refuses to know
-how a run is continued, and who looks.
+All times are seconds of the watcher's own monotonic clock, because the clocks of two hosts are never compared. A wrong
+answer costs only a useless start: the claim protocol admits one trainer, however many watchers start one.
 """
 
 from dataclasses import dataclass
@@ -19,7 +17,7 @@ _RETRY_LONGEST_SECONDS = 900.0
 
 
 class Life(Enum):
-    """What is certain of a process: it is gone, it is there, or, on another host, neither."""
+    """What is known of a process; on another host it is unknown."""
 
     GONE = "gone"
     HERE = "here"
@@ -30,11 +28,10 @@ class Life(Enum):
 class Observed:
     """What one watcher has seen of a run.
 
-    `owner` is the process of the newest attempt, before the first one the process that opened the run.
-    `unchanged_since` is when this watcher first saw the run stand as it does: the same attempt with the same heartbeat,
-    or ended. `shows_life` says that the heartbeat or the commits of the same attempt have moved since the look before.
-    `futile` counts continuations begun since, the last at `tried_at`: a run that still stands here was not helped.
-    `unoffered_to` is the alias that a finished run's best checkpoint was never offered to, if there is one.
+    `owner` is the process of the newest attempt, or the process that opened a run without attempts. `unchanged_since`
+    is when this watcher first saw the present attempt with the present heartbeat, or its end. `shows_life` means that
+    heartbeat or commits changed since the last poll. `futile` counts continuations started since then, the last at
+    `tried_at`. `unoffered_to` is the alias to which a finished run's best checkpoint was never offered.
     """
 
     owner: Life
@@ -47,14 +44,14 @@ class Observed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Continue:
-    """Continue it now, and why that is right."""
+    """Continue the run now."""
 
     why: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wait:
-    """Look again at `until`, on the watcher's monotonic clock; what is waited for."""
+    """Poll again at `until`, on the watcher's monotonic clock."""
 
     until: float
     why: str
@@ -62,7 +59,7 @@ class Wait:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Leave:
-    """Nothing to do, and why."""
+    """Do nothing."""
 
     why: str
 
@@ -71,13 +68,13 @@ Verdict = Continue | Wait | Leave
 
 
 def decide_watch(state: RunState, observed: Observed, now: float) -> Verdict:
-    """Return what a watcher does about one run at `now`."""
+    """Return what a watcher does with one run at `now`."""
     verdict = _verdict(state, observed, now)
-    return _tempered(verdict, observed, now) if isinstance(verdict, Continue) else verdict
+    return _with_backoff(verdict, observed, now) if isinstance(verdict, Continue) else verdict
 
 
 def lease_seconds(state: RunState) -> float:
-    """Return how long the newest attempt may be silent before it counts as lost."""
+    """Return how long the newest attempt's heartbeat may stay the same before it counts as lost."""
     lease = state.attempts[-1].started.config.get("lease", {}) if state.attempts else {}
     return float(lease.get("seconds", LeaseConfig().seconds))
 
@@ -130,7 +127,7 @@ def _finished(state: RunState, how: str, observed: Observed, now: float) -> Verd
 
 
 def _offer_seconds(state: RunState) -> float:
-    """How long the end of a run may take where nobody can see its process: its last evaluation comes first."""
+    # Before its offer the run's process may still work on the last evaluation.
     evaluation = state.attempts[-1].started.config.get("evaluation", {})
     return lease_seconds(state) + float(evaluation.get("timeout_seconds", EvaluationConfig().timeout_seconds))
 
@@ -154,8 +151,7 @@ def _ended(state: RunState, last: AttemptRecord, observed: Observed, now: float)
     return Wait(until=until, why=f"{whose}; the {what} is not yet over")
 
 
-def _tempered(verdict: Continue, observed: Observed, now: float) -> Verdict:
-    """What was continued and stands where it stood is tried ever later: what was in the way may go by itself."""
+def _with_backoff(verdict: Continue, observed: Observed, now: float) -> Verdict:
     if not observed.futile:
         return verdict
     until = observed.tried_at + min(

@@ -32,14 +32,14 @@ from storage.checkpoints.trainer_document import TrainerDocument
 from storage.errors import StorageError
 from storage.stores.object_store import ObjectStore
 from tasks.attempt.store_retry import run_retry_policy
-from tasks.machine.background_priority import give_way
+from tasks.machine.placement import lower_thread_priority
 from tasks.trainer.shared_staging import SharedStaging
 from tasks.trainer.staging_buffer import StagingBuffer
 from tasks.trainer.tensor_exchange import to_group
 
 T = TypeVar("T")
 _SIGN_SECONDS = 2.0
-_UPLOADS = UploadOptions(at_once=4, thread_start=give_way)
+_UPLOADS = UploadOptions(at_once=4, thread_start=lower_thread_priority)
 """Four shards at once keep a disk or a connection busy while others are hashed."""
 
 
@@ -118,10 +118,10 @@ class Staging:
             self._reports.waiting(self._step, "", time.monotonic() - started)
 
     def _run(self, checkpoint: HostCheckpoint, before: Callable[[], None]) -> None:
-        give_way()
+        lower_thread_priority()
         shared = self._shared
         try:
-            with ThreadPoolExecutor(1, "digest", initializer=give_way) as background:
+            with ThreadPoolExecutor(1, "digest", initializer=lower_thread_priority) as background:
                 if shared is None:
                     self._complete(checkpoint, before, None)
                 elif shared.ranks.is_first:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from model.training.parallel import gather_full
 from model.training.train_state import NamedTensor
-from tasks.machine.background_priority import give_way
+from tasks.machine.placement import lower_thread_priority
 
 _ALIGNED_BYTES = 64
 _PAGE_BYTES = 4096
@@ -92,7 +92,7 @@ class StagingBuffer:
             self._preparing = None
 
     def _reserve_quietly(self, size_bytes: int) -> None:
-        give_way()
+        lower_thread_priority()
         self._reserve(size_bytes)
 
     def _reserve(self, size_bytes: int) -> None:

@@ -88,7 +88,7 @@ class TrainerProcess:
     def train_until(self, step: int) -> SegmentDone:
         """Have the child train until `step` and wait for it; raise `TrainerGone` if it ends before."""
         answered = len(self.segments)
-        self._watch.expect()
+        self._watch.resume()
         self._send(TrainUntil(step=step))
         self._wait(lambda: len(self.segments) > answered)
         return self.segments[answered]
@@ -156,7 +156,7 @@ class TrainerProcess:
                 self._changed.notify_all()
 
     def _hear(self, event: Command | Event) -> None:
-        self._watch.sign()
+        self._watch.record_heartbeat()
         with self._changed:
             self._take(event)
             self._changed.notify_all()
@@ -173,7 +173,7 @@ class TrainerProcess:
                 self.last_step = event
             case SegmentDone():
                 self.segments.append(event)
-                self._watch.rest()
+                self._watch.pause()
             case StagedCheckpoint():
                 self._staged[event.step] = event
             case ExceptionReport() if self.last_words is None:  # of several ranks, the first report has the cause

@@ -5,7 +5,7 @@ Run as `python -m tests.chaos.waiting_sweep RUN STORE`; does what `cairn sweep R
 
 import sys
 
-from flows.operations.run_sweep import sweep_one
+from flows.operations.store_sweep import sweep_run_by_id
 from storage.stores.open_store import open_store
 
 
@@ -14,7 +14,7 @@ def main(run_id: str, url: str) -> None:
     store = open_store(url)
     print("loaded", flush=True)
     sys.stdin.readline()
-    sweep_one(store, run_id, dry_run=False)
+    sweep_run_by_id(store, run_id, dry_run=False)
 
 
 if __name__ == "__main__":

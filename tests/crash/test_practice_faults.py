@@ -49,7 +49,7 @@ def test_the_preempted_step_itself_was_committed(survivor: Command) -> None:
 
 
 def test_the_flipped_byte_was_made_anew_from_its_source_and_no_sample_was_left_out(survivor: Command) -> None:
-    assert "made anew from their source" in receipts(survivor)[2].decision.changed
+    assert "rebuilt from their source" in receipts(survivor)[2].decision.changed
     assert survivor.state().quarantines == ()
 
 

@@ -96,7 +96,7 @@ def test_an_evaluation_under_way_is_waited_for(worse: Any, tmp_path: Path) -> No
 
 def test_a_notice_to_leave_ends_the_wait(worse: Any, tmp_path: Path) -> None:
     notice = ShutdownSignal()
-    notice.give("SIGTERM")
+    notice.request("SIGTERM")
     never: Any = Future()
     assert stopping_of(worse, tmp_path, notice).is_over((never,)), "what the log knows already counts"
 

@@ -4,7 +4,7 @@ from itertools import count
 from random import Random
 from typing import Any
 
-from flows.operations.store_sweep import FAILED, NEXT_TIME, SWEPT, StoreSweepRow, sweep_store
+from flows.operations.store_sweep import StoreSweepRow, SweepOutcome, sweep_store
 from storage.stores.local_store import LocalStore
 from tests.fabricated_run import fabricate
 
@@ -32,7 +32,7 @@ def test_every_run_is_swept_by_its_own_policy(store: LocalStore) -> None:
     generous.commit(20)
     rows = swept(store)
     assert {run_id: row.superseded for run_id, row in rows.items()} == {"ann": 2, "bea": 2, "cy": 2, "dan": 0}
-    assert all(row.action == SWEPT for row in rows.values()) and rows["ann"].freed_bytes > 0
+    assert all(row.action == SweepOutcome.SWEPT for row in rows.values()) and rows["ann"].freed_bytes > 0
 
 
 def test_a_second_sweep_finds_nothing_to_do(store: LocalStore) -> None:
@@ -61,7 +61,11 @@ def test_a_run_whose_log_is_broken_costs_only_its_own_row(store: LocalStore) -> 
     key = store.keys("runs/bea/log")[0]
     store.write(key, b"{}")
     rows = swept(store)
-    assert (rows["ann"].action, rows["bea"].action, rows["cy"].action) == (SWEPT, FAILED, SWEPT)
+    assert (rows["ann"].action, rows["bea"].action, rows["cy"].action) == (
+        SweepOutcome.SWEPT,
+        SweepOutcome.FAILED,
+        SweepOutcome.SWEPT,
+    )
     assert rows["bea"].why
 
 
@@ -69,7 +73,11 @@ def test_after_its_time_no_further_run_is_begun(store: LocalStore) -> None:
     three_runs(store)
     seconds = count()
     rows = swept(store, most_seconds=2.0, monotonic=lambda: float(next(seconds)))
-    assert sorted(row.action for row in rows.values()) == [NEXT_TIME, NEXT_TIME, SWEPT]
+    assert sorted(row.action for row in rows.values()) == [
+        SweepOutcome.NEXT_TIME,
+        SweepOutcome.NEXT_TIME,
+        SweepOutcome.SWEPT,
+    ]
 
 
 def test_sweeps_that_are_always_cut_short_reach_every_run(store: LocalStore) -> None:
@@ -80,7 +88,7 @@ def test_sweeps_that_are_always_cut_short_reach_every_run(store: LocalStore) -> 
         rows = swept(
             store, most_seconds=2.0, random=Random(seed), monotonic=lambda seconds=seconds: float(next(seconds))
         )
-        reached |= {run_id for run_id, row in rows.items() if row.action == SWEPT}
+        reached |= {run_id for run_id, row in rows.items() if row.action == SweepOutcome.SWEPT}
     assert reached == {"ann", "bea", "cy"}
 
 

@@ -9,9 +9,8 @@ from model.configuration.data import DataConfig
 from storage.errors import Fenced
 from storage.logs.run_log import RunLog
 from storage.stores.local_store import LocalStore
-from tasks.attempt.attempt_end import AttemptOver, end_attempt
+from tasks.attempt.attempt_end import AttemptOver, DataOrigin, end_attempt
 from tasks.attempt.attempt_receipt import Usage
-from tasks.attempt.failure_remedy import DataOrigin
 from tasks.configuration.settings import BudgetsConfig
 from tasks.data.snapshot_build import build_snapshot
 from tasks.policy.failures import Evidence, ExceptionReport
@@ -91,7 +90,7 @@ def test_a_damaged_shard_is_made_anew_byte_for_byte_and_nothing_is_quarantined(s
     ended = scene.end(last_words=words("BadBatch", step=13, windows=(3,)))
     assert scene.shard.read_bytes() == before
     assert (ended.decision.action, scene.log.state.quarantines) == ("resume", ())
-    assert "made anew" in ended.decision.changed
+    assert "rebuilt" in ended.decision.changed
 
 
 def test_a_damaged_shard_whose_source_is_gone_stops_the_run_and_says_so(scene: Scene) -> None:
@@ -132,7 +131,7 @@ def test_ending_once_more_after_an_unknown_outcome_changes_nothing(scene: Scene)
 
 def test_a_receipt_for_an_attempt_that_somebody_else_ended_is_refused(scene: Scene) -> None:
     claim(run_log(scene.store))
-    with pytest.raises(Fenced, match="was ended by somebody else"):
+    with pytest.raises(Fenced, match="was ended by another process"):
         scene.end(exit_code=-9)
 
 

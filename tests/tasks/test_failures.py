@@ -68,7 +68,7 @@ ROWS = [
         name="SIGTERM before the trainer listens",
         produce=alone(sent, signal.SIGTERM),
         reason="preempted",
-        detail="SIGTERM before it could stop in order",
+        detail="SIGTERM before it could stop cleanly",
     ),
     Row(
         name="exit code of a preemption",
@@ -95,7 +95,7 @@ ROWS = [
         reason="lost",
         detail="left no other evidence; it used up to",
     ),
-    Row(name="parent gone", produce=scene("orphaned"), reason="lost", detail="found its parent gone"),
+    Row(name="parent gone", produce=scene("orphaned"), reason="lost", detail="found that its parent had died"),
     Row(name="nothing known", produce=lambda stage: Evidence(), reason="lost", detail="vanished"),
     Row(
         name="killed by the kernel for memory",

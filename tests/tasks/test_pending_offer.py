@@ -9,7 +9,7 @@ from storage.logs.registry import Registry
 from storage.logs.registry_entries import Refused
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore
-from tasks.checkpoints.pending_offer import pending_offer
+from tasks.checkpoints.promotion_offer import pending_offer
 from tests.fabricated_run import FabricatedRun, fabricate, promote
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from tasks.attempt.preemption_notice import (
-    Announcement,
     AwsMetadata,
     GcpMetadata,
-    MetadataSilent,
+    MetadataUnavailable,
     NoticeFile,
-    announced,
+    PreemptionNotice,
     notice_sources,
+    polling_notices,
 )
 from tasks.attempt.shutdown_signal import ShutdownSignal
 from tasks.configuration.settings import PreemptionConfig
@@ -111,7 +111,7 @@ def test_a_spot_instance_that_may_stay_has_no_notice(aws: AwsMetadata) -> None:
 @pytest.mark.parametrize("action", ["terminate", "stop", "hibernate"])
 def test_an_instance_action_is_a_notice(aws: AwsMetadata, cloud: Cloud, action: str) -> None:
     cloud.answers[ACTION] = TERMINATE.replace("terminate", action)
-    assert aws() == Announcement(name="aws", detail=f"AWS announced: {action} at 2026-01-01T12:02:00Z")
+    assert aws() == PreemptionNotice(name="aws", detail=f"AWS announced: {action} at 2026-01-01T12:02:00Z")
 
 
 def test_a_rebalance_recommendation_is_no_notice(aws: AwsMetadata, cloud: Cloud) -> None:
@@ -134,12 +134,12 @@ def test_a_token_that_ran_out_is_renewed(aws: AwsMetadata, cloud: Cloud) -> None
 
 def test_an_instance_that_google_preempts_has_a_notice(gcp: GcpMetadata, cloud: Cloud) -> None:
     cloud.answers[f"{GOOGLE}/preempted"] = "TRUE\n"
-    assert gcp() == Announcement(name="gcp", detail="GCP announced: this instance is being preempted")
+    assert gcp() == PreemptionNotice(name="gcp", detail="GCP announced: this instance is being preempted")
 
 
 def test_maintenance_that_ends_the_instance_is_a_notice(gcp: GcpMetadata, cloud: Cloud) -> None:
     cloud.answers[f"{GOOGLE}/maintenance-event"] = "TERMINATE_ON_HOST_MAINTENANCE"
-    assert gcp() == Announcement(name="gcp", detail="GCP announced: TERMINATE_ON_HOST_MAINTENANCE")
+    assert gcp() == PreemptionNotice(name="gcp", detail="GCP announced: TERMINATE_ON_HOST_MAINTENANCE")
 
 
 @pytest.mark.parametrize("event", ["NONE", "MIGRATE_ON_HOST_MAINTENANCE", "TERMINATE"])
@@ -150,14 +150,14 @@ def test_maintenance_the_instance_survives_is_no_notice(gcp: GcpMetadata, cloud:
 
 def test_who_does_not_say_it_is_google_is_not_believed(gcp: GcpMetadata, cloud: Cloud) -> None:
     cloud.answers[f"{GOOGLE}/preempted"], cloud.is_google = "TRUE", False
-    with pytest.raises(MetadataSilent):
+    with pytest.raises(MetadataUnavailable):
         gcp()
 
 
 @pytest.mark.parametrize("body", ["", "<html>sign in</html>", '{"time": "now"}', "[]", '{"action": 7}'])
 def test_an_answer_that_makes_no_sense_is_no_notice(aws: AwsMetadata, cloud: Cloud, body: str) -> None:
     cloud.answers[ACTION] = body
-    with pytest.raises(MetadataSilent):
+    with pytest.raises(MetadataUnavailable):
         aws()
 
 
@@ -166,15 +166,15 @@ def test_an_answer_that_makes_no_sense_is_no_notice(aws: AwsMetadata, cloud: Clo
 def test_a_service_in_trouble_is_no_notice(
     request: pytest.FixtureRequest, cloud: Cloud, name: str, status: int
 ) -> None:
-    source: Callable[[], Announcement | None] = request.getfixturevalue(name)
+    source: Callable[[], PreemptionNotice | None] = request.getfixturevalue(name)
     cloud.status = status
-    with pytest.raises(MetadataSilent):
+    with pytest.raises(MetadataUnavailable):
         source()
 
 
 def test_a_service_that_is_not_there_is_no_notice(unused_port: int) -> None:
     for source in (AwsMetadata(f"http://127.0.0.1:{unused_port}"), GcpMetadata(f"127.0.0.1:{unused_port}")):
-        with pytest.raises(MetadataSilent):
+        with pytest.raises(MetadataUnavailable):
             source()
 
 
@@ -183,9 +183,9 @@ def test_a_file_is_a_notice_as_soon_as_it_exists(tmp_path: Path) -> None:
     source = NoticeFile(str(path))
     assert source() is None
     path.touch()
-    assert source() == Announcement(name="notice-file", detail=f"notice file {path} appeared")
+    assert source() == PreemptionNotice(name="notice-file", detail=f"notice file {path} appeared")
     path.write_text("maintenance at noon\nmore\n")
-    assert source() == Announcement(name="notice-file", detail=f"notice file {path} appeared: maintenance at noon")
+    assert source() == PreemptionNotice(name="notice-file", detail=f"notice file {path} appeared: maintenance at noon")
 
 
 def test_the_configuration_names_the_sources(host: str, cloud: Cloud, tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_the_configuration_names_the_sources(host: str, cloud: Cloud, tmp_path: 
         "aws",
     ]
     (gcp,) = notice_sources(PreemptionConfig(metadata="gcp"), environment)
-    assert gcp() == Announcement(name="gcp", detail="GCP announced: this instance is being preempted")
+    assert gcp() == PreemptionNotice(name="gcp", detail="GCP announced: this instance is being preempted")
 
 
 def test_a_notice_reaches_the_listeners_once_and_keeps_its_words(aws: AwsMetadata, cloud: Cloud) -> None:
@@ -210,7 +210,7 @@ def test_a_notice_reaches_the_listeners_once_and_keeps_its_words(aws: AwsMetadat
         heard.append(notice.detail)
         told.set()
 
-    with notice.told(listen), announced(notice, (aws,), poll_seconds=0.001):
+    with notice.on_shutdown(listen), polling_notices(notice, (aws,), poll_seconds=0.001):
         cloud.answers[ACTION] = TERMINATE
         assert told.wait(30)
     assert heard == ["AWS announced: terminate at 2026-01-01T12:02:00Z"]
@@ -220,14 +220,14 @@ def test_a_notice_reaches_the_listeners_once_and_keeps_its_words(aws: AwsMetadat
 def test_silent_services_are_asked_again_and_complained_of_once(aws: AwsMetadata, cloud: Cloud) -> None:
     notice, problems = ShutdownSignal(), list[str]()
     cloud.status = 500
-    with announced(notice, (aws,), poll_seconds=0.001, on_problem=problems.append):
+    with polling_notices(notice, (aws,), poll_seconds=0.001, on_problem=problems.append):
         assert cloud.asked_enough.wait(30)
-    assert problems == ["AWS metadata service gave no token: 500; no notice can come from there until it answers"]
+    assert problems == ["AWS metadata service gave no token: 500; no notice comes from there until it answers"]
     assert notice.signal is None
 
 
 def test_without_sources_there_is_no_thread() -> None:
-    with announced(ShutdownSignal(), (), poll_seconds=0.001):
+    with polling_notices(ShutdownSignal(), (), poll_seconds=0.001):
         assert "preemption" not in {thread.name for thread in threading.enumerate()}
 
 
@@ -239,7 +239,7 @@ def notice() -> ShutdownSignal:
 @pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2"])
 def test_a_schedulers_signal_is_heard_where_it_is_configured(notice: ShutdownSignal, name: str) -> None:
     heard: list[str | None] = []
-    with notice.heard(extra_signal=name), notice.told(lambda: heard.append(notice.signal)):
+    with notice.listening(extra_signal=name), notice.on_shutdown(lambda: heard.append(notice.signal)):
         os.kill(os.getpid(), signal.Signals[name])
     assert heard == [name]
     assert notice.detail == f"the scheduler announced with {name} that this machine will be taken away"
@@ -248,30 +248,30 @@ def test_a_schedulers_signal_is_heard_where_it_is_configured(notice: ShutdownSig
 def test_handlers_are_put_back(notice: ShutdownSignal) -> None:
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
     before = [signal.getsignal(number) for number in numbers]
-    with notice.heard(extra_signal="SIGUSR1"):
+    with notice.listening(extra_signal="SIGUSR1"):
         assert [signal.getsignal(number) for number in numbers] != before
     assert [signal.getsignal(number) for number in numbers] == before
 
 
 def test_a_signal_nobody_configured_keeps_its_meaning(notice: ShutdownSignal) -> None:
     before = signal.getsignal(signal.SIGUSR1)
-    with notice.heard():
+    with notice.listening():
         assert signal.getsignal(signal.SIGUSR1) == before
 
 
 def test_the_first_notice_names_the_end_and_later_ones_are_still_told(notice: ShutdownSignal) -> None:
     heard: list[str | None] = []
-    with notice.told(lambda: heard.append(notice.signal)):
-        notice.give("aws", "AWS announced: stop at noon")
-        notice.give("SIGTERM")
+    with notice.on_shutdown(lambda: heard.append(notice.signal)):
+        notice.request("aws", "AWS announced: stop at noon")
+        notice.request("SIGTERM")
     assert heard == ["aws", "aws"]
     assert (notice.signal, notice.detail) == ("aws", "AWS announced: stop at noon")
 
 
 def test_who_listens_late_is_told_at_once(notice: ShutdownSignal) -> None:
-    notice.give("SIGTERM")
+    notice.request("SIGTERM")
     heard: list[str | None] = []
-    with notice.told(lambda: heard.append(notice.signal)):
+    with notice.on_shutdown(lambda: heard.append(notice.signal)):
         assert heard == ["SIGTERM"]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tasks.machine.kubernetes_reason import kubernetes_reason
+from tasks.attempt.preemption_notice import kubernetes_reason
 from tasks.machine.process_memory import (
     MemoryReading,
     MemoryWatch,

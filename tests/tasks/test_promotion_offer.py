@@ -16,7 +16,7 @@ from storage.logs.run_log import RunLog
 from storage.stores.local_store import LocalStore
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore
-from tasks.checkpoints.promotion_offer import foresee, offer
+from tasks.checkpoints.promotion_offer import offer, preview_offer
 from tasks.errors import GateRefused
 from tasks.policy.promotion import Candidate, PromotionRules, evaluations_of
 from tests.entries import evaluated, writer
@@ -157,5 +157,5 @@ def test_foreseeing_leaves_nothing_on_record(store: ObjectStore) -> None:
     measured(store, step_10=2.0)
     before = store.keys("runs"), store.keys("models")
     log, offered = candidate(store, 10)
-    assert isinstance(foresee(log, Registry(store, "champion"), offered, RULES), Promoted)
+    assert isinstance(preview_offer(log, Registry(store, "champion"), offered, RULES), Promoted)
     assert (store.keys("runs"), store.keys("models")) == before

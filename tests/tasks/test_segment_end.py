@@ -3,7 +3,7 @@
 import pytest
 
 from tasks.configuration.settings import CheckpointConfig
-from tasks.policy.segment_end import segment_end
+from tasks.policy.attempt_sizes import segment_end
 
 
 def ends(checkpoint: CheckpointConfig, *, first: int = 0, total_steps: int = 25, step_seconds: float) -> list[int]:

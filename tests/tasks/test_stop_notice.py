@@ -8,7 +8,7 @@ from tasks.attempt.shutdown_signal import ShutdownSignal
 
 def raised(number: signal.Signals, extra: str = "") -> ShutdownSignal:
     notice = ShutdownSignal()
-    with notice.heard(extra):
+    with notice.listening(extra):
         os.kill(os.getpid(), number)
     return notice
 
@@ -41,6 +41,6 @@ def test_a_process_that_is_to_outlive_its_terminal_does() -> None:
 def test_the_handlers_of_before_are_back_afterwards() -> None:
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     before = [signal.getsignal(number) for number in numbers]
-    with ShutdownSignal().heard():
+    with ShutdownSignal().listening():
         assert [signal.getsignal(number) for number in numbers] != before
     assert [signal.getsignal(number) for number in numbers] == before

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.attempt.watchdog import HangDetector, HeartbeatGap, allowed_seconds, watching
+from tasks.attempt.watchdog import HangDetector, HeartbeatGap, allowed_seconds, detecting_hangs
 from tasks.configuration.settings import WatchdogConfig
 
 CONFIG = WatchdogConfig(factor=10.0, floor_seconds=60.0, startup_seconds=900.0)
@@ -38,10 +38,10 @@ def watch(clock: FakeClock) -> HangDetector:
 
 def speak(watch: HangDetector, clock: FakeClock, *lengths: float) -> None:
     """Give a first sign, then one after each of the gaps."""
-    watch.sign()
+    watch.record_heartbeat()
     for length in lengths:
         clock.pass_seconds(length)
-        watch.sign()
+        watch.record_heartbeat()
 
 
 @pytest.mark.parametrize("history", [(), (9.0,), (9.0, 9.0), (9.0, 9.0, 9.0)])
@@ -78,77 +78,77 @@ def test_no_remembered_gap_would_have_been_called_a_hang(history: list[float]) -
 def test_a_child_is_overdue_only_beyond_what_its_steps_allow(watch: HangDetector, clock: FakeClock) -> None:
     speak(watch, clock, 7.0, 7.0, 8.0, 7.0)
     clock.pass_seconds(80.0)
-    assert not watch.overdue()
+    assert not watch.heartbeat_gap().is_overdue
     clock.pass_seconds(0.5)
-    assert watch.overdue()
-    assert watch.silence() == HeartbeatGap(seconds=80.5, allowed_seconds=80.0)
+    assert watch.heartbeat_gap().is_overdue
+    assert watch.heartbeat_gap() == HeartbeatGap(seconds=80.5, allowed_seconds=80.0)
 
 
 def test_waiting_for_the_first_sign_is_no_gap(watch: HangDetector, clock: FakeClock) -> None:
     clock.pass_seconds(800.0)
     speak(watch, clock, 1.0, 1.0, 1.0, 1.0)
-    assert watch.silence().allowed_seconds == 60.0
+    assert watch.heartbeat_gap().allowed_seconds == 60.0
 
 
 def test_a_child_that_never_speaks_is_overdue_after_the_start_up_time(watch: HangDetector, clock: FakeClock) -> None:
     clock.pass_seconds(901.0)
-    assert watch.overdue()
+    assert watch.heartbeat_gap().is_overdue
 
 
 def test_every_sign_ends_the_silence(watch: HangDetector, clock: FakeClock) -> None:
     speak(watch, clock, 7.0, 7.0, 7.0, 7.0)
     clock.pass_seconds(71.0)
-    watch.sign()
-    assert watch.silent_seconds() == 0.0
+    watch.record_heartbeat()
+    assert watch.heartbeat_gap().seconds == 0.0
 
 
 def test_a_child_that_waits_for_a_command_is_never_overdue(watch: HangDetector, clock: FakeClock) -> None:
     speak(watch, clock, 1.0, 1.0, 1.0, 1.0)
-    watch.rest()
+    watch.pause()
     clock.pass_seconds(1e5)
-    assert not watch.overdue()
-    watch.expect()
-    assert watch.silence() == HeartbeatGap(seconds=0.0, allowed_seconds=60.0)
+    assert not watch.heartbeat_gap().is_overdue
+    watch.resume()
+    assert watch.heartbeat_gap() == HeartbeatGap(seconds=0.0, allowed_seconds=60.0)
     clock.pass_seconds(61.0)
-    assert watch.overdue()
+    assert watch.heartbeat_gap().is_overdue
 
 
 def test_signs_during_a_rest_and_the_rest_itself_are_no_gaps(watch: HangDetector, clock: FakeClock) -> None:
     speak(watch, clock, 1.0, 1.0, 1.0, 1.0)
-    watch.rest()
+    watch.pause()
     clock.pass_seconds(5000.0)
-    watch.sign()
+    watch.record_heartbeat()
     clock.pass_seconds(5000.0)
-    watch.expect()
+    watch.resume()
     clock.pass_seconds(2.0)
-    watch.sign()
-    assert watch.silence().allowed_seconds == 60.0
+    watch.record_heartbeat()
+    assert watch.heartbeat_gap().allowed_seconds == 60.0
 
 
 def test_a_watch_that_slept_gives_the_child_a_fresh_allowance(watch: HangDetector, clock: FakeClock) -> None:
     speak(watch, clock, 1.0, 1.0, 1.0, 1.0)
-    watch.tick(1.0)
+    watch.record_poll(1.0)
     clock.pass_seconds(8 * 3600.0)
-    watch.tick(1.0)
-    assert not watch.overdue()
-    assert watch.silent_seconds() == 0.0
+    watch.record_poll(1.0)
+    assert not watch.heartbeat_gap().is_overdue
+    assert watch.heartbeat_gap().seconds == 0.0
 
 
 def test_a_watch_that_was_awake_lets_the_silence_count(watch: HangDetector, clock: FakeClock) -> None:
     speak(watch, clock, 1.0, 1.0, 1.0, 1.0)
     for _ in range(61):
-        watch.tick(1.0)
+        watch.record_poll(1.0)
         clock.pass_seconds(1.0)
-    assert watch.overdue()
+    assert watch.heartbeat_gap().is_overdue
 
 
 def test_a_sign_heard_before_the_late_tick_does_not_enter_the_history(watch: HangDetector, clock: FakeClock) -> None:
     speak(watch, clock, 1.0, 1.0, 1.0, 1.0)
-    watch.tick(1.0)
+    watch.record_poll(1.0)
     clock.pass_seconds(8 * 3600.0)
-    watch.sign()
-    watch.tick(1.0)
-    assert watch.silence().allowed_seconds == 60.0
+    watch.record_heartbeat()
+    watch.record_poll(1.0)
+    assert watch.heartbeat_gap().allowed_seconds == 60.0
 
 
 def collector(heard: list[HeartbeatGap], done: threading.Event) -> Callable[[HeartbeatGap], None]:
@@ -163,14 +163,14 @@ def test_the_thread_reports_a_silence_once() -> None:
     clock, heard, done = FakeClock(), list[HeartbeatGap](), threading.Event()
     watch = HangDetector(CONFIG, clock=clock)
     clock.pass_seconds(901.0)
-    with watching(watch, collector(heard, done), poll_seconds=0.001):
+    with detecting_hangs(watch, collector(heard, done), poll_seconds=0.001):
         assert done.wait(30)
     assert heard == [HeartbeatGap(seconds=901.0, allowed_seconds=900.0)]
 
 
 def test_the_thread_ends_with_its_block_and_says_nothing_of_a_child_that_speaks() -> None:
     heard, done = list[HeartbeatGap](), threading.Event()
-    with watching(HangDetector(CONFIG), collector(heard, done), poll_seconds=0.001):
+    with detecting_hangs(HangDetector(CONFIG), collector(heard, done), poll_seconds=0.001):
         assert "watchdog" in {thread.name for thread in threading.enumerate()}
     assert "watchdog" not in {thread.name for thread in threading.enumerate()}
     assert heard == []

@@ -15,9 +15,9 @@ import pytest
 from storage.errors import Fenced, StoreUnavailable
 from storage.stores.local_store import LocalStore
 from storage.stores.memory_store import MemoryStore
-from tasks.attempt.watchdog import HangDetector, HeartbeatGap, watching
+from tasks.attempt.preemption_notice import kubernetes_reason
+from tasks.attempt.watchdog import HangDetector, HeartbeatGap, detecting_hangs
 from tasks.configuration.settings import WatchdogConfig
-from tasks.machine.kubernetes_reason import kubernetes_reason
 from tasks.machine.process_memory import MemoryWatch
 from tasks.policy.failures import Evidence, ExceptionReport
 from tasks.trainer.trainer_process import tail_of
@@ -30,7 +30,7 @@ LISTENER = """
 import sys, time
 from tasks.attempt.shutdown_signal import ShutdownSignal
 notice = ShutdownSignal()
-with notice.heard(extra_signal=sys.argv[1]):
+with notice.listening(extra_signal=sys.argv[1]):
     print("ready", flush=True)
     while notice.signal is None:
         time.sleep(0.02)
@@ -148,9 +148,9 @@ def silent(folder: Path) -> Evidence:
             silences.append(silence)
             process.kill()
 
-        with watching(watch, kill, poll_seconds=0.05):
+        with detecting_hangs(watch, kill, poll_seconds=0.05):
             for _ in process.stdout:
-                watch.sign()
+                watch.record_heartbeat()
             exit_code = process.wait(DEADLINE_SECONDS)
     (silence,) = silences
     return Evidence(
