@@ -1,24 +1,24 @@
-"""The errors of `tasks`: one root, a subclass only where a caller acts differently."""
+"""The errors of `tasks`: one root, and a subclass only where a caller reacts differently."""
 
 
 class TaskError(Exception):
-    """A task could not do what it is for."""
+    """Root of the errors of this package."""
 
 
 class InvalidConfiguration(TaskError):
-    """The configuration breaks a rule; the message names file, field, value and rule."""
+    """A configuration value breaks a rule; the message names file, field, value and rule."""
 
 
 class ConfigDrift(TaskError):
-    """The run exists with another frozen configuration; the message is the difference."""
+    """The run has another frozen configuration; the message is the difference."""
 
 
 class LiveOwner(TaskError):
-    """Another attempt owns the run and is alive: leave it alone."""
+    """Another attempt owns the run and is alive."""
 
 
 class BudgetExhausted(TaskError):
-    """A retry budget is spent: a person decides."""
+    """A retry budget is spent; a person decides what follows."""
 
 
 class TrainerGone(TaskError):
@@ -26,12 +26,12 @@ class TrainerGone(TaskError):
 
 
 class GateRefused(TaskError):
-    """A promotion gate said no; the refusal is on record."""
+    """A promotion gate refused; the refusal is recorded."""
 
 
 class CheckpointGone(TaskError):
-    """The checkpoint is no longer committed: retention or a quarantine took it before its turn came."""
+    """The checkpoint is no longer committed, because of retention or a quarantine."""
 
 
 class EvaluationInterrupted(TaskError):
-    """The evaluator was told to stop because the run has to leave: nothing failed, nothing is on record."""
+    """The evaluator was stopped by a shutdown request; nothing failed and nothing is recorded."""

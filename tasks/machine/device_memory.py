@@ -1,7 +1,6 @@
-"""How much memory the device has to give: asked of the driver by a process of its own.
+"""Free memory of the accelerator, read in a child process so that the caller does not import torch.
 
-Run as `python -m tasks.machine.device_memory DEVICE` it prints the free bytes. Owns the child. Refuses torch in
-whoever asks, and a device's memory is asked for only where there may be one.
+`python -m tasks.machine.device_memory DEVICE` prints the free bytes.
 """
 
 import subprocess
@@ -13,12 +12,12 @@ _TIMEOUT_SECONDS = 60.0
 
 
 def trains_on_cuda(device: str) -> bool:
-    """Whether `training.device` means an accelerator here."""
+    """Whether `training.device` is an accelerator on this machine."""
     return device.startswith("cuda") or (device == "auto" and may_have_cuda())
 
 
 def free_device_bytes(device: str) -> int | None:
-    """Return what is free on the CUDA device that `training.device` means; None where that cannot be found out."""
+    """Return the free bytes of the CUDA device that `training.device` names; None if they cannot be read."""
     command = [sys.executable, "-m", "tasks.machine.device_memory", device]
     try:
         done = subprocess.run(
@@ -26,12 +25,12 @@ def free_device_bytes(device: str) -> int | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    said = done.stdout.strip()
-    return int(said) if said.isdecimal() else None
+    output = done.stdout.strip()
+    return int(output) if output.isdecimal() else None
 
 
 def main() -> None:
-    """Print the free bytes of the device; nothing where it is no CUDA device."""
+    """Print the free bytes of the device, or nothing if it is not a CUDA device."""
     import torch
 
     device = torch.device("cuda" if sys.argv[1] == "auto" else sys.argv[1])

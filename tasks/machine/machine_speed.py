@@ -1,8 +1,7 @@
-"""What is known of this machine's arithmetic: measured once in a process of its own, kept in the work folder.
+"""The arithmetic speed of this machine: measured once in a child process, cached in the work folder.
 
-Run as `python -m tasks.machine.machine_speed` it measures and prints. Owns the child, the kept answer and what that
-is an answer for. Refuses torch in whoever asks: nobody should wait for it who needs no measurement. What is kept is
-only a convenience: a damaged answer is measured anew, a folder that cannot be written costs a measurement a run.
+`python -m tasks.machine.machine_speed` measures and prints it; only the child imports torch. A damaged cache file is
+measured again, and a folder that cannot be written costs one measurement per run.
 """
 
 import hashlib
@@ -33,16 +32,16 @@ from storage.stores.document import decode, encode
 _PROBE_VERSION = 1
 _TIMEOUT_SECONDS = 60.0
 _HALF_FLAGS = frozenset({"amx_bf16", "avx512_bf16", "avx10_2", "bf16"})
-"""What /proc/cpuinfo calls bf16 products in hardware, the last one on ARM; without any, nothing needs measuring."""
+"""Flags in /proc/cpuinfo for bf16 products in hardware, the last one on ARM; without them nothing is measured."""
 _CPU_LINES = ("model name", "flags", "CPU implementer", "CPU part", "Features")
 _CUDA_TRACES = ("/proc/driver/nvidia/gpus", "/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 _SETTINGS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "CUDA_VISIBLE_DEVICES")
 
 
 def numerics_here(training: TrainingConfig, model: ModelConfig, folder: Path, *, keep: bool = True) -> NumericsChoice:
-    """Return the arithmetic a new run of this configuration trains in on this machine; measures only what decides.
+    """Return the numerics of a new run of this configuration on this machine; measures only if the choice needs it.
 
-    `folder` is the work folder; nothing is written there unless `keep`.
+    `folder` is the work folder; the measurement is cached there if `keep`.
     """
     if not has_auto_numerics(training):
         return choose_numerics(training, model, MachineSpeed())
@@ -56,18 +55,18 @@ def numerics_here(training: TrainingConfig, model: ModelConfig, folder: Path, *,
 def numerics_beside(
     training: TrainingConfig, model: ModelConfig, folder: Path
 ) -> Iterator[Callable[[], NumericsChoice]]:
-    """Find `numerics_here` out while the block does something else; what is yielded waits for it."""
+    """Compute `numerics_here` in a thread while the block runs; the yielded function waits for the result."""
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="mode") as beside:
         yield beside.submit(numerics_here, training, model, folder).result
 
 
 def machine_speed(folder: Path, *, keep: bool = True) -> MachineSpeed:
-    """Return what is kept of this machine as it is now, else measure it; a measurement that fails promises nothing."""
+    """Return the cached speed of this machine, else measure it; a failed measurement returns an empty one."""
     path = folder / "machine" / f"{_identity(cpu_facts(), os.environ)}.json"
     with suppress(OSError, IntegrityError, ModelError):
         return decode(path.read_bytes(), MachineSpeed, where=str(path))
     try:
-        speed = _measured()
+        speed = _measure()
     except (OSError, subprocess.SubprocessError, IntegrityError, ModelError):
         return MachineSpeed()
     if keep:
@@ -76,7 +75,7 @@ def machine_speed(folder: Path, *, keep: bool = True) -> MachineSpeed:
 
 
 def cpu_facts(path: Path = Path("/proc/cpuinfo")) -> Mapping[str, str]:
-    """Return what the first core says of itself; where the system has no such file, the platform's name."""
+    """Return the first core's lines of /proc/cpuinfo, or the platform's name where there is no such file."""
     with suppress(OSError):
         first = path.read_text(errors="replace").partition("\n\n")[0]
         lines = (line.partition(":") for line in first.splitlines())
@@ -85,33 +84,31 @@ def cpu_facts(path: Path = Path("/proc/cpuinfo")) -> Mapping[str, str]:
 
 
 def may_have_half(facts: Mapping[str, str]) -> bool:
-    """Whether a CPU that says this of itself could multiply bf16 in hardware; one that says nothing could."""
+    """Whether a CPU with these facts may multiply bf16 in hardware; without flags it may."""
     flags = facts.get("flags", facts.get("Features"))
     return flags is None or not _HALF_FLAGS.isdisjoint(flags.split())
 
 
 def may_have_cuda() -> bool:
-    """Whether torch could find a CUDA device: a driver has left a trace."""
+    """Whether a driver's files suggest that torch may find a CUDA device."""
     return any(os.path.exists(trace) for trace in _CUDA_TRACES)
 
 
 def _identity(facts: Mapping[str, str], environment: Mapping[str, str]) -> str:
-    """Return a name for all that the answer depends on."""
     settings = [f"{name}={environment.get(name, '')}" for name in _SETTINGS]
     known = [str(_PROBE_VERSION), version("torch"), *map(str, sorted(facts.items())), *settings, *_cuda_names()]
     return hashlib.sha256("\n".join(known).encode()).hexdigest()[:32]
 
 
 def _cuda_names() -> list[str]:
-    """Return what the drivers' traces say: which cards there are."""
     cards = sorted(Path(_CUDA_TRACES[0]).glob("*/information"))
     return [*filter(os.path.exists, _CUDA_TRACES), *(card.read_text(errors="replace") for card in cards)]
 
 
-def _measured() -> MachineSpeed:
+def _measure() -> MachineSpeed:
     command = [sys.executable, "-m", "tasks.machine.machine_speed"]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=_TIMEOUT_SECONDS)
-    return decode(done.stdout, MachineSpeed, where="the machine's measurement")
+    return decode(done.stdout, MachineSpeed, where="the measurement of this machine")
 
 
 def _keep(path: Path, speed: MachineSpeed) -> None:

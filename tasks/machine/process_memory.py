@@ -1,8 +1,8 @@
-"""How much memory a process used, how much it may use, and whether the kernel killed for it.
+"""Memory of a process: peak use, limits, and the kernel's OOM kills.
 
-Owns the reading of /proc and of control groups (cgroup v2 `memory.events` and `memory.max`, v1 `memory.oom_control` and
-`memory.limit_in_bytes`; sources: Linux admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst, proc(5)). Refuses to judge.
-Whatever the system does not tell is None or 0, never an error: evidence must not hide what it was to explain.
+Reads /proc and control groups (v2 `memory.events` and `memory.max`, v1 `memory.oom_control` and
+`memory.limit_in_bytes`; sources: Linux admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst, proc(5)). Whatever cannot be
+read is None or 0, never an error, because evidence must not hide the failure that it explains.
 """
 
 import threading
@@ -22,14 +22,14 @@ _COUNTERS = ("memory.events", "memory.oom_control")
 _LIMITS = ("memory.max", "memory.limit_in_bytes")
 _USED = {"memory.max": "memory.current", "memory.limit_in_bytes": "memory.usage_in_bytes"}
 _REUSABLE = ("inactive_file", "total_inactive_file")
-"""Pages of files nobody has asked for lately, as cgroup v2 and v1 call them: the kernel takes them before it kills."""
+"""File pages not used lately, in cgroup v2 and v1; the kernel reclaims them before it kills."""
 _DYING_SECONDS = 30.0
-"""A big process takes its time to die; a kill counted longer ago, while it lived on, was somebody else's."""
+"""A large process dies slowly; a kill that was counted longer before its end was another process's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryReading:
-    """The greatest resident sizes seen, added up, the tightest limit, and the kernel's kills in the group meanwhile."""
+    """The sum of the peak resident sizes, the tightest limit, and the kernel's kills in the group since the start."""
 
     rss_bytes: int | None = None
     limit_bytes: int | None = None
@@ -37,10 +37,10 @@ class MemoryReading:
 
 
 class MemoryWatch:
-    """What one process and those it started use, from the first sample on; one thread samples, another may read."""
+    """Samples the memory of one process and its children; thread-safe."""
 
     def __init__(self, pid: int, *, root: Path = _ROOT, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begin with `pid`, whose control group's kills so far are not its own; `root` holds proc and sys."""
+        """Start with `pid`; earlier kills in its control group are not counted. `root` contains proc and sys."""
         self._pid, self._root, self._clock = pid, root, clock
         self._rss_bytes = dict[int, int]()
         self._limit_bytes: int | None = None
@@ -50,7 +50,7 @@ class MemoryWatch:
         self.sample()
 
     def sample(self) -> None:
-        """Look once; a process that is gone leaves what was seen before."""
+        """Take one sample; a process that has ended keeps its last values."""
         peaks = {pid: peak_rss_bytes(pid, root=self._root) for pid in (self._pid, *_children(self._pid, self._root))}
         limit, counter = memory_limit_bytes(self._pid, root=self._root), _counter(self._pid, self._root)
         with self._lock:
@@ -62,7 +62,7 @@ class MemoryWatch:
                 self._count(counter)
 
     def reading(self) -> MemoryReading:
-        """Return what is known; ask once the process has ended, so that its own kill is counted."""
+        """Return the totals; call it after the process has ended, so that its own kill is counted."""
         with self._lock:
             kills = _read_count(self._counter)
             self._forget(self._clock() - _DYING_SECONDS)
@@ -82,7 +82,7 @@ class MemoryWatch:
         self._forget(now - _DYING_SECONDS)
 
     def _forget(self, before: float) -> None:
-        # The newest count that is old enough is the one to compare with; those older than it tell nothing more.
+        # The newest count that is old enough is the baseline; older ones are not needed.
         while len(self._counted) > 1 and self._counted[1][0] <= before:
             self._counted.popleft()
 
@@ -106,13 +106,13 @@ def sampling(watch: MemoryWatch, *, every_seconds: float = 1.0) -> Iterator[None
 
 
 def peak_rss_bytes(pid: int, *, root: Path = _ROOT) -> int | None:
-    """Return the greatest resident size `pid` ever had; where the kernel does not keep it, its size now."""
+    """Return the peak resident size of `pid`, or its present size where the kernel keeps no peak."""
     status = _text(root / "proc" / str(pid) / "status")
     for line in status.splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
     if status:
-        return None  # a zombie: it has no memory any more
+        return None  # a zombie has no memory
     try:
         return int(psutil.Process(pid).memory_info().rss) if root == _ROOT else None
     except psutil.Error:
@@ -120,32 +120,24 @@ def peak_rss_bytes(pid: int, *, root: Path = _ROOT) -> int | None:
 
 
 def memory_limit_bytes(pid: int, *, root: Path = _ROOT) -> int | None:
-    """Return the tightest of its control groups' limits, its address space limit and the machine's memory."""
-    limits = [_address_space_limit(pid, root), _physical_bytes(root)]
-    for mount, folder in _control_groups(pid, root):
-        for ancestor in (folder, *folder.parents):
-            limits += [_number(_text(ancestor / name)) for name in _LIMITS]
-            if ancestor == mount:
-                break
+    """Return the smallest of the control groups' limits, the address space limit and the machine's memory."""
+    limits = [_address_space_limit(pid, root), _meminfo_bytes("MemTotal:", root)]
+    limits += [_number(_text(folder / name)) for folder in _group_folders(pid, root) for name in _LIMITS]
     return min((limit for limit in limits if limit is not None), default=None)
 
 
 def available_memory_bytes(pid: int, *, root: Path = _ROOT) -> int | None:
-    """Return what a child of `pid` could take now: of the machine, and under the limit of each of its control groups.
+    """Return what a child of `pid` could allocate now, limited by the machine and by each of its control groups.
 
-    What a group uses already counts against its limit, pages of files the kernel would give up for it do not.
+    Reclaimable file pages in a group do not count as used.
     """
     rooms = [_meminfo_bytes("MemAvailable:", root), _address_space_limit(pid, root)]
-    for mount, folder in _control_groups(pid, root):
-        for ancestor in (folder, *folder.parents):
-            rooms += [_room(ancestor, name) for name in _LIMITS]
-            if ancestor == mount:
-                break
+    rooms += [_room(folder, name) for folder in _group_folders(pid, root) for name in _LIMITS]
     return min((room for room in rooms if room is not None), default=None)
 
 
 def oom_kill_count(pid: int, *, root: Path = _ROOT) -> int:
-    """Return how many processes of the control group of `pid` the kernel has killed for memory since it was made."""
+    """Return how many processes of the control group of `pid` the kernel has killed for memory so far."""
     return _read_count(_counter(pid, root))
 
 
@@ -155,7 +147,7 @@ def _children(pid: int, root: Path) -> list[int]:
 
 
 def _control_groups(pid: int, root: Path) -> list[tuple[Path, Path]]:
-    """Mount point and folder of each control group of `pid` that can limit memory."""
+    """Mount point and folder of each control group that can limit the memory of `pid`."""
     found = []
     for line in _text(root / "proc" / str(pid) / "cgroup").splitlines():
         hierarchy, _, rest = line.partition(":")
@@ -167,8 +159,15 @@ def _control_groups(pid: int, root: Path) -> list[tuple[Path, Path]]:
     return found
 
 
+def _group_folders(pid: int, root: Path) -> Iterator[Path]:
+    """The folders of the control groups of `pid` and of their ancestors, up to the mount points."""
+    for mount, folder in _control_groups(pid, root):
+        yield folder
+        yield from (ancestor for ancestor in folder.parents if ancestor.is_relative_to(mount))
+
+
 def _inside(mount: Path, path: str) -> tuple[Path, Path]:
-    # A container may see its own group as the mount itself, while the path still is the host's.
+    # In a container the mount itself may be its group, while the path is still the host's.
     folder = mount.joinpath(*PurePosixPath(path).parts[1:])
     return (mount, mount) if ".." in path or not folder.is_dir() else (mount, folder)
 
@@ -199,10 +198,6 @@ def _room(folder: Path, name: str) -> int | None:
     sizes = {words[0]: _number(words[1]) or 0 for words in fields if len(words) == 2}
     reusable = next((sizes[key] for key in reversed(_REUSABLE) if key in sizes), 0)
     return max(0, limit - max(0, used - reusable))
-
-
-def _physical_bytes(root: Path) -> int | None:
-    return _meminfo_bytes("MemTotal:", root)
 
 
 def _meminfo_bytes(name: str, root: Path) -> int | None:

@@ -1,7 +1,4 @@
-"""Where this machine keeps what is only a convenience: downloaded shards, spools, the trainer's stderr.
-
-Owns the path. Losing it loses nothing.
-"""
+"""This machine's work folder for caches, spools and the trainers' stderr; it can be deleted at any time."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,5 +13,5 @@ def work_folder(environment: Mapping[str, str]) -> Path:
 
 
 def trainer_folder(environment: Mapping[str, str], run_id: str) -> Path:
-    """Return the folder of a run's spools and of what its trainers wrote to stderr."""
+    """Return the folder of a run's spools and its trainers' stderr."""
     return work_folder(environment) / "work" / run_id

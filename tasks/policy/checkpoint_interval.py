@@ -1,11 +1,8 @@
-"""How often to commit: two formulas, and the simulation asked at many intervals.
+"""How often to commit: the formulas of Young and Daly, beside a simulation of many intervals.
 
-Young, "A first order approximation to the optimum checkpoint interval" (CACM 17, 1974): sqrt(2 C M) seconds of training
-between commits, C what a commit costs, M the mean time between failures. Daly, "A higher order estimate of the optimum
-checkpoint interval for restart dumps" (FGCS 22, 2006), equation 37, carries the series two terms further and gives M
-where a commit costs more than 2 M. M counts failures that lose work: not those that a notice announces in good time.
-
-Refuses to know what a run's policy is: the interval that loses least does not depend on it.
+Young (CACM 17, 1974): sqrt(2 C M) seconds of training between commits, with C the cost of a commit and M the mean time
+between failures that lose work. Daly (FGCS 22, 2006, equation 37) carries the series two terms further and gives M if a
+commit costs more than 2 M. The interval that loses least does not depend on the retry policy.
 """
 
 import math
@@ -22,12 +19,12 @@ _STEPS_PER_DOUBLING = 3
 _DOUBLINGS = 2
 _FAILURES_PER_SEED = 200
 _ENOUGH_ATTEMPTS = 2_000
-"""After so many the lost share is known well enough, whether or not the run would ever end."""
+"""After this many attempts the lost share is precise enough, whether or not the run ends."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IntervalLoss:
-    """Committing every `every_steps` steps keeps `lost_share` of the wall time from being useful, over all seeds."""
+    """The share of wall time that is not useful with a commit every `every_steps` steps, averaged over all seeds."""
 
     every_steps: int
     seconds: float
@@ -36,9 +33,9 @@ class IntervalLoss:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IntervalComparison:
-    """The interval a run has beside what the formulas say and what the simulation finds; `sweep` is in ascending steps.
+    """A run's own interval beside the formulas' and the simulation's best; `sweep` is in ascending steps.
 
-    `young`, `daly` and `simulated` are None where nothing that loses work ever happens.
+    `young`, `daly` and `simulated` are None if no failure ever loses work.
     """
 
     present: IntervalLoss
@@ -54,7 +51,7 @@ def young_seconds(checkpoint_seconds: float, between_failures_seconds: float) ->
 
 
 def daly_seconds(checkpoint_seconds: float, between_failures_seconds: float) -> float:
-    """Return Daly's interval: seconds of training between commits, the commit itself not counted."""
+    """Return Daly's interval: seconds of training between commits, without the commit itself."""
     if checkpoint_seconds >= 2 * between_failures_seconds:
         return between_failures_seconds
     ratio = checkpoint_seconds / (2 * between_failures_seconds)
@@ -63,14 +60,14 @@ def daly_seconds(checkpoint_seconds: float, between_failures_seconds: float) -> 
 
 
 def lost_share(plan: SimulationPlan, trace: FailureTrace, seeds: Sequence[int]) -> float:
-    """Return the share of the wall time that is not useful, a mean over runs of drawn failures that never give up."""
+    """Return the mean share of wall time that is not useful, over runs with drawn failures that always resume."""
     return sum(_lost_share(plan, trace.drawn(random.Random(seed))) for seed in seeds) / len(seeds)
 
 
 def compare_intervals(plan: SimulationPlan, trace: FailureTrace, seeds: Sequence[int]) -> IntervalComparison:
-    """Return the plan's own interval, both formulas' and the best of a sweep around them, all on the same failures.
+    """Return the plan's own interval, both formulas' and the best of a sweep around them, on the same failures.
 
-    A run too short for chance to even out is made longer: what counts is the share that is lost in the long run.
+    A short run is lengthened until chance evens out, because the long-run share is wanted.
     """
     announced = frozenset({TerminationReason.PREEMPTED}) if plan.notice_saves_all else frozenset()
     between = trace.mean_device_seconds(without=announced) / plan.devices
@@ -100,7 +97,7 @@ def compare_intervals(plan: SimulationPlan, trace: FailureTrace, seeds: Sequence
 
 
 def _lost_share(plan: SimulationPlan, failures: Iterator[TraceFailure]) -> float:
-    """What `simulate` gives for a policy that always resumes, without its receipts: they are most of its work."""
+    """The result of `simulate` with a policy that always resumes, without the costly receipts."""
     step, wall_seconds, restart_seconds = 0, 0.0, 0.0
     for event in islice(chain(failures, repeat(None)), _ENOUGH_ATTEMPTS):
         seconds = event.after_device_seconds / plan.devices if event else math.inf
@@ -117,7 +114,7 @@ def _lost_share(plan: SimulationPlan, failures: Iterator[TraceFailure]) -> float
 
 
 def _around(seconds: float, plan: SimulationPlan) -> list[int]:
-    """Steps from a quarter to four times of `seconds`, evenly spaced on a logarithmic scale."""
+    """Steps from a quarter to four times `seconds`, on a logarithmic scale."""
     most = _DOUBLINGS * _STEPS_PER_DOUBLING
     return sorted({_steps(seconds * 2 ** (n / _STEPS_PER_DOUBLING), plan) for n in range(-most, most + 1)})
 

@@ -1,7 +1,6 @@
-"""What can be measured on a loss curve: its level now, its best before, its noise, its spikes.
+"""Robust statistics of a loss curve: level, best level, noise and spikes, by medians and median absolute deviations.
 
-Owns the robust statistics: medians and median absolute deviations (Huber, Robust Statistics, 1981), which single wild
-steps do not move. Bounded work: a million steps are some blocks of medians. Refuses to say what is good or bad.
+Source: Huber, Robust Statistics, 1981. The work is bounded: a million steps become some blocks of medians.
 """
 
 from collections.abc import Sequence
@@ -17,17 +16,17 @@ _WINDOW_SHARE = 10
 _SPIKE_WINDOW = 16
 _SPIKES_LOOK_BACK, _MOST_LOOK_BACK = 500, 10_000
 _NORMAL = 1.4826
-"""The median absolute deviation of a normal distribution is its standard deviation divided by this."""
+"""Standard deviation of a normal distribution over its median absolute deviation."""
 _MEDIAN_ERROR = 1.2533
-"""The standard error of a median is the mean's times the square root of pi / 2."""
+"""Standard error of a median over the mean's: the square root of pi / 2."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curve:
-    """A run's curve up to a step: one train loss a step, in nats per token, and the held-out losses there are.
+    """A run's curve up to a step: one train loss per step and the held-out losses so far, in nats per token.
 
-    `steps`, `train_losses` and, unless empty, `grad_norms` (None where not known) and `learning_rates` are equally
-    long, in step order; `val` is pairs of step and loss in step order. `vocab_size` 0 means not known.
+    `steps`, `train_losses` and, unless empty, `grad_norms` (None if unknown) and `learning_rates` are equally long;
+    `val` is pairs of step and loss. All are in step order. `vocab_size` 0 means unknown.
     """
 
     steps: Sequence[int]
@@ -39,7 +38,7 @@ class Curve:
     total_steps: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse columns that do not fit together."""
+        """Refuse columns of different lengths."""
         for name, column in (("grad_norms", self.grad_norms), ("learning_rates", self.learning_rates)):
             if len(column) not in (0, len(self.steps)):
                 raise ValueError(f"{name}: {len(column)} values, must be none or {len(self.steps)} as steps")
@@ -49,7 +48,7 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Level:
-    """The median loss of the newest steps, of the best stretch before them, and how far such medians err."""
+    """The median loss of the newest window, of the best window before it, and the standard error of such medians."""
 
     now: float
     window_steps: int
@@ -60,7 +59,7 @@ class Level:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spikes:
-    """Steps far above the median of the steps before them, and the noise they were held against."""
+    """Steps far above the median of the steps before them, and the noise they are compared with."""
 
     count: int
     looked_back_steps: int
@@ -71,12 +70,12 @@ class Spikes:
 
 
 def window_of(count: int) -> int:
-    """Return over how many steps a level is taken in a curve of `count` steps."""
+    """Return the window of a level, in steps, for a curve of `count` steps."""
     return int(np.clip(count // _WINDOW_SHARE, SMALLEST_WINDOW, LARGEST_WINDOW))
 
 
 def level_of(steps: Sequence[int], losses: Floats) -> Level:
-    """Return level now and best level before, over windows counted back from the newest step; needs two windows."""
+    """Return the level now and the best one before, over windows counted back from the newest step; needs two."""
     window = window_of(len(losses))
     blocks = losses[len(losses) % window :].reshape(-1, window)  # (blocks, window), the newest last
     medians = np.median(blocks, axis=1)
@@ -93,13 +92,13 @@ def level_of(steps: Sequence[int], losses: Floats) -> Level:
 
 
 def levels_at(curve: Curve, losses: Floats, steps: Sequence[int]) -> tuple[float, ...]:
-    """Return the median losses of the windows that end at these steps, each as `level_of` would have seen it then."""
+    """Return the median losses of the windows that end at these steps."""
     ends = np.searchsorted(np.asarray(curve.steps), np.asarray(steps), side="right").tolist()
     return tuple(float(np.median(losses[max(0, end - window_of(end)) : end])) for end in ends)
 
 
 def spikes_of(curve: Curve, losses: Floats, *, sigmas: float, share: float) -> Spikes:
-    """Return the steps that rise by `sigmas` of noise and by `share` of the level over the median of those before."""
+    """Return the steps that rise by `sigmas` of noise and by `share` of the level over the median before them."""
     count = len(losses)
     looked_back = min(max(count // 2, _SPIKES_LOOK_BACK), _MOST_LOOK_BACK, count - _SPIKE_WINDOW)
     if looked_back < 1:
@@ -124,17 +123,17 @@ def spikes_of(curve: Curve, losses: Floats, *, sigmas: float, share: float) -> S
 
 
 def deviation(values: Floats) -> float:
-    """Return the standard deviation as the median absolute deviation tells it."""
+    """Return the standard deviation, estimated from the median absolute deviation."""
     return float(_NORMAL * np.median(np.abs(values - np.median(values))))
 
 
 def _runs(found: NDArray[np.intp]) -> int:
-    """Count spikes: steps that follow each other within a window are one."""
+    # Steps within one window of each other are one spike.
     return int(1 + np.count_nonzero(np.diff(found) > _SPIKE_WINDOW))
 
 
 def _grad_ratio(curve: Curve, index: int) -> float:
-    """Return the gradient norm of one step over the median of those around it, 0 where it is not known."""
+    """Gradient norm of one step over the median around it; 0 if unknown."""
     around = curve.grad_norms[max(0, index - LARGEST_WINDOW) : index + LARGEST_WINDOW]
     known = [norm for norm in around if norm is not None and np.isfinite(norm)]
     norm = curve.grad_norms[index] if curve.grad_norms else None

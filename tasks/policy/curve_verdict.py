@@ -1,10 +1,8 @@
-"""The verdict on a loss curve: healthy or not, the numbers that say so, and the usual cures. Pure.
+"""The verdict on a loss curve: a pure function to the worst rule that holds, its numbers, and the usual cures.
 
-Owns the rules and their order; the worst that holds is the verdict. Sources: spikes and their cure (go back, skip the
-batches) from PaLM, section 5.1 (Chowdhery et al. 2022); learning rates too high, warm-up and clipping from OPT-175B's
-logbook (Zhang et al. 2022, section 2.5) and GPT-3 (Brown et al. 2020, appendix B); a loss of ln(vocabulary) is that of
-a uniform guess, where nothing was learned; a held-out loss that rises while the train loss falls is overfitting
-(Prechelt, Early Stopping, 1998). Refuses to know the log, the store and what is done about a verdict.
+Sources: spikes and their cure (go back, skip the batches): PaLM, section 5.1 (Chowdhery et al. 2022). Learning rates,
+warm-up and clipping: OPT-175B, section 2.5 (Zhang et al. 2022), and GPT-3, appendix B (Brown et al. 2020). A loss of
+ln(vocabulary) is that of a uniform guess. Overfitting: Prechelt, Early Stopping, 1998.
 """
 
 import math
@@ -19,7 +17,7 @@ from tasks.policy.curve_statistics import Curve, Floats, Level, Spikes, level_of
 
 
 class VerdictKind(StrEnum):
-    """What a curve can look like."""
+    """The verdicts, by their stored words."""
 
     HEALTHY = "healthy"
     TOO_EARLY = "too-early"
@@ -32,15 +30,14 @@ class VerdictKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CurveRules:
-    """Thresholds. Losses are in nats per token; shares are of the loss itself.
+    """Thresholds; losses are in nats per token, shares are of the loss itself.
 
-    `rise_share`, `rise_errors`, `rise_nats`: above the best level by all three is diverging.
-    `guess_share`: above ln(vocabulary) by so much is worse than guessing; within `stuck_share` below it is stuck (the
-    frequencies of tokens alone bring text far below that). `spike_sigmas`, `spike_share`: one step over the median of
-    the 16 before it. `overfit_ratio`: held-out loss over train loss, for `overfit_evaluations`; or `overfit_gap` where
-    the held-out loss also lies above its own best by `overfit_rise`. `plateau_share`: improvement below this over
-    `plateau_evaluations` is none; `flat_share` the same of the train loss over the last two thirds of `flat_steps` and
-    more.
+    diverging: above the best level by `rise_share`, `rise_errors` and `rise_nats`, or above ln(vocabulary) by
+    `guess_share`. stuck: at most `stuck_share` below ln(vocabulary). spiking: a step over the median of the 16 before
+    it by `spike_sigmas` and `spike_share`. overfitting, for `overfit_evaluations`: held-out over train loss at least
+    `overfit_ratio`, or `overfit_gap` if the held-out loss is above its best by `overfit_rise`. plateau: improvement
+    below `plateau_share` over `plateau_evaluations`, or of the train loss below `flat_share` over two thirds of a run
+    of at least `flat_steps`.
     """
 
     fewest_steps: int = 10
@@ -67,7 +64,7 @@ CURES: Mapping[str, tuple[str, ...]] = {
     VerdictKind.TOO_EARLY: ("Wait for more steps.",),
     VerdictKind.PLATEAU: (
         "Let the learning rate fall: a lower training.min_lr or fewer training.steps.",
-        "If it was flat early on, lower training.lr: a rate that is too high learns token frequencies and no more.",
+        "If it was flat early on, lower training.lr: a rate that is too high learns only token frequencies.",
         "Make the model larger or bring more data; else stop here ([early_stop] patience).",
     ),
     VerdictKind.SPIKING: (
@@ -83,7 +80,7 @@ CURES: Mapping[str, tuple[str, ...]] = {
     VerdictKind.STUCK: (
         "Check that training.lr is not zero or tiny, and that warm-up is not longer than the run.",
         "Raise training.lr by steps of 3.",
-        "Check the data: text that is noise, or a tokenizer that does not belong to it, cannot be learned.",
+        "Check the data: noise, or text with the wrong tokenizer, cannot be learned.",
     ),
     VerdictKind.DIVERGING: (
         "Lower training.lr (try a tenth) and go back to a checkpoint before the rise.",
@@ -96,8 +93,8 @@ _MOST_VAL = 200
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Seen:
-    """What the rules go by."""
+class _Measured:
+    """Measurements that the rules share."""
 
     curve: Curve
     losses: Floats
@@ -109,7 +106,7 @@ class _Seen:
 
 
 def judge(curve: Curve, rules: CurveRules = _DEFAULT_RULES) -> CurveVerdict:
-    """Return the verdict on the curve; the worst rule that holds says why. Works on none to millions of steps."""
+    """Return the verdict on a curve of any length; the worst rule that holds gives the reason."""
     losses = np.asarray(curve.train_losses, dtype=np.float64)
     broken = np.flatnonzero(~np.isfinite(losses))
     if len(broken):
@@ -118,19 +115,19 @@ def judge(curve: Curve, rules: CurveRules = _DEFAULT_RULES) -> CurveVerdict:
     if len(losses) < rules.fewest_steps:
         why = f"{len(losses)} steps are on record; a verdict needs {rules.fewest_steps}"
         return _verdict(VerdictKind.TOO_EARLY, why, {"steps": len(losses)})
-    seen = _look(curve, losses, rules)
+    seen = _measure(curve, losses, rules)
     for rule in (_diverging, _stuck, _overfitting, _spiking, _plateau):
         for verdict in rule(seen, rules):
             return verdict
     return _verdict(VerdictKind.HEALTHY, _healthy_words(seen), _numbers(seen))
 
 
-def _look(curve: Curve, losses: Floats, rules: CurveRules) -> _Seen:
-    """Measure once; of the held-out losses the newest and the best count, from the first train loss on."""
+def _measure(curve: Curve, losses: Floats, rules: CurveRules) -> _Measured:
+    # Of many held-out losses, the newest and the best are kept.
     val = [(step, loss) for step, loss in curve.val if step >= curve.steps[0]]
     best = min(val[:-_MOST_VAL], key=lambda point: point[1], default=None)
     val = [*([best] if best else []), *val[-_MOST_VAL:]]
-    return _Seen(
+    return _Measured(
         curve=curve,
         losses=losses,
         level=level_of(curve.steps, losses),
@@ -141,7 +138,7 @@ def _look(curve: Curve, losses: Floats, rules: CurveRules) -> _Seen:
     )
 
 
-def _diverging(seen: _Seen, rules: CurveRules) -> Iterator[CurveVerdict]:
+def _diverging(seen: _Measured, rules: CurveRules) -> Iterator[CurveVerdict]:
     level, guess = seen.level, seen.uniform * (1 + rules.guess_share)
     if seen.val and not math.isfinite(seen.val[-1][1]):
         why = f"the val loss at step {seen.val[-1][0]} is not a number"
@@ -162,31 +159,31 @@ def _diverging(seen: _Seen, rules: CurveRules) -> Iterator[CurveVerdict]:
         yield _verdict(VerdictKind.DIVERGING, why, _numbers(seen))
 
 
-def _stuck(seen: _Seen, rules: CurveRules) -> Iterator[CurveVerdict]:
+def _stuck(seen: _Measured, rules: CurveRules) -> Iterator[CurveVerdict]:
     level, steps = seen.level, len(seen.losses)
     if not seen.uniform or level.now < seen.uniform * (1 - rules.stuck_share):
         return
     rate = seen.curve.learning_rates[-1] if seen.curve.learning_rates else None
-    said = "" if rate is None else f"; the learning rate is {rate:.3g}"
+    rate_words = "" if rate is None else f"; the learning rate is {rate:.3g}"
     near = (
         f"train loss {level.now:.2f} after {steps} steps is near ln({seen.curve.vocab_size}) = {seen.uniform:.2f} "
-        f"nats, the loss of a uniform guess{said}"
+        f"nats, the loss of a uniform guess{rate_words}"
     )
     if steps < rules.fewest_stuck_steps or _is_warming_up(seen.curve, level.window_steps):
-        yield _verdict(VerdictKind.TOO_EARLY, f"{near}; the warm-up is not over", _numbers(seen))
+        yield _verdict(VerdictKind.TOO_EARLY, f"{near}; warm-up is not over", _numbers(seen))
     else:
         yield _verdict(VerdictKind.STUCK, near, _numbers(seen))
 
 
 def _is_warming_up(curve: Curve, window_steps: int) -> bool:
-    """Whether the greatest learning rate came within the newest window, and was risen to."""
+    # The learning rate rose, and its maximum lies within the newest window.
     if not curve.learning_rates:
         return False
     rates = np.asarray(curve.learning_rates)
     return bool(rates[-1] > rates[0]) and len(rates) - int(np.argmax(rates)) <= window_steps
 
 
-def _overfitting(seen: _Seen, rules: CurveRules) -> Iterator[CurveVerdict]:
+def _overfitting(seen: _Measured, rules: CurveRules) -> Iterator[CurveVerdict]:
     count, val = rules.overfit_evaluations, [loss for _, loss in seen.val]
     if len(val) <= count:
         return
@@ -204,7 +201,7 @@ def _overfitting(seen: _Seen, rules: CurveRules) -> Iterator[CurveVerdict]:
         yield _verdict(VerdictKind.OVERFITTING, why, _numbers(seen))
 
 
-def _spiking(seen: _Seen, rules: CurveRules) -> Iterator[CurveVerdict]:
+def _spiking(seen: _Measured, rules: CurveRules) -> Iterator[CurveVerdict]:
     spikes = seen.spikes
     if not spikes.count:
         return
@@ -218,7 +215,7 @@ def _spiking(seen: _Seen, rules: CurveRules) -> Iterator[CurveVerdict]:
     yield _verdict(VerdictKind.SPIKING, why, _numbers(seen))
 
 
-def _plateau(seen: _Seen, rules: CurveRules) -> Iterator[CurveVerdict]:
+def _plateau(seen: _Measured, rules: CurveRules) -> Iterator[CurveVerdict]:
     yield from _flat_train_loss(seen, rules)
     count, val = rules.plateau_evaluations, [loss for _, loss in seen.val]
     if len(val) <= count:
@@ -232,7 +229,7 @@ def _plateau(seen: _Seen, rules: CurveRules) -> Iterator[CurveVerdict]:
         yield _verdict(VerdictKind.PLATEAU, why, _numbers(seen))
 
 
-def _flat_train_loss(seen: _Seen, rules: CurveRules) -> Iterator[CurveVerdict]:
+def _flat_train_loss(seen: _Measured, rules: CurveRules) -> Iterator[CurveVerdict]:
     if len(seen.losses) < rules.flat_steps:
         return
     step = int(seen.curve.steps[len(seen.losses) // 3])
@@ -245,7 +242,7 @@ def _flat_train_loss(seen: _Seen, rules: CurveRules) -> Iterator[CurveVerdict]:
         yield _verdict(VerdictKind.PLATEAU, why, _numbers(seen))
 
 
-def _healthy_words(seen: _Seen) -> str:
+def _healthy_words(seen: _Measured) -> str:
     level = seen.level
     fell = f"train loss {level.now:.2f} (median of the last {level.window_steps} steps), best before {level.best:.2f}"
     if not seen.val:
@@ -254,7 +251,7 @@ def _healthy_words(seen: _Seen) -> str:
     return f"{fell}; val loss {loss:.2f} is {loss / max(train, 1e-9):.2f} × train loss {train:.2f}"
 
 
-def _numbers(seen: _Seen) -> dict[str, float]:
+def _numbers(seen: _Measured) -> dict[str, float]:
     level, spikes = seen.level, seen.spikes
     numbers = {
         "steps": len(seen.losses),

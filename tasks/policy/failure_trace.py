@@ -1,20 +1,15 @@
-"""What goes wrong, how often, in which order: the material of a simulation.
+"""Failure traces for the simulation: rates per device and day, or what a run's receipts recorded and its rates.
 
-A trace is rates (failures of one reason per device and day) or what a run's receipts recorded, and after those the
-rates they show. A file of rates is TOML or JSON with these keys and no others:
+A trace file is TOML or JSON with these keys and no others:
 
     source = "our cluster, last quarter"     # optional, shown to people
     [per_device_day]                          # reason = failures of one device in one day
     preempted = 2e-4
     lost = 5e-4
 
-The trace built in is "The Llama 3 Herd of Models" (Meta, 2024, arXiv:2407.21783), table 5: 419 unexpected interruptions
-of 16,384 GPUs in 54 days, by cause. What each would look like to `failures.classify` is our reading: unplanned host
-maintenance comes with a notice (preempted), the collectives' watchdog sees a hang (hung), corrupted data shows in the
-loss (diverged), a disk takes the store away (storage), all else takes the process with it (lost). That includes the 54
-software bugs: their automation restarted them. A bug that returns needs a person; add `error` to see a policy stop.
-
-Refuses to know policies, clocks and files: text and a generator come in, values go out.
+The built-in trace is table 5 of "The Llama 3 Herd of Models" (Meta, 2024, arXiv:2407.21783): 419 unexpected
+interruptions of 16,384 GPUs in 54 days. The mapping of its causes to reasons is ours: unplanned host maintenance is
+preempted, the collectives' watchdog is hung, corrupted data is diverged, a disk is storage, everything else is lost.
 """
 
 import json
@@ -50,10 +45,10 @@ class InvalidTrace(TaskError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TraceFailure:
-    """The end of one attempt, `after_device_seconds` from its beginning; one that finishes earlier never meets it.
+    """The failure of one attempt, `after_device_seconds` from its start.
 
-    None for `quarantined_samples` means as many as the reason usually costs; `fingerprint` is empty where the reason is
-    all that is known.
+    `quarantined_samples` None means the usual number for the reason; an empty `fingerprint` means that only the reason
+    is known.
     """
 
     reason: TerminationReason
@@ -64,7 +59,7 @@ class TraceFailure:
     repaired_objects: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse ends that are no failures and times before the beginning."""
+        """Refuse reasons that are not failures and negative times."""
         if self.reason in _NO_FAILURES:
             raise InvalidTrace(f"reason {self.reason}: must be a failure")
         if not self.after_device_seconds >= 0:
@@ -79,7 +74,7 @@ class FailureRate:
     per_device_day: float
 
     def __post_init__(self) -> None:
-        """Refuse reasons that are no failures and rates below nothing."""
+        """Refuse reasons that are not failures and negative or infinite rates."""
         if self.reason in _NO_FAILURES:
             raise InvalidTrace(f"per_device_day.{self.reason}: must be a failure, not another way to end")
         if not 0 <= self.per_device_day < float("inf"):
@@ -88,18 +83,18 @@ class FailureRate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FailureTrace:
-    """Failures as they were recorded, in order, then drawn without memory at these rates; `source` is for people."""
+    """Recorded failures in order, then failures drawn at these rates; `source` describes the trace."""
 
     source: str
     rates: tuple[FailureRate, ...]
     recorded: tuple[TraceFailure, ...] = ()
 
     def failures(self, generator: random.Random) -> Iterator[TraceFailure]:
-        """Yield the failure of each attempt in turn; ends only where the rates are zero."""
+        """Yield the failure of each attempt; ends only if the rates are zero."""
         return chain(self.recorded, self.drawn(generator))
 
     def drawn(self, generator: random.Random) -> Iterator[TraceFailure]:
-        """Yield failures by rates alone: exponential in device time, reasons in proportion."""
+        """Yield failures by rates alone: exponential in device time, reasons in proportion to their rates."""
         reasons = tuple(rate.reason for rate in self.rates)
         ladder = tuple(accumulate(rate.per_device_day for rate in self.rates))
         if not ladder or ladder[-1] <= 0:
@@ -107,13 +102,10 @@ class FailureTrace:
         per_second = ladder[-1] / DAY_SECONDS
         while True:
             after = generator.expovariate(per_second)
-            yield TraceFailure(
-                reason=generator.choices(reasons, cum_weights=ladder)[0],
-                after_device_seconds=after,
-            )
+            yield TraceFailure(reason=generator.choices(reasons, cum_weights=ladder)[0], after_device_seconds=after)
 
     def mean_device_seconds(self, *, without: frozenset[TerminationReason] = frozenset()) -> float:
-        """Return the mean device time between failures by rates, those of `without` not counted; may be infinite."""
+        """Return the mean device time between failures by rates, except reasons in `without`; may be infinite."""
         per_day = sum(rate.per_device_day for rate in self.rates if rate.reason not in without)
         return DAY_SECONDS / per_day if per_day > 0 else float("inf")
 
@@ -135,7 +127,7 @@ def published_trace() -> FailureTrace:
 
 
 def parse_trace(text: str, *, name: str) -> FailureTrace:
-    """Return the trace in a TOML or JSON text; raises `InvalidTrace` with one line for each broken rule."""
+    """Return the trace in a TOML or JSON text; raises `InvalidTrace` with one line per broken rule."""
     try:
         document = json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text)
         read = _TraceFile.model_validate(document)
@@ -149,10 +141,10 @@ def parse_trace(text: str, *, name: str) -> FailureTrace:
 
 
 def recorded_trace(state: RunState, *, restart_device_seconds: float = 0.0) -> FailureTrace:
-    """Return what a run's receipts show: how each attempt ended and after how much device time, and the rates of that.
+    """Return the failures in a run's receipts and their rates; completed, fenced and cancelled are not failures.
 
-    A person's stop, a fencing and the end are no failures. Receipts count from the trainer's first step; here an
-    attempt begins with its restart, so that of every attempt but the first is added.
+    Receipts count from the trainer's first step. In a simulation an attempt begins with its restart, so
+    `restart_device_seconds` is added to every attempt except the first.
     """
     ended = [attempt for attempt in state.attempts if attempt.ended is not None]
     failed = [attempt for attempt in ended if _reason(attempt) not in _NO_FAILURES]
@@ -184,7 +176,7 @@ def _recorded(state: RunState, attempt: AttemptRecord, restart_device_seconds: f
 
 
 def _device_seconds(state: RunState, attempt: AttemptRecord, restart_device_seconds: float) -> float:
-    """How long it was exposed to failures; of an open attempt only as far as its commits tell."""
+    """Device time exposed to failures; for an open attempt, up to its last commit."""
     number = attempt.started.attempt
     committed = (item.committed.gpu_seconds for item in state.checkpoints if item.committed.attempt == number)
     used = attempt.ended.gpu_seconds if attempt.ended else max(committed, default=0.0)
@@ -192,6 +184,6 @@ def _device_seconds(state: RunState, attempt: AttemptRecord, restart_device_seco
 
 
 def _reason(attempt: AttemptRecord) -> TerminationReason:
-    """What ended it; a reason of a newer version counts as one nobody can retry."""
-    told = attempt.ended.reason if attempt.ended else ""
-    return TerminationReason(told) if told in set(TerminationReason) else TerminationReason.ERROR
+    reason = attempt.ended.reason if attempt.ended else ""
+    # A reason of a newer version is treated as one that is never retried.
+    return TerminationReason(reason) if reason in set(TerminationReason) else TerminationReason.ERROR

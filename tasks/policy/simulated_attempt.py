@@ -1,10 +1,7 @@
-"""One attempt as a calculation: how far it comes until its failure, and what its time goes to.
+"""One simulated attempt in closed form: how far it gets before its failure, and where its time goes.
 
-The model: a step and a commit take fixed times; training stands still for a commit's `checkpoint_seconds`, and what a
-commit holds counts from its end. A preemption comes with a notice: the step under way is finished and committed if
-`grace_seconds` allow. Closed form, so that a million steps take as long as one.
-
-Refuses to know reasons, policies and what comes after.
+A step and a commit take fixed times, and training stands still during a commit. A preemption comes with a notice: the
+current step is finished and committed if `grace_seconds` allow it.
 """
 
 import math
@@ -13,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulationPlan:
-    """What is trained, on how much, and how long each thing takes."""
+    """What is trained, on how many devices, and how long each part takes."""
 
     total_steps: int
     devices: int
@@ -26,7 +23,7 @@ class SimulationPlan:
     global_batch: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse sizes and times that cannot be."""
+        """Refuse sizes and times out of range."""
         for name in ("total_steps", "devices", "every_steps", "micro_batch", "global_batch", "step_seconds"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)}: must be above 0")
@@ -36,13 +33,13 @@ class SimulationPlan:
 
     @property
     def notice_saves_all(self) -> bool:
-        """Whether the grace period always suffices to finish a step and commit it."""
+        """Whether the grace period is always long enough to finish a step and commit it."""
         return self.grace_seconds >= self.step_seconds + self.checkpoint_seconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stretch:
-    """How far one attempt came and what its time went to, in seconds of wall time."""
+    """How far one attempt got and where its wall time went, in seconds."""
 
     committed_step: int
     last_step: int
@@ -55,7 +52,7 @@ class Stretch:
 def train_until(
     plan: SimulationPlan, *, first_step: int, restart_seconds: float, failure_seconds: float, is_announced: bool
 ) -> Stretch:
-    """Return what an attempt does from `first_step` until `failure_seconds` after its beginning, or the run's end."""
+    """Return an attempt from `first_step` until `failure_seconds` after its start, or until the run's end."""
     if failure_seconds < restart_seconds:
         return _stretch(first_step, first_step, 0, failure_seconds, 0.0, False)
     every, last = plan.every_steps, plan.total_steps
@@ -75,7 +72,7 @@ def train_until(
 def _ended(
     plan: SimulationPlan, step: int, commits: int, restart_seconds: float, since: float, is_announced: bool
 ) -> Stretch:
-    """The last part of an attempt: `since` seconds after its last commit it fails, or is told that it will."""
+    """The part after the last commit: `since` seconds later it fails, or gets a notice."""
     boundary = min(plan.total_steps, (step // plan.every_steps + 1) * plan.every_steps)
     if is_announced:
         reached = min(step + math.ceil(since / plan.step_seconds), boundary)

@@ -1,19 +1,14 @@
-"""A run through its failures on a clock that is not the wall's: what a policy makes of them, and what that costs.
+"""Simulation of a run through a sequence of failures under a retry policy, on a simulated clock.
 
-Event by event, never step by step: a run of months takes as long as it has failures. What follows a failure is decided
-by the policy over a growing `RunState` of receipts, as in a real run: for budgets that is `budgets.decide` itself.
-
-From a failure to the first step of the next attempt (noticed, claimed, loaded) it takes `restart_seconds`, in which the
-next failure may come. Failures come after device time, whatever the policy: one that a remedy would have prevented for
-ever is not prevented here, and one that would return without its remedy does not; that flatters a plain retry count.
-
-Refuses to know stores, files and randomness: failures come in as values.
+It advances from failure to failure, never step by step. What follows a failure is decided on a growing `RunState` of
+receipts, for budgets by the real `budgets.decide`. A restart takes `restart_seconds`, in which the next failure may
+come. Failures do not depend on the policy: a remedy neither prevents a later failure nor does its absence repeat one.
 """
 
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
@@ -40,26 +35,26 @@ _DATA_REASONS = frozenset({TerminationReason.BAD_DATA, TerminationReason.DIVERGE
 
 
 class Policy(Protocol):
-    """What follows the end of the open attempt of `state`; `budgets.decide` with its budgets is one."""
+    """Decides what follows the end of the open attempt of `state`."""
 
-    def __call__(self, state: RunState, failure: Failure, setback: FailureImpact) -> Decision:
-        """Return what is done next."""
+    def __call__(self, state: RunState, failure: Failure, impact: FailureImpact) -> Decision:
+        """Return the decision."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulatedRun:
-    """How a run ended under a policy, and where its time went; `state` holds every receipt with its decision."""
+    """How a run ended under a policy and where its time went; `state` has every receipt with its decision."""
 
     plan: SimulationPlan
-    state: RunState
-    step: int
-    commits: int
-    restart_seconds: float
-    lost_seconds: float
-    waiting_seconds: float
-    is_finished: bool
-    stopped_by: str | None
+    state: RunState = field(default_factory=RunState)
+    step: int = 0
+    commits: int = 0
+    restart_seconds: float = 0.0
+    lost_seconds: float = 0.0
+    waiting_seconds: float = 0.0
+    is_finished: bool = False
+    stopped_by: str | None = None
 
     @property
     def useful_seconds(self) -> float:
@@ -68,28 +63,28 @@ class SimulatedRun:
 
     @property
     def checkpoint_seconds(self) -> float:
-        """Wall seconds for which training stood still for commits."""
+        """Wall seconds in which training stood still for commits."""
         return self.commits * self.plan.checkpoint_seconds
 
     @property
     def wall_seconds(self) -> float:
-        """From the first step to the end."""
+        """Wall seconds from the first step to the end."""
         spent = self.useful_seconds + self.checkpoint_seconds + self.restart_seconds
         return spent + self.lost_seconds + self.waiting_seconds
 
     @property
     def goodput(self) -> float:
-        """Useful share of the wall time, 0 for a run that never began."""
+        """Useful share of the wall time; 0 for a run that never started."""
         return self.useful_seconds / self.wall_seconds if self.wall_seconds else 0.0
 
     @property
     def wasted_gpu_hours(self) -> float:
-        """Device-hours between a last commit and the failure after it: what the receipts call wasted."""
+        """Device-hours between a last commit and the failure after it."""
         return self.lost_seconds * self.plan.devices / 3600
 
     @property
     def retries(self) -> Mapping[str, int]:
-        """Reason → how many attempts it ended that were followed by another."""
+        """Reason → number of attempts that it ended and another one followed."""
         ended = (attempt.ended for attempt in self.state.attempts)
         return Counter(
             receipt.reason for receipt in ended if receipt and receipt.decision.action == DecisionAction.RESUME
@@ -97,35 +92,33 @@ class SimulatedRun:
 
 
 def budget_policy(budgets: BudgetsConfig) -> Policy:
-    """Return the policy of a real run with these budgets; waits are as long as their jitter makes them on average."""
+    """Return the policy of a real run with these budgets, with delays of average jitter."""
 
-    def policy(state: RunState, failure: Failure, setback: FailureImpact) -> Decision:
-        return decide(budgets, state, failure, setback, jitter=_MEAN_JITTER)
+    def policy(state: RunState, failure: Failure, impact: FailureImpact) -> Decision:
+        return decide(budgets, state, failure, impact, jitter=_MEAN_JITTER)
 
     return policy
 
 
 def plain_retries(most: int) -> Policy:
-    """Return what an orchestrator's retry counter does: so many tries more in all, whatever happened."""
+    """Return the policy of a plain retry counter: at most `most` retries in total, for any reason."""
 
-    def policy(state: RunState, failure: Failure, setback: FailureImpact) -> Decision:
+    def policy(state: RunState, failure: Failure, impact: FailureImpact) -> Decision:
         if len(state.attempts) > most:
-            return Decision(
-                action=DecisionAction.STOP, reason=f"{failure.reason} after {most} retries of whatever reason"
-            )
+            return Decision(action=DecisionAction.STOP, reason=f"{failure.reason} after {most} retries for any reason")
         return Decision(action=DecisionAction.RESUME, reason=f"retry {len(state.attempts)} of {most}")
 
     return policy
 
 
-def never_give_up(state: RunState, failure: Failure, setback: FailureImpact) -> Decision:
-    """Resume after everything: for measuring what the interval alone costs."""
+def never_give_up(state: RunState, failure: Failure, impact: FailureImpact) -> Decision:
+    """Always resume, to measure the cost of the interval alone."""
     return Decision(action=DecisionAction.RESUME, reason="always")
 
 
 def simulate(plan: SimulationPlan, failures: Iterable[TraceFailure], policy: Policy) -> SimulatedRun:
-    """Return the run's end: finished, stopped by the policy, or cut off after `MOST_ATTEMPTS`."""
-    run = _begun(plan)
+    """Return the run at its end: finished, stopped by the policy, or cut off after `MOST_ATTEMPTS`."""
+    run = SimulatedRun(plan=plan)
     sequence = iter(failures)
     while len(run.state.attempts) < MOST_ATTEMPTS:
         event = next(sequence, None)
@@ -141,22 +134,7 @@ def simulate(plan: SimulationPlan, failures: Iterable[TraceFailure], policy: Pol
     return replace(run, stopped_by=f"cut off after {MOST_ATTEMPTS:,} attempts")
 
 
-def _begun(plan: SimulationPlan) -> SimulatedRun:
-    return SimulatedRun(
-        plan=plan,
-        state=RunState(),
-        step=0,
-        commits=0,
-        restart_seconds=0.0,
-        lost_seconds=0.0,
-        waiting_seconds=0.0,
-        is_finished=False,
-        stopped_by=None,
-    )
-
-
 def _after(run: SimulatedRun, stretch: Stretch, event: TraceFailure | None, policy: Policy) -> SimulatedRun:
-    """The run with one attempt more, its receipt and what was decided on it."""
     spent = replace(
         run,
         step=stretch.committed_step,
@@ -170,11 +148,11 @@ def _after(run: SimulatedRun, stretch: Stretch, event: TraceFailure | None, poli
         failure = Failure(reason=TerminationReason.COMPLETED, detail="the last step is committed", fingerprint="")
         finish = Decision(action=DecisionAction.FINISH, reason=failure.detail)
         return replace(spent, state=_with_receipt(opened, run, spent, stretch, failure, finish))
-    failure, setback = _failure(event, stretch), _setback(event, stretch, run.plan, opened)
-    decision = policy(opened, failure, setback)
+    failure, impact = _failure(event, stretch), _impact(event, stretch, run.plan, opened)
+    decision = policy(opened, failure, impact)
     state = _with_receipt(opened, run, spent, stretch, failure, decision)
     if decision.action == DecisionAction.RESUME:
-        state = _with_quarantine(state, failure, setback.quarantined_samples)
+        state = _with_quarantine(state, failure, impact.quarantined_samples)
         return replace(spent, state=state, waiting_seconds=run.waiting_seconds + decision.delay_seconds)
     return replace(spent, state=state, stopped_by=f"{failure.reason}: {decision.reason or 'never retried'}")
 
@@ -184,8 +162,8 @@ def _failure(event: TraceFailure, stretch: Stretch) -> Failure:
     return Failure(reason=event.reason, detail=event.detail, fingerprint=event.fingerprint or f"{event.reason}{place}")
 
 
-def _setback(event: TraceFailure, stretch: Stretch, plan: SimulationPlan, state: RunState) -> FailureImpact:
-    """What it lost, and for the data's failures the samples of one step where the trace does not say how many."""
+def _impact(event: TraceFailure, stretch: Stretch, plan: SimulationPlan, state: RunState) -> FailureImpact:
+    """For failures in the data, the samples of one step unless the trace gives a number."""
     samples = event.quarantined_samples
     if samples is None:
         samples = plan.global_batch if event.reason in _DATA_REASONS else 0
@@ -201,7 +179,7 @@ def _setback(event: TraceFailure, stretch: Stretch, plan: SimulationPlan, state:
 
 
 def _with_attempt(run: SimulatedRun, spent: SimulatedRun, stretch: Stretch) -> RunState:
-    """The state in which the attempt is decided on: open, with its newest commit. Older commits are superseded."""
+    """The state with the attempt open and its newest commit; older commits are superseded."""
     state, plan, number = run.state, run.plan, len(run.state.attempts) + 1
     last = state.attempts[-1] if state.attempts else None
     decided = last.ended.decision if last and last.ended else None

@@ -40,23 +40,21 @@ class History:
         number = self.state.latest_attempt
         self._append(DataQuarantined(attempt=number, reason=reason, windows=tuple(windows), detail=""))
 
-    def decide(
-        self, reason: str, step: int = 0, *, cause: str = "", jitter: float = 0.0, **setback: object
-    ) -> Decision:
+    def decide(self, reason: str, step: int = 0, *, cause: str = "", jitter: float = 0.0, **impact: object) -> Decision:
         """Say what would follow now, without writing it."""
-        known = FailureImpact(**{"last_step": step, "micro_batch": 1, "activation_checkpointing": True, **setback})
+        known = FailureImpact(**{"last_step": step, "micro_batch": 1, "activation_checkpointing": True, **impact})
         return decide(self.budgets, self.state, failure(reason, cause), known, jitter=jitter)
 
-    def fail(self, reason: str, step: int = 0, *, cause: str = "", **setback: object) -> Decision:
+    def fail(self, reason: str, step: int = 0, *, cause: str = "", **impact: object) -> Decision:
         """End the open attempt (one begins if none is open) and return what was decided."""
         if self.state.open_attempt is None:
             self.begin()
-        decision = self.decide(reason, step, cause=cause, **setback)
+        decision = self.decide(reason, step, cause=cause, **impact)
         receipt = replace(
             ended(self.state.latest_attempt, reason),
             fingerprint=failure(reason, cause).fingerprint,
             last_step=step,
-            wasted_gpu_seconds=float(setback.get("wasted_gpu_seconds", 0.0)),
+            wasted_gpu_seconds=float(impact.get("wasted_gpu_seconds", 0.0)),
             decision=decision,
         )
         self._append(receipt)
@@ -271,14 +269,14 @@ def test_damaged_data_is_not_tried_again_as_it_is(reason: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("setback", "changed"),
+    ("impact", "changed"),
     [
         ({"quarantined_samples": 3}, "3 sample(s) quarantined"),
         ({"repaired_objects": 2}, "2 damaged object(s) rebuilt from their source"),
     ],
 )
-def test_damaged_data_that_is_avoided_or_repaired_is_tried_again(setback: dict[str, object], changed: str) -> None:
-    decision = History().fail("bad-data", 40, **setback)
+def test_damaged_data_that_is_avoided_or_repaired_is_tried_again(impact: dict[str, object], changed: str) -> None:
+    decision = History().fail("bad-data", 40, **impact)
     assert (decision.action, decision.changed) == ("resume", changed)
 
 

@@ -232,9 +232,9 @@ def test_every_decision_is_the_one_decide_gives_for_the_receipts_before_it() -> 
     seen: list[tuple[RunState, Failure, FailureImpact]] = []
     policy = budget_policy(budgets)
 
-    def watched(state: RunState, failure: Failure, setback: FailureImpact):  # type: ignore[no-untyped-def]
-        seen.append((state, failure, setback))
-        return policy(state, failure, setback)
+    def watched(state: RunState, failure: Failure, impact: FailureImpact):  # type: ignore[no-untyped-def]
+        seen.append((state, failure, impact))
+        return policy(state, failure, impact)
 
     run = simulate(LLAMA, failures, watched)
     receipts = [attempt.ended for attempt in run.state.attempts[: len(seen)]]
@@ -245,10 +245,10 @@ def test_every_decision_is_the_one_decide_gives_for_the_receipts_before_it() -> 
 def test_the_state_a_policy_sees_has_the_failed_attempt_open_and_all_others_ended() -> None:
     seen: list[tuple[bool, int]] = []
 
-    def policy(state: RunState, failure: Failure, setback: FailureImpact):  # type: ignore[no-untyped-def]
+    def policy(state: RunState, failure: Failure, impact: FailureImpact):  # type: ignore[no-untyped-def]
         ended = sum(attempt.ended is not None for attempt in state.attempts)
         seen.append((state.open_attempt is state.attempts[-1], len(state.attempts) - ended))
-        return never_give_up(state, failure, setback)
+        return never_give_up(state, failure, impact)
 
     simulate(SMALL, [after(30.0), after(3.0), after(50.0)], policy)
     assert seen == [(True, 1)] * 3
