@@ -136,11 +136,6 @@ def available_memory_bytes(pid: int, *, root: Path = _ROOT) -> int | None:
     return min((room for room in rooms if room is not None), default=None)
 
 
-def oom_kill_count(pid: int, *, root: Path = _ROOT) -> int:
-    """Return how many processes of the control group of `pid` the kernel has killed for memory so far."""
-    return _read_count(_counter(pid, root))
-
-
 def _children(pid: int, root: Path) -> list[int]:
     children = _text(root / "proc" / str(pid) / "task" / str(pid) / "children")
     return [int(child) for child in children.split()]

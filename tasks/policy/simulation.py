@@ -111,11 +111,6 @@ def plain_retries(most: int) -> Policy:
     return policy
 
 
-def never_give_up(state: RunState, failure: Failure, impact: FailureImpact) -> Decision:
-    """Always resume, to measure the cost of the interval alone."""
-    return Decision(action=DecisionAction.RESUME, reason="always")
-
-
 def simulate(plan: SimulationPlan, failures: Iterable[TraceFailure], policy: Policy) -> SimulatedRun:
     """Return the run at its end: finished, stopped by the policy, or cut off after `MOST_ATTEMPTS`."""
     run = SimulatedRun(plan=plan)

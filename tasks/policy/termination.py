@@ -66,9 +66,9 @@ class Termination:
     """
 
     task_state: str
-    flow_state: FlowState
     summary: str
     because: str = ""
+    flow_state: FlowState = FlowState.BUDGET_EXHAUSTED
 
 
 TERMINATIONS: Mapping[str, Termination] = {
@@ -83,37 +83,31 @@ TERMINATIONS: Mapping[str, Termination] = {
     ),
     TerminationReason.LOST: Termination(
         task_state="Lost",
-        flow_state=FlowState.BUDGET_EXHAUSTED,
         summary="disappeared {at} without an error",
         because="no notice, no error and no memory kill is on record, so the cause is unknown",
     ),
     TerminationReason.OOM: Termination(
         task_state="OOM",
-        flow_state=FlowState.BUDGET_EXHAUSTED,
         summary="ran out of memory {at}",
         because="an allocation failed, or the kernel killed the process for memory",
     ),
     TerminationReason.BAD_DATA: Termination(
         task_state="BadData",
-        flow_state=FlowState.BUDGET_EXHAUSTED,
         summary="met data that cannot be trained on {at}",
         because="the failure was traced to the samples of one batch or to a damaged file",
     ),
     TerminationReason.DIVERGED: Termination(
         task_state="Diverged",
-        flow_state=FlowState.BUDGET_EXHAUSTED,
         summary="was ended {at} because its loss exploded",
         because="the loss was not finite or far above its own history, and no single batch explains it",
     ),
     TerminationReason.STORAGE: Termination(
         task_state="Storage",
-        flow_state=FlowState.BUDGET_EXHAUSTED,
         summary="could not reach or write its storage {at}",
         because="an error of the store ended it",
     ),
     TerminationReason.HUNG: Termination(
         task_state="Hung",
-        flow_state=FlowState.BUDGET_EXHAUSTED,
         summary="stopped making progress {at} and was killed",
         because="it was silent for longer than the watchdog's timeout, which is computed from the run's own steps",
     ),

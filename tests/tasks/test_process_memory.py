@@ -14,7 +14,6 @@ from tasks.machine.process_memory import (
     MemoryWatch,
     available_memory_bytes,
     memory_limit_bytes,
-    oom_kill_count,
     peak_rss_bytes,
     sampling,
 )
@@ -111,8 +110,9 @@ def test_the_old_hierarchy_is_read_as_well(machine: Machine) -> None:
     machine.process(peak_kib=1, group="5:cpu,cpuacct:/x\n4:memory:/slurm/job\n0::/\n")
     machine.write("sys/fs/cgroup/memory/slurm/job/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n")
     machine.write("sys/fs/cgroup/memory/slurm/job/memory.limit_in_bytes", f"{GIB}\n")
-    assert oom_kill_count(PID, root=machine.root) == 5
-    assert memory_limit_bytes(PID, root=machine.root) == GIB
+    watch = machine.watch()
+    machine.write("sys/fs/cgroup/memory/slurm/job/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 7\n")
+    assert watch.reading() == MemoryReading(rss_bytes=1024, limit_bytes=GIB, oom_kills=2)
 
 
 @pytest.mark.parametrize("path", ["/docker/abc", "/../outside"], ids=["host-path", "outside-the-namespace"])
@@ -120,8 +120,9 @@ def test_a_container_that_sees_its_group_as_the_mount_reads_it_there(machine: Ma
     machine.process(peak_kib=1, group=f"0::{path}\n")
     machine.write("sys/fs/cgroup/memory.events", "oom_kill 6\n")
     machine.write("sys/fs/cgroup/memory.max", f"{GIB}\n")
-    assert oom_kill_count(PID, root=machine.root) == 6
-    assert memory_limit_bytes(PID, root=machine.root) == GIB
+    watch = machine.watch()
+    machine.write("sys/fs/cgroup/memory.events", "oom_kill 9\n")
+    assert watch.reading() == MemoryReading(rss_bytes=1024, limit_bytes=GIB, oom_kills=3)
 
 
 @pytest.mark.parametrize(

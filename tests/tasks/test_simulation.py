@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from storage.logs.run_entries import Decision
 from storage.logs.run_state import RunState
 from storage.stores.memory_store import MemoryStore
 from tasks.configuration.settings import BudgetConfig, BudgetsConfig
@@ -30,12 +31,16 @@ from tasks.policy.simulation import (
     MOST_ATTEMPTS,
     SimulatedRun,
     budget_policy,
-    never_give_up,
     plain_retries,
     simulate,
 )
-from tasks.policy.termination import TerminationReason
+from tasks.policy.termination import DecisionAction, TerminationReason
 from tests.fabricated_run import fabricate
+
+
+def never_give_up(state: RunState, failure: Failure, impact: FailureImpact) -> Decision:
+    return Decision(action=DecisionAction.RESUME, reason="always")
+
 
 R = TerminationReason
 SMALL = SimulationPlan(
