@@ -6,7 +6,7 @@ ln(vocabulary) is that of a uniform guess. Overfitting: Prechelt, Early Stopping
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from storage.logs.run_entries import CurveVerdict
 from tasks.policy.curve_statistics import Curve, Floats, Level, Spikes, level_of, levels_at, spikes_of
+from tasks.text.format import format_count
 
 
 class VerdictKind(StrEnum):
@@ -28,36 +29,20 @@ class VerdictKind(StrEnum):
     DIVERGING = "diverging"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CurveRules:
-    """Thresholds; losses are in nats per token, shares are of the loss itself.
-
-    diverging: above the best level by `rise_share`, `rise_errors` and `rise_nats`, or above ln(vocabulary) by
-    `guess_share`. stuck: at most `stuck_share` below ln(vocabulary). spiking: a step over the median of the 16 before
-    it by `spike_sigmas` and `spike_share`. overfitting, for `overfit_evaluations`: held-out over train loss at least
-    `overfit_ratio`, or `overfit_gap` if the held-out loss is above its best by `overfit_rise`. plateau: improvement
-    below `plateau_share` over `plateau_evaluations`, or of the train loss below `flat_share` over two thirds of a run
-    of at least `flat_steps`.
-    """
-
-    fewest_steps: int = 10
-    fewest_stuck_steps: int = 20
-    rise_share: float = 0.05
-    rise_errors: float = 6.0
-    rise_nats: float = 0.1
-    guess_share: float = 0.1
-    stuck_share: float = 0.05
-    spike_sigmas: float = 8.0
-    spike_share: float = 0.1
-    overfit_ratio: float = 1.3
-    overfit_gap: float = 1.05
-    overfit_rise: float = 0.02
-    overfit_evaluations: int = 3
-    plateau_share: float = 0.005
-    plateau_evaluations: int = 5
-    flat_share: float = 0.02
-    flat_steps: int = 300
-
+_FEWEST_STEPS, _FEWEST_STUCK_STEPS = 10, 20
+# Diverging: above the best level by all three, or above ln(vocabulary) by the guess share.
+_RISE_SHARE, _RISE_ERRORS, _RISE_NATS = 0.05, 6.0, 0.1
+_GUESS_SHARE = 0.1
+# Stuck: at most this share below ln(vocabulary); the frequencies of tokens alone bring text far below that.
+_STUCK_SHARE = 0.05
+# Spiking: a step above the median of the 16 before it by both.
+_SPIKE_SIGMAS, _SPIKE_SHARE = 8.0, 0.1
+# Overfitting: held-out over train loss at least the ratio; the gap is enough if the held-out loss rose above its best.
+_OVERFIT_RATIO, _OVERFIT_GAP, _OVERFIT_RISE, _OVERFIT_EVALUATIONS = 1.3, 1.05, 0.02, 3
+# Plateau: improvement of the held-out loss below the share, or of the train loss over the last two thirds of the run.
+_PLATEAU_SHARE, _PLATEAU_EVALUATIONS = 0.005, 5
+_FLAT_SHARE, _FLAT_STEPS = 0.02, 300
+_MOST_VAL = 200
 
 CURES: Mapping[str, tuple[str, ...]] = {
     VerdictKind.HEALTHY: (),
@@ -88,14 +73,10 @@ CURES: Mapping[str, tuple[str, ...]] = {
         "Clip gradients: training.grad_clip = 1.0.",
     ),
 }
-_DEFAULT_RULES = CurveRules()
-_MOST_VAL = 200
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Measured:
-    """Measurements that the rules share."""
-
     curve: Curve
     losses: Floats
     level: Level
@@ -105,24 +86,24 @@ class _Measured:
     train_at_val: tuple[float, ...]
 
 
-def judge(curve: Curve, rules: CurveRules = _DEFAULT_RULES) -> CurveVerdict:
+def judge(curve: Curve) -> CurveVerdict:
     """Return the verdict on a curve of any length; the worst rule that holds gives the reason."""
     losses = np.asarray(curve.train_losses, dtype=np.float64)
     broken = np.flatnonzero(~np.isfinite(losses))
     if len(broken):
         step = int(curve.steps[int(broken[0])])
         return _verdict(VerdictKind.DIVERGING, f"the train loss at step {step} is not a number", {"step": step})
-    if len(losses) < rules.fewest_steps:
-        why = f"{len(losses)} steps are on record; a verdict needs {rules.fewest_steps}"
+    if len(losses) < _FEWEST_STEPS:
+        why = f"{len(losses)} steps are on record; a verdict needs {_FEWEST_STEPS}"
         return _verdict(VerdictKind.TOO_EARLY, why, {"steps": len(losses)})
-    seen = _measure(curve, losses, rules)
-    for rule in (_diverging, _stuck, _overfitting, _spiking, _plateau):
-        for verdict in rule(seen, rules):
-            return verdict
+    seen = _measure(curve, losses)
+    for kind, rule in _RULES:
+        if why := rule(seen):
+            return _verdict(kind, why, _numbers(seen))
     return _verdict(VerdictKind.HEALTHY, _healthy_words(seen), _numbers(seen))
 
 
-def _measure(curve: Curve, losses: Floats, rules: CurveRules) -> _Measured:
+def _measure(curve: Curve, losses: Floats) -> _Measured:
     # Of many held-out losses, the newest and the best are kept.
     val = [(step, loss) for step, loss in curve.val if step >= curve.steps[0]]
     best = min(val[:-_MOST_VAL], key=lambda point: point[1], default=None)
@@ -131,115 +112,114 @@ def _measure(curve: Curve, losses: Floats, rules: CurveRules) -> _Measured:
         curve=curve,
         losses=losses,
         level=level_of(curve.steps, losses),
-        spikes=spikes_of(curve, losses, sigmas=rules.spike_sigmas, share=rules.spike_share),
+        spikes=spikes_of(curve, losses, sigmas=_SPIKE_SIGMAS, share=_SPIKE_SHARE),
         uniform=math.log(curve.vocab_size) if curve.vocab_size > 1 else 0.0,
         val=tuple(val),
         train_at_val=levels_at(curve, losses, [step for step, _ in val]),
     )
 
 
-def _diverging(seen: _Measured, rules: CurveRules) -> Iterator[CurveVerdict]:
-    level, guess = seen.level, seen.uniform * (1 + rules.guess_share)
+def _diverging(seen: _Measured) -> str:
+    level = seen.level
+    now = f"train loss {level.now:.2f} (median of the last {level.window_steps} steps)"
+    margin = max(_RISE_SHARE * level.best, _RISE_ERRORS * level.standard_error, _RISE_NATS)
     if seen.val and not math.isfinite(seen.val[-1][1]):
-        why = f"the val loss at step {seen.val[-1][0]} is not a number"
-        yield _verdict(VerdictKind.DIVERGING, why, _numbers(seen))
-    margin = max(rules.rise_share * level.best, rules.rise_errors * level.standard_error, rules.rise_nats)
+        return f"the val loss at step {seen.val[-1][0]} is not a number"
     if level.now > level.best + margin:
-        why = (
-            f"train loss {level.now:.2f} (median of the last {level.window_steps} steps) lies "
-            f"{level.now - level.best:.2f} nats above {level.best:.2f} at step {level.best_step}; "
+        return (
+            f"{now} lies {level.now - level.best:.2f} nats above {level.best:.2f} at step {level.best_step}; "
             f"up to {margin:.2f} would be noise"
         )
-        yield _verdict(VerdictKind.DIVERGING, why, _numbers(seen))
-    if seen.uniform and level.now > guess:
-        why = (
-            f"train loss {level.now:.2f} (median of the last {level.window_steps} steps) is worse than a uniform "
-            f"guess, ln({seen.curve.vocab_size}) = {seen.uniform:.2f} nats"
-        )
-        yield _verdict(VerdictKind.DIVERGING, why, _numbers(seen))
+    if seen.uniform and level.now > seen.uniform * (1 + _GUESS_SHARE):
+        return f"{now} is worse than a uniform guess, ln({seen.curve.vocab_size}) = {seen.uniform:.2f} nats"
+    return ""
 
 
-def _stuck(seen: _Measured, rules: CurveRules) -> Iterator[CurveVerdict]:
-    level, steps = seen.level, len(seen.losses)
-    if not seen.uniform or level.now < seen.uniform * (1 - rules.stuck_share):
-        return
-    rate = seen.curve.learning_rates[-1] if seen.curve.learning_rates else None
-    rate_words = "" if rate is None else f"; the learning rate is {rate:.3g}"
-    near = (
-        f"train loss {level.now:.2f} after {steps} steps is near ln({seen.curve.vocab_size}) = {seen.uniform:.2f} "
-        f"nats, the loss of a uniform guess{rate_words}"
-    )
-    if steps < rules.fewest_stuck_steps or _is_warming_up(seen.curve, level.window_steps):
-        yield _verdict(VerdictKind.TOO_EARLY, f"{near}; warm-up is not over", _numbers(seen))
-    else:
-        yield _verdict(VerdictKind.STUCK, near, _numbers(seen))
-
-
-def _is_warming_up(curve: Curve, window_steps: int) -> bool:
+def _warming_up(seen: _Measured) -> str:
     # The learning rate rose, and its maximum lies within the newest window.
-    if not curve.learning_rates:
-        return False
-    rates = np.asarray(curve.learning_rates)
-    return bool(rates[-1] > rates[0]) and len(rates) - int(np.argmax(rates)) <= window_steps
+    rates = np.asarray(seen.curve.learning_rates)
+    window = seen.level.window_steps
+    is_rising = len(rates) > 0 and rates[-1] > rates[0] and len(rates) - int(np.argmax(rates)) <= window
+    near = _stuck(seen) if is_rising or len(seen.losses) < _FEWEST_STUCK_STEPS else ""
+    return f"{near}; warm-up is not over" if near else ""
 
 
-def _overfitting(seen: _Measured, rules: CurveRules) -> Iterator[CurveVerdict]:
-    count, val = rules.overfit_evaluations, [loss for _, loss in seen.val]
-    if len(val) <= count:
-        return
-    best, recent = int(np.argmin(val)), val[-count:]
-    ratios = [loss / max(train, 1e-9) for loss, train in zip(recent, seen.train_at_val[-count:], strict=True)]
-    is_past_best = len(val) - 1 - best >= count
-    has_risen = is_past_best and min(recent) > val[best] * (1 + rules.overfit_rise) and min(ratios) > rules.overfit_gap
-    has_left = is_past_best and min(ratios) >= rules.overfit_ratio
-    if seen.train_at_val[-1] < seen.train_at_val[best] * (1 - rules.overfit_rise) and (has_risen or has_left):
-        why = (
-            f"val loss {val[-1]:.2f} is {ratios[-1]:.2f} × train loss {seen.train_at_val[-1]:.2f}; over the last "
-            f"{count} evaluations it was never better than at step {seen.val[best][0]} ({val[best]:.2f}), while the "
-            f"train loss fell from {seen.train_at_val[best]:.2f}"
-        )
-        yield _verdict(VerdictKind.OVERFITTING, why, _numbers(seen))
+def _stuck(seen: _Measured) -> str:
+    if not seen.uniform or seen.level.now < seen.uniform * (1 - _STUCK_SHARE):
+        return ""
+    rates = seen.curve.learning_rates
+    rate = f"; the learning rate is {rates[-1]:.3g}" if rates else ""
+    return (
+        f"train loss {seen.level.now:.2f} after {len(seen.losses)} steps is near ln({seen.curve.vocab_size}) = "
+        f"{seen.uniform:.2f} nats, the loss of a uniform guess{rate}"
+    )
 
 
-def _spiking(seen: _Measured, rules: CurveRules) -> Iterator[CurveVerdict]:
+def _overfitting(seen: _Measured) -> str:
+    count, val, train = _OVERFIT_EVALUATIONS, [loss for _, loss in seen.val], seen.train_at_val
+    best = int(np.argmin(val)) if val else 0
+    if len(val) <= count or len(val) - 1 - best < count:
+        return ""
+    recent = val[-count:]
+    ratios = [loss / max(other, 1e-9) for loss, other in zip(recent, train[-count:], strict=True)]
+    has_risen = min(recent) > val[best] * (1 + _OVERFIT_RISE) and min(ratios) > _OVERFIT_GAP
+    if train[-1] >= train[best] * (1 - _OVERFIT_RISE) or not (has_risen or min(ratios) >= _OVERFIT_RATIO):
+        return ""
+    return (
+        f"val loss {val[-1]:.2f} is {ratios[-1]:.2f} × train loss {train[-1]:.2f}; over the last {count} evaluations "
+        f"it was never better than at step {seen.val[best][0]} ({val[best]:.2f}), while the train loss fell from "
+        f"{train[best]:.2f}"
+    )
+
+
+def _spiking(seen: _Measured) -> str:
     spikes = seen.spikes
     if not spikes.count:
-        return
+        return ""
     norm = f", gradient norm {spikes.worst_grad_ratio:.1f} × its median" if spikes.worst_grad_ratio else ""
-    many = "1 spike" if spikes.count == 1 else f"{spikes.count} spikes"
-    why = (
-        f"{many} of the train loss in the last {spikes.looked_back_steps} steps, the worst at step "
-        f"{spikes.worst_step}: {spikes.worst_rise:.2f} nats above the steps before it (noise {spikes.noise:.2f} nats"
-        f"{norm})"
+    return (
+        f"{format_count(spikes.count, 'spike')} of the train loss in the last {spikes.looked_back_steps} steps, the "
+        f"worst at step {spikes.worst_step}: {spikes.worst_rise:.2f} nats above the steps before it (noise "
+        f"{spikes.noise:.2f} nats{norm})"
     )
-    yield _verdict(VerdictKind.SPIKING, why, _numbers(seen))
 
 
-def _plateau(seen: _Measured, rules: CurveRules) -> Iterator[CurveVerdict]:
-    yield from _flat_train_loss(seen, rules)
-    count, val = rules.plateau_evaluations, [loss for _, loss in seen.val]
-    if len(val) <= count:
-        return
-    before, since = min(val[:-count]), min(val[-count:])
-    if since > before * (1 - rules.plateau_share):
-        why = (
-            f"the best val loss of the last {count} evaluations, {since:.3f}, improves on {before:.3f} before them by "
-            f"less than {rules.plateau_share:.1%}"
-        )
-        yield _verdict(VerdictKind.PLATEAU, why, _numbers(seen))
-
-
-def _flat_train_loss(seen: _Measured, rules: CurveRules) -> Iterator[CurveVerdict]:
-    if len(seen.losses) < rules.flat_steps:
-        return
+def _flat_train_loss(seen: _Measured) -> str:
+    if len(seen.losses) < _FLAT_STEPS:
+        return ""
     step = int(seen.curve.steps[len(seen.losses) // 3])
     then = levels_at(seen.curve, seen.losses, [step])[0]
-    if seen.level.now > then * (1 - rules.flat_share):
-        why = (
-            f"train loss {seen.level.now:.3f} improves on {then:.3f} at step {step}, two thirds of the run ago, by "
-            f"less than {rules.flat_share:.0%}"
-        )
-        yield _verdict(VerdictKind.PLATEAU, why, _numbers(seen))
+    if seen.level.now <= then * (1 - _FLAT_SHARE):
+        return ""
+    return (
+        f"train loss {seen.level.now:.3f} improves on {then:.3f} at step {step}, two thirds of the run ago, by less "
+        f"than {_FLAT_SHARE:.0%}"
+    )
+
+
+def _flat_val_loss(seen: _Measured) -> str:
+    count, val = _PLATEAU_EVALUATIONS, [loss for _, loss in seen.val]
+    if len(val) <= count:
+        return ""
+    before, since = min(val[:-count]), min(val[-count:])
+    if since <= before * (1 - _PLATEAU_SHARE):
+        return ""
+    return (
+        f"the best val loss of the last {count} evaluations, {since:.3f}, improves on {before:.3f} before them by "
+        f"less than {_PLATEAU_SHARE:.1%}"
+    )
+
+
+_RULES: tuple[tuple[VerdictKind, Callable[[_Measured], str]], ...] = (
+    (VerdictKind.DIVERGING, _diverging),
+    (VerdictKind.TOO_EARLY, _warming_up),
+    (VerdictKind.STUCK, _stuck),
+    (VerdictKind.OVERFITTING, _overfitting),
+    (VerdictKind.SPIKING, _spiking),
+    (VerdictKind.PLATEAU, _flat_train_loss),
+    (VerdictKind.PLATEAU, _flat_val_loss),
+)
+"""From the worst on; each returns the reason, or "" if it does not hold."""
 
 
 def _healthy_words(seen: _Measured) -> str:

@@ -108,7 +108,7 @@ _KUBERNETES = {
     "DeadlineExceeded": TerminationReason.PREEMPTED,
 }
 _BY_EXIT = {
-    ExitCode.PREEMPTED: (TerminationReason.PREEMPTED, "the trainer exited with the code of a preemption"),
+    ExitCode.PREEMPTED: (TerminationReason.PREEMPTED, "the trainer exited with the exit code of a preemption"),
     -signal.SIGTERM: (TerminationReason.PREEMPTED, "the trainer was ended by SIGTERM before it could stop cleanly"),
     -signal.SIGINT: (TerminationReason.CANCELLED, "a person interrupted the trainer itself"),
     ORPHANED_EXIT_CODE: (TerminationReason.LOST, "the trainer found that its parent had died"),
