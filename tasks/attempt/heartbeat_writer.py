@@ -1,22 +1,21 @@
 """The thread that rewrites an attempt's heartbeat object; a store that does not answer costs one heartbeat."""
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 
 from storage.errors import StorageError
 from storage.logs.heartbeat import Heartbeat, write_heartbeat
 from storage.stores.object_store import ObjectStore
+from tasks.machine.background_thread import running_beside
 
 
-@contextmanager
 def writing_heartbeats(
     store: ObjectStore, run_prefix: str, progress: Callable[[int], Heartbeat], *, every_seconds: float
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Write `progress(number)` at once, then every `every_seconds` while the block runs, and once more at its end."""
-    stop = threading.Event()
 
-    def write() -> None:
+    def write(stop: threading.Event) -> None:
         number = 0
         while True:
             with suppress(StorageError):
@@ -26,10 +25,4 @@ def writing_heartbeats(
             stop.wait(every_seconds)
             number += 1
 
-    thread = threading.Thread(target=write, name="heartbeat", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
+    return running_beside(write, name="heartbeat")

@@ -8,8 +8,8 @@ live migration is no notice).
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from http.client import HTTPException
 from urllib.error import HTTPError
@@ -20,6 +20,7 @@ import msgspec
 from tasks.attempt.shutdown_signal import ShutdownSignal
 from tasks.configuration.settings import PreemptionConfig
 from tasks.errors import TaskError
+from tasks.machine.background_thread import running_beside
 
 _AWS_VARIABLE, _AWS_ADDRESS = "AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://169.254.169.254"
 _GCP_VARIABLE, _GCP_HOST = "GCE_METADATA_HOST", "metadata.google.internal"
@@ -151,54 +152,39 @@ def notice_sources(config: PreemptionConfig, environment: Mapping[str, str]) -> 
     return tuple(sources)
 
 
-@contextmanager
 def polling_notices(
     shutdown: ShutdownSignal,
     sources: tuple[NoticeSource, ...],
     *,
     poll_seconds: float,
     on_problem: Callable[[str], None] = lambda problem: None,
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Poll every source while the block runs, first at once; the first notice requests the shutdown and ends polling.
 
     Each source that is unavailable is reported to `on_problem` once.
     """
-    if not sources:
-        yield
-        return
-    stop = threading.Event()
-    poller = threading.Thread(
-        target=_poll, args=(shutdown, sources, stop, poll_seconds, on_problem), name="preemption", daemon=True
-    )
-    poller.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        poller.join(2 * _TIMEOUT_SECONDS)  # a service may send its answer for longer than this
+    unavailable: set[NoticeSource] = set()
 
-
-def _poll(
-    shutdown: ShutdownSignal,
-    sources: tuple[NoticeSource, ...],
-    stop: threading.Event,
-    poll_seconds: float,
-    on_problem: Callable[[str], None],
-) -> None:
-    unavailable: set[int] = set()
-    while not stop.is_set():
-        for number, source in enumerate(sources):
+    def poll_once(stop: threading.Event) -> bool:
+        for source in sources:
             try:
                 found = source()
             except MetadataUnavailable as problem:
-                if number not in unavailable:
+                if source not in unavailable:
                     on_problem(f"{problem}; no notice comes from there until it answers")
-                unavailable.add(number)
+                unavailable.add(source)
                 continue
             if found is not None and not stop.is_set():
                 shutdown.request(found.name, found.detail)
-                return
-        stop.wait(poll_seconds)
+                return True
+        return False
+
+    def poll(stop: threading.Event) -> None:
+        while not stop.is_set() and not poll_once(stop):
+            stop.wait(poll_seconds)
+
+    # A service may send its answer for longer than the timeout.
+    return running_beside(poll, name="preemption", join_seconds=2 * _TIMEOUT_SECONDS) if sources else nullcontext()
 
 
 def kubernetes_reason(environment: Mapping[str, str]) -> str:

@@ -3,11 +3,12 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from tasks.configuration.settings import WatchdogConfig
+from tasks.machine.background_thread import running_beside
 
 _RECENT_GAPS = 64
 _FEWEST_GAPS = 4
@@ -95,14 +96,12 @@ class HangDetector:
         return now - before > poll_seconds + _LATE_SHARE * self._allowed_seconds()
 
 
-@contextmanager
 def detecting_hangs(
     detector: HangDetector, on_hang: Callable[[HeartbeatGap], None], *, poll_seconds: float = 1.0
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Poll the detector while the block runs; at the first overdue gap call `on_hang`, once."""
-    stop = threading.Event()
 
-    def poll() -> None:
+    def poll(stop: threading.Event) -> None:
         detector.record_poll(poll_seconds)
         while not stop.wait(poll_seconds):
             detector.record_poll(poll_seconds)
@@ -111,10 +110,4 @@ def detecting_hangs(
                 on_hang(gap)
                 return
 
-    thread = threading.Thread(target=poll, name="watchdog", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
+    return running_beside(poll, name="watchdog")

@@ -9,11 +9,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import psutil
+
+from tasks.machine.background_thread import running_beside
 
 _ROOT = Path("/")
 _V2_MOUNTS = ("sys/fs/cgroup", "sys/fs/cgroup/unified")
@@ -87,22 +89,14 @@ class MemoryWatch:
             self._counted.popleft()
 
 
-@contextmanager
-def sampling(watch: MemoryWatch, *, every_seconds: float = 1.0) -> Iterator[None]:
-    """Sample while the block runs, in a thread of its own."""
-    stop = threading.Event()
+def sampling(watch: MemoryWatch, *, every_seconds: float = 1.0) -> AbstractContextManager[None]:
+    """Sample in a background thread while the block runs."""
 
-    def sample() -> None:
+    def sample(stop: threading.Event) -> None:
         while not stop.wait(every_seconds):
             watch.sample()
 
-    thread = threading.Thread(target=sample, name="memory", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
+    return running_beside(sample, name="memory")
 
 
 def peak_rss_bytes(pid: int, *, root: Path = _ROOT) -> int | None:

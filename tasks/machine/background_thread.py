@@ -1,0 +1,20 @@
+"""A daemon thread that runs beside a block and is asked to stop at its end."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def running_beside(
+    body: Callable[[threading.Event], None], *, name: str, join_seconds: float | None = None
+) -> Iterator[None]:
+    """Run `body(stop)` in a thread while the block runs, then set `stop` and join it for up to `join_seconds`."""
+    stop = threading.Event()
+    thread = threading.Thread(target=body, args=(stop,), name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(join_seconds)
