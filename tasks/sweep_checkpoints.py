@@ -11,12 +11,7 @@ from tasks.checkpoints.checkpoint_sweep import sweep_run
 from tasks.configuration.settings import CheckpointConfig
 
 
-@task(
-    name="sweep-checkpoints",
-    task_run_name="sweep-checkpoints {moment}",
-    cache_policy=NO_CACHE,
-    persist_result=False,
-)
+@task(name="sweep-checkpoints", task_run_name="sweep-checkpoints {moment}", cache_policy=NO_CACHE, persist_result=False)
 def sweep_checkpoints(log: RunLog, policy: CheckpointConfig, suite_sha256: str, *, moment: str) -> SweepReport | None:
     """Sweep the run once; logs a storage error and returns None, because the next sweep completes it."""
     try:

@@ -106,7 +106,7 @@ def _simulate(
         trace=TraceSummary(
             source=trace.source,
             hours_between_failures=between if between < float("inf") else None,
-            per_device_day={rate.reason.value: rate.per_device_day for rate in trace.rates},
+            per_device_day={reason.value: rate for reason, rate in trace.rates.items()},
             recorded=len(trace.recorded),
         ),
         outcomes=tuple(_outcome(name, run) for name, run in ends.items()),

@@ -92,10 +92,10 @@ def decide(
         return Decision(action=_UNCHARGED[failure.reason], reason=failure.detail)
     budget = budget_of(budgets, failure.reason)
     if budget is None:
-        return _stop(f"no budget pays for {failure.reason}")
+        return _stop(f"there is no retry budget for {failure.reason}")
     change = _change(failure, impact)
     if not change.summary and failure.reason in _NEED_A_REMEDY:
-        return _stop(f"{failure.reason}: nothing is known that would make it different next time")
+        return _stop(f"{failure.reason}: no remedy is known, so a retry would fail the same way")
     if not change.summary and _is_futile(state, failure, impact.last_step):
         return _stop(f"the same failure at step {impact.last_step} with nothing changed since: no retry")
     return _charged(budget, state, failure, impact, change, jitter)
@@ -170,7 +170,7 @@ def _spent(state: RunState, reason: str, spent: Spending, wasted: float, limit: 
         unblock = f"a commit beyond step {state.high_water_step} refills it, or {unblock}"
     return (
         f"budget {reason} is spent ({limit}): {spent.since_progress} retries since the last new commit{by}, "
-        f"{spent.total} in all, {wasted:.0f} GPU-seconds lost to it; {unblock}"
+        f"{spent.total} in total, {wasted:.0f} GPU-seconds lost to it; {unblock}"
     )
 
 

@@ -16,7 +16,7 @@ import json
 import random
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import Annotated
@@ -67,27 +67,20 @@ class TraceFailure:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FailureRate:
-    """How often one reason ends an attempt, per device and day."""
+class FailureTrace:
+    """Recorded failures in order, then drawn ones; `rates` are failures per device and day, by reason."""
 
-    reason: TerminationReason
-    per_device_day: float
+    source: str
+    rates: Mapping[TerminationReason, float]
+    recorded: tuple[TraceFailure, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse reasons that are not failures and negative or infinite rates."""
-        if self.reason in _NO_FAILURES:
-            raise InvalidTrace(f"per_device_day.{self.reason}: must be a failure, not another way to end")
-        if not 0 <= self.per_device_day < float("inf"):
-            raise InvalidTrace(f"per_device_day.{self.reason} = {self.per_device_day}: must be finite, not negative")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FailureTrace:
-    """Recorded failures in order, then failures drawn at these rates; `source` describes the trace."""
-
-    source: str
-    rates: tuple[FailureRate, ...]
-    recorded: tuple[TraceFailure, ...] = ()
+        for reason, rate in self.rates.items():
+            if reason in _NO_FAILURES:
+                raise InvalidTrace(f"per_device_day.{reason}: must be a failure, not another way to end")
+            if not 0 <= rate < float("inf"):
+                raise InvalidTrace(f"per_device_day.{reason} = {rate}: must be finite, not negative")
 
     def failures(self, generator: random.Random) -> Iterator[TraceFailure]:
         """Yield the failure of each attempt; ends only if the rates are zero."""
@@ -95,8 +88,7 @@ class FailureTrace:
 
     def drawn(self, generator: random.Random) -> Iterator[TraceFailure]:
         """Yield failures by rates alone: exponential in device time, reasons in proportion to their rates."""
-        reasons = tuple(rate.reason for rate in self.rates)
-        ladder = tuple(accumulate(rate.per_device_day for rate in self.rates))
+        reasons, ladder = tuple(self.rates), tuple(accumulate(self.rates.values()))
         if not ladder or ladder[-1] <= 0:
             return
         per_second = ladder[-1] / DAY_SECONDS
@@ -106,7 +98,7 @@ class FailureTrace:
 
     def mean_device_seconds(self, *, without: frozenset[TerminationReason] = frozenset()) -> float:
         """Return the mean device time between failures by rates, except reasons in `without`; may be infinite."""
-        per_day = sum(rate.per_device_day for rate in self.rates if rate.reason not in without)
+        per_day = sum(rate for reason, rate in self.rates.items() if reason not in without)
         return DAY_SECONDS / per_day if per_day > 0 else float("inf")
 
 
@@ -122,7 +114,7 @@ def published_trace() -> FailureTrace:
     device_days = _PUBLISHED_DEVICES * _PUBLISHED_DAYS
     return FailureTrace(
         source="Llama 3 405B: 419 unexpected interruptions of 16,384 GPUs in 54 days (arXiv:2407.21783)",
-        rates=tuple(FailureRate(reason=r, per_device_day=n / device_days) for r, n in _PUBLISHED.items()),
+        rates={reason: count / device_days for reason, count in _PUBLISHED.items()},
     )
 
 
@@ -136,8 +128,7 @@ def parse_trace(text: str, *, name: str) -> FailureTrace:
         raise InvalidTrace("\n".join(broken)) from error
     except ValueError as error:  # both decoders' errors are ValueErrors
         raise InvalidTrace(f"{name}: neither TOML nor JSON: {error}") from error
-    rates = tuple(FailureRate(reason=reason, per_device_day=rate) for reason, rate in read.per_device_day.items())
-    return FailureTrace(source=read.source or name, rates=rates)
+    return FailureTrace(source=read.source or name, rates=read.per_device_day)
 
 
 def recorded_trace(state: RunState, *, restart_device_seconds: float = 0.0) -> FailureTrace:
@@ -151,11 +142,10 @@ def recorded_trace(state: RunState, *, restart_device_seconds: float = 0.0) -> F
     exposed = (_device_seconds(state, attempt, restart_device_seconds) for attempt in state.attempts)
     device_days = sum(exposed) / DAY_SECONDS
     counts = Counter(_reason(attempt) for attempt in failed)
-    rates = [FailureRate(reason=r, per_device_day=n / device_days) for r, n in sorted(counts.items()) if device_days]
     run_id = state.opened.run_id if state.opened else ""
     return FailureTrace(
         source=f"run {run_id}: {len(failed)} failures in {device_days * 24:.3g} GPU-hours",
-        rates=tuple(rates),
+        rates={reason: count / device_days for reason, count in sorted(counts.items()) if device_days},
         recorded=tuple(_recorded(state, attempt, restart_device_seconds) for attempt in failed),
     )
 

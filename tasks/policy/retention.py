@@ -143,7 +143,7 @@ def _needed(terms: RetentionTerms, standing: _Standing, record: CheckpointRecord
     yield from (f"alias {alias}" for alias in reaching)
     for pin in standing.pins:
         if pin.prefix == committed.prefix and pin.alias not in reaching:
-            yield f"held {_for(pin)} on host {pin.holder.host} (pid {pin.holder.pid})"
+            yield f"pinned {_for(pin)} on host {pin.holder.host} (pid {pin.holder.pid})"
     if committed.step == standing.stop_step:
         yield "the run stops early here"
     if committed.prefix in standing.awaited:

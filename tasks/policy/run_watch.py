@@ -94,7 +94,7 @@ def _verdict(state: RunState, observed: Observed, now: float) -> Verdict:
 def _never_claimed(observed: Observed) -> Verdict:
     if observed.owner is Life.GONE:
         return Continue(why="opened but never claimed, and the process that opened it is gone")
-    whose = "is at it" if observed.owner is Life.HERE else "may be at it on another host"
+    whose = "is still working" if observed.owner is Life.HERE else "may still be working on another host"
     return Leave(why=f"opened but never claimed: the process that opened it {whose}")
 
 
@@ -123,7 +123,7 @@ def _finished(state: RunState, how: str, observed: Observed, now: float) -> Verd
     until = observed.unchanged_since + (_offer_seconds(state) if observed.owner is Life.UNKNOWN else 0.0)
     if now >= until:
         return Continue(why=how)
-    return Wait(until=until, why=f"{how}; the time in which its own process may do so is not yet over")
+    return Wait(until=until, why=f"{how}; its own process may still do so")
 
 
 def _offer_seconds(state: RunState) -> float:
@@ -137,17 +137,17 @@ def _ended(state: RunState, last: AttemptRecord, observed: Observed, now: float)
     assert ended is not None
     whose, decision = f"attempt {ended.attempt} ended: {ended.reason}", ended.decision
     if ended.reason == TerminationReason.CANCELLED:
-        return Leave(why=f"{whose}; a person stopped it and continues it")
+        return Leave(why=f"{whose}; a person stopped it, so a person continues it")
     if decision.action != DecisionAction.RESUME:
         return Leave(why=f"{whose}; a person decides: {decision.reason}")
     leaves = ended.reason == TerminationReason.PREEMPTED  # any other end is followed up by the process that saw it
     if observed.owner is Life.HERE:
-        return Leave(why=f"{whose}; its process {'is leaving' if leaves else 'is alive and goes on'}")
+        return Leave(why=f"{whose}; its process {'is exiting' if leaves else 'is alive and continues'}")
     may_go_on = lease_seconds(state) if observed.owner is Life.UNKNOWN and not leaves else 0.0
     until = observed.unchanged_since + decision.delay_seconds + may_go_on
     if now >= until:
         return Continue(why=whose)
-    what = "back-off" if decision.delay_seconds else "time in which its own process may go on"
+    what = "back-off" if decision.delay_seconds else "time in which its own process may continue"
     return Wait(until=until, why=f"{whose}; the {what} is not yet over")
 
 

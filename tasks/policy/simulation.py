@@ -259,13 +259,7 @@ def _quarantined(state: RunState) -> int:
 
 def _placement(plan: SimulationPlan) -> Placement:
     return Placement(
-        host="simulated",
-        boot_id="",
-        pid=1,
-        process_started=0.0,
-        device="simulated",
-        world_size=plan.devices,
-        threads=1,
+        host="simulated", boot_id="", pid=1, process_started=0.0, device="simulated", world_size=plan.devices, threads=1
     )
 
 

@@ -234,7 +234,7 @@ def test_a_hold_that_comes_between_plan_and_superseding_saves_the_checkpoint(sto
 
     report = sweep(log, plan, writer=writer())
     assert folders(store) == [10, 20, 30]
-    assert [item.why for item in report.items if item.step == 10] == ["held by an evaluation on host here (pid 1)"]
+    assert [item.why for item in report.items if item.step == 10] == ["pinned by an evaluation on host here (pid 1)"]
 
 
 def test_a_superseded_checkpoint_a_killed_sweep_left_is_deleted_by_the_next(store: ObjectStore) -> None:

@@ -264,7 +264,7 @@ def test_another_step_or_cause_is_news(step: int, cause: str) -> None:
 @pytest.mark.parametrize("reason", ["bad-data", "diverged"])
 def test_damaged_data_is_not_tried_again_as_it_is(reason: str) -> None:
     decision = History().fail(reason, 40)
-    assert decision.reason == f"{reason}: nothing is known that would make it different next time"
+    assert decision.reason == f"{reason}: no remedy is known, so a retry would fail the same way"
     assert (decision.action, decision.charged) == ("stop", None)
 
 
@@ -327,7 +327,7 @@ def test_an_exhausted_budget_says_what_it_was_spent_on_and_what_would_unblock_it
     decision = history.fail("hung", 240, wasted_gpu_seconds=25.0)
     assert (decision.action, decision.charged, decision.left["retries"]) == ("stop", "hung", 0)
     assert decision.reason == (
-        "budget hung is spent (retries): 2 retries since the last new commit by attempts 2, 3, 2 in all, "
+        "budget hung is spent (retries): 2 retries since the last new commit by attempts 2, 3, 2 in total, "
         "125 GPU-seconds lost to it; a commit beyond step 200 refills it, or raise budgets.hung.retries"
     )
 

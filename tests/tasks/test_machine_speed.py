@@ -36,7 +36,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[MachineSpeed]:
         made.append(FOUND)
         return FOUND
 
-    monkeypatch.setattr(machine, "_measured", measure)
+    monkeypatch.setattr(machine, "_measure", measure)
     monkeypatch.setattr(machine, "cpu_facts", lambda: HALF_CPU)
     monkeypatch.setattr(machine, "may_have_cuda", lambda: False)
     return made
@@ -59,7 +59,7 @@ def test_two_runs_of_one_configuration_resolve_alike_though_a_second_measurement
     measured: list[MachineSpeed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = numerics_here(training(), WIDE, tmp_path)
-    monkeypatch.setattr(machine, "_measured", lambda: MachineSpeed(cpu_half_gain=0.9))
+    monkeypatch.setattr(machine, "_measure", lambda: MachineSpeed(cpu_half_gain=0.9))
     assert numerics_here(training(), WIDE, tmp_path) == first and first.precision == "bf16"
 
 
@@ -108,7 +108,7 @@ def test_a_measurement_that_fails_promises_nothing_and_is_not_kept(
     def fail() -> MachineSpeed:
         raise error
 
-    monkeypatch.setattr(machine, "_measured", fail)
+    monkeypatch.setattr(machine, "_measure", fail)
     assert numerics_here(training(), WIDE, tmp_path).precision == "fp32" and list(tmp_path.iterdir()) == []
 
 

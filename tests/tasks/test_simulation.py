@@ -17,7 +17,6 @@ from tasks.configuration.settings import BudgetConfig, BudgetsConfig
 from tasks.policy.budgets import FailureImpact, decide
 from tasks.policy.checkpoint_interval import compare_intervals, daly_seconds, lost_share, young_seconds
 from tasks.policy.failure_trace import (
-    FailureRate,
     FailureTrace,
     InvalidTrace,
     TraceFailure,
@@ -73,8 +72,7 @@ def after(seconds: float, reason: TerminationReason = R.LOST) -> TraceFailure:
 
 
 def constant(seconds_between: float, reason: TerminationReason = R.LOST, *, devices: int = 1) -> FailureTrace:
-    rate = FailureRate(reason=reason, per_device_day=86_400 / seconds_between / devices)
-    return FailureTrace(source="a test", rates=(rate,))
+    return FailureTrace(source="a test", rates={reason: 86_400 / seconds_between / devices})
 
 
 def reasons(run: SimulatedRun) -> list[str]:
@@ -279,15 +277,12 @@ def test_thousands_of_attempts_are_decided_on_in_seconds() -> None:
 
 
 def test_the_published_trace_adds_up_to_419_interruptions() -> None:
-    per_day = sum(rate.per_device_day for rate in published_trace().rates)
+    per_day = sum(published_trace().rates.values())
     assert per_day * 16_384 * 54 == pytest.approx(419)
 
 
 def test_drawn_failures_come_as_often_and_for_the_reasons_the_rates_say() -> None:
-    trace = FailureTrace(
-        source="a test",
-        rates=(FailureRate(reason=R.LOST, per_device_day=3.0), FailureRate(reason=R.HUNG, per_device_day=1.0)),
-    )
+    trace = FailureTrace(source="a test", rates={R.LOST: 3.0, R.HUNG: 1.0})
     drawn = [failure for failure, _ in zip(trace.drawn(random.Random(0)), range(20_000), strict=False)]
     mean = sum(failure.after_device_seconds for failure in drawn) / len(drawn)
     assert mean == pytest.approx(86_400 / 4, rel=0.03)
@@ -319,7 +314,7 @@ def test_dalys_formula_gives_what_his_paper_prints(hours: float, minutes: float)
 def test_preemptions_that_lose_nothing_do_not_shorten_the_interval() -> None:
     lost, preempted = constant(5_000.0).rates, constant(100.0, R.PREEMPTED).rates
     plan = replace(SMALL, devices=1, total_steps=10_000, grace_seconds=60.0)
-    with_both = compare_intervals(plan, FailureTrace(source="", rates=(*lost, *preempted)), range(2))
+    with_both = compare_intervals(plan, FailureTrace(source="", rates={**lost, **preempted}), range(2))
     assert with_both.young is not None and with_both.young.seconds == pytest.approx(
         young_seconds(3.0, 5_000.0), rel=0.02
     )
@@ -333,7 +328,7 @@ def test_a_short_run_that_sees_no_failure_is_advised_as_a_long_one_would_be() ->
 
 
 def test_where_nothing_fails_no_interval_is_better() -> None:
-    found = compare_intervals(SMALL, FailureTrace(source="", rates=()), range(2))
+    found = compare_intervals(SMALL, FailureTrace(source="", rates={}), range(2))
     assert (found.young, found.simulated, found.present.lost_share) == (None, None, 1 - 200 / 230)
 
 
@@ -362,7 +357,7 @@ def test_a_stored_logs_rates_count_its_failures_in_its_own_device_time() -> None
         stored.start()
         stored.end(reason, action="resume")
     trace = recorded_trace(stored.log.state, restart_device_seconds=7.0)
-    assert [(rate.reason, rate.per_device_day) for rate in trace.rates] == [("lost", pytest.approx(2 / 20 * 86_400))]
+    assert list(trace.rates.items()) == [("lost", pytest.approx(2 / 20 * 86_400))]
 
 
 RATES = {"source": "ours", "per_device_day": {"lost": 0.5, "bad-data": 0.25}}
@@ -373,7 +368,7 @@ TOML = 'source = "ours"\n[per_device_day]\nlost = 0.5\n"bad-data" = 0.25\n'
 def test_rates_are_read_from_either_format(text: str) -> None:
     trace = parse_trace(text, name="rates")
     assert trace.source == "ours"
-    assert [(rate.reason, rate.per_device_day) for rate in trace.rates] == [("lost", 0.5), ("bad-data", 0.25)]
+    assert list(trace.rates.items()) == [("lost", 0.5), ("bad-data", 0.25)]
 
 
 @pytest.mark.parametrize(
