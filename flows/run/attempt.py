@@ -12,8 +12,8 @@ from storage.errors import Fenced, StorageError
 from storage.logs.heartbeat import Heartbeat
 from storage.logs.log_entry import CheckpointReference, Writer
 from storage.logs.run_entries import AttemptEnded, AttemptStarted, RunFinished
-from tasks.attempt.attempt_end import AttemptOver, end_attempt
-from tasks.attempt.attempt_receipt import Usage
+from tasks.attempt.attempt_end import end_attempt
+from tasks.attempt.attempt_receipt import AttemptOver, Usage
 from tasks.attempt.heartbeat_writer import writing_heartbeats
 from tasks.commit_checkpoint import commit_checkpoint
 from tasks.errors import TrainerGone

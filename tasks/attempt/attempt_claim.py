@@ -15,7 +15,7 @@ from storage.logs.log_entry import CheckpointReference, Writer
 from storage.logs.run_entries import AttemptEnded, AttemptStarted
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import AttemptRecord, RunState
-from tasks.attempt.attempt_receipt import Usage, write_receipt
+from tasks.attempt.attempt_receipt import AttemptOver, Usage, write_receipt
 from tasks.configuration.settings import BudgetsConfig, LeaseConfig
 from tasks.errors import BudgetExhausted, LiveOwner
 from tasks.machine.placement import is_known_dead
@@ -100,14 +100,15 @@ def _end_as_lost(log: RunLog, owner: AttemptRecord, claimant: Claimant) -> None:
     if heartbeat is not None:
         usage = Usage(last_step=heartbeat.step, tokens=heartbeat.tokens, gpu_seconds=heartbeat.gpu_seconds)
     evidence = Evidence(heartbeat_step=usage.last_step, kubernetes_reason=claimant.kubernetes_reason)
+    over = AttemptOver(attempt=owner.started.attempt, evidence=evidence, usage=usage)
 
     def decide(state: RunState) -> AttemptEnded | None:
-        if state.open_attempt is None or state.open_attempt.started.attempt != owner.started.attempt:
+        if state.open_attempt is None or state.open_attempt.started.attempt != over.attempt:
             return None
-        return write_receipt(state, classify(evidence), usage, budgets=claimant.budgets, evidence=evidence)
+        return write_receipt(state, classify(evidence), over, budgets=claimant.budgets)
 
     state = log.append(decide, writer=claimant.writer)
-    ended = next(item.ended for item in state.attempts if item.started.attempt == owner.started.attempt)
+    ended = next(item.ended for item in state.attempts if item.started.attempt == over.attempt)
     if ended is not None and ended.decision.action == DecisionAction.STOP and ended.decision.charged is not None:
         raise BudgetExhausted(f"run {log.run_id}: {ended.decision.reason}")
 

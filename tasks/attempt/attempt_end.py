@@ -15,21 +15,11 @@ from storage.logs.log_entry import Writer
 from storage.logs.run_entries import AttemptEnded, DataQuarantined
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import CheckpointRecord, RunState
-from tasks.attempt.attempt_receipt import NO_REMEDY, Remedy, Usage, evidence_document, write_receipt
+from tasks.attempt.attempt_receipt import NO_REMEDY, AttemptOver, Remedy, evidence_document, write_receipt
 from tasks.configuration.settings import BudgetsConfig
 from tasks.data.snapshot_build import repair_snapshot
 from tasks.policy.failures import Evidence, ExceptionReport, Failure, classify
 from tasks.policy.termination import DecisionAction, TerminationReason
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AttemptOver:
-    """What is known when an attempt is over."""
-
-    attempt: int
-    evidence: Evidence
-    usage: Usage
-    jitter: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,9 +42,7 @@ def end_attempt(
     if log.state.fences(over.attempt):
         raise Fenced(f"run {log.run_id}: attempt {over.attempt} was ended by another process; it writes nothing more")
     failure, remedy = _classify_and_remedy(log, over.evidence, origin)
-    receipt = write_receipt(
-        log.refresh(), failure, over.usage, budgets=budgets, evidence=over.evidence, remedy=remedy, jitter=over.jitter
-    )
+    receipt = write_receipt(log.refresh(), failure, over, budgets=budgets, remedy=remedy)
     if receipt.decision.action == DecisionAction.RESUME:
         _apply_remedy(log, remedy, failure, over.attempt, writer)
     log.append(lambda state: receipt, writer=writer)

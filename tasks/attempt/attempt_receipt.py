@@ -24,6 +24,16 @@ class Usage:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptOver:
+    """What is known when an attempt is over; `jitter` in [0, 1) shortens the delay before the next one."""
+
+    attempt: int
+    evidence: Evidence
+    usage: Usage
+    jitter: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Remedy:
     """What a next attempt can do about a failure in the data.
 
@@ -40,20 +50,12 @@ NO_REMEDY = Remedy()
 
 
 def write_receipt(
-    state: RunState,
-    failure: Failure,
-    usage: Usage,
-    *,
-    budgets: BudgetsConfig,
-    evidence: Evidence,
-    remedy: Remedy = NO_REMEDY,
-    jitter: float = 0.0,
+    state: RunState, failure: Failure, over: AttemptOver, *, budgets: BudgetsConfig, remedy: Remedy = NO_REMEDY
 ) -> AttemptEnded:
     """Return the entry that ends the open attempt of `state`, including the decision on what follows."""
-    owner = state.open_attempt
-    if owner is None:
-        raise ValueError("open_attempt=None: only an open attempt can be ended")
-    number = owner.started.attempt
+    owner, number, usage = state.open_attempt, over.attempt, over.usage
+    if owner is None or owner.started.attempt != number:
+        raise ValueError(f"attempt {number} is not open: only the open attempt can be ended")
     committed = [record.committed for record in state.checkpoints if record.committed.attempt == number]
     useful = max((item.gpu_seconds for item in committed), default=0.0)
     gpu_seconds = max(usage.gpu_seconds, useful)
@@ -76,9 +78,9 @@ def write_receipt(
         gpu_seconds=gpu_seconds,
         useful_gpu_seconds=useful,
         wasted_gpu_seconds=gpu_seconds - useful,
-        stderr_tail=evidence.stderr_tail,
-        decision=decide(budgets, state, failure, impact, jitter=jitter),
-        evidence=evidence_document(evidence),
+        stderr_tail=over.evidence.stderr_tail,
+        decision=decide(budgets, state, failure, impact, jitter=over.jitter),
+        evidence=evidence_document(over.evidence),
     )
 
 

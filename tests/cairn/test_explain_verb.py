@@ -14,7 +14,7 @@ from storage.checkpoints.checkpoint import quarantine_checkpoint
 from storage.logs.log_entry import Writer
 from storage.logs.run_entries import AttemptEnded, DataQuarantined, Decision
 from storage.logs.run_state import RefusedEntry
-from tasks.attempt.attempt_receipt import Usage, write_receipt
+from tasks.attempt.attempt_receipt import AttemptOver, Usage, write_receipt
 from tasks.configuration.settings import BudgetsConfig
 from tasks.machine.placement import boot_id
 from tasks.policy.failures import Evidence, ExceptionReport, classify
@@ -31,10 +31,10 @@ def explained(run: Any, number: int | None = None) -> str:
 def end_by(run: Any, evidence: Evidence, *, step: int, writer: Writer | None = None, **budgets: Any) -> AttemptEnded:
     """End the open attempt as the real parent does: classified, decided, on record."""
     usage = Usage(last_step=step, tokens=step, gpu_seconds=step / 5)
-    body = write_receipt(
-        run.log.refresh(), classify(evidence), usage, budgets=BudgetsConfig(**budgets), evidence=evidence
-    )
-    own = Writer(host="elsewhere", pid=1, attempt=run.log.state.latest_attempt)
+    state = run.log.refresh()
+    over = AttemptOver(attempt=state.latest_attempt, evidence=evidence, usage=usage)
+    body = write_receipt(state, classify(evidence), over, budgets=BudgetsConfig(**budgets))
+    own = Writer(host="elsewhere", pid=1, attempt=state.latest_attempt)
     run.log.append(lambda state: body, writer=writer or own)
     return body
 

@@ -9,8 +9,8 @@ from model.configuration.data import DataConfig
 from storage.errors import Fenced
 from storage.logs.run_log import RunLog
 from storage.stores.local_store import LocalStore
-from tasks.attempt.attempt_end import AttemptOver, DataOrigin, end_attempt
-from tasks.attempt.attempt_receipt import Usage
+from tasks.attempt.attempt_end import DataOrigin, end_attempt
+from tasks.attempt.attempt_receipt import AttemptOver, Usage
 from tasks.configuration.settings import BudgetsConfig
 from tasks.data.snapshot_build import build_snapshot
 from tasks.policy.failures import Evidence, ExceptionReport
