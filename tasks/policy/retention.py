@@ -58,40 +58,32 @@ def plan_retention(terms: RetentionTerms, state: RunState, folders: Sequence[str
 class _Standing:
     """Facts shared by the verdicts on one state."""
 
+    state: RunState
     readable_steps: tuple[int, ...]
     newest: frozenset[str]
     losses: dict[str, float]
     best: frozenset[str]
-    pins: tuple[CheckpointPinned, ...]
-    resumed: str | None
-    owner: int
     stop_step: int | None
     awaited: frozenset[str]
 
 
 def _standing(terms: RetentionTerms, state: RunState) -> _Standing:
-    readable, owner = state.readable, state.open_attempt
-    resumed = owner.started.resumed_from if owner else None
+    readable = state.readable
     losses = _losses(state, terms.suite_sha256)
     stop = find_stop(state, terms.suite_sha256)
     # Steps beyond an early stop are not part of the result, however good they are.
     ends = stop.step if stop else math.inf
     ranked = sorted(
-        (
-            record.committed
-            for record in readable
-            if record.committed.manifest_sha256 in losses and record.committed.step <= ends
-        ),
+        (item for item in (record.committed for record in readable) if item.manifest_sha256 in losses),
         key=lambda committed: (losses[committed.manifest_sha256], committed.step),
     )
+    best = [committed.prefix for committed in ranked if committed.step <= ends]
     return _Standing(
+        state=state,
         readable_steps=tuple(sorted(record.committed.step for record in readable)),
         newest=frozenset(record.committed.prefix for record in readable[: terms.policy.keep_last]),
         losses=losses,
-        best=frozenset(committed.prefix for committed in ranked[: terms.policy.keep_best]),
-        pins=state.pins,
-        resumed=resumed.prefix if resumed else None,
-        owner=state.latest_attempt,
+        best=frozenset(best[: terms.policy.keep_best]),
         stop_step=stop.step if stop else None,
         awaited=_awaited(state, terms.suite_sha256),
     )
@@ -141,15 +133,17 @@ def _needed(terms: RetentionTerms, standing: _Standing, record: CheckpointRecord
     committed = record.committed
     reaching = [facts.alias for facts in terms.aliases if committed.manifest_sha256 in facts.reached]
     yield from (f"alias {alias}" for alias in reaching)
-    for pin in standing.pins:
+    for pin in standing.state.pins:
         if pin.prefix == committed.prefix and pin.alias not in reaching:
             yield f"pinned {_for(pin)} on host {pin.holder.host} (pid {pin.holder.pid})"
     if committed.step == standing.stop_step:
         yield "the run stops early here"
     if committed.prefix in standing.awaited:
         yield "its evaluation is outstanding, and decides on stopping early"
-    if committed.prefix == standing.resumed:
-        yield f"attempt {standing.owner} resumed from it"
+    owner = standing.state.open_attempt
+    resumed = owner.started.resumed_from if owner else None
+    if resumed is not None and resumed.prefix == committed.prefix:
+        yield f"attempt {standing.state.latest_attempt} resumed from it"
     if not _newer(standing, committed.step):
         yield "nothing newer to resume from"
 
