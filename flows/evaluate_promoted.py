@@ -48,7 +48,7 @@ def evaluate_promoted(
     plan = plan_checkpoint(found, EvaluationRequest(suite=suite, again=again))
     outcomes = [
         evaluate.with_options(task_run_name=task_name(found.reference.step, one))(
-            found.log, lambda: found.reference, one, step=found.reference.step, again=again, asked=True
+            found.log, lambda: found.reference, one, step=found.reference.step, again=again, on_request=True
         )
         for one in plan.all
     ]

@@ -71,7 +71,7 @@ def _train(run: ActiveRun) -> State[None]:
         if stopped := _stopped_state(run, ended):
             return stopped
         if ended.decision.action != DecisionAction.FINISH:
-            run.trainers.warm.wait_out(ended.decision.delay_seconds, run.trainers.work_dir)
+            run.trainers.warm.back_off(ended.decision.delay_seconds, run.trainers.work_dir)
     offered = offer_best(run)
     run.services.sweep.finish()
     return _interrupted_state(run, offered.message) if offered.is_interrupted else Completed(message=offered.message)

@@ -1,1 +1,1 @@
-"""One Prefect task per verb_noun file, the trainer child, and pure policy (failures, budgets)."""
+"""What a run does: one Prefect task per verb_noun file, the trainer and evaluator processes, and pure policy."""

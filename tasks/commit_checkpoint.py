@@ -1,4 +1,4 @@
-"""The task `commit-checkpoint`: the staged checkpoint of a segment becomes the run's newest, by one log entry."""
+"""The task `commit-checkpoint`: one log entry makes a segment's staged checkpoint the run's newest."""
 
 from contextlib import suppress
 from functools import partial
@@ -33,9 +33,9 @@ def commit_checkpoint(
     retry: StoreRetry,
     evaluation: EvaluationPlan | None = None,
 ) -> CheckpointReference:
-    """Wait until the segment is staged, check it, commit it, and hold it where an evaluation will follow.
+    """Wait until the segment is staged, check and commit it, and pin it for the evaluations that follow.
 
-    Raises `TrainerGone`, `IntegrityError`, or `Fenced` when a newer attempt owns the run.
+    Raises `TrainerGone`, `IntegrityError`, or `Fenced` if a newer attempt owns the run.
     """
     staged = trainer.wait_staged(step)
     commit = partial(
@@ -51,7 +51,7 @@ def commit_checkpoint(
     assert record is not None
     reference = record.committed.reference
     if evaluation is not None:
-        with suppress(StoreUnavailable, AppendUnknown):  # it is committed; the evaluation itself asks again
+        with suppress(StoreUnavailable, AppendUnknown):  # the commit stands, and the evaluation pins again
             for plan in evaluation.all:
                 pin_for_evaluation(log, reference, plan, during_attempt=attempt)
     return reference

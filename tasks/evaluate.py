@@ -1,4 +1,4 @@
-"""The task `evaluate`: metrics of one committed checkpoint, measured by a child process with failures of its own."""
+"""The task `evaluate`: measures one committed checkpoint in a child process that can fail on its own."""
 
 from collections.abc import Callable
 
@@ -22,22 +22,19 @@ def evaluate(
     step: int,
     during_attempt: int | None = None,
     again: bool = False,
-    asked: bool = False,
+    on_request: bool = False,
     stopping: Callable[[], bool] = never,
 ) -> EvaluationRecorded | EvaluationFailed:
-    """Return the recorded evaluation, or the recorded failure of the evaluator; raises `CheckpointGone`.
+    """Wait for `committed`, then record the evaluation or the evaluator's failure, as `record_evaluation` does.
 
-    A spent budget is final unless somebody `asked`. Once `stopping` says so the evaluator is ended and
-    `EvaluationInterrupted` is raised, with nothing on record.
-
-    `committed` waits for the commit and raises what ended it. It is no future: of a future Prefect asks its API for the
-    state, and an API that is away would cost the evaluation.
+    `committed` is a function, not a Prefect future: Prefect asks its API for a future's state, so an unreachable API
+    would fail the evaluation.
     """
     return record_evaluation(
-        log, committed(), plan, during_attempt=during_attempt, again=again, asked=asked, stopping=stopping
+        log, committed(), plan, during_attempt=during_attempt, again=again, on_request=on_request, stopping=stopping
     )
 
 
 def task_name(step: int, plan: EvaluationPlan) -> str:
-    """Return what people see of the task run; the held-out suite, which every checkpoint has, goes unnamed."""
+    """Return the task run's name; only a command's suite is named, since every checkpoint has the held-out one."""
     return f"evaluate {step} · {plan.suite.name}" if isinstance(plan.suite, CommandSuite) else f"evaluate {step}"

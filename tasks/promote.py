@@ -1,4 +1,4 @@
-"""The task `promote`: offer a checkpoint to an alias, and put the decision on record."""
+"""The task `promote`: offers a checkpoint to an alias and records the decision."""
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -13,5 +13,5 @@ from tasks.policy.promotion import Candidate, PromotionRules
 def promote(
     log: RunLog, registry: Registry, candidate: Candidate, rules: PromotionRules, *, alias: str, step: int
 ) -> RegistryState:
-    """Append the decision of the gates; raises `GateRefused` (after recording it) when one said no."""
+    """Append the decision of the gates; raises `GateRefused`, after recording it, if a gate refused."""
     return offer(log, registry, candidate, rules)

@@ -1,7 +1,4 @@
-"""The task ``tokenize-and-split``: the orchestrator's thin skin over ``snapshot_build``.
-
-Owns the task's name and its arguments. Refuses to know how a snapshot is made.
-"""
+"""The task `tokenize-and-split`: builds the data snapshot that a run trains on."""
 
 from pathlib import Path
 
@@ -22,10 +19,10 @@ def tokenize_and_split(
     cache_dir: Path | None = None,
     on_progress: ProgressListener = unheard,
 ) -> SnapshotReference:
-    """Return the data snapshot of ``data`` in the store, building it unless its recipe is known.
+    """Return the data snapshot of `data`, building it unless the store has one of the same recipe.
 
-    Relative paths start at ``base_dir``. A build that is killed goes on from what it left in ``cache_dir``, where
-    there is one. Raises InvalidCorpus for text or settings that cannot be used.
+    Relative paths start at `base_dir`. A killed build continues from its files in `cache_dir`. Raises InvalidCorpus for
+    text or settings that cannot be used.
     """
     workshop = Workshop(on_progress=on_progress)
     return build_snapshot(open_store(store_url), data, base_dir, cache_dir=cache_dir, workshop=workshop)

@@ -1,4 +1,4 @@
-"""The task `train-segment`: steps an attempt trains between two commits, in the trainer that is already there."""
+"""The task `train-segment`: the steps between two commits, trained in the attempt's running trainer."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,9 +23,9 @@ from tasks.trainer.trainer_process import TrainerProcess
 def train_segment(
     trainer: TrainerProcess, *, attempt: int, first: int, until: int, note: str, explain: Callable[[], Failure]
 ) -> State[Any]:
-    """Train from `first` until `until`, or less far when a notice came; the state's name says why it ended early.
+    """Train from step `first` to `until`; if it ends earlier, the state's name says why.
 
-    How far it got is the trainer's to tell: `trainer.segments`.
+    The step it reached is in `trainer.received.segments`.
     """
     try:
         segment = trainer.train_until(until)

@@ -102,7 +102,7 @@ def run_train_gpt(resolved: ResolvedRequest, log: RunLog, server: PrefectServer)
         # Server, trainer and this process import for seconds each: all three at once.
         server.choose()
         if log.refresh().finished is None:
-            trainer.begin(trainer_folder(os.environ, log.run_id))
+            trainer.start(trainer_folder(os.environ, log.run_id))
         return _run_flow(resolved, log, server)
 
 

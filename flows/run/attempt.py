@@ -64,10 +64,10 @@ class Attempt:
             if self._started.first_step < self._run.config.training.steps and not self._evaluations.stop_run():
                 self._trainer = TrainerProcess(
                     _trainer_spec(self._run, self._started),
-                    trainers.warm.take(trainers.work_dir),
+                    trainers.warm.acquire(trainers.work_dir),
                     on_step=self._run.services.progress.step,
                     on_waiting=self._say_waiting,
-                    watch=self._observation.watch,
+                    detector=self._observation.watch,
                 )
                 with self._observation.observing(self._trainer):
                     self._train_segments(self._trainer)
@@ -91,11 +91,11 @@ class Attempt:
         self._wait_commits()
 
     def _step_seconds(self, trainer: TrainerProcess) -> float | None:
-        last, config = trainer.last_step, self._run.config
+        last, config = trainer.received.last_step, self._run.config
         return config.training.global_batch * config.model.block_size / last.record.tokens_per_second if last else None
 
     def _train_segment(self, trainer: TrainerProcess, first: int, until: int) -> SegmentDone:
-        before, changed = len(trainer.segments), self._started.changed
+        before, changed = len(trainer.received.segments), self._started.changed
         train_segment(
             trainer,
             attempt=self._started.attempt,
@@ -105,9 +105,9 @@ class Attempt:
             explain=lambda: classify(self._evidence(TrainerGone())),
             return_state=True,
         )
-        if len(trainer.segments) == before:
+        if len(trainer.received.segments) == before:
             raise TrainerGone(f"attempt {self._started.attempt}: the trainer ended between {first} and {until}")
-        return trainer.segments[-1]
+        return trainer.received.segments[-1]
 
     def _submit_commit(self, trainer: TrainerProcess, segment: SegmentDone) -> None:
         commit = commit_checkpoint.submit(
@@ -156,7 +156,7 @@ class Attempt:
     def _end(self, evidence: Evidence) -> AttemptEnded:
         if evidence.fenced is not None:
             raise Fenced(evidence.fenced)
-        run, last = self._run, self._trainer.last_step if self._trainer else None
+        run, last = self._run, self._trainer.received.last_step if self._trainer else None
         usage = Usage(
             last_step=last.record.step if last else self._started.first_step,
             tokens=last.tokens if last else 0,
@@ -172,7 +172,7 @@ class Attempt:
             self._run.say(f"  step {waiting.step} has waited {waiting.seconds:.0f} s for the store: {waiting.why}")
 
     def _heartbeat(self, beat: int) -> Heartbeat:
-        last = self._trainer.last_step if self._trainer else None
+        last = self._trainer.received.last_step if self._trainer else None
         return Heartbeat(
             attempt=self._started.attempt,
             beat=beat,

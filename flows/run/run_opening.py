@@ -47,7 +47,7 @@ def open_run(resolved: ResolvedRequest, shutdown: ShutdownSignal, warm: WarmTrai
     config = configure_run(resolved, log.state, os.environ)
     memory = _memory_for_choice(config, log.state)  # measured before a warm trainer takes its share
     if log.state.finished is None:
-        warm.begin(trainer_folder(os.environ, log.run_id))
+        warm.start(trainer_folder(os.environ, log.run_id))
     if opened is None:
         opened = _record_opening(log, config, resolved.base_dir)
         config = config.as_opened(opened.config)  # another process may have been first
@@ -86,7 +86,7 @@ def _memory_for_choice(config: RunConfig, state: RunState) -> MemoryThere | None
 
 def _set_up_trainers(run_id: str, config: RunConfig, warm: WarmTrainer) -> TrainerSetup:
     group = trainer_group(config.training, os.environ)
-    warm.use(group.command())
+    warm.set_command(group.command())
     return TrainerSetup(
         warm=warm,
         group=group,

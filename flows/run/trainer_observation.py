@@ -44,6 +44,7 @@ class TrainerObservation:
             # A trainer that has ended gives its reason; one that still runs has nothing more to do.
             code = trainer.reap() if isinstance(problem, TrainerGone) else _leave(trainer, problem)
         memory = self._memory.reading() if self._memory else MemoryReading()
+        last = trainer.received.last_step if trainer else None
         return Evidence(
             exit_code=code,
             last_words=_last_words(problem, trainer),
@@ -59,7 +60,7 @@ class TrainerObservation:
             oom_kills=memory.oom_kills,
             rss_bytes=memory.rss_bytes,
             memory_limit_bytes=memory.limit_bytes,
-            heartbeat_step=trainer.last_step.record.step if trainer and trainer.last_step else None,
+            heartbeat_step=last.record.step if last else None,
             stderr_tail=trainer.stderr_tail() if trainer else (),
         )
 
@@ -91,4 +92,4 @@ def _last_words(problem: BaseException | None, trainer: TrainerProcess | None) -
     """Return the trainer's last exception; for a refusal of the store, which no retry cures, the parent's own."""
     if isinstance(problem, StoreRefused):
         return ExceptionReport(exception=type(problem).__name__, message=str(problem), traceback=())
-    return trainer.last_words if trainer else None
+    return trainer.received.exception if trainer else None

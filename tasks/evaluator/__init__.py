@@ -1,1 +1,1 @@
-"""Measuring a committed checkpoint in a process of its own."""
+"""Measures a committed checkpoint in a process of its own."""

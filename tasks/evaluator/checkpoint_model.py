@@ -1,7 +1,4 @@
-"""From a committed checkpoint to a network: verified weights only, no optimizer, no live state.
-
-Owns the way evaluators and samplers get their weights.
-"""
+"""Opens a committed checkpoint as a network in evaluation mode: verified weights, no optimizer."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,9 +35,9 @@ def open_model(
     device: torch.device,
     mask_documents: bool = False,
 ) -> CheckpointModel:
-    """Load the checkpoint's weights on `device`, attending within documents where they were trained so.
+    """Load the checkpoint's weights on `device`; raises `IntegrityError` if a byte differs from what was committed.
 
-    Raises `IntegrityError` where a byte is not what was committed.
+    With `mask_documents` the network attends within documents, as it was trained.
     """
     snapshot = open_snapshot(store, snapshot_id, cache_dir)
     network = GPT(model, snapshot.manifest.vocab_size)

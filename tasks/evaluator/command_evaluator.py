@@ -1,7 +1,6 @@
-"""An evaluator of somebody's own: a command gets a model directory in Hugging Face layout and prints numbers as JSON.
+"""Runs a user's evaluation command on a model directory in Hugging Face layout; the command prints numbers as JSON.
 
-Owns what the command is given, what it may print, and that it does not outlive the evaluator. It gets no credential:
-variables that look like one are taken out of its environment. What needs one reads it from a file it knows.
+The command gets no credentials: environment variables that look like one are removed. It ends with the evaluator.
 """
 
 import math
@@ -21,7 +20,7 @@ from storage.logs.log_entry import CheckpointReference
 from tasks.configuration.suite_file import sha256_of_file
 from tasks.errors import TaskError
 from tasks.evaluator.evaluation_suite import CommandSuite
-from tasks.evaluator.evaluator_process import PipeListener
+from tasks.evaluator.evaluator_process import PipeReader
 
 MODEL = "{model}"
 MOST_STDOUT_BYTES = 1024 * 1024
@@ -34,13 +33,13 @@ _SECRET = re.compile(
 )
 _ADDRESS_WITH_PASSWORD = re.compile(r"://[^/\s@]*:[^/\s@]*@")
 COMMANDS, ALLOWED = "CAIRN_EVALUATOR_COMMANDS", "allow"
-"""For machines that continue runs of other people: with any other value no command of a configuration is run there."""
+"""Any other value forbids commands on this machine, for machines that continue other people's runs."""
 _GUARD = "import os, signal; os.read(0, 1); os.killpg(0, signal.SIGKILL)"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CommandOrder:
-    """What the command is told: whose weights lie where, and what of the machine is its share."""
+class CommandSpec:
+    """What the command gets: the weights and where they come from, a scratch folder, a device and threads."""
 
     model_dir: Path
     scratch_dir: Path
@@ -50,21 +49,21 @@ class CommandOrder:
     threads: int
 
 
-def run_command(suite: CommandSuite, order: CommandOrder) -> dict[str, float]:
-    """Run the suite's command on the model directory and return the numbers it printed.
+def run_command(suite: CommandSuite, spec: CommandSpec) -> dict[str, float]:
+    """Run the suite's command on the model directory and return the numbers it printed, nested names joined by slashes.
 
-    Nested objects become names with slashes. Raises TaskError where a file is not the suite's, the command cannot be
-    started, exits with another code than 0, or prints anything but one JSON object of finite numbers, and where this
-    machine refuses commands.
+    Raises TaskError if this machine forbids commands, a file of the suite has changed, the command cannot be started,
+    its exit code is not 0, or it prints anything but one JSON object of finite numbers.
     """
     if os.environ.get(COMMANDS, ALLOWED) != ALLOWED:
-        why = f"this machine runs no evaluator's command ({COMMANDS} is not `{ALLOWED}`)"
-        raise TaskError(f"evaluator {suite.name}: {why}")
-    _require_the_suites_files(suite)
-    environment = command_environment(os.environ, order)
+        raise TaskError(
+            f"evaluator {suite.name}: this machine runs no evaluator's command ({COMMANDS} is not `{ALLOWED}`)"
+        )
+    _check_files(suite)
+    environment = command_environment(os.environ, spec)
     try:
         child = subprocess.Popen(
-            _arguments(suite.command, order.model_dir, environment["PATH"]),
+            _arguments(suite.command, spec.model_dir, environment["PATH"]),
             cwd=suite.folder,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -74,15 +73,15 @@ def run_command(suite: CommandSuite, order: CommandOrder) -> dict[str, float]:
     except OSError as error:
         raise TaskError(f"evaluator {suite.name}: {suite.command[0]}: cannot be started: {error}") from error
     try:
-        return _listen(suite.name, child)
+        return _read_metrics(suite.name, child)
     finally:
-        child.kill()  # its own children end with the evaluator's group
+        child.kill()  # its children are in the evaluator's group and are killed with it
         child.wait()
 
 
-def _listen(name: str, child: "subprocess.Popen[bytes]") -> dict[str, float]:
+def _read_metrics(name: str, child: "subprocess.Popen[bytes]") -> dict[str, float]:
     assert child.stdout is not None and child.stderr is not None
-    stderr = PipeListener(child.stderr, most_bytes=_TAIL_BYTES, keep_last=True, copy_to=2)
+    stderr = PipeReader(child.stderr, most_bytes=_TAIL_BYTES, keep_last=True, copy_to=2)
     with child.stdout:
         printed = child.stdout.read(MOST_STDOUT_BYTES + 1)
     if len(printed) > MOST_STDOUT_BYTES:
@@ -94,23 +93,23 @@ def _listen(name: str, child: "subprocess.Popen[bytes]") -> dict[str, float]:
 
 
 def parse_metrics(name: str, printed: bytes) -> dict[str, float]:
-    """Return the finite numbers of one JSON object, nested names joined by slashes; raises TaskError naming the key."""
+    """Return the finite numbers of one JSON object; raises TaskError naming the first key that holds anything else."""
     try:
         document = msgspec.json.decode(printed)
     except (msgspec.DecodeError, RecursionError) as error:
         raise TaskError(
-            f"evaluator {name} printed nonsense: {error}: {_beginning(printed)}; rule: stdout is one JSON object"
+            f"evaluator {name} printed nonsense: {error}: {_start_of(printed)}; rule: stdout is one JSON object"
         ) from error
     if not isinstance(document, dict):
-        raise TaskError(f"evaluator {name} printed nonsense: {_beginning(printed)}; rule: stdout is one JSON object")
+        raise TaskError(f"evaluator {name} printed nonsense: {_start_of(printed)}; rule: stdout is one JSON object")
     metrics = dict(_numbers(name, document, ""))
     if not 1 <= len(metrics) <= MOST_METRICS:
         raise TaskError(f"evaluator {name} printed nonsense: {len(metrics)} numbers; rule: 1 to {MOST_METRICS}")
     return metrics
 
 
-def command_environment(environment: Mapping[str, str], order: CommandOrder) -> dict[str, str]:
-    """Return the command's environment: no credentials, the names of the weights, `python` is this interpreter."""
+def command_environment(environment: Mapping[str, str], spec: CommandSpec) -> dict[str, str]:
+    """Return the command's environment: without credentials, with the spec's values; `python` is this interpreter."""
     kept = {
         name: value
         for name, value in environment.items()
@@ -119,21 +118,21 @@ def command_environment(environment: Mapping[str, str], order: CommandOrder) -> 
     path = [str(Path(sys.executable).parent), kept.get("PATH", os.defpath)]
     return kept | {
         "PATH": os.pathsep.join(path),
-        "OMP_NUM_THREADS": str(order.threads),
-        "TMPDIR": str(order.scratch_dir),
-        "CAIRN_MODEL_DIR": str(order.model_dir),
-        "CAIRN_RUN_ID": order.run_id,
-        "CAIRN_STEP": str(order.reference.step),
-        "CAIRN_MANIFEST_SHA256": order.reference.manifest_sha256,
-        "CAIRN_DEVICE": order.device,
+        "OMP_NUM_THREADS": str(spec.threads),
+        "TMPDIR": str(spec.scratch_dir),
+        "CAIRN_MODEL_DIR": str(spec.model_dir),
+        "CAIRN_RUN_ID": spec.run_id,
+        "CAIRN_STEP": str(spec.reference.step),
+        "CAIRN_MANIFEST_SHA256": spec.reference.manifest_sha256,
+        "CAIRN_DEVICE": spec.device,
     }
 
 
 def guard_group() -> "subprocess.Popen[bytes] | None":
-    """Leave a process in this group that ends all of it when this process is gone, however it went.
+    """Start a guard that kills this process's group when this process exits, even by SIGKILL.
 
-    Its stdin is a pipe that only this process holds; keep what is returned. A process that leads no group is left
-    alone: the group is not its own.
+    The guard waits for the end of its stdin pipe, so the caller keeps the returned process. Returns None, and starts
+    nothing, if this process does not lead its group.
     """
     if os.getpgrp() != os.getpid():
         return None
@@ -145,16 +144,16 @@ def guard_group() -> "subprocess.Popen[bytes] | None":
     )
 
 
-def _require_the_suites_files(suite: CommandSuite) -> None:
-    for name, wanted in suite.files.items():
+def _check_files(suite: CommandSuite) -> None:
+    for name, expected in suite.files.items():
         path = Path(suite.folder) / name
         try:
             found = sha256_of_file(path)
         except OSError as error:
             raise TaskError(f"evaluator {suite.name}: {path}: cannot be read: {error}") from error
-        if found != wanted:
+        if found != expected:
             raise TaskError(
-                f"evaluator {suite.name}: {path}: sha256 {found[:12]}, this suite is of {wanted[:12]}; it was edited: "
+                f"evaluator {suite.name}: {path}: sha256 {found[:12]}, the suite has {expected[:12]}; it was edited: "
                 "start the run's command again with its configuration, or name a suite file with --suite"
             )
 
@@ -182,9 +181,9 @@ def _numbers(name: str, document: Mapping[str, Any], prefix: str) -> Iterator[tu
 def _is_finite(value: object) -> bool:
     try:
         return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:  # an integer no float can hold
+    except OverflowError:  # an integer too large for a float
         return False
 
 
-def _beginning(printed: bytes) -> str:
+def _start_of(printed: bytes) -> str:
     return repr(printed[:60].decode(errors="replace"))

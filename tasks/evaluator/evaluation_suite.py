@@ -1,8 +1,4 @@
-"""A suite: exactly what is measured, so that two evaluations under equal hashes can be compared.
-
-Owns the two kinds, held-out windows and a command of somebody's own, and their identities. Refuses to know weights,
-results and files: what a command names was hashed when the configuration was read.
-"""
+"""A suite defines exactly what is measured: evaluations under equal suite hashes can be compared."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -34,7 +30,7 @@ class Suite:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommandSuite:
-    """A command that is given a model directory and prints numbers; `files` maps what it names to their sha256."""
+    """A command that gets a model directory and prints numbers; `files` maps the files it names to their sha256."""
 
     name: str
     command: tuple[str, ...]
@@ -46,16 +42,16 @@ class CommandSuite:
 
     @property
     def sha256(self) -> str:
-        """The suite's identity: files count by what they hold, not by where they lie; patience does not count."""
+        """The suite's identity: the contents of its files count, their paths and the timeout do not."""
         measured = {
             "kind": "command",
             "name": self.name,
-            "command": [self._told_apart(argument) for argument in self.command],
+            "command": [self._with_file_hash(argument) for argument in self.command],
             "evaluator_version": self.evaluator_version,
         }
         return sha256(encode(measured))
 
-    def _told_apart(self, argument: str) -> str:
+    def _with_file_hash(self, argument: str) -> str:
         option, equals, value = argument.partition("=")
         if argument in self.files:
             return f"sha256:{self.files[argument]}"
@@ -66,7 +62,7 @@ AnySuite = Suite | CommandSuite
 
 
 def suite_of(evaluation: EvaluationConfig) -> Suite:
-    """Return the held-out suite a run's evaluation section describes: the one checkpoints are compared by."""
+    """Return the held-out suite of a run's evaluation section, by which its checkpoints are compared."""
     return Suite(
         name=evaluation.name,
         batches=evaluation.batches,
@@ -79,12 +75,12 @@ def suite_of(evaluation: EvaluationConfig) -> Suite:
 
 
 def command_suites_of(evaluation: EvaluationConfig) -> tuple[CommandSuite, ...]:
-    """Return the suites of the evaluators of one's own, in the order they are run."""
+    """Return the suites of the section's commands, in the order they run."""
     return tuple(_command_suite(evaluator) for evaluator in evaluation.evaluators)
 
 
 def required_suites_of(evaluation: EvaluationConfig) -> tuple[AnySuite, ...]:
-    """Return the suites a checkpoint must have been measured under before it may be promoted."""
+    """Return the suites that must have measured a checkpoint before it may be promoted."""
     return (suite_of(evaluation), *(suite for suite in command_suites_of(evaluation) if suite.required))
 
 

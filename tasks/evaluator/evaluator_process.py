@@ -1,7 +1,6 @@
-"""The parent's side of an evaluator: start it, bound it, end all of it, know what came of it.
+"""Runs an evaluator process from the parent's side: start it, limit its time and output, kill its whole group.
 
-Owns the process group, the time and how much is listened to. Refuses to know what is measured. Whatever the evaluator
-started in its group ends with it: a group is killed before its leader is reaped, so no other can have its number.
+The group is killed before its leader is reaped, so that no other process can have taken its number.
 """
 
 import os
@@ -20,8 +19,8 @@ from tasks.errors import EvaluationInterrupted
 EVALUATOR_COMMAND = (sys.executable, "-m", "tasks.evaluator.evaluator")
 MOST_STDOUT_BYTES = 8 * 1024 * 1024
 _TAIL_BYTES = 64 * 1024
-_LOOK_SECONDS = 0.1
-_LAST_WORD_SECONDS = 5.0
+_POLL_SECONDS = 0.1
+_DRAIN_SECONDS = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,29 +31,29 @@ class Outcome:
     problem: str
 
 
-class PipeListener:
-    """Listens to a pipe in a thread of its own and keeps its first bytes, or its last; the rest is let go."""
+class PipeReader:
+    """Reads a pipe in a thread of its own and keeps its first bytes, or its last; the rest is discarded."""
 
     def __init__(
         self, pipe: IO[bytes], *, most_bytes: int, keep_last: bool = False, copy_to: int | None = None
     ) -> None:
-        """Start listening; `copy_to` is a file descriptor that is told everything too."""
+        """Start reading; `copy_to` is a file descriptor that gets a copy of everything."""
         self._pipe, self._most_bytes, self._keep_last, self._copy_to = pipe, most_bytes, keep_last, copy_to
         self._kept, self.overflowed = bytearray(), False
-        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def heard(self) -> bytes:
-        """Wait for the end of the pipe, a moment at most, and return what was kept."""
-        self._thread.join(_LAST_WORD_SECONDS)
+    def read(self) -> bytes:
+        """Wait up to 5 s for the end of the pipe and return what was kept."""
+        self._thread.join(_DRAIN_SECONDS)
         return bytes(self._kept)
 
     def last_line(self) -> str:
-        """Return the last line that says something."""
-        lines = self.heard().decode(errors="replace").strip().splitlines()
+        """Return the last line that is not blank."""
+        lines = self.read().decode(errors="replace").strip().splitlines()
         return lines[-1].strip() if lines else "nothing on stderr"
 
-    def _listen(self) -> None:
+    def _run(self) -> None:
         with self._pipe:
             while chunk := os.read(self._pipe.fileno(), 65536):
                 self._keep(chunk)
@@ -72,62 +71,62 @@ class PipeListener:
 
 
 def never() -> bool:
-    """Say that nobody wants the evaluator to stop."""
+    """Return False: nothing asks the evaluator to stop."""
     return False
 
 
 def run_evaluator(
-    order: bytes,
+    spec: bytes,
     timeout_seconds: float,
     *,
     stopping: Callable[[], bool] = never,
     command: Sequence[str] = EVALUATOR_COMMAND,
 ) -> Outcome:
-    """Run the evaluator process on an order; whatever it does comes back as an outcome.
+    """Run an evaluator process on an encoded spec; every failure of it is returned as an outcome.
 
-    Raises `EvaluationInterrupted` once `stopping` says so: that is nobody's failure.
+    Raises `EvaluationInterrupted` once `stopping` returns True.
     """
     try:
         child = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
         )
-    except OSError as error:  # no memory or no process left, say
+    except OSError as error:  # for example no memory or no process left
         return Outcome(result=b"", problem=f"the evaluator could not be started: {error}")
     assert child.stdin is not None and child.stdout is not None and child.stderr is not None
-    stdout = PipeListener(child.stdout, most_bytes=MOST_STDOUT_BYTES)
-    stderr = PipeListener(child.stderr, most_bytes=_TAIL_BYTES, keep_last=True)
-    threading.Thread(target=_feed, args=(child.stdin, order), daemon=True).start()
+    stdout = PipeReader(child.stdout, most_bytes=MOST_STDOUT_BYTES)
+    stderr = PipeReader(child.stderr, most_bytes=_TAIL_BYTES, keep_last=True)
+    threading.Thread(target=_write, args=(child.stdin, spec), daemon=True).start()
     try:
         problem = _wait(child, stdout, timeout_seconds, stopping)
     finally:
-        _end_group(child)
+        _kill_group(child)
     if not problem and child.returncode != 0:
         problem = f"the evaluator exited with {child.returncode}: {stderr.last_line()}"
-    return Outcome(result=b"" if problem else stdout.heard(), problem=problem)
+    return Outcome(result=b"" if problem else stdout.read(), problem=problem)
 
 
-def _feed(pipe: IO[bytes], order: bytes) -> None:
+def _write(pipe: IO[bytes], spec: bytes) -> None:
     with suppress(BrokenPipeError), pipe:
-        pipe.write(order)
+        pipe.write(spec)
 
 
 def _wait(
-    child: subprocess.Popen[bytes], stdout: PipeListener, timeout_seconds: float, stopping: Callable[[], bool]
+    child: subprocess.Popen[bytes], stdout: PipeReader, timeout_seconds: float, stopping: Callable[[], bool]
 ) -> str:
-    """Wait for the child's end without reaping it; return what is wrong if it has to be ended."""
+    """Wait for the child's exit without reaping it; return why it has to be killed, or an empty text."""
     deadline = time.monotonic() + timeout_seconds
     while os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         if stdout.overflowed:
             return f"the evaluator printed nonsense: more than {MOST_STDOUT_BYTES:,} bytes"
         if stopping():
-            raise EvaluationInterrupted("the evaluation was given up: the run has to leave")
+            raise EvaluationInterrupted("the evaluation was interrupted because the run is leaving")
         if time.monotonic() >= deadline:
             return f"the evaluator did not answer within {timeout_seconds:g} s"
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
     return ""
 
 
-def _end_group(child: subprocess.Popen[bytes]) -> None:
-    with suppress(ProcessLookupError, PermissionError):  # the latter: nothing but zombies, on some systems
+def _kill_group(child: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError, PermissionError):  # the latter: only zombies are left, on some systems
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()

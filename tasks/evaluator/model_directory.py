@@ -1,7 +1,5 @@
-"""A committed model as a directory that `transformers` opens: weights, configuration, tokenizer, model card.
+"""Writes a committed model as a directory that `transformers` opens; equal models and cards give equal bytes.
 
-Owns the files and that they appear together: they are made beside the folder and take its name at the end. Equal models
-and cards give equal bytes. Refuses to know where the model comes from and what the card says.
 Source: the layout of `PreTrainedModel.save_pretrained` and `PreTrainedTokenizerFast.save_pretrained`.
 """
 
@@ -31,9 +29,9 @@ CARD = "README.md"
 
 
 def write_model_directory(folder: Path, opened: CheckpointModel, *, card: str) -> None:
-    """Write the model into `folder`, which must be new or empty; `card` becomes its README.
+    """Write weights, configuration, tokenizer and `card` (as README) into `folder`, all at once by a rename.
 
-    Raises TaskError where something is there already, or it cannot be written.
+    Raises TaskError if `folder` is not new or empty, or cannot be written.
     """
     require_empty(folder)
     target = folder.resolve()
@@ -41,7 +39,7 @@ def write_model_directory(folder: Path, opened: CheckpointModel, *, card: str) -
     try:
         staging.mkdir(parents=True)
         _write_files(staging, opened, card)
-        staging.rename(target)  # an empty folder is replaced, one that was filled meanwhile is not
+        staging.rename(target)  # replaces an empty folder, and fails if it was filled meanwhile
     except OSError as error:
         raise TaskError(f"{folder}: cannot be written: {error}; name a folder this user may write to") from error
     finally:
@@ -49,7 +47,7 @@ def write_model_directory(folder: Path, opened: CheckpointModel, *, card: str) -
 
 
 def require_empty(folder: Path) -> None:
-    """Raise TaskError where `folder` is a file or holds anything."""
+    """Raise TaskError if `folder` is a file or a folder with content."""
     if folder.exists() and not folder.is_dir():
         raise TaskError(f"{folder}: is no folder; rule: a new or empty folder; name another one")
     if folder.is_dir() and any(folder.iterdir()):
@@ -83,17 +81,17 @@ def _documents(opened: CheckpointModel) -> Iterator[tuple[str, Mapping[str, Any]
             "eos_token": end_of_text,
             "unk_token": end_of_text,
             "model_max_length": network.config.block_size,
-            # No token types: GPT-2 would add the embedding of their numbers to every token's.
+            # Without token_type_ids: GPT-2 would add their embeddings to every token's.
             "model_input_names": ["input_ids", "attention_mask"],
             "clean_up_tokenization_spaces": False,
-            # As in training: text that spells the marker is text, not the end of a document.
+            # As in training: text that spells the end-of-text marker is ordinary text.
             "split_special_tokens": True,
         },
     )
 
 
 def _plain_tokenizer(text: str) -> str:
-    """Return the tokenizer without what would put tokens around a text: training never had them."""
+    """Return the tokenizer without a post-processor that adds tokens around a text: training has none."""
     document = json.loads(text)
     if (document.get("post_processor") or {}).get("type") in (None, "ByteLevel"):
         return text

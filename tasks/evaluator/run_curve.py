@@ -1,7 +1,6 @@
-"""The curve of a run as its log and its step records tell it, and the verdict that goes with an evaluation.
+"""Reads a run's loss curve up to a step, and judges it for the verdict of an evaluation.
 
-Owns what is read: the surviving line's step records and held-out losses up to a step, so that the verdict on a step is
-the same whenever it is asked for. Refuses to let a verdict cost an evaluation: one that cannot be had is left out.
+It reads only up to that step, so the verdict on a step is the same whenever it is computed.
 """
 
 from dataclasses import dataclass, replace
@@ -25,45 +24,49 @@ class _Vocabulary:
 
 
 def with_verdict(log: RunLog, body: EvaluationRecorded) -> EvaluationRecorded:
-    """Return the evaluation with the verdict on the curve up to its step; without one where none can be had.
+    """Return the evaluation with the verdict on the curve up to its step, or as it is if the curve cannot be judged.
 
-    Only held-out losses belong to a curve: what other suites measure gets no verdict.
+    Only the held-out loss has a curve: other suites get no verdict.
     """
     if METRIC not in body.metrics:
         return body
     try:
-        return replace(body, verdict=verdict_at(log, body))
+        return replace(body, verdict=_verdict_at(log, body))
     except (StorageError, ValueError, LookupError, ArithmeticError):
         return body
 
 
-def verdict_at(log: RunLog, body: EvaluationRecorded) -> CurveVerdict:
-    """Return the verdict on the curve up to an evaluation that need not be on record yet; raises `StorageError`."""
+def _verdict_at(log: RunLog, body: EvaluationRecorded) -> CurveVerdict:
     curve = read_curve(log, suite_sha256=body.suite_sha256, until_step=body.step)
     val = [point for point in curve.val if point[0] != body.step]
     return judge(replace(curve, val=(*val, (body.step, body.metrics[METRIC]))))
 
 
 def read_curve(log: RunLog, *, suite_sha256: str | None, until_step: int | None = None) -> Curve:
-    """Return the curve of a run that was read, up to `until_step` or as far as it goes; raises `StorageError`.
+    """Return the curve of a refreshed log up to `until_step`, None: all of it; raises `StorageError`.
 
-    Its held-out losses are those of one suite; of no suite there are none.
+    It has the held-out losses of one suite, or none where `suite_sha256` is None.
     """
     state, last = log.state, until_step if until_step is not None else float("inf")
     points = splice(read_step_records(log.store, log.prefix), state.attempts)
-    lines = [point.record for point in points if point.record.step <= last]
+    records = [point.record for point in points if point.record.step <= last]
     return Curve(
-        steps=[line.step for line in lines],
-        train_losses=[line.train_loss for line in lines],
-        grad_norms=[line.grad_norm for line in lines],
-        learning_rates=[line.lr for line in lines],
-        val=tuple(point for point in val_losses(state, suite_sha256) if point[0] <= last),
+        steps=[record.step for record in records],
+        train_losses=[record.train_loss for record in records],
+        grad_norms=[record.grad_norm for record in records],
+        learning_rates=[record.lr for record in records],
+        val=tuple(point for point in _val_losses(state, suite_sha256) if point[0] <= last),
         vocab_size=_vocab_size(log.store, state),
         total_steps=state.opened.total_steps if state.opened else 0,
     )
 
 
-def val_losses(state: RunState, suite_sha256: str | None) -> tuple[tuple[int, float], ...]:
+def curve_suite(state: RunState) -> str | None:
+    """Return the suite of the newest recorded held-out loss, or None before the first."""
+    return next((item.suite_sha256 for item in reversed(state.evaluations) if METRIC in item.metrics), None)
+
+
+def _val_losses(state: RunState, suite_sha256: str | None) -> tuple[tuple[int, float], ...]:
     """Return step and newest held-out loss of every checkpoint of the surviving line that the suite measured."""
     losses = {
         item.manifest_sha256: item.metrics[METRIC]
@@ -74,13 +77,8 @@ def val_losses(state: RunState, suite_sha256: str | None) -> tuple[tuple[int, fl
     return tuple((item.step, losses[item.manifest_sha256]) for item in line if item.manifest_sha256 in losses)
 
 
-def curve_suite(state: RunState) -> str | None:
-    """Return the suite of the newest held-out loss on record, None before the first."""
-    return next((item.suite_sha256 for item in reversed(state.evaluations) if METRIC in item.metrics), None)
-
-
 def _vocab_size(store: ObjectStore, state: RunState) -> int:
-    """Return the size of the run's vocabulary, 0 where its snapshot cannot be read."""
+    """Return the size of the run's vocabulary, or 0 if its snapshot cannot be read."""
     if state.opened is None:
         return 0
     key = f"data/{state.opened.data_snapshot}/snapshot.json"

@@ -1,1 +1,1 @@
-"""The trainer from both sides: its process, the channel to the parent, and how its tensors reach the store."""
+"""The trainer process: its parent's side, its channel to the parent, and how its tensors reach the store."""

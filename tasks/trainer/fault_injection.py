@@ -1,71 +1,77 @@
-"""Faults for practice and tests, from outside by `CAIRN_FAULTS`: real ones, each fired once per run.
+"""Injects faults that `CAIRN_FAULTS` lists (`kind@number,…`), for practice and tests: each once per run, and real.
 
-Owns the syntax `kind@number,…`, the once, and how each strikes: a real signal, a real allocator error, a really flipped
-byte, a real silence. A fault leaves a marker object in the run's folder before it strikes, so that the continued run is
-spared. The number is a completed step; of `evaluator` it is the evaluation's.
+The number is a completed step; for `evaluator` it is the number of the evaluation.
 """
 
 import mmap
 import os
 import signal
 import threading
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator
+from enum import StrEnum
 from pathlib import Path
 
 from storage.stores.object_store import ObjectStore
 from tasks.errors import TaskError
 
-PREEMPT, KILL, OOM, BAD_DATA, HANG, EVALUATOR = "preempt", "kill", "oom", "bad-data", "hang", "evaluator"
-TRAINER_KINDS = (PREEMPT, KILL, OOM, BAD_DATA, HANG)
-KINDS = (*TRAINER_KINDS, EVALUATOR)
+
+class FaultKind(StrEnum):
+    """What can be injected; all but the last into a trainer."""
+
+    PREEMPT = "preempt"
+    KILL = "kill"
+    OOM = "oom"
+    BAD_DATA = "bad-data"
+    HANG = "hang"
+    EVALUATOR = "evaluator"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Fault:
-    """One fault: what happens, and at which completed step or which evaluation."""
-
-    kind: str
-    number: int
+TRAINER_FAULTS = frozenset(FaultKind) - {FaultKind.EVALUATOR}
 
 
-def parse_faults(text: str) -> tuple[Fault, ...]:
-    """Return the faults in `kill@300,preempt@812`; raise `TaskError` naming the part that is not one."""
-    faults = []
-    for part in filter(None, (item.strip() for item in text.split(","))):
-        kind, _, number = part.partition("@")
-        if kind not in KINDS or not (number.isascii() and number.isdigit()):
-            raise TaskError(f"CAIRN_FAULTS: {part!r}: must be KIND@NUMBER with KIND one of {', '.join(KINDS)}")
-        faults.append(Fault(kind=kind, number=int(number)))
-    return tuple(faults)
+class FaultPlan:
+    """The faults of one run; a marker object in the run's folder says which were injected."""
+
+    def __init__(self, store: ObjectStore, run_prefix: str, text: str) -> None:
+        """Parse `text`, such as `kill@300,preempt@812`; raises `TaskError` naming the part that is malformed."""
+        self._store, self._run_prefix = store, run_prefix
+        self._faults = [_parse(part) for part in filter(None, (item.strip() for item in text.split(",")))]
+
+    @property
+    def numbers(self) -> list[int]:
+        """The steps, or evaluations, at which there are faults."""
+        return [number for _, number in self._faults]
+
+    def due(self, number: int, *, kinds: Collection[FaultKind] = TRAINER_FAULTS) -> Iterator[FaultKind]:
+        """Yield the faults due at `number` that this run has not had; each is marked before it is yielded."""
+        for kind, at in self._faults:
+            marker = f"{self._run_prefix}/faults/{kind}-{at}.json"
+            if kind in kinds and at == number and self._store.create(marker, b"{}\n"):
+                yield kind
 
 
-def due(
-    faults: Iterable[Fault], store: ObjectStore, run_prefix: str, number: int, *, kinds: Iterable[str]
-) -> Iterator[str]:
-    """Yield the kinds due at `number` that have not struck in this run before; each is marked as it is yielded."""
-    wanted = set(kinds)
-    for fault in faults:
-        marker = f"{run_prefix}/faults/{fault.kind}-{fault.number}.json"
-        if fault.kind in wanted and fault.number == number and store.create(marker, b"{}\n"):
-            yield fault.kind
+def _parse(part: str) -> tuple[FaultKind, int]:
+    kind, _, number = part.partition("@")
+    if kind not in set(FaultKind) or not (number.isascii() and number.isdigit()):
+        raise TaskError(f"CAIRN_FAULTS: {part!r}: must be KIND@NUMBER with KIND one of {', '.join(FaultKind)}")
+    return FaultKind(kind), int(number)
 
 
-def strike_process(kind: str) -> None:
-    """Do to this process what `kind` says: send it the signal, or fall silent for ever."""
+def inject_process_fault(kind: FaultKind) -> None:
+    """Send this process the signal of a fault, or block for ever."""
     match kind:
-        case "preempt":
+        case FaultKind.PREEMPT:
             os.kill(os.getpid(), signal.SIGTERM)
-        case "kill" | "evaluator":
+        case FaultKind.KILL | FaultKind.EVALUATOR:
             os.kill(os.getpid(), signal.SIGKILL)
-        case "hang":
+        case FaultKind.HANG:
             threading.Event().wait()
 
 
 def flip_byte(files: Iterable[Path], tokens: bytes) -> None:
-    """Flip the highest bit of the first of these little-endian 16-bit tokens where it lies on disk.
+    """Flip the highest bit of the first of these little-endian 16-bit tokens in the file that holds them.
 
-    Raises `TaskError` where no file holds them: the fault would not be a real one.
+    Raises `TaskError` if no file holds them.
     """
     for path in files:
         with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as content:

@@ -1,8 +1,7 @@
-"""The weights a run begins from where it does not draw its own: read once from a Hugging Face directory, then kept.
+"""Reads the weights a run starts from out of a Hugging Face directory and keeps them in the store.
 
-Owns how they are read without trust, and that they lie under `initial/<sha256>/`, named by their own hash: every start
-of the run, on whatever machine, begins from exactly those bytes, and the directory is needed no more. Refuses pickles,
-and to know torch: the process that opens a run holds no tensors.
+They are stored as `initial/<sha256>/`, so every start uses exactly those bytes and the directory is not needed again.
+Pickles are refused. Imports no torch: the process that opens a run holds no tensors.
 Source: the layout of `PreTrainedModel.save_pretrained`, whole or in shards.
 """
 
@@ -40,7 +39,7 @@ _NUMPY = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InitialDirectory:
-    """A directory to begin from: `named` as the configuration says it, `folder` where that is."""
+    """A directory with weights: `named` as in the configuration, `folder` as a path."""
 
     named: str
     folder: Path
@@ -52,12 +51,12 @@ class _Index:
 
 
 def find_directory(init_from: str, base_dir: Path) -> InitialDirectory:
-    """Return the directory that `training.init_from` means; a relative one starts at `base_dir`."""
+    """Return the directory of `training.init_from`; a relative path starts at `base_dir`."""
     return InitialDirectory(named=init_from, folder=base_dir / Path(init_from).expanduser())
 
 
 def check_directory(directory: InitialDirectory, model: ModelConfig, vocab_size: int) -> None:
-    """Raise InvalidInput where these weights cannot begin a run of this shape and vocabulary; reads no weights."""
+    """Raise InvalidInput if the weights do not fit this model and vocabulary; reads no weights."""
     try:
         found = _config(directory.folder)
         check_settings(found, model)
@@ -71,9 +70,9 @@ def check_directory(directory: InitialDirectory, model: ModelConfig, vocab_size:
 def keep_initial_weights(
     store: ObjectStore, directory: InitialDirectory, model: ModelConfig, *, tokenizer_json: str, vocab_size: int
 ) -> str:
-    """Read the weights, check them against model and tokenizer, and keep them in the store; returns their sha256.
+    """Read the weights, check them against model and tokenizer, and store them; returns their sha256.
 
-    Keeping equal weights again writes nothing. Raises InvalidInput naming what does not fit.
+    Storing equal weights again writes nothing. Raises InvalidInput naming what does not fit.
     """
     check_directory(directory, model, vocab_size)
     _check_tokenizer(directory, tokenizer_json)
@@ -85,7 +84,7 @@ def keep_initial_weights(
 
 
 def read_initial_weights(store: ObjectStore, sha256: str) -> tuple[TensorRecord, ...]:
-    """Return the weights as a network names them; raises IntegrityError where a byte is not what the run began from."""
+    """Return the stored weights by the network's names; raises IntegrityError if a byte has changed."""
     key = _key(sha256)
     return parse_shard(read_verified(store, promised_weights(store, sha256)), where=key)
 
@@ -111,11 +110,11 @@ def _is_kept(store: ObjectStore, sha256: str) -> bool:
 
 
 def promised_weights(store: ObjectStore, sha256: str) -> ExpectedObject:
-    """Return what must lie where the weights are kept; raises IntegrityError where nothing does."""
+    """Return the stored object of the weights; raises IntegrityError if it is missing."""
     key = _key(sha256)
     size = store.size(key)
     if size is None:
-        raise IntegrityError(f"{key}: missing, and the run began from it; restore it, or begin another run")
+        raise IntegrityError(f"{key}: missing, and the run started from it; restore it, or start another run")
     return ExpectedObject(key=key, bytes=size, sha256=sha256)
 
 
@@ -144,7 +143,7 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
     pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
     if pickles:
         raise InvalidInput(
-            f"{pickles[0]} is a pickle, which may run anything when it is read; rule: {WEIGHTS}, whole or in shards; "
+            f"{pickles[0]} is a pickle, which may run any code when it is read; rule: {WEIGHTS}, whole or in shards; "
             "load it where you trust it and save_pretrained(…, safe_serialization=True)"
         )
     raise InvalidInput(f"holds neither {WEIGHTS} nor {INDEX}; rule: a directory of save_pretrained")
@@ -187,22 +186,22 @@ def _record(name: str, array: NDArray[np.float32]) -> TensorRecord:
 
 
 def _check_tokenizer(directory: InitialDirectory, tokenizer_json: str) -> None:
-    """Refuse ids that mean other text than they meant to the weights, as far as both say what they mean."""
+    """Refuse a tokenizer with other ids than the weights' own, if the directory has one."""
     path = directory.folder / TOKENIZER
     if not path.is_file():
         return
     try:
         theirs = TokenizerFile.from_file(str(path))
     except Exception as error:  # the library raises bare Exception on every fault
-        raise _refusal(directory, f"{TOKENIZER} cannot be read: {error}; repair it or take it away") from error
+        raise _refusal(directory, f"{TOKENIZER} cannot be read: {error}; repair it or remove it") from error
     ours = TokenizerFile.from_str(tokenizer_json)
-    if _says_only_numbers(ours) or theirs.get_vocab(with_added_tokens=True) == ours.get_vocab(with_added_tokens=True):
+    if _is_placeholder(ours) or theirs.get_vocab(with_added_tokens=True) == ours.get_vocab(with_added_tokens=True):
         return
     raise _other_vocabulary(directory, f"the tokenizer is another than the weights' own {TOKENIZER}")
 
 
-def _says_only_numbers(tokenizer: TokenizerFile) -> bool:
-    """Whether it is the stand-in of tokens that were imported without their tokenizer."""
+def _is_placeholder(tokenizer: TokenizerFile) -> bool:
+    """Whether it is the placeholder of tokens that were imported without their tokenizer."""
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     return sum(text != str(number) for text, number in vocabulary.items()) <= 1  # end-of-text has a name
 

@@ -1,6 +1,6 @@
-"""The trainer's line to its parent: commands in over stdin, events out over stdout, and its last words.
+"""The trainer's channel to its parent: commands on stdin, events on stdout.
 
-Owns the bytes on both. Refuses to know what is trained. A parent that is gone ends this process at once.
+The process exits at once when its parent is gone.
 """
 
 import os
@@ -22,21 +22,15 @@ from tasks.trainer.trainer_protocol import (
 )
 
 
-class Line(Protocol):
-    """What a trainer asks of its line, alone or as one of several ranks."""
-
-    def order(self) -> TrainerSpec:
-        """Wait for the order."""
-
-    def next_command(self) -> Command:
-        """Wait for the next command."""
+class Channel(Protocol):
+    """Where a trainer sends its events, alone or as one of several ranks."""
 
     def send(self, event: Event) -> None:
-        """Tell the parent."""
+        """Send an event to the parent."""
 
 
 class ParentChannel:
-    """The line to the parent: commands in, events out, one lock so that two threads never mix their bytes."""
+    """The channel of a single trainer process; `send` is safe to use from several threads."""
 
     def __init__(self) -> None:
         """Take stdout for events; anything else printed from now on goes to stderr."""
@@ -45,28 +39,28 @@ class ParentChannel:
         self._lock = threading.Lock()
         self._commands: queue.Queue[Command] = queue.Queue()
 
-    def order(self) -> TrainerSpec:
-        """Read the order, then listen for commands in the background; without an order there is nothing to do."""
-        said = sys.stdin.buffer.readline()
-        if not said:
-            os._exit(ORPHANED_EXIT_CODE)  # started ahead of a run that did not begin
-        order = TrainerSpec.model_validate_json(said)
-        threading.Thread(target=self._listen, name="commands", daemon=True).start()
-        return order
+    def read_spec(self) -> TrainerSpec:
+        """Wait for the spec, then read commands in the background; exits if stdin ends before."""
+        line = sys.stdin.buffer.readline()
+        if not line:
+            os._exit(ORPHANED_EXIT_CODE)  # started ahead for a run that did not begin
+        spec = TrainerSpec.model_validate_json(line)
+        threading.Thread(target=self._read_commands, name="commands", daemon=True).start()
+        return spec
 
     def next_command(self) -> Command:
         """Wait for the parent's next command."""
         return self._commands.get()
 
     def send(self, event: Event) -> None:
-        """Tell the parent; a parent that is gone ends this process."""
+        """Send an event; exits if the parent is gone."""
         try:
             with self._lock:
                 self._out.write(encode_message(event))
         except BrokenPipeError:
             os._exit(ORPHANED_EXIT_CODE)
 
-    def _listen(self) -> None:
+    def _read_commands(self) -> None:
         for line in sys.stdin.buffer:
             message = decode_message(line)
             if isinstance(message, TrainUntil | Finish):
@@ -74,12 +68,12 @@ class ParentChannel:
         os._exit(ORPHANED_EXIT_CODE)
 
 
-def die(line: Line, error: BaseException) -> NoReturn:
-    """Speak the last words and leave at once, whatever other threads do."""
+def report_and_exit(channel: Channel, error: BaseException) -> NoReturn:
+    """Send the exception to the parent and exit with 1 at once, whatever other threads do."""
     trace = traceback.format_exception(error)
     sys.stderr.write("".join(trace))
     sys.stderr.flush()
-    line.send(
+    channel.send(
         ExceptionReport(
             exception=type(error).__name__,
             message=str(error),

@@ -1,8 +1,7 @@
-"""One checkpoint written by several ranks: who writes which tensor, and how it becomes one manifest with one digest.
+"""One checkpoint written by several ranks: which rank writes which tensor, and how one manifest and digest result.
 
-Owns the split and what passes between the ranks meanwhile. Shards hold whole tensors, so a checkpoint says nothing of
-how many wrote it and any number can read it. The digest runs over all bytes in name order: rank 0 is sent what others
-hold, a tensor at a time, in the background. Refuses to know threads and patience.
+Shards hold whole tensors, so any number of processes can read them. The digest covers all bytes in name order: the
+other ranks send theirs to rank 0 in the background, one tensor at a time.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,10 +20,10 @@ from tasks.trainer.rendezvous import Rendezvous
 from tasks.trainer.tensor_exchange import to_record
 
 
-def writers_of(tensors: Sequence[NamedTensor], count: int) -> dict[str, int]:
-    """Return which of `count` ranks writes which tensor: contiguous in name order, about as many bytes each.
+def assign_writers(tensors: Sequence[NamedTensor], count: int) -> dict[str, int]:
+    """Return which of `count` ranks writes each tensor: contiguous in name order, about equal bytes.
 
-    What belongs to the trainer's document is rank 0's. Every rank finds the same.
+    Rank 0 writes the tensors of the trainer document. Every rank computes the same assignment.
     """
     payload = sorted((named for named in tensors if named.group != "trainer"), key=lambda named: named.name)
     total, before = max(1, sum(named.tensor.nbytes for named in payload)), 0
@@ -36,12 +35,12 @@ def writers_of(tensors: Sequence[NamedTensor], count: int) -> dict[str, int]:
 
 
 class SharedStaging:
-    """This rank's part in staging what all ranks hold."""
+    """This rank's part in staging a checkpoint of all ranks."""
 
-    def __init__(self, ranks: Ranks, meeting: Rendezvous, tensors: Sequence[NamedTensor]) -> None:
-        """Split the tensors of a train state; the split holds for every checkpoint of the attempt."""
-        self.ranks, self._meeting = ranks, meeting
-        self._writers = writers_of(tensors, ranks.size)
+    def __init__(self, ranks: Ranks, rendezvous: Rendezvous, tensors: Sequence[NamedTensor]) -> None:
+        """Assign the tensors of a train state to ranks, for every checkpoint of the attempt."""
+        self.ranks, self._rendezvous = ranks, rendezvous
+        self._writers = assign_writers(tensors, ranks.size)
         self._theirs = sorted(
             (named for named in tensors if self._writers[named.name] != 0), key=lambda named: named.name
         )
@@ -51,27 +50,27 @@ class SharedStaging:
         return self._writers[name] == self.ranks.rank
 
     def digest(self, own: Sequence[TensorRecord]) -> str:
-        """Return the digest of the whole state; on rank 0, once for each checkpoint, while the others `hand_over`."""
+        """Return the digest of the whole state; called by rank 0 for each checkpoint, while the others `send_own`."""
         return state_sha256(in_name_order(sorted(own, key=lambda record: record.name), self._received()))
 
-    def hand_over(self, own: Sequence[TensorRecord]) -> None:
-        """Send rank 0 what it has to digest; for every other rank, once for each checkpoint."""
+    def send_own(self, own: Sequence[TensorRecord]) -> None:
+        """Send this rank's tensors to rank 0 for the digest; every other rank calls it once per checkpoint."""
         for record in sorted(own, key=lambda record: record.name):
             if record.data.nbytes:
                 self.ranks.send_to_first(torch.frombuffer(record.data, dtype=torch.uint8))
 
-    def tell_written(self, step: int, objects: Sequence[ManifestObject]) -> None:
-        """Let rank 0 know what this rank has written for the checkpoint of `step`."""
-        self._meeting.leave(_key(step, self.ranks.rank), msgspec.json.encode(objects))
+    def publish_objects(self, step: int, objects: Sequence[ManifestObject]) -> None:
+        """Tell rank 0 the objects that this rank wrote for the checkpoint of `step`."""
+        self._rendezvous.put(_key(step, self.ranks.rank), msgspec.json.encode(objects))
 
-    def others(self, step: int, digest: Callable[[], str]) -> OtherWriters:
-        """Return what rank 0 asks of the others to complete the checkpoint of `step`."""
-        return OtherWriters(count=self.ranks.size - 1, digest=digest, written=partial(self._written_by_others, step))
+    def other_writers(self, step: int, digest: Callable[[], str]) -> OtherWriters:
+        """Return the part of the other ranks in the checkpoint of `step`, for rank 0."""
+        return OtherWriters(count=self.ranks.size - 1, digest=digest, written=partial(self._other_objects, step))
 
-    def _written_by_others(self, step: int) -> tuple[ManifestObject, ...]:
+    def _other_objects(self, step: int) -> tuple[ManifestObject, ...]:
         names = [_key(step, rank) for rank in range(1, self.ranks.size)]
-        left = [self._meeting.take(name) or b"[]" for name in names]
-        return tuple(item for data in left for item in msgspec.json.decode(data, type=tuple[ManifestObject, ...]))
+        documents = [self._rendezvous.get(name) or b"[]" for name in names]
+        return tuple(item for data in documents for item in msgspec.json.decode(data, type=tuple[ManifestObject, ...]))
 
     def _received(self) -> Iterator[TensorRecord]:
         for named in self._theirs:

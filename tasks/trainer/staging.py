@@ -1,9 +1,7 @@
-"""Staging in the background: one checkpoint goes up while the next segment trains.
+"""Stages checkpoints in background threads of low priority while training goes on.
 
-Owns the threads, which give way to training, the memory a checkpoint waits in, never overwritten while it is read,
-and patience with a store that is away: it is asked again until `patience_seconds` are over, and training goes on
-meanwhile, up to the end of the segment under way, because one checkpoint is all that waits in memory.
-Refuses to commit anything.
+One checkpoint is on its way at a time; its memory is not overwritten before. While the store is unavailable, staging
+retries until `patience_seconds` are over, and training continues up to the end of the current segment.
 """
 
 import threading
@@ -26,7 +24,6 @@ from storage.checkpoints.checkpoint import (
     stage_checkpoint,
     stage_share,
 )
-from storage.checkpoints.manifest import ManifestObject
 from storage.checkpoints.tensor_record import TensorRecord
 from storage.checkpoints.trainer_document import TrainerDocument
 from storage.errors import StorageError
@@ -38,84 +35,77 @@ from tasks.trainer.staging_buffer import StagingBuffer
 from tasks.trainer.tensor_exchange import to_group
 
 T = TypeVar("T")
-_SIGN_SECONDS = 2.0
+_HEARTBEAT_SECONDS = 2.0
 _UPLOADS = UploadOptions(at_once=4, thread_start=lower_thread_priority)
 """Four shards at once keep a disk or a connection busy while others are hashed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostCheckpoint:
-    """A train state copied to the host, on its way to the store."""
+    """A train state copied to the host."""
 
     target: CheckpointTarget
     tensors: tuple[NamedTensor, ...]
     document: TrainerDocument
 
     def groups(self) -> tuple[TensorGroup, ...]:
-        """Return what becomes shards; worked out in the background, for training waits for the copy alone."""
+        """Return the tensors that become shards; called in the background, to keep training's wait short."""
         return to_group("weights", self.tensors), to_group("optimizer", self.tensors)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reports:
-    """Who hears what: a checkpoint is staged, nothing went up yet and why, it is given up."""
+class StagingCallbacks:
+    """Called when a checkpoint is staged; with (step, why, seconds) while it waits; and with the error if it failed."""
 
-    staged: Callable[[StagedCheckpoint], None]
-    waiting: Callable[[int, str, float], None]
-    failed: Callable[[Exception], None]
+    on_staged: Callable[[StagedCheckpoint], None]
+    on_waiting: Callable[[int, str, float], None]
+    on_failed: Callable[[Exception], None]
 
 
 class Staging:
-    """At most one checkpoint on its way."""
+    """Stages at most one checkpoint at a time."""
 
     def __init__(
         self,
         store: ObjectStore,
-        reports: Reports,
+        callbacks: StagingCallbacks,
         *,
         patience_seconds: float,
-        host_copy: StagingBuffer | None = None,
+        buffer: StagingBuffer | None = None,
         shared: SharedStaging | None = None,
     ) -> None:
-        """Start with nothing to stage; `host_copy` is this object's from now on. Several ranks share the work."""
+        """Own `buffer` from now on; `shared` is this rank's part if several ranks stage together."""
         self._shared = shared
-        self._store, self._reports, self._retry_policy = store, reports, run_retry_policy(patience_seconds)
-        self._host_copy = host_copy or StagingBuffer(torch.device("cpu"))
+        self._store, self._callbacks, self._retry_policy = store, callbacks, run_retry_policy(patience_seconds)
+        self._buffer = buffer or StagingBuffer(torch.device("cpu"))
         self._thread: threading.Thread | None = None
         self._step = 0
 
     def prepare(self, tensors: Sequence[NamedTensor]) -> None:
-        """Make the memory that copies of these tensors will need, in the background: call it before training."""
+        """Allocate the memory for copies of these tensors in the background."""
         shared = self._shared
-        self._host_copy.prepare([named for named in tensors if shared is None or shared.is_own(named.name)])
+        self._buffer.prepare([named for named in tensors if shared is None or shared.is_own(named.name)])
 
     def copy(self, tensors: Sequence[NamedTensor]) -> tuple[NamedTensor, ...]:
-        """Return host copies, which stay as they are until the next call; waits for a checkpoint still being read."""
+        """Wait for the checkpoint on its way, then return host copies, which are valid until the next call."""
         self.wait()
-        return (
-            self._host_copy.take(tensors)
-            if self._shared is None
-            else self._host_copy.take(tensors, self._shared.is_own)
-        )
+        if self._shared is None:
+            return self._buffer.copy(tensors)
+        return self._buffer.copy(tensors, self._shared.is_own)
 
     def begin(self, checkpoint: HostCheckpoint, before: Callable[[], None]) -> None:
-        """Wait for the one under way, then stage `checkpoint` in the background, calling `before` there first."""
+        """Wait for the checkpoint on its way, then call `before` and stage `checkpoint` in the background."""
         self.wait()
         self._step = checkpoint.document.step
         self._thread = threading.Thread(target=self._run, args=(checkpoint, before), name="staging")
         self._thread.start()
 
-    @property
-    def is_under_way(self) -> bool:
-        """Whether a checkpoint is still on its way up, so that its memory is being read."""
-        return self._thread is not None and self._thread.is_alive()
-
     def wait(self) -> None:
-        """Wait until the checkpoint under way is staged, showing signs of life."""
+        """Wait until the checkpoint on its way is staged, calling `on_waiting` every 2 s as a sign of life."""
         started = time.monotonic()
-        while self._thread is not None and self.is_under_way:
-            self._thread.join(_SIGN_SECONDS)
-            self._reports.waiting(self._step, "", time.monotonic() - started)
+        while self._thread is not None and self._thread.is_alive():
+            self._thread.join(_HEARTBEAT_SECONDS)
+            self._callbacks.on_waiting(self._step, "", time.monotonic() - started)
 
     def _run(self, checkpoint: HostCheckpoint, before: Callable[[], None]) -> None:
         lower_thread_priority()
@@ -127,47 +117,40 @@ class Staging:
                 elif shared.ranks.is_first:
                     records = [*_payload(checkpoint), *checkpoint.document.records()]
                     digest = background.submit(shared.digest, records).result
-                    self._complete(checkpoint, before, shared.others(checkpoint.document.step, digest))
+                    self._complete(checkpoint, before, shared.other_writers(checkpoint.document.step, digest))
                 else:
-                    handing_over = background.submit(shared.hand_over, _payload(checkpoint))
-                    objects = self._with_retries(checkpoint, partial(self._stage_share, checkpoint, shared))
-                    shared.tell_written(checkpoint.document.step, objects)
-                    handing_over.result()
+                    sending = background.submit(shared.send_own, _payload(checkpoint))
+                    self._stage_share(checkpoint, shared)
+                    sending.result()
         except Exception as error:
-            self._reports.failed(error)
+            self._callbacks.on_failed(error)
 
     def _complete(self, checkpoint: HostCheckpoint, before: Callable[[], None], others: OtherWriters | None) -> None:
         def stage() -> StagedCheckpoint:
             before()
-            return self._stage(checkpoint, others)
+            return stage_checkpoint(
+                self._store,
+                checkpoint.target,
+                checkpoint.groups(),
+                checkpoint.document,
+                uploads=_UPLOADS,
+                others=others,
+            )
 
-        self._reports.staged(self._with_retries(checkpoint, stage))
+        self._callbacks.on_staged(self._with_retries(checkpoint, stage))
+
+    def _stage_share(self, checkpoint: HostCheckpoint, shared: SharedStaging) -> None:
+        ranks, prefix, groups = shared.ranks, checkpoint.target.prefix, checkpoint.groups()
+        stage = partial(
+            stage_share, self._store, prefix, groups, writer=ranks.rank, writers=ranks.size, uploads=_UPLOADS
+        )
+        shared.publish_objects(checkpoint.document.step, self._with_retries(checkpoint, stage))
 
     def _with_retries(self, checkpoint: HostCheckpoint, stage: Callable[[], T]) -> T:
         def report(error: StorageError, seconds: float) -> None:
-            self._reports.waiting(checkpoint.document.step, str(error), seconds)
+            self._callbacks.on_waiting(checkpoint.document.step, str(error), seconds)
 
         return self._retry_policy.call(stage, on_retry=report)
-
-    def _stage_share(self, checkpoint: HostCheckpoint, shared: SharedStaging) -> tuple[ManifestObject, ...]:
-        return stage_share(
-            self._store,
-            checkpoint.target.prefix,
-            checkpoint.groups(),
-            writer=shared.ranks.rank,
-            writers=shared.ranks.size,
-            uploads=_UPLOADS,
-        )
-
-    def _stage(self, checkpoint: HostCheckpoint, others: OtherWriters | None) -> StagedCheckpoint:
-        return stage_checkpoint(
-            self._store,
-            checkpoint.target,
-            checkpoint.groups(),
-            checkpoint.document,
-            uploads=_UPLOADS,
-            others=others,
-        )
 
 
 def _payload(checkpoint: HostCheckpoint) -> list[TensorRecord]:

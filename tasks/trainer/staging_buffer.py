@@ -1,8 +1,7 @@
-"""The one copy of a train state that training stops for: one block of host memory, made once and used again.
+"""The host memory that checkpoints are copied to: one block, allocated once and reused.
 
-Owns the block. It is touched before the first checkpoint needs it, so that a copy waits for no page, and page-locked
-beside an accelerator, so that copies run at the speed of the bus and all at once. A resumed checkpoint is read into
-the very same block. Refuses to know when it may be overwritten: `Staging` does.
+It is touched in advance, so that a copy does not wait for page faults, and page-locked if the state is on a GPU, so
+that copies are asynchronous. A resumed checkpoint is read into the same block.
 Source: PyTorch, "A guide on good usage of non_blocking and pin_memory"; NumPy asks for huge pages (madvise(2)).
 """
 
@@ -24,10 +23,10 @@ _PAGE_BYTES = 4096
 
 
 class StagingBuffer:
-    """Memory on the host for one train state."""
+    """Host memory for one train state; its owner decides when it may be overwritten."""
 
     def __init__(self, device: torch.device) -> None:
-        """Take no memory yet; `device` is where the state lives."""
+        """Allocate nothing yet; `device` is where the state is."""
         self._device = device
         self._block = torch.empty(0, dtype=torch.uint8)
         self._copies: tuple[NamedTensor, ...] = ()
@@ -35,27 +34,27 @@ class StagingBuffer:
 
     @property
     def bytes(self) -> int:
-        """How much memory it holds; 0 before the first use."""
-        self._settle()
+        """The size of the block; 0 before the first use."""
+        self._wait_prepared()
         return self._block.nbytes
 
     def prepare(self, tensors: Sequence[NamedTensor]) -> None:
-        """Make the memory for these tensors in the background, while the first segment trains."""
-        if self.bytes < (wanted := _needed_bytes(_sizes(tensors))):
-            self._preparing = threading.Thread(target=self._reserve_quietly, args=(wanted,), name="host-copy")
+        """Allocate the memory for these tensors in the background, while the first segment trains."""
+        if self.bytes < (needed := _needed_bytes(_sizes(tensors))):
+            self._preparing = threading.Thread(target=self._run, args=(needed,), name="staging-buffer")
             self._preparing.start()
 
-    def take(
+    def copy(
         self, tensors: Sequence[NamedTensor], is_own: Callable[[str], bool] = lambda _: True
     ) -> tuple[NamedTensor, ...]:
-        """Copy the tensors into the block, over whatever it held, and return the copies, which are views of it.
+        """Copy the tensors into the block, over its old content, and return the copies, which are views of it.
 
-        Only those whose name `is_own` are kept; of sharded ones every rank must be asked for all.
+        Only tensors whose name `is_own` are kept; sharded ones are gathered, so every rank must pass all of them.
         """
         kept = [named for named in tensors if is_own(named.name)]
-        self._settle()
+        self._wait_prepared()
         if [_layout(named) for named in kept] != [_layout(copy) for copy in self._copies]:
-            self._copies = self._laid_out(kept)
+            self._copies = self._lay_out(kept)
         targets = {copy.name: copy.tensor for copy in self._copies}
         with torch.no_grad():
             for named in tensors:
@@ -67,10 +66,10 @@ class StagingBuffer:
         return self._copies
 
     def buffers(self, sizes: Sequence[int]) -> list[memoryview]:
-        """Return writable pieces of the block of these sizes in bytes, for what is read into it."""
+        """Return writable pieces of the block of these sizes in bytes."""
         return [memoryview(piece.numpy().data) for piece in self._pieces(sizes)]
 
-    def _laid_out(self, tensors: Sequence[NamedTensor]) -> tuple[NamedTensor, ...]:
+    def _lay_out(self, tensors: Sequence[NamedTensor]) -> tuple[NamedTensor, ...]:
         pieces = self._pieces(_sizes(tensors))
         return tuple(
             replace(named, tensor=piece.view(named.tensor.dtype).view(named.tensor.shape))  # (bytes,) to its shape
@@ -78,7 +77,7 @@ class StagingBuffer:
         )
 
     def _pieces(self, sizes: Sequence[int]) -> list[Tensor]:
-        self._settle()
+        self._wait_prepared()
         self._reserve(_needed_bytes(sizes))
         pieces, start = [], 0
         for size in sizes:
@@ -86,12 +85,12 @@ class StagingBuffer:
             start += _rounded(size)
         return pieces
 
-    def _settle(self) -> None:
+    def _wait_prepared(self) -> None:
         if self._preparing is not None:
             self._preparing.join()
             self._preparing = None
 
-    def _reserve_quietly(self, size_bytes: int) -> None:
+    def _run(self, size_bytes: int) -> None:
         lower_thread_priority()
         self._reserve(size_bytes)
 
@@ -101,13 +100,13 @@ class StagingBuffer:
         locked = self._device.type == "cuda"
         if locked and self._block.nbytes:
             _runtime().cudaHostUnregister(self._block.data_ptr())
-        self._block, self._copies = torch.empty(0, dtype=torch.uint8), ()  # never two of them
+        self._block, self._copies = torch.empty(0, dtype=torch.uint8), ()  # free it before the larger one exists
         memory = np.empty(size_bytes, dtype=np.uint8)
         memory[::_PAGE_BYTES] = 0
         block = torch.from_numpy(memory)
         if locked:
             # Not `pin_memory=True`: that allocator rounds up to a power of two, up to twice the state.
-            # A driver that refuses costs speed only: copies to pages of the usual kind are as safe.
+            # If the driver refuses, copies to ordinary pages are slower but as safe.
             _runtime().cudaHostRegister(block.data_ptr(), block.nbytes, 0)
         self._block = block
 

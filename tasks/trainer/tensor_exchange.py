@@ -1,7 +1,4 @@
-"""Torch tensors to storage's records and back, without a second copy where the bytes allow it.
-
-Owns the dtype names of the safetensors format on torch's side.
-"""
+"""Converts torch tensors to storage's tensor records and back, without a copy where possible."""
 
 from collections.abc import Iterable, Mapping
 
@@ -34,14 +31,14 @@ def to_record(name: str, tensor: Tensor) -> TensorRecord:
 
 
 def to_group(name: str, tensors: Iterable[NamedTensor]) -> TensorGroup:
-    """Return those tensors that belong to the group `name` as one shard group."""
+    """Return the tensors of the group `name` as one shard group."""
     return TensorGroup(
         name=name, records=tuple(to_record(item.name, item.tensor) for item in tensors if item.group == name)
     )
 
 
 def to_tensors(records: Iterable[TensorRecord]) -> dict[str, Tensor]:
-    """Return the records as tensors, by name: views of the records' own memory, copies of what may not be written."""
+    """Return the records as tensors, by name: views of the records' memory, or copies if it is read-only."""
     return {record.name: _to_tensor(record) for record in records}
 
 

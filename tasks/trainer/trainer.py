@@ -1,103 +1,75 @@
-"""The trainer: the child process that holds the tensors for one whole attempt.
+"""The trainer process (`python -m tasks.trainer.trainer`): holds the tensors of one attempt, trains and stages.
 
-Run as `python -m tasks.trainer.trainer`. Loads, trains, and stages in the background. It never
-commits, so however it dies, nothing it did counts until its parent says so. It dies with its parent: end of file on
-stdin ends it at once. Where one model has several processes, each is one of these, started by torchrun's agent.
+It never commits, so its work counts only once the parent has committed it. It exits when its stdin ends, that is, with
+its parent. Where several processes train one model, torchrun's agent starts one trainer for each rank.
 """
 
 import os
 import platform
 import signal
 import threading
-import time
-from collections import deque
-from dataclasses import asdict
 from functools import partial
-from typing import NoReturn
 
-import numpy as np
 import torch
 
-from model.data.batch_loader import BatchLoader
-from model.errors import BadBatch, LossExploded, NonFiniteLoss, TokenOutOfRange
+from model.errors import NonFiniteLoss, TokenOutOfRange
 from model.training.determinism import choose_deterministic_kernels, make_deterministic, resolve_device
-from model.training.divergence import BASELINE_STEPS, find_bad_windows, find_spike
-from model.training.train_state import TrainState
 from model.training.training_loop import LoopOutcome, StepObserver, StepResult, default_fetch_schedule, train_until
-from model.training.training_step import StepInputs
-from model.training.weights import WEIGHT_PREFIX, load_weights
-from storage.checkpoints.checkpoint import StagedCheckpoint, checkpoint_target
+from storage.checkpoints.checkpoint import checkpoint_target
 from storage.checkpoints.trainer_document import TrainerDocument, small_tensor
 from storage.logs.run_log import run_prefix
-from storage.logs.step_log import StepLog, StepRecord
 from storage.stores.open_store import open_store
-from tasks.trainer.checkpoint_reading import CheckpointReading
-from tasks.trainer.fault_injection import BAD_DATA, OOM, TRAINER_KINDS, due, flip_byte, parse_faults, strike_process
-from tasks.trainer.initial_weights import read_initial_weights
-from tasks.trainer.parent_channel import Line
-from tasks.trainer.rank_channel import Place, fall, join, open_line, own_threads
+from tasks.trainer.fault_injection import FaultKind, FaultPlan, inject_process_fault
+from tasks.trainer.loss_checks import SpikeCheck, raise_for_samples
+from tasks.trainer.parent_channel import Channel
+from tasks.trainer.rank_channel import Place, exit_on_error, join, open_channel, thread_share
 from tasks.trainer.shared_staging import SharedStaging
-from tasks.trainer.staging import HostCheckpoint, Reports, Staging
+from tasks.trainer.staging import HostCheckpoint, Staging, StagingCallbacks
 from tasks.trainer.staging_buffer import StagingBuffer
-from tasks.trainer.tensor_exchange import to_group, to_tensors
-from tasks.trainer.trainer_protocol import Ready, SegmentDone, StepDone, TrainerSpec, TrainUntil, Waiting
-from tasks.trainer.training_data import TrainingData
+from tasks.trainer.state_loading import CheckpointLoad, fresh_state, restore_state
+from tasks.trainer.step_reporter import StepReporter
+from tasks.trainer.tensor_exchange import to_group
+from tasks.trainer.trainer_protocol import Ready, TrainerSpec, TrainUntil, Waiting
+from tasks.trainer.training_data import open_training_data
 
 
 class Trainer:
-    """One attempt's training: state, data, and the staging that overlaps it."""
+    """One attempt's training: data, state, and the staging that overlaps it."""
 
-    def __init__(self, order: TrainerSpec, line: Line, stop: threading.Event, place: Place | None = None) -> None:
-        """Open data and state; resumes from the order's checkpoint, verified on the way in.
+    def __init__(self, spec: TrainerSpec, channel: Channel, stop: threading.Event, place: Place | None = None) -> None:
+        """Open data and state; training stops after the step in which `stop` is set.
 
-        `place` is this process's among several; without one it is the only one.
+        Without a `place` this is the only process.
         """
-        self._order, self._line, self._stop = order, line, stop
-        place = place or Place(device=resolve_device(order.training.device))
-        self._ranks, device = place.ranks, place.device
-        self._started = time.monotonic()
-        self._store = open_store(order.store_url)
-        self._prefix = run_prefix(order.run_id)
-        host_copy = StagingBuffer(device)
-        self._resumed = CheckpointReading(self._store, order.resume, host_copy)
-        data = TrainingData.opened(self._store, order)
-        self._windows, self._sample_order = data.windows, data.order
-        # A forward through a sharded model takes all of them; otherwise rank 0 measures while the others wait.
-        self._probe = data.probe if self._ranks.is_first or self._ranks.is_sharded else None
-        training = order.training.model_copy(update={"activation_checkpointing": order.activation_checkpointing})
-        self._state = TrainState.create(order.model, training, data.vocab_size, device, self._ranks)
-        if training.mask_documents:
-            self._state.model.boundary_id = data.end_of_text_id
-        self._loader = BatchLoader(
-            self._windows,
-            self._sample_order,
-            self._state.device,
-            end_step=order.training.steps,
-            rows=self._ranks.rows(order.training.global_batch),
+        self._spec, self._channel, self._stop = spec, channel, stop
+        place = place or Place(device=resolve_device(spec.training.device))
+        self._ranks, self._store, prefix = place.ranks, open_store(spec.store_url), run_prefix(spec.run_id)
+        self._reporter = StepReporter(spec, self._store, prefix, channel, place.ranks)
+        buffer = StagingBuffer(place.device)
+        self._load = CheckpointLoad(self._store, spec.resume, buffer)
+        self._data = open_training_data(self._store, spec, place)
+        self._state = fresh_state(spec, self._data, place)
+        self._faults = FaultPlan(self._store, prefix, spec.faults)
+        self._spikes = SpikeCheck(spec.divergence, self._data.inputs.order)
+        self._staging = self._open_staging(buffer, place)
+
+    def _open_staging(self, buffer: StagingBuffer, place: Place) -> Staging:
+        callbacks = StagingCallbacks(
+            on_staged=self._channel.send,
+            on_waiting=lambda step, why, seconds: self._channel.send(Waiting(step=step, why=why, seconds=seconds)),
+            on_failed=partial(exit_on_error, self._channel),
         )
-        self._steps = StepLog(self._store, self._prefix, order.attempt, spool_dir=order.work_dir)
-        self._faults, self._train_files = parse_faults(order.faults), data.files
-        reports = Reports(staged=self._on_staged, waiting=self._on_waiting, failed=partial(fall, line))
-        tensors = self._state.live_tensors()
-        shared = SharedStaging(self._ranks, place.meeting, tensors) if place.meeting else None
-        self._staging = Staging(
-            self._store, reports, patience_seconds=order.patience_seconds, host_copy=host_copy, shared=shared
+        shared = None
+        if place.rendezvous is not None:
+            shared = SharedStaging(place.ranks, place.rendezvous, self._state.live_tensors())
+        return Staging(
+            self._store, callbacks, patience_seconds=self._spec.patience_seconds, buffer=buffer, shared=shared
         )
-        self._losses: deque[float] = deque(maxlen=BASELINE_STEPS + order.divergence.patience_steps)
-        self._tokens = 0
-        self._lr = 0.0
 
     def resume(self) -> None:
-        """Load the checkpoint the parent chose, or the weights the run begins from, and say that training can begin."""
-        digest = None
-        loaded = self._resumed.result()
-        if loaded is not None:
-            self._state.load(to_tensors([*loaded.tensors, *loaded.trainer.records()]))
-            digest = loaded.state_sha256
-        elif self._order.initial_weights_sha256 is not None:
-            weights = to_tensors(read_initial_weights(self._store, self._order.initial_weights_sha256))
-            load_weights(self._state.model, {f"{WEIGHT_PREFIX}{name}": tensor for name, tensor in weights.items()})
-        self._line.send(
+        """Restore the state from the spec's checkpoint or initial weights, and report that training can begin."""
+        digest = restore_state(self._state, self._spec, self._store, self._load)
+        self._channel.send(
             Ready(
                 step=self._state.step,
                 state_sha256=digest,
@@ -112,137 +84,75 @@ class Trainer:
         try:
             outcome = self._train_until(until_step)
         except (NonFiniteLoss, TokenOutOfRange) as error:
-            self._convict(error)
+            raise_for_samples(error, self._state, self._data.inputs)
+        checkpoint = self._copy_checkpoint()
+        self._reporter.report_segment(outcome)
+        self._staging.begin(checkpoint, before=self._reporter.publish)
+
+    def finish(self) -> None:
+        """Stop reading ahead, and wait until every rank has staged its checkpoint."""
+        assert self._data.inputs.loader is not None
+        self._data.inputs.loader.close()
+        self._staging.wait()
+        self._ranks.any(False)
+
+    def _train_until(self, until_step: int) -> LoopOutcome:
+        observer = StepObserver(
+            on_step=self._on_step,
+            stop_requested=lambda: self._ranks.any(self._stop.is_set()),
+            probe=self._data.probe,
+        )
+        schedule = default_fetch_schedule(self._state, at_steps=self._faults.numbers)
+        return train_until(self._state, self._data.inputs, observer, until_step=until_step, schedule=schedule)
+
+    def _copy_checkpoint(self) -> HostCheckpoint:
         tensors = self._staging.copy(self._state.live_tensors())
         document = TrainerDocument(
             version=1,
             step=self._state.step,
             cursor=self._state.cursor,
-            learning_rate=self._lr,
+            learning_rate=self._reporter.learning_rate,
             versions={"python": platform.python_version(), "torch": str(torch.__version__)},
             tensors=tuple(small_tensor(record) for record in to_group("trainer", tensors).records),
         )
-        checkpoint = HostCheckpoint(
-            target=checkpoint_target(self._order.run_id, step=document.step, attempt=self._order.attempt),
-            tensors=tensors,
-            document=document,
-        )
-        self._line.send(
-            SegmentDone(
-                step=outcome.step, stopped=outcome.stopped, tokens=self._tokens, gpu_seconds=self._gpu_seconds()
-            )
-        )
-        self._staging.begin(checkpoint, before=self._steps.publish if self._ranks.is_first else _nothing)
+        target = checkpoint_target(self._spec.run_id, step=document.step, attempt=self._spec.attempt)
+        return HostCheckpoint(target=target, tensors=tensors, document=document)
 
-    def finish(self) -> None:
-        """Stop reading ahead, and wait until the checkpoint under way is staged, by every rank."""
-        self._loader.close()
-        self._staging.wait()
-        self._ranks.any(False)
-
-    def _train_until(self, until_step: int) -> LoopOutcome:
-        inputs = StepInputs(
-            windows=self._windows,
-            order=self._sample_order,
-            training=self._order.training,
-            micro_batch=self._order.micro_batch,
-            loader=self._loader,
-        )
-        observer = StepObserver(
-            on_step=self._on_step,
-            stop_requested=lambda: self._ranks.any(self._stop.is_set()),
-            probe=self._probe,
-        )
-        schedule = default_fetch_schedule(self._state, at_steps=[fault.number for fault in self._faults])
-        return train_until(self._state, inputs, observer, until_step=until_step, schedule=schedule)
-
-    def _convict(self, error: NonFiniteLoss | TokenOutOfRange) -> NoReturn:
-        """Find the samples to blame; where all of them fail it is the weights, and the error stands as it is."""
-        step, drawn = self._state.step + 1, self._sample_order.windows_of(self._state.step)
-        guilty = find_bad_windows(self._state, self._windows, drawn, training=self._order.training)
-        if isinstance(error, TokenOutOfRange):
-            raise BadBatch(step=step, windows=guilty, why="token ids outside the vocabulary") from error
-        if 0 < len(guilty) < len(set(drawn.tolist())):
-            raise BadBatch(step=step, windows=guilty, why=f"{error.quantity} is {error.value}") from error
-        raise NonFiniteLoss(step=step, quantity=error.quantity, value=error.value, windows=drawn.tolist()) from error
-
-    def _on_staged(self, staged: StagedCheckpoint) -> None:
-        self._line.send(staged)
-
-    def _on_waiting(self, step: int, why: str, seconds: float) -> None:
-        self._line.send(Waiting(step=step, why=why, seconds=seconds))
-
-    def _check_course(self, record: StepResult) -> None:
-        rule = self._order.divergence
-        self._losses.append(record.train_loss)
-        spike = find_spike(list(self._losses), patience=rule.patience_steps, rise=rule.rise_nats)
-        if spike is None:
-            return
-        first = record.step - spike.steps + 1
-        drawn = [window for step in range(first, record.step + 1) for window in self._sample_order.windows_of(step - 1)]
-        raise LossExploded(
-            step=record.step, spike_step=first, level=spike.level, baseline=spike.baseline, windows=drawn
-        )
-
-    def _on_step(self, record: StepResult) -> None:
-        self._lr = record.lr
-        self._tokens += self._order.training.global_batch * self._order.model.block_size
+    def _on_step(self, result: StepResult) -> None:
+        self._reporter.report(result)
+        self._spikes.check(result)
         if self._ranks.is_first:
-            self._tell(record)
-        self._check_course(record)
-        if not self._ranks.is_first:
-            return
-        for kind in due(self._faults, self._store, self._prefix, record.step, kinds=TRAINER_KINDS):
-            self._strike(kind)
+            for kind in self._faults.due(result.step):
+                self._inject(kind)
 
-    def _tell(self, record: StepResult) -> None:
-        stored = step_record(record, self._order.attempt)
-        self._steps.write(stored)
-        self._line.send(StepDone(record=stored, tokens=self._tokens, gpu_seconds=self._gpu_seconds()))
-
-    def _strike(self, kind: str) -> None:
-        """Practise a failure: the allocator's and the data's need what only this process has."""
-        if kind == OOM:
+    def _inject(self, kind: FaultKind) -> None:
+        if kind is FaultKind.OOM:
             torch.empty(1 << 60, dtype=torch.uint8)
-        elif kind == BAD_DATA:
-            window = self._sample_order.windows_of(self._state.step)[:1]  # the first sample of the next step
-            flip_byte(self._train_files, self._windows.gather(window)[0].astype(np.uint16).tobytes())
-            self._loader.forget()  # read ahead before the flip, and sound
+        elif kind is FaultKind.BAD_DATA:
+            self._data.corrupt_next_batch(self._state.step)
         else:
-            strike_process(kind)
-
-    def _gpu_seconds(self) -> float:
-        return (time.monotonic() - self._started) * self._ranks.size
+            inject_process_fault(kind)
 
 
 def main() -> None:
-    """Serve one attempt: read the order, then commands until told to finish."""
-    line, stop = open_line(), threading.Event()
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):  # schedulers send theirs to every process of a job
+    """Serve one attempt: read the spec, then execute commands until `Finish`."""
+    channel, stop = open_channel(), threading.Event()
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):  # schedulers signal every process of a job
         signal.signal(number, lambda *_: stop.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        choose_deterministic_kernels()  # while the order is still on its way
-        order = line.order()
-        make_deterministic(seed=order.training.seed, threads=own_threads(order.threads))
-        trainer = Trainer(order, line, stop, join(line, order))
+        choose_deterministic_kernels()  # before the spec arrives
+        spec = channel.read_spec()
+        make_deterministic(seed=spec.training.seed, threads=thread_share(spec.threads))
+        trainer = Trainer(spec, channel, stop, join(channel, spec))
         trainer.resume()
-        while isinstance(command := line.next_command(), TrainUntil):
+        while isinstance(command := channel.next_command(), TrainUntil):
             trainer.train_segment(command.step)
         trainer.finish()
     except Exception as error:
-        fall(line, error)
-    # Interpreter shutdown of a torch process takes long and has nothing left to save.
+        exit_on_error(channel, error)
+    # The interpreter shutdown of a torch process is slow and has nothing left to save.
     os._exit(0)
-
-
-def step_record(result: StepResult, attempt: int) -> StepRecord:
-    """Return a step's result as the record that is stored and sent."""
-    return StepRecord(attempt=attempt, **asdict(result))
-
-
-def _nothing() -> None:
-    """What only rank 0 does."""
 
 
 if __name__ == "__main__":

@@ -1,7 +1,4 @@
-"""How many processes train one model, on how many machines, and the command that starts this machine's.
-
-Owns these numbers and where they come from. Refuses to start anything and to know torch.
-"""
+"""How many processes on how many machines train one model, and the command that starts this machine's part."""
 
 import re
 import sys
@@ -11,15 +8,15 @@ from pathlib import Path
 
 from model.configuration.training import TrainingConfig
 from tasks.errors import TaskError
-from tasks.trainer.trainer_child import TRAINER_COMMAND
 
+TRAINER_COMMAND = (sys.executable, "-m", "tasks.trainer.trainer")
 _DEVICES = Path("/dev")
 _ENDPOINT = re.compile(r"[^\s:]+:\d+\Z")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainerGroup:
-    """`processes` on each of `nodes` machines; several meet at `rendezvous`, HOST:PORT of the first."""
+    """`processes` on each of `nodes` machines; several machines meet at `rendezvous`, HOST:PORT of the first."""
 
     processes: int = 1
     nodes: int = 1
@@ -27,25 +24,25 @@ class TrainerGroup:
     rendezvous: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse numbers and addresses nobody can meet with."""
+        """Refuse numbers and addresses that cannot work."""
         if self.processes < 1 or self.nodes < 1:
             raise TaskError(f"processes={self.processes}, nodes={self.nodes}: each must be at least 1")
         if not 0 <= self.node_rank < self.nodes:
             raise TaskError(f"node_rank={self.node_rank}: must be from 0 to nodes - 1 = {self.nodes - 1}")
         if self.nodes > 1 and not _ENDPOINT.match(self.rendezvous):
-            raise TaskError(f"rendezvous={self.rendezvous!r}: several nodes must be told HOST:PORT of the first one")
+            raise TaskError(f"rendezvous={self.rendezvous!r}: several nodes need HOST:PORT of the first one")
 
     @property
     def size(self) -> int:
-        """How many processes there are in all."""
+        """The number of processes in all."""
         return self.processes * self.nodes
 
     def rows(self, global_batch: int) -> int:
-        """Return how many samples of a step's batch the process with most of them has."""
+        """Return the largest number of samples of a step's batch that one process has."""
         return -(-global_batch // self.size)
 
     def command(self) -> list[str]:
-        """Return what starts this machine's part: the trainer itself where there is only one process."""
+        """Return the command that starts this machine's part: the trainer itself, or a launcher of several."""
         if self.size == 1:
             return list(TRAINER_COMMAND)
         several = ("--nodes", str(self.nodes), "--node-rank", str(self.node_rank), "--rendezvous", self.rendezvous)
@@ -56,14 +53,14 @@ class TrainerGroup:
 def trainer_group(
     training: TrainingConfig, environment: Mapping[str, str], *, devices: Path = _DEVICES
 ) -> TrainerGroup:
-    """Return the group a run is trained by here: the configuration's processes, on as many nodes as a scheduler says.
+    """Return the configuration's processes on as many nodes as the scheduler's environment says.
 
-    `auto` is one process for each GPU this process may see, and one where there is none. Raises `TaskError` where the
-    batch has no row for each process.
+    `auto` is one process for each GPU this process may see, or one without a GPU. Raises `TaskError` if a process would
+    have no row of the batch.
     """
-    wanted = training.processes
+    processes = training.processes
     group = TrainerGroup(
-        processes=_usable_gpus(training.device, environment, devices) if wanted == "auto" else wanted,
+        processes=_usable_gpus(training.device, environment, devices) if processes == "auto" else processes,
         nodes=_number(environment, "CAIRN_NODES", 1),
         node_rank=_number(environment, "CAIRN_NODE_RANK", 0),
         rendezvous=environment.get("CAIRN_RENDEZVOUS", ""),
@@ -77,7 +74,7 @@ def trainer_group(
 
 
 def rank_stderr(work_dir: Path, attempt: int, rank: int) -> Path:
-    """Return the file one of several ranks writes its stderr to."""
+    """Return the file that one of several ranks writes its stderr to."""
     return work_dir / f"attempt-{attempt:04d}.rank-{rank}.stderr"
 
 

@@ -1,8 +1,4 @@
-"""The parent's side of a trainer at work: give it its order, speak with it, know how it ended.
-
-Owns what is said and its evidence; the process is a `TrainerChild`, which may have waited for this order. Refuses to
-decide anything.
-"""
+"""The parent's side of a running trainer: send its spec and commands, receive its events, and know how it exited."""
 
 import os
 import threading
@@ -15,7 +11,6 @@ from storage.logs.step_log import StepRecord
 from tasks.attempt.watchdog import HangDetector
 from tasks.errors import TrainerGone
 from tasks.policy.failures import ExceptionReport
-from tasks.trainer.trainer_child import TrainerChild
 from tasks.trainer.trainer_group import rank_stderr
 from tasks.trainer.trainer_protocol import (
     Command,
@@ -31,43 +26,83 @@ from tasks.trainer.trainer_protocol import (
     decode_message,
     encode_message,
 )
+from tasks.trainer.warm_trainer import TrainerChild
 
 _STDERR_TAIL_LINES = 20
-_TAIL_BYTES = 64 * 1024  # a library may complain for gigabytes
+_TAIL_BYTES = 64 * 1024  # a library may write gigabytes of warnings
+
+
+class ReceivedEvents:
+    """The events a trainer has sent so far; safe to use from several threads."""
+
+    def __init__(self) -> None:
+        """Start without events."""
+        self._changed = threading.Condition()
+        self._closed = False
+        self.ready: Ready | None = None
+        self.segments: list[SegmentDone] = []
+        self.staged: dict[int, StagedCheckpoint] = {}
+        self.last_step: StepDone | None = None
+        self.exception: ExceptionReport | None = None
+        self.rank_ended: RankEnded | None = None
+
+    def add(self, event: Command | Event) -> None:
+        """Keep an event and wake those who wait."""
+        with self._changed:
+            match event:
+                case Ready():
+                    self.ready = event
+                case StepDone():
+                    self.last_step = event
+                case SegmentDone():
+                    self.segments.append(event)
+                case StagedCheckpoint():
+                    self.staged[event.step] = event
+                case ExceptionReport() if self.exception is None:  # of several ranks, the first report has the cause
+                    self.exception = event
+                case RankEnded():
+                    self.rank_ended = event
+                case _:
+                    pass
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """End every wait: no more events will come."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def wait(self, is_there: Callable[[], bool]) -> bool:
+        """Wait until `is_there` returns True, or return False once no more events will come."""
+        with self._changed:
+            self._changed.wait_for(lambda: is_there() or self._closed)
+            return is_there()
 
 
 class TrainerProcess:
-    """A running trainer and everything it has said so far."""
+    """A running trainer and the events it has sent."""
 
     def __init__(
         self,
-        order: TrainerSpec,
+        spec: TrainerSpec,
         child: TrainerChild,
         *,
         on_step: Callable[[StepRecord], None],
         on_waiting: Callable[[Waiting], None],
-        watch: HangDetector,
+        detector: HangDetector,
     ) -> None:
-        """Send `child` its order; `on_step` and `on_waiting` are called from the listening thread.
+        """Send `child` its spec; the listening thread calls `on_step` and `on_waiting`.
 
-        `watch` is told of every sign of life, and when none is expected.
+        `detector` learns of every event, and of the times in which none is expected.
         """
-        self.attempt = order.attempt
-        self._on_step, self._on_waiting, self._watch = on_step, on_waiting, watch
-        child.keep_stderr(order.work_dir / f"attempt-{order.attempt:04d}.stderr")
-        self.stderr_path, self._child = child.stderr_path, child.process
-        self._changed = threading.Condition()
-        self._ready: Ready | None = None
-        self.segments: list[SegmentDone] = []
-        self._staged: dict[int, StagedCheckpoint] = {}
-        self._gone = False
-        self.last_step: StepDone | None = None
-        self.last_words: ExceptionReport | None = None
-        self._rank_ended: RankEnded | None = None
-        self._order = order
-        self._listener = threading.Thread(target=self._listen, name=f"trainer-{order.attempt}", daemon=True)
+        self._spec, self._child, self._detector = spec, child.process, detector
+        self._on_step, self._on_waiting = on_step, on_waiting
+        child.move_stderr(spec.work_dir / f"attempt-{spec.attempt:04d}.stderr")
+        self._stderr_path = child.stderr_path
+        self.received = ReceivedEvents()
+        self._listener = threading.Thread(target=self._listen, name=f"trainer-{spec.attempt}", daemon=True)
         self._listener.start()
-        self._write(order.model_dump_json().encode() + b"\n")
+        self._write(spec.model_dump_json().encode() + b"\n")
 
     @property
     def pid(self) -> int:
@@ -80,55 +115,57 @@ class TrainerProcess:
         return self._child.poll() is None
 
     def wait_ready(self) -> Ready:
-        """Wait until the child has loaded its state; raise `TrainerGone` if it ends before."""
-        self._wait(lambda: self._ready is not None)
-        assert self._ready is not None
-        return self._ready
+        """Wait until the child has loaded its state; raises `TrainerGone` if it exits before."""
+        self._wait(lambda: self.received.ready is not None)
+        assert self.received.ready is not None
+        return self.received.ready
 
     def train_until(self, step: int) -> SegmentDone:
-        """Have the child train until `step` and wait for it; raise `TrainerGone` if it ends before."""
-        answered = len(self.segments)
-        self._watch.resume()
-        self._send(TrainUntil(step=step))
-        self._wait(lambda: len(self.segments) > answered)
-        return self.segments[answered]
+        """Have the child train until `step` and wait for it; raises `TrainerGone` if it exits before."""
+        segments = self.received.segments
+        before = len(segments)
+        self._detector.resume()
+        self._write(encode_message(TrainUntil(step=step)))
+        self._wait(lambda: len(segments) > before)
+        return segments[before]
 
     def wait_staged(self, step: int) -> StagedCheckpoint:
-        """Wait until the checkpoint of `step` is staged; raise `TrainerGone` if the child ends before."""
-        self._wait(lambda: step in self._staged)
-        return self._staged[step]
+        """Wait until the checkpoint of `step` is staged; raises `TrainerGone` if the child exits before."""
+        self._wait(lambda: step in self.received.staged)
+        return self.received.staged[step]
 
     def notify(self, number: int) -> None:
-        """Send the child a signal; a child that is gone is no error."""
+        """Send the child a signal, unless it has exited."""
         if self._child.poll() is None:
             self._child.send_signal(number)
 
     def finish(self) -> int:
-        """Tell the child to leave, and wait for its exit code."""
+        """Have the child finish staging and exit; return its exit code."""
         with suppress(TrainerGone):
-            self._send(Finish())
+            self._write(encode_message(Finish()))
         return self.reap()
 
     def kill(self) -> int:
-        """End the child's whole process group now, and return the exit code."""
+        """Kill the child's process group and return the exit code."""
         if self._child.poll() is None:
             os.killpg(self._child.pid, 9)
         return self.reap()
 
     def reap(self) -> int:
-        """Wait for the child's end and return its exit code (negative: the signal that killed it)."""
+        """Wait for the child's exit and return its exit code; of several ranks, that of the one that ended them all.
+
+        It is negative for the signal that killed it.
+        """
         code = self._child.wait()
         self._listener.join()
-        return self._rank_ended.exit_code if self._rank_ended else code
+        ended = self.received.rank_ended
+        return ended.exit_code if ended else code
 
     def stderr_tail(self) -> tuple[str, ...]:
-        """Return the last lines the child wrote to stderr; of several ranks, the one that ended them all."""
-        ended, order = self._rank_ended, self._order
-        own = tail_of(rank_stderr(order.work_dir, order.attempt, ended.rank)) if ended else ()
-        return own or tail_of(self.stderr_path)
-
-    def _send(self, command: Command) -> None:
-        self._write(encode_message(command))
+        """Return the last lines of the child's stderr; of several ranks, of the one that ended them all."""
+        ended, spec = self.received.rank_ended, self._spec
+        own = tail_of(rank_stderr(spec.work_dir, spec.attempt, ended.rank)) if ended else ()
+        return own or tail_of(self._stderr_path)
 
     def _write(self, data: bytes) -> None:
         assert self._child.stdin is not None
@@ -136,56 +173,33 @@ class TrainerProcess:
             self._child.stdin.write(data)
             self._child.stdin.flush()
         except BrokenPipeError as error:
-            raise TrainerGone(f"attempt {self.attempt}: the trainer is gone") from error
+            raise TrainerGone(f"attempt {self._spec.attempt}: the trainer is gone") from error
 
     def _wait(self, is_there: Callable[[], bool]) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: is_there() or self._gone)
-            if not is_there():
-                raise TrainerGone(f"attempt {self.attempt}: the trainer ended before it answered")
+        if not self.received.wait(is_there):
+            raise TrainerGone(f"attempt {self._spec.attempt}: the trainer ended before it answered")
 
     def _listen(self) -> None:
         assert self._child.stdout is not None
         try:
             for line in self._child.stdout:
-                self._hear(decode_message(line))
+                self._on_event(decode_message(line))
         finally:
-            # Whatever ended the listening, nobody may wait for an answer any longer.
-            with self._changed:
-                self._gone = True
-                self._changed.notify_all()
+            self.received.close()  # whatever ended this loop, no other thread may wait for ever
 
-    def _hear(self, event: Command | Event) -> None:
-        self._watch.record_heartbeat()
-        with self._changed:
-            self._take(event)
-            self._changed.notify_all()
+    def _on_event(self, event: Command | Event) -> None:
+        self._detector.record_heartbeat()
+        if isinstance(event, SegmentDone):
+            self._detector.pause()
+        self.received.add(event)
         if isinstance(event, StepDone):
             self._on_step(event.record)
         elif isinstance(event, Waiting):
             self._on_waiting(event)
 
-    def _take(self, event: Command | Event) -> None:
-        match event:
-            case Ready():
-                self._ready = event
-            case StepDone():
-                self.last_step = event
-            case SegmentDone():
-                self.segments.append(event)
-                self._watch.pause()
-            case StagedCheckpoint():
-                self._staged[event.step] = event
-            case ExceptionReport() if self.last_words is None:  # of several ranks, the first report has the cause
-                self.last_words = event
-            case RankEnded():
-                self._rank_ended = event
-            case _:
-                pass
-
 
 def tail_of(path: Path, lines: int = _STDERR_TAIL_LINES) -> tuple[str, ...]:
-    """Return the last `lines` lines of a text file, as far as 64 KiB hold them, or nothing where there is none."""
+    """Return the last `lines` lines of a text file's last 64 KiB, or nothing if it cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))

@@ -1,10 +1,8 @@
-"""What parent and trainer say to each other: one JSON line a message, over the child's stdin and stdout.
-
-Owns the messages and their codec. Refuses to know processes and pipes.
-"""
+"""The messages between parent and trainer: one JSON line each, over the child's stdin and stdout."""
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 from pydantic import BaseModel, ConfigDict
@@ -21,7 +19,7 @@ from tasks.policy.failures import ExceptionReport
 
 
 class TrainerSpec(BaseModel):
-    """Everything a trainer needs to begin an attempt; the first line it is sent."""
+    """Everything a trainer needs for an attempt; the first line it reads."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -58,7 +56,7 @@ class TrainUntil:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finish:
-    """Command: finish staging and leave."""
+    """Command: finish staging and exit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +71,7 @@ class Ready:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepDone:
-    """Event: one step is complete; `tokens` and `gpu_seconds` count from the attempt's start."""
+    """Event: a step is complete; `tokens` and `gpu_seconds` count from the attempt's start."""
 
     record: StepRecord
     tokens: int
@@ -82,7 +80,7 @@ class StepDone:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SegmentDone:
-    """Event: training reached the asked step, or stopped before it because of a notice; staging has begun."""
+    """Event: training reached the commanded step, or stopped before it on SIGTERM; staging has begun."""
 
     step: int
     stopped: bool
@@ -92,7 +90,7 @@ class SegmentDone:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Waiting:
-    """Event: the checkpoint of `step` is still on its way after `seconds`; `why` names a store that is away."""
+    """Event: the checkpoint of `step` is not staged after `seconds`; `why` is the store's error, or empty."""
 
     step: int
     why: str
@@ -101,7 +99,7 @@ class Waiting:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankEnded:
-    """Event of the process that started several ranks: this one's end, negative for a signal, ended them all."""
+    """Event of the launcher: the rank whose exit ended all ranks; the exit code is negative for a signal."""
 
     rank: int
     exit_code: int
@@ -109,18 +107,7 @@ class RankEnded:
 
 Command = TrainUntil | Finish
 Event = Ready | StepDone | SegmentDone | StagedCheckpoint | Waiting | ExceptionReport | RankEnded
-_MESSAGES: dict[str, type] = {
-    "train-until": TrainUntil,
-    "finish": Finish,
-    "ready": Ready,
-    "step-done": StepDone,
-    "segment-done": SegmentDone,
-    "staged": StagedCheckpoint,
-    "waiting": Waiting,
-    "exception-report": ExceptionReport,
-    "rank-ended": RankEnded,
-}
-_NAMES = {record: name for name, record in _MESSAGES.items()}
+_MESSAGES: dict[str, type] = {kind.__name__: kind for kind in (*get_args(Command), *get_args(Event))}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,11 +119,11 @@ class _Line:
 def encode_message(message: Command | Event) -> bytes:
     """Return the message as one line."""
     content = msgspec.Raw(msgspec.json.encode(message))
-    return msgspec.json.encode(_Line(kind=_NAMES[type(message)], content=content)) + b"\n"
+    return msgspec.json.encode(_Line(kind=type(message).__name__, content=content)) + b"\n"
 
 
 def decode_message(line: bytes) -> Command | Event:
-    """Return the message in a line; raise `TaskError` on anything else."""
+    """Return the message in a line; raises `TaskError` for anything else."""
     try:
         parsed = msgspec.json.decode(line, type=_Line)
         message: Command | Event = msgspec.json.decode(parsed.content, type=_MESSAGES[parsed.kind])

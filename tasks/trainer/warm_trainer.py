@@ -1,24 +1,59 @@
-"""The trainer that waits for its order: begun while the orchestrator starts, a text is tokenized, a failure backs off.
+"""Starts trainer processes ahead of their spec, because their imports take seconds.
 
-Importing what a trainer needs takes seconds that depend on nothing. Owns that at most one waits, that one which died
-waiting is never used, and that none is left when the run could not begin. Refuses to know runs and orders.
+At most one waits; one that died is never used, and none is left behind if the run does not begin.
 """
 
+import os
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 
-from tasks.trainer.trainer_child import TRAINER_COMMAND, TrainerChild
+from tasks.trainer.trainer_group import TRAINER_COMMAND
 
-_START_SECONDS = 5.0
-"""About what a trainer imports in; one that waits for longer only holds memory."""
+_IMPORT_SECONDS = 5.0
+"""About the time a trainer's imports take; one that waits for longer only uses memory."""
+
+
+class TrainerChild:
+    """A trainer's process, in a process group of its own so that Ctrl-C reaches only the parent.
+
+    Without a spec it exits when its stdin closes.
+    """
+
+    def __init__(self, work_dir: Path, command: Sequence[str] = TRAINER_COMMAND) -> None:
+        """Start it with its stderr in a temporary file of `work_dir`."""
+        work_dir.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(prefix="waiting-", suffix=".stderr", dir=work_dir)
+        self.stderr_path = Path(name)
+        with os.fdopen(descriptor, "wb") as stderr:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True
+            )
+
+    def move_stderr(self, path: Path) -> None:
+        """Rename the stderr file to `path`, on the same file system."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.stderr_path.replace(path)
+        self.stderr_path = path
+
+    def discard(self) -> None:
+        """Kill the process and delete its stderr file."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, 9)
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
+        self.stderr_path.unlink(missing_ok=True)
 
 
 class WarmTrainer:
-    """At most one trainer without an order."""
+    """At most one trainer process without a spec."""
 
     def __init__(self, start: Callable[[Path], TrainerChild] = TrainerChild) -> None:
         """Start nothing yet."""
@@ -26,63 +61,56 @@ class WarmTrainer:
         self._child: TrainerChild | None = None
         self._command: tuple[str, ...] = TRAINER_COMMAND
 
-    def use(self, command: Sequence[str]) -> None:
-        """Start trainers by this command from now on; one that waits and was started by another is of no use."""
+    def set_command(self, command: Sequence[str]) -> None:
+        """Start trainers by this command from now on, and discard one that was started by another."""
         if tuple(command) != self._command:
             self._command = tuple(command)
             self._start = partial(TrainerChild, command=self._command)
-            self._discard()
+            self.discard()
 
-    def begin(self, work_dir: Path) -> None:
-        """Start one whose stderr lies in `work_dir`, unless one is waiting already."""
-        if self._child is None or self._is_dead(self._child):
-            self._discard()
+    def start(self, work_dir: Path) -> None:
+        """Start a trainer with its stderr in `work_dir`, unless a live one waits already."""
+        if self._child is None or self._child.process.poll() is not None:
+            self.discard()
             self._child = self._start(work_dir)
 
-    def take(self, work_dir: Path) -> TrainerChild:
-        """Return the one that waits, else a new one; it is the caller's from now on."""
-        self.begin(work_dir)
+    def acquire(self, work_dir: Path) -> TrainerChild:
+        """Return the trainer that waits, or a new one; the caller owns it from now on."""
+        self.start(work_dir)
         child, self._child = self._child, None
         assert child is not None
         return child
 
-    def wait_out(self, seconds: float, work_dir: Path, *, sleep: Callable[[float], None] = time.sleep) -> None:
-        """Sleep for `seconds` before the next attempt, its trainer starting in the last of them."""
-        sleep(max(0.0, seconds - _START_SECONDS))
-        self.begin(work_dir)
-        sleep(min(seconds, _START_SECONDS))
+    def back_off(self, seconds: float, work_dir: Path, *, sleep: Callable[[float], None] = time.sleep) -> None:
+        """Sleep for `seconds` before the next attempt, and start its trainer in the last of them."""
+        sleep(max(0.0, seconds - _IMPORT_SECONDS))
+        self.start(work_dir)
+        sleep(min(seconds, _IMPORT_SECONDS))
 
-    def end(self) -> None:
-        """End the one that waits, if any."""
-        self._discard()
-
-    def _discard(self) -> None:
+    def discard(self) -> None:
+        """Kill the trainer that waits, if any."""
         child, self._child = self._child, None
         if child is not None:
             child.discard()
 
-    @staticmethod
-    def _is_dead(child: TrainerChild) -> bool:
-        return child.process.poll() is not None
 
-
-_KEPT: ContextVar[WarmTrainer | None] = ContextVar("waiting_trainer", default=None)
+_CURRENT: ContextVar[WarmTrainer | None] = ContextVar("warm_trainer", default=None)
 
 
 @contextmanager
 def warm_trainer() -> Iterator[WarmTrainer]:
-    """Yield the one kept by whoever called us, else keep one while the block runs.
+    """Yield the `WarmTrainer` of the enclosing block, or a new one that is discarded when the block ends.
 
-    The command that starts the flow keeps it across the orchestrator's start; a deployed flow keeps its own.
+    The `cairn train` command opens a block around the flow; a deployed flow opens its own.
     """
-    kept = _KEPT.get()
-    if kept is not None:
-        yield kept
+    current = _CURRENT.get()
+    if current is not None:
+        yield current
         return
-    kept = WarmTrainer()
-    token = _KEPT.set(kept)
+    current = WarmTrainer()
+    token = _CURRENT.set(current)
     try:
-        yield kept
+        yield current
     finally:
-        _KEPT.reset(token)
-        kept.end()
+        _CURRENT.reset(token)
+        current.discard()

@@ -31,8 +31,8 @@ from model.training.train_state import TrainState
 from model.training.training_step import StepInputs, take_step
 from storage.logs.run_log import RunLog
 from storage.stores.open_store import open_store
-from tasks.trainer.checkpoint_reading import CheckpointReading
 from tasks.trainer.staging_buffer import StagingBuffer
+from tasks.trainer.state_loading import CheckpointLoad
 from tasks.trainer.tensor_exchange import to_tensors
 from tests.benchmarks.checkpoint_savers import RUN, SAVERS, CairnSaver, Saved, state_bytes
 from tests.s3.ceph_server import PROGRAMS
@@ -248,7 +248,7 @@ def resume_turn(given: argparse.Namespace, name: str) -> None:
         store = open_store(given.store)
         state_of_run = RunLog(store, RUN).refresh()
         assert state_of_run.newest_committed is not None
-        resumed = CheckpointReading(store, state_of_run.newest_committed.committed.reference, host_copy)
+        resumed = CheckpointLoad(store, state_of_run.newest_committed.committed.reference, host_copy)
     state = TrainState.create(shape, _training(), vocab_size, device)
     if name == "cairn":
         loaded = resumed.result()

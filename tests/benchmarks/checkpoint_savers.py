@@ -25,7 +25,7 @@ from storage.logs.log_entry import CheckpointReference
 from storage.logs.run_log import RunLog
 from storage.stores.object_store import ObjectStore
 from storage.stores.open_store import open_store
-from tasks.trainer.staging import HostCheckpoint, Reports, Staging
+from tasks.trainer.staging import HostCheckpoint, Staging, StagingCallbacks
 from tasks.trainer.tensor_exchange import to_group
 from tests.entries import started, writer
 from tests.storage.builders import opened
@@ -97,8 +97,8 @@ class CairnSaver:
         self.log.append(lambda _: opened(), writer=writer())
         self.log.append(lambda _: started(1), writer=writer())
         self.results: list[StagedCheckpoint | Exception] = []
-        reports = Reports(
-            staged=self.results.append, waiting=lambda step, why, seconds: None, failed=self.results.append
+        reports = StagingCallbacks(
+            on_staged=self.results.append, on_waiting=lambda step, why, seconds: None, on_failed=self.results.append
         )
         self.staging = Staging(self.store, reports, patience_seconds=60)
         self.staging.prepare(state.live_tensors())

@@ -247,11 +247,11 @@ def stall(task: Task, *, rounds: int = 5) -> Stall:
     copy.prepare(live)
     locked = training.state.device.type == "cuda"
     flat = [torch.empty(t.tensor.shape, dtype=t.tensor.dtype, pin_memory=locked).fill_(0) for t in live]
-    copy.take(live)
+    copy.copy(live)
     seconds: dict[str, list[float]] = {"ours": [], "plain": []}
     for _ in range(rounds):
         started = time.perf_counter()
-        copy.take(training.state.live_tensors())
+        copy.copy(training.state.live_tensors())
         seconds["ours"].append(time.perf_counter() - started)
         started = time.perf_counter()
         for to, named in zip(flat, live, strict=True):

@@ -129,7 +129,7 @@ def train(case: MemoryCase, folder: Path) -> Measured:
     from model.training.training_loop import StepObserver, train_until
     from model.training.training_step import StepInputs
     from storage.stores.open_store import open_store
-    from tasks.trainer.staging import Reports, Staging
+    from tasks.trainer.staging import Staging, StagingCallbacks
     from tasks.trainer.staging_buffer import StagingBuffer
 
     threads, device = int(os.environ.get("OMP_NUM_THREADS", "2")), torch.device(case.device)
@@ -143,8 +143,8 @@ def train(case: MemoryCase, folder: Path) -> Measured:
     state = TrainState.create(case.model, case.training, case.vocab_size, device)
     made = _resident("VmHWM")
     failures: list[Exception] = []
-    reports = Reports(staged=lambda _: None, waiting=lambda *_: None, failed=failures.append)
-    staging = Staging(open_store(folder.as_uri()), reports, patience_seconds=1.0, host_copy=StagingBuffer(device))
+    reports = StagingCallbacks(on_staged=lambda _: None, on_waiting=lambda *_: None, on_failed=failures.append)
+    staging = Staging(open_store(folder.as_uri()), reports, patience_seconds=1.0, buffer=StagingBuffer(device))
     with BatchLoader(windows, order, device, end_step=case.training.steps) as loader:
         inputs = StepInputs(
             windows=windows, order=order, training=case.training, micro_batch=case.micro_batch, loader=loader

@@ -104,9 +104,9 @@ def test_every_suite_has_a_retry_of_its_own(log: RunLog, plan: EvaluationPlan) -
 
 def test_a_spent_budget_is_final_unless_somebody_asks(log: RunLog, plan: EvaluationPlan) -> None:
     failed = record_evaluation(log, newest(log), plan, measure=Evaluator("one", "two"))
-    assert record_evaluation(log, newest(log), plan, asked=False, measure=Evaluator()) == failed
-    asked = record_evaluation(log, newest(log), plan, measure=Evaluator(2.0))
-    assert isinstance(asked, EvaluationRecorded)
+    assert record_evaluation(log, newest(log), plan, on_request=False, measure=Evaluator()) == failed
+    requested = record_evaluation(log, newest(log), plan, measure=Evaluator(2.0))
+    assert isinstance(requested, EvaluationRecorded)
 
 
 def test_nonsense_is_a_failure_on_record(log: RunLog, plan: EvaluationPlan) -> None:

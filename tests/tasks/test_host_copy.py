@@ -19,9 +19,9 @@ from storage.checkpoints.trainer_document import TrainerDocument, small_tensor
 from storage.logs.log_entry import CheckpointReference
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import WrittenObject
-from tasks.trainer.checkpoint_reading import CheckpointReading
-from tasks.trainer.staging import HostCheckpoint, Reports, Staging
+from tasks.trainer.staging import HostCheckpoint, Staging, StagingCallbacks
 from tasks.trainer.staging_buffer import StagingBuffer
+from tasks.trainer.state_loading import CheckpointLoad
 from tasks.trainer.tensor_exchange import to_group, to_record, to_tensors
 from tests.storage.builders import RUN, trainer_document
 
@@ -75,7 +75,9 @@ class Stagings:
 
     def __init__(self, store: MemoryStore) -> None:
         self.store, self.staged = store, list[CheckpointReference]()
-        reports = Reports(staged=self._on_staged, waiting=lambda step, why, seconds: None, failed=self._on_failed)
+        reports = StagingCallbacks(
+            on_staged=self._on_staged, on_waiting=lambda step, why, seconds: None, on_failed=self._on_failed
+        )
         self.staging = Staging(store, reports, patience_seconds=60)
 
     def _on_staged(self, staged) -> None:
@@ -98,20 +100,20 @@ class Stagings:
 def test_a_copy_holds_the_bits_of_the_state() -> None:
     state = fresh_state()
     disturb(state)
-    assert bits(StagingBuffer(CPU).take(state.live_tensors())) == bits(state.named_tensors())
+    assert bits(StagingBuffer(CPU).copy(state.live_tensors())) == bits(state.named_tensors())
 
 
 def test_two_copies_lie_at_the_same_addresses() -> None:
     state, host = fresh_state(), StagingBuffer(CPU)
     host.prepare(state.live_tensors())
-    first = [named.tensor.data_ptr() for named in host.take(state.live_tensors())]
+    first = [named.tensor.data_ptr() for named in host.copy(state.live_tensors())]
     disturb(state)
-    assert [named.tensor.data_ptr() for named in host.take(state.live_tensors())] == first
+    assert [named.tensor.data_ptr() for named in host.copy(state.live_tensors())] == first
 
 
 def test_a_copy_does_not_change_with_the_state() -> None:
     state, host = fresh_state(), StagingBuffer(CPU)
-    copies = host.take(state.live_tensors())
+    copies = host.copy(state.live_tensors())
     before = bits(copies)
     disturb(state)
     assert bits(copies) == before
@@ -121,7 +123,7 @@ def test_memory_prepared_for_a_state_is_all_that_copies_of_it_take() -> None:
     state, host = fresh_state(), StagingBuffer(CPU)
     host.prepare(state.live_tensors())
     prepared = host.bytes
-    host.take(state.live_tensors())
+    host.copy(state.live_tensors())
     assert 0 < prepared == host.bytes
 
 
@@ -132,7 +134,7 @@ def test_tensors_of_any_size_share_a_block(size: int) -> None:
         NamedTensor(name="b", group="weights", tensor=torch.tensor(1.5, dtype=torch.float64)),
         NamedTensor(name="c", group="weights", tensor=torch.ones(3, 2, dtype=torch.bfloat16).t()),
     ]
-    copies = StagingBuffer(CPU).take(tensors)
+    copies = StagingBuffer(CPU).copy(tensors)
     assert all(torch.equal(copy.tensor, named.tensor) for copy, named in zip(copies, tensors, strict=True))
 
 
@@ -167,10 +169,10 @@ def test_a_checkpoint_is_read_into_the_memory_that_the_next_one_is_copied_to() -
     stagings.staging.begin(checkpoint(stagings.staging.copy(state.live_tensors()), 5), before=lambda: None)
     stagings.staging.wait()
     host = StagingBuffer(CPU)
-    loaded = CheckpointReading(stagings.store, stagings.staged[0], host).result()
+    loaded = CheckpointLoad(stagings.store, stagings.staged[0], host).result()
     assert loaded is not None
     read = to_tensors(loaded.tensors)
-    held, taken = host.bytes, host.take(state.live_tensors())
+    held, taken = host.bytes, host.copy(state.live_tensors())
     assert host.bytes == held
     low, high = taken[0].tensor.data_ptr(), taken[0].tensor.data_ptr() + held
     assert all(low <= tensor.data_ptr() < high for tensor in read.values())
@@ -181,7 +183,7 @@ def test_a_state_read_back_is_the_state_that_was_copied() -> None:
     disturb(state)
     stagings.staging.begin(checkpoint(stagings.staging.copy(state.live_tensors()), 5), before=lambda: None)
     stagings.staging.wait()
-    loaded = CheckpointReading(stagings.store, stagings.staged[0], StagingBuffer(CPU)).result()
+    loaded = CheckpointLoad(stagings.store, stagings.staged[0], StagingBuffer(CPU)).result()
     assert loaded is not None
     read = to_tensors(loaded.tensors)
     assert all(
@@ -196,7 +198,7 @@ PEAK = textwrap.dedent("""
     from model.training.train_state import NamedTensor
     from storage.checkpoints.checkpoint import load_checkpoint
     from storage.stores.local_store import LocalStore
-    from tasks.trainer.checkpoint_reading import CheckpointReading
+    from tasks.trainer.state_loading import CheckpointLoad
     from tasks.trainer.staging_buffer import StagingBuffer
     from tasks.trainer.tensor_exchange import to_tensors
     from tests.tasks.test_host_copy import Stagings, checkpoint
@@ -215,8 +217,8 @@ PEAK = textwrap.dedent("""
         stagings.staging.begin(checkpoint(stagings.staging.copy(tensors), step), before=lambda: None)
     stagings.staging.wait()
     print((resident("VmHWM") - before) / state)
-    host = stagings.staging._host_copy
-    loaded = CheckpointReading(store, stagings.staged[-1], host).result()
+    host = stagings.staging._buffer
+    loaded = CheckpointLoad(store, stagings.staged[-1], host).result()
     for tensor, read in zip(tensors, to_tensors(loaded.tensors).values(), strict=True):
         tensor.tensor.copy_(read)
     print((resident("VmHWM") - before) / state)

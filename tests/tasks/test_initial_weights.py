@@ -78,7 +78,7 @@ def altered(folder: Path, change: Callable[[dict[str, TensorRecord]], None]) -> 
 
 
 class Heard(ParentChannel):
-    """A line whose events are kept."""
+    """A channel whose events are kept."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -90,7 +90,7 @@ class Heard(ParentChannel):
 def train(store: LocalStore, model: CommittedModel, sha256: str | None, place: Path) -> tuple[Trainer, Heard]:
     """Start a trainer at step 0 on a machine whose files lie in `place`."""
     config = small_configuration(model={"dropout": 0.1}, init_from="out", probe_every_steps=0)
-    order = TrainerSpec(
+    spec = TrainerSpec(
         run_id="begun",
         attempt=1,
         store_url=store.url,
@@ -111,16 +111,16 @@ def train(store: LocalStore, model: CommittedModel, sha256: str | None, place: P
         prompt="",
         faults="",
     )
-    line = Heard()
-    trainer = Trainer(order, line, threading.Event())
+    channel = Heard()
+    trainer = Trainer(spec, channel, threading.Event())
     trainer.resume()
-    return trainer, line
+    return trainer, channel
 
 
 def leave(trainer: Trainer) -> None:
     """End as its process would, which closes its files by ending."""
     trainer.finish()
-    trainer._steps._file.close()
+    trainer._reporter._log._file.close()
 
 
 def weights_of(trainer: Trainer) -> dict[str, torch.Tensor]:
@@ -128,8 +128,8 @@ def weights_of(trainer: Trainer) -> dict[str, torch.Tensor]:
 
 
 def test_step_0_has_exactly_the_exported_weights(store: LocalStore, model: CommittedModel, tmp_path: Path) -> None:
-    trainer, line = train(store, model, keep(store, model, tmp_path), tmp_path / "here")
-    assert isinstance(line.events[0], Ready) and line.events[0].step == 0
+    trainer, channel = train(store, model, keep(store, model, tmp_path), tmp_path / "here")
+    assert isinstance(channel.events[0], Ready) and channel.events[0].step == 0
     begun, exported = weights_of(trainer), dict(model.state.model.named_parameters())
     assert begun.keys() == exported.keys() and all(begun[name].equal(exported[name]) for name in begun)
     leave(trainer)
@@ -145,10 +145,10 @@ def test_killed_before_its_first_commit_it_begins_elsewhere_with_the_same_bits(
     shutil.rmtree(tmp_path / "out")
     digests = []
     for place in ("there", "elsewhere"):
-        trainer, line = train(store, model, sha256, tmp_path / place)
+        trainer, channel = train(store, model, sha256, tmp_path / place)
         trainer.train_segment(4)
         leave(trainer)
-        digests.append([event.state_sha256 for event in line.events if isinstance(event, StagedCheckpoint)])
+        digests.append([event.state_sha256 for event in channel.events if isinstance(event, StagedCheckpoint)])
     assert len(digests[0]) == 1 and digests[0] == digests[1]
 
 

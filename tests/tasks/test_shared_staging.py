@@ -23,7 +23,7 @@ from storage.checkpoints.checkpoint import (
 from storage.checkpoints.trainer_document import TrainerDocument, small_tensor
 from storage.logs.log_entry import CheckpointReference
 from storage.stores.local_store import LocalStore
-from tasks.trainer.shared_staging import SharedStaging, writers_of
+from tasks.trainer.shared_staging import SharedStaging, assign_writers
 from tasks.trainer.staging_buffer import StagingBuffer
 from tasks.trainer.tensor_exchange import to_group
 
@@ -43,19 +43,19 @@ class Lane(Ranks):
         values.copy_(self.lanes[rank].get(timeout=30))
 
 
-class Meeting:
+class QueuedRendezvous:
     """What ranks leave each other, in this process."""
 
     def __init__(self) -> None:
         self._left: dict[str, bytes] = {}
         self._changed = threading.Condition()
 
-    def leave(self, name: str, data: bytes) -> None:
+    def put(self, name: str, data: bytes) -> None:
         with self._changed:
             self._left[name] = data
             self._changed.notify_all()
 
-    def take(self, name: str) -> bytes:
+    def get(self, name: str) -> bytes:
         with self._changed:
             assert self._changed.wait_for(lambda: name in self._left, timeout=30)
             return self._left[name]
@@ -85,15 +85,15 @@ def stage_by_one(store: LocalStore, tensors: tuple[NamedTensor, ...]) -> StagedC
 
 
 def stage_by_several(store: LocalStore, tensors: tuple[NamedTensor, ...]) -> StagedCheckpoint:
-    meeting: Any = Meeting()
+    rendezvous: Any = QueuedRendezvous()
     Lane.lanes = {rank: queue.Queue() for rank in range(WRITERS)}
-    shares = [SharedStaging(Lane(rank, WRITERS), meeting, tensors) for rank in range(WRITERS)]
-    copies = [StagingBuffer(torch.device("cpu")).take(tensors, share.is_own) for share in shares]
+    shares = [SharedStaging(Lane(rank, WRITERS), rendezvous, tensors) for rank in range(WRITERS)]
+    copies = [StagingBuffer(torch.device("cpu")).copy(tensors, share.is_own) for share in shares]
     for share, own in list(zip(shares, copies, strict=True))[1:]:
         groups = (to_group("weights", own), to_group("optimizer", own))
-        share.hand_over([record for group in groups for record in group.records])
+        share.send_own([record for group in groups for record in group.records])
         rank = share.ranks.rank
-        share.tell_written(0, stage_share(store, prefix=PREFIX, groups=groups, writer=rank, writers=WRITERS))
+        share.publish_objects(0, stage_share(store, prefix=PREFIX, groups=groups, writer=rank, writers=WRITERS))
     own, first = copies[0], shares[0]
     groups = (to_group("weights", own), to_group("optimizer", own))
     records = [record for group in (*groups, to_group("trainer", own)) for record in group.records]
@@ -102,19 +102,19 @@ def stage_by_several(store: LocalStore, tensors: tuple[NamedTensor, ...]) -> Sta
         target=CheckpointTarget(run_id="r", attempt=1, prefix=PREFIX),
         groups=groups,
         trainer=document(own),
-        others=first.others(0, lambda: first.digest(records)),
+        others=first.other_writers(0, lambda: first.digest(records)),
     )
 
 
 def test_the_split_gives_every_tensor_one_writer_and_every_writer_about_as_much(
     tensors: tuple[NamedTensor, ...],
 ) -> None:
-    writers = writers_of(tensors, WRITERS)
+    writers = assign_writers(tensors, WRITERS)
     assert writers.keys() == {named.name for named in tensors}
     assert {writers[named.name] for named in tensors if named.group == "trainer"} == {0}
     shares = [sum(named.tensor.nbytes for named in tensors if writers[named.name] == rank) for rank in range(WRITERS)]
     assert max(shares) < 2 * min(shares)
-    assert set(writers_of(tensors, 1).values()) == {0}
+    assert set(assign_writers(tensors, 1).values()) == {0}
 
 
 def test_several_writers_stage_the_state_that_one_would(tensors: tuple[NamedTensor, ...], tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from storage.checkpoints.checkpoint import StagedCheckpoint, checkpoint_target
 from storage.errors import StoreRefused, StoreUnavailable
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import WrittenObject
-from tasks.trainer.staging import HostCheckpoint, Reports, Staging
+from tasks.trainer.staging import HostCheckpoint, Staging, StagingCallbacks
 from tests.storage.builders import RUN, trainer_document
 
 
@@ -37,10 +37,10 @@ class Heard:
         self.staged: list[StagedCheckpoint] = []
         self.waiting: list[str] = []
         self.failed: list[Exception] = []
-        self.reports = Reports(
-            staged=self.staged.append,
-            waiting=lambda step, why, seconds: self.waiting.append(why),
-            failed=self.failed.append,
+        self.reports = StagingCallbacks(
+            on_staged=self.staged.append,
+            on_waiting=lambda step, why, seconds: self.waiting.append(why),
+            on_failed=self.failed.append,
         )
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from model.configuration.training import TrainingConfig
 from tasks.errors import TaskError
-from tasks.trainer.rank_launcher import first_ended
+from tasks.trainer.rank_launcher import find_failed_rank
 from tasks.trainer.trainer_group import TrainerGroup, trainer_group
 
 
@@ -84,5 +84,5 @@ def test_the_number_of_processes_does_not_change_which_run_it_is() -> None:
 def test_the_rank_that_ended_first_is_the_reason_not_those_that_fell_with_it(
     failures: dict[int, Any], killed: set[int], first: tuple[int, int]
 ) -> None:
-    ended = first_ended(failures, killed)
+    ended = find_failed_rank(failures, killed)
     assert (ended.rank, ended.exit_code) == first

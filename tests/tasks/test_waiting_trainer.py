@@ -9,8 +9,7 @@ import psutil
 import pytest
 
 from tasks.policy.failures import ORPHANED_EXIT_CODE
-from tasks.trainer.trainer_child import TrainerChild
-from tasks.trainer.warm_trainer import WarmTrainer, warm_trainer
+from tasks.trainer.warm_trainer import TrainerChild, WarmTrainer, warm_trainer
 
 SAYS_SO_AND_WAITS = "import sys; print('here', file=sys.stderr, flush=True); print('there', flush=True); input()"
 start_quickly = partial(TrainerChild, command=(sys.executable, "-S", "-c", SAYS_SO_AND_WAITS))
@@ -20,7 +19,7 @@ start_quickly = partial(TrainerChild, command=(sys.executable, "-S", "-c", SAYS_
 def waiting() -> Iterator[WarmTrainer]:
     trainer = WarmTrainer(start_quickly)
     yield trainer
-    trainer.end()
+    trainer.discard()
 
 
 def heard(child: TrainerChild) -> bytes:
@@ -29,31 +28,31 @@ def heard(child: TrainerChild) -> bytes:
 
 
 def test_beginning_twice_starts_one(waiting: WarmTrainer, tmp_path: Path) -> None:
-    waiting.begin(tmp_path)
-    waiting.begin(tmp_path)
+    waiting.start(tmp_path)
+    waiting.start(tmp_path)
     assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_the_one_that_waits_is_the_one_that_is_taken(waiting: WarmTrainer, tmp_path: Path) -> None:
-    waiting.begin(tmp_path)
+    waiting.start(tmp_path)
     before = {child.pid for child in psutil.Process().children()}
-    child = waiting.take(tmp_path)
+    child = waiting.acquire(tmp_path)
     assert child.process.pid in before
     child.discard()
 
 
 def test_where_none_waits_a_new_one_is_taken(waiting: WarmTrainer, tmp_path: Path) -> None:
-    child = waiting.take(tmp_path / "made")
+    child = waiting.acquire(tmp_path / "made")
     assert heard(child) == b"there\n"
     child.discard()
 
 
 def test_one_that_died_waiting_is_not_taken(waiting: WarmTrainer, tmp_path: Path) -> None:
-    waiting.begin(tmp_path)
+    waiting.start(tmp_path)
     (dead,) = (child for child in psutil.Process().children() if SAYS_SO_AND_WAITS in child.cmdline())
     dead.kill()
     psutil.wait_procs([dead])
-    child = waiting.take(tmp_path)
+    child = waiting.acquire(tmp_path)
     assert child.process.pid != dead.pid and heard(child) == b"there\n"
     child.discard()
 
@@ -63,21 +62,21 @@ def test_the_next_trainer_starts_in_the_last_seconds_of_a_back_off(
     waiting: WarmTrainer, tmp_path: Path, seconds: float, naps: list[float]
 ) -> None:
     slept: list[tuple[float, int]] = []
-    waiting.wait_out(seconds, tmp_path, sleep=lambda nap: slept.append((nap, len(list(tmp_path.iterdir())))))
+    waiting.back_off(seconds, tmp_path, sleep=lambda nap: slept.append((nap, len(list(tmp_path.iterdir())))))
     assert slept == list(zip(naps, [0, 1], strict=True))
 
 
 def test_one_that_is_taken_is_no_longer_the_one_that_waits(waiting: WarmTrainer, tmp_path: Path) -> None:
-    child = waiting.take(tmp_path)
-    waiting.end()
+    child = waiting.acquire(tmp_path)
+    waiting.discard()
     assert child.process.poll() is None
     child.discard()
 
 
 def test_what_it_said_while_it_waited_is_kept_under_the_attempts_name(waiting: WarmTrainer, tmp_path: Path) -> None:
-    child = waiting.take(tmp_path)
+    child = waiting.acquire(tmp_path)
     heard(child)
-    child.keep_stderr(tmp_path / "attempt-0007.stderr")
+    child.move_stderr(tmp_path / "attempt-0007.stderr")
     assert child.stderr_path.read_text() == "here\n"
     assert [path.name for path in tmp_path.iterdir()] == ["attempt-0007.stderr"]
     child.discard()
@@ -85,7 +84,7 @@ def test_what_it_said_while_it_waited_is_kept_under_the_attempts_name(waiting: W
 
 def test_the_end_of_the_block_leaves_neither_process_nor_file(tmp_path: Path) -> None:
     with pytest.raises(KeyError), warm_trainer() as trainer:
-        trainer.begin(tmp_path)
+        trainer.start(tmp_path)
         (child,) = (child for child in psutil.Process().children() if "tasks.trainer.trainer" in child.cmdline())
         raise KeyError("whatever kept the run from beginning")
     assert not child.is_running() and list(tmp_path.iterdir()) == []

@@ -34,7 +34,7 @@ TRAINING = TrainingConfig(
 
 
 class Heard:
-    """The parent's end of the line."""
+    """The parent's end of the channel."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -69,18 +69,18 @@ class Scene:
         self, attempt: int, until: int, resume: StagedCheckpoint | None = None, quarantined: tuple[int, ...] = ()
     ) -> tuple[Heard, StagedCheckpoint]:
         """Train up to a step and stage it; what comes after the staging is lost with the process."""
-        line = Heard()
-        order = self.order(attempt, resume, quarantined)
-        trainer = Trainer(order, line, NeverStopped())  # type: ignore[arg-type]
+        channel = Heard()
+        spec = self.spec(attempt, resume, quarantined)
+        trainer = Trainer(spec, channel, NeverStopped())  # type: ignore[arg-type]
         trainer.resume()
         trainer.train_segment(until)
         trainer.finish()
-        trainer._steps._file.close()  # what the end of its process does
-        staged = line.last(StagedCheckpoint)
+        trainer._reporter._log._file.close()  # what the end of its process does
+        staged = channel.last(StagedCheckpoint)
         assert isinstance(staged, StagedCheckpoint)
-        return line, staged
+        return channel, staged
 
-    def order(self, attempt: int, resume: StagedCheckpoint | None, quarantined: tuple[int, ...]) -> TrainerSpec:
+    def spec(self, attempt: int, resume: StagedCheckpoint | None, quarantined: tuple[int, ...]) -> TrainerSpec:
         return TrainerSpec(
             run_id=f"mixed-{attempt}",
             attempt=attempt,
@@ -142,12 +142,12 @@ def test_killed_and_resumed_it_has_the_bits_of_the_run_nobody_touched(
 ) -> None:
     whole, undisturbed = scene.train(1, 8, quarantined=quarantined)
     _, killed = scene.train(2, 3, quarantined=quarantined)
-    line, again = scene.train(3, 8, killed, quarantined)
-    assert (line.last(Ready), again.state_sha256) == (
-        Ready(step=3, state_sha256=killed.state_sha256, parameters=_parameters(line), device="cpu"),
+    channel, again = scene.train(3, 8, killed, quarantined)
+    assert (channel.last(Ready), again.state_sha256) == (
+        Ready(step=3, state_sha256=killed.state_sha256, parameters=_parameters(channel), device="cpu"),
         undisturbed.state_sha256,
     )
-    assert _losses(line) == _losses(whole)[3:]
+    assert _losses(channel) == _losses(whole)[3:]
 
 
 def test_other_weights_are_another_run(scene: Scene, tmp_path: Path) -> None:
@@ -157,11 +157,11 @@ def test_other_weights_are_another_run(scene: Scene, tmp_path: Path) -> None:
     assert other.train(1, 2)[1].state_sha256 != scene.train(1, 2)[1].state_sha256
 
 
-def _losses(line: Heard) -> list[float]:
-    return [event.record.train_loss for event in line.events if isinstance(event, StepDone)]
+def _losses(channel: Heard) -> list[float]:
+    return [event.record.train_loss for event in channel.events if isinstance(event, StepDone)]
 
 
-def _parameters(line: Heard) -> int:
-    ready = line.last(Ready)
+def _parameters(channel: Heard) -> int:
+    ready = channel.last(Ready)
     assert isinstance(ready, Ready)
     return ready.parameters

@@ -1,8 +1,8 @@
 """Ends of a trainer that speaks: each scene is played in a process of its own, forked when torch is imported once.
 
 Run as `python -m tests.tasks.real_ends.scenes FOLDER SCENE…`. A scene raises what a real cause makes real code raise;
-the trainer's own last words tell the parent, through the trainer's own line. Left behind for each scene: what it said,
-what it wrote to stderr, and its exit code.
+the trainer reports the exception to the parent through its own channel. Left behind for each scene: its events, its
+stderr, and its exit code.
 """
 
 import os
@@ -36,7 +36,7 @@ from storage.snapshots.data_snapshot import (
 from storage.snapshots.token_shard import ShardSchema, ShardWriter
 from storage.stores.document import sha256
 from storage.stores.local_store import LocalStore
-from tasks.trainer.parent_channel import ParentChannel, die
+from tasks.trainer.parent_channel import ParentChannel, report_and_exit
 from tasks.trainer.trainer_protocol import Ready
 
 Scene = Callable[[Path], None]
@@ -212,10 +212,10 @@ def orphaned(folder: Path) -> None:
     reading, writing = os.pipe()
     os.dup2(writing, 1)
     os.close(writing)
-    line = ParentChannel()
+    channel = ParentChannel()
     os.close(1)
     os.close(reading)
-    line.send(Ready(step=0, state_sha256=None, parameters=1, device="cpu"))
+    channel.send(Ready(step=0, state_sha256=None, parameters=1, device="cpu"))
 
 
 SCENES: dict[str, Scene] = {
@@ -245,11 +245,11 @@ def play(scene: Scene, folder: Path) -> None:
     """Play the scene as a trainer would live through it, in this process; never returns."""
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(folder.with_suffix(f".{name}"), os.O_WRONLY | os.O_CREAT), number)
-    line = ParentChannel()
+    channel = ParentChannel()
     try:
         scene(folder)
     except Exception as error:
-        die(line, error)
+        report_and_exit(channel, error)
     os._exit(0)
 
 

@@ -1,0 +1,35 @@
+"""Ends a process when the process that started it has ended.
+
+On Linux the kernel does it, even for a stopped process (prctl(2), PR_SET_PDEATHSIG); elsewhere a thread polls.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+_POLL_SECONDS = 0.5
+_SET_DEATH_SIGNAL = 1
+
+
+def kill_with_parent(parent_pid: int) -> None:
+    """Have this process killed as soon as its parent `parent_pid` has ended, at once if it already has."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+    watch_parent(parent_pid)
+
+
+def watch_parent(parent_pid: int, *, on_exit: Callable[[], None] | None = None) -> None:
+    """Poll in a thread whether the parent still runs; when it does not, call `on_exit` and kill this process."""
+
+    def poll() -> None:
+        while os.getppid() == parent_pid:
+            time.sleep(_POLL_SECONDS)
+        if on_exit is not None:
+            on_exit()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=poll, name="parent", daemon=True).start()
