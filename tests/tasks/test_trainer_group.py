@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
+from model.configuration.data import DataConfig
+from model.configuration.network import ModelConfig
 from model.configuration.training import TrainingConfig
+from tasks.configuration.run_configuration import RunConfig
 from tasks.errors import TaskError
 from tasks.trainer.rank_launcher import find_failed_rank
 from tasks.trainer.trainer_group import TrainerGroup, trainer_group
@@ -68,8 +71,11 @@ def test_what_nobody_can_meet_with_is_refused_by_name(environment: dict[str, str
 
 
 def test_the_number_of_processes_does_not_change_which_run_it_is() -> None:
-    assert "processes" not in training().model_dump() and "parallel" not in training().model_dump()
-    assert training(processes=2, parallel="fsdp").model_dump()["processes"] == 2
+    one, several = (
+        RunConfig(model_family="tiny", data=DataConfig(sources=("a.txt",)), model=ModelConfig(), training=chosen)
+        for chosen in (training(), training(processes=2, parallel="fsdp"))
+    )
+    assert one.frozen() == several.frozen()
 
 
 @pytest.mark.parametrize(
