@@ -1,10 +1,8 @@
-"""This process and machine: placement, code version, cores, thread priority, and whether another process is alive."""
+"""This process and machine: placement, code version, cores, and whether another process is alive."""
 
 import os
 import socket
 import subprocess
-import sys
-import threading
 from functools import cache
 from pathlib import Path
 
@@ -13,8 +11,6 @@ import psutil
 from storage.logs.run_entries import Placement
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_BACKGROUND_NICENESS = 10
-"""A tenth of the trainer's weight on a contended core, all of a free core."""
 
 
 @cache
@@ -42,18 +38,6 @@ def code_version() -> str:
     except (OSError, subprocess.CalledProcessError):
         commit = "unknown"
     return f"{version('cairn')}+{commit}"
-
-
-def lower_thread_priority() -> None:
-    """Give the calling thread a lower priority than training; Linux only, elsewhere niceness is per process.
-
-    Source: setpriority(2), nptl(7).
-    """
-    if sys.platform != "linux":
-        return
-    thread = threading.get_native_id()
-    niceness = max(_BACKGROUND_NICENESS, os.getpriority(os.PRIO_PROCESS, thread))
-    os.setpriority(os.PRIO_PROCESS, thread, niceness)
 
 
 def this_placement(*, device: str, threads: int, world_size: int = 1) -> Placement:

@@ -29,9 +29,8 @@ from storage.checkpoints.trainer_document import TrainerDocument
 from storage.errors import StorageError
 from storage.stores.object_store import ObjectStore
 from tasks.attempt.store_retry import run_retry_policy
-from tasks.machine.placement import lower_thread_priority
 from tasks.trainer.shared_staging import SharedStaging
-from tasks.trainer.staging_buffer import StagingBuffer
+from tasks.trainer.staging_buffer import StagingBuffer, lower_thread_priority
 from tasks.trainer.tensor_exchange import to_group
 
 T = TypeVar("T")

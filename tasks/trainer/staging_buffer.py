@@ -5,6 +5,8 @@ that copies are asynchronous. A resumed checkpoint is read into the same block.
 Source: PyTorch, "A guide on good usage of non_blocking and pin_memory"; NumPy asks for huge pages (madvise(2)).
 """
 
+import os
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,10 +18,11 @@ from torch import Tensor
 
 from model.training.parallel import gather_full
 from model.training.train_state import NamedTensor
-from tasks.machine.placement import lower_thread_priority
 
 _ALIGNED_BYTES = 64
 _PAGE_BYTES = 4096
+_BACKGROUND_NICENESS = 10
+"""A tenth of the trainer's weight on a contended core, all of a free core."""
 
 
 class StagingBuffer:
@@ -109,6 +112,18 @@ class StagingBuffer:
             # If the driver refuses, copies to ordinary pages are slower but as safe.
             _runtime().cudaHostRegister(block.data_ptr(), block.nbytes, 0)
         self._block = block
+
+
+def lower_thread_priority() -> None:
+    """Give the calling thread a lower priority than training; Linux only, elsewhere niceness is per process.
+
+    Source: setpriority(2), nptl(7).
+    """
+    if sys.platform != "linux":
+        return
+    thread = threading.get_native_id()
+    niceness = max(_BACKGROUND_NICENESS, os.getpriority(os.PRIO_PROCESS, thread))
+    os.setpriority(os.PRIO_PROCESS, thread, niceness)
 
 
 def _layout(named: NamedTensor) -> tuple[str, torch.dtype, torch.Size]:
