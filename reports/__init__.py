@@ -1,1 +1,1 @@
-"""What is told of a run, from the store alone: read models, explain, plots, pages, SQL, exporters."""
+"""Reports about runs, from the store alone: read models, SQL, explain, plots, pages, exporters."""

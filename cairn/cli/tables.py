@@ -75,18 +75,16 @@ def print_sweep(report: "SweepReport") -> None:
     print(f"run {report.run_id}: {done or 'nothing to do'}; freed {report.freed_bytes:,} bytes{when}")
 
 
-def print_data(view: "DataSummary") -> None:
+def print_data(summary: "DataSummary") -> None:
     """Print a snapshot: its facts, its sources, and windows with their documents."""
+    ids = f"{summary.vocab_size:,} ids, end of text {summary.end_of_text_id}"
     print_facts(
         [
-            ("snapshot", view.snapshot_id),
-            ("bytes", f"{view.bytes:,}"),
-            (
-                "tokenizer",
-                f"{short_digest(view.tokenizer_sha256)}, {view.vocab_size:,} ids, end of text {view.end_of_text_id}",
-            ),
-            *((split, _describe_split(size, view.block_size)) for split, size in view.splits.items()),
-            ("left out", ", ".join(f"{kind} {count:,}" for kind, count in view.rejected.items()) or "nothing"),
+            ("snapshot", summary.snapshot_id),
+            ("bytes", f"{summary.bytes:,}"),
+            ("tokenizer", f"{short_digest(summary.tokenizer_sha256)}, {ids}"),
+            *((split, _describe_split(size, summary.block_size)) for split, size in summary.splits.items()),
+            ("left out", ", ".join(f"{kind} {count:,}" for kind, count in summary.rejected.items()) or "nothing"),
         ]
     )
     print()
@@ -94,17 +92,17 @@ def print_data(view: "DataSummary") -> None:
         ("source", "documents", "bytes", "a document is", "sha256"),
         [
             (source.name, f"{source.documents:,}", f"{source.bytes:,}", source.unit, short_digest(source.sha256))
-            for source in view.sources[:_MOST_SOURCES]
+            for source in summary.sources[:_MOST_SOURCES]
         ],
         empty="no sources",
     )
-    if len(view.sources) > _MOST_SOURCES:
-        print(f"and {len(view.sources) - _MOST_SOURCES:,} more; --json lists all")
-    if view.groups:
+    if len(summary.sources) > _MOST_SOURCES:
+        print(f"and {len(summary.sources) - _MOST_SOURCES:,} more; --json lists all")
+    if summary.groups:
         print()
-        _print_groups(view.groups)
-    for window in view.windows:
-        last = window.first_token + view.block_size - 1
+        _print_groups(summary.groups)
+    for window in summary.windows:
+        last = window.first_token + summary.block_size - 1
         print(f"\n{window.split} window {window.window}, tokens {window.first_token:,} to {last:,}, from")
         for document in window.documents:
             where = f"{document.source} byte {document.offset_bytes:,} ({document.bytes:,} bytes)"
@@ -133,11 +131,11 @@ def _print_groups(groups: "Sequence[GroupSummary]") -> None:
     )
 
 
-def print_import(view: "ImportView") -> None:
+def print_import(summary: "ImportView") -> None:
     """Print the result of an import."""
-    for split, tokens in view.tokens.items():
-        print_line(f"{split}  {tokens:,} tokens in {view.documents[split]:,} documents")
-    print_line(f"snapshot {view.snapshot_id}\nlook at it: cairn data {short_digest(view.snapshot_id)}")
+    for split, tokens in summary.tokens.items():
+        print_line(f"{split}  {tokens:,} tokens in {summary.documents[split]:,} documents")
+    print_line(f"snapshot {summary.snapshot_id}\nlook at it: cairn data {short_digest(summary.snapshot_id)}")
 
 
 def print_watch(rows: "Sequence[WatchRow]") -> None:
@@ -152,10 +150,10 @@ def print_watch(rows: "Sequence[WatchRow]") -> None:
     )
 
 
-def print_simulation(view: "SimulationSummary") -> None:
+def print_simulation(summary: "SimulationSummary") -> None:
     """Print how the run ends under each policy, the assumptions, and the loss at other checkpoint intervals."""
-    policy, *plain = view.outcomes
-    plan, between = view.plan, view.trace.hours_between_failures
+    policy, *plain = summary.outcomes
+    plan, between = summary.plan, summary.trace.hours_between_failures
     often = "never" if between is None else f"every {_format_span(between * 3600)}"
     plain_ends = "; ".join(f"{outcome.policy}: {_describe_end(outcome)}" for outcome in plain)
     print_line(f"this policy {_describe_end(policy)}; plain retry counts: {plain_ends}")
@@ -163,14 +161,14 @@ def print_simulation(view: "SimulationSummary") -> None:
         f"on {plan.devices:,} device{'' if plan.devices == 1 else 's'}, {plan.total_steps:,} steps "
         f"of {plan.step_seconds:.4g} s ({_format_span(plan.total_steps * plan.step_seconds)} if nothing failed), "
         f"a commit stops training for {plan.checkpoint_seconds:.3g} s, a restart takes {plan.restart_seconds:.4g} s,\n"
-        f"a failure {often}, seed {view.seed}; {view.trace.source}\n"
+        f"a failure {often}, seed {summary.seed}; {summary.trace.source}\n"
     )
-    _print_outcomes(view.outcomes)
-    for outcome in view.outcomes:
+    _print_outcomes(summary.outcomes)
+    for outcome in summary.outcomes:
         if outcome.stopped_by:
             print_line(f"  {outcome.policy} stopped by {outcome.stopped_by}")
     print()
-    _print_intervals(view)
+    _print_intervals(summary)
 
 
 def _describe_split(size: "SplitSummary", block_size: int) -> str:
@@ -201,8 +199,8 @@ def _print_outcomes(outcomes: "Sequence[PolicyOutcome]") -> None:
     )
 
 
-def _print_intervals(view: "SimulationSummary") -> None:
-    found = view.intervals
+def _print_intervals(summary: "SimulationSummary") -> None:
+    found = summary.intervals
     listed: list[tuple[str, IntervalLoss | None]] = [
         ("now", found.present),
         ("Young", found.young),

@@ -1,1 +1,1 @@
-"""The post-mortem of one attempt: facts first, then words."""
+"""The post-mortem of one attempt: its facts, and their text."""

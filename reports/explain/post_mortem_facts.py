@@ -135,10 +135,10 @@ def _passed_over(log: RunLog, record: AttemptRecord) -> Iterator[PassedOver]:
     resumed, number = record.started.resumed_from, record.started.attempt
     first, since = (resumed.step, resumed.attempt) if resumed else (0, 1)
     states = {item.committed.prefix: item for item in log.state.checkpoints}
-    for view in read_checkpoints(log):
-        if view.step > first and since <= view.attempt < number:
-            detail = states[view.prefix].detail if view.prefix in states else ""
-            yield PassedOver(step=view.step, attempt=view.attempt, state=view.state, detail=detail)
+    for summary in read_checkpoints(log):
+        if summary.step > first and since <= summary.attempt < number:
+            detail = states[summary.prefix].detail if summary.prefix in states else ""
+            yield PassedOver(step=summary.step, attempt=summary.attempt, state=summary.state, detail=detail)
 
 
 def _progress(log: RunLog, record: AttemptRecord, receipt: Receipt, now: datetime) -> Progress:
@@ -205,15 +205,15 @@ def _heartbeat_age_seconds(log: RunLog, attempt: int, now: datetime) -> float | 
 
 
 def _successor(log: RunLog, record: AttemptRecord, after: AttemptRecord) -> Successor:
-    view = read_receipt(log, after)
+    receipt = read_receipt(log, after)
     return Successor(
-        attempt=view.attempt,
-        started_at=view.started_at,
-        seconds_later=max((view.started_at - (record.ended_at or view.started_at)).total_seconds(), 0.0),
-        host=view.placement.host,
-        first_step=view.first_step,
-        last_step=view.last_step,
-        termination_reason=view.termination_reason,
+        attempt=receipt.attempt,
+        started_at=receipt.started_at,
+        seconds_later=max((receipt.started_at - (record.ended_at or receipt.started_at)).total_seconds(), 0.0),
+        host=receipt.placement.host,
+        first_step=receipt.first_step,
+        last_step=receipt.last_step,
+        termination_reason=receipt.termination_reason,
         changed=after.started.changed,
     )
 

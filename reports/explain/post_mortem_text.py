@@ -78,7 +78,7 @@ def _standing(facts: PostMortem, receipt: Receipt) -> str:
     age, lease = open_attempt.heartbeat_age_seconds, open_attempt.lease_seconds
     seen = "" if age is None else f"; its last sign of life was {format_duration(age)} ago"
     if open_attempt.is_gone:
-        return f"was at {where} when its process disappeared, and nobody has put its end on record yet{seen}"
+        return f"was at {where} when its process disappeared, and its end is not on record yet{seen}"
     if age is not None and lease is not None and age > lease:
         limit = format_duration(lease)
         return f"was at {where} when it fell silent{seen}, longer than the {limit} after which it counts as lost"
@@ -298,19 +298,19 @@ def _then(facts: PostMortem) -> list[str]:
     ]
 
 
-def _evaluations(views: Sequence[EvaluationSummary], run_id: str) -> Iterator[str]:
-    if not views:
+def _evaluations(evaluations: Sequence[EvaluationSummary], run_id: str) -> Iterator[str]:
+    if not evaluations:
         yield "none of its checkpoints was evaluated"
         return
-    for view in views[-3:]:
-        if view.status == "failed":
-            yield f"step {view.step:,} {view.suite}: failed ({one_line(view.detail or '', 100)})"
+    for item in evaluations[-3:]:
+        if item.status == "failed":
+            yield f"step {item.step:,} {item.suite}: failed ({one_line(item.detail or '', 100)})"
             continue
-        named = sorted(view.metrics.items(), key=lambda item: (item[0] != "val_loss", item[0]))
+        named = sorted(item.metrics.items(), key=lambda item: (item[0] != "val_loss", item[0]))
         numbers = ", ".join(f"{name} {value:.4g}" for name, value in named if name != "samples")
-        yield f"step {view.step:,} {view.suite}: {one_line(numbers, 160)}"
-    if len(views) > 3:
-        yield f"And {len(views) - 3} before: cairn evaluations {run_id}"
+        yield f"step {item.step:,} {item.suite}: {one_line(numbers, 160)}"
+    if len(evaluations) > 3:
+        yield f"And {len(evaluations) - 3} before: cairn evaluations {run_id}"
 
 
 def _stderr(facts: PostMortem) -> list[str]:

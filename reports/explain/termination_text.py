@@ -47,7 +47,7 @@ def _notices(evidence: Mapping[str, Any]) -> Iterator[str]:
     if evidence.get("grace_ended"):
         yield "it was killed because its grace period was over before it could commit"
     if evidence.get("cancelling"):
-        yield "Prefect said that a person cancelled the flow run"
+        yield "a person cancelled the flow run in Prefect"
     if evidence.get("fenced"):
         yield one_line(str(evidence["fenced"]), 200)
     if evidence.get("silent_seconds") is not None:
@@ -55,10 +55,10 @@ def _notices(evidence: Mapping[str, Any]) -> Iterator[str]:
         limit = f"; its own steps allowed {format_duration(float(allowed))}" if allowed is not None else ""
         step = evidence.get("heartbeat_step")
         after = f" after step {step:,}" if step is not None else " before its first step"
-        silence = format_duration(float(evidence["silent_seconds"]))
-        yield f"the trainer was silent for {silence}{after}{limit}, then it was killed"
+        silent = format_duration(float(evidence["silent_seconds"]))
+        yield f"the trainer was silent for {silent}{after}{limit}, then it was killed"
     if evidence.get("store_error"):
-        yield f"the store said: {one_line(str(evidence['store_error']), 200)}"
+        yield f"the store's error: {one_line(str(evidence['store_error']), 200)}"
     if evidence.get("kubernetes_reason"):
         yield f"Kubernetes gives the reason {evidence['kubernetes_reason']}"
 
@@ -100,25 +100,25 @@ def _size(number: float) -> str:
 
 
 def _words(evidence: Mapping[str, Any], detail: str) -> Iterator[str]:
-    words = evidence.get("last_words")
-    if not isinstance(words, Mapping):
+    last_words = evidence.get("last_words")
+    if not isinstance(last_words, Mapping):
         return
-    step = words.get("step")
+    step = last_words.get("step")
     at = f" at step {step:,}" if step is not None else ""
-    said = str(words.get("message", ""))
-    if said and said in detail:
+    message = str(last_words.get("message", ""))
+    if message and message in detail:
         yield f"that error was its last words{at}"
     else:
-        yield f"its last words{at}: {words.get('exception')}: {one_line(said, 200)}"
-    frames = [str(line).strip() for line in words.get("traceback", ()) if str(line).lstrip().startswith("File ")]
+        yield f"its last words{at}: {last_words.get('exception')}: {one_line(message, 200)}"
+    frames = [str(line).strip() for line in last_words.get("traceback", ()) if str(line).lstrip().startswith("File ")]
     if frames:
         yield f"raised in {_place(frames[-_LAST_FRAMES])}"
-    windows = words.get("windows") or ()
+    windows = last_words.get("windows") or ()
     if windows:
         noun = "sample of the data (window" if len(windows) == 1 else "samples of the data (windows"
         yield f"guilty: {len(windows)} {noun} {format_list(list(windows), _MOST_WINDOWS)})"
-    if words.get("spike_step") is not None:
-        yield f"the loss began to rise at step {words['spike_step']:,}"
+    if last_words.get("spike_step") is not None:
+        yield f"the loss began to rise at step {last_words['spike_step']:,}"
 
 
 def _place(frame: str) -> str:

@@ -33,15 +33,15 @@ def markdown_report(report: RunReport) -> str:
 
 def html_report(report: RunReport, curves: RunCurves) -> str:
     """Return the report as one HTML page with the plot inside; equal reports give equal bytes."""
-    picture = b""
+    image = b""
     if report.curve:
         from reports.plots.curve_plot import draw_png  # numpy and matplotlib: only where there is something to draw
 
-        picture = draw_png(curves, width_px=_WIDTH_PX, height_px=_HEIGHT_PX)
+        image = draw_png(curves, width_px=_WIDTH_PX, height_px=_HEIGHT_PX)
     pages = _environment(autoescape=True)
     pages.filters |= {"css_class": css_class, "commands": _split_commands, "number_columns": _number_columns}
     return _render(
-        pages, "report.html.j2", report, picture=base64.b64encode(picture).decode(), bars=place_bars(report.attempts)
+        pages, "report.html.j2", report, plot=base64.b64encode(image).decode(), bars=place_bars(report.attempts)
     )
 
 

@@ -40,14 +40,14 @@ def reproduce(state: RunState, run_id: str) -> Reproduction:
 
 def _settings(state: RunState) -> Iterator[tuple[str, str]]:
     from tasks.configuration.run_configuration import (
-        FROZEN_SECTIONS,  # pydantic's models: only who reports pays for them
+        FROZEN_SECTIONS,  # pydantic: only a report needs it
         parse_stored_configuration,
     )
 
     if state.opened is None:
         return
-    believed = parse_stored_configuration(state.opened.config)
-    config = believed.model_dump(mode="json", exclude_defaults=True)
+    stored = parse_stored_configuration(state.opened.config)
+    config = stored.model_dump(mode="json", exclude_defaults=True)
     newest = state.attempts[-1].started.config.get("training") if state.attempts else {}
     newest = newest if isinstance(newest, Mapping) else {}
     training = dict(config.get("training", {}))

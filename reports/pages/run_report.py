@@ -193,7 +193,8 @@ def _data(state: RunState) -> DataFacts:
 
 def _machines(attempts: tuple[Receipt, ...]) -> tuple[MachineRow, ...]:
     counts = Counter(
-        (view.placement.host, view.placement.device, view.placement.world_size, view.code_version) for view in attempts
+        (receipt.placement.host, receipt.placement.device, receipt.placement.world_size, receipt.code_version)
+        for receipt in attempts
     )
     return tuple(
         MachineRow(host=host, device=device, world_size=world, code_version=code, attempts=count)

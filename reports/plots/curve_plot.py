@@ -18,7 +18,7 @@ from reports.plots.curve_labels import (
     format_small_number,
     format_title,
 )
-from reports.plots.curve_reduction import smooth, thin_out
+from reports.plots.curve_reduction import Series, smooth, thin_out
 from reports.plots.loss_panel import disable_math, draw_loss
 from reports.plots.plot_axis import BASE_POINTS, COLUMNS, SMALL_POINTS, Across, PlotAxis
 from reports.plots.run_curves import RunCurves
@@ -97,7 +97,7 @@ def _panels(figure: "Figure", axis: PlotAxis) -> "list[Axes]":
         panel.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True, steps=[1, 2, 2.5, 5, 10]))
         panel.set_xlim(-0.01 * axis.reach, 1.02 * axis.reach)
         panel.tick_params(labelsize=SMALL_POINTS, labelbottom=panel is panels[-1], length=3)
-        panel.xaxis.set_major_formatter(_on_axis)
+        panel.xaxis.set_major_formatter(lambda number, _: format_number(number))
         panel.grid(True, color="#ebebeb", linewidth=0.6)
         panel.set_axisbelow(True)
         for side in ("top", "right"):
@@ -121,7 +121,7 @@ def _name_axes(panels: "list[Axes]", axis: PlotAxis) -> None:
     other = panels[0].secondary_xaxis(
         "top", functions=(lambda x: np.asarray(x) * factor, lambda x: np.asarray(x) / factor)
     )
-    other.xaxis.set_major_formatter(_on_axis)
+    other.xaxis.set_major_formatter(lambda number, _: format_number(number))
     other.tick_params(labelsize=SMALL_POINTS, length=3)
     other.set_xlabel("step" if axis.unit > 1 else "tokens", fontsize=BASE_POINTS, labelpad=3)
     other.spines["top"].set_color(PALE)
@@ -134,7 +134,7 @@ def _draw_learning_rate(panel: "Axes", axis: PlotAxis) -> None:
         return
     panel.plot(rate.steps, rate.values, color=BLUE, linewidth=1.3)
     panel.set_ylim(bottom=0)
-    panel.yaxis.set_major_formatter(_small_on_axis)
+    panel.yaxis.set_major_formatter(lambda number, _: format_small_number(number))
 
 
 def _draw_gradient_norm(panel: "Axes", axis: PlotAxis) -> None:
@@ -149,11 +149,9 @@ def _draw_gradient_norm(panel: "Axes", axis: PlotAxis) -> None:
     panel.set_ylim(low, high)
     panel.set_yscale("log")
     panel.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 9 * low else (1.0, 3.0), numticks=4))
-    panel.yaxis.set_major_formatter(_small_on_axis)
+    panel.yaxis.set_major_formatter(lambda number, _: format_small_number(number))
     panel.yaxis.set_minor_locator(NullLocator())
-    thin, trend = thin_out(norm, columns=COLUMNS), smooth(norm)
-    panel.plot(thin.steps, thin.values, color=BLUE, alpha=0.3, linewidth=0.6)
-    panel.plot(trend.steps, trend.values, color=BLUE, linewidth=1.3)
+    _plot_with_trend(panel, norm)
 
 
 def _draw_speed(panel: "Axes", axis: PlotAxis) -> None:
@@ -161,11 +159,15 @@ def _draw_speed(panel: "Axes", axis: PlotAxis) -> None:
     if not len(speed.steps):
         panel.set_yticks([])
         return
-    thin, trend = thin_out(speed, columns=COLUMNS), smooth(speed)
+    _plot_with_trend(panel, speed)
+    panel.set_ylim(0, 1.15 * max(float(np.quantile(speed.values, 0.99)), 1e-9))
+    panel.yaxis.set_major_formatter(lambda number, _: format_number(number))
+
+
+def _plot_with_trend(panel: "Axes", series: Series) -> None:
+    thin, trend = thin_out(series, columns=COLUMNS), smooth(series)
     panel.plot(thin.steps, thin.values, color=BLUE, alpha=0.3, linewidth=0.6)
     panel.plot(trend.steps, trend.values, color=BLUE, linewidth=1.3)
-    panel.set_ylim(0, 1.15 * max(float(np.quantile(speed.values, 0.99)), 1e-9))
-    panel.yaxis.set_major_formatter(_on_axis)
 
 
 def _draw_events(panel: "Axes", axis: PlotAxis) -> None:
@@ -188,12 +190,12 @@ def _draw_events(panel: "Axes", axis: PlotAxis) -> None:
 def _draw_texts(figure: "Figure", axis: PlotAxis) -> None:
     curves, height = axis.curves, axis.height_inches
     left, right, top = 0.1 / _LAYOUT_INCHES, 1 - _RIGHT / _LAYOUT_INCHES, 1 - 0.12 / height
-    words = [
+    texts = [
         figure.text(left, top, format_title(curves), fontsize=_TITLE_POINTS, fontweight="bold", va="top"),
         figure.text(right, top, describe_state(curves), fontsize=_TITLE_POINTS - 1, color=GREY, va="top", ha="right"),
         figure.text(left, _FOOTER_AT / height, describe_run(curves), fontsize=SMALL_POINTS, color=GREY, va="center"),
     ]
-    disable_math(words)
+    disable_math(texts)
     if handles := _event_handles(axis):
         legend = figure.legend(
             handles=handles,
@@ -227,11 +229,3 @@ def _event_handles(axis: PlotAxis) -> "list[Artist]":
     if label := describe_end(curves):
         handles.append(Line2D([], [], color=BLACK, linewidth=1.0, linestyle=_END_DASHES, label=label))
     return handles
-
-
-def _small_on_axis(number: float, position: float) -> str:
-    return format_small_number(number)
-
-
-def _on_axis(number: float, position: float) -> str:
-    return format_number(number)

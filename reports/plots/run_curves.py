@@ -121,7 +121,7 @@ def gather_curves(log: RunLog) -> RunCurves:
         total_steps=status.total_steps,
         tokens_per_step=_tokens_per_step(state),
         attempts=len(state.attempts),
-        gpu_seconds=sum(view.gpu_seconds for view in read_receipts(log)),
+        gpu_seconds=sum(receipt.gpu_seconds for receipt in read_receipts(log)),
         points=points,
         interruptions=tuple(_interruptions(state, lines)),
         replays=tuple(_replays(points)),

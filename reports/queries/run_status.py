@@ -203,7 +203,7 @@ def _next(run_id: str, state: RunState, standing: RunPhase) -> str:
     origin = f"from step {newest.committed.step}" if newest else "from step 0"
     again = f"`cairn train --run-id {run_id}`"
     if standing == RunPhase.OPENED:
-        return f"nobody trains it yet: {again} starts the first attempt"
+        return f"no attempt has started yet: {again} starts the first one"
     if standing == RunPhase.RUNNING:
         total = state.opened.total_steps if state.opened else 0
         return f"attempt {state.latest_attempt} trains on to step {total}; if it falls silent, {again} takes over"

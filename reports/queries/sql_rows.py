@@ -125,16 +125,16 @@ def make_run_row(run_id: str, state: RunState, standing: str) -> RunRow:
         data_snapshot=opened.data_snapshot if opened else None,
         config_sha256=opened.config_sha256 if opened else None,
         code_version=opened.code_version if opened else None,
-        lr=_number(config, "training", "lr"),
-        global_batch=_whole(config, "training", "global_batch"),
-        seed=_whole(config, "training", "seed"),
-        precision=_text(config, "training", "precision"),
-        n_layer=_whole(config, "model", "n_layer"),
-        n_head=_whole(config, "model", "n_head"),
-        n_embd=_whole(config, "model", "n_embd"),
-        block_size=_whole(config, "model", "block_size"),
-        dropout=_number(config, "model", "dropout"),
-        tokenizer=_text(config, "data", "tokenizer"),
+        lr=_setting(config, "training", "lr", float),
+        global_batch=_setting(config, "training", "global_batch", int),
+        seed=_setting(config, "training", "seed", int),
+        precision=_setting(config, "training", "precision", str),
+        n_layer=_setting(config, "model", "n_layer", int),
+        n_head=_setting(config, "model", "n_head", int),
+        n_embd=_setting(config, "model", "n_embd", int),
+        block_size=_setting(config, "model", "block_size", int),
+        dropout=_setting(config, "model", "dropout", float),
+        tokenizer=_setting(config, "data", "tokenizer", str),
         detail=None,
         config=_json(config),
     )
@@ -146,31 +146,22 @@ def make_unreadable_row(run_id: str, why: str) -> RunRow:
     return RunRow(**{**nothing, "run_id": run_id, "state": "unreadable", "detail": why})
 
 
-def make_step_rows(run_id: str, state: RunState, lines: Iterable[StepRecord]) -> list[StepRow]:
+def make_step_rows(run_id: str, state: RunState, records: Iterable[StepRecord]) -> list[StepRow]:
     """Return the surviving line: every step once, in order."""
     opened = state.opened
     config = opened.config if opened else {}
-    batch, block = _whole(config, "training", "global_batch"), _whole(config, "model", "block_size")
+    batch = _setting(config, "training", "global_batch", int)
+    block = _setting(config, "model", "block_size", int)
     step_tokens = batch * block if batch and block else None
     return [
         StepRow(
+            **_fields(point.record),
             run_id=run_id,
             model_family=opened.model_family if opened else None,
-            step=point.record.step,
-            attempt=point.record.attempt,
             replays=point.replays,
             tokens=point.record.step * step_tokens if step_tokens else None,
-            train_loss=point.record.train_loss,
-            probe_loss=point.record.probe_loss,
-            lr=point.record.lr,
-            grad_norm=point.record.grad_norm,
-            tokens_per_second=point.record.tokens_per_second,
-            mfu=point.record.mfu,
-            memory_bytes=point.record.memory_bytes,
-            seconds=point.record.seconds,
-            sample=point.record.sample,
         )
-        for point in splice(lines, state.attempts)
+        for point in splice(records, state.attempts)
     ]
 
 
@@ -178,21 +169,10 @@ def _json(document: Mapping[str, Any]) -> JsonText:
     return JsonText(msgspec.json.encode(document, order="sorted").decode())
 
 
-def _value(config: Mapping[str, Any], section: str, key: str) -> Any:
+def _setting(config: Mapping[str, Any], section: str, key: str, kind: type) -> Any:
+    """Return a setting of this kind, None where another version's configuration has none; an int is a float too."""
     found = config.get(section)
-    return found.get(key) if isinstance(found, Mapping) else None
-
-
-def _number(config: Mapping[str, Any], section: str, key: str) -> float | None:
-    value = _value(config, section, key)
-    return float(value) if isinstance(value, int | float) else None
-
-
-def _whole(config: Mapping[str, Any], section: str, key: str) -> int | None:
-    value = _value(config, section, key)
-    return value if isinstance(value, int) else None
-
-
-def _text(config: Mapping[str, Any], section: str, key: str) -> str | None:
-    value = _value(config, section, key)
-    return value if isinstance(value, str) else None
+    value = found.get(key) if isinstance(found, Mapping) else None
+    if kind is float and isinstance(value, int):
+        return float(value)
+    return value if isinstance(value, kind) else None

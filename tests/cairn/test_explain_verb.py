@@ -183,7 +183,7 @@ def test_a_heartbeat_that_fell_silent_is_noticed(bard: Any, tmp_path: Any) -> No
 
 def test_an_owner_whose_process_is_gone_is_known_on_its_machine(fresh: Any) -> None:
     fresh.start(host=socket.gethostname(), boot_id=boot_id())  # pid 1 was not started at second 1
-    assert "when its process disappeared, and nobody has put its end on record yet" in explained(fresh)
+    assert "when its process disappeared, and its end is not on record yet" in explained(fresh)
 
 
 def test_a_resumed_attempt_says_from_where_and_what_is_done_again(bard: Any) -> None:
