@@ -1,4 +1,4 @@
-"""Which text a run learns from and how it becomes tokens."""
+"""The section `[data]`: which text a run learns from and how it becomes tokens."""
 
 import math
 import posixpath
@@ -6,14 +6,9 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Annotated, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from model.configuration.network import Positive, PositiveNumber
 from model.errors import InvalidInput
 
 SMALLEST_BPE_VOCABULARY = 257
@@ -27,25 +22,36 @@ SHORTEST_SNAPSHOT_ID = 8
 
 
 class DataConfig(BaseModel):
-    """Which text a run learns from and how it becomes tokens.
-
-    Sizes are in bytes: a longer document is left out, and the tokenizer learns from at most `tokenizer_bytes` of text.
-    With `weights`, one for each of the `sources`, windows are drawn from them in this proportion, each source shuffled
-    by itself; without, from all text alike. `snapshot:<id>` as the only source is a data snapshot of the store.
-    """
+    """The text and its tokenizer."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    sources: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)]
-    # What the JSON reader cannot look for: quotes, backslashes and control characters.
-    text_field: Annotated[str, Field(pattern=r'^[^"\\\x00-\x1f]+$')] = "text"
-    val_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
-    tokenizer: str = "bpe:1024"
-    tokenizer_bytes: Annotated[int, Field(ge=1)] = 256 * 1024 * 1024
-    max_document_bytes: Annotated[int, Field(ge=1)] = 64 * 1024 * 1024
-    max_rejected_fraction: Annotated[float, Field(ge=0.0, le=1.0)] = 0.01
-    deduplicate: bool = False
-    weights: tuple[Annotated[float, Field(gt=0.0, allow_inf_nan=False)], ...] = ()
+    sources: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)] = Field(
+        description="files, globs and URLs of the text, or one snapshot:<id> of the store"
+    )
+    # The JSON reader cannot look for quotes, backslashes and control characters.
+    text_field: Annotated[str, Field(pattern=r'^[^"\\\x00-\x1f]+$')] = Field(
+        "text",
+        description="field of a JSON line or column of a Parquet file that holds the text",
+        json_schema_extra={"rule": "a name without quotes, backslashes and control characters"},
+    )
+    val_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
+        0.1, description="share of the documents that is held out for evaluation"
+    )
+    tokenizer: str = Field(
+        "bpe:1024",
+        description="how text becomes tokens",
+        json_schema_extra={"rule": "bytes, bpe:<vocabulary size> or the path of a tokenizer.json"},
+    )
+    tokenizer_bytes: Positive = Field(256 * 1024 * 1024, description="most text that a bpe tokenizer learns from")
+    max_document_bytes: Positive = Field(64 * 1024 * 1024, description="longer documents are left out")
+    max_rejected_fraction: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
+        0.01, description="share of the documents that may be unusable before the data is refused"
+    )
+    deduplicate: bool = Field(False, description="leave out documents that are byte for byte equal to an earlier one")
+    weights: tuple[PositiveNumber, ...] = Field(
+        (), description="proportions in which windows are drawn from the sources, one for each; none: all text alike"
+    )
 
     @field_validator("tokenizer")
     @classmethod
@@ -54,10 +60,10 @@ class DataConfig(BaseModel):
         if value == "bytes" or value.endswith(".json"):
             return value
         if kind != "bpe":
-            raise ValueError(f"tokenizer={value!r} must be 'bytes', 'bpe:<size>' or the path of a tokenizer.json")
+            raise ValueError("must be 'bytes', 'bpe:<size>' or the path of a tokenizer.json")
         if not (size.isascii() and size.isdigit() and int(size) >= SMALLEST_BPE_VOCABULARY):
             raise ValueError(
-                f"tokenizer={value!r}: the size after 'bpe:' must be an integer of at least {SMALLEST_BPE_VOCABULARY} "
+                f"the size after 'bpe:' must be a whole number of at least {SMALLEST_BPE_VOCABULARY} "
                 "(256 bytes and end-of-text)"
             )
         return value
@@ -67,10 +73,12 @@ class DataConfig(BaseModel):
         if not self.weights:
             return self
         if len(self.weights) != len(self.sources):
-            raise ValueError(f"weights: {len(self.weights)} of them must be as many as the {len(self.sources)} sources")
+            raise ValueError(
+                f"weights: {len(self.weights)} of them, must be as many as the {len(self.sources)} sources"
+            )
         twice = sorted({name for name in self.source_names if self.source_names.count(name) > 1})
         if twice:
-            raise ValueError(f"sources name {twice[0]!r} twice: with weights each has one of its own")
+            raise ValueError(f"sources name {twice[0]!r} twice; with weights every source is named once")
         _require_schedule(self.weights)
         return self
 
@@ -82,26 +90,23 @@ class DataConfig(BaseModel):
         if len(self.sources) > 1:
             raise ValueError(f"sources: {named[0]!r} must be the only one; a snapshot cannot be mixed with others")
         _require_snapshot_id(named[0].removeprefix(SNAPSHOT_SOURCE))
-        said = [
-            name
-            for name, field in type(self).model_fields.items()
-            if name != "sources" and getattr(self, name) != field.default
-        ]
-        if said:
+        fields = type(self).model_fields
+        changed = [name for name in fields if name != "sources" and getattr(self, name) != fields[name].default]
+        if changed:
             raise ValueError(
-                f"{', '.join(said)}: decided by {named[0]!r} already, which was made with its own; leave them out"
+                f"{', '.join(changed)}: decided by {named[0]!r} already, which was made with its own; leave them out"
             )
         return self
 
     @property
     def snapshot(self) -> str | None:
-        """The id, or the beginning of one, of the snapshot that is the source; None where the source is text."""
+        """The id, or its beginning, of the snapshot that is the source; None where the source is text."""
         source = self.sources[0]
         return source.removeprefix(SNAPSHOT_SOURCE) if source.startswith(SNAPSHOT_SOURCE) else None
 
     @property
     def source_names(self) -> tuple[str, ...]:
-        """A name for each source that says nothing of where the text lies: paths from the folder they all share.
+        """A name for each source, equal wherever the text lies: paths are relative to the folder they all share.
 
         URLs and built-in sources stay as they are, and so do paths where some are absolute and others are not.
         """
@@ -112,13 +117,13 @@ class DataConfig(BaseModel):
 
     @property
     def bpe_vocab_size(self) -> int | None:
-        """Vocabulary size asked for with `bpe:<size>`, in tokens; None for bytes or a tokenizer file."""
+        """Vocabulary size of `bpe:<size>`, in tokens; None for bytes or a tokenizer file."""
         kind, _, size = self.tokenizer.partition(":")
         return int(size) if kind == "bpe" and size.isdigit() else None
 
 
 def draw_shares(weights: Sequence[float]) -> tuple[int, ...]:
-    """Return the draws of each source in one period: the weights as the smallest integers in their ratio.
+    """Return the draws of each source in one period: the smallest integers in the ratio of the weights.
 
     A weight counts as the decimal number it is written as: 0.1 is one tenth.
     """
@@ -129,7 +134,7 @@ def draw_shares(weights: Sequence[float]) -> tuple[int, ...]:
 
 
 def require_short_period(weights: Sequence[float]) -> None:
-    """Raise `InvalidInput` for weights whose schedule repeats too late to be computed in 64 bits, or for none."""
+    """Raise `InvalidInput` for no weights, and for weights whose period is too long for 64-bit arithmetic."""
     if not weights:
         raise InvalidInput("weights is empty; a mixture needs at least one component")
     period = sum(draw_shares(weights))

@@ -1,68 +1,102 @@
-"""How a user wants a network trained: sizes in samples and steps, rates per step."""
+"""The section `[training]`: batch sizes in windows, lengths in optimizer steps, rates per step."""
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from model.configuration.network import NotNegative, Positive
-
-UNFROZEN_TRAINING: frozenset[str] = frozenset(
-    {
-        "micro_batch",
-        "device",
-        "threads",
-        "probe_every_steps",
-        "probe_batches",
-        "sample_tokens",
-        "activation_checkpointing",
-        "processes",
-        "parallel",
-        "memory_check",
-    }
-)
-"""Training fields that do not change which run it is; everything else in TrainingConfig is frozen at run-opened."""
+from model.configuration.network import NotNegative, NotNegativeNumber, Positive, PositiveNumber
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Kernels = Literal["auto", "stock", "fused"]
 Parallel = Literal["ddp", "fsdp"]
+Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class TrainingConfig(BaseModel):
-    """How a model is trained: sizes in samples and steps, rates per step."""
+    """How the network is trained. A key marked `"frozen": False` does not decide which run it is."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    steps: Positive
-    global_batch: Positive = 32
-    micro_batch: Positive | Literal["auto"] = Field(default_factory=lambda data: int(data.get("global_batch", 1)))
-    lr: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1e-3
-    min_lr: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 1e-4
-    warmup_steps: NotNegative = Field(default_factory=lambda data: min(2000, int(data.get("steps", 0)) // 10))
-    weight_decay: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.1
-    betas: tuple[Annotated[float, Field(ge=0.0, lt=1.0)], Annotated[float, Field(ge=0.0, lt=1.0)]] = (0.9, 0.95)
-    grad_clip: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 1.0
-    precision: Precision = "auto"
-    compile: bool = False
-    kernels: Kernels = "auto"
-    mask_documents: bool = False
-    init_from: Annotated[str, Field(min_length=1)] | None = None
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 1337
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
-    activation_checkpointing: bool = False
-    probe_every_steps: NotNegative = 100
-    probe_batches: Positive = 4
-    sample_tokens: NotNegative = 120
-    threads: Positive | None = None
-    processes: Positive | Literal["auto"] = 1
-    parallel: Parallel = "ddp"
-    memory_check: bool = True
+    steps: Positive = Field(description="number of optimizer steps of the run", json_schema_extra={"unit": "steps"})
+    global_batch: Positive = Field(
+        32,
+        description="batch size of one optimizer step, all processes together",
+        json_schema_extra={"unit": "windows"},
+    )
+    micro_batch: Positive | Literal["auto"] = Field(
+        default_factory=lambda data: int(data.get("global_batch", 1)),
+        description="windows of one forward and backward pass; auto takes the most that fit in memory",
+        json_schema_extra={"unit": "windows", "default_rule": "global_batch", "frozen": False},
+    )
+    lr: PositiveNumber = Field(1e-3, description="learning rate after the warm-up")
+    min_lr: NotNegativeNumber = Field(1e-4, description="learning rate at the last step")
+    warmup_steps: NotNegative = Field(
+        default_factory=lambda data: min(2000, int(data.get("steps", 0)) // 10),
+        description="steps in which the learning rate rises from 0 to lr",
+        json_schema_extra={"default_rule": "a tenth of steps, at most 2000"},
+    )
+    weight_decay: NotNegativeNumber = Field(0.1, description="AdamW weight decay of the matrices")
+    betas: tuple[Beta, Beta] = Field(
+        (0.9, 0.95),
+        description="AdamW decay rates of the gradient's first and second moment",
+        json_schema_extra={"rule": "a list of two numbers of at least 0 and below 1"},
+    )
+    grad_clip: NotNegativeNumber = Field(1.0, description="greatest norm of a gradient; 0 clips nothing")
+    precision: Precision = Field(
+        "auto", description="number format of the arithmetic; auto takes the fastest with reproducible bits"
+    )
+    compile: bool = Field(False, description="use torch.compile")
+    kernels: Kernels = Field(
+        "auto", description="implementation of layers and loss; auto takes the fastest with reproducible bits"
+    )
+    mask_documents: bool = Field(False, description="attention stays within a document")
+    init_from: Annotated[str, Field(min_length=1)] | None = Field(
+        None, description="folder of a Hugging Face GPT-2 whose weights the run begins with, instead of random ones"
+    )
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(
+        1337, description="seed of initial weights, dropout and the order of windows"
+    )
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = Field(
+        "auto",
+        description="device that trains; auto takes a GPU where there is one",
+        json_schema_extra={"rule": "auto, cpu, cuda or cuda:<number>", "frozen": False},
+    )
+    activation_checkpointing: bool = Field(
+        False,
+        description="compute activations again in the backward pass: less memory, more time, equal bits",
+        json_schema_extra={"frozen": False},
+    )
+    probe_every_steps: NotNegative = Field(
+        100,
+        description="steps between losses of the training network on held-out text, for the curve; 0 never",
+        json_schema_extra={"frozen": False},
+    )
+    probe_batches: Positive = Field(
+        4, description="held-out batches of one probe", json_schema_extra={"unit": "batches", "frozen": False}
+    )
+    sample_tokens: NotNegative = Field(
+        120, description="length of the text sample drawn with each probe", json_schema_extra={"frozen": False}
+    )
+    threads: Positive | None = Field(
+        None,
+        description="CPU threads of the trainer, all processes together; not set: the cores that this process may use",
+        json_schema_extra={"unit": "threads", "frozen": False},
+    )
+    processes: Positive | Literal["auto"] = Field(
+        1,
+        description="processes that train together on each machine; auto takes one for each visible GPU",
+        json_schema_extra={"unit": "processes", "frozen": False},
+    )
+    parallel: Parallel = Field(
+        "ddp",
+        description="how several processes share the network: ddp replicates it, fsdp splits it",
+        json_schema_extra={"frozen": False},
+    )
+    memory_check: bool = Field(
+        True,
+        description="refuse a micro_batch whose estimated memory exceeds the free memory",
+        json_schema_extra={"frozen": False},
+    )
 
     @field_validator("micro_batch", mode="before")
     @classmethod
@@ -85,3 +119,12 @@ class TrainingConfig(BaseModel):
         if self.kernels == "fused" and self.precision == "fp16":
             raise ValueError("kernels='fused' cannot be combined with precision='fp16': use kernels='stock', or bf16")
         return self
+
+
+def _is_unfrozen(name: str) -> bool:
+    marks = TrainingConfig.model_fields[name].json_schema_extra
+    return isinstance(marks, dict) and marks.get("frozen") is False
+
+
+UNFROZEN_TRAINING = frozenset(filter(_is_unfrozen, TrainingConfig.model_fields))
+"""Training keys that do not change which run it is; all others are frozen when the run is opened."""

@@ -16,19 +16,16 @@ from model.configuration.network import ModelConfig
 from model.configuration.training import UNFROZEN_TRAINING, TrainingConfig
 from storage.errors import IntegrityError
 from storage.stores.document import encode, sha256
+from tasks.configuration.evaluation_settings import SUITE_KEYS, EarlyStopConfig, EvaluationConfig, PromotionConfig
 from tasks.configuration.flat_document import flatten
 from tasks.configuration.settings import (
-    SUITE_KEYS,
     BudgetsConfig,
     CheckpointConfig,
     CostConfig,
     DivergenceConfig,
-    EarlyStopConfig,
-    EvaluationConfig,
     LeaseConfig,
     MirrorsConfig,
     PreemptionConfig,
-    PromotionConfig,
     WatchdogConfig,
 )
 from tasks.configuration.suite_file import resolve_evaluation

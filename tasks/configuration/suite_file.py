@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tasks.configuration.settings import SUITE_KEYS, EvaluationConfig, EvaluatorConfig
+from tasks.configuration.evaluation_settings import SUITE_KEYS, EvaluationConfig, EvaluatorConfig
 from tasks.errors import TaskError
 
 COMMAND = "command"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from storage.stores.document import encode, sha256
-from tasks.configuration.settings import EvaluationConfig, EvaluatorConfig
+from tasks.configuration.evaluation_settings import EvaluationConfig, EvaluatorConfig
 
 EVALUATOR_VERSION = "1"
 COMMAND_EVALUATOR_VERSION = "1"

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from storage.logs.run_state import AttemptRecord, RunState
-from tasks.configuration.settings import EvaluationConfig, LeaseConfig
+from tasks.configuration.evaluation_settings import EvaluationConfig
+from tasks.configuration.settings import LeaseConfig
 from tasks.policy.termination import DecisionAction, TerminationReason
 
 _RETRY_SECONDS = 30.0

@@ -7,7 +7,8 @@ from pydantic import ValidationError
 
 from storage.logs.run_entries import CheckpointQuarantined, CheckpointSuperseded, CurveVerdict
 from storage.logs.run_state import RunState, fold
-from tasks.configuration.settings import CheckpointConfig, EarlyStopConfig
+from tasks.configuration.evaluation_settings import EarlyStopConfig
+from tasks.configuration.settings import CheckpointConfig
 from tasks.policy.early_stop import EvaluatedStep, Stop, decide, find_stop, outstanding, stop_terms
 from tasks.policy.retention import RetentionTerms, plan_retention
 from tests.entries import evaluated, started
