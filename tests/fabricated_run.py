@@ -37,7 +37,8 @@ from storage.logs.run_entries import (
 from storage.logs.run_log import RunLog
 from storage.stores.local_store import LocalStore
 from storage.stores.object_store import ObjectStore
-from tasks.configuration.run_configuration import RunConfig, parse_configuration
+from tasks.configuration.configuration_source import parse_configuration
+from tasks.configuration.run_configuration import RunConfig
 from tests import entries
 from tests.entries import NOON
 

@@ -11,7 +11,8 @@ from storage.logs.run_entries import EvaluationRecorded, RunOpened
 from storage.logs.run_state import RunState
 from storage.snapshots.data_snapshot import SnapshotManifest
 from storage.stores.document import encode
-from tasks.configuration.run_configuration import RunConfig, parse_stored_configuration
+from tasks.configuration.run_configuration import RunConfig
+from tasks.configuration.stored_configuration import parse_stored_configuration
 from tasks.text.format import one_line
 
 _SOURCES_SHOWN = 20

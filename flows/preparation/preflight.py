@@ -18,7 +18,8 @@ from storage.logs.run_state import RunState
 from storage.snapshots.data_snapshot import read_manifest
 from storage.stores.object_store import ObjectStore
 from storage.stores.store_probe import probe_store
-from tasks.configuration.run_configuration import RunConfig, check_drift
+from tasks.configuration.run_configuration import RunConfig
+from tasks.configuration.stored_configuration import check_drift
 from tasks.data.snapshot_build import check_block_size
 from tasks.data.snapshot_choice import chosen_snapshot
 from tasks.errors import InvalidConfiguration, TaskError

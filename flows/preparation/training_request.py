@@ -13,9 +13,15 @@ from reports.queries.run_lookup import configuration_document
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
 from storage.stores.open_store import open_store
-from tasks.configuration.configuration_source import configuration_folder, configuration_name, read_configuration
-from tasks.configuration.run_configuration import RunConfig, parse_configuration
+from tasks.configuration.configuration_source import (
+    configuration_folder,
+    configuration_name,
+    parse_configuration,
+    read_configuration,
+)
+from tasks.configuration.run_configuration import RunConfig
 from tasks.configuration.store_choice import choose_store
+from tasks.configuration.stored_configuration import keep_numerics
 from tasks.errors import InvalidConfiguration
 
 
@@ -89,7 +95,7 @@ def configure_run(resolved: ResolvedRequest, state: RunState, environment: Mappi
         environment=environment,
         name=f"run {state.opened.run_id}",
     )
-    return wanted.as_opened(state.opened.config)
+    return keep_numerics(wanted, state.opened.config)
 
 
 _HANDED_OVER: ContextVar[ResolvedRequest | None] = ContextVar("resolved_request", default=None)

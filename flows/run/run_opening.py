@@ -29,7 +29,8 @@ from storage.stores.store_probe import probe_store
 from tasks.attempt.attempt_end import DataOrigin
 from tasks.attempt.shutdown_signal import ShutdownSignal
 from tasks.attempt.store_retry import StoreRetry, run_retry_policy
-from tasks.configuration.run_configuration import RunConfig, check_drift
+from tasks.configuration.run_configuration import RunConfig
+from tasks.configuration.stored_configuration import check_drift, keep_numerics
 from tasks.data.snapshot_build import check_block_size
 from tasks.machine.machine_speed import numerics_beside
 from tasks.machine.placement import code_version, usable_cores
@@ -50,7 +51,7 @@ def open_run(resolved: ResolvedRequest, shutdown: ShutdownSignal, warm: WarmTrai
         warm.start(trainer_folder(os.environ, log.run_id))
     if opened is None:
         opened = _record_opening(log, config, resolved.base_dir)
-        config = config.as_opened(opened.config)  # another process may have been first
+        config = keep_numerics(config, opened.config)  # another process may have been first
     check_drift(opened.config, config, run_id=log.run_id)
     vocab_size = read_manifest(log.store, opened.data_snapshot).vocab_size if memory else 0
     trainers = _set_up_trainers(log.run_id, config, warm)

@@ -13,7 +13,7 @@ Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class TrainingConfig(BaseModel):
-    """How the network is trained. A key marked `"frozen": False` does not decide which run it is."""
+    """How the network is trained."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -71,21 +71,19 @@ class TrainingConfig(BaseModel):
         description="steps between losses of the training network on held-out text, for the curve; 0 never",
         json_schema_extra={"frozen": False},
     )
-    probe_batches: Positive = Field(
-        4, description="held-out batches of one probe", json_schema_extra={"unit": "batches", "frozen": False}
-    )
+    probe_batches: Positive = Field(4, description="held-out batches of one probe", json_schema_extra={"frozen": False})
     sample_tokens: NotNegative = Field(
         120, description="length of the text sample drawn with each probe", json_schema_extra={"frozen": False}
     )
     threads: Positive | None = Field(
         None,
         description="CPU threads of the trainer, all processes together; not set: the cores that this process may use",
-        json_schema_extra={"unit": "threads", "frozen": False},
+        json_schema_extra={"frozen": False},
     )
     processes: Positive | Literal["auto"] = Field(
         1,
         description="processes that train together on each machine; auto takes one for each visible GPU",
-        json_schema_extra={"unit": "processes", "frozen": False},
+        json_schema_extra={"frozen": False},
     )
     parallel: Parallel = Field(
         "ddp",

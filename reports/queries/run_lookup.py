@@ -62,7 +62,7 @@ def configuration_of(state: RunState) -> "RunConfig":
 
     Raises `IntegrityError` where the log's document is no configuration.
     """
-    from tasks.configuration.run_configuration import parse_stored_configuration
+    from tasks.configuration.stored_configuration import parse_stored_configuration
 
     return parse_stored_configuration(configuration_document(state))
 

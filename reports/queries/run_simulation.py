@@ -137,7 +137,7 @@ def _outcome(policy: str, run: SimulatedRun) -> PolicyOutcome:
 def _config(options: SimulationOptions, state: RunState | None, environment: Mapping[str, str]) -> "RunConfig | None":
     if not options.config:
         return configuration_of(state) if state else None
-    from tasks.configuration.run_configuration import load_configuration
+    from tasks.configuration.configuration_source import load_configuration
 
     return load_configuration(Path(options.config), overrides=(), environment=environment)
 

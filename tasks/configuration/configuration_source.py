@@ -1,8 +1,6 @@
-"""From what a person names to a run configuration: a path, a name such as `quickstart`, or a URL.
+"""Reads a run configuration from a path, a name in deployments/ or a URL, under the environment and `--set`.
 
-Owns what a name means (`deployments/NAME.toml`, of the working directory, else of this checkout) and where relative
-paths in the file start: at its folder, for a URL at the working directory. A URL is read anew each time, through fsspec
-with its own credential chain. Refuses to know what is in the file.
+Relative paths in a file start at its folder; those in a file from a URL start at the working directory.
 """
 
 import re
@@ -12,64 +10,109 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from tasks.configuration.run_configuration import RunConfig, load_configuration, parse_configuration
-from tasks.errors import InvalidConfiguration
+from pydantic import ValidationError
+
+from tasks.configuration.broken_rules import broken_rules
+from tasks.configuration.evaluation_settings import SUITE_KEYS
+from tasks.configuration.key_reference import section_meanings
+from tasks.configuration.run_configuration import RunConfig
+from tasks.configuration.suite_file import resolve_evaluation
+from tasks.errors import InvalidConfiguration, TaskError
 
 MOST_BYTES = 1024 * 1024
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*\Z")
 
 
-def read_configuration(named: str, *, overrides: Sequence[str], environment: Mapping[str, str]) -> RunConfig:
-    """Read, overlay and validate what `named` names, or the overlays alone; raises `InvalidConfiguration`."""
-    if _is_remote(named):
-        shown = _without_query(named)
-        document = _parsed(_fetched(named, shown), shown)
-        return parse_configuration(document, overrides=overrides, environment=environment, name=shown)
-    return load_configuration(_path(named) if named else None, overrides=overrides, environment=environment)
+def read_configuration(source: str, *, overrides: Sequence[str], environment: Mapping[str, str]) -> RunConfig:
+    """Read, overlay and validate a configuration; without a source, the overlays alone.
+
+    Raises `InvalidConfiguration` with one line for each broken rule.
+    """
+    if not _is_remote(source):
+        return load_configuration(_path(source) if source else None, overrides=overrides, environment=environment)
+    shown = _without_query(source)
+    document = _parse_toml(_fetch(source, shown), shown)
+    return parse_configuration(document, overrides=overrides, environment=environment, name=shown)
 
 
-def configuration_folder(named: str) -> Path:
+def load_configuration(path: Path | None, *, overrides: Sequence[str], environment: Mapping[str, str]) -> RunConfig:
+    """Read, overlay and validate a file; raises `InvalidConfiguration` with one line for each broken rule."""
+    return parse_configuration(
+        _parse_toml(_read(path), str(path)) if path else {},
+        overrides=overrides,
+        environment=environment,
+        name=str(path or "(no file)"),
+        folder=path.absolute().parent if path else None,
+    )
+
+
+def parse_configuration(
+    document: Mapping[str, Any],
+    *,
+    overrides: Sequence[str],
+    environment: Mapping[str, str],
+    name: str,
+    folder: Path | None = None,
+) -> RunConfig:
+    """Overlay environment and `--set` on a document, validate it, and read the suite it names.
+
+    Relative paths of suites, evaluators and exporters start at `folder`, without one at the working directory.
+    """
+    layered, origins = _overlay(document, overrides, environment)
+    try:
+        config = RunConfig.model_validate(layered)
+        evaluation = resolve_evaluation(config.evaluation, folder or Path.cwd())
+    except ValidationError as error:
+        lines = (f"{origins.get(rule.key, name)}: {rule.text}" for rule in broken_rules(error, layered))
+        raise InvalidConfiguration("\n".join(lines)) from error
+    except TaskError as error:
+        raise InvalidConfiguration(f"{name}: evaluation: {error}") from error
+    mirrors = config.mirrors.based_at(folder or Path.cwd())
+    return config.model_copy(update={"evaluation": evaluation, "mirrors": mirrors})
+
+
+def configuration_folder(source: str) -> Path:
     """Return where relative paths in the configuration start."""
-    return Path.cwd() if not named or _is_remote(named) else _path(named).absolute().parent
+    return Path.cwd() if not source or _is_remote(source) else _path(source).absolute().parent
 
 
-def configuration_name(named: str) -> str:
-    """Return the name of the file without its suffix, whatever it lies in."""
-    return PurePosixPath(urlsplit(named).path if "://" in named else named).stem
+def configuration_name(source: str) -> str:
+    """Return the name of the file without its suffix and folders."""
+    return PurePosixPath(urlsplit(source).path if "://" in source else source).stem
 
 
-def _path(named: str) -> Path:
-    """Return the file a path, a `file://` URL or a bare name means; a file of that very name wins."""
-    if named.startswith("file://"):
-        return Path(unquote(urlsplit(named).path))
-    path = Path(named)
-    if not _NAME.match(named) or path.exists():
+def _path(source: str) -> Path:
+    """Return the file that a path, a `file://` URL or a bare name means; a file of exactly that name comes first."""
+    if source.startswith("file://"):
+        return Path(unquote(urlsplit(source).path))
+    path = Path(source)
+    if not _NAME.match(source) or path.exists():
         return path
     folders = [folder / "deployments" for folder in (Path.cwd(), Path(__file__).parents[2])]
     for folder in folders:
-        if (folder / f"{named}.toml").is_file():
-            return folder / f"{named}.toml"
+        if (folder / f"{source}.toml").is_file():
+            return folder / f"{source}.toml"
     known = sorted({file.stem for folder in folders for file in folder.glob("*.toml")})
     raise InvalidConfiguration(
-        f"config {named!r}: no such file, and no {named}.toml in deployments; rule: a path, a URL or one of "
+        f"config {source!r}: no such file, and no {source}.toml in deployments; rule: a path, a URL or one of "
         f"{', '.join(known) or '(there are none here)'}"
     )
 
 
-def _is_remote(named: str) -> bool:
-    return "://" in named and not named.startswith("file://")
+def _is_remote(source: str) -> bool:
+    return "://" in source and not source.startswith("file://")
 
 
 def _without_query(url: str) -> str:
-    """Return the URL as it may be printed: a signature stands behind the question mark, a password before the host."""
+    """Return the URL without its query, which can hold a signature."""
     parts = urlsplit(url)
     if parts.password or parts.username:
         raise InvalidConfiguration("config: the URL carries credentials: put them into the environment")
     return parts._replace(query="", fragment="").geturl()
 
 
-def _fetched(url: str, shown: str) -> bytes:
-    import fsspec  # only who names a URL pays for it
+def _fetch(url: str, shown: str) -> bytes:
+    import fsspec  # takes time to import, and only URLs need it
 
     try:
         with fsspec.open(url, "rb") as file:
@@ -84,8 +127,61 @@ def _fetched(url: str, shown: str) -> bytes:
     return data
 
 
-def _parsed(data: bytes, shown: str) -> dict[str, Any]:
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        raise InvalidConfiguration(f"{path}: no such configuration file") from error
+    except OSError as error:
+        raise InvalidConfiguration(f"{path}: cannot be read: {error}") from error
+
+
+def _parse_toml(data: bytes, shown: str) -> dict[str, Any]:
     try:
         return tomllib.loads(data.decode("utf-8"))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InvalidConfiguration(f"{shown}: not readable as TOML: {error}") from error
+
+
+def _overlay(
+    document: Mapping[str, Any], overrides: Sequence[str], environment: Mapping[str, str]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the document with the overlays, and for each key that was set by one the variable or option that did."""
+    layered, origins = _copy(document), dict[str, str]()
+    for variable, value in sorted(environment.items()):
+        if variable.startswith("CAIRN_") and "__" in variable:
+            _put(layered, variable.removeprefix("CAIRN_").lower().split("__"), value, origin=variable, origins=origins)
+    for override in overrides:
+        key, separator, value = override.partition("=")
+        if not separator or not key:
+            raise InvalidConfiguration(f"--set {override!r}: must be section.key=value")
+        _put(layered, key.split("."), value, origin=f"--set {override}", origins=origins)
+    if "evaluation.suite" in origins:  # it replaces what the document measures
+        for key in (*SUITE_KEYS, "command"):
+            if f"evaluation.{key}" not in origins:
+                layered["evaluation"].pop(key, None)
+    return layered, origins
+
+
+def _copy(document: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _copy(value) if isinstance(value, Mapping) else value for key, value in document.items()}
+
+
+def _put(document: dict[str, Any], keys: Sequence[str], text: str, *, origin: str, origins: dict[str, str]) -> None:
+    section, path = document, ".".join(keys[:-1])
+    # The name of a variable cannot hold the hyphen of [budgets.bad-data].
+    if "_" in path and (hyphened := path.replace("_", "-")) in section_meanings():
+        keys = [*hyphened.split("."), keys[-1]]
+    for key in keys[:-1]:
+        section = section.setdefault(key, {})
+        if not isinstance(section, dict):
+            raise InvalidConfiguration(f"{origin}: {key} is a value, not a section")
+    section[keys[-1]] = _value(text)
+    origins[".".join(keys)] = origin
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text

@@ -52,7 +52,7 @@ class EvaluationConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    every_commits: Positive = Field(1, description="evaluate at every so many multiples of checkpoint.every_steps")
+    every_commits: Positive = Field(1, description="multiples of checkpoint.every_steps between evaluations")
     timeout_seconds: Seconds = Field(600.0, description="time limit of one suite")
     suite: str = Field("", description="TOML file that says what is measured, instead of the keys below")
     name: Name = Field("held-out", description="name of the built-in suite in the log")
@@ -90,7 +90,6 @@ class EarlyStopConfig(BaseModel):
     patience: NotNegative = Field(
         0,
         description="stop after so many evaluations without a better loss; 0 is off",
-        json_schema_extra={"unit": "evaluations"},
     )
     min_delta: NotNegativeNumber = Field(
         0.0, description="a loss is better when it is lower by more than this", json_schema_extra={"unit": "nats"}
@@ -98,9 +97,7 @@ class EarlyStopConfig(BaseModel):
     overfit_ratio: NotNegativeNumber = Field(
         0.0, description="stop when the held-out loss is so many times the train loss; 0 is off, else above 1"
     )
-    overfit_patience: Positive = Field(
-        3, description="evaluations in a row that overfit_ratio must hold", json_schema_extra={"unit": "evaluations"}
-    )
+    overfit_patience: Positive = Field(3, description="evaluations in a row that overfit_ratio must hold")
     on_divergence: bool = Field(False, description="stop when the verdict on the curve is diverging")
     on_stuck: bool = Field(False, description="stop when the verdict on the curve is stuck")
 
@@ -121,7 +118,7 @@ class PromotionConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    alias: Name = Field("champion", description="alias that is pointed at it")
+    alias: Name = Field("champion", description="alias that the best checkpoint is offered to")
     min_improvement: NotNegativeNumber = Field(
         0.0,
         description="how much lower than the present one its held-out loss must be",

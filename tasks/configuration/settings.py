@@ -23,18 +23,14 @@ class CheckpointConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    every_steps: Positive = Field(200, description="steps between commits; evaluations are due at its multiples")
+    every_steps: Positive = Field(200, description="interval of commits; evaluations are due at its multiples")
     every_seconds: Seconds | None = Field(
         None, description="commit also before so much training time can be lost; not set: only by steps"
     )
     grace_seconds: Seconds = Field(30.0, description="time that a preempted attempt has to commit once more")
     patience_seconds: Seconds = Field(600.0, description="how long an unreachable store is retried")
-    keep_last: Annotated[int, Field(ge=1)] = Field(
-        3, description="keep so many of the newest checkpoints", json_schema_extra={"unit": "checkpoints"}
-    )
-    keep_best: NotNegative = Field(
-        1, description="keep so many with the lowest held-out loss", json_schema_extra={"unit": "checkpoints"}
-    )
+    keep_last: Annotated[int, Field(ge=1)] = Field(3, description="keep so many of the newest checkpoints")
+    keep_best: NotNegative = Field(1, description="keep so many with the lowest held-out loss")
     keep_every: NotNegative = Field(
         0, description="keep those at multiples of this step; 0 is off", json_schema_extra={"unit": "steps"}
     )
@@ -66,19 +62,15 @@ class BudgetConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    retries: NotNegative = Field(description="retries since the last progress", json_schema_extra={"unit": "retries"})
-    total: NotNegative | None = Field(
-        None, description="retries over the whole run; not set: no limit", json_schema_extra={"unit": "retries"}
-    )
+    retries: NotNegative = Field(description="retries since the last progress")
+    total: NotNegative | None = Field(None, description="retries over the whole run; not set: no limit")
     wasted_gpu_seconds: NotNegativeNumber | None = Field(
         None, description="device time lost to this reason over the whole run; not set: no limit"
     )
     backoff_seconds: NotNegativeNumber = Field(
         0.0, description="wait before the first retry; it doubles with each further one"
     )
-    samples: NotNegative | None = Field(
-        None, description="samples that may be quarantined over the whole run", json_schema_extra={"unit": "samples"}
-    )
+    samples: NotNegative | None = Field(None, description="samples that may be quarantined over the whole run")
 
 
 class BudgetsConfig(BaseModel):
@@ -102,10 +94,10 @@ class WatchdogConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     factor: Annotated[float, Field(gt=1, allow_inf_nan=False)] = Field(
-        10.0, description="so many times the slowest of its recent steps"
+        10.0, description="a trainer hangs when it is silent this many times as long as its slowest recent step"
     )
-    floor_seconds: Seconds = Field(60.0, description="never less than this")
-    startup_seconds: Seconds = Field(900.0, description="before its first steps")
+    floor_seconds: Seconds = Field(60.0, description="shortest silence after which a trainer counts as hung")
+    startup_seconds: Seconds = Field(900.0, description="silence that is allowed before the first steps")
 
 
 class DivergenceConfig(BaseModel):
@@ -114,7 +106,9 @@ class DivergenceConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     patience_steps: Positive = Field(16, description="steps in a row whose loss is too high")
-    rise_nats: PositiveNumber = Field(1.5, description="too high is this much above the median before them")
+    rise_nats: PositiveNumber = Field(
+        1.5, description="a loss is too high this far above the median of the losses before"
+    )
 
 
 class PreemptionConfig(BaseModel):

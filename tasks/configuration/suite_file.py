@@ -1,7 +1,6 @@
-"""Suites as files: what is measured is read once, when the configuration is read, and stands in the log from then on.
+"""Suite files (TOML) and the files that evaluators name, read once, when the configuration is read.
 
-Owns the file (TOML), the short `command`, and the hashes of what a command names. Refuses to run anything. A log that
-holds the hashes can be evaluated and promoted from a machine that has none of the files.
+The log holds suite and hashes, so that a machine without the files can plan evaluations and promote.
 """
 
 import hashlib
@@ -12,6 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from tasks.configuration.broken_rules import broken_rules
 from tasks.configuration.evaluation_settings import SUITE_KEYS, EvaluationConfig, EvaluatorConfig
 from tasks.errors import TaskError
 
@@ -21,7 +21,7 @@ COMMAND = "command"
 def resolve_evaluation(evaluation: EvaluationConfig, folder: Path) -> EvaluationConfig:
     """Return the section with its suite file read, its command an evaluator, and every evaluator's files hashed.
 
-    Relative paths start at `folder`. What was read before is left as it is. Raises TaskError naming file and rule.
+    Relative paths start at `folder`. An evaluator that has its hashes is not read again. Raises TaskError.
     """
     if evaluation.suite:
         return read_suite(folder / Path(evaluation.suite).expanduser(), evaluation)
@@ -36,7 +36,7 @@ def resolve_evaluation(evaluation: EvaluationConfig, folder: Path) -> Evaluation
 
 
 def read_suite(path: Path, evaluation: EvaluationConfig) -> EvaluationConfig:
-    """Return the section with what is measured replaced by what the file says; when and how long stays.
+    """Return the section with what is measured from the file; `every_commits` and `timeout_seconds` stay.
 
     Raises TaskError naming the file, the key and the rule.
     """
@@ -48,13 +48,13 @@ def read_suite(path: Path, evaluation: EvaluationConfig) -> EvaluationConfig:
     try:
         read = EvaluationConfig.model_validate({**kept, **document})
     except ValidationError as error:
-        lines = (f"{path}: {'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+        lines = (f"{path}: {rule.text}" for rule in broken_rules(error, document, "evaluation"))
         raise TaskError("\n".join(lines)) from error
     return resolve_evaluation(read, path.absolute().parent)
 
 
 def sha256_of_file(path: Path) -> str:
-    """Return the hex SHA-256 of a file's bytes, however big it is; raises OSError."""
+    """Return the hex SHA-256 of a file's bytes; raises OSError."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -25,7 +25,7 @@ from model.data.token_windows import TokenWindows
 from model.training.determinism import make_deterministic
 from model.training.train_state import TrainState
 from model.training.training_step import StepInputs, take_step
-from tasks.configuration.run_configuration import load_configuration
+from tasks.configuration.configuration_source import load_configuration
 
 QUICKSTART = Path(__file__).parents[2] / "deployments" / "quickstart.toml"
 VOCAB, END_OF_TEXT = 1024, 0

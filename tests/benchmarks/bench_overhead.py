@@ -152,7 +152,7 @@ def bare(given: argparse.Namespace) -> Share:
     from model.training.training_loop import StepObserver, train_until
     from model.training.training_step import StepInputs
     from storage.snapshots.data_snapshot import open_snapshot, snapshot_ids
-    from tasks.configuration.run_configuration import load_configuration
+    from tasks.configuration.configuration_source import load_configuration
 
     config = load_configuration(given.config, overrides=[*ALWAYS, *given.set], environment={})
     store = LocalStore(given.data)

@@ -16,7 +16,8 @@ from storage.checkpoints.checkpoint import checkpoint_target, commit_checkpoint,
 from storage.logs.entry_log import this_writer
 from storage.logs.run_log import RunLog
 from storage.stores.local_store import LocalStore
-from tasks.configuration.run_configuration import RunConfig, parse_configuration
+from tasks.configuration.configuration_source import parse_configuration
+from tasks.configuration.run_configuration import RunConfig
 from tasks.data.snapshot_build import build_snapshot
 from tasks.trainer.tensor_exchange import to_group
 from tests import entries

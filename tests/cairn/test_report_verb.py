@@ -18,7 +18,7 @@ from reports.queries.run_status import list_runs, read_status
 from storage.logs.log_entry import Writer
 from storage.logs.run_entries import DataQuarantined, EvaluationRecorded
 from storage.logs.step_log import StepRecord
-from tasks.configuration.run_configuration import parse_configuration
+from tasks.configuration.configuration_source import parse_configuration
 from tests.entries import NOON
 from tests.fabricated_run import fabricate
 

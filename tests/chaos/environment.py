@@ -15,7 +15,7 @@ from storage.stores.local_store import LocalStore
 from storage.stores.object_store import ObjectStore
 from storage.stores.retrying_store import RetryingStore
 from storage.stores.s3_store import S3Store
-from tasks.configuration.run_configuration import load_configuration
+from tasks.configuration.configuration_source import load_configuration
 from tests.chaos.deployed import DEPLOYMENT, Deployed
 from tests.chaos.observer import RUN, Observer
 from tests.chaos.plan import COMMAND, STEPS, WORKER

@@ -8,7 +8,7 @@ from storage.logs.entry_log import this_writer
 from storage.logs.run_entries import DataQuarantined
 from storage.logs.run_log import RunLog
 from storage.stores.local_store import LocalStore
-from tasks.configuration.run_configuration import load_configuration
+from tasks.configuration.configuration_source import load_configuration
 from tests.crash.spoiled_data import ARITHMETIC, open_run, spoil
 from tests.crash.training_command import Command
 

@@ -11,7 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tasks.configuration.run_configuration import load_configuration
+from tasks.configuration.configuration_source import load_configuration
 
 FOLDER = Path(__file__).parents[2] / "deployments" / "kubernetes"
 TEMPLATE = json.loads((FOLDER / "job-template.json").read_text(encoding="utf-8"))

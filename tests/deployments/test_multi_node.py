@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from tasks.configuration.run_configuration import load_configuration
+from tasks.configuration.configuration_source import load_configuration
 from tasks.policy.termination import ExitCode
 from tasks.trainer.trainer_group import trainer_group
 

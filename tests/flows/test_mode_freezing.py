@@ -6,7 +6,9 @@ import pytest
 
 from flows.preparation.training_request import TrainingRequest, configure_run, resolve_request
 from storage.stores.document import encode, sha256
-from tasks.configuration.run_configuration import RunConfig, check_drift, parse_configuration
+from tasks.configuration.configuration_source import parse_configuration
+from tasks.configuration.run_configuration import RunConfig
+from tasks.configuration.stored_configuration import check_drift, keep_numerics
 from tasks.errors import ConfigDrift
 
 BY_ID = resolve_request(TrainingRequest(run_id="bard"), {})
@@ -24,7 +26,7 @@ def opened(**training: Any) -> dict[str, Any]:
 
 def test_a_file_that_leaves_the_choice_to_cairn_continues_as_what_was_frozen() -> None:
     frozen = opened(**OPENED_IN_HALF)
-    again = configured().as_opened(frozen)
+    again = keep_numerics(configured(), frozen)
     assert (again.training.precision, again.training.kernels) == ("bf16", "fused")
     assert again.frozen_sha256() == sha256(encode(frozen))
     check_drift(frozen, again, run_id="bard")
@@ -40,12 +42,12 @@ def test_a_file_that_leaves_the_choice_to_cairn_continues_as_what_was_frozen() -
 def test_another_arithmetic_than_the_frozen_one_is_drift(said: dict[str, str], words: str) -> None:
     frozen = opened(**OPENED_IN_HALF)
     with pytest.raises(ConfigDrift, match=words):
-        check_drift(frozen, configured(**said).as_opened(frozen), run_id="bard")
+        check_drift(frozen, keep_numerics(configured(**said), frozen), run_id="bard")
 
 
 def test_saying_what_is_frozen_is_no_drift() -> None:
     frozen = opened(**OPENED_IN_HALF)
-    check_drift(frozen, configured(**OPENED_IN_HALF).as_opened(frozen), run_id="bard")
+    check_drift(frozen, keep_numerics(configured(**OPENED_IN_HALF), frozen), run_id="bard")
 
 
 def test_a_run_continued_by_its_id_asks_for_nothing_new(fresh: Any) -> None:

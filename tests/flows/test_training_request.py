@@ -21,7 +21,7 @@ from flows.preparation.training_request import (
     resolve_request,
 )
 from storage.logs.run_state import RunState
-from tasks.configuration.run_configuration import load_configuration
+from tasks.configuration.configuration_source import load_configuration
 from tasks.errors import InvalidConfiguration
 
 CONFIG = """

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.configuration.run_configuration import load_configuration
+from tasks.configuration.configuration_source import load_configuration
 
 # Spelled so that this file does not find itself.
 MACHINE_PATH = re.compile(r"(?<![\w.:/~$}-])/(?:home|root|Users|work|tmp|opt/(?:pypi|wheels))" + r"/\w")

@@ -21,7 +21,7 @@ from reports.exporters.tensorboard_exporter import TensorBoardExporter
 from storage.logs.run_state import RunState
 from storage.logs.step_log import StepTail
 from storage.stores.local_store import LocalStore
-from tasks.configuration.run_configuration import parse_configuration
+from tasks.configuration.configuration_source import parse_configuration
 from tasks.configuration.settings import MirrorsConfig
 from tasks.errors import InvalidConfiguration
 from tests.entries import NOON

@@ -14,7 +14,8 @@ from storage.logs.log_entry import CheckpointReference, Writer
 from storage.logs.run_entries import EvaluationRecorded, Placement
 from storage.logs.run_log import RunLog
 from storage.stores.object_store import ObjectStore
-from tasks.configuration.run_configuration import RunConfig, parse_configuration
+from tasks.configuration.configuration_source import parse_configuration
+from tasks.configuration.run_configuration import RunConfig
 from tasks.data.snapshot_build import build_snapshot
 from tasks.trainer.tensor_exchange import to_group
 from tests import entries

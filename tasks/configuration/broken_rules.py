@@ -1,0 +1,99 @@
+"""A validation error in words: one line for each broken rule, with key, value, rule and meaning."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails, PydanticUndefined
+
+from tasks.configuration.key_reference import find_key, list_keys, section_meanings, suggest_key
+
+_MOST_CHARACTERS = 80
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BrokenRule:
+    """What is wrong with one key; `text` names the key and its value."""
+
+    key: str
+    text: str
+    unknown: bool = False
+
+
+def broken_rules(error: ValidationError, document: Mapping[str, Any], section: str = "") -> tuple[BrokenRule, ...]:
+    """Return the broken rules of a document that was validated as the whole configuration or as one section of it."""
+    rules: dict[str, BrokenRule] = {}
+    for item in error.errors():
+        if item["input"] is PydanticUndefined:  # a default that follows from a key that is wrong itself
+            continue
+        location = (section, *item["loc"]) if section else item["loc"]
+        path = _known_path(location)
+        value = _value_at(document, path[1:] if section else path, item["input"])
+        for rule in _rules(item["type"] if path == location else "", item, path, value):
+            rules.setdefault(rule.text, rule)
+    return tuple(rules.values())
+
+
+def unknown_key(key: str, *, is_section: bool = False) -> str:
+    """Return what is wrong with a key or section that does not exist, and which was probably meant."""
+    sections = section_meanings()
+    if is_section and (close := get_close_matches(key, sections, n=1, cutoff=0.7)):
+        return f"unknown section; did you mean {close[0]} ({sections[close[0]]})?"
+    if not is_section and (likely := suggest_key(key)):
+        return f"unknown key; did you mean {likely.key} ({likely.summary})?"
+    section = key.rpartition(".")[0]
+    command = f"cairn config {section}" if section in sections else "cairn config"
+    return f"unknown key; `{command}` lists the keys"
+
+
+def _known_path(location: Sequence[str | int]) -> tuple[str | int, ...]:
+    """Return the part of a location that names a key; what follows are items and the validator's own names."""
+    path: list[str | int] = []
+    for part in location:
+        name = _dotted(path)
+        if name and name not in section_meanings():
+            break
+        path.append(part)
+    return tuple(path)
+
+
+def _dotted(path: Sequence[str | int]) -> str:
+    return ".".join(part for part in path if isinstance(part, str))
+
+
+def _value_at(document: Any, path: Sequence[str | int], otherwise: object) -> object:
+    for part in path:
+        try:
+            document = document[part]
+        except (KeyError, IndexError, TypeError):
+            return otherwise
+    return document
+
+
+def _rules(kind: str, item: ErrorDetails, path: Sequence[str | int], value: object) -> Iterator[BrokenRule]:
+    name, shown = _dotted(path), ".".join(map(str, path))
+    known = find_key(name)
+    given = shown if isinstance(value, Mapping) else f"{shown} = {_cut(value)}"
+    if kind == "extra_forbidden":
+        text = f"{given}: {unknown_key(name, is_section=isinstance(value, Mapping))}"
+        yield BrokenRule(key=name, text=text, unknown=True)
+    elif kind == "missing":
+        missing = (
+            [known] if known else [key for key in list_keys() if key.section == name and key.default == "required"]
+        )
+        yield from (BrokenRule(key=key.key, text=f"{key.key}: missing; {key.summary}") for key in missing)
+    elif kind == "value_error":
+        yield BrokenRule(key=name, text=f"{given if known else shown}: {item['ctx']['error']}")
+    elif known:
+        yield BrokenRule(key=name, text=f"{shown} = {_cut(value)}: must be {known.rule}; {known.summary}")
+    elif name in section_meanings():
+        yield BrokenRule(key=name, text=f"{given}: must be a section; `cairn config {name}` lists its keys")
+    else:
+        yield BrokenRule(key=name, text=f"{given}: is filled in when the configuration is read; leave it out")
+
+
+def _cut(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 1]}…"

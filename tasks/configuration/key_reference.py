@@ -1,0 +1,180 @@
+"""Every configuration key in words, read from the fields of `RunConfig`.
+
+`cairn config`, docs/reference/configuration.md and the messages about broken rules are made of it.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from typing import Any
+
+from model.configuration.training import UNFROZEN_TRAINING
+from tasks.configuration.run_configuration import FROZEN_SECTIONS, RunConfig
+
+_UNIT_SUFFIXES = {"gpu_seconds": "GPU-seconds"} | {
+    name: name for name in ("seconds", "bytes", "steps", "tokens", "nats")
+}
+"""Ends of key names, with the unit that each means."""
+
+_BOUNDS = {"exclusiveMinimum": "above", "minimum": "of at least", "exclusiveMaximum": "below", "maximum": "at most"}
+
+_FEWEST_LETTERS = 4
+"""Shorter words occur in too many meanings to be searched there."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConfigurationKey:
+    """A key such as `training.lr`. `rule` and `default` are words; `unit` is empty where the value has none."""
+
+    key: str
+    meaning: str
+    unit: str
+    rule: str
+    default: str
+    frozen: bool
+
+    @property
+    def section(self) -> str:
+        """The section it stands in, empty for a key outside of all sections."""
+        return self.key.rpartition(".")[0]
+
+    @property
+    def name(self) -> str:
+        """The key without its section."""
+        return self.key.rpartition(".")[2]
+
+    @property
+    def summary(self) -> str:
+        """The meaning without its details, for a message."""
+        return self.meaning.partition(";")[0]
+
+    @property
+    def value(self) -> str:
+        """What a value must be, with its unit: `a number above 0, in seconds`."""
+        return f"{self.rule}, in {self.unit}" if self.unit else self.rule
+
+
+@cache
+def list_keys() -> tuple[ConfigurationKey, ...]:
+    """Return all keys in the order of the models."""
+    schema = RunConfig.model_json_schema()
+    return tuple(_keys(schema, schema["$defs"], "", {}))
+
+
+@cache
+def section_meanings() -> Mapping[str, str]:
+    """Return the sentence of every section by its name, in the order of the models."""
+    schema = RunConfig.model_json_schema()
+    return dict(_sections(schema, schema["$defs"], ""))
+
+
+def find_key(name: str) -> ConfigurationKey | None:
+    """Return the key of this name; None where there is none."""
+    return next((key for key in list_keys() if key.key == name), None)
+
+
+def suggest_key(unknown: str) -> ConfigurationKey | None:
+    """Return the key that was probably meant: one of the same section before others, by spelling before meaning."""
+    section, _, name = unknown.rpartition(".")
+    keys = {key.key: key for key in list_keys()}
+    beside = {key.name: key for key in keys.values() if key.section == section}
+    elsewhere = {key.name: key for key in reversed(keys.values())}
+    found = _spelled(name, beside) or elsewhere.get(name) or _meant(name, beside)
+    found = found or _spelled(name, elsewhere) or _meant(name, elsewhere)
+    if found is None and (close := get_close_matches(unknown, keys, n=1, cutoff=0.7)):
+        found = keys[close[0]]
+    return found
+
+
+def _spelled(name: str, keys: Mapping[str, ConfigurationKey]) -> ConfigurationKey | None:
+    begun = [key for key in keys if key == name or key.startswith(f"{name}_")]
+    close = begun or get_close_matches(name, keys, n=1, cutoff=0.65)
+    return keys[close[0]] if close else None
+
+
+def _meant(name: str, keys: Mapping[str, ConfigurationKey]) -> ConfigurationKey | None:
+    words = name.replace("_", " ").lower()
+    meant = (key for key in keys.values() if words in key.meaning.lower())
+    return next(meant, None) if len(words) >= _FEWEST_LETTERS else None
+
+
+def _definition(field: Mapping[str, Any], definitions: Mapping[str, Any]) -> Any:
+    return definitions[field["$ref"].rpartition("/")[2]]
+
+
+def _keys(
+    model: Mapping[str, Any], definitions: Mapping[str, Any], prefix: str, defaults: Mapping[str, Any]
+) -> Iterator[ConfigurationKey]:
+    for name, field in model["properties"].items():
+        if "$ref" in field:
+            yield from _keys(_definition(field, definitions), definitions, f"{prefix}{name}.", field.get("default", {}))
+        elif not field.get("internal"):
+            default = defaults.get(name, field.get("default"))
+            required = name in model.get("required", ()) and default is None
+            yield _key(prefix + name, field, "required" if required else _default(field, default))
+            if "$ref" in field.get("items", {}):
+                yield from _keys(_definition(field["items"], definitions), definitions, f"{prefix}{name}.", {})
+
+
+def _key(key: str, field: Mapping[str, Any], default: str) -> ConfigurationKey:
+    section, _, name = key.partition(".")
+    unit = next((unit for suffix, unit in _UNIT_SUFFIXES.items() if name.endswith(f"_{suffix}")), "")
+    return ConfigurationKey(
+        key=key,
+        meaning=field["description"],
+        unit=field.get("unit", unit),
+        rule=_rule(field),
+        default=default,
+        frozen=section in FROZEN_SECTIONS and not (section == "training" and name in UNFROZEN_TRAINING),
+    )
+
+
+def _sections(model: Mapping[str, Any], definitions: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
+    for name, field in model["properties"].items():
+        held = field if "$ref" in field else field.get("items", {})
+        if "$ref" in held:
+            definition = _definition(held, definitions)
+            yield prefix + name, definition["description"]
+            yield from _sections(definition, definitions, f"{prefix}{name}.")
+
+
+def _default(field: Mapping[str, Any], value: Any) -> str:
+    if "default_rule" in field:
+        return str(field["default_rule"])
+    return "not set" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def _rule(field: Mapping[str, Any]) -> str:
+    """Return what a value must be: `a number above 0`."""
+    if "rule" in field:
+        return str(field["rule"])
+    if "anyOf" in field:
+        return " or ".join(_rule(one) for one in field["anyOf"] if one.get("type") != "null")
+    if "const" in field:
+        return str(field["const"])
+    if "enum" in field:
+        return f"one of {', '.join(value or json.dumps(value) for value in field['enum'])}"
+    match field["type"]:
+        case "boolean":
+            return "true or false"
+        case "integer":
+            return f"a whole number{_bounds(field)}"
+        case "number":
+            return f"a number{_bounds(field)}"
+        case "array" if "$ref" in field["items"]:
+            return "a list of tables"
+        case "array":
+            return f"a list, each item {_rule(field['items'])}"
+        case _:
+            return "a text that is not empty" if field.get("minLength") else "a text"
+
+
+def _bounds(field: Mapping[str, Any]) -> str:
+    limits = [f"{word} {_number(field[name])}" for name, word in _BOUNDS.items() if name in field]
+    return f" {' and '.join(limits)}" if limits else ""
+
+
+def _number(limit: float) -> str:
+    return f"{limit:g}" if limit < 2**53 else f"2^{int(limit).bit_length() - 1}"
