@@ -40,14 +40,14 @@ def train(tmp_path: Path, cairn: Any) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        pytest.param("model.n_heads=4", ("model.n_heads", "unknown key"), id="unknown key"),
+        pytest.param("model.n_heads=4", ("model.n_heads", "unknown key; did you mean model.n_head (number of attention heads"), id="unknown key"),
         pytest.param("model.n_embd=9", ("n_embd=9", "divisible", "n_head=2"), id="width not divisible by heads"),
         pytest.param("model.block_size=5000", ("model.block_size = 5000", "val split", "rule"), id="block too long"),
         pytest.param('data.sources=["gone.txt"]', ("data.sources", "gone.txt", "rule"), id="missing source"),
         pytest.param("data.tokenizer=bpe:60000", ("data.tokenizer", "too big", "rule"), id="vocabulary too big"),
         pytest.param("data.tokenizer=gone.json", ("data.tokenizer", "gone.json", "rule"), id="missing tokenizer"),
         pytest.param("data.weights=[1, 2]", ("weights", "2 of them", "1 sources"), id="more weights than sources"),
-        pytest.param("data.weights=[0]", ("data.weights.0", "greater than 0"), id="weight zero"),
+        pytest.param("data.weights=[0]", ("data.weights = [0]", "number above 0"), id="weight zero"),
         pytest.param('data.sources=["snapshot:0123"]', ("snapshot:0123", "first 8 characters"), id="short snapshot id"),
         pytest.param(
             "model.n_embd=1048576", ("training.micro_batch = 2", "GB are there", "smaller model"), id="more than memory"
