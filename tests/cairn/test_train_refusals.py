@@ -40,7 +40,11 @@ def train(tmp_path: Path, cairn: Any) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        pytest.param("model.n_heads=4", ("model.n_heads", "unknown key; did you mean model.n_head (number of attention heads"), id="unknown key"),
+        pytest.param(
+            "model.n_heads=4",
+            ("model.n_heads", "unknown key; did you mean model.n_head (number of attention heads"),
+            id="unknown key",
+        ),
         pytest.param("model.n_embd=9", ("n_embd=9", "divisible", "n_head=2"), id="width not divisible by heads"),
         pytest.param("model.block_size=5000", ("model.block_size = 5000", "val split", "rule"), id="block too long"),
         pytest.param('data.sources=["gone.txt"]', ("data.sources", "gone.txt", "rule"), id="missing source"),
