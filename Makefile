@@ -13,7 +13,7 @@ SUITABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.11; do \
 	if $$name -c '$(SUITABLE)' >/dev/null 2>&1; then echo $$name; break; fi; done)
 
-.PHONY: help .venv train test test-slow test-s3 chaos bench bench-memory bench-data bench-gpu bench-loader bench-sql bench-step bench-checkpoint bench-start bench-overhead check format up clean
+.PHONY: help .venv train test test-slow test-s3 chaos bench bench-memory bench-data bench-gpu bench-loader bench-sql bench-step bench-checkpoint bench-start bench-overhead check docs format up clean
 
 help:  ## show this list
 	@grep -E '^[.a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([.a-z-]+):[^#]*## /\1\t/' | expand -t 14
@@ -89,6 +89,10 @@ check: $(STAMP)  ## ruff, mypy --strict, import linter
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+
+docs: $(STAMP)  ## write docs/reference/configuration.md from the configuration's fields
+	@mkdir -p docs/reference
+	@PYTHONPATH=. $(BIN)/python -m tasks.configuration.reference_page > docs/reference/configuration.md
 
 format: $(STAMP)  ## let ruff put the code in shape
 	@$(BIN)/ruff check --fix .

@@ -11,7 +11,7 @@ START_HERE = """Start here:
 Every command takes --json; `cairn COMMAND --help` ends with examples."""
 
 _GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("Train", ("train", "watch")),
+    ("Train", ("train", "config", "watch")),
     ("Look at runs", ("runs", "status", "explain", "report", "attempts", "checkpoints", "evaluations", "log")),
     ("Curves and questions", ("plot", "diagnose", "sql", "simulate")),
     ("Models", ("models", "sample", "evaluate", "promote", "rollback", "export")),
@@ -26,6 +26,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "cairn train run.toml --run-id wide --set model.n_embd=256",
         "cairn train --run-id wide",
     ),
+    "config": ("cairn config", "cairn config training", "cairn config training.lr --json"),
     "watch": ("cairn watch", "cairn watch --once --json", "cairn watch --deployment train-gpt/train-gpt"),
     "runs": ("cairn runs", "cairn runs --store s3://bucket/cairn --json"),
     "status": ("cairn status quickstart", "cairn status quickstart --json"),

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from cyclopts import CycloptsError
 
 from cairn.cli.app import MORE, app, examples_text, help_groups
+from cairn.cli.configuration_commands import CONFIGURATION_COMMANDS
 from cairn.cli.data_commands import DATA_COMMANDS
 from cairn.cli.machine_commands import MACHINE_COMMANDS
 from cairn.cli.model_commands import MODEL_COMMANDS
@@ -40,7 +41,14 @@ _ERRORS: tuple[tuple[type[BaseException], ExitCode], ...] = (
 )
 
 _PLACES = {name: (group, place) for group, names in help_groups() for place, name in enumerate(names)}
-for function in (*TRAIN_COMMANDS, *RUN_COMMANDS, *MODEL_COMMANDS, *DATA_COMMANDS, *MACHINE_COMMANDS):
+for function in (
+    *TRAIN_COMMANDS,
+    *RUN_COMMANDS,
+    *MODEL_COMMANDS,
+    *DATA_COMMANDS,
+    *CONFIGURATION_COMMANDS,
+    *MACHINE_COMMANDS,
+):
     name = function.__name__.replace("_", "-")
     group, place = _PLACES.get(name, (MORE, 0))
     app.command(function, name=name, group=group, sort_key=place, help_epilogue=examples_text(name))

@@ -40,8 +40,8 @@ def unknown_key(key: str, *, is_section: bool = False) -> str:
     """Return what is wrong with a key or section that does not exist, and which was probably meant."""
     sections = section_meanings()
     if is_section and (close := get_close_matches(key, sections, n=1, cutoff=0.7)):
-        return f"unknown section; did you mean {close[0]} ({sections[close[0]]})?"
-    if not is_section and (likely := suggest_key(key)):
+        return f"unknown section; did you mean {close[0]} ({sections[close[0]].partition('. ')[0].removesuffix('.')})?"
+    if likely := suggest_key(key):
         return f"unknown key; did you mean {likely.key} ({likely.summary})?"
     section = key.rpartition(".")[0]
     command = f"cairn config {section}" if section in sections else "cairn config"
@@ -83,7 +83,9 @@ def _rules(kind: str, item: ErrorDetails, path: Sequence[str | int], value: obje
         missing = (
             [known] if known else [key for key in list_keys() if key.section == name and key.default == "required"]
         )
-        yield from (BrokenRule(key=key.key, text=f"{key.key}: missing; {key.summary}") for key in missing)
+        yield from (
+            BrokenRule(key=key.key, text=f"{shown if known else key.key}: missing; {key.summary}") for key in missing
+        )
     elif kind == "value_error":
         yield BrokenRule(key=name, text=f"{given if known else shown}: {item['ctx']['error']}")
     elif known:

@@ -81,8 +81,8 @@ def suggest_key(unknown: str) -> ConfigurationKey | None:
     keys = {key.key: key for key in list_keys()}
     beside = {key.name: key for key in keys.values() if key.section == section}
     elsewhere = {key.name: key for key in reversed(keys.values())}
-    found = _spelled(name, beside) or elsewhere.get(name) or _meant(name, beside)
-    found = found or _spelled(name, elsewhere) or _meant(name, elsewhere)
+    found = _spelled(name, beside) or _meant(name, beside, at_start=True) or elsewhere.get(name)
+    found = found or _meant(name, beside) or _spelled(name, elsewhere) or _meant(name, elsewhere)
     if found is None and (close := get_close_matches(unknown, keys, n=1, cutoff=0.7)):
         found = keys[close[0]]
     return found
@@ -94,10 +94,10 @@ def _spelled(name: str, keys: Mapping[str, ConfigurationKey]) -> ConfigurationKe
     return keys[close[0]] if close else None
 
 
-def _meant(name: str, keys: Mapping[str, ConfigurationKey]) -> ConfigurationKey | None:
+def _meant(name: str, keys: Mapping[str, ConfigurationKey], *, at_start: bool = False) -> ConfigurationKey | None:
     words = name.replace("_", " ").lower()
-    meant = (key for key in keys.values() if words in key.meaning.lower())
-    return next(meant, None) if len(words) >= _FEWEST_LETTERS else None
+    places = ((key.meaning.lower().find(words), key) for key in keys.values() if len(words) >= _FEWEST_LETTERS)
+    return next((key for place, key in places if place == 0 or (place > 0 and not at_start)), None)
 
 
 def _definition(field: Mapping[str, Any], definitions: Mapping[str, Any]) -> Any:

@@ -29,7 +29,8 @@ def test_the_help_of_a_verb_ends_with_an_example_of_it(capsys: pytest.CaptureFix
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "completion"])
 def test_every_verb_can_print_json_and_be_told_its_store(capsys: pytest.CaptureFixture[str], verb: str) -> None:
-    assert all(option in helped(capsys, verb) for option in ("--json", "--store"))
+    options = ("--json",) if verb == "config" else ("--json", "--store")  # the keys are those of no store
+    assert all(option in helped(capsys, verb) for option in options)
 
 
 @pytest.mark.parametrize("verb", VERBS)
