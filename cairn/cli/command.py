@@ -22,7 +22,7 @@ from tasks.attempt.shutdown_signal import exit_on_sigterm
 from tasks.data.document import InvalidCorpus
 from tasks.errors import BudgetExhausted, ConfigDrift, GateRefused, InvalidConfiguration, LiveOwner
 from tasks.policy.termination import ExitCode
-from tasks.text.output import forget_stdout, say
+from tasks.text.output import discard_stdout, say
 
 _ERRORS: tuple[tuple[type[BaseException], ExitCode], ...] = (
     (InvalidConfiguration, ExitCode.USAGE),
@@ -73,7 +73,7 @@ def run_command(arguments: Sequence[str]) -> int:
         say(f"cairn: {_describe_usage_error(error)}")
         return ExitCode.USAGE
     except BrokenPipeError:  # the reader of a pipe has seen enough
-        forget_stdout()
+        discard_stdout()
         return ExitCode.DONE
     except (KeyboardInterrupt, Exception) as error:
         _print_error(error)
@@ -82,9 +82,9 @@ def run_command(arguments: Sequence[str]) -> int:
     try:
         sys.stdout.flush()
     except BrokenPipeError:  # the command is done, whether or not its output is read
-        forget_stdout()
+        discard_stdout()
     except OSError as error:
-        forget_stdout()
+        discard_stdout()
         say(f"cairn: the output could not be written: {error}")
         return code or ExitCode.ERROR
     return code

@@ -1,17 +1,19 @@
-"""The parameters of the deployments as people and scripts give them: one type each, with its rule and its title.
+"""Parameters of the deployments: type, rule and title of each, which Prefect's form and API check before a flow run.
 
-Owns what the form in the orchestrator's UI says and what its server refuses before a flow run exists. What no schema
-can know (whether a file is there, whether the run is another one) the flow refuses in its first second. Descriptions
-stand in each flow's docstring. Titles are schema extras, because the orchestrator writes a parameter's name over any.
+Descriptions stand in the docstring of each flow; here stand those that name configuration keys. Titles and descriptions
+are schema extras, because Prefect overwrites the title and description of a field.
 """
 
 from typing import Annotated
 
 from pydantic import Field
 
+from tasks.configuration.key_reference import meaning_of
+
 _RUN_ID = r"[A-Za-z0-9_][A-Za-z0-9_.@=+-]*"
 _LOCATION = r"^(|\S|\S.*\S)$"
-"""A path or a URL, or nothing; never the spaces around it that a form happily sends."""
+"""A path or a URL, or nothing, without spaces around it."""
+_NAMED_KEYS = ("training.steps", "training.lr", "training.global_batch", "model.n_layer", "data.sources")
 
 ConfigParameter = Annotated[
     str,
@@ -30,7 +32,15 @@ RunIdParameter = Annotated[
 ]
 OverridesParameter = Annotated[
     tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*(\.[A-Za-z_][A-Za-z0-9_-]*)*=")], ...],
-    Field(json_schema_extra={"title": "Overrides", "examples": [["training.steps=1200", "training.lr=1e-3"]]}),
+    Field(
+        json_schema_extra={
+            "title": "Overrides",
+            "description": "`section.key=value` on top of the configuration, one each, such as "
+            + ", ".join(f"{key} ({meaning_of(key)})" for key in _NAMED_KEYS)
+            + ". `cairn config` lists all keys.",
+            "examples": [["training.steps=1200", "training.lr=1e-3"]],
+        }
+    ),
 ]
 StoreParameter = Annotated[
     str,
@@ -57,13 +67,10 @@ ReferenceParameter = Annotated[
 ]
 SuiteParameter = Annotated[
     str,
-    Field(
-        pattern=_LOCATION,
-        json_schema_extra={"title": "Suite", "examples": ["deployments/suites/repetition.toml"]},
-    ),
+    Field(pattern=_LOCATION, json_schema_extra={"title": "Suite", "examples": ["deployments/suites/repetition.toml"]}),
 ]
-AgainParameter = Annotated[bool, Field(json_schema_extra={"title": "Measure again what is on record"})]
-DryRunParameter = Annotated[bool, Field(json_schema_extra={"title": "Only say what would go"})]
+AgainParameter = Annotated[bool, Field(json_schema_extra={"title": "Evaluate again what was evaluated before"})]
+DryRunParameter = Annotated[bool, Field(json_schema_extra={"title": "Only list what would be deleted"})]
 MostSecondsParameter = Annotated[
     float, Field(gt=0, le=86_400, json_schema_extra={"title": "Begin no further run after (seconds)"})
 ]

@@ -13,9 +13,10 @@ from rich.text import Text
 
 from storage.logs.step_log import StepRecord
 from tasks.data.build_progress import BuildProgress, BuildStage
-from tasks.text.live_line import LiveLines
+from tasks.text.format import format_bar, format_clock
+from tasks.text.live_lines import LiveLines
 from tasks.text.sanitize import sanitize
-from tasks.text.time_left import TimeLeft, bar, clock_time
+from tasks.text.time_left import TimeLeft
 
 _PLAIN_EVERY_SECONDS = 10.0
 _BAR_CELLS, _LEAST_BAR_CELLS, _TEXT_BAR_CELLS = 20, 6, 24
@@ -44,7 +45,7 @@ class Progress:
     @contextmanager
     def showing(self) -> Iterator[None]:
         """Keep a live line while the block runs, where stderr is a terminal."""
-        with self._live.shown():
+        with self._live.show():
             yield
 
     def say(self, message: str) -> None:
@@ -80,14 +81,14 @@ class Progress:
         fitting = ([step, loss, speed, eta], [step, loss, eta], [step, eta])
         line = next((line for parts in fitting if len(line := " · ".join(parts)) <= room), step)
         cells = min(_BAR_CELLS, room - len(line) - 1)
-        return f"{bar(record.step / self._total, cells)} {line}" if cells >= _LEAST_BAR_CELLS else line
+        return f"{format_bar(record.step / self._total, cells)} {line}" if cells >= _LEAST_BAR_CELLS else line
 
     def _parts(self, record: StepRecord) -> tuple[str, str, str, str]:
         return (
             f"step {record.step}/{self._total} ({100 * record.step // self._total} %)",
             f"loss {record.train_loss:.3f}",
             f"{record.tokens_per_second:,.0f} tokens/s",
-            f"ETA {clock_time(self._left.seconds(self._total))}",
+            f"ETA {format_clock(self._left.seconds(self._total))}",
         )
 
 
@@ -106,7 +107,7 @@ class TextProgress:
     @contextmanager
     def showing(self) -> Iterator["TextProgress"]:
         """Keep a live line while the block runs, where the console is a terminal; it is gone afterwards."""
-        with self._live.shown():
+        with self._live.show():
             yield self
 
     def __call__(self, progress: BuildProgress) -> None:
@@ -123,7 +124,7 @@ class TextProgress:
 
     def _line(self, progress: BuildProgress, now: float, *, drawn: bool) -> str:
         share = progress.bytes_done / progress.bytes_total if progress.bytes_total else 0.0
-        cells = f" {bar(share, _TEXT_BAR_CELLS)}" if drawn else ""
+        cells = f" {format_bar(share, _TEXT_BAR_CELLS)}" if drawn else ""
         begun_at, begun_bytes = self._begun
         seconds, done = now - begun_at, progress.bytes_done - begun_bytes
         left = (progress.bytes_total - progress.bytes_done) * seconds / done if done else None
@@ -131,5 +132,5 @@ class TextProgress:
         return (
             f"{progress.stage.value} text{cells} {100 * share:.0f} % · {progress.bytes_done / _MEGABYTE:,.1f} of "
             f"{progress.bytes_total / _MEGABYTE:,.1f} MB · {documents}"
-            f"{done / seconds / _MEGABYTE if seconds > 0 else 0.0:,.1f} MB/s · ETA {clock_time(left)}"
+            f"{done / seconds / _MEGABYTE if seconds > 0 else 0.0:,.1f} MB/s · ETA {format_clock(left)}"
         )

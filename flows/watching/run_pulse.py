@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from storage.errors import StorageError
 from storage.logs.heartbeat import Heartbeat, read_heartbeat
 from storage.logs.run_log import RunLog
-from tasks.text.time_left import clock_time
+from tasks.text.format import format_clock
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +45,7 @@ def pulse_line(pulse: RunPulse) -> str:
     """Return the pulse on one line."""
     share = 100 * pulse.step // pulse.total_steps
     loss = "" if pulse.train_loss is None else f" · loss {pulse.train_loss:.3f}"
-    eta = clock_time(pulse.seconds_left)
+    eta = format_clock(pulse.seconds_left)
     return (
         f"{pulse.run_id}: step {pulse.step}/{pulse.total_steps} ({share} %){loss} · attempt {pulse.attempt} · ETA {eta}"
     )

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from rich.console import Console
 
 from flows.watching.run_pulse import RunPulse, pulse_line
-from tasks.text.live_line import LiveLines
+from tasks.text.live_lines import LiveLines
 from tasks.text.output import say
 
 _PLAIN_EVERY_SECONDS = 60.0
@@ -36,7 +36,7 @@ class WatchDisplay:
     @contextmanager
     def shown(self) -> Iterator[None]:
         """Keep the lines at the bottom of a terminal while the block runs."""
-        with self._live.shown():
+        with self._live.show():
             yield
 
     def show(self, pulses: Sequence[RunPulse]) -> None:

@@ -10,6 +10,8 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
+from pydantic import BaseModel
+
 from model.configuration.training import UNFROZEN_TRAINING
 from tasks.configuration.run_configuration import FROZEN_SECTIONS, RunConfig
 
@@ -73,6 +75,16 @@ def section_meanings() -> Mapping[str, str]:
 def find_key(name: str) -> ConfigurationKey | None:
     """Return the key of this name; None where there is none."""
     return next((key for key in list_keys() if key.key == name), None)
+
+
+def meaning_of(key: str) -> str:
+    """Return the meaning of a key such as `training.lr` from its field alone; raises KeyError for an unknown key."""
+    model: type[BaseModel] = RunConfig
+    for part in key.split("."):
+        field = model.model_fields[part]
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            model = field.annotation
+    return (field.description or "").partition(";")[0]
 
 
 def suggest_key(unknown: str) -> ConfigurationKey | None:

@@ -1,7 +1,4 @@
-"""Numbers, times and foreign text in plain words: what `cairn explain` and `cairn report` are written with.
-
-Owns how a count, a duration and a moment read. Pure; refuses to know what is counted.
-"""
+"""Numbers, times, lists and foreign text in the words of explain, report and progress."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -26,31 +23,46 @@ def format_duration(seconds: float) -> str:
     return f"{first} {parts} {part_name}" if parts else first
 
 
+def format_clock(seconds: float | None) -> str:
+    """Return a duration as `0:40`, `12:05` or `3:00:09`, and a dash for None."""
+    if seconds is None:
+        return "–"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def format_bar(share: float, cells: int) -> str:
+    """Return a progress bar of this many cells, filled to a share between 0 and 1."""
+    filled = int(min(max(share, 0.0), 1.0) * cells)
+    return "━" * filled + "─" * (cells - filled)
+
+
 def format_time(at: datetime | None) -> str:
     """Return a time with its zone, to the second."""
-    return f"{format_value(at)} UTC" if at else "at a time nobody recorded"
+    return f"{format_value(at)} UTC" if at else "at an unknown time"
 
 
 def format_list(items: Sequence[object], most: int, *, more: str = "") -> str:
-    """Return the first items and how many more there are, and where: `1, 2, 3, … and 12 more: cairn log R`."""
+    """Return the first items, how many are left out, and where they are: `1, 2, 3, … and 12 more: cairn log R`."""
     shown = ", ".join(str(item) for item in items[:most])
     left = len(items) - most
     return shown if left <= 0 else f"{shown}, … and {left:,} more{f': {more}' if more else ''}"
 
 
 def format_steps(first: int, last: int) -> str:
-    """Return a stretch of steps, both ends included: `step 12`, `steps 12 to 20`."""
+    """Return a range of steps with both ends: `step 12`, `steps 12 to 20`."""
     return f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
 
 
 def one_line(text: str, most: int = 0) -> str:
-    """Return harmless text on one line, cut to `most` characters where that is given."""
+    """Return sanitized text on one line, cut to `most` characters if that is not 0."""
     line = " ".join(sanitize(text).split())
     return f"{line[: most - 1]}…" if most and len(line) > most else line
 
 
 def format_value(value: object) -> str:
-    """Return a value as people read it: a dash for nothing, seconds for times, short numbers."""
+    """Return a value for a table: a dash for None, times to the second, numbers with four digits."""
     match value:
         case None:
             return "–"
@@ -63,5 +75,5 @@ def format_value(value: object) -> str:
 
 
 def short_digest(digest: str | None) -> str:
-    """Return the beginning of a digest: enough for people to tell two apart."""
+    """Return the first 12 characters of a digest."""
     return digest[:12] if digest else "–"

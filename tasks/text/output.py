@@ -1,8 +1,4 @@
-"""What a verb says: one JSON document on stdout, or a table for people there; everything else on stderr.
-
-Owns the looks, and that nothing of what is shown can steer the terminal it is shown on, whoever wrote it. Refuses to
-know what is shown.
-"""
+"""Prints results on stdout, as one JSON document or as text, and messages on stderr. All text is sanitized."""
 
 import os
 import sys
@@ -20,24 +16,24 @@ _PIPE_COLUMNS = 200
 def print_document(record: object) -> None:
     """Print a record as one JSON document: sorted keys, times ISO 8601 in UTC.
 
-    A reader that has gone costs the words; a disk that is full is a `TaskError`: somebody counts on the file.
+    A closed pipe is ignored. Raises `TaskError` for any other failure, such as a full disk.
     """
     try:
         sys.stdout.write(sanitize_json(encode(record).decode()))
     except BrokenPipeError:
-        forget_stdout()
+        discard_stdout()
     except OSError as error:
-        forget_stdout()
+        discard_stdout()
         raise TaskError(f"the output could not be written: {error}") from error
 
 
-def forget_stdout() -> None:
-    """Let all further output go nowhere; or the interpreter's last flush would complain at its very end."""
+def discard_stdout() -> None:
+    """Send all further output to nowhere, so that the interpreter's last flush does not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
-    """Print rows under headings; `empty` is said on stderr when there is no row."""
+    """Print rows under headings; without rows, print `empty` on stderr."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -55,19 +51,19 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, emp
 
 
 def print_facts(facts: Iterable[tuple[str, object]]) -> None:
-    """Print names and values, one a line, aligned."""
-    listed = [(name, sanitize(format_value(value), kept="\t")) for name, value in facts]
-    width = max(len(name) for name, _ in listed)
-    for name, value in listed:
+    """Print names and values, one per line, aligned."""
+    lines = [(name, sanitize(format_value(value), kept="\t")) for name, value in facts]
+    width = max(len(name) for name, _ in lines)
+    for name, value in lines:
         print(f"{name:<{width}}  {value}")
 
 
 def print_line(text: str) -> None:
-    """Print text for people on stdout, on as many lines as it has."""
+    """Print text on stdout."""
     print(sanitize(text))
 
 
 def say(message: str) -> None:
-    """Print a line for people on stderr at once; where nobody listens any more the words are lost, and nothing else."""
+    """Print a message on stderr at once; a closed stderr is ignored."""
     with suppress(OSError):
         print(sanitize(message), file=sys.stderr, flush=True)

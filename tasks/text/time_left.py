@@ -1,8 +1,4 @@
-"""How long what is left takes, by how fast it went lately; and how such a time is written on one line.
-
-Owns the estimate: by the newest steps, so that a restart, a slow start or another machine's speed is soon forgotten.
-Pure: the clock's values are given.
-"""
+"""Estimates the remaining time from the newest steps, so that a restart or a slow start is soon forgotten."""
 
 from collections import deque
 
@@ -10,36 +6,21 @@ _WINDOW = 64
 
 
 class TimeLeft:
-    """Remembers when the newest steps were done."""
+    """Times of the newest steps, by a clock that the caller reads."""
 
     def __init__(self) -> None:
-        """Start without any."""
+        """Start without any step."""
         self._done: deque[tuple[int, float]] = deque(maxlen=_WINDOW)
 
     def add(self, step: int, now: float) -> None:
-        """Note that `step` is done at `now`, in seconds; an earlier step than the last begins anew."""
+        """Record that `step` was done at `now`, in seconds; a step that is not later than the last starts again."""
         if self._done and step <= self._done[-1][0]:
             self._done.clear()
         self._done.append((step, now))
 
     def seconds(self, total: int) -> float | None:
-        """Return how long the steps up to `total` will take, None before there are two to go by."""
+        """Return how long the steps up to `total` will take; None before two steps are known."""
         if len(self._done) < 2:
             return None
         (first, began), (last, ended) = self._done[0], self._done[-1]
         return (ended - began) / (last - first) * max(total - last, 0)
-
-
-def clock_time(seconds: float | None) -> str:
-    """Return `0:40`, `12:05`, `3:00:09`, or a dash where nothing is known."""
-    if seconds is None:
-        return "–"
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
-def bar(share: float, cells: int) -> str:
-    """Return a bar of so many cells, filled to a share between 0 and 1."""
-    filled = int(min(max(share, 0.0), 1.0) * cells)
-    return "━" * filled + "─" * (cells - filled)

@@ -9,6 +9,8 @@ import yaml
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools import ValidationError, validate
 
+from tasks.configuration.key_reference import meaning_of
+
 ROOT = Path(__file__).parents[2]
 DEPLOYMENTS = yaml.safe_load((ROOT / "deployments" / "prefect.yaml").read_text(encoding="utf-8"))["deployments"]
 
@@ -37,6 +39,11 @@ def test_every_parameter_of_every_form_has_a_title_a_description_and_a_default(n
         if not item.get("description") or "default" not in item or item["title"] == key
     ]
     assert bare == [] and properties
+
+
+def test_the_form_of_a_training_run_explains_keys_in_the_words_of_their_fields() -> None:
+    description = schema_of("train-gpt")["properties"]["overrides"]["description"]
+    assert f"training.lr ({meaning_of('training.lr')})" in description and meaning_of("training.lr")
 
 
 @pytest.mark.parametrize("name", [item["name"] for item in DEPLOYMENTS])

@@ -7,7 +7,8 @@ from rich.console import Console
 
 from flows.run.progress import Progress
 from storage.logs.step_log import StepRecord
-from tasks.text.time_left import TimeLeft, bar, clock_time
+from tasks.text.format import format_bar, format_clock
+from tasks.text.time_left import TimeLeft
 
 
 class Clock:
@@ -127,9 +128,9 @@ def test_a_listener_that_fails_costs_nothing() -> None:
     ("seconds", "words"), [(None, "–"), (0.4, "0:00"), (40, "0:40"), (725, "12:05"), (10_809, "3:00:09")]
 )
 def test_time_is_written_as_a_clock_does(seconds: float | None, words: str) -> None:
-    assert clock_time(seconds) == words
+    assert format_clock(seconds) == words
 
 
 @pytest.mark.parametrize(("share", "drawn"), [(-1, "────"), (0.5, "━━──"), (7, "━━━━")])
 def test_a_bar_is_never_longer_than_it_may_be(share: float, drawn: str) -> None:
-    assert bar(share, 4) == drawn
+    assert format_bar(share, 4) == drawn

@@ -1,8 +1,4 @@
-"""Lines at the bottom of a terminal that are rewritten in place; nothing at all where there is no terminal.
-
-Owns that a terminal that is narrow, resized, dumb or closed costs the words and never the work: every write may fail.
-NO_COLOR and TERM are rich's to respect. Refuses to know what the lines say.
-"""
+"""Lines at the bottom of a terminal, rewritten in place. A terminal that fails or is closed never ends the work."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -15,7 +11,7 @@ _PER_SECOND = 8
 
 
 class LiveLines:
-    """Lines that are shown until the block ends; each is cut where the terminal is narrower."""
+    """Lines on a terminal, each cut to its width; without a terminal, nothing."""
 
     def __init__(self, console: Console, *, stays: bool) -> None:
         """Write to `console`; the last lines stay on it, or are wiped when the block ends."""
@@ -24,11 +20,11 @@ class LiveLines:
 
     @property
     def are_shown(self) -> bool:
-        """Whether somebody sees them now."""
+        """Whether the lines are on a terminal now."""
         return self._live is not None
 
     @contextmanager
-    def shown(self) -> Iterator[None]:
+    def show(self) -> Iterator[None]:
         """Keep the lines on the terminal while the block runs."""
         if not self._console.is_terminal or self._console.is_dumb_terminal:
             yield
@@ -45,7 +41,7 @@ class LiveLines:
                 live.stop()
 
     def write(self, lines: Sequence[str]) -> None:
-        """Show these lines from now on."""
+        """Replace the lines."""
         if self._live is not None:
             with suppress(OSError):
                 self._live.update(Group(*(Text(line, overflow="ellipsis", no_wrap=True) for line in lines)))
