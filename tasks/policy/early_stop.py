@@ -13,7 +13,8 @@ from typing import Any
 
 from storage.logs.run_entries import EvaluationRecorded
 from storage.logs.run_state import CheckpointRecord, RunState
-from tasks.configuration.settings import BudgetsConfig, CheckpointConfig, EarlyStopConfig, EvaluationConfig
+from tasks.configuration.evaluation_settings import EarlyStopConfig, EvaluationConfig
+from tasks.configuration.settings import BudgetsConfig, CheckpointConfig
 from tasks.policy.budgets import evaluator_retries_left
 from tasks.policy.curve_verdict import VerdictKind
 from tasks.policy.promotion import METRIC

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from storage.logs.log_entry import CheckpointReference
-from tasks.configuration.settings import EvaluationConfig
+from tasks.configuration.evaluation_settings import EvaluationConfig
 from tasks.configuration.suite_file import resolve_evaluation
 from tasks.errors import TaskError
 from tasks.evaluator import command_evaluator
