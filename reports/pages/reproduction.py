@@ -39,10 +39,8 @@ def reproduce(state: RunState, run_id: str) -> Reproduction:
 
 
 def _settings(state: RunState) -> Iterator[tuple[str, str]]:
-    from tasks.configuration.run_configuration import (
-        FROZEN_SECTIONS,  # pydantic: only a report needs it
-        parse_stored_configuration,
-    )
+    from tasks.configuration.run_configuration import FROZEN_SECTIONS
+    from tasks.configuration.stored_configuration import parse_stored_configuration
 
     if state.opened is None:
         return

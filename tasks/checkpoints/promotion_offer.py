@@ -16,7 +16,7 @@ from storage.logs.run_entries import CheckpointPinned, EvaluationRecorded
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
 from storage.stores.object_store import ObjectStore
-from tasks.configuration.settings import PromotionConfig
+from tasks.configuration.evaluation_settings import PromotionConfig
 from tasks.errors import GateRefused
 from tasks.machine.placement import this_placement
 from tasks.policy.promotion import (
