@@ -8,7 +8,6 @@ from functools import partial
 from storage.checkpoints.manifest import MANIFEST_VERSION, Manifest, ManifestObject, decode_manifest
 from storage.checkpoints.shard_transfer import (
     Buffers,
-    Run,
     arriving,
     begin_reads,
     cut_shards,
@@ -27,7 +26,7 @@ from storage.logs.run_entries import CheckpointCommitted, CheckpointQuarantined
 from storage.logs.run_log import RunLog, run_prefix
 from storage.logs.run_state import RunState
 from storage.stores.document import decode, encode, sha256
-from storage.stores.object_store import ObjectStore, WrittenObject
+from storage.stores.object_store import ObjectStore
 from storage.stores.verified_object import ExpectedObject, check_object, read_verified
 
 DEFAULT_SHARD_BYTES = 512 * 1024 * 1024
@@ -121,9 +120,10 @@ def stage_share(
     uploads: UploadOptions = _DEFAULT_UPLOADS,
 ) -> tuple[ManifestObject, ...]:
     """Upload the share of one of several writers, `writer` counted from 0; `stage_checkpoint` writes the manifest."""
+    shards = _named_shards(groups, uploads.shard_bytes, writer, writers)
     with transfers(uploads.at_once, uploads.thread_start) as run:
-        writes = _begin_writes(run, store, prefix, _named_shards(groups, uploads.shard_bytes, writer, writers))
-        return tuple(_object(name, written()) for name, written in writes)
+        writes = [run(_write_object, store, prefix, name, shard_chunks(shard)) for name, shard in shards]
+        return tuple(written() for written in writes)
 
 
 def stage_checkpoint(
@@ -141,12 +141,12 @@ def stage_checkpoint(
     """
     writers, prefix = 1 if others is None else others.count + 1, target.prefix
     records = [*(record for group in groups for record in group.records), *trainer.records()]
+    shards = _named_shards(groups, uploads.shard_bytes, 0, writers)
     with transfers(uploads.at_once, uploads.thread_start) as run:
         digest = run(state_sha256, sorted(records, key=name_of)) if others is None else others.digest
-        writes = _begin_writes(run, store, prefix, _named_shards(groups, uploads.shard_bytes, 0, writers))
-        document = [memoryview(encode(trainer))]
-        writes.append((TRAINER, run(write_pieces, store, f"{prefix}/{TRAINER}", document)))
-        objects, state_digest = tuple(_object(name, written()) for name, written in writes), digest()
+        writes = [run(_write_object, store, prefix, name, shard_chunks(shard)) for name, shard in shards]
+        writes.append(run(_write_object, store, prefix, TRAINER, [memoryview(encode(trainer))]))
+        objects, state_digest = tuple(written() for written in writes), digest()
     objects += () if others is None else others.written()
     manifest = Manifest(
         version=MANIFEST_VERSION,
@@ -206,10 +206,10 @@ def verify_checkpoint(store: ObjectStore, reference: CheckpointReference) -> tup
         manifest = read_manifest(store, reference.prefix, reference.manifest_sha256)
     except IntegrityError as error:
         return (str(error),)
-    promises = [_promised(reference.prefix, item) for item in manifest.objects]
-    at_once = _CHECKS if sum(promised.bytes for promised in promises) >= _LARGE_BYTES else 1
+    objects = [_expected(reference.prefix, item) for item in manifest.objects]
+    at_once = _CHECKS if sum(expected.bytes for expected in objects) >= _LARGE_BYTES else 1
     with transfers(at_once) as run:
-        checks = [run(_problem, store, promised) for promised in promises]
+        checks = [run(_problem, store, expected) for expected in objects]
         problems = [check() for check in checks]
     return tuple(problem for problem in problems if problem is not None)
 
@@ -234,12 +234,12 @@ def load_checkpoint(
     documents = [item for item in manifest.objects if item.name == TRAINER]
     if not documents:
         raise IntegrityError(f"{reference.prefix}: manifest names no {TRAINER}")
-    promised = _promised(reference.prefix, documents[0])
-    trainer = decode(bytes(read_verified(store, promised)), TrainerDocument, where=promised.key)
+    expected = _expected(reference.prefix, documents[0])
+    trainer = decode(bytes(read_verified(store, expected)), TrainerDocument, where=expected.key)
     tensors: list[TensorRecord] = []
-    promises = [_promised(reference.prefix, item) for item in sorted(shards, key=lambda item: item.name)]
+    objects = [_expected(reference.prefix, item) for item in sorted(shards, key=lambda item: item.name)]
     with transfers(downloads) as run:
-        records = arriving(begin_reads(run, store, promises, buffers), tensors)
+        records = arriving(begin_reads(run, store, objects, buffers), tensors)
         if group:
             deque(records, maxlen=0)  # part of a state has no digest
         elif state_sha256(in_name_order(records, trainer.records())) != manifest.state_sha256:
@@ -291,26 +291,21 @@ def _unless_unreadable(body: CheckpointQuarantined, state: RunState) -> Checkpoi
     return body if any(record.committed.prefix == body.prefix for record in state.readable) else None
 
 
-def _promised(prefix: str, item: ManifestObject) -> ExpectedObject:
+def _expected(prefix: str, item: ManifestObject) -> ExpectedObject:
     return ExpectedObject(key=f"{prefix}/{item.name}", bytes=item.bytes, sha256=item.sha256)
 
 
-def _problem(store: ObjectStore, promised: ExpectedObject) -> str | None:
+def _problem(store: ObjectStore, expected: ExpectedObject) -> str | None:
     try:
-        check_object(store, promised)
+        check_object(store, expected)
     except IntegrityError as error:
         return str(error)
     return None
 
 
-def _object(name: str, written: WrittenObject) -> ManifestObject:
+def _write_object(store: ObjectStore, prefix: str, name: str, chunks: Iterable[memoryview]) -> ManifestObject:
+    written = write_pieces(store, f"{prefix}/{name}", chunks)
     return ManifestObject(name=name, bytes=written.bytes, sha256=written.sha256)
-
-
-def _begin_writes(
-    run: Run, store: ObjectStore, prefix: str, shards: Iterable[tuple[str, list[TensorRecord]]]
-) -> list[tuple[str, Callable[[], WrittenObject]]]:
-    return [(name, run(write_pieces, store, f"{prefix}/{name}", shard_chunks(shard))) for name, shard in shards]
 
 
 def _named_shards(

@@ -55,10 +55,10 @@ def write_pieces(store: ObjectStore, key: str, chunks: Iterable[memoryview]) -> 
 
 def begin_reads(run: Run, store: ObjectStore, shards: Sequence[ExpectedObject], buffers: Buffers) -> list[ShardRead]:
     """Start reading and verifying shards into the memory of one call of `buffers`; return one wait for each shard."""
-    for promised in shards:
-        check_size(store, promised)
-    memory = buffers([promised.bytes for promised in shards])
-    return [run(_read_shard, store, promised, into) for promised, into in zip(shards, memory, strict=True)]
+    for expected in shards:
+        check_size(store, expected)
+    memory = buffers([expected.bytes for expected in shards])
+    return [run(_read_shard, store, expected, into) for expected, into in zip(shards, memory, strict=True)]
 
 
 def arriving(reads: Iterable[ShardRead], kept: list[TensorRecord]) -> Iterator[TensorRecord]:
@@ -87,9 +87,9 @@ def cut_shards(records: Iterable[TensorRecord], shard_bytes: int) -> list[list[T
     return shards
 
 
-def _read_shard(store: ObjectStore, promised: ExpectedObject, into: memoryview) -> tuple[TensorRecord, ...]:
-    read_verified_into(into, store, promised)
-    return parse_shard(into, where=promised.key)
+def _read_shard(store: ObjectStore, expected: ExpectedObject, into: memoryview) -> tuple[TensorRecord, ...]:
+    read_verified_into(into, store, expected)
+    return parse_shard(into, where=expected.key)
 
 
 def _same(value: Any) -> Any:

@@ -156,8 +156,8 @@ class TableCache:
         with suppress(StorageError, OSError):
             path = home.local_path(packed.key)
             if path is None:
-                promised = ExpectedObject(key=packed.key, bytes=packed.bytes, sha256=packed.sha256)
-                return self._copies.fetch(home, promised)
+                expected = ExpectedObject(key=packed.key, bytes=packed.bytes, sha256=packed.sha256)
+                return self._copies.fetch(home, expected)
             found = describe_file(path)
             return path if (found.bytes, found.sha256) == (packed.bytes, packed.sha256) else None
         return None
