@@ -1,14 +1,12 @@
 """The checkpoints of a run: one record for each, those that are still being written too."""
 
-import re
 from dataclasses import dataclass
 from datetime import datetime
 
+from storage.checkpoints.sweep import parse_checkpoint_folder
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import CheckpointRecord
 from storage.stores.object_store import ObjectStore
-
-_FOLDER = re.compile(r"step-(\d+)-attempt-(\d+)\Z")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,18 +56,18 @@ def _staged_folders(store: ObjectStore, folder: str) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for key in store.keys(folder):
         prefix, _, _ = key.rpartition("/")
-        if _FOLDER.search(prefix):
+        if parse_checkpoint_folder(prefix):
             found.setdefault(prefix, []).append(key)
     return found
 
 
 def _summarize_staged(log: RunLog, prefix: str, keys: list[str]) -> CheckpointSummary:
-    match = _FOLDER.search(prefix)
-    assert match is not None
+    step_and_attempt = parse_checkpoint_folder(prefix)
+    assert step_and_attempt is not None
     return CheckpointSummary(
         run_id=log.run_id,
-        attempt=int(match[2]),
-        step=int(match[1]),
+        attempt=step_and_attempt[1],
+        step=step_and_attempt[0],
         state="writing",
         prefix=prefix,
         manifest_sha256=None,
