@@ -60,7 +60,9 @@ class EarlyStopping:
         stop = find_stop(self._log.refresh(), self._plan.suite.sha256)
         if stop is None:
             return False
-        last = next(item.committed for item in self._log.state.surviving_line if item.committed.step == stop.step)
+        last = next(
+            item.committed for item in self._log.state.surviving_checkpoints if item.committed.step == stop.step
+        )
         why = f"trained beyond step {stop.step}, where the run stopped early: {stop.why}"
         for record in self._beyond(stop.step):
             quarantine_checkpoint(self._log, record.committed, why, writer=writer)

@@ -87,7 +87,7 @@ class CurveFollower:
     def _new_evaluations(self, state: RunState) -> tuple[EvaluationRecorded, ...]:
         new = state.evaluations[self._sent_evaluations :]
         self._sent_evaluations = len(state.evaluations)
-        line = {record.committed.manifest_sha256 for record in state.surviving_line} if new else set()
+        line = {record.committed.manifest_sha256 for record in state.surviving_checkpoints} if new else set()
         return tuple(item for item in new if item.manifest_sha256 in line)
 
     def _new_ends(self, state: RunState) -> tuple[AttemptEnded, ...]:

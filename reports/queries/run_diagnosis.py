@@ -85,7 +85,7 @@ def _past_verdicts(state: RunState, suite_sha256: str | None) -> tuple[PastVerdi
         for item in state.evaluations
         if item.suite_sha256 == suite_sha256 and METRIC in item.metrics
     }
-    line = [record.committed.manifest_sha256 for record in state.surviving_line]
+    line = [record.committed.manifest_sha256 for record in state.surviving_checkpoints]
     found = [newest[manifest] for manifest in line if manifest in newest]
     return tuple(
         PastVerdict(

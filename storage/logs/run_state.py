@@ -120,7 +120,7 @@ class RunState:
         return tuple(record for record in reversed(self.checkpoints) if record.is_committed)
 
     @property
-    def surviving_line(self) -> tuple[CheckpointRecord, ...]:
+    def surviving_checkpoints(self) -> tuple[CheckpointRecord, ...]:
         """The checkpoints, in step order, whose steps no later attempt trained again.
 
         Superseded and deleted ones are included. Quarantined ones are not: what followed from them is trained again.

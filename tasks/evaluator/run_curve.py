@@ -73,7 +73,7 @@ def _val_losses(state: RunState, suite_sha256: str | None) -> tuple[tuple[int, f
         for item in state.evaluations
         if item.suite_sha256 == suite_sha256 and METRIC in item.metrics
     }
-    line = (record.committed for record in state.surviving_line)
+    line = (record.committed for record in state.surviving_checkpoints)
     return tuple((item.step, losses[item.manifest_sha256]) for item in line if item.manifest_sha256 in losses)
 
 

@@ -72,7 +72,7 @@ def find_stop(state: RunState, suite_sha256: str) -> Stop | None:
     if not state.attempts or state.opened is None or state.finished is not None:
         return None
     terms, total = stop_terms(state.attempts[-1].started.config, suite_sha256), state.opened.total_steps
-    line = state.surviving_line
+    line = state.surviving_checkpoints
     if not terms.policy.is_on or not line or line[-1].committed.step >= total:
         return None
     return decide(terms.policy, tuple(_evaluated_steps(state, terms)))
@@ -147,7 +147,7 @@ def _recorded(state: RunState, suite_sha256: str) -> dict[str, EvaluationRecorde
 
 
 def _due(state: RunState, terms: StopTerms) -> Iterator[CheckpointRecord]:
-    return (record for record in state.surviving_line if terms.is_due(record.committed.step))
+    return (record for record in state.surviving_checkpoints if terms.is_due(record.committed.step))
 
 
 def _is_outstanding(
