@@ -65,7 +65,7 @@ def test_the_log_is_printed_entry_by_entry_as_it_lies_in_the_store(bard: Any, ca
     entries = json.loads(cairn("log", "bard", "--json").out)
     newest_first = sorted((tmp_path / "store" / "runs" / "bard" / "log").iterdir(), reverse=True)
     stored = [json.loads(path.read_text()) for path in newest_first]
-    assert entries == [{key: value for key, value in item.items() if key != "version"} for item in stored]
+    assert entries == stored
 
 
 def test_an_unknown_run_is_refused_with_the_runs_there_are(bard: Any, cairn: Any) -> None:

@@ -71,7 +71,7 @@ def blind_retry(patch: pytest.MonkeyPatch) -> None:
             entry = Entry(
                 version=FORMAT_VERSION,
                 seq=after.entry.seq + 1 if after else 0,
-                kind=self.names[type(body)],
+                kind=next(kind for kind, record in self.kinds.items() if record is type(body)),
                 at=self.clock(),
                 write_id=uuid4().hex,
                 prev=after.sha256 if after else None,
