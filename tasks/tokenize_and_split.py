@@ -7,8 +7,9 @@ from prefect.cache_policies import NO_CACHE
 
 from model.configuration.data import DataConfig
 from storage.stores.open_store import open_store
-from tasks.data.build_progress import ProgressListener, unheard
-from tasks.data.snapshot_build import SnapshotReference, Workshop, build_snapshot
+from tasks.data.build_progress import ProgressListener, ignore_progress
+from tasks.data.snapshot_build import BuildOptions, build_snapshot
+from tasks.data.snapshot_lookup import SnapshotReference
 
 
 @task(name="tokenize-and-split", cache_policy=NO_CACHE, persist_result=False)
@@ -17,12 +18,12 @@ def tokenize_and_split(
     data: DataConfig,
     base_dir: Path,
     cache_dir: Path | None = None,
-    on_progress: ProgressListener = unheard,
+    on_progress: ProgressListener = ignore_progress,
 ) -> SnapshotReference:
     """Return the data snapshot of `data`, building it unless the store has one of the same recipe.
 
     Relative paths start at `base_dir`. A killed build continues from its files in `cache_dir`. Raises InvalidCorpus for
     text or settings that cannot be used.
     """
-    workshop = Workshop(on_progress=on_progress)
-    return build_snapshot(open_store(store_url), data, base_dir, cache_dir=cache_dir, workshop=workshop)
+    options = BuildOptions(on_progress=on_progress)
+    return build_snapshot(open_store(store_url), data, base_dir, cache_dir=cache_dir, options=options)

@@ -18,7 +18,7 @@ from storage.logs.entry_log import this_writer
 from storage.logs.log_entry import CheckpointReference
 from storage.logs.run_entries import CheckpointSuperseded
 from storage.logs.run_log import RunLog
-from storage.snapshots.data_snapshot import SnapshotManifest
+from storage.snapshots.snapshot_manifest import SnapshotManifest
 from storage.stores.object_store import ObjectStore
 from tasks.configuration.configuration_source import parse_configuration
 from tasks.configuration.run_configuration import RunConfig

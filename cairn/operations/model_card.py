@@ -9,7 +9,7 @@ from reports.queries.alias_history import AliasPromotion
 from storage.logs.log_entry import CheckpointReference
 from storage.logs.run_entries import EvaluationRecorded, RunOpened
 from storage.logs.run_state import RunState
-from storage.snapshots.data_snapshot import SnapshotManifest
+from storage.snapshots.snapshot_manifest import SnapshotManifest
 from storage.stores.document import encode
 from tasks.configuration.run_configuration import RunConfig
 from tasks.configuration.stored_configuration import parse_stored_configuration

@@ -7,9 +7,9 @@ from pathlib import Path
 from model.data.tokenizer import Tokenizer
 from reports.queries.data_summary import find_snapshot
 from storage.snapshots.data_snapshot import SnapshotFiles
-from storage.snapshots.token_file import TokenFileFormat, look_at
+from storage.snapshots.token_file import TokenFileFormat, inspect_token_file
 from storage.stores.object_store import ObjectStore
-from tasks.data.token_trade import TokenFiles, export_tokens, import_tokens, numbered_vocabulary, read_tokenizer
+from tasks.data.token_import import TokenFiles, export_tokens, import_tokens, numbered_vocabulary, read_tokenizer
 from tasks.errors import InvalidConfiguration
 from tasks.machine.work_folder import work_folder
 
@@ -69,7 +69,7 @@ def export_snapshot(store: ObjectStore, reference: str, folder: str, form: str) 
     snapshot_id = find_snapshot(store, reference).snapshot_id
     files = SnapshotFiles(store, snapshot_id, work_folder(os.environ) / "snapshots")
     written = export_tokens(files, Path(folder), TokenFileFormat(form))
-    return tuple(ExportedFile(path=str(path), tokens=look_at(path).tokens) for path in written)
+    return tuple(ExportedFile(path=str(path), tokens=inspect_token_file(path).tokens) for path in written)
 
 
 def _read_tokenizer(request: ImportRequest) -> Tokenizer:

@@ -4,7 +4,6 @@ A deployed flow run is suspended: its process ends, and the answer starts it aga
 waits in its process. Without a server that a person can open, the question stays unanswered; that is no refusal.
 """
 
-import hashlib
 import os
 import threading
 import time
@@ -26,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from flows.orchestrator.ephemeral_server import is_ephemeral_server
 from reports.pages.markdown import markdown_text
 from storage.logs.registry_entries import Promoted
+from storage.stores.document import sha256
 from tasks.attempt.shutdown_signal import ShutdownSignal
 from tasks.policy.promotion import Approval
 
@@ -116,7 +116,7 @@ def _form(question: Question) -> Any:
 
 def _key(question: Question) -> str:
     asked = f"{question.proposal.alias} {question.proposal.manifest_sha256}"
-    return hashlib.sha256(asked.encode()).hexdigest()[:32]
+    return sha256(asked.encode())[:32]
 
 
 def _wait(

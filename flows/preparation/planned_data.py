@@ -6,14 +6,15 @@ from pathlib import Path
 from model.configuration.data import SMALLEST_BPE_VOCABULARY, DataConfig
 from model.data.tokenizer import Tokenizer
 from storage.logs.run_state import RunState
-from storage.snapshots.data_snapshot import SnapshotManifest, read_manifest
+from storage.snapshots.data_snapshot import read_manifest
+from storage.snapshots.snapshot_manifest import SnapshotManifest
 from storage.stores.object_store import ObjectStore
 from tasks.configuration.run_configuration import RunConfig
 from tasks.data.corpus import preview_corpus
 from tasks.data.document import Source
 from tasks.data.document_reader import ReadingRules
 from tasks.data.snapshot_build import find_built
-from tasks.data.snapshot_choice import chosen_snapshot
+from tasks.data.snapshot_lookup import find_by_id
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +43,7 @@ def plan_data(store: ObjectStore, state: RunState, config: RunConfig, base_dir: 
         snapshot_id = state.opened.data_snapshot
         return _of_snapshot(snapshot_id, read_manifest(store, snapshot_id))
     if config.data.snapshot:
-        chosen = chosen_snapshot(store, config.data.snapshot)
+        chosen = find_by_id(store, config.data.snapshot)
         return _of_snapshot(chosen.snapshot_id, chosen.manifest)
     sources = preview_sources(config.data, base_dir)
     if built := find_built(store, config.data, base_dir, sources):

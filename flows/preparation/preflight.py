@@ -21,7 +21,7 @@ from storage.stores.store_probe import probe_store
 from tasks.configuration.run_configuration import RunConfig
 from tasks.configuration.stored_configuration import check_drift
 from tasks.data.snapshot_build import check_block_size
-from tasks.data.snapshot_choice import chosen_snapshot
+from tasks.data.snapshot_lookup import find_by_id
 from tasks.errors import InvalidConfiguration, TaskError
 from tasks.machine.device_memory import trains_on_cuda
 from tasks.policy.attempt_sizes import next_sizes
@@ -71,7 +71,7 @@ def check_before_start(
 def _check_data(store: ObjectStore, config: RunConfig, base_dir: Path) -> int:
     """Check a new run's data and initial weights; returns the vocabulary size."""
     if config.data.snapshot:
-        manifest = chosen_snapshot(store, config.data.snapshot).manifest
+        manifest = find_by_id(store, config.data.snapshot).manifest
         check_block_size(manifest, config.model.block_size, config.data)
         vocab_size = manifest.vocab_size
     else:

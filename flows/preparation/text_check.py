@@ -11,9 +11,9 @@ from flows.preparation.planned_data import preview_sources
 from model.configuration.data import SMALLEST_BPE_VOCABULARY
 from model.data.tokenizer import Tokenizer
 from model.errors import InvalidInput
+from storage.snapshots.document_index import SPLITS, SplitName
 from tasks.configuration.run_configuration import RunConfig
-from tasks.data.document import Document, InvalidCorpus, Source
-from tasks.data.document_split import Split, require_both_splits, split_of
+from tasks.data.document import Document, InvalidCorpus, Source, require_both_splits, split_of
 from tasks.data.source_weights import too_few_tokens
 
 
@@ -42,19 +42,19 @@ class _TokenCount:
     def __init__(self, config: RunConfig, vocabulary: int) -> None:
         self._val_fraction, self._window = config.data.val_fraction, config.model.block_size + 1
         merges = vocabulary - SMALLEST_BPE_VOCABULARY  # each needs a byte of train text
-        self._needed = {Split.TRAIN: max(self._window, merges), Split.VAL: self._window}
-        self.tokens, self.documents = dict.fromkeys(Split, 0), dict.fromkeys(Split, 0)
+        self._needed = {"train": max(self._window, merges), "val": self._window}
+        self.tokens, self.documents = dict.fromkeys(SPLITS, 0), dict.fromkeys(SPLITS, 0)
         self.train_tokens_of = Counter[str]()
 
     def add(self, document: Document, group: str) -> None:
         split = split_of(document.sha256, self._val_fraction)
         self.tokens[split] += document.bytes + 1
         self.documents[split] += 1
-        if split is Split.TRAIN:
+        if split == "train":
             self.train_tokens_of[group] += document.bytes + 1
 
     def is_enough(self) -> bool:
-        return all(self.tokens[split] >= self._needed[split] for split in Split)
+        return all(self.tokens[split] >= self._needed[split] for split in SPLITS)
 
     def is_enough_of(self, group: str) -> bool:
         return not group or self.train_tokens_of[group] >= self._window
@@ -69,14 +69,14 @@ def _check_sizes(config: RunConfig, sources: Sequence[Source]) -> None:
         while not (count.is_enough() and count.is_enough_of(source.group)) and (document := next(documents, None)):
             count.add(document, source.group)
     if not count.is_enough():
-        require_both_splits(count.documents[Split.TRAIN], count.documents[Split.VAL], config.data.val_fraction)
+        require_both_splits(count.documents["train"], count.documents["val"], config.data.val_fraction)
         raise _too_little_text(config, count.tokens, vocabulary)
     for name, entry in zip(config.data.source_names, config.data.sources, strict=True) if config.data.weights else ():
         if not count.is_enough_of(name):
             raise too_few_tokens(entry, count.train_tokens_of[name], config.model.block_size)
 
 
-def _too_little_text(config: RunConfig, tokens: Mapping[Split, int], vocabulary: int) -> InvalidCorpus:
+def _too_little_text(config: RunConfig, tokens: Mapping[SplitName, int], vocabulary: int) -> InvalidCorpus:
     scarce = min(tokens, key=lambda name: tokens[name])
     if config.model.block_size + 1 > tokens[scarce]:
         return InvalidCorpus(
@@ -85,7 +85,7 @@ def _too_little_text(config: RunConfig, tokens: Mapping[Split, int], vocabulary:
             "model.block_size or add text to data.sources"
         )
     return InvalidCorpus(
-        f"data.tokenizer = {config.data.tokenizer!r}: vocabulary too big: {tokens[Split.TRAIN]} bytes of train text "
-        f"give at most {tokens[Split.TRAIN] + SMALLEST_BPE_VOCABULARY} ids, {vocabulary} are asked for; rule: the text "
+        f"data.tokenizer = {config.data.tokenizer!r}: vocabulary too big: {tokens['train']} bytes of train text "
+        f"give at most {tokens['train'] + SMALLEST_BPE_VOCABULARY} ids, {vocabulary} are asked for; rule: the text "
         "fills the vocabulary. Ask for less or add text to data.sources"
     )

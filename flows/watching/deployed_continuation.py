@@ -3,7 +3,6 @@
 Creating it is idempotent in the run and its newest attempt, so watchers on several machines create the same one.
 """
 
-import hashlib
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
@@ -19,6 +18,7 @@ from prefect.settings import PREFECT_API_URL
 
 from flows.preparation.training_request import TrainingRequest, choose_run_id
 from flows.watching.run_continuation import Begun, Busy, Standing
+from storage.stores.document import sha256
 from tasks.errors import InvalidConfiguration
 
 MOST_FLOW_RUNS = 20
@@ -88,7 +88,7 @@ class ContinuationByDeployment:
     def _key(self, standing: Standing, number: int) -> str:
         how = "open" if standing.state.open_attempt is not None else "ended"
         whole = f"{self._store_url} {standing.run_id} {standing.state.latest_attempt} {how} {number}"
-        return f"cairn-watch-{hashlib.sha256(whole.encode()).hexdigest()}"
+        return f"cairn-watch-{sha256(whole.encode())}"
 
 
 def _unfinished(client: SyncPrefectClient, deployment_id: UUID) -> list[FlowRun]:

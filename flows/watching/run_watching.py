@@ -1,6 +1,5 @@
 """What `cairn watch` and the flow `watch-runs` share: from a request to a watcher, and its end."""
 
-import hashlib
 import os
 import time
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from flows.watching.run_continuation import Continuation, ContinuationHere
 from flows.watching.run_pulse import RunPulse
 from flows.watching.run_watcher import RunWatcher, WatchRow
 from flows.watching.watcher_memory import WatcherMemory
+from storage.stores.document import sha256
 from storage.stores.open_store import open_store
 from tasks.attempt.shutdown_signal import Terminated, raise_on_sigterm
 from tasks.errors import InvalidConfiguration
@@ -37,7 +37,7 @@ class WatchRequest:
 def open_watcher(request: WatchRequest) -> RunWatcher:
     """Return a watcher for the request; raises `InvalidConfiguration`."""
     store = open_store(request.store)
-    folder = work_folder(os.environ) / "watch" / hashlib.sha256(store.url.encode()).hexdigest()[:12]
+    folder = work_folder(os.environ) / "watch" / sha256(store.url.encode())[:12]
     return RunWatcher(
         store,
         _continuation(request, store.url, folder),

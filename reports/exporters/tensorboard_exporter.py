@@ -5,7 +5,6 @@ A session start in the file makes TensorBoard drop all later steps that came bef
 Source: TensorBoard's event format (event.proto, record_writer.py); a session start purges since "brain.Event:2".
 """
 
-import hashlib
 import os
 import socket
 import time
@@ -15,6 +14,7 @@ from typing import Any, BinaryIO
 
 from reports.exporters.curve_follower import CurveUpdate
 from storage.logs.run_state import RunState
+from storage.stores.document import sha256
 
 _VERSION = "brain.Event:2"
 _STEP_TAGS = {
@@ -36,7 +36,7 @@ class TensorBoardExporter:
         """Write below `folder`; creates nothing yet."""
         self._folder = folder / run_id
         # Runs of one name from two stores may share the folder: each deletes only its own files.
-        self._suffix = f".cairn-{hashlib.sha256(store_url.encode()).hexdigest()[:8]}"
+        self._suffix = f".cairn-{sha256(store_url.encode())[:8]}"
         self._file: BinaryIO | None = None
         self._records: Any = None
 

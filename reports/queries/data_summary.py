@@ -14,8 +14,9 @@ from model.data.source_mixture import window_range
 from model.data.tokenizer import Tokenizer
 from reports.errors import RunNotFound
 from reports.queries.run_lookup import find_run
-from storage.snapshots.data_snapshot import DOCUMENTS, TOKENIZER, SnapshotFiles, SnapshotManifest, snapshot_ids
+from storage.snapshots.data_snapshot import DOCUMENTS, TOKENIZER, SnapshotFiles, list_snapshots
 from storage.snapshots.document_index import SPLITS, SplitName, documents_between
+from storage.snapshots.snapshot_manifest import SnapshotManifest
 from storage.snapshots.token_shard import slices_between
 from storage.stores.object_store import ObjectStore
 from tasks.data.source_weights import weighted_groups
@@ -170,7 +171,7 @@ def find_snapshot(store: ObjectStore, reference: str) -> FoundSnapshot:
 
     Raises `RunNotFound` where no snapshot, or more than one, matches.
     """
-    snapshots = snapshot_ids(store)
+    snapshots = list_snapshots(store)
     begins = [name for name in snapshots if name.startswith(reference) and len(reference) >= SHORTEST_SNAPSHOT_ID]
     if len(begins) == 1:
         return FoundSnapshot(snapshot_id=begins[0])

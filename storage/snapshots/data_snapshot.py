@@ -1,51 +1,35 @@
-"""A data snapshot: immutable token shards, tokenizer and document index, named by the hash of their manifest.
+"""A data snapshot below `data/<snapshot_id>/`: token shards, tokenizer, document index, and the manifest.
 
-Owns the layout ``data/<snapshot_id>/`` and what may be believed of it: ``snapshot.json`` is written last, so a torn
-snapshot is invisible, and nothing is used before it hashed to what the manifest says. Refuses to know what the tokens
-mean and where the text came from.
+The id is the SHA-256 of `snapshot.json`, which is written last, so that an incomplete snapshot is invisible.
 """
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from storage.errors import IntegrityError, ObjectMissing, SnapshotDamaged
-from storage.snapshots.document_index import DocumentIndexWriter as DocumentIndexWriter
-from storage.snapshots.document_index import DocumentRow as DocumentRow
-from storage.snapshots.document_index import RejectedRow as RejectedRow
-from storage.snapshots.document_index import RejectedWriter as RejectedWriter
-from storage.snapshots.document_index import SplitName as SplitName
+from storage.snapshots.document_index import SplitName
 from storage.snapshots.snapshot_cache import DEFAULT_CACHE_BYTES, SnapshotCache, cache_bytes
-from storage.snapshots.snapshot_manifest import SNAPSHOT_VERSION as SNAPSHOT_VERSION
-from storage.snapshots.snapshot_manifest import RejectedCount as RejectedCount
-from storage.snapshots.snapshot_manifest import SnapshotGroup as SnapshotGroup
-from storage.snapshots.snapshot_manifest import SnapshotManifest as SnapshotManifest
-from storage.snapshots.snapshot_manifest import SnapshotObject as SnapshotObject
-from storage.snapshots.snapshot_manifest import SnapshotSource as SnapshotSource
-from storage.snapshots.snapshot_manifest import SnapshotSplits as SnapshotSplits
-from storage.snapshots.snapshot_manifest import SplitSize as SplitSize
-from storage.snapshots.token_shard import SHARD_SUFFIX, count_tokens, map_shard
+from storage.snapshots.snapshot_manifest import SnapshotManifest, SnapshotObject
+from storage.snapshots.token_shard import SHARD_SUFFIX, count_tokens
 from storage.snapshots.verified_shard import VerifiedShard
 from storage.stores.document import decode, encode, sha256
 from storage.stores.object_store import ObjectStore
-from storage.stores.verified_object import ExpectedObject, check_object, describe_file
+from storage.stores.verified_object import ExpectedObject, check_object, describe_file, upload_file
 
-ID_CHARACTERS = 64
 TOKENIZER = "tokenizer.json"
 DOCUMENTS = "documents.parquet"
-CHUNK_BYTES = 1 << 20
-EAGER_BYTES = 64 * 1024 * 1024
 REJECTED = "rejected.parquet"
+EAGER_BYTES = 64 * 1024 * 1024
+_ID_CHARACTERS = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpenSnapshot:
-    """A snapshot to train on: read-only rows of tokens (N_k,) that are memory maps, and the tokenizer as JSON text.
+    """A snapshot to train on: rows of tokens (N_k,), and the tokenizer as JSON text.
 
-    The rows slice and convert as NumPy rows do, and raise SnapshotDamaged naming their shard before a token of a
-    damaged one is used.
+    A row raises SnapshotDamaged at its first use if its shard is damaged. `train_files` are the shards on this machine.
     """
 
     snapshot_id: str
@@ -55,16 +39,11 @@ class OpenSnapshot:
     val: tuple[VerifiedShard, ...]
     train_files: tuple[Path, ...] = ()
 
-    def bytes_per_token(self, name: SplitName) -> float:
-        """Return UTF-8 bytes of text per token of a split."""
-        return self.manifest.bytes_per_token(name)
-
 
 def publish_snapshot(store: ObjectStore, folder: Path, manifest: SnapshotManifest) -> tuple[str, SnapshotManifest]:
-    """Upload the staged files of ``folder``, then create ``snapshot.json``; returns the id and the full manifest.
+    """Upload the files of `folder`, then create `snapshot.json`; returns the id and the manifest with objects.
 
-    ``manifest`` comes without objects. Doing it again, or twice at once, changes nothing. Raises IntegrityError when
-    the store did not keep what was sent.
+    Idempotent, also when two processes run it at once. Raises IntegrityError if the store has other bytes.
     """
     paths = sorted(path for path in folder.iterdir() if path.is_file())
     full = replace(manifest, objects=tuple(_describe(path) for path in paths))
@@ -74,14 +53,14 @@ def publish_snapshot(store: ObjectStore, folder: Path, manifest: SnapshotManifes
     if store.size(marker) is None:
         for item in full.objects:
             _upload(store, _key(snapshot_id, item.key), folder / item.key, item)
-        store.write(marker, data)  # its name is its content: whoever writes it writes the same
+        store.write(marker, data)  # concurrent writers write the same bytes
     if store.read(marker) != data:
         raise IntegrityError(f"{marker}: is not what its name says; delete data/{snapshot_id} and run again")
     return snapshot_id, full
 
 
 def read_manifest(store: ObjectStore, snapshot_id: str) -> SnapshotManifest:
-    """Return the manifest of a snapshot; raises ObjectMissing where there is none, IntegrityError where it differs."""
+    """Return a snapshot's manifest; raises ObjectMissing, or IntegrityError if it is damaged."""
     key = _key(snapshot_id, "snapshot.json")
     try:
         data = store.read(key)
@@ -92,26 +71,26 @@ def read_manifest(store: ObjectStore, snapshot_id: str) -> SnapshotManifest:
     return decode(data, SnapshotManifest, where=key)
 
 
-def snapshot_ids(store: ObjectStore) -> tuple[str, ...]:
-    """Return the ids of the snapshots in the store, sorted; one whose upload is not over may be among them."""
+def list_snapshots(store: ObjectStore) -> tuple[str, ...]:
+    """Return the ids of the store's snapshots, sorted, incomplete ones included."""
     names = (key.rpartition("/")[2] for key in store.folders("data"))
-    return tuple(name for name in names if len(name) == ID_CHARACTERS)
+    return tuple(name for name in names if len(name) == _ID_CHARACTERS)
 
 
-def damaged_objects(store: ObjectStore, snapshot_id: str) -> tuple[SnapshotObject, ...]:
-    """Return the objects of the snapshot that are missing or not what its manifest says; reads every byte."""
+def find_damaged_objects(store: ObjectStore, snapshot_id: str) -> tuple[SnapshotObject, ...]:
+    """Return the missing and damaged objects of a snapshot; reads every byte."""
     manifest = read_manifest(store, snapshot_id)
-    return tuple(item for item in manifest.objects if not _is_sound(store, snapshot_id, item))
+    return tuple(item for item in manifest.objects if not _is_intact(store, snapshot_id, item))
 
 
 def drop_damaged_copies(cache_dir: Path, manifest: SnapshotManifest) -> int:
-    """Delete cached copies that are no longer what their name says; returns how many there were."""
+    """Delete damaged copies of a snapshot's objects from the cache; returns their number."""
     cache = SnapshotCache(cache_dir, limit_bytes=DEFAULT_CACHE_BYTES)
-    return sum(cache.drop_damaged(_promised("cache", item)) for item in manifest.objects)
+    return sum(cache.drop_damaged(_expected("cache", item)) for item in manifest.objects)
 
 
 def replace_object(store: ObjectStore, snapshot_id: str, item: SnapshotObject, path: Path) -> None:
-    """Upload `path` over a damaged object; raises `SnapshotDamaged`, before it, where the file is another."""
+    """Upload `path` over a damaged object; raises SnapshotDamaged, before that, if the file is a different one."""
     found = describe_file(path)
     if (found.bytes, found.sha256) != (item.bytes, item.sha256):
         raise SnapshotDamaged(
@@ -122,48 +101,45 @@ def replace_object(store: ObjectStore, snapshot_id: str, item: SnapshotObject, p
 
 
 class SnapshotFiles:
-    """The objects of a snapshot as files of this machine, each hashed when it is first asked for.
+    """The objects of a snapshot as local files, each verified at its first use.
 
-    A store without local files has them kept in a cache, where they stay while this or a shard of it is referred to.
+    Objects of a remote store are kept in a cache as long as this object or a shard of it is referred to.
     """
 
     def __init__(
         self, store: ObjectStore, snapshot_id: str, cache_dir: Path, *, limit_bytes: int | None = None
     ) -> None:
-        """Read the manifest; nothing else. `limit_bytes` bounds the cache, None for what the environment says."""
+        """Read the manifest; `limit_bytes` bounds the cache, by default CAIRN_CACHE_BYTES."""
         self.manifest = read_manifest(store, snapshot_id)
         self.snapshot_id = snapshot_id
         self._store, self._verified = store, dict[str, Path]()
-        bound = cache_bytes(os.environ) if limit_bytes is None else limit_bytes
-        self._cache = SnapshotCache(cache_dir, limit_bytes=bound)
+        limit = cache_bytes(os.environ) if limit_bytes is None else limit_bytes
+        self._cache = SnapshotCache(cache_dir, limit_bytes=limit)
         self._objects = {item.key: item for item in self.manifest.objects}
 
     def path(self, name: str) -> Path:
-        """Return where the object lies, verified; raises SnapshotDamaged naming it where a byte is another."""
+        """Return the object's verified file; raises SnapshotDamaged."""
         if name not in self._objects:
             raise IntegrityError(f"{_key(self.snapshot_id, 'snapshot.json')}: names no {name}")
         if name not in self._verified:
-            key = _key(self.snapshot_id, name)
             try:
-                self._verified[name] = self._fetched(key, _promised(self.snapshot_id, self._objects[name]))
+                self._verified[name] = self._cache.fetch(self._store, _expected(self.snapshot_id, self._objects[name]))
             except IntegrityError as error:
-                advice = f"delete data/{self.snapshot_id} and build it again"
-                raise SnapshotDamaged(f"{error}; {advice}") from error
+                raise SnapshotDamaged(f"{error}; delete data/{self.snapshot_id} and build it again") from error
         return self._verified[name]
 
     def shards(self, split: SplitName) -> tuple[VerifiedShard, ...]:
-        """Return the shards of a split in order; raises IntegrityError where they hold another number of tokens."""
-        items = self._shard_objects(split)
-        shards = tuple(self._shard(item) for item in items)
-        held, promised = sum(map(len, shards)), self.manifest.split(split).tokens
-        if held != promised:
+        """Return the shards of a split in order; raises IntegrityError if their tokens are not the manifest's."""
+        shards = tuple(self._shard(item) for item in self._shard_objects(split))
+        found, expected = sum(map(len, shards)), self.manifest.split(split).tokens
+        if found != expected:
             raise IntegrityError(
-                f"data/{self.snapshot_id}: {split} shards hold {held} tokens, the manifest says {promised}"
+                f"data/{self.snapshot_id}: {split} shards hold {found} tokens, the manifest says {expected}"
             )
         return shards
 
-    def at_hand(self, split: SplitName) -> tuple[Path, ...]:
-        """Return where the shards of a split lie, as far as they are on this machine."""
+    def local_shards(self, split: SplitName) -> tuple[Path, ...]:
+        """Return the files of those shards of a split that are on this machine."""
         keys = [(_key(self.snapshot_id, item.key), item.key) for item in self._shard_objects(split)]
         paths = [self._store.local_path(key) or self._verified.get(name) for key, name in keys]
         return tuple(path for path in paths if path is not None)
@@ -172,18 +148,11 @@ class SnapshotFiles:
         return [self._objects[name] for name in sorted(self._objects) if name.startswith(f"{split}-")]
 
     def _shard(self, item: SnapshotObject) -> VerifiedShard:
-        schema, where = self.manifest.shard_schema, _key(self.snapshot_id, item.key)
-        tokens = item.tokens
-        if tokens is None:  # a manifest of before the field: only the shard itself can tell
-            tokens = len(map_shard(self.path(item.key), schema, where=where))
-        return VerifiedShard(partial(self.path, item.key), schema, tokens=tokens, where=where)
-
-    def _fetched(self, key: str, promised: ExpectedObject) -> Path:
-        path = self._store.local_path(key)
-        if path is None:
-            return self._cache.fetch(self._store, promised)
-        check_object(self._store, promised)
-        return path
+        where = _key(self.snapshot_id, item.key)
+        if item.tokens is None:
+            raise IntegrityError(f"{where}: the manifest does not say how many tokens it holds")
+        schema = self.manifest.shard_schema
+        return VerifiedShard(partial(self.path, item.key), schema, tokens=item.tokens, where=where)
 
 
 def open_snapshot(
@@ -194,12 +163,10 @@ def open_snapshot(
     eager_bytes: int = EAGER_BYTES,
     limit_bytes: int | None = None,
 ) -> OpenSnapshot:
-    """Open a snapshot so that no byte of it is used before it was hashed.
+    """Open a snapshot; no byte of it is used before it is verified. Raises SnapshotDamaged.
 
-    Up to `eager_bytes` in all are hashed now; of a larger snapshot each shard when its first token is asked for, and
-    the document index when it is read. A store without local files has its objects kept in ``cache_dir``, within
-    `limit_bytes` (what CAIRN_CACHE_BYTES says where None). Raises SnapshotDamaged naming the object that does not
-    verify.
+    A snapshot of at most `eager_bytes` is verified now, a shard of a larger one at its first use. Objects of a remote
+    store are kept in `cache_dir` within `limit_bytes`, by default CAIRN_CACHE_BYTES.
     """
     files = SnapshotFiles(store, snapshot_id, cache_dir, limit_bytes=limit_bytes)
     train, val = files.shards("train"), files.shards("val")
@@ -214,13 +181,13 @@ def open_snapshot(
         tokenizer_json=files.path(TOKENIZER).read_text(encoding="utf-8"),
         train=train,
         val=val,
-        train_files=files.at_hand("train"),
+        train_files=files.local_shards("train"),
     )
 
 
-def _is_sound(store: ObjectStore, snapshot_id: str, item: SnapshotObject) -> bool:
+def _is_intact(store: ObjectStore, snapshot_id: str, item: SnapshotObject) -> bool:
     try:
-        check_object(store, _promised(snapshot_id, item))
+        check_object(store, _expected(snapshot_id, item))
     except IntegrityError:
         return False
     return True
@@ -230,14 +197,8 @@ def _key(snapshot_id: str, name: str) -> str:
     return f"data/{snapshot_id}/{name}"
 
 
-def _promised(snapshot_id: str, item: SnapshotObject) -> ExpectedObject:
+def _expected(snapshot_id: str, item: SnapshotObject) -> ExpectedObject:
     return ExpectedObject(key=_key(snapshot_id, item.key), bytes=item.bytes, sha256=item.sha256)
-
-
-def _chunks(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            yield chunk
 
 
 def _describe(path: Path) -> SnapshotObject:
@@ -247,7 +208,7 @@ def _describe(path: Path) -> SnapshotObject:
 
 
 def _upload(store: ObjectStore, key: str, path: Path, item: SnapshotObject) -> None:
-    written = store.write_stream(key, _chunks(path))
+    written = upload_file(store, key, path)
     if (written.bytes, written.sha256) != (item.bytes, item.sha256):
         raise _damaged(key, written.sha256, item.sha256)
 

@@ -1,10 +1,7 @@
-"""Objects of data snapshots kept on this machine under their hash, within a bound on bytes.
+"""Copies of remote objects on this machine under their SHA-256, least recently used first out of a bounded folder.
 
-Owns the folder: what may be believed of a copy (it is hashed again at every start), and which copy goes when there is
-no more room: the one used longest ago that no living process uses. A use is a lease file that its process keeps locked
-(flock(2)), so that it ends with the process however that ends. Leases spare downloads and are no safety: a file that
-is removed while it is mapped stays until the last map of it is gone (unlink(2)), and one that is missing is fetched
-again. The bound gives way to what is in use. Refuses to know snapshots and tokens.
+A copy in use is not deleted: its process holds a lock (flock(2)) on a lease file that lists it, and the lock ends with
+the process. Copies in use may exceed the bound. A lost lease costs a download, because a mapped file outlives its name.
 """
 
 import fcntl
@@ -18,17 +15,17 @@ from pathlib import Path
 
 from storage.errors import StorageError
 from storage.stores.object_store import ObjectStore
-from storage.stores.verified_object import ExpectedObject, describe_file, save_verified
+from storage.stores.verified_object import ExpectedObject, check_object, describe_file, save_verified
 
 VARIABLE = "CAIRN_CACHE_BYTES"
-LEASES = "leases"
 DEFAULT_CACHE_BYTES = 50_000_000_000
+_LEASES = "leases"
 _COPY = re.compile(r"[0-9a-f]{64}\Z")
 _TEMPORARY = re.compile(r"\.([0-9a-f]{32})-[0-9a-f]{32}\Z")
 
 
 def cache_bytes(environment: Mapping[str, str]) -> int:
-    """Return the bound that the environment sets, else `DEFAULT_CACHE_BYTES`; raises StorageError for no number."""
+    """Return the cache's bound in bytes; raises StorageError if CAIRN_CACHE_BYTES is not a number."""
     given = environment.get(VARIABLE, "").strip()
     if not given:
         return DEFAULT_CACHE_BYTES
@@ -38,59 +35,62 @@ def cache_bytes(environment: Mapping[str, str]) -> int:
 
 
 class SnapshotCache:
-    """A folder of verified copies; safe to use from many threads and processes at once."""
+    """A folder of verified copies; safe for many threads and processes at once."""
 
     def __init__(self, folder: Path, *, limit_bytes: int) -> None:
-        """Keep copies in `folder`, made when needed, of at most `limit_bytes` beyond what is in use."""
         self._folder, self._limit_bytes = folder, limit_bytes
         self._lock = threading.Lock()
         self._lease: _Lease | None = None
 
-    def fetch(self, store: ObjectStore, promised: ExpectedObject) -> Path:
-        """Return a verified copy of the object, downloaded where there is none that is sound.
+    def fetch(self, store: ObjectStore, expected: ExpectedObject) -> Path:
+        """Return a verified file: a local store's own, else a copy that stays while this cache is referred to.
 
-        The copy stays while this cache is referred to. Raises IntegrityError where the store has other bytes.
+        Raises IntegrityError if the store's bytes are different.
         """
-        path, temporary = self._folder / promised.sha256, self._leased(promised.sha256)
-        if _is_sound(path, promised):
-            with suppress(FileNotFoundError):  # a person who empties the folder
+        own = store.local_path(expected.key)
+        if own is not None:
+            check_object(store, expected)
+            return own
+        path, temporary = self._folder / expected.sha256, self._take_lease(expected.sha256)
+        if _is_intact(path, expected):
+            with suppress(FileNotFoundError):  # the folder may be emptied by hand
                 os.utime(path)
             return path
-        self._make_room(promised.bytes)
+        self._make_room(expected.bytes)
         try:
-            save_verified(store, promised, temporary)
+            save_verified(store, expected, temporary)
             os.replace(temporary, path)
         finally:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
         return path
 
-    def drop_damaged(self, promised: ExpectedObject) -> bool:
-        """Delete the copy where it is no longer what its name says; True where there was such a one."""
-        path = self._folder / promised.sha256
-        if not path.is_file() or _is_sound(path, promised):
+    def drop_damaged(self, expected: ExpectedObject) -> bool:
+        """Delete the copy if it is damaged; returns whether it was."""
+        path = self._folder / expected.sha256
+        if not path.is_file() or _is_intact(path, expected):
             return False
         path.unlink(missing_ok=True)
         return True
 
-    def _leased(self, sha256: str) -> Path:
-        """Put the object on this cache's lease; returns the name of a temporary file that is under the lease too."""
-        with self._lock, _locked(self._folder):
-            self._lease = self._lease or _Lease(self._folder / LEASES)
+    def _take_lease(self, sha256: str) -> Path:
+        """Add the object to this cache's lease; returns a temporary file name under the same lease."""
+        with self._lock, _lock_folder(self._folder):
+            self._lease = self._lease or _Lease(self._folder / _LEASES)
             self._lease.add(sha256)
             return self._folder / f".{self._lease.name}-{uuid.uuid4().hex}"
 
     def _make_room(self, needed_bytes: int) -> None:
-        """Delete what was used longest ago until the object fits; what is in use stays."""
-        with _locked(self._folder):
-            living = _living_leases(self._folder / LEASES)
+        """Delete the least recently used copies that are not in use, until the object fits."""
+        with _lock_folder(self._folder):
+            living = _living_leases(self._folder / _LEASES)
             copies = []
             for item in os.scandir(self._folder):
                 if _COPY.match(item.name):
                     status = item.stat()
                     copies.append((status.st_mtime_ns, status.st_size, Path(item.path)))
                 elif (lease := _TEMPORARY.match(item.name)) and lease[1] not in living:
-                    Path(item.path).unlink(missing_ok=True)  # what a download left whose process is gone
+                    Path(item.path).unlink(missing_ok=True)  # the download of a dead process
             in_use = {sha256 for listed in living.values() for sha256 in listed}
             excess_bytes = sum(size_bytes for _, size_bytes, _ in copies) + needed_bytes - self._limit_bytes
             for _, size_bytes, path in sorted(copies):
@@ -100,11 +100,11 @@ class SnapshotCache:
 
 
 class _Lease:
-    """A locked file that lists what is in use; the lock ends with its process, or when nobody refers to it."""
+    """A locked file that lists copies in use; the lock ends with its process or with this object."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
-        _living_leases(folder)  # sweeps the dead: starts that find all they need never make room
+        _living_leases(folder)  # deletes dead leases, also in processes that never need room
         self.name = uuid.uuid4().hex
         self._file = (folder / self.name).open("xb", buffering=0)
         fcntl.flock(self._file, fcntl.LOCK_EX)
@@ -120,8 +120,7 @@ class _Lease:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Let nobody lease or delete meanwhile."""
+def _lock_folder(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -129,7 +128,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _living_leases(folder: Path) -> dict[str, list[str]]:
-    """Return the hashes under every living lease by its name; dead leases are deleted."""
+    """Return the hashes of every living lease by its name; deletes dead leases."""
     living = {}
     for path in folder.iterdir():
         with path.open("rb") as file:
@@ -141,9 +140,9 @@ def _living_leases(folder: Path) -> dict[str, list[str]]:
     return living
 
 
-def _is_sound(path: Path, promised: ExpectedObject) -> bool:
+def _is_intact(path: Path, expected: ExpectedObject) -> bool:
     try:
         found = describe_file(path)
     except FileNotFoundError:
         return False
-    return (found.bytes, found.sha256) == (promised.bytes, promised.sha256)
+    return (found.bytes, found.sha256) == (expected.bytes, expected.sha256)

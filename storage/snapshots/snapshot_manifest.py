@@ -1,8 +1,4 @@
-"""The manifest of a data snapshot: what it holds, whence, and every object of it with its hash.
-
-Owns the records of ``snapshot.json`` and their rules. Refuses to know where they lie (``data_snapshot``) and what the
-tokens mean.
-"""
+"""The manifest of a data snapshot, `snapshot.json`: its splits, sources and objects."""
 
 from dataclasses import dataclass
 
@@ -17,7 +13,7 @@ SNAPSHOT_VERSION = 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitSize:
-    """How much a split holds: ``bytes`` of UTF-8 text in ``documents``, ``tokens`` with the end-of-text tokens."""
+    """The size of a split: `bytes` of UTF-8 text, `tokens` including end-of-text tokens."""
 
     documents: int
     tokens: int
@@ -32,7 +28,7 @@ class SplitSize:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SnapshotSplits:
-    """The two sides of the split."""
+    """The sizes of both splits."""
 
     train: SplitSize
     val: SplitSize
@@ -40,10 +36,7 @@ class SnapshotSplits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SnapshotObject:
-    """One object of the snapshot; ``key`` is relative to the snapshot's own folder.
-
-    ``tokens`` is what a token shard holds; None for another object, and in manifests older than the field.
-    """
+    """One object of the snapshot, by its name in the snapshot's folder; only token shards have `tokens`."""
 
     key: str
     bytes: int
@@ -51,7 +44,7 @@ class SnapshotObject:
     tokens: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a key that is not a plain name, so that a manifest can point only into its own folder."""
+        """Refuse a key outside the snapshot's own folder, and negative sizes."""
         if "/" in self.key or not is_key(self.key):
             raise ValueError(f"key = {self.key[:80]!r}: must be a plain file name")
         if self.bytes < 0 or (self.tokens is not None and self.tokens < 0):
@@ -60,7 +53,7 @@ class SnapshotObject:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SnapshotSource:
-    """Where text came from: a source's name, its content, and how many documents of which ``unit`` it gave."""
+    """A source of text: its name, its content, and its number of documents; `unit` is what a document is in it."""
 
     name: str
     bytes: int
@@ -71,7 +64,7 @@ class SnapshotSource:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RejectedCount:
-    """How many documents were left out for one ``kind`` of fault; the listing is `rejected.parquet`."""
+    """Number of documents rejected for one `kind` of fault; `rejected.parquet` lists them."""
 
     kind: str
     documents: int
@@ -79,9 +72,9 @@ class RejectedCount:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SnapshotGroup:
-    """An entry of the sources whose documents lie together in each split, so that it can be drawn by weight.
+    """An entry of `data.sources` whose documents are contiguous in each split, so that it can be drawn by weight.
 
-    ``sources`` of the manifest's sources are its own; the tokens of the groups of a split follow each other in order.
+    `sources` is its number of sources; a split's tokens are those of the groups in order.
     """
 
     name: str
@@ -90,13 +83,13 @@ class SnapshotGroup:
     val_tokens: int
 
     def tokens(self, split: SplitName) -> int:
-        """Return how many tokens of a split are its own."""
+        """Return its tokens of a split."""
         return self.train_tokens if split == "train" else self.val_tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SnapshotManifest:
-    """Everything there is to know of a snapshot; its encoded bytes are what the snapshot id hashes."""
+    """The content of a snapshot; the snapshot id is the SHA-256 of its encoded bytes."""
 
     version: int
     tokenizer_sha256: str
@@ -107,11 +100,11 @@ class SnapshotManifest:
     sources: tuple[SnapshotSource, ...]
     objects: tuple[SnapshotObject, ...] = ()
     rejected: tuple[RejectedCount, ...] = ()
-    # Not written unless there are some: snapshots of before the field keep their ids.
+    # Written only if there are some: a snapshot without groups has one id.
     groups: tuple[SnapshotGroup, ...] | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self) -> None:
-        """Refuse an unknown version, an end-of-text token outside the vocabulary, and groups of other totals."""
+        """Refuse an unknown version, an end-of-text token outside the vocabulary, and groups with other totals."""
         if self.version != SNAPSHOT_VERSION:
             raise ValueError(f"version = {self.version}: only {SNAPSHOT_VERSION} is read; update cairn")
         if not 0 <= self.end_of_text_id < self.vocab_size:
@@ -123,18 +116,18 @@ class SnapshotManifest:
 
     @property
     def known_groups(self) -> tuple[SnapshotGroup, ...]:
-        """The groups in the order of their tokens; none where the sources lie together."""
+        """The groups in token order; empty without weights."""
         return () if isinstance(self.groups, msgspec.UnsetType) else self.groups
 
     @property
     def shard_schema(self) -> ShardSchema:
-        """The schema every shard of this snapshot must have."""
+        """The schema of every shard."""
         return ShardSchema(tokenizer_sha256=self.tokenizer_sha256, vocab_size=self.vocab_size)
 
     def split(self, name: SplitName) -> SplitSize:
-        """Return the size of ``train`` or ``val``."""
+        """Return the size of a split."""
         return self.splits.train if name == "train" else self.splits.val
 
     def bytes_per_token(self, name: SplitName) -> float:
-        """Return UTF-8 bytes of text per token of a split, end-of-text tokens counted, as bits per byte needs it."""
+        """Return UTF-8 bytes of text per token of a split, end-of-text tokens included."""
         return self.split(name).bytes / self.split(name).tokens

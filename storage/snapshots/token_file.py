@@ -1,8 +1,6 @@
-"""The token files of two other trainers: nanoGPT's .bin and llm.c's .bin.
+"""The .bin token files of nanoGPT and llm.c: little-endian uint16; llm.c's has a header of 256 int32.
 
-Owns the two layouts: nanoGPT's is bare little-endian uint16; llm.c's puts 256 int32 before it (magic 20240520, version
-1, number of tokens). Refuses to know documents and tokenizers. Sources: nanoGPT data/openwebtext/prepare.py; llm.c
-dev/data/data_common.py and llmc/dataloader.h.
+Sources: nanoGPT data/openwebtext/prepare.py; llm.c dev/data/data_common.py and llmc/dataloader.h.
 """
 
 import os
@@ -28,7 +26,7 @@ _OTHER_LLM_C_MAGIC = 20240801  # llm.c's files of uint32 for Llama 3
 
 
 class TokenFileFormat(StrEnum):
-    """Whose file it is."""
+    """The trainer that reads and writes the format."""
 
     NANOGPT = "nanogpt"
     LLM_C = "llm.c"
@@ -36,7 +34,7 @@ class TokenFileFormat(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenFile:
-    """A token file that was looked at: its layout, where its tokens begin, and how many there are."""
+    """A token file: its format, the bytes before its tokens, and their number."""
 
     path: Path
     format: TokenFileFormat
@@ -48,8 +46,8 @@ class TokenFile:
         return np.memmap(self.path, dtype=TOKEN, mode="r", offset=self.header_bytes, shape=(self.tokens,))
 
 
-def look_at(path: Path) -> TokenFile:
-    """Tell the layout by the header; raises StorageError naming the file and what it is not."""
+def inspect_token_file(path: Path) -> TokenFile:
+    """Return the file's format by its header; raises StorageError for a file of neither."""
     try:
         size_bytes = path.stat().st_size
         with path.open("rb") as file:
@@ -74,27 +72,26 @@ def look_at(path: Path) -> TokenFile:
 def write_token_files(
     folder: Path, split: str, shards: Sequence[NDArray[Any]], form: TokenFileFormat
 ) -> tuple[Path, ...]:
-    """Write the shards' tokens as the trainer of `form` names and reads them; returns the files.
+    """Write the shards' tokens under the names that the trainer of `form` uses; returns the files.
 
-    nanoGPT's is one file a split, llm.c's at most `LLM_C_FILE_TOKENS` tokens each. Raises StorageError where a file is
-    there already; one that is there was written whole.
+    nanoGPT has one file a split, llm.c one for each `LLM_C_FILE_TOKENS`. Raises StorageError if a file exists.
     """
     tokens = sum(map(len, shards))
     if form is TokenFileFormat.NANOGPT:
         return (_write(folder / f"{split}.bin", b"", shards),)
     written = []
     for number, first in enumerate(range(0, tokens, LLM_C_FILE_TOKENS)):
-        held = min(LLM_C_FILE_TOKENS, tokens - first)
+        count = min(LLM_C_FILE_TOKENS, tokens - first)
         header = np.zeros(LLM_C_HEADER_BYTES // 4, dtype="<i4")
-        header[:3] = LLM_C_MAGIC, LLM_C_VERSION, held
+        header[:3] = LLM_C_MAGIC, LLM_C_VERSION, count
         path = folder / f"{split}_{number:06d}.bin"
-        written.append(_write(path, header.tobytes(), slices_between(shards, first, first + held)))
+        written.append(_write(path, header.tobytes(), slices_between(shards, first, first + count)))
     return tuple(written)
 
 
 def _nanogpt(path: Path, size_bytes: int) -> TokenFile:
     if size_bytes < TOKEN.itemsize or size_bytes % TOKEN.itemsize:
-        raise StorageError(f"{path}: {size_bytes} bytes are no row of 16-bit tokens")
+        raise StorageError(f"{path}: {size_bytes} bytes are not a whole number of 16-bit tokens")
     return TokenFile(path=path, format=TokenFileFormat.NANOGPT, header_bytes=0, tokens=size_bytes // TOKEN.itemsize)
 
 

@@ -1,8 +1,4 @@
-"""Token shards: one column of token ids in an Arrow IPC file, read where it lies.
-
-Owns the shard's schema, its file and the cutting of a token stream into shards. Refuses to know documents, splits and
-stores. Source: Apache Arrow columnar format, IPC file format. One record batch a file, so a shard is one array.
-"""
+"""Token shards: one column of token ids in an Arrow IPC file with one record batch, memory-mapped when read."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,7 +18,7 @@ MAX_VOCAB_SIZE = 2**32
 
 
 class TokenRow(Protocol):
-    """Tokens (N,) that can be sliced: an array, or what verifies its file before it gives one."""
+    """Tokens (N,) that can be sliced: an array or a VerifiedShard."""
 
     def __len__(self) -> int:
         """Return the number of tokens."""
@@ -33,25 +29,30 @@ class TokenRow(Protocol):
         ...
 
 
+def token_dtype(vocab_size: int) -> np.dtype[Any]:
+    """Return the token width: uint16 if every id fits, else uint32."""
+    return np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardSchema:
-    """What a shard's reader must expect: the vocabulary decides the width, the tokenizer the meaning of an id."""
+    """The tokenizer and vocabulary of a shard; the vocabulary decides the token width."""
 
     tokenizer_sha256: str
     vocab_size: int
 
     def __post_init__(self) -> None:
-        """Refuse a vocabulary that no shard width holds."""
+        """Refuse a vocabulary above 32 bits."""
         if not 1 <= self.vocab_size <= MAX_VOCAB_SIZE:
             raise ValueError(f"vocab_size = {self.vocab_size}: must lie in 1 to {MAX_VOCAB_SIZE}")
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Token width: uint16 while every id fits, uint32 beyond."""
-        return np.dtype(np.uint16 if self.vocab_size <= 2**16 else np.uint32)
+        """Token width."""
+        return token_dtype(self.vocab_size)
 
     def labels(self) -> dict[str, str]:
-        """Return the metadata every shard carries, in key order."""
+        """Return the metadata of a shard file, in key order."""
         return {
             "cairn.shard_version": str(SHARD_VERSION),
             "cairn.tokenizer_sha256": self.tokenizer_sha256,
@@ -65,15 +66,14 @@ class ShardSchema:
 
 
 class ShardWriter:
-    """Cuts a stream of tokens into files ``<prefix>-00000.arrow``, … of exactly ``shard_tokens`` but for the last.
+    """Context manager that writes a token stream as files `<prefix>-00000.arrow`, … of `shard_tokens` each.
 
-    Holds one shard in memory. Use as a context manager; the last shard is written when it closes without an error.
+    The last one is shorter. Holds one shard in memory.
     """
 
     def __init__(
         self, folder: Path, prefix: str, schema: ShardSchema, *, shard_tokens: int = DEFAULT_SHARD_TOKENS
     ) -> None:
-        """Write into ``folder``, which exists; raises StorageError for a ``shard_tokens`` below one."""
         if shard_tokens < 1:
             raise StorageError(f"shard_tokens = {shard_tokens}: must be at least 1")
         self._folder, self._prefix, self._schema = folder, prefix, schema
@@ -83,16 +83,14 @@ class ShardWriter:
         self.tokens = 0
 
     def __enter__(self) -> "ShardWriter":
-        """Return the writer itself."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Write the last shard, unless an error is on its way."""
         if kind is None and self._filled:
             self._flush()
 
     def append(self, tokens: NDArray[Any]) -> None:
-        """Add token ids (N,); raises StorageError for an id outside the vocabulary, which the width would wrap."""
+        """Add token ids (N,); raises StorageError for an id outside the vocabulary."""
         if tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < self._schema.vocab_size:
             bad = tokens[(tokens < 0) | (tokens >= self._schema.vocab_size)][0]
             raise StorageError(f"token id {bad}: must lie in 0 to {self._schema.vocab_size - 1} (vocab_size - 1)")
@@ -113,7 +111,7 @@ class ShardWriter:
 
 
 def write_shard(path: Path, tokens: NDArray[Any], schema: ShardSchema) -> None:
-    """Write tokens (N,) of the schema's width as one shard file, without copying them first."""
+    """Write tokens (N,) of the schema's width as one shard file, without a copy."""
     if tokens.ndim != 1 or tokens.dtype != schema.dtype:
         raise StorageError(f"{path}: tokens are {tokens.shape} {tokens.dtype}; must be one row of {schema.dtype}")
     arrow = schema.arrow()
@@ -123,7 +121,7 @@ def write_shard(path: Path, tokens: NDArray[Any], schema: ShardSchema) -> None:
 
 
 def map_shard(path: Path, schema: ShardSchema, *, where: str) -> NDArray[Any]:
-    """Return the tokens (N,) of a shard file as a read-only view of its memory map."""
+    """Return the tokens (N,) of a shard file as a read-only memory map; raises IntegrityError as shard_tokens does."""
     try:
         with pa.memory_map(str(path), "r") as mapped:
             buffer = mapped.read_buffer()
@@ -133,7 +131,7 @@ def map_shard(path: Path, schema: ShardSchema, *, where: str) -> NDArray[Any]:
 
 
 def count_tokens(path: Path) -> int:
-    """Return how many tokens a shard file holds, whatever it was made for; raises IntegrityError where it is none."""
+    """Return the number of tokens in a shard file of any schema; raises IntegrityError if it is not one."""
     try:
         with pa.memory_map(str(path), "r") as mapped, pa.ipc.open_file(mapped) as reader:
             return sum(reader.get_batch(number).num_rows for number in range(reader.num_record_batches))
@@ -142,9 +140,9 @@ def count_tokens(path: Path) -> int:
 
 
 def shard_tokens(data: "pa.Buffer | bytes | memoryview", schema: ShardSchema, *, where: str) -> NDArray[Any]:
-    """Return the tokens (N,) of a shard's bytes as a read-only view into them.
+    """Return the tokens (N,) of a shard's bytes as a read-only view.
 
-    Raises IntegrityError naming ``where`` and what differs: no shard, other columns, another tokenizer or version.
+    Raises IntegrityError naming `where` for other bytes, columns, tokenizers or versions.
     """
     buffer = data if isinstance(data, pa.Buffer) else pa.py_buffer(data)
     try:
@@ -161,7 +159,7 @@ def shard_tokens(data: "pa.Buffer | bytes | memoryview", schema: ShardSchema, *,
 
 
 def slices_between(rows: Iterable[TokenRow], start: int, stop: int) -> Iterator[NDArray[Any]]:
-    """Yield the parts of the rows that hold tokens [start, stop) of all of them; no other row is touched."""
+    """Yield tokens [start, stop) of the concatenated rows; reads no other row."""
     for row in rows:
         if start < len(row) and stop > 0:
             yield row[max(0, start) : stop]
@@ -176,7 +174,7 @@ def _require_schema(found: pa.Schema, schema: ShardSchema, where: str) -> None:
     for name, value in schema.labels().items():
         if labels.get(name) != value:
             raise IntegrityError(
-                f"{where}: {name} is {labels.get(name)!r}, expected {value!r}: the shard was made for something else"
+                f"{where}: {name} is {labels.get(name)!r}, expected {value!r}: the shard belongs to another snapshot"
             )
 
 

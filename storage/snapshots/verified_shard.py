@@ -1,28 +1,26 @@
-"""A token shard that is fetched, hashed and mapped when its first token is asked for, and never before.
-
-Owns that no token leaves an unverified shard, whichever thread asks first. Refuses to know manifests, stores and
-caches: what fetches must verify. It reads as a NumPy row does: length, slices, conversion.
-"""
+"""A token shard that is fetched, hashed and mapped at its first use, and behaves like a NumPy row."""
 
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.errors import IntegrityError
+from storage.errors import IntegrityError, StorageError
 from storage.snapshots.token_shard import ShardSchema, map_shard
 
 
 class VerifiedShard:
-    """Tokens (N,) of a shard as a read-only view of its memory map, believed only once every byte was hashed."""
+    """Tokens (N,) of a shard as a read-only memory map; thread-safe."""
 
     ndim = 1
 
     def __init__(self, fetch: Callable[[], Path], schema: ShardSchema, *, tokens: int, where: str) -> None:
-        """Take `fetch`, which verifies the file and returns where it lies; `tokens` is what it must hold."""
+        """`fetch` verifies the file and returns its path; `tokens` is the number it must hold."""
         self._fetch, self._schema, self._length, self._where = fetch, schema, tokens, where
         self._lock = threading.Lock()
         self._tokens: NDArray[Any] | None = None
@@ -38,44 +36,49 @@ class VerifiedShard:
         return (self._length,)
 
     @property
-    def size(self) -> int:
-        """Number of tokens."""
-        return self._length
-
-    @property
     def is_verified(self) -> bool:
-        """Whether the file was hashed already."""
+        """Whether the file is already hashed."""
         return self._tokens is not None
 
     def tokens(self) -> NDArray[Any]:
-        """Return the tokens; the first call verifies them.
-
-        Raises SnapshotDamaged naming the shard where a byte of it is another, at this call and at every one after it.
-        """
+        """Return the tokens; the first call verifies the file. Every call raises SnapshotDamaged for a damaged one."""
         if self._tokens is None:
             with self._lock:
                 if self._tokens is None:
-                    self._tokens = self._mapped()
+                    self._tokens = self._map()
         return self._tokens
 
-    def copy(self) -> NDArray[Any]:
-        """Return the tokens in memory of their own, verified."""
-        return self.tokens().copy()
-
     def __len__(self) -> int:
-        """Return the number of tokens; needs no file."""
-        return self._length
+        return self._length  # needs no file
 
     def __getitem__(self, place: Any) -> Any:
-        """Return tokens as NumPy would; the first call verifies the shard."""
         return self.tokens()[place]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        """Return the whole shard as an array, verified."""
         return np.array(self.tokens(), dtype=dtype, copy=copy)
 
-    def _mapped(self) -> NDArray[Any]:
+    def _map(self) -> NDArray[Any]:
         tokens = map_shard(self._fetch(), self._schema, where=self._where)
         if len(tokens) != self._length:
             raise IntegrityError(f"{self._where}: holds {len(tokens)} tokens, its manifest says {self._length}")
         return tokens
+
+
+def prefetch_shards(shards: Iterable[VerifiedShard], *, threads: int) -> None:
+    """Start to verify the shards in order in daemon threads; errors are raised by the shard's next use.
+
+    A shuffled order needs every shard within its first steps; fetched one by one, an object store's links stay idle.
+    """
+    waiting = deque(shard for shard in shards if not shard.is_verified)
+    for number in range(min(threads, len(waiting))):
+        threading.Thread(target=_verify_all, args=(waiting,), name=f"prefetch-{number}", daemon=True).start()
+
+
+def _verify_all(waiting: deque[VerifiedShard]) -> None:
+    while True:
+        try:
+            shard = waiting.popleft()
+        except IndexError:
+            return
+        with suppress(StorageError, OSError):
+            shard.tokens()

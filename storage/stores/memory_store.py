@@ -3,14 +3,13 @@
 import sys
 import threading
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 from storage.errors import ObjectMissing
 from storage.stores.document import sha256
-from storage.stores.object_store import MAX_READ_BYTES, UnfinishedWrite, WrittenObject, check_key, too_large
+from storage.stores.object_store import MAX_READ_BYTES, ObjectStore, WrittenObject, check_key, too_large
 
 
-class MemoryStore:
+class MemoryStore(ObjectStore):
     """An `ObjectStore` over a dictionary."""
 
     def __init__(self, name: str = "unnamed") -> None:
@@ -79,17 +78,3 @@ class MemoryStore:
         """Delete the object if it exists."""
         with self._lock:
             self._objects.pop(check_key(key), None)
-
-    def unfinished(self, prefix: str) -> list[UnfinishedWrite]:
-        """Return nothing: an incomplete write leaves nothing."""
-        check_key(prefix)
-        return []
-
-    def discard(self, write: UnfinishedWrite) -> None:
-        """Do nothing."""
-        check_key(write.key)
-
-    def local_path(self, key: str) -> Path | None:
-        """Return None."""
-        check_key(key)
-        return None

@@ -44,65 +44,57 @@ class UnfinishedWrite:
 class ObjectStore(Protocol):
     """Immutable objects below one root, with a create that excludes.
 
-    Every method raises StoreUnavailable when the store gives no clear answer, and StoreRefused when a retry is useless.
+    Every method raises StoreUnavailable if the store gives no clear answer, and StoreRefused if a retry cannot help. A
+    store that inherits has no unfinished writes and no local files, unless it says otherwise.
     """
 
     @property
     def url(self) -> str:
         """The store's URL, without credentials."""
-        ...
 
     def read(self, key: str, *, at_most_bytes: int = MAX_READ_BYTES) -> bytes:
         """Return the object's bytes; raises ObjectMissing, or IntegrityError for a larger object."""
-        ...
 
     def read_chunks(self, key: str) -> Iterator[bytes]:
         """Yield the object's bytes in chunks of a few MB; the first chunk raises ObjectMissing."""
-        ...
 
     def create(self, key: str, data: bytes) -> bool:
         """Create the object if it is absent; returns False if it exists."""
-        ...
 
     def write(self, key: str, data: bytes) -> None:
         """Create or overwrite the object; for objects that are no record, such as heartbeats and caches."""
-        ...
 
     def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> WrittenObject:
         """Write chunks as one object and hash them; the object is visible only after the last chunk."""
-        ...
 
     def keys(self, prefix: str) -> list[str]:
         """Return all keys below the folder `prefix`, sorted."""
-        ...
 
     def folders(self, prefix: str) -> list[str]:
         """Return the folders directly below the folder `prefix`, sorted; their objects are not listed."""
-        ...
 
     def first(self, prefix: str) -> str | None:
         """Return the smallest key directly below the folder `prefix`, in one request where the store can."""
-        ...
 
     def size(self, key: str) -> int | None:
         """Return the object's size in bytes, or None if it is absent."""
-        ...
 
     def delete(self, key: str) -> None:
         """Delete the object if it exists."""
-        ...
 
     def unfinished(self, prefix: str) -> list[UnfinishedWrite]:
-        """Return the writes below the folder `prefix` that are not complete, of living and dead writers, sorted."""
-        ...
+        """Return the incomplete writes below the folder `prefix`, of living and dead writers, sorted."""
+        check_key(prefix)
+        return []
 
     def discard(self, write: UnfinishedWrite) -> None:
         """Delete an unfinished write if it still exists; an object that it has become stays."""
-        ...
+        check_key(write.key)
 
     def local_path(self, key: str) -> Path | None:
         """Return the object's file if the store is a local disk, else None."""
-        ...
+        check_key(key)
+        return None
 
 
 def check_key(key: str) -> str:

@@ -7,7 +7,6 @@ caches and shared instances are off, because both return stale names.
 import hashlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 from storage.errors import ObjectMissing, StorageError, StoreRefused, StoreUnavailable
@@ -15,7 +14,7 @@ from storage.stores.object_store import (
     MAX_READ_BYTES,
     PART_BYTES,
     READ_CHUNK_BYTES,
-    UnfinishedWrite,
+    ObjectStore,
     WrittenObject,
     check_key,
     is_key,
@@ -26,7 +25,7 @@ from storage.stores.s3_error import strip_credentials
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
-class RemoteStore:
+class RemoteStore(ObjectStore):
     """An `ObjectStore` over one fsspec file system and a root path in it."""
 
     def __init__(self, url: str) -> None:
@@ -124,25 +123,8 @@ class RemoteStore:
 
     def delete(self, key: str) -> None:
         """Delete the object if it exists."""
-        try:
-            with self._convert_errors("delete", key):
-                self._files.rm_file(self._path(key))
-        except ObjectMissing:
-            return
-
-    def unfinished(self, prefix: str) -> list[UnfinishedWrite]:
-        """Return nothing: fsspec cannot list incomplete uploads; the bucket's own expiry deletes them."""
-        check_key(prefix)
-        return []
-
-    def discard(self, write: UnfinishedWrite) -> None:
-        """Do nothing."""
-        check_key(write.key)
-
-    def local_path(self, key: str) -> Path | None:
-        """Return None."""
-        check_key(key)
-        return None
+        with suppress(ObjectMissing), self._convert_errors("delete", key):
+            self._files.rm_file(self._path(key))
 
     def _path(self, key: str) -> str:
         return f"{self._root}/{check_key(key)}"

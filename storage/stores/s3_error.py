@@ -9,47 +9,31 @@ from storage.errors import ObjectMissing, StorageError, StoreRefused, StoreUnava
 
 _MISSING = frozenset({"NoSuchKey", "404", "NoSuchUpload", "NoSuchVersion"})
 _CONDITION_FAILED = frozenset({"PreconditionFailed", "412"})
-_PERMISSIONS = (
+_ADVICE = {
+    "create the bucket, or name another one in --store": "NoSuchBucket",
+    "correct the bucket's name in --store": "InvalidBucketName ParamValidationError",
     "allow these credentials s3:GetObject, PutObject, DeleteObject, ListBucket, AbortMultipartUpload, "
-    "ListBucketMultipartUploads and ListMultipartUploadParts here, or use others"
-)
-_UNKNOWN_KEY = "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE and AWS_ENDPOINT_URL"
-_RENEW = "the credentials have expired or are not valid here: renew them and run the same command again"
-_REGION = "set AWS_REGION to the bucket's region"
-_NO_CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
-_BAD_NAME = "correct the bucket's name in --store"
-_ADDRESS = "correct AWS_ENDPOINT_URL: it must be http(s)" + "://host[:port]"
-_REFUSED = {
-    "NoSuchBucket": "create the bucket, or name another one in --store",
-    "InvalidBucketName": _BAD_NAME,
-    "ParamValidationError": _BAD_NAME,
-    "AccessDenied": _PERMISSIONS,
-    "AllAccessDisabled": _PERMISSIONS,
-    "403": _PERMISSIONS,
-    "Forbidden": _PERMISSIONS,
-    "InvalidAccessKeyId": _UNKNOWN_KEY,
-    "SignatureDoesNotMatch": _UNKNOWN_KEY,
-    "ExpiredToken": _RENEW,
-    "InvalidToken": _RENEW,
-    "TokenRefreshRequired": _RENEW,
-    "RequestTimeTooSkewed": "set this machine's clock",
-    "PermanentRedirect": _REGION,
-    "301": _REGION,
-    "AuthorizationHeaderMalformed": _REGION,
-    "IllegalLocationConstraintException": _REGION,
-    "InvalidRegionError": _REGION,
-    "NoCredentialsError": _NO_CREDENTIALS,
-    "PartialCredentialsError": _NO_CREDENTIALS,
-    "CredentialRetrievalError": _RENEW,
-    "TokenRetrievalError": _RENEW,
-    "UnauthorizedSSOTokenError": _RENEW,
-    "SSOTokenLoadError": _RENEW,
-    "ProfileNotFound": "correct AWS_PROFILE, or unset it",
-    "ConfigParseError": "correct the AWS configuration file",
-    "NotImplemented": "this server cannot do what the store needs: choose another one",
-    "501": "this server cannot do what the store needs: choose another one",
-    "ValueError": _ADDRESS,
+    "ListBucketMultipartUploads and ListMultipartUploadParts here, or use others": (
+        "AccessDenied AllAccessDisabled 403 Forbidden"
+    ),
+    "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE and AWS_ENDPOINT_URL": (
+        "InvalidAccessKeyId SignatureDoesNotMatch"
+    ),
+    "the credentials have expired or are not valid here: renew them and run the same command again": (
+        "ExpiredToken InvalidToken TokenRefreshRequired CredentialRetrievalError TokenRetrievalError "
+        "UnauthorizedSSOTokenError SSOTokenLoadError"
+    ),
+    "set this machine's clock": "RequestTimeTooSkewed",
+    "set AWS_REGION to the bucket's region": (
+        "PermanentRedirect 301 AuthorizationHeaderMalformed IllegalLocationConstraintException InvalidRegionError"
+    ),
+    "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE": "NoCredentialsError PartialCredentialsError",
+    "correct AWS_PROFILE, or unset it": "ProfileNotFound",
+    "correct the AWS configuration file": "ConfigParseError",
+    "this server cannot do what the store needs: choose another one": "NotImplemented 501",
+    "correct AWS_ENDPOINT_URL: it must be http(s)" + "://host[:port]": "ValueError",
 }
+_REFUSED = {code: advice for advice, codes in _ADVICE.items() for code in codes.split()}
 _USER_INFO = re.compile(r"(//)[^/@\s]*@")
 _SIGNED_QUERY = re.compile(r"(?i)((?:x-amz-[a-z-]+|awsaccesskeyid|signature)=)[^&\s\"']+")
 

@@ -7,9 +7,9 @@ honours. An answer other than success or 412 is unknown, and the log settles it 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from pathlib import Path
 from typing import Any
 
 from storage.errors import IntegrityError, ObjectMissing, StoreUnavailable
@@ -17,6 +17,7 @@ from storage.stores.multipart_upload import put, upload_stream
 from storage.stores.object_store import (
     MAX_READ_BYTES,
     READ_CHUNK_BYTES,
+    ObjectStore,
     UnfinishedWrite,
     WrittenObject,
     check_key,
@@ -27,10 +28,13 @@ from storage.stores.s3_bucket import Fetched, S3Bucket
 from storage.stores.s3_error import ConditionFailed, error_code
 
 _READS_AHEAD = 2
+_OBJECT_MARKERS = {"ContinuationToken": "NextContinuationToken"}
+_UPLOAD_MARKERS = {"KeyMarker": "NextKeyMarker", "UploadIdMarker": "NextUploadIdMarker"}
+_PART_MARKERS = {"PartNumberMarker": "NextPartNumberMarker"}
 _DEFAULT_RETRY_POLICY = RetryPolicy()
 
 
-class S3Store:
+class S3Store(ObjectStore):
     """An `ObjectStore` below one prefix of a bucket."""
 
     def __init__(
@@ -85,17 +89,17 @@ class S3Store:
 
     def keys(self, prefix: str) -> list[str]:
         """Return all keys below the folder `prefix`, sorted, in one request per thousand."""
-        return sorted(key for page in self._pages(prefix) for key in self._objects(page))
+        return sorted(key for page in self._object_pages(prefix) for key in self._objects(page))
 
     def folders(self, prefix: str) -> list[str]:
         """Return the folders directly below the folder `prefix`, sorted."""
-        pages = self._pages(prefix, Delimiter="/")
+        pages = self._object_pages(prefix, Delimiter="/")
         found = [folder["Prefix"] for page in pages for folder in page.get("CommonPrefixes", ())]
         return sorted(filter(is_key, (self._key(name.rstrip("/")) for name in found)))
 
     def first(self, prefix: str) -> str | None:
         """Return the smallest key directly below the folder `prefix`, in one request unless folders precede it."""
-        for page in self._pages(prefix, Delimiter="/", first_page=1):
+        for page in self._object_pages(prefix, Delimiter="/", first_page=1):
             for key in self._objects(page):
                 return key
         return None
@@ -109,15 +113,13 @@ class S3Store:
 
     def delete(self, key: str) -> None:
         """Delete the object if it exists, in one request."""
-        try:
+        with suppress(ObjectMissing):
             self._bucket.request("delete", "delete_object", Key=self._name(key))
-        except ObjectMissing:
-            return
 
     def unfinished(self, prefix: str) -> list[UnfinishedWrite]:
         """Return the multipart uploads below the folder `prefix`; their age is by the store's clock."""
         folder, found = self._name(prefix) + "/", []
-        for page in self._upload_pages(folder):
+        for page in self._pages("list_multipart_uploads", _UPLOAD_MARKERS, {"Prefix": folder}, first_page={}):
             now = _answer_time(page)
             for upload in page.get("Uploads", ()):
                 if upload["Key"].startswith(folder) and is_key(self._key(upload["Key"])):
@@ -126,15 +128,8 @@ class S3Store:
 
     def discard(self, write: UnfinishedWrite) -> None:
         """Abort a multipart upload if it still exists."""
-        try:
+        with suppress(ObjectMissing):
             self._bucket.request("discard", "abort_multipart_upload", Key=self._name(write.key), UploadId=write.token)
-        except ObjectMissing:
-            return
-
-    def local_path(self, key: str) -> Path | None:
-        """Return None."""
-        check_key(key)
-        return None
 
     def _name(self, key: str) -> str:
         return self._below + check_key(key)
@@ -169,28 +164,24 @@ class S3Store:
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _pages(self, prefix: str, *, first_page: int = 1000, **parameters: Any) -> Iterator[Mapping[str, Any]]:
-        parameters |= {"Prefix": self._name(prefix) + "/", "MaxKeys": first_page}
+    def _object_pages(self, prefix: str, *, first_page: int = 1000, **parameters: Any) -> Iterator[Mapping[str, Any]]:
+        parameters |= {"Prefix": self._name(prefix) + "/", "MaxKeys": 1000}
+        return self._pages("list_objects_v2", _OBJECT_MARKERS, parameters, first_page={"MaxKeys": first_page})
+
+    def _pages(
+        self, method: str, marker_names: Mapping[str, str], parameters: Mapping[str, Any], first_page: Mapping[str, Any]
+    ) -> Iterator[Mapping[str, Any]]:
+        markers: dict[str, Any] = {}
         while True:
-            page = self._bucket.request("list", "list_objects_v2", **parameters)
+            page = self._bucket.request("list", method, **{**parameters, **(markers or first_page)})
             yield page
-            if not page.get("IsTruncated") or not page.get("NextContinuationToken"):
+            before, markers = markers, {name: page[key] for name, key in marker_names.items() if page.get(key)}
+            if not page.get("IsTruncated") or not markers or markers == before:
                 return
-            parameters |= {"ContinuationToken": page["NextContinuationToken"], "MaxKeys": 1000}
 
     def _objects(self, page: Mapping[str, Any]) -> Iterator[str]:
         # A console writes an object whose name ends in "/" for a folder: that is not a key.
         return filter(is_key, (self._key(item["Key"]) for item in page.get("Contents", ())))
-
-    def _upload_pages(self, folder: str) -> Iterator[Mapping[str, Any]]:
-        markers: dict[str, Any] = {}
-        while True:
-            page = self._bucket.request("list", "list_multipart_uploads", Prefix=folder, **markers)
-            yield page
-            following = {"KeyMarker": page.get("NextKeyMarker"), "UploadIdMarker": page.get("NextUploadIdMarker")}
-            if not page.get("IsTruncated") or following == markers:
-                return
-            markers = {name: value for name, value in following.items() if value}
 
     def _unfinished_write(self, upload: Mapping[str, Any], now: datetime) -> UnfinishedWrite:
         return UnfinishedWrite(
@@ -201,18 +192,11 @@ class S3Store:
         )
 
     def _part_bytes(self, name: str, upload_id: str) -> int:
-        total: int = 0
-        marker: int = 0
-        while True:
-            try:
-                page = self._bucket.request("list", "list_parts", Key=name, UploadId=upload_id, PartNumberMarker=marker)
-            except ObjectMissing:
-                return total
-            total += sum(part["Size"] for part in page.get("Parts", ()))
-            following = int(page.get("NextPartNumberMarker") or 0)
-            if not page.get("IsTruncated") or following <= marker:
-                return total
-            marker = following
+        total, upload = 0, {"Key": name, "UploadId": upload_id}
+        with suppress(ObjectMissing):
+            for page in self._pages("list_parts", _PART_MARKERS, upload, first_page={"PartNumberMarker": 0}):
+                total += sum(part["Size"] for part in page.get("Parts", ()))
+        return total
 
 
 def _answer_time(answer: Mapping[str, Any]) -> datetime:

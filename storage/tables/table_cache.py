@@ -17,7 +17,7 @@ from storage.logs.run_log import RunLog, run_prefix
 from storage.logs.run_state import RunState
 from storage.snapshots.snapshot_cache import SnapshotCache
 from storage.stores.object_store import ObjectStore
-from storage.stores.verified_object import ExpectedObject, describe_file
+from storage.stores.verified_object import ExpectedObject
 from storage.tables.table_index import Pack, PackedTable, RunStamp, is_current, read_index, stamp_run, write_index
 
 if TYPE_CHECKING:
@@ -154,12 +154,8 @@ class TableCache:
 
     def _verified_path(self, home: ObjectStore, packed: PackedTable) -> Path | None:
         with suppress(StorageError, OSError):
-            path = home.local_path(packed.key)
-            if path is None:
-                expected = ExpectedObject(key=packed.key, bytes=packed.bytes, sha256=packed.sha256)
-                return self._copies.fetch(home, expected)
-            found = describe_file(path)
-            return path if (found.bytes, found.sha256) == (packed.bytes, packed.sha256) else None
+            expected = ExpectedObject(key=packed.key, bytes=packed.bytes, sha256=packed.sha256)
+            return self._copies.fetch(home, expected)
         return None
 
     def fold_run(self, kind: TableKind, run_id: str) -> "_FoldedRun | UnreadableRun | None":

@@ -3,7 +3,6 @@
 The log holds suite and hashes, so that a machine without the files can plan evaluations and promote.
 """
 
-import hashlib
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from storage.stores.verified_object import describe_file
 from tasks.configuration.broken_rules import broken_rules
 from tasks.configuration.evaluation_settings import SUITE_KEYS, EvaluationConfig, EvaluatorConfig
 from tasks.errors import TaskError
@@ -53,12 +53,6 @@ def read_suite(path: Path, evaluation: EvaluationConfig) -> EvaluationConfig:
     return resolve_evaluation(read, path.absolute().parent)
 
 
-def sha256_of_file(path: Path) -> str:
-    """Return the hex SHA-256 of a file's bytes; raises OSError."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _document(path: Path) -> Mapping[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -81,7 +75,7 @@ def _hashed(texts: Iterable[str], folder: Path) -> Iterable[tuple[str, str]]:
     for text in texts:
         try:
             if text and (folder / text).is_file():
-                yield text, sha256_of_file(folder / text)
+                yield text, describe_file(folder / text).sha256
         except (OSError, ValueError) as error:  # an argument need not be a path at all
             if isinstance(error, PermissionError):
                 raise TaskError(f"{folder / text}: cannot be read: {error}; an evaluator names it") from error

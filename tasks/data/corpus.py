@@ -1,36 +1,33 @@
-"""From ``data.sources`` to documents: checks every file that is named, and reads it document by document.
+"""Opens `data.sources` as documents; what is read later has the hash that was checked first, or raises an error.
 
-Owns the check and its promise: what is read later is what was hashed before, or an error. Refuses to know tokens,
-splits and snapshots. A source that names one text file gives its blank-line-separated blocks and must be UTF-8
-(RFC 3629) throughout; every text file of a glob is one document; each line of JSON and each row of Parquet is one,
-however it is named. The rule looks at one source at a time, so that adding a source never re-cuts another.
+A text file named alone gives its blank-line-separated blocks and must be UTF-8 (RFC 3629); a text file of a glob is one
+document; each line of JSON and each row of Parquet is one. Another source never changes how a source is split.
 """
 
 import codecs
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from tasks.data.document import InvalidCorpus, Piece, Source
-from tasks.data.document_reader import BLOCKS, ROW, ReadingRules, read_pieces
-from tasks.data.hashed_stream import HashedStream
+from tasks.data.document_reader import ReadingRules, read_pieces
 from tasks.data.python_corpus import open_python_source
 from tasks.data.source_listing import TextFile, find_files, portable_names
-from tasks.data.text_format import CHUNK_BYTES, UNPACKING_FAULTS, unpacked
+from tasks.data.text_format import BLOCKS, CHUNK_BYTES, DECOMPRESSION_ERRORS, ROW, decompress
 
-# What is read through before anything is started; more is only found, and read as far as is needed.
+# A preview checks a corpus up to this size; of a larger one it only finds the files.
 PREVIEW_BYTES = 64 * 1024 * 1024
-# Hashing and waiting for a store both leave the interpreter to others.
-CHECKING_THREADS = 4
-DEFAULT_RULES = ReadingRules()
+_CHECK_THREADS = 4
+_DEFAULT_RULES = ReadingRules()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Named:
+class _NamedFile:
     file: TextFile
     name: str
     rules: ReadingRules
@@ -40,24 +37,23 @@ class _Named:
 def open_corpus(
     sources: Sequence[str],
     base_dir: Path,
-    rules: ReadingRules = DEFAULT_RULES,
+    rules: ReadingRules = _DEFAULT_RULES,
     on_bytes: Callable[[int, int], None] | None = None,
     *,
     groups: Sequence[str] = (),
 ) -> tuple[Source, ...]:
-    """Find and check every source before any work; relative paths start at ``base_dir``.
+    """Find and check every source; relative paths start at `base_dir`.
 
-    The result is ordered by name, whatever the order of the configuration or of a directory listing; with ``groups``,
-    a name for each of ``sources``, by group first, so that what one entry names lies together. ``on_bytes`` is told
-    how many bytes of how many are checked. Raises InvalidCorpus for a source that is missing, empty, not UTF-8 or of
-    a kind that is not read, and for a file in two groups.
+    Sorted by name, or by group and name if `groups` names a group for each of `sources`. Calls on_bytes(checked, total)
+    after each file. Raises InvalidCorpus for a source that is missing, empty, not UTF-8 or of an unsupported format,
+    and for a file in two groups.
     """
     python, files = _find(sources, base_dir, rules, groups)
     checked = list(python)
     total, done = sum(item.file.bytes for item in files), 0
-    with ThreadPoolExecutor(CHECKING_THREADS, thread_name_prefix="check") as pool:
+    with ThreadPoolExecutor(_CHECK_THREADS, thread_name_prefix="check") as pool:
         try:
-            for source in pool.map(_checked, files):
+            for source in pool.map(_check, files):
                 checked.append(source)
                 done += source.bytes
                 if on_bytes:
@@ -69,12 +65,9 @@ def open_corpus(
 
 
 def preview_corpus(
-    sources: Sequence[str], base_dir: Path, rules: ReadingRules = DEFAULT_RULES, *, groups: Sequence[str] = ()
+    sources: Sequence[str], base_dir: Path, rules: ReadingRules = _DEFAULT_RULES, *, groups: Sequence[str] = ()
 ) -> tuple[Source, ...]:
-    """Return the sources for a quick look: checked like `open_corpus` where that is quick, else found and no more.
-
-    Sources that were only found have an empty ``sha256``.
-    """
+    """Return the sources as `open_corpus` does, but those of a large corpus unchecked, with an empty `sha256`."""
     python, files = _find(sources, base_dir, rules, groups)
     if sum(item.file.bytes for item in files) <= PREVIEW_BYTES:
         return open_corpus(sources, base_dir, rules, groups=groups)
@@ -87,7 +80,7 @@ def _in_order(sources: Iterable[Source]) -> tuple[Source, ...]:
 
 def _find(
     sources: Sequence[str], base_dir: Path, rules: ReadingRules, groups: Sequence[str]
-) -> tuple[list[Source], list[_Named]]:
+) -> tuple[list[Source], list[_NamedFile]]:
     if not sources:
         raise InvalidCorpus("data.sources = []: rule: at least one source; name a text file or a glob")
     group_of = dict(zip(sources, groups, strict=True)) if groups else dict.fromkeys(sources, "")
@@ -99,10 +92,10 @@ def _find(
     paths = [source for source in group_of if not source.startswith("python:")]
     files = find_files(paths, base_dir, apart=bool(groups))
     named = zip(files, portable_names(files), strict=True)
-    return python, [_Named(file=file, name=name, rules=rules, group=group_of[file.source]) for file, name in named]
+    return python, [_NamedFile(file=file, name=name, rules=rules, group=group_of[file.source]) for file, name in named]
 
 
-def _source(named: _Named, size_bytes: int, digest: str) -> Source:
+def _source(named: _NamedFile, size_bytes: int, digest: str) -> Source:
     return Source(
         name=named.name,
         bytes=size_bytes,
@@ -113,14 +106,14 @@ def _source(named: _Named, size_bytes: int, digest: str) -> Source:
     )
 
 
-def _checked(named: _Named) -> Source:
-    """Read the file once: hash it, and refuse a text that is named alone if it is empty or not UTF-8."""
-    with _opened(named.file) as stream:
+def _check(named: _NamedFile) -> Source:
+    """Hash the file; a text that is named alone must be UTF-8 and not empty."""
+    with _open_hashed(named.file) as stream:
         if named.file.unit == BLOCKS:
-            _require_text(named.file, unpacked(cast(BinaryIO, stream), named.file.text_format.compression))
+            _require_text(named.file, decompress(cast(BinaryIO, stream), named.file.compression))
         digest = stream.sha256_to_end()
     if stream.bytes == 0:
-        raise named.file.refusal("the file is empty", "every source has text; fill the file, or leave it out")
+        raise named.file.invalid("the file is empty", "every source has text; fill the file, or leave it out")
     return _source(named, stream.bytes, digest)
 
 
@@ -135,34 +128,25 @@ def _require_text(file: TextFile, text: BinaryIO) -> None:
         except UnicodeDecodeError as problem:
             offset = size_bytes - pending + problem.start
             what = f"undecodable byte 0x{problem.object[problem.start]:02x} at offset {offset} ({problem.reason})"
-            raise file.refusal(what, "UTF-8 text; convert the file, or leave it out") from problem
+            raise file.invalid(what, "UTF-8 text; convert the file, or leave it out") from problem
         size_bytes += len(chunk)
         has_text = has_text or bool(chunk.strip())
     if not has_text:
         what = "the file is empty" if size_bytes == 0 else "the file holds only white space"
-        raise file.refusal(what, "every source has text; fill the file, or leave it out")
+        raise file.invalid(what, "every source has text; fill the file, or leave it out")
 
 
-@contextmanager
-def _opened(file: TextFile) -> Iterator[HashedStream]:
-    try:
-        with file.opener() as stream:
-            yield HashedStream(stream)
-    except (OSError, *UNPACKING_FAULTS) as problem:
-        raise file.refusal(f"cannot be read ({problem})", "every source is readable") from problem
-
-
-def _pieces(named: _Named, digest: str) -> Iterator[Piece]:
-    """Yield the pieces, and refuse at the end a file that is no longer what was checked (``digest``)."""
+def _pieces(named: _NamedFile, digest: str) -> Iterator[Piece]:
+    """Yield the pieces; raises InvalidCorpus at the end if the file no longer has `digest`."""
     file = named.file
     try:
-        if file.unit == ROW:
-            yield from _table_pieces(named)
-            found = _sha256_of(file) if digest else ""  # a table is not read from front to back
+        if file.unit == ROW:  # a table is not read from front to back, so it is hashed afterwards
+            with _convert_errors(file), file.opener() as table:
+                yield from read_pieces(table, named.name, file.unit, file.compression, named.rules)
+            found = _sha256_of(file) if digest else ""
         else:
-            with _opened(file) as stream:
-                source = cast(BinaryIO, stream)
-                yield from read_pieces(source, named.name, file.text_format, file.unit, named.rules)
+            with _open_hashed(file) as stream:
+                yield from read_pieces(cast(BinaryIO, stream), named.name, file.unit, file.compression, named.rules)
                 found = stream.sha256_to_end() if digest else ""
     except InvalidCorpus as problem:
         if digest and _sha256_of(file) != digest:
@@ -172,19 +156,70 @@ def _pieces(named: _Named, digest: str) -> Iterator[Piece]:
         raise _changed(file)
 
 
-def _table_pieces(named: _Named) -> Iterator[Piece]:
-    file = named.file
-    try:
-        with file.opener() as stream:
-            yield from read_pieces(stream, named.name, file.text_format, file.unit, named.rules)
-    except (OSError, *UNPACKING_FAULTS) as problem:
-        raise file.refusal(f"cannot be read ({problem})", "every source is readable") from problem
-
-
 def _sha256_of(file: TextFile) -> str:
-    with _opened(file) as stream:
+    with _open_hashed(file) as stream:
         return stream.sha256_to_end()
 
 
 def _changed(file: TextFile) -> InvalidCorpus:
-    return file.refusal("changed while it was read", "sources stand still while a snapshot is built; run it again")
+    return file.invalid("changed while it was read", "sources stand still while a snapshot is built; run it again")
+
+
+@contextmanager
+def _convert_errors(file: TextFile) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, *DECOMPRESSION_ERRORS) as problem:
+        raise file.invalid(f"cannot be read ({problem})", "every source is readable") from problem
+
+
+@contextmanager
+def _open_hashed(file: TextFile) -> Iterator["_HashedStream"]:
+    with _convert_errors(file), file.opener() as stream:
+        yield _HashedStream(stream)
+
+
+class _HashedStream:
+    """Reads forward from a binary stream; `bytes` and the digest are of everything read so far.
+
+    Has the methods of a raw stream that io.BufferedReader, gzip and pyarrow call.
+    """
+
+    mode = "rb"
+
+    def __init__(self, inner: BinaryIO) -> None:
+        self._inner, self._digest = inner, hashlib.sha256()
+        self.bytes = 0
+        self.closed = False
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._inner.read(size)
+        self._digest.update(data)
+        self.bytes += len(data)
+        return data
+
+    def readinto(self, target: Any) -> int:
+        view = memoryview(target).cast("B")
+        data = self.read(len(view))
+        view[: len(data)] = data
+        return len(data)
+
+    def sha256_to_end(self) -> str:
+        while self.read(CHUNK_BYTES):
+            pass
+        return self._digest.hexdigest()
+
+    def readable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return False
+
+    def seekable(self) -> bool:
+        return False
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closed = True  # the inner stream belongs to its opener

@@ -1,27 +1,25 @@
-"""One look at the whole corpus before any of it is tokenized: how much there is, how bad it is, what to learn from.
-
-Owns the counts, the refusal of a corpus with too many bad documents, and the choice of the tokenizer's text. Refuses to
-know tokens and files. The choice is a bottom-k sketch (Cohen and Kaplan 2007): the texts of smallest hash that fit,
-which no order and no number of workers can change.
-"""
+"""One pass over the corpus before tokenization: counts, duplicates, rejected documents, and the tokenizer's sample."""
 
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tasks.data.document import Document, InvalidCorpus, Piece, Rejected, RejectionKind, Source
-from tasks.data.document_split import Split, split_of
-from tasks.data.seen_digests import SeenDigests
+from storage.snapshots.document_index import SplitName
+from tasks.data.document import Document, InvalidCorpus, Piece, Rejected, RejectionKind, Source, split_of
 
-_TOLD_EVERY_PIECES = 1024
+_REPORT_EVERY_PIECES = 1024
+_SLOT_BYTES = 16
+_EMPTY_SLOT = bytes(_SLOT_BYTES)
+_FIRST_SLOTS = 1 << 12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Survey:
-    """What a corpus holds: documents of each split, bytes of their text, and how many documents are bad.
+    """Documents of each split, bytes of their text, and rejected documents.
 
-    ``worst_source`` and ``worst_kind`` say where most of the bad ones are and what they have; empty where none is bad.
+    `worst_documents` of the rejected ones have the fault `worst_kind` in `worst_source`; both are empty if there are
+    none.
     """
 
     train_documents: int
@@ -34,16 +32,19 @@ class Survey:
 
 
 class TextSample:
-    """Keeps at most ``limit_bytes`` of the texts offered: those of smallest content hash, whatever their order."""
+    """Keeps at most `limit_bytes` of the texts offered: those with the smallest hashes, so that order has no effect.
+
+    A bottom-k sketch (Cohen and Kaplan 2007).
+    """
 
     def __init__(self, limit_bytes: int) -> None:
-        self._limit, self._held = limit_bytes, 0
-        self._bound = ""  # the smallest hash that did not fit; empty while all did
+        self._limit_bytes, self._size_bytes = limit_bytes, 0
+        self._bound = ""  # the smallest hash that did not fit
         self._texts: dict[str, tuple[bytes, int]] = {}
         self._greatest: list[tuple[int, str]] = []
 
     def offer(self, document: Document) -> None:
-        """Take the document's text, and give up the ones of greatest hash that no longer fit."""
+        """Add the document's text, and drop the texts with the greatest hashes that no longer fit."""
         key = document.sha256
         if self._bound and key >= self._bound:
             return
@@ -51,11 +52,11 @@ class TextSample:
         if not copies:
             heapq.heappush(self._greatest, (-int(key, 16), key))
         self._texts[key] = (content, copies + 1)
-        self._held += document.bytes
-        while self._held > self._limit:
+        self._size_bytes += document.bytes
+        while self._size_bytes > self._limit_bytes:
             _, self._bound = heapq.heappop(self._greatest)
             content, copies = self._texts.pop(self._bound)
-            self._held -= len(content) * copies
+            self._size_bytes -= len(content) * copies
 
     def texts(self) -> Iterator[str]:
         """Yield the texts in the order of their hashes, each as often as it was offered."""
@@ -65,8 +66,57 @@ class TextSample:
                 yield content.decode("utf-8")
 
 
-def without_duplicates(pieces: Iterator[Piece], seen: SeenDigests) -> Iterator[Piece]:
-    """Yield the pieces, a document whose text was seen before as rejected; memory grows as ``SeenDigests`` says."""
+class SeenDigests:
+    """A set of the first 128 bits of SHA-256 digests in one flat table, at most two thirds full.
+
+    24 to 48 bytes a digest; Python's own set takes about 100. Linear probing: Knuth, TAOCP 3, 6.4, algorithm L.
+    """
+
+    def __init__(self) -> None:
+        self._slots = _FIRST_SLOTS
+        self._table = bytearray(_FIRST_SLOTS * _SLOT_BYTES)
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def table_bytes(self) -> int:
+        """Memory of the table, in bytes."""
+        return len(self._table)
+
+    def add(self, sha256: str) -> bool:
+        """Add a hex digest; returns whether it is new."""
+        digest = bytes.fromhex(sha256[: 2 * _SLOT_BYTES])
+        place = self._place_of(digest)
+        if self._table[place : place + _SLOT_BYTES] == digest:
+            return False
+        self._table[place : place + _SLOT_BYTES] = digest
+        self._count += 1
+        if 3 * self._count > 2 * self._slots:
+            self._grow()
+        return True
+
+    def _place_of(self, digest: bytes) -> int:
+        slot = int.from_bytes(digest[:8], "little") & (self._slots - 1)
+        while True:
+            place = slot * _SLOT_BYTES
+            if self._table[place : place + _SLOT_BYTES] in (_EMPTY_SLOT, digest):
+                return place
+            slot = (slot + 1) & (self._slots - 1)
+
+    def _grow(self) -> None:
+        before, self._slots = self._table, 2 * self._slots
+        self._table = bytearray(self._slots * _SLOT_BYTES)
+        for start in range(0, len(before), _SLOT_BYTES):
+            digest = bytes(before[start : start + _SLOT_BYTES])
+            if digest != _EMPTY_SLOT:
+                place = self._place_of(digest)
+                self._table[place : place + _SLOT_BYTES] = digest
+
+
+def reject_duplicates(pieces: Iterator[Piece], seen: SeenDigests) -> Iterator[Piece]:
+    """Yield the pieces; a document whose text is in `seen` becomes a rejected one."""
     for piece in pieces:
         if isinstance(piece, Document) and not seen.add(piece.sha256):
             yield Rejected(
@@ -85,26 +135,26 @@ def survey_corpus(
     sample: TextSample | None,
     *,
     deduplicate: bool,
-    on_bytes: Callable[[int, int], None],
+    on_text: Callable[[int, int], None],
 ) -> Survey:
-    """Read everything once: count, and offer the train text to ``sample``; tells ``on_bytes`` of bytes, documents."""
+    """Read everything once; offers the train text to `sample`, and calls on_text(bytes, documents)."""
     pieces = (piece for source in sources for piece in source.pieces())
-    held, text_bytes, rejected = Counter[Split](), 0, Counter[tuple[str, RejectionKind]]()
-    for number, piece in enumerate(without_duplicates(pieces, SeenDigests()) if deduplicate else pieces):
+    documents, text_bytes, rejected = Counter[SplitName](), 0, Counter[tuple[str, RejectionKind]]()
+    for number, piece in enumerate(reject_duplicates(pieces, SeenDigests()) if deduplicate else pieces):
         if isinstance(piece, Rejected):
             rejected[piece.source, piece.kind] += piece.kind is not RejectionKind.DUPLICATE
         else:
             split = split_of(piece.sha256, val_fraction)
-            held[split] += 1
+            documents[split] += 1
             text_bytes += piece.bytes
-            if sample and split is Split.TRAIN:
-                sample.offer(piece)  # of train only: a vocabulary learned from val would leak it
-        if number % _TOLD_EVERY_PIECES == 0:
-            on_bytes(text_bytes, held.total())
+            if sample and split == "train":
+                sample.offer(piece)  # a vocabulary learned from val would leak it
+        if number % _REPORT_EVERY_PIECES == 0:
+            on_text(text_bytes, documents.total())
     worst = max(rejected.items(), key=lambda item: (item[1], item[0]), default=(("", ""), 0))
     return Survey(
-        train_documents=held[Split.TRAIN],
-        val_documents=held[Split.VAL],
+        train_documents=documents["train"],
+        val_documents=documents["val"],
         text_bytes=text_bytes,
         rejected=rejected.total(),
         worst_source=worst[0][0],
@@ -114,7 +164,7 @@ def survey_corpus(
 
 
 def require_few_rejected(rejected: int, documents: int, max_fraction: float, where: str) -> None:
-    """Refuse a corpus (InvalidCorpus) whose share of bad documents is above ``max_fraction``; ``where`` names them."""
+    """Raise InvalidCorpus if more than `max_fraction` of the documents are rejected; `where` names them."""
     if rejected <= max_fraction * (rejected + documents):
         return
     raise InvalidCorpus(

@@ -1,30 +1,31 @@
-"""The words of the data road: a document, one that was rejected, the source they came from, the refusal of bad input.
+"""The records of the text pipeline, and the rule that assigns a document to train or val.
 
-Owns the records that the corpus readers make and the snapshot builder eats. Refuses to know where text comes from
-(``corpus``, ``python_corpus``) and what becomes of it (``snapshot_build``).
+The split is a function of the document's own content, so that a growing corpus moves no document (A. Géron, Hands-On
+Machine Learning, chapter 2).
 """
 
-import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
+from storage.snapshots.document_index import SplitName
+from storage.stores.document import sha256
 from tasks.errors import TaskError
 
-DETAIL_CHARACTERS = 200
+_DETAIL_CHARACTERS = 200
 
 
 class InvalidCorpus(TaskError):
-    """The data configuration or the text it names cannot be used; the message names field, value and rule."""
+    """The data configuration or its text cannot be used; the message names field, value and rule."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Document:
-    """One unit of text: it lies wholly in train or wholly in val, and is followed by one end-of-text token.
+    """One unit of text, wholly in train or wholly in val, followed by one end-of-text token.
 
-    ``offset_bytes`` is where its text starts in the source, after decompression (in Parquet, which has no such place,
-    the number of its row); ``sha256`` (hex) and ``bytes`` are of its UTF-8 text.
+    `offset_bytes` is the start of its text in the decompressed source, or its row number in Parquet; `sha256` (hex) and
+    `bytes` are of its UTF-8 text.
     """
 
     source: str
@@ -34,7 +35,7 @@ class Document:
     sha256: str
 
     def __post_init__(self) -> None:
-        """Refuse a document without text, which could neither be split nor learned from."""
+        """Refuse a document without text, and a negative offset."""
         if self.bytes < 1:
             raise ValueError(f"bytes = {self.bytes}: the document at {self.source}:{self.offset_bytes} needs text")
         if self.offset_bytes < 0:
@@ -42,7 +43,7 @@ class Document:
 
 
 class RejectionKind(StrEnum):
-    """Why a document was left out."""
+    """Why a document was rejected."""
 
     NOT_UTF8 = "not-utf8"
     NOT_JSON = "not-json"
@@ -55,7 +56,7 @@ class RejectionKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rejected:
-    """A document that was left out: where it lay, what is wrong with it, and in at most 200 characters what exactly."""
+    """A rejected document: its place, the kind of fault, and at most 200 characters of detail."""
 
     source: str
     offset_bytes: int
@@ -63,31 +64,20 @@ class Rejected:
     detail: str
 
     def __post_init__(self) -> None:
-        """Cut the detail: a listing must not grow as big as what it lists."""
-        object.__setattr__(self, "detail", self.detail[:DETAIL_CHARACTERS])
+        """Cut the detail."""
+        object.__setattr__(self, "detail", self.detail[:_DETAIL_CHARACTERS])
 
 
 Piece: TypeAlias = Document | Rejected
 
 
-def document_of(source: str, offset_bytes: int, content: bytes) -> Document:
-    """Make the document whose UTF-8 text is ``content``; raises UnicodeDecodeError where it is not UTF-8."""
-    return Document(
-        source=source,
-        offset_bytes=offset_bytes,
-        text=content.decode("utf-8"),
-        bytes=len(content),
-        sha256=hashlib.sha256(content).hexdigest(),
-    )
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
-    """One file, or one built-in corpus, that was found readable: its content hash, and how to read its documents.
+    """One readable file or built-in corpus: its content hash, and how to read its documents.
 
-    ``name`` does not depend on the machine's folders, ``sha256`` covers the ``bytes`` bytes as they are stored,
-    ``unit`` says what a document is here. ``pieces`` starts a fresh pass over documents and rejected ones, in order.
-    ``group`` is the entry of the configuration it belongs to, where these are to be kept apart, else empty.
+    `name` does not depend on the machine's folders; `sha256` and `bytes` are of the stored file; `unit` is what a
+    document is in it. `pieces` starts a new pass in order. `group` is its entry of `data.sources` if weights keep the
+    entries apart, else empty.
     """
 
     name: str
@@ -98,5 +88,34 @@ class Source:
     group: str = ""
 
     def documents(self) -> Iterator[Document]:
-        """Yield the documents of a fresh pass, without those that are rejected."""
+        """Yield the documents of a new pass, without rejected ones."""
         return (piece for piece in self.pieces() if isinstance(piece, Document))
+
+
+def make_document(source: str, offset_bytes: int, content: bytes, text: str | None = None) -> Document:
+    """Return the document with the UTF-8 text `content`, decoded unless `text` is given; raises UnicodeDecodeError."""
+    text = content.decode("utf-8") if text is None else text
+    return Document(source=source, offset_bytes=offset_bytes, text=text, bytes=len(content), sha256=sha256(content))
+
+
+def split_of(content_sha256: str, val_fraction: float) -> SplitName:
+    """Return the split of the document whose UTF-8 text has this hex SHA-256.
+
+    Equal texts have one split, and a greater fraction moves documents only from train to val.
+    """
+    # Python compares int with float exactly, so no rounding can make two machines disagree.
+    drawn = int(content_sha256[:16], 16)
+    return "val" if drawn < val_fraction * 2.0**64 else "train"
+
+
+def require_both_splits(train_documents: int, val_documents: int, val_fraction: float) -> None:
+    """Raise InvalidCorpus if a split is empty."""
+    if train_documents and val_documents:
+        return
+    empty, remedy = ("val", "raise") if train_documents else ("train", "lower")
+    raise InvalidCorpus(
+        f"data.val_fraction = {val_fraction}: none of the {train_documents + val_documents} documents fell into the "
+        f"{empty} split; rule: train and val each need at least one document. Add text, or {remedy} "
+        "data.val_fraction, or name a file by its path instead of by a glob: its blank-line-separated blocks are "
+        "then the documents"
+    )

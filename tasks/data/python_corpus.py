@@ -1,7 +1,6 @@
-"""Text that every CPython carries, for a first run without a download: the reference topics and the docstrings.
+"""The sources `python:topics` and `python:docstrings`: text of every CPython, for a first run without a download.
 
-Owns the sources ``python:topics`` and ``python:docstrings``. Refuses to import what it reads: docstrings come from
-the source files through ``ast``. The text differs between Python versions, and so does the snapshot made of it.
+Docstrings are read with `ast`, without an import. The text, and so the snapshot, depends on the Python version.
 """
 
 import ast
@@ -12,24 +11,25 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from tasks.data.document import Document, InvalidCorpus, Source, document_of
+from storage.stores.document import sha256
+from tasks.data.document import Document, InvalidCorpus, Source, make_document
 
 TOPICS = "python:topics"
 DOCSTRINGS = "python:docstrings"
-# Raise it when the extraction changes: it is part of the content hash, which is taken before extracting.
-EXTRACTION_VERSION = 1
-# Tests, what other people installed, and generated or machine-dependent files are no prose.
-SKIPPED_FOLDERS = frozenset(
+# Part of the content hash, which is of the source files: increase it when the extraction changes.
+_EXTRACTION_VERSION = 1
+# Tests, installed packages, and generated or machine-dependent files are not prose.
+_SKIPPED_FOLDERS = frozenset(
     {"test", "tests", "idle_test", "site-packages", "dist-packages", "lib-dynload", "__pycache__", "__phello__"}
     | {"idlelib", "lib2to3", "pydoc_data", "turtledemo", "ensurepip"}
 )
-SKIPPED_PREFIXES = ("_sysconfigdata", "config-", "sitecustomize", "usercustomize")
+_SKIPPED_PREFIXES = ("_sysconfigdata", "config-", "sitecustomize", "usercustomize")
 
 _Definition = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def open_python_source(source: str) -> Source:
-    """Return the built-in source of this name; raises InvalidCorpus for a name that is none."""
+    """Return the built-in source of this name; raises InvalidCorpus."""
     if source == TOPICS:
         return _topics_source()
     if source == DOCSTRINGS:
@@ -39,37 +39,33 @@ def open_python_source(source: str) -> Source:
 
 def _topics_source() -> Source:
     documents = tuple(_topic_documents())
-    digest = hashlib.sha256()
-    for document in documents:
-        digest.update(document.sha256.encode())
     return Source(
         name=TOPICS,
         bytes=sum(document.bytes for document in documents),
-        sha256=digest.hexdigest(),
+        sha256=sha256("".join(document.sha256 for document in documents).encode()),
         unit="topic",
         pieces=lambda: iter(documents),
     )
 
 
 def _topic_documents() -> Iterator[Document]:
-    from pydoc_data.topics import topics  # half a megabyte of text, loaded only by who asks for it
+    from pydoc_data.topics import topics  # half a megabyte
 
     offset = 0
     for _, text in sorted(topics.items()):
         content = text.strip().encode("utf-8")
         if content:
-            yield document_of(TOPICS, offset, content)
+            yield make_document(TOPICS, offset, content)
             offset += len(content)
 
 
 def docstrings_source(library: Path) -> Source:
-    """Return the docstrings of the Python files under ``library``, one document a module, in order of their paths.
+    """Return the docstrings of the Python files below `library`, one document a module, in order of their paths.
 
-    ``sha256`` and ``bytes`` are of the source files, so that a known corpus is recognised without parsing it.
-    Raises InvalidCorpus where there are no source files (a zipped or stripped Python).
+    `sha256` and `bytes` are of the source files. Raises InvalidCorpus for a Python without source files.
     """
     paths = module_paths(library)
-    digest, size_bytes = hashlib.sha256(f"extraction {EXTRACTION_VERSION}\n".encode()), 0
+    digest, size_bytes = hashlib.sha256(f"extraction {_EXTRACTION_VERSION}\n".encode()), 0
     for path in paths:
         content = path.read_bytes()
         digest.update(f"{path.relative_to(library).as_posix()} {len(content)}\n".encode())
@@ -90,13 +86,13 @@ def docstrings_source(library: Path) -> Source:
 
 
 def module_paths(library: Path) -> list[Path]:
-    """Return the Python files of the library that hold prose, sorted by their path inside it."""
+    """Return the library's Python files with prose, sorted by relative path."""
     return sorted(_walk(library), key=lambda path: path.relative_to(library).as_posix())
 
 
 def _walk(folder: Path) -> Iterator[Path]:
     for path in folder.iterdir():
-        if path.name in SKIPPED_FOLDERS or path.name.startswith(SKIPPED_PREFIXES):
+        if path.name in _SKIPPED_FOLDERS or path.name.startswith(_SKIPPED_PREFIXES):
             continue
         if path.is_dir():
             yield from _walk(path)
@@ -104,14 +100,14 @@ def _walk(folder: Path) -> Iterator[Path]:
             yield path
 
 
-# The text is asked for twice (tokenizer training, encoding) and takes seconds to parse; it is two megabytes.
+# Read twice (tokenizer training, encoding), two megabytes, seconds to parse.
 @cache
 def _docstring_documents(library: Path, _content_sha256: str) -> tuple[Document, ...]:
     documents, offset = [], 0
     for path in module_paths(library):
         content = module_text(path.read_bytes(), _module_name(path.relative_to(library))).encode("utf-8")
         if content:
-            documents.append(document_of(DOCSTRINGS, offset, content))
+            documents.append(make_document(DOCSTRINGS, offset, content))
             offset += len(content)
     return tuple(documents)
 
@@ -122,12 +118,12 @@ def _module_name(relative: Path) -> str:
 
 
 def module_text(content: bytes, module: str) -> str:
-    """Return every docstring of a module's source, each under its dotted name; empty where there is none."""
+    """Return the docstrings of a module's source, each below its dotted name."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # old escapes in somebody else's source are not ours to report
+        warnings.simplefilter("ignore")  # invalid escapes
         try:
             tree = ast.parse(content)
-        except (SyntaxError, ValueError):  # a stray file that is no Python must not stop a first run
+        except (SyntaxError, ValueError):
             return ""
     parts = [f"{name}\n\n{text}" for name, text in _docstrings(tree, module)]
     # Lone surrogates are legal in a Python string and not in UTF-8.

@@ -1,8 +1,4 @@
-"""From ``data.sources`` to files: paths, globs and URLs with globs become a list of places to read.
-
-Owns finding and naming. Refuses to know what is in the files. A listing's own order never matters: the list is sorted,
-a file named twice is there once.
-"""
+"""Finds the files that `data.sources` names by paths, globs and URLs; sorted, each once."""
 
 import glob
 import os
@@ -13,58 +9,52 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tasks.data.document import InvalidCorpus
-from tasks.data.document_reader import unit_of
-from tasks.data.text_format import TextFormat, format_of, unread_suffix
+from tasks.data.text_format import Compression, compression_of, unit_of, unsupported_suffix
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextFile:
-    """A file that a source names: ``place`` is its full path or URL, ``unit`` what a document is in it.
-
-    ``bytes`` is its size when it was found; ``opener`` opens it for reading from the start.
-    """
+    """A file of a source: `place` is its full path or URL, `bytes` its size, `unit` what a document is in it."""
 
     source: str
     place: str
     bytes: int
-    text_format: TextFormat
     unit: str
+    compression: Compression
     opener: Callable[[], BinaryIO]
 
-    def refusal(self, problem: str, rule: str) -> InvalidCorpus:
-        """Return the refusal of this file, naming source, file, problem and rule."""
+    def invalid(self, problem: str, rule: str) -> InvalidCorpus:
+        """Return the error that names source, file, problem and rule."""
         return InvalidCorpus(f"data.sources = {self.source!r}: file {self.place}: {problem}; rule: {rule}")
 
 
 def find_files(sources: Sequence[str], base_dir: Path, *, apart: bool = False) -> list[TextFile]:
-    """Return every file the sources name, once; relative paths start at ``base_dir``.
+    """Return every file of the sources once; relative paths start at `base_dir`.
 
-    Raises InvalidCorpus for a source that is missing, a folder, matches nothing, or is of a kind that is not read, and
-    for a file that two sources name where these are kept ``apart``.
+    Raises InvalidCorpus for a source that is missing, a folder, of an unsupported format or without a match, and for a
+    file of two sources if these are kept `apart`.
     """
-    found = [file for source in dict.fromkeys(sources) for file in _find_source(source, base_dir)]
+    found: list[TextFile] = []
+    for source in dict.fromkeys(sources):
+        found += _find_remote(source) if "://" in source else _find_local(source, base_dir)
     for file in found:
-        suffix = unread_suffix(file.place)
+        suffix = unsupported_suffix(file.place)
         if suffix:
-            raise file.refusal(f"{suffix} files are not read", "plain text, .jsonl or .parquet, also as .gz or .zst")
+            raise file.invalid(f"{suffix} files are not read", "plain text, .jsonl or .parquet, also as .gz or .zst")
     return _one_per_place(found, apart=apart)
 
 
 def portable_names(files: Sequence[TextFile]) -> list[str]:
-    """Return a name for each file that says nothing of where a checkout lies: paths from their common folder, URLs."""
+    """Return a name for each file that is the same on every machine: its path from the common folder, or its URL."""
     local = [os.path.dirname(file.place) for file in files if "://" not in file.place]
     root = os.path.commonpath(local) if local else ""
     return [file.place if "://" in file.place else Path(os.path.relpath(file.place, root)).as_posix() for file in files]
 
 
-def _find_source(source: str, base_dir: Path) -> list[TextFile]:
-    return _find_remote(source) if "://" in source else _find_local(source, base_dir)
-
-
 def _find_local(source: str, base_dir: Path) -> list[TextFile]:
     path = os.path.abspath(base_dir / Path(source).expanduser())
     if os.path.isdir(path):
-        raise _directory(source, path)
+        raise _is_directory(source, path)
     if os.path.isfile(path):
         return [_local_file(source, path, named_alone=True)]
     if not glob.has_magic(source):
@@ -74,7 +64,7 @@ def _find_local(source: str, base_dir: Path) -> list[TextFile]:
         )
     matches = sorted(filter(os.path.isfile, glob.glob(path, recursive=True)))
     if not matches:
-        raise _nothing_matched(source, path)
+        raise _no_match(source, path)
     return [_local_file(source, match, named_alone=False) for match in matches]
 
 
@@ -85,21 +75,14 @@ def _local_file(source: str, path: str, *, named_alone: bool) -> TextFile:
 def _text_file(
     source: str, place: str, size_bytes: int, opener: Callable[[], BinaryIO], *, named_alone: bool
 ) -> TextFile:
-    text_format = format_of(place)
-    return TextFile(
-        source=source,
-        place=place,
-        bytes=size_bytes,
-        text_format=text_format,
-        unit=unit_of(text_format, named_alone=named_alone),
-        opener=opener,
-    )
+    unit, compression = unit_of(place, named_alone=named_alone), compression_of(place)
+    return TextFile(source=source, place=place, bytes=size_bytes, unit=unit, compression=compression, opener=opener)
 
 
 def _find_remote(source: str) -> list[TextFile]:
-    import fsspec  # only who names a URL pays for it
+    import fsspec  # slow to import
 
-    # A listing kept from earlier would hide files written since (s3fs keeps them for ever by default).
+    # s3fs keeps listings for ever by default, which would hide new files.
     try:
         fs, path = fsspec.core.url_to_fs(source, use_listings_cache=False, skip_instance_cache=True)
         named_alone = not glob.has_magic(path) or fs.exists(path)
@@ -113,24 +96,24 @@ def _find_remote(source: str) -> list[TextFile]:
             f"data.sources = {source!r}: cannot be opened ({problem}); rule: a readable URL"
         ) from problem
     if named_alone and found[path]["type"] == "directory":
-        raise _directory(source, path)
+        raise _is_directory(source, path)
     sizes = {item: int(info["size"] or 0) for item, info in sorted(found.items()) if info["type"] == "file"}
     if not sizes:
-        raise _nothing_matched(source, path)
+        raise _no_match(source, path)
     return [
         _text_file(source, fs.unstrip_protocol(item), size, partial(fs.open, item, "rb"), named_alone=named_alone)
         for item, size in sizes.items()
     ]
 
 
-def _directory(source: str, path: str) -> InvalidCorpus:
+def _is_directory(source: str, path: str) -> InvalidCorpus:
     return InvalidCorpus(
         f"data.sources = {source!r}: {path} is a directory; rule: files or globs. Name what you mean in it, such as "
         f"{source.rstrip('/')}/**/*.txt"
     )
 
 
-def _nothing_matched(source: str, pattern: str) -> InvalidCorpus:
+def _no_match(source: str, pattern: str) -> InvalidCorpus:
     return InvalidCorpus(
         f"data.sources = {source!r}: the glob matches no file, looked for {pattern}; rule: a glob matches at least "
         "one file. Correct the pattern"
@@ -138,15 +121,15 @@ def _nothing_matched(source: str, pattern: str) -> InvalidCorpus:
 
 
 def _one_per_place(files: list[TextFile], *, apart: bool) -> list[TextFile]:
-    """Drop files named twice; refuse one that two sources would cut or weigh differently."""
+    """Drop repeated files; raise InvalidCorpus for a file that two sources would split or weigh differently."""
     kept: dict[str, TextFile] = {}
     for file in files:
         place = file.place if "://" in file.place else os.path.realpath(file.place)
         first = kept.setdefault(place, file)
         if apart and first.source != file.source:
             rule = "with data.weights one source a file, so that it has one weight. Make the globs narrower"
-            raise file.refusal(f"also named by data.sources = {first.source!r}", rule)
+            raise file.invalid(f"also named by data.sources = {first.source!r}", rule)
         if first.unit != file.unit:
             rule = f"one source a file, as it is cut into {first.unit} by the one and read as {file.unit} by the other"
-            raise file.refusal(f"also named by data.sources = {first.source!r}", rule)
+            raise file.invalid(f"also named by data.sources = {first.source!r}", rule)
     return list(kept.values())

@@ -1,9 +1,4 @@
-"""From ``data.weights`` to what is drawn: each group of a snapshot with its weight, and its windows as a component.
-
-Owns that a weight finds its group, by the name both have, so that neither the order of ``data.sources`` nor that of a
-listing decides what a step trains on: components stand in the order of the snapshot. Refuses to know how a draw is made
-(``model.data.sample_order``).
-"""
+"""Assigns the weights of `data.weights` to a snapshot's groups by name, in the order of the snapshot."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,13 +6,13 @@ from dataclasses import dataclass
 from model.configuration.data import DataConfig
 from model.data.source_mixture import Component, cut_components
 from model.errors import InvalidInput
-from storage.snapshots.data_snapshot import SnapshotGroup, SnapshotManifest
+from storage.snapshots.snapshot_manifest import SnapshotGroup, SnapshotManifest
 from tasks.data.document import InvalidCorpus
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightedGroup:
-    """A group of a snapshot, the entry of ``data.sources`` that named it, and how much it is drawn."""
+    """A group of a snapshot, its entry of `data.sources`, and its weight."""
 
     group: SnapshotGroup
     source: str
@@ -25,32 +20,32 @@ class WeightedGroup:
 
 
 def weighted_groups(manifest: SnapshotManifest, data: DataConfig) -> tuple[WeightedGroup, ...]:
-    """Return the snapshot's groups in its order with their weights; none without ``data.weights``.
+    """Return the snapshot's groups with their weights; empty without `data.weights`.
 
-    Raises InvalidCorpus where the snapshot was not made with these groups.
+    Raises InvalidCorpus if the snapshot has other groups.
     """
     if not data.weights:
         return ()
-    said = dict(zip(data.source_names, zip(data.sources, data.weights, strict=True), strict=True))
+    given = dict(zip(data.source_names, zip(data.sources, data.weights, strict=True), strict=True))
     groups = {group.name: group for group in manifest.known_groups}
-    if said.keys() != groups.keys():
+    if given.keys() != groups.keys():
         raise InvalidCorpus(
-            f"data.weights: are for {', '.join(sorted(said))}, and the snapshot keeps apart "
+            f"data.weights: are for {', '.join(sorted(given))}, and the snapshot keeps apart "
             f"{', '.join(groups) or 'no groups'}; rule: a snapshot made with the same data.sources"
         )
     return tuple(
-        WeightedGroup(group=group, source=said[name][0], weight=said[name][1]) for name, group in groups.items()
+        WeightedGroup(group=group, source=given[name][0], weight=given[name][1]) for name, group in groups.items()
     )
 
 
 def weighted_components(manifest: SnapshotManifest, data: DataConfig, block_size: int) -> tuple[Component, ...]:
-    """Return the windows of each weighted group in the order of the snapshot; none without ``data.weights``.
+    """Return the windows of each weighted group in the order of the snapshot; empty without `data.weights`.
 
-    Raises InvalidCorpus naming the source that holds no whole window.
+    Raises InvalidCorpus naming the source without a whole window.
     """
     weighted = weighted_groups(manifest, data)
     components: tuple[Component, ...] = ()
-    for end, last in enumerate(weighted, start=1):  # one more each time: the one that does not fit is the last
+    for end, last in enumerate(weighted, start=1):  # the last of a failing list is the one without a window
         try:
             components = _components(weighted[:end], block_size)
         except InvalidInput as error:
@@ -59,7 +54,7 @@ def weighted_components(manifest: SnapshotManifest, data: DataConfig, block_size
 
 
 def too_few_tokens(source: str, tokens: int, block_size: int) -> InvalidCorpus:
-    """Return the refusal of a weighted source whose train text fills no window of its own."""
+    """Return the error for a weighted source whose train text fills no window."""
     return InvalidCorpus(
         f"data.sources = {source!r}: {tokens} tokens of train text hold no window of its own; rule: with data.weights "
         f"every source fills one of model.block_size + 1 = {block_size + 1} tokens, and up to {block_size} more are "

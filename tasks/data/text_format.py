@@ -1,13 +1,11 @@
-"""What a file's name says of its content: prose, lines of JSON or a Parquet table, and how it is compressed.
+"""The unit of documents and the compression of a text file, by its suffixes, and the decompression of its bytes.
 
-Owns the suffixes and the unpacking of a byte stream. Refuses to know where the bytes come from and what a document
-is. Sources: RFC 1952 (gzip), RFC 8878 (Zstandard), jsonlines.org, Apache Parquet.
+Sources: RFC 1952 (gzip), RFC 8878 (Zstandard), jsonlines.org, Apache Parquet.
 """
 
 import gzip
 import io
 import zlib
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO, cast
@@ -15,63 +13,59 @@ from typing import Any, BinaryIO, cast
 import pyarrow as pa
 
 CHUNK_BYTES = 1 << 20
-# Each of these would be read as if it were prose; better to say what is missing.
-UNREAD_SUFFIXES = frozenset({".bz2", ".xz", ".zip", ".tar", ".tgz", ".tzst", ".arrow", ".feather", ".orc", ".avro"})
-UNPACKING_FAULTS = (EOFError, zlib.error, pa.ArrowException)
-
-
-class Shape(StrEnum):
-    """How documents lie in a file."""
-
-    TEXT = "text"
-    JSON_LINES = "json-lines"
-    PARQUET = "parquet"
+BLOCKS = "blank-line-separated blocks"
+WHOLE_FILE = "whole file"
+LINE = "line"
+ROW = "row"
+DECOMPRESSION_ERRORS = (EOFError, zlib.error, pa.ArrowException)
+# Refused, because they would be read as prose.
+_UNSUPPORTED_SUFFIXES = frozenset(
+    {".bz2", ".xz", ".zip", ".tar", ".tgz", ".tzst", ".arrow", ".feather", ".orc", ".avro"}
+)
 
 
 class Compression(StrEnum):
-    """How a file is packed as a whole."""
+    """How a whole file is compressed."""
 
     NONE = "none"
     GZIP = "gzip"
     ZSTD = "zstd"
 
 
-_SHAPES = {".jsonl": Shape.JSON_LINES, ".ndjson": Shape.JSON_LINES, ".parquet": Shape.PARQUET}
+_UNITS = {".jsonl": LINE, ".ndjson": LINE, ".parquet": ROW}
 _COMPRESSIONS = {".gz": Compression.GZIP, ".zst": Compression.ZSTD}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TextFormat:
-    """A file's shape and compression."""
-
-    shape: Shape
-    compression: Compression
+def unit_of(name: str, *, named_alone: bool) -> str:
+    """Return what a document is in a file: prose named by its path has blocks, prose of a glob is one document."""
+    return _UNITS.get(_split_suffixes(name)[1], BLOCKS if named_alone else WHOLE_FILE)
 
 
-def format_of(name: str) -> TextFormat:
-    """Return what the suffixes of a file's name say; every suffix that says nothing is prose."""
-    suffixes = [suffix.lower() for suffix in PurePosixPath(name).suffixes]
-    compression = _COMPRESSIONS.get(suffixes[-1], Compression.NONE) if suffixes else Compression.NONE
-    inner = suffixes[:-1] if compression is not Compression.NONE else suffixes
-    return TextFormat(shape=_SHAPES.get(inner[-1], Shape.TEXT) if inner else Shape.TEXT, compression=compression)
+def compression_of(name: str) -> Compression:
+    """Return the compression by a file's last suffix."""
+    return _COMPRESSIONS.get(_split_suffixes(name)[0], Compression.NONE)
 
 
-def unread_suffix(name: str) -> str | None:
-    """Return the suffix that no reader here understands, if the name has one where it counts."""
-    suffixes = [suffix.lower() for suffix in PurePosixPath(name).suffixes]
-    inner = suffixes[:-1] if suffixes and suffixes[-1] in _COMPRESSIONS else suffixes
-    return next((suffix for suffix in (*suffixes[-1:], *inner[-1:]) if suffix in UNREAD_SUFFIXES), None)
+def unsupported_suffix(name: str) -> str | None:
+    """Return the suffix of a format that cannot be read, if the name has one."""
+    return next((suffix for suffix in _split_suffixes(name) if suffix in _UNSUPPORTED_SUFFIXES), None)
 
 
-def unpacked(stream: BinaryIO, compression: Compression) -> BinaryIO:
-    """Return a buffered stream of the unpacked bytes; nothing is held but a buffer, several frames are one text.
+def decompress(stream: BinaryIO, compression: Compression) -> BinaryIO:
+    """Return a buffered stream of the decompressed bytes; several frames are one text.
 
-    Reading it raises one of ``UNPACKING_FAULTS`` or OSError where the bytes are not what the name says.
+    Reading raises one of DECOMPRESSION_ERRORS or OSError for damaged bytes.
     """
     if compression is Compression.GZIP:
         return cast(BinaryIO, io.BufferedReader(gzip.GzipFile(fileobj=stream, mode="rb"), CHUNK_BYTES))
     if compression is Compression.ZSTD:
-        # pyarrow closes what it wraps when it is collected; the caller's stream is the caller's to close.
+        # Without the wrapper pyarrow would close the caller's stream.
         packed = pa.PythonFile(stream, mode="r")
         return cast(BinaryIO, io.BufferedReader(cast(Any, pa.CompressedInputStream(packed, "zstd")), CHUNK_BYTES))
     return cast(BinaryIO, io.BufferedReader(cast(Any, stream), CHUNK_BYTES))
+
+
+def _split_suffixes(name: str) -> tuple[str, str]:
+    """Return the compression suffix and the suffix before it, in lower case and empty if absent."""
+    suffixes = ["", "", *(suffix.lower() for suffix in PurePosixPath(name).suffixes)]
+    return (suffixes[-1], suffixes[-2]) if suffixes[-1] in _COMPRESSIONS else ("", suffixes[-1])

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from storage.logs.log_entry import CheckpointReference
-from tasks.configuration.suite_file import sha256_of_file
+from storage.stores.verified_object import describe_file
 from tasks.errors import TaskError
 from tasks.evaluator.evaluation_suite import CommandSuite
 from tasks.evaluator.evaluator_process import PipeReader
@@ -148,7 +148,7 @@ def _check_files(suite: CommandSuite) -> None:
     for name, expected in suite.files.items():
         path = Path(suite.folder) / name
         try:
-            found = sha256_of_file(path)
+            found = describe_file(path).sha256
         except OSError as error:
             raise TaskError(f"evaluator {suite.name}: {path}: cannot be read: {error}") from error
         if found != expected:

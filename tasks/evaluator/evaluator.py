@@ -54,7 +54,7 @@ def _measure_held_out(opened: CheckpointModel, suite: Suite) -> EvaluationResult
         windows,
         batches=suite.batches,
         batch_size=suite.batch_size,
-        bytes_per_token=opened.snapshot.bytes_per_token("val"),
+        bytes_per_token=opened.snapshot.manifest.bytes_per_token("val"),
     )
     samples = tuple(_sample(opened, suite, prompt) for prompt in suite.prompts)
     return EvaluationResult(metrics={name: float(value) for name, value in asdict(metrics).items()}, samples=samples)

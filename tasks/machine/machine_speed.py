@@ -4,7 +4,6 @@
 measured again, and a folder that cannot be written costs one measurement per run.
 """
 
-import hashlib
 import os
 import platform
 import subprocess
@@ -27,7 +26,7 @@ from model.estimates.numerics import (
     has_auto_numerics,
 )
 from storage.errors import IntegrityError
-from storage.stores.document import decode, encode
+from storage.stores.document import decode, encode, sha256
 
 _PROBE_VERSION = 1
 _TIMEOUT_SECONDS = 60.0
@@ -97,7 +96,7 @@ def may_have_cuda() -> bool:
 def _identity(facts: Mapping[str, str], environment: Mapping[str, str]) -> str:
     settings = [f"{name}={environment.get(name, '')}" for name in _SETTINGS]
     known = [str(_PROBE_VERSION), version("torch"), *map(str, sorted(facts.items())), *settings, *_cuda_names()]
-    return hashlib.sha256("\n".join(known).encode()).hexdigest()[:32]
+    return sha256("\n".join(known).encode())[:32]
 
 
 def _cuda_names() -> list[str]:

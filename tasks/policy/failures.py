@@ -1,10 +1,10 @@
 """Classification of an attempt's end: a pure function from the evidence to one termination reason."""
 
-import hashlib
 import re
 import signal
 from dataclasses import dataclass
 
+from storage.stores.document import sha256
 from tasks.policy.termination import ExitCode, TerminationReason
 
 ORPHANED_EXIT_CODE = 76
@@ -226,6 +226,4 @@ def _memory(evidence: Evidence) -> str:
 
 
 def _failure(reason: TerminationReason, detail: str, cause: str) -> Failure:
-    return Failure(
-        reason=reason, detail=detail, fingerprint=hashlib.sha256(f"{reason}\n{cause}".encode()).hexdigest()[:12]
-    )
+    return Failure(reason=reason, detail=detail, fingerprint=sha256(f"{reason}\n{cause}".encode())[:12])

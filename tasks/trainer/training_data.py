@@ -12,7 +12,7 @@ from model.data.tokenizer import Tokenizer
 from model.training.probe import Probe
 from model.training.training_step import StepInputs
 from storage.snapshots.data_snapshot import OpenSnapshot, open_snapshot
-from storage.snapshots.shard_prefetch import verify_ahead
+from storage.snapshots.verified_shard import prefetch_shards
 from storage.stores.object_store import ObjectStore
 from tasks.data.source_weights import weighted_components
 from tasks.trainer.fault_injection import flip_byte
@@ -43,7 +43,7 @@ class TrainingData:
 def open_training_data(store: ObjectStore, spec: TrainerSpec, place: Place) -> TrainingData:
     """Open the spec's snapshot; its shards are verified ahead, in the background."""
     snapshot = open_snapshot(store, spec.snapshot_id, spec.cache_dir)
-    verify_ahead(snapshot.train, threads=_DOWNLOADS)
+    prefetch_shards(snapshot.train, threads=_DOWNLOADS)
     manifest, training = snapshot.manifest, spec.training
     windows = TokenWindows(snapshot.train, spec.model.block_size, manifest.vocab_size)
     order = SampleOrder(

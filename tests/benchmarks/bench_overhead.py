@@ -151,12 +151,12 @@ def bare(given: argparse.Namespace) -> Share:
     from model.training.train_state import TrainState
     from model.training.training_loop import StepObserver, train_until
     from model.training.training_step import StepInputs
-    from storage.snapshots.data_snapshot import open_snapshot, snapshot_ids
+    from storage.snapshots.data_snapshot import list_snapshots, open_snapshot
     from tasks.configuration.configuration_source import load_configuration
 
     config = load_configuration(given.config, overrides=[*ALWAYS, *given.set], environment={})
     store = LocalStore(given.data)
-    snapshot = open_snapshot(store, snapshot_ids(store)[0], given.data / "cache")
+    snapshot = open_snapshot(store, list_snapshots(store)[0], given.data / "cache")
     training = config.training.model_copy(update={"steps": given.last + 1})
     make_deterministic(seed=training.seed, threads=training.threads)
     windows = TokenWindows(snapshot.train, config.model.block_size, snapshot.manifest.vocab_size)

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from storage.snapshots.data_snapshot import snapshot_ids
+from storage.snapshots.data_snapshot import list_snapshots
 from storage.stores.local_store import LocalStore
 from tests.benchmarks.process_times import children, command_line, tree_core_seconds
 
@@ -127,7 +127,7 @@ def note_children(pid: int, began: float, seconds: dict[str, float]) -> None:
 
 def bare(folder: Folder, *, resumed: bool) -> Start:
     """Run the bare script to its first step on the snapshot's first shard."""
-    data = folder.path / "store" / "data" / snapshot_ids(LocalStore(folder.path / "store"))[0]
+    data = folder.path / "store" / "data" / list_snapshots(LocalStore(folder.path / "store"))[0]
     shard = min(data.glob("*train*"))
     began, before = time.monotonic(), os.times()
     subprocess.run(

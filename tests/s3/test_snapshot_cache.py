@@ -10,17 +10,9 @@ import numpy as np
 import pytest
 
 from storage.errors import SnapshotDamaged
-from storage.snapshots.data_snapshot import (
-    DOCUMENTS,
-    TOKENIZER,
-    SnapshotManifest,
-    SnapshotSource,
-    SnapshotSplits,
-    SplitSize,
-    open_snapshot,
-    publish_snapshot,
-)
+from storage.snapshots.data_snapshot import DOCUMENTS, TOKENIZER, open_snapshot, publish_snapshot
 from storage.snapshots.document_index import DocumentIndexWriter
+from storage.snapshots.snapshot_manifest import SnapshotManifest, SnapshotSource, SnapshotSplits, SplitSize
 from storage.snapshots.token_shard import ShardWriter
 from storage.stores.document import sha256
 from storage.stores.s3_store import S3Store

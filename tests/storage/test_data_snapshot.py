@@ -6,21 +6,17 @@ import pyarrow.parquet as parquet
 import pytest
 
 from storage.errors import IntegrityError, ObjectMissing
-from storage.snapshots.data_snapshot import (
-    DOCUMENTS,
+from storage.snapshots.data_snapshot import DOCUMENTS, TOKENIZER, open_snapshot, publish_snapshot, read_manifest
+from storage.snapshots.document_index import DocumentIndexWriter, DocumentRow
+from storage.snapshots.snapshot_manifest import (
     SNAPSHOT_VERSION,
-    TOKENIZER,
     SnapshotGroup,
     SnapshotManifest,
     SnapshotObject,
     SnapshotSource,
     SnapshotSplits,
     SplitSize,
-    open_snapshot,
-    publish_snapshot,
-    read_manifest,
 )
-from storage.snapshots.document_index import DocumentIndexWriter, DocumentRow
 from storage.snapshots.token_shard import ShardWriter
 from storage.stores.document import decode, encode, sha256
 from storage.stores.local_store import LocalStore

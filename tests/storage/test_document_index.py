@@ -12,10 +12,9 @@ from storage.snapshots.document_index import (
     DocumentPlace,
     DocumentRow,
     RejectedRow,
-    RejectedWriter,
     SplitName,
     documents_between,
-    read_documents,
+    write_rejected,
 )
 
 
@@ -64,7 +63,7 @@ def test_a_split_that_is_neither_train_nor_val_is_refused(tmp_path: Path) -> Non
 
 def test_what_was_left_out_is_listed_with_its_place_and_fault(tmp_path: Path) -> None:
     left_out = [RejectedRow(source="a", offset_bytes=n, kind="not UTF-8", detail="byte 0xff") for n in range(9)]
-    with RejectedWriter(tmp_path / "rejected") as rejected:
+    with write_rejected(tmp_path / "rejected") as rejected:
         for item in left_out:
             rejected.append(item)
     read = parquet.read_table(tmp_path / "rejected").to_pylist()
@@ -113,15 +112,6 @@ def test_only_the_row_groups_that_hold_the_tokens_are_read(tmp_path: Path, monke
     monkeypatch.setattr(parquet.ParquetFile, "read_row_group", watched)
     assert list(documents_between(path, "train", last.first_token, last.first_token + 1)) == [last]
     assert set(read) == {5}
-
-
-def test_an_index_from_before_starts_were_kept_is_read_from_its_beginning(tmp_path: Path) -> None:
-    parquet.write_table(parquet.read_table(write(tmp_path / "index")).replace_schema_metadata(), tmp_path / "older")
-    assert list(documents_between(tmp_path / "older", "val", 0, 10**9)) == places("val")
-
-
-def test_all_documents_are_read_in_order(tmp_path: Path) -> None:
-    assert list(read_documents(write(tmp_path / "index"))) == ROWS
 
 
 def test_another_file_is_no_index(tmp_path: Path) -> None:

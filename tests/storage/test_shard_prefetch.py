@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from storage.errors import SnapshotDamaged
-from storage.snapshots.shard_prefetch import verify_ahead
 from storage.snapshots.token_shard import ShardSchema, write_shard
-from storage.snapshots.verified_shard import VerifiedShard
+from storage.snapshots.verified_shard import VerifiedShard, prefetch_shards
 
 SCHEMA = ShardSchema(tokenizer_sha256="ab" * 32, vocab_size=1000)
 PATIENCE_SECONDS = 30
@@ -28,7 +27,7 @@ def test_shards_are_fetched_several_at_a_time_before_anybody_asks(path: Path) ->
         together.wait(PATIENCE_SECONDS)
         return path
 
-    verify_ahead([VerifiedShard(fetch, SCHEMA, tokens=50, where="s") for _ in range(4)], threads=4)
+    prefetch_shards([VerifiedShard(fetch, SCHEMA, tokens=50, where="s") for _ in range(4)], threads=4)
     together.wait(PATIENCE_SECONDS)
 
 
@@ -41,7 +40,7 @@ def test_a_shard_that_is_asked_for_meanwhile_is_fetched_once(path: Path) -> None
         return path
 
     shard = VerifiedShard(fetch, SCHEMA, tokens=50, where="s")
-    verify_ahead([shard], threads=4)
+    prefetch_shards([shard], threads=4)
     assert asked.wait(PATIENCE_SECONDS)
     assert (shard[3], len(calls)) == (3, 1)
 
@@ -57,7 +56,7 @@ def test_a_damaged_shard_is_found_by_who_uses_it_and_stops_no_other(path: Path) 
         return path
 
     shards = [VerifiedShard(fetch, SCHEMA, tokens=50, where="s") for fetch in (damaged, sound)]
-    verify_ahead(shards, threads=1)
+    prefetch_shards(shards, threads=1)
     assert other.wait(PATIENCE_SECONDS)
     with pytest.raises(SnapshotDamaged, match="my/shard"):
         shards[0].tokens()

@@ -14,14 +14,11 @@ from storage.snapshots.data_snapshot import (
     TOKENIZER,
     OpenSnapshot,
     SnapshotFiles,
-    SnapshotManifest,
-    SnapshotSource,
-    SnapshotSplits,
-    SplitSize,
     open_snapshot,
     publish_snapshot,
 )
 from storage.snapshots.document_index import DocumentIndexWriter, DocumentRow
+from storage.snapshots.snapshot_manifest import SnapshotManifest, SnapshotSource, SnapshotSplits, SplitSize
 from storage.snapshots.token_shard import ShardWriter
 from storage.stores.document import sha256
 from storage.stores.local_store import LocalStore
@@ -151,14 +148,13 @@ def test_opening_a_large_snapshot_fetches_no_shard(snapshot_id: str, store: Obje
         opened.val[0][:1]
 
 
-def test_a_manifest_from_before_shards_were_counted_still_opens(
+def test_a_manifest_that_does_not_count_the_tokens_of_its_shards_is_refused(
     store: ObjectStore, snapshot_id: str, tmp_path: Path
 ) -> None:
     manifest = json.loads(store.read(f"data/{snapshot_id}/snapshot.json"))
     for item in manifest["objects"]:
         del item["tokens"]
-    older = json.dumps(manifest).encode()
-    for key in [item["key"] for item in manifest["objects"]]:
-        store.write(f"data/{sha256(older)}/{key}", store.read(f"data/{snapshot_id}/{key}"))
-    store.write(f"data/{sha256(older)}/snapshot.json", older)
-    assert np.concatenate(open_lazily(store, sha256(older), tmp_path).train).tolist() == list(range(100))
+    uncounted = json.dumps(manifest).encode()
+    store.write(f"data/{sha256(uncounted)}/snapshot.json", uncounted)
+    with pytest.raises(IntegrityError, match=r"train-00000\.arrow: the manifest does not say how many tokens it holds"):
+        open_lazily(store, sha256(uncounted), tmp_path)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from storage.errors import StorageError
-from storage.snapshots.token_file import TokenFileFormat, look_at, write_token_files
+from storage.snapshots.token_file import TokenFileFormat, inspect_token_file, write_token_files
 
 TOKENS = np.arange(1000, dtype=np.uint16)
 SHARDS = (TOKENS[:300], TOKENS[300:301], TOKENS[301:])
@@ -29,22 +29,22 @@ def test_an_llm_c_file_has_its_header_before_its_tokens(tmp_path: Path) -> None:
 def test_llm_c_gets_more_files_when_one_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("storage.snapshots.token_file.LLM_C_FILE_TOKENS", 301)
     paths = write_token_files(tmp_path, "val", SHARDS, TokenFileFormat.LLM_C)
-    assert [look_at(path).tokens for path in paths] == [301, 301, 301, 97]
-    assert np.array_equal(np.concatenate([look_at(path).map() for path in paths]), TOKENS)
+    assert [inspect_token_file(path).tokens for path in paths] == [301, 301, 301, 97]
+    assert np.array_equal(np.concatenate([inspect_token_file(path).map() for path in paths]), TOKENS)
 
 
 @pytest.mark.parametrize("form", list(TokenFileFormat))
 def test_the_layout_is_recognised(tmp_path: Path, form: TokenFileFormat) -> None:
     (path,) = write_token_files(tmp_path, "train", SHARDS, form)
-    found = look_at(path)
+    found = inspect_token_file(path)
     assert (found.format, found.tokens, np.array_equal(found.map(), TOKENS)) == (form, 1000, True)
 
 
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b"", "0 bytes are no row of 16-bit tokens"),
-        (b"odd", "3 bytes are no row of 16-bit tokens"),
+        (b"", "0 bytes are not a whole number of 16-bit tokens"),
+        (b"odd", "3 bytes are not a whole number of 16-bit tokens"),
         (llm_c(version=7), "version 7 of llm.c's format; only 1 is read"),
         (llm_c(magic=20240801, version=7), "32-bit tokens; only those of 16 bits are read"),
         (llm_c(tokens=1001), "says 1001 tokens, so it must have 3026 bytes; it has 3024"),
@@ -55,12 +55,12 @@ def test_the_layout_is_recognised(tmp_path: Path, form: TokenFileFormat) -> None
 def test_a_file_that_is_not_what_it_says_is_refused_by_name(tmp_path: Path, content: bytes, why: str) -> None:
     (tmp_path / "x.bin").write_bytes(content)
     with pytest.raises(StorageError, match=rf"x\.bin: .*{why}"):
-        look_at(tmp_path / "x.bin")
+        inspect_token_file(tmp_path / "x.bin")
 
 
 def test_a_file_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"absent\.bin: cannot be read: No such file"):
-        look_at(tmp_path / "absent.bin")
+        inspect_token_file(tmp_path / "absent.bin")
 
 
 def test_nothing_is_written_over_a_file_that_is_there(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from model.configuration.data import DataConfig
 from storage.stores.local_store import LocalStore
 from tasks.data.build_progress import BuildProgress, BuildStage
-from tasks.data.snapshot_build import Workshop, build_snapshot
+from tasks.data.snapshot_build import BuildOptions, build_snapshot
 
 
 def main() -> None:
@@ -28,7 +28,7 @@ def main() -> None:
         folder,
         shard_tokens=4096,
         cache_dir=folder / "cache",
-        workshop=Workshop(batch_bytes=1500, part_bytes=4000, on_progress=watch),
+        options=BuildOptions(batch_bytes=1500, part_bytes=4000, on_progress=watch),
     )
 
 

@@ -98,7 +98,7 @@ def test_a_damaged_shard_whose_source_is_gone_stops_the_run_and_says_so(scene: S
     (scene.folder / "a.txt").unlink()
     ended = scene.end(last_words=words("BadBatch", step=13, windows=(3,)))
     assert ended.decision.action == "stop"
-    assert "its sources are not at hand" in ended.detail
+    assert "its sources are not available" in ended.detail
 
 
 def test_a_damaged_shard_whose_source_has_changed_is_left_as_it_is(scene: Scene) -> None:

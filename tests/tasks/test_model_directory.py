@@ -20,7 +20,7 @@ from model.inference.generation import generate
 from storage.snapshots.data_snapshot import open_snapshot
 from storage.stores.memory_store import MemoryStore
 from tasks.data.snapshot_build import build_snapshot
-from tasks.data.token_trade import numbered_vocabulary
+from tasks.data.token_import import numbered_vocabulary
 from tasks.errors import TaskError
 from tasks.evaluator.checkpoint_model import CheckpointModel
 from tasks.evaluator.model_directory import write_model_directory

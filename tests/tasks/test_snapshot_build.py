@@ -14,7 +14,8 @@ from storage.stores.local_store import LocalStore
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore, WrittenObject
 from tasks.data.document import InvalidCorpus
-from tasks.data.snapshot_build import SnapshotReference, build_snapshot, check_block_size
+from tasks.data.snapshot_build import build_snapshot, check_block_size
+from tasks.data.snapshot_lookup import SnapshotReference
 
 PARAGRAPHS = [f"Paragraph {number} speaks of stone {number * number % 97} on the long way up." for number in range(60)]
 BYTES = DataConfig(sources=("a.txt",), tokenizer="bytes")

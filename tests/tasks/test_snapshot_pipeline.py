@@ -15,15 +15,14 @@ import pytest
 
 from model.configuration.data import DataConfig
 from model.data.tokenizer import Tokenizer
-from storage.snapshots.data_snapshot import SnapshotManifest
+from storage.snapshots.snapshot_manifest import SnapshotManifest
 from storage.stores.memory_store import MemoryStore
 from tasks.data.build_folder import build_folder
 from tasks.data.build_progress import BuildProgress, BuildStage
-from tasks.data.corpus_survey import TextSample
-from tasks.data.document import Document, InvalidCorpus, document_of
-from tasks.data.document_split import split_of
-from tasks.data.seen_digests import SeenDigests
-from tasks.data.snapshot_build import SnapshotReference, Workshop, build_snapshot
+from tasks.data.corpus_survey import SeenDigests, TextSample
+from tasks.data.document import Document, InvalidCorpus, make_document, split_of
+from tasks.data.snapshot_build import BuildOptions, build_snapshot
+from tasks.data.snapshot_lookup import SnapshotReference
 from tests.tasks import killed_build
 from tests.tasks.corpus_files import packed, shaped
 
@@ -41,8 +40,8 @@ def corpus(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def built(data: DataConfig, base: Path, workshop: Workshop | None = None) -> SnapshotReference:
-    return build_snapshot(MemoryStore(), data, base, shard_tokens=4096, workshop=workshop or Workshop())
+def built(data: DataConfig, base: Path, options: BuildOptions | None = None) -> SnapshotReference:
+    return build_snapshot(MemoryStore(), data, base, shard_tokens=4096, options=options or BuildOptions())
 
 
 def index_of(data: DataConfig, base: Path, name: str = "documents") -> list[dict[str, object]]:
@@ -57,12 +56,12 @@ def counts(manifest: SnapshotManifest) -> dict[str, int]:
 
 
 def test_the_id_does_not_depend_on_workers_batches_or_parts(corpus: Path) -> None:
-    workshops = [
-        Workshop(),
-        Workshop(workers=1, batch_bytes=1500, part_bytes=3000),
-        Workshop(workers=5, batch_bytes=500, part_bytes=9999),
+    all_options = [
+        BuildOptions(),
+        BuildOptions(workers=1, batch_bytes=1500, part_bytes=3000),
+        BuildOptions(workers=5, batch_bytes=500, part_bytes=9999),
     ]
-    assert len({built(DATA, corpus, workshop).snapshot_id for workshop in workshops}) == 1
+    assert len({built(DATA, corpus, options).snapshot_id for options in all_options}) == 1
 
 
 def test_the_id_does_not_depend_on_the_order_of_sources(corpus: Path) -> None:
@@ -72,7 +71,7 @@ def test_the_id_does_not_depend_on_the_order_of_sources(corpus: Path) -> None:
 
 def test_every_document_of_every_shape_is_in_the_index_in_order(corpus: Path) -> None:
     rows = index_of(DATA, corpus)
-    assert [row["sha256"] for row in rows] == [document_of("", 0, text.encode()).sha256 for text in TEXTS]
+    assert [row["sha256"] for row in rows] == [make_document("", 0, text.encode()).sha256 for text in TEXTS]
     assert dict(Counter(row["source"] for row in rows)) == {
         "a.jsonl": 120,
         "b.parquet": 80,
@@ -163,7 +162,7 @@ def test_a_killed_build_goes_on_from_its_parts_to_the_same_bytes(
         corpus,
         shard_tokens=4096,
         cache_dir=corpus / "cache",
-        workshop=Workshop(batch_bytes=1500, on_progress=reported.append),
+        options=BuildOptions(batch_bytes=1500, on_progress=reported.append),
     )
     assert reference.snapshot_id == whole
     encoded = [item for item in reported if item.stage is BuildStage.TOKENIZING]
@@ -180,7 +179,7 @@ def test_two_builders_of_one_recipe_do_not_disturb_each_other(corpus: Path) -> N
             inner.append(build_snapshot(MemoryStore(), DATA, corpus, cache_dir=corpus / "cache").snapshot_id)
 
     outer = build_snapshot(
-        MemoryStore(), DATA, corpus, cache_dir=corpus / "cache", workshop=Workshop(on_progress=meanwhile)
+        MemoryStore(), DATA, corpus, cache_dir=corpus / "cache", options=BuildOptions(on_progress=meanwhile)
     )
     assert inner[1] == outer.snapshot_id
 
@@ -192,14 +191,14 @@ def test_parts_of_a_source_that_changed_are_not_used_again(corpus: Path) -> None
 
     with pytest.raises(InvalidCorpus, match="changed while it was read"):
         build_snapshot(
-            MemoryStore(), DATA, corpus, cache_dir=corpus, workshop=Workshop(batch_bytes=1500, on_progress=disturb)
+            MemoryStore(), DATA, corpus, cache_dir=corpus, options=BuildOptions(batch_bytes=1500, on_progress=disturb)
         )
     assert not list(corpus.glob("snapshots-in-work/*/"))
 
 
 def test_progress_never_goes_back_and_ends_at_the_whole(corpus: Path) -> None:
     reported: list[BuildProgress] = []
-    manifest = built(DATA, corpus, Workshop(batch_bytes=1500, on_progress=reported.append)).manifest
+    manifest = built(DATA, corpus, BuildOptions(batch_bytes=1500, on_progress=reported.append)).manifest
     for stage in (BuildStage.TOKENIZING, BuildStage.WRITING):
         done = [item for item in reported if item.stage is stage]
         assert [item.bytes_done for item in done] == sorted(item.bytes_done for item in done)
@@ -209,7 +208,7 @@ def test_progress_never_goes_back_and_ends_at_the_whole(corpus: Path) -> None:
 
 
 def documents() -> Iterator[Document]:
-    yield from (document_of("a", number, text.encode()) for number, text in enumerate([*TEXTS, *TEXTS[:20]]))
+    yield from (make_document("a", number, text.encode()) for number, text in enumerate([*TEXTS, *TEXTS[:20]]))
 
 
 @pytest.mark.parametrize("limit", [1, 500, 5000, 10**6])
@@ -234,7 +233,7 @@ def test_a_bounded_sample_teaches_the_same_tokenizer_whatever_the_order(corpus: 
 
 def test_digests_are_remembered_in_a_bounded_number_of_bytes() -> None:
     seen = SeenDigests()
-    digests = [document_of("a", 0, f"{number}".encode()).sha256 for number in range(20_000)]
+    digests = [make_document("a", 0, f"{number}".encode()).sha256 for number in range(20_000)]
     assert all(seen.add(digest) for digest in digests)
     assert not any(seen.add(digest) for digest in digests)
     assert len(seen) == 20_000
@@ -246,7 +245,7 @@ def test_the_split_of_a_document_is_in_its_row(corpus: Path) -> None:
 
 
 def test_a_part_that_cannot_be_read_is_made_again_with_all_after_it(corpus: Path) -> None:
-    workshop = Workshop(batch_bytes=1500, part_bytes=4000)
+    options = BuildOptions(batch_bytes=1500, part_bytes=4000)
 
     def give_up(progress: BuildProgress) -> None:
         if progress.stage is BuildStage.WRITING:
@@ -259,7 +258,7 @@ def test_a_part_that_cannot_be_read_is_made_again_with_all_after_it(corpus: Path
             corpus,
             shard_tokens=4096,
             cache_dir=corpus,
-            workshop=replace(workshop, on_progress=give_up),
+            options=replace(options, on_progress=give_up),
         )
     parts = sorted(corpus.glob("snapshots-in-work/*/part-*.arrow"))
     assert len(parts) > 5

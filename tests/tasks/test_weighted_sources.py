@@ -16,7 +16,8 @@ from storage.snapshots.data_snapshot import OpenSnapshot, open_snapshot
 from storage.stores.memory_store import MemoryStore
 from tasks.data.corpus import open_corpus
 from tasks.data.document import InvalidCorpus
-from tasks.data.snapshot_build import SnapshotReference, Workshop, build_snapshot, check_block_size
+from tasks.data.snapshot_build import BuildOptions, build_snapshot, check_block_size
+from tasks.data.snapshot_lookup import SnapshotReference
 from tasks.data.source_weights import weighted_components
 from tests.tasks import killed_build
 
@@ -151,7 +152,12 @@ def test_a_killed_build_goes_on_from_its_parts_to_the_same_groups(corpus: Path, 
     assert subprocess.run(command, env={"PYTHONPATH": str(ROOT)}, check=False).returncode == -signal.SIGKILL
     assert list((corpus / "cache").glob("snapshots-in-work/*/part-*.arrow"))
     again = build_snapshot(
-        MemoryStore(), data, corpus, shard_tokens=4096, cache_dir=corpus / "cache", workshop=Workshop(batch_bytes=1500)
+        MemoryStore(),
+        data,
+        corpus,
+        shard_tokens=4096,
+        cache_dir=corpus / "cache",
+        options=BuildOptions(batch_bytes=1500),
     )
     assert (again.snapshot_id, again.manifest) == (whole.snapshot_id, whole.manifest)
 

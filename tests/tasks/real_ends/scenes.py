@@ -23,15 +23,13 @@ from model.errors import BadBatch, LossExploded, NonFiniteLoss
 from model.training.divergence import find_bad_windows, find_spike
 from model.training.train_state import TrainState
 from model.training.training_step import StepInputs, take_step
-from storage.snapshots.data_snapshot import (
+from storage.snapshots.data_snapshot import TOKENIZER, open_snapshot, publish_snapshot
+from storage.snapshots.snapshot_manifest import (
     SNAPSHOT_VERSION,
-    TOKENIZER,
     SnapshotManifest,
     SnapshotSource,
     SnapshotSplits,
     SplitSize,
-    open_snapshot,
-    publish_snapshot,
 )
 from storage.snapshots.token_shard import ShardSchema, ShardWriter
 from storage.stores.document import sha256
@@ -116,7 +114,7 @@ def foreign_shard(folder: Path) -> None:
 
 def flipped_byte_after_verification(folder: Path) -> None:
     store, snapshot_id = snapshot(folder)
-    tokens = open_snapshot(store, snapshot_id, folder / "cache").train[0].copy()
+    tokens = open_snapshot(store, snapshot_id, folder / "cache").train[0].tokens().copy()
     tokens.view(np.uint8)[2 * 20 + 1] ^= 1
     TokenWindows([tokens], BLOCK, VOCAB).gather(np.arange(6))
 

@@ -7,11 +7,11 @@ import pytest
 from model.data.token_windows import TokenWindows
 from model.data.tokenizer import Tokenizer
 from storage.snapshots.data_snapshot import DOCUMENTS, SnapshotFiles, open_snapshot
-from storage.snapshots.document_index import read_documents
+from storage.snapshots.document_index import DocumentRow, documents_between
 from storage.snapshots.token_file import TokenFileFormat
 from storage.stores.local_store import LocalStore
 from tasks.data.document import InvalidCorpus
-from tasks.data.token_trade import TokenFiles, export_tokens, import_tokens, numbered_vocabulary
+from tasks.data.token_import import TokenFiles, export_tokens, import_tokens, numbered_vocabulary
 
 BYTES = Tokenizer.bytes()
 END = BYTES.end_of_text_id
@@ -48,6 +48,10 @@ def header(content: bytes) -> bytes:
 
 def opened(store: LocalStore, files: TokenFiles, tmp_path: Path, tokenizer: Tokenizer = BYTES) -> SnapshotFiles:
     return SnapshotFiles(store, import_tokens(store, files, tokenizer).snapshot_id, tmp_path / "cache")
+
+
+def train_documents(snapshot: SnapshotFiles) -> list[DocumentRow]:
+    return [place.row for place in documents_between(snapshot.path(DOCUMENTS), "train", 0, 10**9)]
 
 
 def test_nanogpts_files_come_back_byte_for_byte(store: LocalStore, files: TokenFiles, tmp_path: Path) -> None:
@@ -89,7 +93,7 @@ def test_the_manifest_counts_what_was_imported(store: LocalStore, files: TokenFi
 
 def test_the_index_leads_back_to_the_file_and_its_byte(store: LocalStore, files: TokenFiles, tmp_path: Path) -> None:
     content = files.train[0].read_bytes()
-    rows = [row for row in read_documents(opened(store, files, tmp_path).path(DOCUMENTS)) if row.split == "train"]
+    rows = train_documents(opened(store, files, tmp_path))
     found = [content[row.offset_bytes : row.offset_bytes + 2 * row.tokens] for row in rows]
     assert [BYTES.decode(np.frombuffer(part, "<u2")[:-1].tolist()) for part in found] == TRAIN
 
@@ -108,12 +112,12 @@ def test_importing_twice_gives_the_same_snapshot(store: LocalStore, files: Token
 def test_without_an_end_of_text_a_file_is_cut_into_documents_that_fit_into_memory(
     store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.data.token_trade.DOCUMENT_TOKENS", 10)
-    monkeypatch.setattr("tasks.data.token_trade._PEEK_TOKENS", 16)
+    monkeypatch.setattr("tasks.data.token_import.DOCUMENT_TOKENS", 10)
+    monkeypatch.setattr("tasks.data.token_import._PEEK_TOKENS", 16)
     content = np.arange(64, 64 + 47, dtype="<u2").tobytes()
     given = TokenFiles(train=(write(tmp_path, "train.bin", content),), val=(write(tmp_path, "val.bin", stream(VAL)),))
     snapshot = opened(store, given, tmp_path)
-    sizes = [row.tokens for row in read_documents(snapshot.path(DOCUMENTS)) if row.split == "train"]
+    sizes = [row.tokens for row in train_documents(snapshot)]
     assert sizes == [10, 10, 10, 10, 7]
     assert export_tokens(snapshot, tmp_path / "out", TokenFileFormat.NANOGPT)[0].read_bytes() == content
 
@@ -174,7 +178,7 @@ def test_a_snapshot_of_wider_ids_is_not_exported(
     store: LocalStore, files: TokenFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snapshot = opened(store, files, tmp_path)
-    monkeypatch.setattr("tasks.data.token_trade.MAX_TOKEN_ID", 255)
+    monkeypatch.setattr("tasks.data.token_import.MAX_TOKEN_ID", 255)
     with pytest.raises(InvalidCorpus, match="its vocabulary has 257 ids; rule: nanogpt files hold 16-bit ids"):
         export_tokens(snapshot, tmp_path / "out", TokenFileFormat.NANOGPT)
     assert not (tmp_path / "out").exists()
