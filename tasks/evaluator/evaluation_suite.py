@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from storage.stores.document import encode, sha256
-from tasks.configuration.evaluation_settings import EvaluationConfig, EvaluatorConfig
+from tasks.configuration.evaluation_settings import EvaluationConfig
 
 EVALUATOR_VERSION = "1"
 COMMAND_EVALUATOR_VERSION = "1"
@@ -76,21 +76,20 @@ def suite_of(evaluation: EvaluationConfig) -> Suite:
 
 def command_suites_of(evaluation: EvaluationConfig) -> tuple[CommandSuite, ...]:
     """Return the suites of the section's commands, in the order they run."""
-    return tuple(_command_suite(evaluator) for evaluator in evaluation.evaluators)
+    return tuple(
+        CommandSuite(
+            name=evaluator.name,
+            command=evaluator.command,
+            folder=evaluator.folder,
+            files=evaluator.files or {},
+            timeout_seconds=evaluator.timeout_seconds,
+            required=evaluator.required,
+            evaluator_version=COMMAND_EVALUATOR_VERSION,
+        )
+        for evaluator in evaluation.evaluators
+    )
 
 
 def required_suites_of(evaluation: EvaluationConfig) -> tuple[AnySuite, ...]:
     """Return the suites that must have measured a checkpoint before it may be promoted."""
     return (suite_of(evaluation), *(suite for suite in command_suites_of(evaluation) if suite.required))
-
-
-def _command_suite(evaluator: EvaluatorConfig) -> CommandSuite:
-    return CommandSuite(
-        name=evaluator.name,
-        command=evaluator.command,
-        folder=evaluator.folder,
-        files=evaluator.files or {},
-        timeout_seconds=evaluator.timeout_seconds,
-        required=evaluator.required,
-        evaluator_version=COMMAND_EVALUATOR_VERSION,
-    )

@@ -21,7 +21,7 @@ Script = Callable[..., CommandSuite]
 
 
 @pytest.fixture
-def order(tmp_path: Path) -> CommandSpec:
+def spec(tmp_path: Path) -> CommandSpec:
     (tmp_path / "model").mkdir()
     (tmp_path / "scratch").mkdir()
     reference = CheckpointReference(step=7, attempt=1, prefix="runs/r/c", manifest_sha256="m" * 64)
@@ -47,37 +47,37 @@ def script(tmp_path: Path) -> Script:
     return made
 
 
-def test_nested_numbers_become_names_with_slashes(script: Script, order: CommandSpec) -> None:
+def test_nested_numbers_become_names_with_slashes(script: Script, spec: CommandSpec) -> None:
     suite = script('print(\'{"acc": 0.5, "by": {"topic": {"law": 3}}}\')')
-    assert run_command(suite, order) == {"acc": 0.5, "by/topic/law": 3.0}
+    assert run_command(suite, spec) == {"acc": 0.5, "by/topic/law": 3.0}
 
 
 @pytest.mark.parametrize("said", ["refuse", "no", ""])
 def test_a_machine_that_does_not_allow_commands_runs_none(
-    script: Script, order: CommandSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str
+    script: Script, spec: CommandSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str
 ) -> None:
     monkeypatch.setenv("CAIRN_EVALUATOR_COMMANDS", said)
     with pytest.raises(TaskError, match="evaluator score: this machine runs no evaluator's command"):
-        run_command(script(f"open({str(tmp_path / 'trace')!r}, 'w')"), order)
+        run_command(script(f"open({str(tmp_path / 'trace')!r}, 'w')"), spec)
     assert not (tmp_path / "trace").exists()
 
 
-def test_the_model_is_the_last_argument_unless_it_is_placed(script: Script, order: CommandSpec) -> None:
+def test_the_model_is_the_last_argument_unless_it_is_placed(script: Script, spec: CommandSpec) -> None:
     text = "import sys, os; print('{\"n\": %d}' % (sys.argv.index(os.environ['CAIRN_MODEL_DIR'])))"
-    assert run_command(script(text, "--fast"), order) == {"n": 2.0}
-    assert run_command(script(text, "{model}", "--fast"), order) == {"n": 1.0}
+    assert run_command(script(text, "--fast"), spec) == {"n": 2.0}
+    assert run_command(script(text, "{model}", "--fast"), spec) == {"n": 1.0}
     inside = "import sys, os; print('{\"n\": %d}' % (sys.argv[1] == 'in=' + os.environ['CAIRN_MODEL_DIR']))"
-    assert run_command(script(inside, "in={model}"), order) == {"n": 1.0}
+    assert run_command(script(inside, "in={model}"), spec) == {"n": 1.0}
 
 
-def test_the_command_runs_in_the_suites_folder_with_nothing_to_read(script: Script, order: CommandSpec) -> None:
+def test_the_command_runs_in_the_suites_folder_with_nothing_to_read(script: Script, spec: CommandSpec) -> None:
     text = "import sys, os; print('{\"same\": %d}' % (os.path.exists('score.py') and sys.stdin.read() == ''))"
-    assert run_command(script(text), order) == {"same": 1.0}
+    assert run_command(script(text), spec) == {"same": 1.0}
 
 
-def test_python_is_the_interpreter_of_the_project(script: Script, order: CommandSpec) -> None:
+def test_python_is_the_interpreter_of_the_project(script: Script, spec: CommandSpec) -> None:
     text = f"import sys; print('{{\"same\": %d}}' % (sys.prefix == {sys.prefix!r}))"
-    assert run_command(script(text), order) == {"same": 1.0}
+    assert run_command(script(text), spec) == {"same": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -99,13 +99,13 @@ def test_python_is_the_interpreter_of_the_project(script: Script, order: Command
         pytest.param("import os\nwhile True: os.write(1, b'1' * 65536)", "more than 1,048,576 bytes", id="flood"),
     ],
 )
-def test_what_is_wrong_is_said_in_words(script: Script, order: CommandSpec, text: str, problem: str) -> None:
+def test_what_is_wrong_is_said_in_words(script: Script, spec: CommandSpec, text: str, problem: str) -> None:
     with pytest.raises(TaskError) as failed:
-        run_command(script(text), order)
+        run_command(script(text), spec)
     assert problem in str(failed.value) and "score" in str(failed.value)
 
 
-def test_a_program_that_is_not_there_is_named(tmp_path: Path, order: CommandSpec) -> None:
+def test_a_program_that_is_not_there_is_named(tmp_path: Path, spec: CommandSpec) -> None:
     suite = CommandSuite(
         name="score",
         command=("no-such-program-anywhere",),
@@ -115,18 +115,18 @@ def test_a_program_that_is_not_there_is_named(tmp_path: Path, order: CommandSpec
         evaluator_version="1",
     )
     with pytest.raises(TaskError, match="no-such-program-anywhere: cannot be started"):
-        run_command(suite, order)
+        run_command(suite, spec)
 
 
-def test_a_script_that_was_edited_is_not_the_suites_any_more(script: Script, order: CommandSpec) -> None:
+def test_a_script_that_was_edited_is_not_the_suites_any_more(script: Script, spec: CommandSpec) -> None:
     suite = script("print('{\"a\": 1}')")
     script("print('{\"a\": 2}')")
     with pytest.raises(TaskError, match=r"score\.py: sha256 .* it was edited"):
-        run_command(suite, order)
+        run_command(suite, spec)
 
 
-def test_the_command_is_told_whose_weights_these_are(order: CommandSpec) -> None:
-    told = command_environment({"PATH": "/bin"}, order)
+def test_the_command_is_told_whose_weights_these_are(spec: CommandSpec) -> None:
+    told = command_environment({"PATH": "/bin"}, spec)
     assert (told["CAIRN_RUN_ID"], told["CAIRN_STEP"], told["CAIRN_MANIFEST_SHA256"]) == ("bard", "7", "m" * 64)
     assert told["PATH"].split(os.pathsep) == [str(Path(sys.executable).parent), "/bin"]
 
@@ -144,13 +144,13 @@ def test_the_command_is_told_whose_weights_these_are(order: CommandSpec) -> None
         ("PREFECT_API_DATABASE_CONNECTION_URL", "postgresql://me:hidden@host/db"),
     ],
 )
-def test_credentials_do_not_reach_the_command(order: CommandSpec, name: str, value: str) -> None:
-    assert name not in command_environment({name: value}, order)
+def test_credentials_do_not_reach_the_command(spec: CommandSpec, name: str, value: str) -> None:
+    assert name not in command_environment({name: value}, spec)
 
 
 @pytest.mark.parametrize("name", ["HOME", "LANG", "TOKENIZERS_PARALLELISM", "HF_HOME", "KEYBOARD"])
-def test_other_variables_do(order: CommandSpec, name: str) -> None:
-    assert command_environment({name: "x"}, order)[name] == "x"
+def test_other_variables_do(spec: CommandSpec, name: str) -> None:
+    assert command_environment({name: "x"}, spec)[name] == "x"
 
 
 def test_more_numbers_than_anybody_reads_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,10 +25,10 @@ class Evaluator:
     """Prints what it is told to, one thing after the other, and counts how often it was run."""
 
     def __init__(self, *outcomes: str | float) -> None:
-        self.outcomes, self.orders = list(outcomes), list[dict[str, Any]]()
+        self.outcomes, self.specs = list(outcomes), list[dict[str, Any]]()
 
-    def __call__(self, order: bytes, timeout_seconds: float) -> Outcome:
-        self.orders.append(json.loads(order))
+    def __call__(self, spec: bytes, timeout_seconds: float) -> Outcome:
+        self.specs.append(json.loads(spec))
         outcome = self.outcomes.pop(0)
         if isinstance(outcome, str):
             return Outcome(result=b"", problem=outcome)
@@ -113,15 +113,15 @@ def test_a_spent_budget_is_final_unless_somebody_asks(log: RunLog, plan: Evaluat
 def test_nonsense_is_a_failure_on_record(log: RunLog, plan: EvaluationPlan) -> None:
     nonsense = Outcome(result=b"half a docu", problem="")
     failed = record_evaluation(
-        log, newest(log), replace(plan, budget=BudgetConfig(retries=0)), measure=lambda order, seconds: nonsense
+        log, newest(log), replace(plan, budget=BudgetConfig(retries=0)), measure=lambda spec, seconds: nonsense
     )
     assert isinstance(failed, EvaluationFailed) and failed.detail.startswith("the evaluator printed nonsense")
 
 
 def test_two_evaluators_of_the_same_leave_one_outcome_and_no_hold(log: RunLog, plan: EvaluationPlan) -> None:
-    def outrun(order: bytes, timeout_seconds: float) -> Outcome:
+    def outrun(spec: bytes, timeout_seconds: float) -> Outcome:
         record_evaluation(RunLog(log.store, log.run_id), newest(log), plan, measure=Evaluator(2.0))
-        return Evaluator(9.0)(order, timeout_seconds)
+        return Evaluator(9.0)(spec, timeout_seconds)
 
     body = record_evaluation(log, newest(log), plan, during_attempt=log.state.latest_attempt, measure=outrun)
     assert isinstance(body, EvaluationRecorded) and body.metrics["val_loss"] == 2.0
@@ -129,7 +129,7 @@ def test_two_evaluators_of_the_same_leave_one_outcome_and_no_hold(log: RunLog, p
 
 
 def test_an_interrupted_one_leaves_nothing_on_record(log: RunLog, plan: EvaluationPlan) -> None:
-    def interrupted(order: bytes, timeout_seconds: float) -> Outcome:
+    def interrupted(spec: bytes, timeout_seconds: float) -> Outcome:
         raise EvaluationInterrupted("leaving")
 
     with pytest.raises(EvaluationInterrupted):
@@ -140,7 +140,7 @@ def test_an_interrupted_one_leaves_nothing_on_record(log: RunLog, plan: Evaluati
 def test_an_evaluator_of_ones_own_gets_a_folder_that_is_gone_afterwards(log: RunLog, plan: EvaluationPlan) -> None:
     evaluator = Evaluator(1.0)
     record_evaluation(log, newest(log), of_command(plan), measure=evaluator)
-    folder = Path(evaluator.orders[0]["folder"])
+    folder = Path(evaluator.specs[0]["folder"])
     assert folder.parent == plan.cache_dir.parent / "evaluations" and not folder.exists()
 
 

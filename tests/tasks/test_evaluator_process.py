@@ -25,8 +25,8 @@ note.with_suffix(".part").rename(note)
 """
 
 
-def ran(code: str, *, order: bytes = b"", timeout_seconds: float = PATIENCE_SECONDS) -> Outcome:
-    return run_evaluator(order, timeout_seconds, command=(sys.executable, "-c", code))
+def ran(code: str, *, spec: bytes = b"", timeout_seconds: float = PATIENCE_SECONDS) -> Outcome:
+    return run_evaluator(spec, timeout_seconds, command=(sys.executable, "-c", code))
 
 
 def wait_until(is_so: object, what: str) -> None:
@@ -43,8 +43,8 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_what_it_prints_is_the_result_and_what_it_reads_the_order() -> None:
-    assert ran("print(input().upper())", order=b"order\n") == Outcome(result=b"ORDER\n", problem="")
+def test_what_it_prints_is_the_result_and_what_it_reads_the_spec() -> None:
+    assert ran("print(input().upper())", spec=b"spec\n") == Outcome(result=b"SPEC\n", problem="")
 
 
 def test_an_exit_is_a_problem_with_the_last_words() -> None:
@@ -77,8 +77,8 @@ def test_a_flood_on_stderr_is_harmless() -> None:
     assert ran(code) == Outcome(result=b"fine\n", problem="")
 
 
-def test_an_order_nobody_reads_does_not_block() -> None:
-    assert ran("print('done')", order=b"x" * 10_000_000).result == b"done\n"
+def test_a_spec_that_is_not_read_does_not_block() -> None:
+    assert ran("print('done')", spec=b"x" * 10_000_000).result == b"done\n"
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def altered(folder: Path, change: Callable[[dict[str, TensorRecord]], None]) -> 
 
 
 class Heard(ParentChannel):
-    """A channel whose events are kept."""
+    """A channel that keeps its events."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []

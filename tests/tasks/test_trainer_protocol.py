@@ -1,4 +1,4 @@
-"""What parent and trainer say survives the line; whatever else is on it is a `TaskError`, never a surprise."""
+"""Every message of the trainer protocol survives encoding; any other line is a `TaskError`."""
 
 import json
 from typing import Any

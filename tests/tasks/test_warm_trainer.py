@@ -1,4 +1,4 @@
-"""A trainer that waits for its order: at most one, never a dead one, and none that is left when nothing began."""
+"""A trainer that waits for its spec: at most one, never a dead one, and none is left if the run does not begin."""
 
 import sys
 from collections.abc import Iterator
@@ -95,7 +95,7 @@ def test_a_block_within_a_block_has_the_same_trainer() -> None:
         assert inner is outer
 
 
-def test_a_trainer_whose_parent_never_orders_anything_leaves_by_itself(tmp_path: Path) -> None:
+def test_a_trainer_without_a_spec_exits_when_its_stdin_closes(tmp_path: Path) -> None:
     child = TrainerChild(tmp_path)
     assert child.process.stdin is not None
     child.process.stdin.close()

@@ -1,4 +1,4 @@
-"""The host copy is one block of memory, used again and again, and holds exactly the state's bits."""
+"""The staging buffer is one block of memory, reused, and holds exactly the state's bits."""
 
 import subprocess
 import sys
@@ -201,7 +201,7 @@ PEAK = textwrap.dedent("""
     from tasks.trainer.state_loading import CheckpointLoad
     from tasks.trainer.staging_buffer import StagingBuffer
     from tasks.trainer.tensor_exchange import to_tensors
-    from tests.tasks.test_host_copy import Stagings, checkpoint
+    from tests.tasks.test_staging_buffer import Stagings, checkpoint
 
     def resident(field):  # getrusage's maximum would begin with that of the process that started this one
         lines = Path("/proc/self/status").read_text().splitlines()
