@@ -16,7 +16,7 @@ from storage.logs.run_log import RunLog, list_run_ids, run_prefix
 from storage.logs.run_state import RunState, fold
 from storage.snapshots.data_snapshot import read_manifest
 from storage.stores.object_store import ObjectStore
-from storage.stores.verified_object import ExpectedObject, check_object
+from storage.stores.verified_object import ExpectedObject, check_object, find_problem
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,10 +113,9 @@ def _snapshot_problems(store: ObjectStore, state: RunState) -> Iterator[str]:
         return
     for item in manifest.objects:
         key = f"data/{snapshot_id}/{item.key}"
-        try:
-            check_object(store, ExpectedObject(key=key, bytes=item.bytes, sha256=item.sha256))
-        except IntegrityError as error:
-            yield str(error)
+        problem = find_problem(store, ExpectedObject(key=key, bytes=item.bytes, sha256=item.sha256))
+        if problem is not None:
+            yield problem
 
 
 def _initial_problems(store: ObjectStore, state: RunState) -> Iterator[str]:

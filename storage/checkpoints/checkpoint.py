@@ -27,7 +27,7 @@ from storage.logs.run_log import RunLog, run_prefix
 from storage.logs.run_state import RunState
 from storage.stores.document import decode, encode, sha256
 from storage.stores.object_store import ObjectStore
-from storage.stores.verified_object import ExpectedObject, check_object, read_verified
+from storage.stores.verified_object import ExpectedObject, find_problem, read_verified
 
 DEFAULT_SHARD_BYTES = 512 * 1024 * 1024
 TRAINER = "trainer.json"
@@ -209,7 +209,7 @@ def verify_checkpoint(store: ObjectStore, reference: CheckpointReference) -> tup
     objects = [_expected(reference.prefix, item) for item in manifest.objects]
     at_once = _CHECKS if sum(expected.bytes for expected in objects) >= _LARGE_BYTES else 1
     with transfers(at_once) as run:
-        checks = [run(_problem, store, expected) for expected in objects]
+        checks = [run(find_problem, store, expected) for expected in objects]
         problems = [check() for check in checks]
     return tuple(problem for problem in problems if problem is not None)
 
@@ -293,14 +293,6 @@ def _unless_unreadable(body: CheckpointQuarantined, state: RunState) -> Checkpoi
 
 def _expected(prefix: str, item: ManifestObject) -> ExpectedObject:
     return ExpectedObject(key=f"{prefix}/{item.name}", bytes=item.bytes, sha256=item.sha256)
-
-
-def _problem(store: ObjectStore, expected: ExpectedObject) -> str | None:
-    try:
-        check_object(store, expected)
-    except IntegrityError as error:
-        return str(error)
-    return None
 
 
 def _write_object(store: ObjectStore, prefix: str, name: str, chunks: Iterable[memoryview]) -> ManifestObject:

@@ -16,7 +16,7 @@ from storage.snapshots.token_shard import SHARD_SUFFIX, count_tokens
 from storage.snapshots.verified_shard import VerifiedShard
 from storage.stores.document import decode, encode, sha256
 from storage.stores.object_store import ObjectStore
-from storage.stores.verified_object import ExpectedObject, check_object, describe_file, upload_file
+from storage.stores.verified_object import ExpectedObject, describe_file, find_problem, upload_file
 
 TOKENIZER = "tokenizer.json"
 DOCUMENTS = "documents.parquet"
@@ -80,7 +80,7 @@ def list_snapshots(store: ObjectStore) -> tuple[str, ...]:
 def find_damaged_objects(store: ObjectStore, snapshot_id: str) -> tuple[SnapshotObject, ...]:
     """Return the missing and damaged objects of a snapshot; reads every byte."""
     manifest = read_manifest(store, snapshot_id)
-    return tuple(item for item in manifest.objects if not _is_intact(store, snapshot_id, item))
+    return tuple(item for item in manifest.objects if find_problem(store, _expected(snapshot_id, item)))
 
 
 def drop_damaged_copies(cache_dir: Path, manifest: SnapshotManifest) -> int:
@@ -183,14 +183,6 @@ def open_snapshot(
         val=val,
         train_files=files.local_shards("train"),
     )
-
-
-def _is_intact(store: ObjectStore, snapshot_id: str, item: SnapshotObject) -> bool:
-    try:
-        check_object(store, _expected(snapshot_id, item))
-    except IntegrityError:
-        return False
-    return True
 
 
 def _key(snapshot_id: str, name: str) -> str:

@@ -26,6 +26,15 @@ def check_object(store: ObjectStore, expected: ExpectedObject) -> None:
         pass
 
 
+def find_problem(store: ObjectStore, expected: ExpectedObject) -> str | None:
+    """Read the whole object; returns what is wrong with it, or None."""
+    try:
+        check_object(store, expected)
+    except IntegrityError as error:
+        return str(error)
+    return None
+
+
 def read_verified(store: ObjectStore, expected: ExpectedObject) -> memoryview:
     """Return the object's bytes in one buffer; raises IntegrityError if it is missing or different."""
     check_size(store, expected)
