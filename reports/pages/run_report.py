@@ -146,14 +146,28 @@ def gather_report(log: RunLog, environment: Mapping[str, str]) -> tuple[RunRepor
 
 def machines_table(machines: Sequence[MachineRow]) -> Table:
     """Return the machines that attempts ran on."""
-    rows = ((item.host, f"{item.world_size} × {item.device}", item.code_version, item.attempts) for item in machines)
-    return make_table(("host", "devices", "code version", "attempts"), rows)
+    return make_table(
+        machines,
+        {
+            "host": lambda item: item.host,
+            "devices": lambda item: f"{item.world_size} × {item.device}",
+            "code version": lambda item: item.code_version,
+            "attempts": lambda item: item.attempts,
+        },
+    )
 
 
 def quarantines_table(quarantines: Sequence[QuarantineFact]) -> Table:
     """Return what was quarantined, and why."""
-    rows = ((item.attempt, item.reason, format_list(item.windows, 12), item.detail) for item in quarantines)
-    return make_table(("attempt", "reason", "windows", "why"), rows)
+    return make_table(
+        quarantines,
+        {
+            "attempt": lambda item: item.attempt,
+            "reason": lambda item: item.reason,
+            "windows": lambda item: format_list(item.windows, 12),
+            "why": lambda item: item.detail,
+        },
+    )
 
 
 def _price(state: RunState, environment: Mapping[str, str]) -> CostConfig:

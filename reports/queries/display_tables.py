@@ -1,8 +1,8 @@
 """The columns and rows of each list that people read: the same in the terminal, in Markdown and in HTML."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from reports.queries.run_timeline import ReasonRow, Stretch, group_receipts
 from tasks.text.format import format_duration, format_value, one_line, short_digest
@@ -16,21 +16,10 @@ if TYPE_CHECKING:  # a command that prints one list loads nothing for the others
     from reports.queries.run_status import BudgetStatus, RunSummary
     from storage.logs.log_entry import Entry
 
-_METRICS = ("val_loss", "perplexity", "bits_per_byte")
-_MEASURED = (
-    "status",
-    "suite",
-    "val_loss",
-    "perplexity",
-    "bits/byte",
-    "others",
-    "seconds",
-    "manifest",
-    "verdict",
-    "detail",
-)
+_NAMED_METRICS = ("val_loss", "perplexity", "bits_per_byte", "samples")
 _MOST_OTHERS = 4
 _MOST_CELL_CHARACTERS = 200
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,15 +31,15 @@ class Table:
     empty: str = ""
 
 
-def make_table(columns: Sequence[str], rows: Iterable[tuple[object, ...]], empty: str = "") -> Table:
-    """Return the table without the columns in which every cell is None."""
-    listed = tuple(rows)
-    kept = [number for number in range(len(columns)) if any(row[number] is not None for row in listed)]
-    return Table(
-        columns=tuple(columns[number] for number in kept),
-        rows=tuple(tuple(row[number] for number in kept) for row in listed),
-        empty=empty,
-    )
+def make_table(items: Iterable[Item], columns: Mapping[str, Callable[[Item], object]], *, empty: str = "") -> Table:
+    """Return one row for each item, with what each column's function makes of it.
+
+    Columns in which every cell is None are left out.
+    """
+    listed = list(items)
+    cells = {name: [make(item) for item in listed] for name, make in columns.items()}
+    kept = {name: column for name, column in cells.items() if any(value is not None for value in column)}
+    return Table(columns=tuple(kept), rows=tuple(zip(*kept.values(), strict=True)), empty=empty)
 
 
 def format_cell(value: object) -> str:
@@ -61,20 +50,17 @@ def format_cell(value: object) -> str:
 def runs_table(runs: "Sequence[RunSummary]") -> Table:
     """Return all runs."""
     return make_table(
-        ("run", "state", "family", "step", "committed", "attempts", "opened (UTC)", "detail"),
-        (
-            (
-                run.run_id,
-                run.state,
-                run.model_family,
-                f"{format_value(run.step)}/{format_value(run.total_steps)}",
-                run.newest_committed_step,
-                run.attempts,
-                run.opened_at,
-                run.detail,
-            )
-            for run in runs
-        ),
+        runs,
+        {
+            "run": lambda run: run.run_id,
+            "state": lambda run: run.state,
+            "family": lambda run: run.model_family,
+            "step": lambda run: f"{format_value(run.step)}/{format_value(run.total_steps)}",
+            "committed": lambda run: run.newest_committed_step,
+            "attempts": lambda run: run.attempts,
+            "opened (UTC)": lambda run: run.opened_at,
+            "detail": lambda run: run.detail,
+        },
         empty="no runs here yet; `cairn train deployments/quickstart.toml` makes the first one",
     )
 
@@ -87,142 +73,143 @@ def receipts_table(receipts: "Sequence[Receipt]") -> Table:
 def stretches_table(stretches: Sequence[Stretch]) -> Table:
     """Return attempts in order, each stretch of equal ends as one row; the micro-batch only where it changed."""
     sizes = {receipt.micro_batch for stretch in stretches for receipt in stretch.attempts}
-    columns = (
-        "attempt",
-        "started (UTC)",
-        "lasted",
-        "reason",
-        "steps",
-        "committed",
-        "device time",
-        "lost",
-        "micro-batch",
-        "decision",
-        "detail",
+    return make_table(
+        stretches,
+        {
+            "attempt": _attempt_numbers,
+            "started (UTC)": lambda stretch: stretch.first.started_at,
+            "lasted": _duration,
+            "reason": lambda stretch: f"{stretch.reason}{_times(stretch)}",
+            "steps": lambda stretch: f"{stretch.first.first_step:,} → {stretch.last.last_step:,}",
+            "committed": lambda stretch: stretch.last.last_committed_step,
+            "device time": lambda stretch: format_duration(sum(item.gpu_seconds for item in stretch.attempts)),
+            "lost": _lost_time,
+            "micro-batch": lambda stretch: stretch.last.micro_batch if len(sizes) > 1 else None,
+            "decision": lambda stretch: stretch.last.decision.action if stretch.last.decision else None,
+            "detail": lambda stretch: stretch.last.detail or None,
+        },
+        empty="no attempts yet",
     )
-    rows = (_stretch_row(stretch, with_micro_batch=len(sizes) > 1) for stretch in stretches)
-    return make_table(columns, rows, empty="no attempts yet")
 
 
-def _stretch_row(stretch: Stretch, *, with_micro_batch: bool) -> tuple[object, ...]:
-    first, last, count = stretch.first, stretch.last, len(stretch.attempts)
-    lost = [receipt.wasted_gpu_seconds for receipt in stretch.attempts if receipt.wasted_gpu_seconds is not None]
-    return (
-        first.attempt if count == 1 else f"{first.attempt} to {last.attempt}",
-        first.started_at,
-        format_duration((last.ended_at - first.started_at).total_seconds()) if last.ended_at else None,
-        stretch.reason if count == 1 else f"{stretch.reason} × {count:,}",
-        f"{first.first_step:,} → {last.last_step:,}",
-        last.last_committed_step,
-        format_duration(sum(receipt.gpu_seconds for receipt in stretch.attempts)),
-        format_duration(sum(lost)) if lost else None,
-        last.micro_batch if with_micro_batch else None,
-        last.decision.action if last.decision else None,
-        last.detail or None,
-    )
+def _attempt_numbers(stretch: Stretch) -> object:
+    first, last = stretch.first.attempt, stretch.last.attempt
+    return first if first == last else f"{first} to {last}"
+
+
+def _duration(stretch: Stretch) -> str | None:
+    end = stretch.last.ended_at
+    return format_duration((end - stretch.first.started_at).total_seconds()) if end else None
+
+
+def _times(stretch: Stretch) -> str:
+    return f" × {len(stretch.attempts):,}" if len(stretch.attempts) > 1 else ""
+
+
+def _lost_time(stretch: Stretch) -> str | None:
+    lost = [item.wasted_gpu_seconds for item in stretch.attempts if item.wasted_gpu_seconds is not None]
+    return format_duration(sum(lost)) if lost else None
 
 
 def reasons_table(reasons: Sequence[ReasonRow]) -> Table:
     """Return why attempts ended, one reason a row."""
     return make_table(
-        ("reason", "attempts", "device time", "lost", "last attempt", "ended (UTC)", "last detail"),
-        (
-            (
-                row.reason,
-                f"{row.attempts:,}",
-                format_duration(row.gpu_seconds),
-                format_duration(row.wasted_gpu_seconds),
-                row.last_attempt,
-                row.last_at,
-                row.last_detail,
-            )
-            for row in reasons
-        ),
+        reasons,
+        {
+            "reason": lambda row: row.reason,
+            "attempts": lambda row: f"{row.attempts:,}",
+            "device time": lambda row: format_duration(row.gpu_seconds),
+            "lost": lambda row: format_duration(row.wasted_gpu_seconds),
+            "last attempt": lambda row: row.last_attempt,
+            "ended (UTC)": lambda row: row.last_at,
+            "last detail": lambda row: row.last_detail,
+        },
     )
 
 
 def budgets_table(budgets: "Mapping[str, BudgetStatus]") -> Table:
     """Return what each budget has spent and left."""
     return make_table(
-        ("reason", "retries left", "spent since progress", "spent in all", "left in all"),
-        (
-            (reason, f"{budget.left:,}", f"{budget.spent:,}", f"{budget.spent_total:,}", budget.left_total)
-            for reason, budget in budgets.items()
-        ),
+        budgets,
+        {
+            "reason": lambda reason: reason,
+            "retries left": lambda reason: f"{budgets[reason].left:,}",
+            "spent since progress": lambda reason: f"{budgets[reason].spent:,}",
+            "spent in all": lambda reason: f"{budgets[reason].spent_total:,}",
+            "left in all": lambda reason: budgets[reason].left_total,
+        },
     )
 
 
 def checkpoints_table(checkpoints: "Sequence[CheckpointSummary]") -> Table:
     """Return the checkpoints with their states."""
     return make_table(
-        ("step", "attempt", "state", "bytes", "committed (UTC)", "manifest", "state digest", "prefix"),
-        (
-            (
-                item.step,
-                item.attempt,
-                item.state,
-                f"{item.bytes:,}",
-                item.committed_at,
-                short_digest(item.manifest_sha256),
-                short_digest(item.state_sha256),
-                item.prefix,
-            )
-            for item in checkpoints
-        ),
+        checkpoints,
+        {
+            "step": lambda item: item.step,
+            "attempt": lambda item: item.attempt,
+            "state": lambda item: item.state,
+            "bytes": lambda item: f"{item.bytes:,}",
+            "committed (UTC)": lambda item: item.committed_at,
+            "manifest": lambda item: short_digest(item.manifest_sha256),
+            "state digest": lambda item: short_digest(item.state_sha256),
+            "prefix": lambda item: item.prefix,
+        },
         empty="no checkpoints yet",
     )
 
 
 def evaluations_table(evaluations: "Sequence[EvaluationSummary]") -> Table:
     """Return the evaluations."""
-    rows = ((item.step, *_measured(item)) for item in evaluations)
-    return make_table(("step", *_MEASURED), rows, empty="no evaluations yet")
+    columns = {"step": lambda item: item.step, **_MEASURED}
+    return make_table(evaluations, columns, empty="no evaluations yet")
 
 
 def comparison_table(comparison: "EvaluationComparison") -> Table:
     """Return a checkpoint's evaluations with those of other weights under the same suites."""
-    rows = ((row.role, f"{row.run_id}@{row.evaluation.step}", *_measured(row.evaluation)) for row in comparison.rows)
-    return make_table(("", "checkpoint", *_MEASURED), rows, empty="nothing was measured")
+    measured = {name: _of_evaluation(column) for name, column in _MEASURED.items()}
+    columns = {"": lambda row: row.role, "checkpoint": lambda row: f"{row.run_id}@{row.evaluation.step}", **measured}
+    return make_table(comparison.rows, columns, empty="nothing was measured")
 
 
-def _measured(item: "EvaluationSummary") -> tuple[object, ...]:
-    return (
-        item.status,
-        f"{item.suite} {short_digest(item.suite_sha256)}",
-        *(item.metrics.get(name) for name in _METRICS),
-        _other_metrics(item.metrics),
-        item.seconds,
-        short_digest(item.manifest_sha256),
-        item.verdict.kind if item.verdict else None,
-        item.detail,
-    )
+def _of_evaluation(column: Callable[[Any], object]) -> Callable[[Any], object]:
+    return lambda row: column(row.evaluation)
 
 
 def _other_metrics(metrics: Mapping[str, float]) -> str | None:
     """Return the first metrics that have no column of their own, or None."""
-    others = [
-        f"{name} {format_value(value)}" for name, value in sorted(metrics.items()) if name not in (*_METRICS, "samples")
-    ]
+    others = [f"{name} {format_value(value)}" for name, value in sorted(metrics.items()) if name not in _NAMED_METRICS]
     more = [f"and {len(others) - _MOST_OTHERS} more"] if len(others) > _MOST_OTHERS else []
     return ", ".join([*others[:_MOST_OTHERS], *more]) or None
+
+
+_MEASURED: Mapping[str, Callable[[Any], object]] = {
+    "status": lambda item: item.status,
+    "suite": lambda item: f"{item.suite} {short_digest(item.suite_sha256)}",
+    "val_loss": lambda item: item.metrics.get("val_loss"),
+    "perplexity": lambda item: item.metrics.get("perplexity"),
+    "bits/byte": lambda item: item.metrics.get("bits_per_byte"),
+    "others": lambda item: _other_metrics(item.metrics),
+    "seconds": lambda item: item.seconds,
+    "manifest": lambda item: short_digest(item.manifest_sha256),
+    "verdict": lambda item: item.verdict.kind if item.verdict else None,
+    "detail": lambda item: item.detail,
+}
 
 
 def promotions_table(promotions: "Sequence[AliasPromotion]") -> Table:
     """Return what every alias points at and pointed at; a star marks the present."""
     return make_table(
-        ("alias", "points at", "promoted (UTC)", "by", "why", "manifest", "previous"),
-        (
-            (
-                f"{item.alias} *" if item.current else item.alias,
-                f"{item.run_id}@{item.step}",
-                item.promoted_at,
-                item.by,
-                item.why,
-                short_digest(item.manifest_sha256),
-                short_digest(item.previous),
-            )
-            for item in promotions
-        ),
+        promotions,
+        {
+            "alias": lambda item: f"{item.alias} *" if item.current else item.alias,
+            "points at": lambda item: f"{item.run_id}@{item.step}",
+            "promoted (UTC)": lambda item: item.promoted_at,
+            "by": lambda item: item.by,
+            "why": lambda item: item.why,
+            "manifest": lambda item: short_digest(item.manifest_sha256),
+            "previous": lambda item: short_digest(item.previous),
+        },
         empty="nothing is promoted yet; a run that finishes offers its best checkpoint",
     )
 
@@ -230,19 +217,16 @@ def promotions_table(promotions: "Sequence[AliasPromotion]") -> Table:
 def decisions_table(decisions: "Sequence[AliasDecision]") -> Table:
     """Return every decision about an alias."""
     return make_table(
-        ("alias", "decision", "checkpoint", "at (UTC)", "by", "manifest", "why"),
-        (
-            (
-                item.alias,
-                f"{item.decision}: {item.gate}" if item.gate else item.decision,
-                f"{item.run_id}@{item.step}" if item.run_id else None,
-                item.at,
-                item.by,
-                short_digest(item.manifest_sha256),
-                item.why,
-            )
-            for item in decisions
-        ),
+        decisions,
+        {
+            "alias": lambda item: item.alias,
+            "decision": lambda item: f"{item.decision}: {item.gate}" if item.gate else item.decision,
+            "checkpoint": lambda item: f"{item.run_id}@{item.step}" if item.run_id else None,
+            "at (UTC)": lambda item: item.at,
+            "by": lambda item: item.by,
+            "manifest": lambda item: short_digest(item.manifest_sha256),
+            "why": lambda item: item.why,
+        },
         empty="nothing was decided yet; a run that finishes offers its best checkpoint",
     )
 
@@ -250,17 +234,14 @@ def decisions_table(decisions: "Sequence[AliasDecision]") -> Table:
 def entries_table(entries: "Sequence[Entry]") -> Table:
     """Return the run log, one entry a row; --json has the whole of each."""
     return make_table(
-        ("seq", "at (UTC)", "kind", "writer", "attempt", "step"),
-        (
-            (
-                entry.seq,
-                entry.at,
-                entry.kind,
-                f"{entry.writer.host}:{entry.writer.pid}",
-                entry.writer.attempt or getattr(entry.body, "attempt", None),
-                getattr(entry.body, "step", getattr(entry.body, "last_step", None)),
-            )
-            for entry in entries
-        ),
+        entries,
+        {
+            "seq": lambda entry: entry.seq,
+            "at (UTC)": lambda entry: entry.at,
+            "kind": lambda entry: entry.kind,
+            "writer": lambda entry: f"{entry.writer.host}:{entry.writer.pid}",
+            "attempt": lambda entry: entry.writer.attempt or getattr(entry.body, "attempt", None),
+            "step": lambda entry: getattr(entry.body, "step", getattr(entry.body, "last_step", None)),
+        },
         empty="the log is empty",
     )
