@@ -1,1 +1,1 @@
-"""What a user writes about a run: sections, files, overrides, and the configuration that a log stores."""
+"""The configuration of a run: its sections, where it is read from, what a log stores of it, and every key in words."""

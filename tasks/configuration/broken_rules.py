@@ -22,9 +22,9 @@ class BrokenRule:
     unknown: bool = False
 
 
-def broken_rules(error: ValidationError, document: Mapping[str, Any], section: str = "") -> tuple[BrokenRule, ...]:
-    """Return the broken rules of a document that was validated as the whole configuration or as one section of it."""
-    rules: dict[str, BrokenRule] = {}
+def broken_rules(error: ValidationError, document: Mapping[str, Any], section: str = "") -> Iterator[BrokenRule]:
+    """Yield the broken rules of a document that was validated as the whole configuration or as one section of it."""
+    yielded: set[str] = set()
     for item in error.errors():
         if item["input"] is PydanticUndefined:  # a default that follows from a key that is wrong itself
             continue
@@ -32,8 +32,9 @@ def broken_rules(error: ValidationError, document: Mapping[str, Any], section: s
         path = _known_path(location)
         value = _value_at(document, path[1:] if section else path, item["input"])
         for rule in _rules(item["type"] if path == location else "", item, path, value):
-            rules.setdefault(rule.text, rule)
-    return tuple(rules.values())
+            if rule.text not in yielded:  # a value that may be of two types breaks a rule of each
+                yielded.add(rule.text)
+                yield rule
 
 
 def unknown_key(key: str, *, is_section: bool = False) -> str:
@@ -73,29 +74,27 @@ def _value_at(document: Any, path: Sequence[str | int], otherwise: object) -> ob
 
 
 def _rules(kind: str, item: ErrorDetails, path: Sequence[str | int], value: object) -> Iterator[BrokenRule]:
-    name, shown = _dotted(path), ".".join(map(str, path))
+    name, shown = _dotted(path), _cut(".".join(map(str, path))) or "the configuration"
     known = find_key(name)
-    given = shown if isinstance(value, Mapping) else f"{shown} = {_cut(value)}"
+    given = shown if isinstance(value, Mapping) else f"{shown} = {_cut(repr(value))}"
     if kind == "extra_forbidden":
         text = f"{given}: {unknown_key(name, is_section=isinstance(value, Mapping))}"
         yield BrokenRule(key=name, text=text, unknown=True)
     elif kind == "missing":
-        missing = (
-            [known] if known else [key for key in list_keys() if key.section == name and key.default == "required"]
-        )
-        yield from (
-            BrokenRule(key=key.key, text=f"{shown if known else key.key}: missing; {key.summary}") for key in missing
-        )
+        required = [key for key in list_keys() if key.section == name and key.default == "required"]
+        for key in [known] if known else required:
+            yield BrokenRule(key=key.key, text=f"{shown if known else key.key}: missing; {key.summary}")
     elif kind == "value_error":
         yield BrokenRule(key=name, text=f"{given if known else shown}: {item['ctx']['error']}")
     elif known:
-        yield BrokenRule(key=name, text=f"{shown} = {_cut(value)}: must be {known.rule}; {known.summary}")
-    elif name in section_meanings():
-        yield BrokenRule(key=name, text=f"{given}: must be a section; `cairn config {name}` lists its keys")
+        yield BrokenRule(key=name, text=f"{shown} = {_cut(repr(value))}: must be {known.rule}; {known.summary}")
+    elif not name or name in section_meanings():
+        yield BrokenRule(
+            key=name, text=f"{given}: must be a section; `{f'cairn config {name}'.strip()}` lists its keys"
+        )
     else:
         yield BrokenRule(key=name, text=f"{given}: is filled in when the configuration is read; leave it out")
 
 
-def _cut(value: object) -> str:
-    text = repr(value)
+def _cut(text: str) -> str:
     return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 1]}…"

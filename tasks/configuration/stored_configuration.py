@@ -17,7 +17,7 @@ def parse_stored_configuration(document: Mapping[str, Any]) -> RunConfig:
     try:
         return RunConfig.model_validate(document)
     except ValidationError as error:
-        first = broken_rules(error, document)[0]
+        first = next(broken_rules(error, document))
         cause = "a newer cairn wrote the log, or it was changed" if first.unknown else "the log was changed"
         raise IntegrityError(f"the configuration in the run's log is invalid: {first.text}; {cause}") from error
 

@@ -48,7 +48,9 @@ def read_suite(path: Path, evaluation: EvaluationConfig) -> EvaluationConfig:
     try:
         read = EvaluationConfig.model_validate({**kept, **document})
     except ValidationError as error:
-        lines = (f"{path}: {rule.text}" for rule in broken_rules(error, document, "evaluation"))
+        lines = (
+            f"{path}: {rule.text.removeprefix('evaluation.')}" for rule in broken_rules(error, document, "evaluation")
+        )
         raise TaskError("\n".join(lines)) from error
     return resolve_evaluation(read, path.absolute().parent)
 
