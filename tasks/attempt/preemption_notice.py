@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from http.client import HTTPException
 from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
@@ -61,19 +62,12 @@ class _InstanceAction:
     time: str = "an unknown time"
 
 
-class NoticeFile:
-    """A file whose existence is the notice; its first line is the detail."""
-
-    def __init__(self, path: str) -> None:
-        """Watch for `path`."""
-        self._path = path
-
-    def __call__(self) -> PreemptionNotice | None:
-        """Return the notice once the file exists."""
-        if not os.path.exists(self._path):
-            return None
-        words = [f"notice file {self._path} appeared", _first_line(self._path)]
-        return PreemptionNotice(name="notice-file", detail=": ".join(filter(None, words)))
+def read_notice_file(path: str) -> PreemptionNotice | None:
+    """Return the notice once the file exists; its first line is the detail."""
+    if not os.path.exists(path):
+        return None
+    words = [f"notice file {path} appeared", _first_line(path)]
+    return PreemptionNotice(name="notice-file", detail=": ".join(filter(None, words)))
 
 
 class AwsMetadata:
@@ -115,40 +109,37 @@ class AwsMetadata:
         return _answer(f"{self._address}/latest/meta-data/spot/instance-action", token)
 
 
-class GcpMetadata:
-    """Preemption and host maintenance notices of Compute Engine's metadata server."""
+def read_gcp_notice(host: str = _GCP_HOST) -> PreemptionNotice | None:
+    """Return the notice of Compute Engine's metadata server at `host`, which may include a port.
 
-    def __init__(self, host: str = _GCP_HOST) -> None:
-        """Poll the server at `host`, which may include a port."""
-        self._address = f"http://{host}/computeMetadata/v1/instance"
+    There is one once this instance is preempted or ended for maintenance of its host.
+    """
+    if _read_gcp(host, "preempted") == "TRUE":
+        return PreemptionNotice(name="gcp", detail="GCP announced: this instance is being preempted")
+    if (event := _read_gcp(host, "maintenance-event")) == "TERMINATE_ON_HOST_MAINTENANCE":
+        return PreemptionNotice(name="gcp", detail=f"GCP announced: {event}")
+    return None
 
-    def __call__(self) -> PreemptionNotice | None:
-        """Return the notice once this instance is preempted or ended for maintenance of its host."""
-        if self._read("preempted") == "TRUE":
-            return PreemptionNotice(name="gcp", detail="GCP announced: this instance is being preempted")
-        if (event := self._read("maintenance-event")) == "TERMINATE_ON_HOST_MAINTENANCE":
-            return PreemptionNotice(name="gcp", detail=f"GCP announced: {event}")
-        return None
 
-    def _read(self, name: str) -> str:
-        answer = _answer(f"{self._address}/{name}", {"Metadata-Flavor": "Google"})
-        # Another server under this name, such as a captive portal, does not send Google's header.
-        if answer.status == 404:
-            return ""
-        if answer.status != 200 or answer.flavor != "Google":
-            raise MetadataUnavailable(f"GCP metadata server: {name}: answered {answer.status}")
-        return answer.body.strip()
+def _read_gcp(host: str, name: str) -> str:
+    answer = _answer(f"http://{host}/computeMetadata/v1/instance/{name}", {"Metadata-Flavor": "Google"})
+    # Another server under this name, such as a captive portal, does not send Google's header.
+    if answer.status == 404:
+        return ""
+    if answer.status != 200 or answer.flavor != "Google":
+        raise MetadataUnavailable(f"GCP metadata server: {name}: answered {answer.status}")
+    return answer.body.strip()
 
 
 def notice_sources(config: PreemptionConfig, environment: Mapping[str, str]) -> tuple[NoticeSource, ...]:
     """Return the sources that `config` names; environment variables of the clouds' tools may move a service."""
     sources: list[NoticeSource] = []
     if config.notice_file:
-        sources.append(NoticeFile(config.notice_file))
+        sources.append(partial(read_notice_file, config.notice_file))
     if config.metadata == "aws":
         sources.append(AwsMetadata(environment.get(_AWS_VARIABLE) or _AWS_ADDRESS))
     if config.metadata == "gcp":
-        sources.append(GcpMetadata(environment.get(_GCP_VARIABLE) or _GCP_HOST))
+        sources.append(partial(read_gcp_notice, environment.get(_GCP_VARIABLE) or _GCP_HOST))
     return tuple(sources)
 
 

@@ -7,7 +7,7 @@ Source: Prechelt, Early Stopping - But When?, 1998.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,17 +18,6 @@ from tasks.configuration.settings import BudgetsConfig, CheckpointConfig
 from tasks.policy.budgets import evaluator_retries_left
 from tasks.policy.curve_verdict import VerdictKind
 from tasks.policy.promotion import METRIC
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EvaluatedStep:
-    """One evaluation as the policy sees it; losses in nats per token, None if unknown."""
-
-    step: int
-    val_loss: float
-    train_loss: float | None = None
-    verdict: str = ""
-    why: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +64,7 @@ def find_stop(state: RunState, suite_sha256: str) -> Stop | None:
     line = state.surviving_checkpoints
     if not terms.policy.is_on or not line or line[-1].committed.step >= total:
         return None
-    return decide(terms.policy, tuple(_evaluated_steps(state, terms)))
+    return decide(terms.policy, _scheduled_evaluations(state, terms))
 
 
 def outstanding(state: RunState, terms: StopTerms) -> tuple[CheckpointRecord, ...]:
@@ -84,57 +73,45 @@ def outstanding(state: RunState, terms: StopTerms) -> tuple[CheckpointRecord, ..
     return tuple(record for record in _due(state, terms) if _is_outstanding(state, terms, record, known))
 
 
-def decide(policy: EarlyStopConfig, evaluations: Sequence[EvaluatedStep]) -> Stop | None:
+def decide(policy: EarlyStopConfig, evaluations: Iterable[EvaluationRecorded]) -> Stop | None:
     """Return the first stop among the evaluations (in step order), or None."""
-    best, waited, overfit = math.inf, 0, 0
-    best_step = 0
+    best, best_step, waited, overfit = math.inf, 0, 0, 0
     for item in evaluations:
-        if item.val_loss < best - policy.min_delta:
-            best, best_step, waited = item.val_loss, item.step, 0
+        step, loss = item.step, item.metrics.get(METRIC, math.nan)
+        kind, why = (item.verdict.kind, item.verdict.why) if item.verdict else ("", "")
+        if loss < best - policy.min_delta:
+            best, best_step, waited = loss, step, 0
         else:
             waited += 1
-        overfit = overfit + 1 if _is_overfit(policy, item) else 0
-        if policy.on_divergence and item.verdict == VerdictKind.DIVERGING:
-            return Stop(step=item.step, rule="on_divergence", why=f"diverging: {item.why}")
-        if policy.on_stuck and item.verdict == VerdictKind.STUCK:
-            return Stop(step=item.step, rule="on_stuck", why=f"stuck: {item.why}")
+        train = item.verdict.numbers.get("train_loss") if item.verdict else None
+        overfit = overfit + 1 if train is not None and loss >= policy.overfit_ratio * train else 0
+        if policy.on_divergence and kind == VerdictKind.DIVERGING:
+            return Stop(step=step, rule="on_divergence", why=f"diverging: {why}")
+        if policy.on_stuck and kind == VerdictKind.STUCK:
+            return Stop(step=step, rule="on_stuck", why=f"stuck: {why}")
         if policy.overfit_ratio and overfit >= policy.overfit_patience:
-            return Stop(step=item.step, rule="overfit_ratio", why=_overfit_words(policy, item))
+            return Stop(step=step, rule="overfit_ratio", why=_overfit_words(policy, loss, train or 0.0))
         if policy.patience and waited >= policy.patience:
             least = f" by more than {policy.min_delta:g}" if policy.min_delta else ""
-            words = f"val loss {item.val_loss:.4f}: {waited} evaluations without improving{least} on {best:.4f}"
-            return Stop(step=item.step, rule="patience", why=f"{words} at step {best_step}")
+            words = f"val loss {loss:.4f}: {waited} evaluations without improving{least} on {best:.4f}"
+            return Stop(step=step, rule="patience", why=f"{words} at step {best_step}")
     return None
 
 
-def _is_overfit(policy: EarlyStopConfig, item: EvaluatedStep) -> bool:
-    return item.train_loss is not None and item.val_loss >= policy.overfit_ratio * item.train_loss
-
-
-def _overfit_words(policy: EarlyStopConfig, item: EvaluatedStep) -> str:
-    train = item.train_loss or 0.0
+def _overfit_words(policy: EarlyStopConfig, loss: float, train: float) -> str:
     return (
-        f"val loss {item.val_loss:.4f} is {item.val_loss / max(train, 1e-9):.2f} × train loss {train:.4f}, at least "
+        f"val loss {loss:.4f} is {loss / max(train, 1e-9):.2f} × train loss {train:.4f}, at least "
         f"{policy.overfit_ratio:g} × for {policy.overfit_patience} evaluations"
     )
 
 
-def _evaluated_steps(state: RunState, terms: StopTerms) -> Iterator[EvaluatedStep]:
+def _scheduled_evaluations(state: RunState, terms: StopTerms) -> Iterator[EvaluationRecorded]:
     known = _recorded(state, terms.suite_sha256)
     for record in _due(state, terms):
         if _is_outstanding(state, terms, record, known):
             return
-        item = known.get(record.committed.manifest_sha256)
-        if item is None:
-            continue
-        verdict = item.verdict
-        yield EvaluatedStep(
-            step=item.step,
-            val_loss=item.metrics.get(METRIC, math.nan),
-            train_loss=verdict.numbers.get("train_loss") if verdict else None,
-            verdict=verdict.kind if verdict else "",
-            why=verdict.why if verdict else "",
-        )
+        if (item := known.get(record.committed.manifest_sha256)) is not None:
+            yield item
 
 
 def _recorded(state: RunState, suite_sha256: str) -> dict[str, EvaluationRecorded]:

@@ -5,7 +5,7 @@ current step is finished and committed if `grace_seconds` allow it.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,10 +43,10 @@ class Stretch:
 
     committed_step: int
     last_step: int
-    commits: int
     restart_seconds: float
-    lost_seconds: float
-    is_finished: bool
+    commits: int = 0
+    lost_seconds: float = 0.0
+    is_finished: bool = False
 
 
 def train_until(
@@ -54,13 +54,15 @@ def train_until(
 ) -> Stretch:
     """Return an attempt from `first_step` until `failure_seconds` after its start, or until the run's end."""
     if failure_seconds < restart_seconds:
-        return _stretch(first_step, first_step, 0, failure_seconds, 0.0, False)
+        return Stretch(committed_step=first_step, last_step=first_step, restart_seconds=failure_seconds)
     every, last = plan.every_steps, plan.total_steps
     behind = first_step // every
     all_commits = -(-last // every) - behind
     training = failure_seconds - restart_seconds
     if training >= (last - first_step) * plan.step_seconds + all_commits * plan.checkpoint_seconds:
-        return _stretch(last, last, all_commits, restart_seconds, 0.0, True)
+        return Stretch(
+            committed_step=last, last_step=last, commits=all_commits, restart_seconds=restart_seconds, is_finished=True
+        )
     first_end = (min(last, (behind + 1) * every) - first_step) * plan.step_seconds + plan.checkpoint_seconds
     whole = every * plan.step_seconds + plan.checkpoint_seconds
     commits = 0 if training < first_end else min(1 + int((training - first_end) / whole), all_commits - 1)
@@ -74,24 +76,17 @@ def _ended(
 ) -> Stretch:
     """The part after the last commit: `since` seconds later it fails, or gets a notice."""
     boundary = min(plan.total_steps, (step // plan.every_steps + 1) * plan.every_steps)
+    stretch = Stretch(committed_step=step, last_step=step, commits=commits, restart_seconds=restart_seconds)
     if is_announced:
         reached = min(step + math.ceil(since / plan.step_seconds), boundary)
         ready = (reached - step) * plan.step_seconds + plan.checkpoint_seconds
         if reached == step:
-            return _stretch(step, step, commits, restart_seconds, 0.0, False)
+            return stretch
         if ready - since <= plan.grace_seconds:
-            return _stretch(reached, reached, commits + 1, restart_seconds, 0.0, reached == plan.total_steps)
+            finished = reached == plan.total_steps
+            return replace(
+                stretch, committed_step=reached, last_step=reached, commits=commits + 1, is_finished=finished
+            )
         since += plan.grace_seconds
     reached = min(step + int(since / plan.step_seconds), boundary)
-    return _stretch(step, reached, commits, restart_seconds, since, False)
-
-
-def _stretch(committed: int, last: int, commits: int, restart: float, lost: float, is_finished: bool) -> Stretch:
-    return Stretch(
-        committed_step=committed,
-        last_step=last,
-        commits=commits,
-        restart_seconds=restart,
-        lost_seconds=lost,
-        is_finished=is_finished,
-    )
+    return replace(stretch, last_step=reached, lost_seconds=since)

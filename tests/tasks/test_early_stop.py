@@ -1,15 +1,16 @@
 """The policy in step order, and its reading of the log: whoever asks, whenever, gets one answer."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from storage.logs.run_entries import CheckpointQuarantined, CheckpointSuperseded, CurveVerdict
+from storage.logs.run_entries import CheckpointQuarantined, CheckpointSuperseded, CurveVerdict, EvaluationRecorded
 from storage.logs.run_state import RunState, fold
 from tasks.configuration.evaluation_settings import EarlyStopConfig
 from tasks.configuration.settings import CheckpointConfig
-from tasks.policy.early_stop import EvaluatedStep, Stop, decide, find_stop, outstanding, stop_terms
+from tasks.policy.early_stop import Stop, decide, find_stop, outstanding, stop_terms
 from tasks.policy.retention import RetentionTerms, plan_retention
 from tests.entries import evaluated, started
 from tests.storage.builders import committed, entry, opened
@@ -18,14 +19,13 @@ SUITE = "s"
 PATIENT: dict[str, Any] = {"checkpoint": {"every_steps": 10}, "early_stop": {"patience": 2}}
 
 
-def steps(*losses: float, train: float | None = None, verdict: str = "") -> list[EvaluatedStep]:
-    return [
-        EvaluatedStep(step=10 * number, val_loss=loss, train_loss=train, verdict=verdict, why="so")
-        for number, loss in enumerate(losses, start=1)
-    ]
+def steps(*losses: float, train: float | None = None, verdict: str = "") -> list[EvaluationRecorded]:
+    numbers = {} if train is None else {"train_loss": train}
+    judged = CurveVerdict(kind=verdict, why="so", numbers=numbers)
+    return [replace(evaluated(10 * number, loss), verdict=judged) for number, loss in enumerate(losses, start=1)]
 
 
-def stop_of(policy: EarlyStopConfig, evaluations: list[EvaluatedStep]) -> tuple[int, str] | None:
+def stop_of(policy: EarlyStopConfig, evaluations: list[EvaluationRecorded]) -> tuple[int, str] | None:
     stop = decide(policy, evaluations)
     return (stop.step, stop.rule) if stop else None
 

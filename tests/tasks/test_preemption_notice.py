@@ -5,6 +5,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -12,12 +13,13 @@ import pytest
 
 from tasks.attempt.preemption_notice import (
     AwsMetadata,
-    GcpMetadata,
     MetadataUnavailable,
-    NoticeFile,
+    NoticeSource,
     PreemptionNotice,
     notice_sources,
     polling_notices,
+    read_gcp_notice,
+    read_notice_file,
 )
 from tasks.attempt.shutdown_signal import ShutdownSignal
 from tasks.configuration.settings import PreemptionConfig
@@ -99,9 +101,9 @@ def aws(host: str) -> AwsMetadata:
 
 
 @pytest.fixture
-def gcp(host: str, cloud: Cloud) -> GcpMetadata:
+def gcp(host: str, cloud: Cloud) -> NoticeSource:
     cloud.answers |= QUIET
-    return GcpMetadata(host)
+    return partial(read_gcp_notice, host)
 
 
 def test_a_spot_instance_that_may_stay_has_no_notice(aws: AwsMetadata) -> None:
@@ -132,23 +134,23 @@ def test_a_token_that_ran_out_is_renewed(aws: AwsMetadata, cloud: Cloud) -> None
     assert aws() is not None
 
 
-def test_an_instance_that_google_preempts_has_a_notice(gcp: GcpMetadata, cloud: Cloud) -> None:
+def test_an_instance_that_google_preempts_has_a_notice(gcp: NoticeSource, cloud: Cloud) -> None:
     cloud.answers[f"{GOOGLE}/preempted"] = "TRUE\n"
     assert gcp() == PreemptionNotice(name="gcp", detail="GCP announced: this instance is being preempted")
 
 
-def test_maintenance_that_ends_the_instance_is_a_notice(gcp: GcpMetadata, cloud: Cloud) -> None:
+def test_maintenance_that_ends_the_instance_is_a_notice(gcp: NoticeSource, cloud: Cloud) -> None:
     cloud.answers[f"{GOOGLE}/maintenance-event"] = "TERMINATE_ON_HOST_MAINTENANCE"
     assert gcp() == PreemptionNotice(name="gcp", detail="GCP announced: TERMINATE_ON_HOST_MAINTENANCE")
 
 
 @pytest.mark.parametrize("event", ["NONE", "MIGRATE_ON_HOST_MAINTENANCE", "TERMINATE"])
-def test_maintenance_the_instance_survives_is_no_notice(gcp: GcpMetadata, cloud: Cloud, event: str) -> None:
+def test_maintenance_the_instance_survives_is_no_notice(gcp: NoticeSource, cloud: Cloud, event: str) -> None:
     cloud.answers[f"{GOOGLE}/maintenance-event"] = event
     assert gcp() is None
 
 
-def test_who_does_not_say_it_is_google_is_not_believed(gcp: GcpMetadata, cloud: Cloud) -> None:
+def test_who_does_not_say_it_is_google_is_not_believed(gcp: NoticeSource, cloud: Cloud) -> None:
     cloud.answers[f"{GOOGLE}/preempted"], cloud.is_google = "TRUE", False
     with pytest.raises(MetadataUnavailable):
         gcp()
@@ -173,14 +175,17 @@ def test_a_service_in_trouble_is_no_notice(
 
 
 def test_a_service_that_is_not_there_is_no_notice(unused_port: int) -> None:
-    for source in (AwsMetadata(f"http://127.0.0.1:{unused_port}"), GcpMetadata(f"127.0.0.1:{unused_port}")):
+    for source in (
+        AwsMetadata(f"http://127.0.0.1:{unused_port}"),
+        partial(read_gcp_notice, f"127.0.0.1:{unused_port}"),
+    ):
         with pytest.raises(MetadataUnavailable):
             source()
 
 
 def test_a_file_is_a_notice_as_soon_as_it_exists(tmp_path: Path) -> None:
     path = tmp_path / "leave"
-    source = NoticeFile(str(path))
+    source = partial(read_notice_file, str(path))
     assert source() is None
     path.touch()
     assert source() == PreemptionNotice(name="notice-file", detail=f"notice file {path} appeared")
