@@ -23,7 +23,7 @@ from tasks.configuration.stored_configuration import check_drift
 from tasks.data.snapshot_build import check_block_size
 from tasks.data.snapshot_lookup import find_by_id
 from tasks.errors import InvalidConfiguration, TaskError
-from tasks.machine.device_memory import trains_on_cuda
+from tasks.machine.machine_speed import trains_on_cuda
 from tasks.policy.attempt_sizes import next_sizes
 from tasks.trainer.initial_weights import check_directory, find_directory
 from tasks.trainer.trainer_group import trainer_group

@@ -6,14 +6,7 @@
 import subprocess
 import sys
 
-from tasks.machine.machine_speed import may_have_cuda
-
 _TIMEOUT_SECONDS = 60.0
-
-
-def trains_on_cuda(device: str) -> bool:
-    """Whether `training.device` is an accelerator on this machine."""
-    return device.startswith("cuda") or (device == "auto" and may_have_cuda())
 
 
 def free_device_bytes(device: str) -> int | None:

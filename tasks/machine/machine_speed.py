@@ -44,7 +44,7 @@ def numerics_here(training: TrainingConfig, model: ModelConfig, folder: Path, *,
     """
     if not has_auto_numerics(training):
         return choose_numerics(training, model, MachineSpeed())
-    wants_cuda = training.device.startswith("cuda") or (training.device == "auto" and may_have_cuda())
+    wants_cuda = trains_on_cuda(training.device)
     wants_half = training.precision == "auto" and benefits_from_cpu_bf16(training, model) and may_have_half(cpu_facts())
     needed = wants_cuda or wants_half
     return choose_numerics(training, model, machine_speed(folder, keep=keep) if needed else MachineSpeed())
@@ -91,6 +91,11 @@ def may_have_half(facts: Mapping[str, str]) -> bool:
 def may_have_cuda() -> bool:
     """Whether a driver's files suggest that torch may find a CUDA device."""
     return any(os.path.exists(trace) for trace in _CUDA_TRACES)
+
+
+def trains_on_cuda(device: str) -> bool:
+    """Whether `training.device` is an accelerator on this machine."""
+    return device.startswith("cuda") or (device == "auto" and may_have_cuda())
 
 
 def _identity(facts: Mapping[str, str], environment: Mapping[str, str]) -> str:
