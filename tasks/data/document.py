@@ -7,11 +7,13 @@ Machine Learning, chapter 2).
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from storage.snapshots.document_index import SplitName
 from storage.stores.document import sha256
 from tasks.errors import TaskError
+
+if TYPE_CHECKING:  # every command loads this module, and the index loads pyarrow
+    from storage.snapshots.document_index import SplitName
 
 _DETAIL_CHARACTERS = 200
 
@@ -98,7 +100,7 @@ def make_document(source: str, offset_bytes: int, content: bytes, text: str | No
     return Document(source=source, offset_bytes=offset_bytes, text=text, bytes=len(content), sha256=sha256(content))
 
 
-def split_of(content_sha256: str, val_fraction: float) -> SplitName:
+def split_of(content_sha256: str, val_fraction: float) -> "SplitName":
     """Return the split of the document whose UTF-8 text has this hex SHA-256.
 
     Equal texts have one split, and a greater fraction moves documents only from train to val.
