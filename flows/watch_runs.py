@@ -12,8 +12,7 @@ from prefect.states import Completed
 
 from flows.orchestrator.named_failure_state import named_failure_state
 from flows.orchestrator.run_parameters import DeploymentParameter, StoreParameter
-from flows.watching.run_watcher import CONTINUED
-from flows.watching.run_watching import WatchRequest, open_watcher
+from flows.watching.run_watcher import WatchAction, WatchRequest, open_watcher
 from tasks.configuration.store_choice import choose_store
 
 
@@ -31,5 +30,5 @@ def watch_runs(store: StoreParameter = "", deployment: DeploymentParameter = "tr
     for row in rows:
         logger.info("%s: %s: %s %s", row.run_id, row.action, row.why, row.how)
     counts = ", ".join(f"{action} {count}" for action, count in sorted(Counter(row.action for row in rows).items()))
-    continued = ", ".join(row.run_id for row in rows if row.action == CONTINUED)
+    continued = ", ".join(row.run_id for row in rows if row.action == WatchAction.CONTINUED)
     return Completed(message=f"{counts or 'no runs'}{f'; continued: {continued}' if continued else ''}")

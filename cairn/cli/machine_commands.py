@@ -26,7 +26,7 @@ class CompletionView:
 
 
 def doctor(*, store: StoreOption = "", json: JsonOption = False) -> ExitCode:
-    """Look at versions, device, store, orchestrator and disk; exit 1 when something is wrong."""
+    """Check versions, device, store, orchestrator and disk; exit 1 when something is wrong."""
     from cairn.operations.machine_check import check_machine
 
     checks = check_machine(choose_store(store, os.environ))

@@ -13,7 +13,7 @@ from tasks.text.output import print_document, print_line
 
 
 def models(*, history: Flag = False, store: StoreOption = "", json: JsonOption = False) -> None:
-    """Show what every alias points at, and could be rolled back to; a star marks the present.
+    """Show what every alias points at, and what it can be rolled back to; a star marks the present.
 
     Args:
         history: show every decision instead: promotions, also those gone back on, refusals with their gate, roll-backs.
@@ -33,13 +33,13 @@ def models(*, history: Flag = False, store: StoreOption = "", json: JsonOption =
 def evaluate(
     reference: Reference, *, suite: str = "", again: Flag = False, store: StoreOption = "", json: JsonOption = False
 ) -> ExitCode:
-    """Measure a committed checkpoint, in processes of their own, and show it beside others; nothing is trained.
+    """Evaluate a committed checkpoint in child processes, and compare it with others; nothing is trained.
 
-    What is on record is not measured again. Exit 1 where an evaluator failed: that is on record too.
+    What is on record is not evaluated again. Exit 1 if an evaluator failed, which is recorded too.
 
     Args:
         suite: path of a suite file (TOML) [the suites of the checkpoint's run].
-        again: measure also what is on record, and add a second row.
+        again: evaluate also what is on record, and add a second row.
     """
     from cairn.cli.tables import print_rows
     from flows.operations.checkpoint_evaluation import EvaluationRequest, measure
@@ -61,18 +61,18 @@ def promote(
     store: StoreOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Offer a checkpoint to an alias: the gates decide, the decision is recorded, exit 3 is a no.
+    """Offer a checkpoint to an alias: the gates decide and the decision is recorded; exit 3 is a refusal.
 
-    Where the run's configuration requires a person's approval, this is it.
+    If the run's configuration requires a person's approval, this command gives it.
     """
     from cairn.cli.tables import print_rows
-    from flows.operations.promotion_use import offer_to
+    from flows.operations.promotion_by_person import offer_as_person
     from reports.queries.alias_history import list_alias_promotions
     from reports.queries.display_tables import promotions_table
     from reports.queries.run_lookup import find_checkpoint
 
     views = list_alias_promotions(
-        alias, offer_to(find_checkpoint(open_chosen_store(store), reference), alias, why=why)
+        alias, offer_as_person(find_checkpoint(open_chosen_store(store), reference), alias, why=why)
     )[:1]
     print_document(views[0]) if json else print_rows(promotions_table(views))
 
@@ -80,10 +80,10 @@ def promote(
 def rollback(
     *, alias: AliasOption = "champion", why: WhyOption = "", store: StoreOption = "", json: JsonOption = False
 ) -> None:
-    """Point an alias back at what it pointed at before; the decision is recorded. Again: one further back."""
+    """Point an alias back at what it pointed at before, and record it; repeated, it goes one further back."""
     from cairn.cli.tables import print_rows
     from cairn.operations.alias_rollback import roll_back
-    from flows.operations.promotion_use import this_person
+    from flows.operations.promotion_by_person import this_person
     from reports.queries.display_tables import promotions_table
 
     view = roll_back(open_chosen_store(store), alias, by=this_person(), why=why)
@@ -99,12 +99,12 @@ def sample(
     store: StoreOption = "",
     json: JsonOption = False,
 ) -> ExitCode:
-    """Let a committed checkpoint write; the text appears as it is drawn, and Ctrl-C ends it.
+    """Generate text from a committed checkpoint; it is printed as it is drawn, and Ctrl-C ends it.
 
-    The network sees at most a block of text; whenever that is full, it goes on from the newest half of it.
+    The network sees at most a block of text; whenever that is full, it continues from the newest half of it.
 
     Args:
-        follow: RUN's newest checkpoint writes, then each new one as it is committed, until the run has finished.
+        follow: generate from the newest checkpoint of RUN, then from each new one, until the run has finished.
         every: seconds between two looks of --follow.
     """
     from cairn.operations.checkpoint_following import follow_run
@@ -127,7 +127,7 @@ def sample(
 
 
 def export(reference: Reference, folder: str, *, store: StoreOption = "", json: JsonOption = False) -> None:
-    """Write a committed checkpoint as a directory that `transformers` opens, with a model card that says whence it is.
+    """Write a committed checkpoint as a directory that `transformers` opens, with a model card about its origin.
 
     Args:
         folder: a new or empty folder; nothing is overwritten.

@@ -66,7 +66,7 @@ def evaluations(run: str, *, store: StoreOption = "", json: JsonOption = False) 
 
 
 def explain(run: str, *, attempt: int | None = None, store: StoreOption = "", json: JsonOption = False) -> None:
-    """Explain one attempt to somebody who knows nothing of the run: what happened, why, what it cost, what was done.
+    """Explain one attempt to a reader who knows nothing of the run: what happened, why, what it cost, what was done.
 
     JSON: run_id, model_family, run_state, run_attempts, total_steps, opened_at, next, budgets, receipt (as attempts
     prints it), config_changes, changed, quarantines, where, origin, progress, end, open, successor, evaluations,
@@ -157,7 +157,7 @@ def diagnose(run: str, *, store: StoreOption = "", json: JsonOption = False) -> 
 
 
 def verify(run: str, *, store: StoreOption = "", json: JsonOption = False) -> ExitCode:
-    """Re-hash everything a run has committed; exit 5 names what is not what it must be."""
+    """Re-hash everything a run has committed; exit 5 names what does not match."""
     from cairn.operations.run_verification import verify_run
 
     found = verify_run(open_chosen_store(store), run)
@@ -192,7 +192,7 @@ def simulate(
 
 
 def sweep(run: str, *, dry_run: Flag = False, store: StoreOption = "", json: JsonOption = False) -> None:
-    """Apply retention and delete what nobody needs any more; killed anywhere, the same command goes on.
+    """Apply retention and delete what is no longer needed; after a kill the same command goes on.
 
     Args:
         dry_run: say what would go, what stays, and why; change nothing.

@@ -30,12 +30,12 @@ def train(
     store: StoreOption = "",
     json: JsonOption = False,
 ) -> ExitCode:
-    """Train a run to its end, or continue it: the same command again goes on from the newest commit.
+    """Train a run to its end, or continue it: the same command again continues from the newest commit.
 
     Args:
         config: path of the run configuration (TOML); may be left out for a run that exists.
         run_id: name of the run [the configuration file's name].
-        start_over: where a run has commits and none can be read any more, begin again at step 0 instead of exit 5.
+        start_over: if a run has commits and none can be read any more, begin again at step 0 instead of exit 5.
         dry_run: say what would happen, and how much memory, time, money and store it would take; start nothing.
     """
     exit_on_sigterm(ExitCode.PREEMPTED)  # the imports take a second, and nothing has begun
@@ -121,7 +121,7 @@ def _serve_node(resolved: "ResolvedRequest") -> ExitCode:
 
 def _show_plan(resolved: "ResolvedRequest", *, json: bool) -> None:
     from cairn.cli.training_plan_text import describe_plan
-    from flows.preparation.memory_check import memory_there
+    from flows.preparation.memory_check import available_memory
     from flows.preparation.preflight import check_before_start
     from flows.preparation.training_plan import plan_training
     from tasks.machine.machine_speed import numerics_here
@@ -132,8 +132,8 @@ def _show_plan(resolved: "ResolvedRequest", *, json: bool) -> None:
     configuration = check_before_start(resolved, log, os.environ, writable=False)
     numerics = numerics_here(configuration.training, configuration.model, work_folder(os.environ), keep=False)
     settled = configuration.with_mode(precision=numerics.precision, kernels=numerics.kernels)
-    there = memory_there(settled.training, trainer_group(settled.training, os.environ))
-    plan = plan_training(log, settled, resolved.base_dir, there)
+    memory = available_memory(settled.training, trainer_group(settled.training, os.environ))
+    plan = plan_training(log, settled, resolved.base_dir, memory)
     print_document(plan) if json else print_facts(describe_plan(plan))
 
 
@@ -149,14 +149,14 @@ def watch(
     """Continue every unfinished run whose owner is gone or whose back-off is over; safe to run many times at once.
 
     Args:
-        once: look once, print what was done and why, and leave.
+        once: look once, print what was done and why, and exit.
         deployment: continue runs by flow runs of this deployment (flow/deployment) instead of on this machine.
         every: seconds between two looks.
         at_most: how many runs are continued on this machine at a time.
     """
     from cairn.cli.tables import print_watch
     from cairn.operations.prefect_session import quieten
-    from flows.watching.run_watching import WatchRequest, open_watcher, watch_until_stopped
+    from flows.watching.run_watcher import WatchRequest, open_watcher, watch_until_stopped
     from flows.watching.watch_display import WatchDisplay
 
     quieten(os.environ)
@@ -168,7 +168,7 @@ def watch(
         print_rows(open_watcher(request).look_patiently())
     else:
         display = WatchDisplay()
-        with nullcontext() if json else display.shown():
+        with nullcontext() if json else display.showing():
             show = (lambda pulses: None) if json else display.show
             watch_until_stopped(request, print_rows=print_rows, show=show, say=say)
 

@@ -68,13 +68,13 @@ class CheckpointFollower:
     def _use_or_skip(self, record: CheckpointRecord) -> None:
         assert self._passed is not None
         reference = record.committed.reference
-        problem = f"it is {record.state} by now" if not record.is_committed else self._problem(reference)
+        problem = f"it is {record.state} by now" if not record.is_committed else self._try_to_use(reference)
         if problem:
             self._say(f"{checkpoint_heading(reference)} is passed over: {problem}")
         self._passed += 1
         self._last_said = ""
 
-    def _problem(self, reference: CheckpointReference) -> str:
+    def _try_to_use(self, reference: CheckpointReference) -> str:
         """Use the checkpoint; returns why it cannot be used, or an empty text."""
         try:
             self._use(reference)

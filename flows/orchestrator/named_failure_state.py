@@ -22,7 +22,7 @@ def named_failure_state(body: Callable[P, State[None]]) -> Callable[P, State[Non
     """Turn the expected errors of a deployed flow run into its end state."""
 
     @functools.wraps(body)
-    def named(*arguments: P.args, **keywords: P.kwargs) -> State[None]:
+    def wrapper(*arguments: P.args, **keywords: P.kwargs) -> State[None]:
         try:
             return body(*arguments, **keywords)
         except EXPECTED_ERRORS as error:
@@ -32,7 +32,7 @@ def named_failure_state(body: Callable[P, State[None]]) -> Callable[P, State[Non
             failed: State[Any] = Failed(name=type(error).__name__, message=str(error))
             return failed
 
-    return named
+    return wrapper
 
 
 def is_deployed() -> bool:

@@ -22,56 +22,56 @@ MARGIN = 0.1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MemoryThere:
+class AvailableMemory:
     """Bytes that each trainer may take, None if unknown, and where they would train."""
 
     bytes: int | None
     place: TrainingPlace
 
 
-def memory_there(training: TrainingConfig, group: TrainerGroup, *, root: Path = Path("/")) -> MemoryThere:
+def available_memory(training: TrainingConfig, group: TrainerGroup, *, root: Path = Path("/")) -> AvailableMemory:
     """Return the memory of the system, or of the CUDA device; the processes of one machine share it."""
     on_cuda = trains_on_cuda(training.device)
     place = TrainingPlace(on_cuda=on_cuda, processes=group.size)
     if on_cuda:
-        return MemoryThere(bytes=free_device_bytes(training.device), place=place)
-    there = available_memory_bytes(os.getpid(), root=root)
-    return MemoryThere(bytes=None if there is None else there // group.processes, place=place)
+        return AvailableMemory(bytes=free_device_bytes(training.device), place=place)
+    free = available_memory_bytes(os.getpid(), root=root)
+    return AvailableMemory(bytes=None if free is None else free // group.processes, place=place)
 
 
-def require_memory(config: RunConfig, vocab_size: int, sizes: AttemptSizes, there: MemoryThere) -> None:
+def require_memory(config: RunConfig, vocab_size: int, sizes: AttemptSizes, memory: AvailableMemory) -> None:
     """Raise `InvalidConfiguration` if a trainer of these sizes fits under none of the numerics still open."""
-    if there.bytes is None or not config.training.memory_check:
+    if memory.bytes is None or not config.training.memory_check:
         return
-    settled = min(_settled(config), key=lambda one: _estimate(one, vocab_size, sizes, there))
-    needed = _estimate(settled, vocab_size, sizes, there)
-    if needed > there.bytes:
-        cure = _cure(settled, vocab_size, sizes, there)
+    settled = min(_possible_numerics(config), key=lambda one: _estimate(one, vocab_size, sizes, memory))
+    needed = _estimate(settled, vocab_size, sizes, memory)
+    if needed > memory.bytes:
+        cure = _cure(settled, vocab_size, sizes, memory)
         raise InvalidConfiguration(
             f"training.micro_batch = {sizes.micro_batch}: an estimated {needed / 1e9:.3g} GB a process, "
-            f"{there.bytes / 1e9:.3g} GB are there; {cure}. training.memory_check = false tries it all the same"
+            f"{memory.bytes / 1e9:.3g} GB are available; {cure}. training.memory_check = false tries it all the same"
         )
 
 
-def choose_micro_batch(config: RunConfig, vocab_size: int, there: MemoryThere) -> int:
+def choose_micro_batch(config: RunConfig, vocab_size: int, memory: AvailableMemory) -> int:
     """Return the largest micro-batch, halving each process's share of the batch, that fits with `MARGIN` to spare.
 
     Returns 1 if none fits, and the whole share if the memory is unknown.
     """
-    room = None if there.bytes is None else int(there.bytes * (1 - MARGIN))
+    room = None if memory.bytes is None else int(memory.bytes * (1 - MARGIN))
     if room is None:
-        return -(-config.training.global_batch // there.place.processes)
+        return -(-config.training.global_batch // memory.place.processes)
     recompute = config.training.activation_checkpointing
-    return _largest(config, vocab_size, recompute=recompute, place=there.place, memory_bytes=room) or 1
+    return _largest(config, vocab_size, recompute=recompute, place=memory.place, memory_bytes=room) or 1
 
 
-def _cure(config: RunConfig, vocab_size: int, sizes: AttemptSizes, there: MemoryThere) -> str:
-    assert there.bytes is not None
+def _cure(config: RunConfig, vocab_size: int, sizes: AttemptSizes, memory: AvailableMemory) -> str:
+    assert memory.bytes is not None
     recompute = sizes.activation_checkpointing
-    most = _largest(config, vocab_size, recompute=recompute, place=there.place, memory_bytes=there.bytes)
+    most = _largest(config, vocab_size, recompute=recompute, place=memory.place, memory_bytes=memory.bytes)
     if most is not None:
         return f"rule: at most {most} fits"
-    recomputed = _largest(config, vocab_size, recompute=True, place=there.place, memory_bytes=there.bytes)
+    recomputed = _largest(config, vocab_size, recompute=True, place=memory.place, memory_bytes=memory.bytes)
     if recomputed is not None:
         return f"not even 1 fits, but {recomputed} with training.activation_checkpointing = true"
     return "not even 1 fits, with training.activation_checkpointing = true neither: train a smaller model"
@@ -85,18 +85,18 @@ def _largest(
     )
 
 
-def _estimate(config: RunConfig, vocab_size: int, sizes: AttemptSizes, there: MemoryThere) -> int:
+def _estimate(config: RunConfig, vocab_size: int, sizes: AttemptSizes, memory: AvailableMemory) -> int:
     return estimate_memory(
         config.model,
         config.training,
         vocab_size,
         micro_batch=sizes.micro_batch,
         recompute=sizes.activation_checkpointing,
-        place=there.place,
+        place=memory.place,
     ).total_bytes
 
 
-def _settled(config: RunConfig) -> list[RunConfig]:
+def _possible_numerics(config: RunConfig) -> list[RunConfig]:
     """Return the configuration with every choice of numerics that it leaves open."""
     precisions = ["fp32", "bf16"] if config.training.precision == "auto" else [config.training.precision]
     kernels = ["stock", "fused"] if config.training.kernels == "auto" else [config.training.kernels]

@@ -7,7 +7,7 @@ import errno
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from flows.preparation.memory_check import memory_there, require_memory
+from flows.preparation.memory_check import available_memory, require_memory
 from flows.preparation.planned_data import wanted_vocab_size
 from flows.preparation.text_check import check_text
 from flows.preparation.training_request import ResolvedRequest, configure_run
@@ -111,5 +111,5 @@ def _check_memory(config: RunConfig, state: RunState, vocab_size: int, environme
     # Asking a device takes a process with torch; a run that has attempts has trained on its device before.
     is_known_to_fit = bool(state.attempts) and trains_on_cuda(config.training.device)
     if config.training.memory_check and not is_known_to_fit:
-        there = memory_there(config.training, trainer_group(config.training, environment))
-        require_memory(config, vocab_size, next_sizes(state, config.training, chosen=1), there)
+        memory = available_memory(config.training, trainer_group(config.training, environment))
+        require_memory(config, vocab_size, next_sizes(state, config.training, chosen=1), memory)

@@ -5,10 +5,11 @@ Nothing is started or written. Sizes are formulas over shapes, times come from t
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from statistics import median
 
-from flows.preparation.memory_check import MemoryThere, choose_micro_batch
+from flows.preparation.memory_check import AvailableMemory, choose_micro_batch
 from flows.preparation.planned_data import PlannedData, plan_data
 from model.estimates.size_estimate import (
     MemoryEstimate,
@@ -25,9 +26,19 @@ from tasks.configuration.run_configuration import RunConfig
 from tasks.evaluator.evaluation_suite import command_suites_of, suite_of
 from tasks.policy.attempt_sizes import next_sizes
 
-NOT_KNOWN = MemoryThere(bytes=None, place=TrainingPlace())
+UNKNOWN_MEMORY = AvailableMemory(bytes=None, place=TrainingPlace())
 _RECENT_STEPS = 200
 _HOUR_SECONDS = 3600.0
+
+
+class PlanAction(StrEnum):
+    """What `cairn train` would do; `wait` is for a live owner."""
+
+    OPEN = "open"
+    CONTINUE = "continue"
+    FINISH = "finish"
+    WAIT = "wait"
+    NOTHING = "nothing"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,14 +105,11 @@ class PlannedCost:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingPlan:
-    """What a dry run shows; `action` is open, continue, finish, wait (for a live owner) or nothing.
-
-    `attempt` is the one that would train, None if none would.
-    """
+    """What a dry run shows; `attempt` is the one that would train, None if none would."""
 
     run_id: str
     store: str
-    action: str
+    action: PlanAction
     why: str
     attempt: int | None
     from_step: int
@@ -119,7 +127,9 @@ class TrainingPlan:
     budgets: Mapping[str, BudgetStatus]
 
 
-def plan_training(log: RunLog, config: RunConfig, base_dir: Path, there: MemoryThere = NOT_KNOWN) -> TrainingPlan:
+def plan_training(
+    log: RunLog, config: RunConfig, base_dir: Path, memory: AvailableMemory = UNKNOWN_MEMORY
+) -> TrainingPlan:
     """Return the plan for a checked configuration and a log that was read."""
     state, total = log.state, config.training.steps
     action, why = _action(log)
@@ -128,14 +138,14 @@ def plan_training(log: RunLog, config: RunConfig, base_dir: Path, there: MemoryT
     data = plan_data(log.store, state, config, base_dir)
     parameters = count_parameters(config.model, data.vocab_size)
     per_step = config.training.global_batch * config.model.block_size
-    ahead = per_step * (total - first) if action != "nothing" else 0
+    ahead = per_step * (total - first) if action is not PlanAction.NOTHING else 0
     time = _time(log, ahead)
     return TrainingPlan(
         run_id=log.run_id,
         store=log.store.url,
         action=action,
         why=why,
-        attempt=None if action == "nothing" else state.latest_attempt + 1,
+        attempt=None if action is PlanAction.NOTHING else state.latest_attempt + 1,
         from_step=first,
         total_steps=total,
         tokens_per_step=per_step,
@@ -143,7 +153,7 @@ def plan_training(log: RunLog, config: RunConfig, base_dir: Path, there: MemoryT
         may_stop_early=config.early_stop.is_on,
         data=data,
         model=_model(config, data.vocab_size, parameters),
-        memory=_memory(state, config, data.vocab_size, there),
+        memory=_memory(state, config, data.vocab_size, memory),
         time=time,
         checkpoints=_checkpoints(config, first, parameters),
         evaluations=_evaluations(config, first),
@@ -152,18 +162,18 @@ def plan_training(log: RunLog, config: RunConfig, base_dir: Path, there: MemoryT
     )
 
 
-def _action(log: RunLog) -> tuple[str, str]:
+def _action(log: RunLog) -> tuple[PlanAction, str]:
     if log.state.opened is None:
-        return "open", "there is no run of this name in the store"
+        return PlanAction.OPEN, "there is no run of this name in the store"
     status = read_status(log)
     newest = log.state.newest_committed
     if status.state == RunPhase.FINISHED:
-        return "nothing", status.next
+        return PlanAction.NOTHING, status.next
     if status.state == RunPhase.RUNNING:
-        return "wait", f"{status.next}; while it shows life this command leaves with exit code 7"
+        return PlanAction.WAIT, f"{status.next}; while it shows life this command leaves with exit code 7"
     if newest is not None and newest.committed.step >= status.total_steps:
-        return "finish", "the last step is committed, the run's end is not on record yet"
-    return "open" if status.state == RunPhase.OPENED else "continue", status.next
+        return PlanAction.FINISH, "the last step is committed, the run's end is not on record yet"
+    return PlanAction.OPEN if status.state == RunPhase.OPENED else PlanAction.CONTINUE, status.next
 
 
 def _model(config: RunConfig, vocab_size: int, parameters: int) -> PlannedModel:
@@ -178,15 +188,15 @@ def _model(config: RunConfig, vocab_size: int, parameters: int) -> PlannedModel:
     )
 
 
-def _memory(state: RunState, config: RunConfig, vocab_size: int, there: MemoryThere) -> PlannedMemory:
-    sizes = next_sizes(state, config.training, chosen=choose_micro_batch(config, vocab_size, there))
+def _memory(state: RunState, config: RunConfig, vocab_size: int, memory: AvailableMemory) -> PlannedMemory:
+    sizes = next_sizes(state, config.training, chosen=choose_micro_batch(config, vocab_size, memory))
     parts = estimate_memory(
         config.model,
         config.training,
         vocab_size,
         micro_batch=sizes.micro_batch,
         recompute=sizes.activation_checkpointing,
-        place=there.place,
+        place=memory.place,
     )
     return PlannedMemory(
         micro_batch=sizes.micro_batch,
@@ -194,7 +204,7 @@ def _memory(state: RunState, config: RunConfig, vocab_size: int, there: MemoryTh
         precision=config.training.precision,
         kernels=config.training.kernels,
         total_bytes=parts.total_bytes,
-        there_bytes=there.bytes,
+        there_bytes=memory.bytes,
         parts=parts,
     )
 

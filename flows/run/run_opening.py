@@ -14,7 +14,7 @@ from flows.operations.checkpoint_evaluation import plan_evaluation
 from flows.orchestrator.cancellation import CancellationWatch
 from flows.orchestrator.ephemeral_server import is_ephemeral_server
 from flows.orchestrator.run_artifacts import RunArtifacts
-from flows.preparation.memory_check import MemoryThere, choose_micro_batch, memory_there
+from flows.preparation.memory_check import AvailableMemory, available_memory, choose_micro_batch
 from flows.preparation.training_request import ResolvedRequest, configure_run
 from flows.run.active_run import ActiveRun, RunServices, TrainerSetup
 from flows.run.background_sweep import BackgroundSweep
@@ -78,11 +78,11 @@ def open_run(resolved: ResolvedRequest, shutdown: ShutdownSignal, warm: WarmTrai
     )
 
 
-def _memory_for_choice(config: RunConfig, state: RunState) -> MemoryThere | None:
+def _memory_for_choice(config: RunConfig, state: RunState) -> AvailableMemory | None:
     """Return the memory there is if micro_batch is "auto" and no attempt has resolved it, else None."""
     if config.training.micro_batch != "auto" or state.attempts:
         return None
-    return memory_there(config.training, trainer_group(config.training, os.environ))
+    return available_memory(config.training, trainer_group(config.training, os.environ))
 
 
 def _set_up_trainers(run_id: str, config: RunConfig, warm: WarmTrainer) -> TrainerSetup:

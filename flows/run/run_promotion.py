@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from flows.operations.promotion_use import rules_of
+from flows.operations.promotion_by_person import promotion_rules
 from flows.orchestrator.promotion_approval import Question, Unanswered, Waiting, ask
 from flows.run.active_run import ActiveRun
 from storage.logs.log_entry import CheckpointReference
@@ -38,7 +38,7 @@ class OfferEnd:
 
 def offer_best(run: ActiveRun) -> OfferEnd:
     """Evaluate the last and the best checkpoint, and offer the best one unless that was decided before."""
-    rules = rules_of(run.config)
+    rules = promotion_rules(run.config)
     try:
         _evaluate_candidates(run, rules)
     except EvaluationInterrupted as interrupted:

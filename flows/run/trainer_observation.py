@@ -19,11 +19,11 @@ from tasks.trainer.trainer_process import TrainerProcess
 class TrainerObservation:
     """The evidence about one attempt's trainer, or about its parent while there is no trainer."""
 
-    def __init__(self, config: RunConfig, notice: ShutdownSignal, cancellation: CancellationWatch) -> None:
+    def __init__(self, config: RunConfig, shutdown: ShutdownSignal, cancellation: CancellationWatch) -> None:
         """Prepare; the hang detector expects a first sign of life from now on."""
         self.watch = HangDetector(config.watchdog)
         self._grace_seconds = config.checkpoint.grace_seconds
-        self._notice, self._cancellation = notice, cancellation
+        self._shutdown, self._cancellation = shutdown, cancellation
         self._trainer: TrainerProcess | None = None
         self._memory: MemoryWatch | None = None
         self._gap: HeartbeatGap | None = None
@@ -33,7 +33,7 @@ class TrainerObservation:
     def observing(self, trainer: TrainerProcess) -> Iterator[None]:
         """Watch the trainer while the block runs, and pass every shutdown request on to it."""
         self._trainer, self._memory = trainer, MemoryWatch(trainer.pid)
-        on_shutdown = self._notice.on_shutdown(self._pass_on_shutdown)
+        on_shutdown = self._shutdown.on_shutdown(self._pass_on_shutdown)
         with sampling(self._memory), detecting_hangs(self.watch, self._kill_hung), on_shutdown:
             yield
 
@@ -49,8 +49,8 @@ class TrainerObservation:
             exit_code=code,
             last_words=_last_words(problem, trainer),
             finished=finished,
-            stop_signal=self._notice.signal or ("SIGTERM" if stopped else None),
-            notice=self._notice.detail,
+            stop_signal=self._shutdown.signal or ("SIGTERM" if stopped else None),
+            notice=self._shutdown.detail,
             grace_ended=self._grace_ended,
             cancelling=self._cancellation.is_cancelling(),
             fenced=str(problem) if isinstance(problem, Fenced) else None,

@@ -17,7 +17,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL
 
 from flows.preparation.training_request import TrainingRequest, choose_run_id
-from flows.watching.run_continuation import Begun, Busy, Standing
+from flows.watching.run_continuation import Begun, Busy, StalledRun
 from storage.stores.document import sha256
 from tasks.errors import InvalidConfiguration
 
@@ -38,14 +38,14 @@ class ContinuationByDeployment:
             raise InvalidConfiguration(f"deployment {deployment}: PREFECT_API_URL is not set, so no server knows it")
         self._deployment, self._store_url = deployment, store_url
 
-    def begin(self, standing: Standing) -> Begun | Busy:
+    def begin(self, stalled: StalledRun) -> Begun | Busy:
         """Create a flow run that continues the run, unless one is scheduled or running."""
         with get_client(sync_client=True) as client:
             deployment_id = self._deployment_id(client)
             for flow_run in _unfinished(client, deployment_id):
-                if self._is_at(flow_run, standing):
-                    return Busy(why=f"flow run {flow_run.name} is at it ({flow_run.state_name})")
-            return self._create(client, deployment_id, standing)
+                if self._is_at(flow_run, stalled):
+                    return Busy(why=f"flow run {flow_run.name} is continuing it ({flow_run.state_name})")
+            return self._create(client, deployment_id, stalled)
 
     def where(self, run_id: str) -> str:
         """Return where the flow runs that continued the run are found."""
@@ -60,34 +60,34 @@ class ContinuationByDeployment:
                 "registered by `prefect deploy`"
             ) from error
 
-    def _is_at(self, flow_run: FlowRun, standing: Standing) -> bool:
+    def _is_at(self, flow_run: FlowRun, stalled: StalledRun) -> bool:
         is_scheduled = flow_run.state_type is StateType.SCHEDULED
         if is_scheduled and flow_run.auto_scheduled:  # created by a schedule, perhaps for next week
             return False
-        ours = _run_of(flow_run) == standing.run_id and flow_run.parameters.get("store") in (None, "", self._store_url)
+        ours = _run_of(flow_run) == stalled.run_id and flow_run.parameters.get("store") in (None, "", self._store_url)
         # The flow run of an attempt that has ended has ended too, whatever its state says.
-        claimed = {attempt.started.flow_run_id for attempt in standing.state.attempts}
-        is_dead = str(flow_run.id) in claimed or (not is_scheduled and standing.seconds > STUCK_SECONDS)
+        claimed = {attempt.started.flow_run_id for attempt in stalled.state.attempts}
+        is_dead = str(flow_run.id) in claimed or (not is_scheduled and stalled.seconds > STUCK_SECONDS)
         return ours and not is_dead
 
-    def _create(self, client: SyncPrefectClient, deployment_id: UUID, standing: Standing) -> Begun | Busy:
-        attempt = standing.state.latest_attempt
+    def _create(self, client: SyncPrefectClient, deployment_id: UUID, stalled: StalledRun) -> Begun | Busy:
+        attempt = stalled.state.latest_attempt
         for number in range(MOST_FLOW_RUNS):
             flow_run = client.create_flow_run_from_deployment(
                 deployment_id,
-                parameters={"config": "", "run_id": standing.run_id, "store": self._store_url},
-                name=f"{standing.run_id} · continued after attempt {attempt}",
-                idempotency_key=self._key(standing, number),
+                parameters={"config": "", "run_id": stalled.run_id, "store": self._store_url},
+                name=f"{stalled.run_id} · continued after attempt {attempt}",
+                idempotency_key=self._key(stalled, number),
             )
             if flow_run.state is None or not flow_run.state.is_final():
                 return Begun(how=f"flow run {flow_run.id} of {self._deployment}")
         return Busy(
-            why=f"{MOST_FLOW_RUNS} flow runs have ended before they claimed it: a person looks at {flow_run.id}"
+            why=f"{MOST_FLOW_RUNS} flow runs ended before they claimed it; look at flow run {flow_run.id} in Prefect"
         )
 
-    def _key(self, standing: Standing, number: int) -> str:
-        how = "open" if standing.state.open_attempt is not None else "ended"
-        whole = f"{self._store_url} {standing.run_id} {standing.state.latest_attempt} {how} {number}"
+    def _key(self, stalled: StalledRun, number: int) -> str:
+        how = "open" if stalled.state.open_attempt is not None else "ended"
+        whole = f"{self._store_url} {stalled.run_id} {stalled.state.latest_attempt} {how} {number}"
         return f"cairn-watch-{sha256(whole.encode())}"
 
 

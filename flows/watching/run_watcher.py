@@ -1,26 +1,60 @@
-"""Looks at all runs of a store: reads each, decides about it, and continues it where necessary.
+"""Looks at all runs of a store, for `cairn watch` and the flow `watch-runs`, and continues those that need it.
 
 A run's error becomes its row and never ends the look.
 """
 
+import os
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
 from typing import NoReturn
 
-from flows.watching.run_continuation import Begun, Busy, Continuation, Standing
+from flows.watching.run_continuation import Begun, Busy, Continuation, ContinuationHere, StalledRun
 from flows.watching.run_pulse import RunPulse, pulse_of
 from flows.watching.watcher_memory import WatcherMemory
 from storage.errors import StorageError
 from storage.logs.registry import Registry, RegistryState
 from storage.logs.run_log import RunLog, list_run_ids
+from storage.stores.document import sha256
 from storage.stores.object_store import ObjectStore
+from storage.stores.open_store import open_store
+from tasks.attempt.shutdown_signal import Terminated, raise_on_sigterm
 from tasks.checkpoints.promotion_offer import pending_offer
+from tasks.errors import InvalidConfiguration
+from tasks.machine.work_folder import work_folder
 from tasks.policy.run_watch import Continue, Leave, Observed, Wait, decide_watch, lease_seconds
 
-CONTINUED, WAITS, LEFT, FAILED = "continued", "waits", "left", "failed"
 _READERS = 8
 _SHORTEST_PAUSE_SECONDS = 0.5
+
+
+class WatchAction(StrEnum):
+    """What a look did about a run."""
+
+    CONTINUED = "continued"
+    WAITS = "waits"
+    LEFT = "left"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WatchRequest:
+    """The store to watch, and the deployment that continues its runs; empty: processes of this machine."""
+
+    store: str
+    deployment: str = ""
+    every_seconds: float = 30.0
+    at_most: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse impossible numbers."""
+        if not self.every_seconds > 0:
+            raise InvalidConfiguration(f"--every {self.every_seconds}: must be more than 0 seconds")
+        if self.at_most < 1:
+            raise InvalidConfiguration(f"--at-most {self.at_most}: must be at least 1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +62,7 @@ class WatchRow:
     """What one look did about one run, and why; `seconds` is how long a waiting run still waits."""
 
     run_id: str
-    action: str
+    action: WatchAction
     why: str
     how: str = ""
     seconds: float | None = None
@@ -98,7 +132,7 @@ class RunWatcher:
         with ThreadPoolExecutor(_READERS) as readers:
             problems = list(readers.map(self._read, run_ids))
         rows = tuple(
-            WatchRow(run_id=run_id, action=FAILED, why=problem) if problem else self._look_safely(run_id)
+            WatchRow(run_id=run_id, action=WatchAction.FAILED, why=problem) if problem else self._look_safely(run_id)
             for run_id, problem in zip(run_ids, problems, strict=True)
         )
         self._memory.save()
@@ -117,21 +151,23 @@ class RunWatcher:
         try:
             return self._decide(run_id)
         except Exception as error:  # whatever is wrong with one run, the others are looked at
-            return WatchRow(run_id=run_id, action=FAILED, why=f"{error}" or type(error).__name__)
+            return WatchRow(run_id=run_id, action=WatchAction.FAILED, why=f"{error}" or type(error).__name__)
 
     def _decide(self, run_id: str) -> WatchRow:
         log = self._logs[run_id]
         observed, now = self._observe(log), self._monotonic()
         match decide_watch(log.state, observed, now):
             case Leave(why=why):
-                return WatchRow(run_id=run_id, action=LEFT, why=why)
+                return WatchRow(run_id=run_id, action=WatchAction.LEFT, why=why)
             case Wait(until=until, why=why):
                 self._untils[run_id] = until
                 how = self._continuation.where(run_id) if observed.futile else ""
-                return WatchRow(run_id=run_id, action=WAITS, why=why, how=how, seconds=max(until - now, 0.0))
+                return WatchRow(
+                    run_id=run_id, action=WatchAction.WAITS, why=why, how=how, seconds=max(until - now, 0.0)
+                )
             case Continue(why=why):
-                standing = Standing(run_id=run_id, state=log.state, seconds=now - observed.unchanged_since)
-                return self._continue(standing, why)
+                stalled = StalledRun(run_id=run_id, state=log.state, seconds=now - observed.unchanged_since)
+                return self._continue(stalled, why)
 
     def _observe(self, log: RunLog) -> Observed:
         observed = self._memory.observe(log)
@@ -150,15 +186,58 @@ class RunWatcher:
             self._read_aliases.add(alias)
         return registry.state
 
-    def _continue(self, standing: Standing, why: str) -> WatchRow:
-        match self._continuation.begin(standing):
+    def _continue(self, stalled: StalledRun, why: str) -> WatchRow:
+        match self._continuation.begin(stalled):
             case Busy(why=obstacle):
-                return WatchRow(run_id=standing.run_id, action=WAITS, why=f"{why}; {obstacle}")
+                return WatchRow(run_id=stalled.run_id, action=WatchAction.WAITS, why=f"{why}; {obstacle}")
             case Begun(how=how):
-                self._memory.note_continued(standing.run_id)
-                return WatchRow(run_id=standing.run_id, action=CONTINUED, why=why, how=how)
+                self._memory.note_continued(stalled.run_id)
+                return WatchRow(run_id=stalled.run_id, action=WatchAction.CONTINUED, why=why, how=how)
 
     def _is_near(self, row: WatchRow, looked_at: float) -> bool:
-        if row.action != WAITS or row.seconds is None:
+        if row.action != WatchAction.WAITS or row.seconds is None:
             return False
         return self._untils[row.run_id] <= looked_at + lease_seconds(self._logs[row.run_id].state)
+
+
+def open_watcher(request: WatchRequest) -> RunWatcher:
+    """Return a watcher for the request; raises `InvalidConfiguration`."""
+    store = open_store(request.store)
+    folder = work_folder(os.environ) / "watch" / sha256(store.url.encode())[:12]
+    return RunWatcher(
+        store,
+        _continuation(request, store.url, folder),
+        WatcherMemory(folder / "sightings.json", monotonic=time.monotonic),
+        monotonic=time.monotonic,
+        sleep=time.sleep,
+    )
+
+
+def watch_until_stopped(
+    request: WatchRequest,
+    *,
+    print_rows: Callable[[tuple[WatchRow, ...]], None],
+    show: Callable[[tuple[RunPulse, ...]], None],
+    say: Callable[[str], None],
+) -> None:
+    """Look again and again until SIGTERM or Ctrl-C: print what is new, and show how far the runs are."""
+    try:
+        with raise_on_sigterm():
+            watcher = open_watcher(request)
+
+            def report(rows: tuple[WatchRow, ...]) -> None:
+                if rows:
+                    print_rows(rows)
+                show(watcher.pulses())
+
+            watcher.watch(every_seconds=request.every_seconds, report=report, say=say)
+    except (Terminated, KeyboardInterrupt):
+        say("stopped watching; what was continued goes on")
+
+
+def _continuation(request: WatchRequest, store_url: str, folder: Path) -> Continuation:
+    if not request.deployment:
+        return ContinuationHere(folder, store_url, at_most=request.at_most)
+    from flows.watching.deployed_continuation import ContinuationByDeployment
+
+    return ContinuationByDeployment(request.deployment, store_url)

@@ -34,7 +34,7 @@ class WatchDisplay:
         self._printed: dict[str, tuple[int, float]] = {}
 
     @contextmanager
-    def shown(self) -> Iterator[None]:
+    def showing(self) -> Iterator[None]:
         """Keep the lines at the bottom of a terminal while the block runs."""
         with self._live.show():
             yield

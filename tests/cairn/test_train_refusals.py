@@ -54,7 +54,9 @@ def train(tmp_path: Path, cairn: Any) -> Callable[..., Any]:
         pytest.param("data.weights=[0]", ("data.weights = [0]", "number above 0"), id="weight zero"),
         pytest.param('data.sources=["snapshot:0123"]', ("snapshot:0123", "first 8 characters"), id="short snapshot id"),
         pytest.param(
-            "model.n_embd=1048576", ("training.micro_batch = 2", "GB are there", "smaller model"), id="more than memory"
+            "model.n_embd=1048576",
+            ("training.micro_batch = 2", "GB are available", "smaller model"),
+            id="more than memory",
         ),
         pytest.param("training.steps", ("--set", "section.key=value"), id="no value"),
     ],

@@ -66,7 +66,7 @@ def pulses(*steps: int) -> Sequence[RunPulse]:
 def test_elsewhere_than_on_a_terminal_a_run_that_moved_has_a_line_at_most_once_a_minute() -> None:
     now, said = [0.0], list[str]()
     display = WatchDisplay(clock=lambda: now[0], console=Console(file=io.StringIO()), say=said.append)
-    with display.shown():
+    with display.showing():
         for at, steps in ((0.0, (1, 5)), (30.0, (2, 5)), (60.0, (3, 5)), (120.0, (3, 6))):
             now[0] = at
             display.show(pulses(*steps))
@@ -82,7 +82,7 @@ def test_on_a_terminal_the_lines_are_renewed_in_place_and_gone_at_the_end() -> N
     screen, said = io.StringIO(), list[str]()
     console = Console(file=screen, force_terminal=True, width=100, color_system=None, legacy_windows=False)
     display = WatchDisplay(console=console, say=said.append)
-    with display.shown():
+    with display.showing():
         display.show(pulses(1, 2))
     assert "run-0: step 1/100 (1 %) · attempt 1 · ETA 0:09" in screen.getvalue() and said == []
     assert screen.getvalue().rstrip().endswith("\x1b[2K"), "wiped"

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from flows.preparation.memory_check import MARGIN, MemoryThere, choose_micro_batch, require_memory
+from flows.preparation.memory_check import MARGIN, AvailableMemory, choose_micro_batch, require_memory
 from model.estimates.size_estimate import TrainingPlace, estimate_memory
 from storage.logs.run_state import AttemptRecord, RunState
 from tasks.configuration.run_configuration import RunConfig
@@ -29,8 +29,8 @@ def needed(config: RunConfig, windows: int, *, recompute: bool = False) -> int:
     ).total_bytes
 
 
-def there(size: int | None) -> MemoryThere:
-    return MemoryThere(bytes=size, place=TrainingPlace())
+def there(size: int | None) -> AvailableMemory:
+    return AvailableMemory(bytes=size, place=TrainingPlace())
 
 
 def refusal(config: RunConfig, size: int) -> str:
@@ -50,7 +50,7 @@ def test_the_refusal_is_one_line_with_the_estimate_what_is_there_and_what_fits()
     config = configured(micro_batch=16)
     said = refusal(config, needed(config, 4))
     assert "\n" not in said and "training.micro_batch = 16" in said and "at most 4 fits" in said
-    assert f"{needed(config, 16) / 1e9:.3g} GB" in said and f"{needed(config, 4) / 1e9:.3g} GB are there" in said
+    assert f"{needed(config, 16) / 1e9:.3g} GB" in said and f"{needed(config, 4) / 1e9:.3g} GB are available" in said
 
 
 def test_where_not_even_one_window_fits_recomputing_is_the_cure() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flows.orchestrator.server_address import authorization, server_address
+from flows.orchestrator.server_address import authorization, is_server_answering, server_address
 from tasks.errors import InvalidConfiguration
 
 PASSWORD = "admin:canary-of-auth"
@@ -20,7 +20,7 @@ class Guarded(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         expected = f"Basic {base64.b64encode(PASSWORD.encode()).decode()}"
-        known = self.path.endswith("/health") or self.headers.get("Authorization") == expected
+        known = self.path == "/api/health" or self.headers.get("Authorization") == expected
         self.send_response(200 if known else 401)
         self.end_headers()
 
@@ -69,6 +69,13 @@ def test_a_key_goes_before_a_password() -> None:
     assert authorization({}) == {}
     assert authorization({"PREFECT_API_AUTH_STRING": "a:b"}) == {"Authorization": "Basic YTpi"}
     assert authorization({"PREFECT_API_AUTH_STRING": "a:b", "PREFECT_API_KEY": "k"}) == {"Authorization": "Bearer k"}
+
+
+@pytest.mark.parametrize("proxies", [True, False])
+def test_a_server_that_refuses_answers_and_one_that_is_gone_does_not(guarded: str, proxies: bool) -> None:
+    gone = "http://127.0.0.1:9/api"
+    answers = [is_server_answering(url, timeout_seconds=3, proxies=proxies) for url in (guarded, f"{guarded}/x", gone)]
+    assert answers == [True, True, False]
 
 
 @pytest.mark.parametrize("password", ["", "admin:wrong", PASSWORD])

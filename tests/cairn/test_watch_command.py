@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from flows.watching.run_continuation import Begun, Busy, ContinuationHere, Standing
+from flows.watching.run_continuation import Begun, Busy, ContinuationHere, StalledRun
 from flows.watching.run_watcher import RunWatcher, WatchRow
 from flows.watching.watcher_memory import WatcherMemory
 from storage.errors import StoreUnavailable
@@ -35,7 +35,7 @@ class Recorded:
         self.begun: list[str] = []
         self._fails = fails
 
-    def begin(self, standing: Standing) -> Begun | Busy:
+    def begin(self, standing: StalledRun) -> Begun | Busy:
         if standing.run_id == self._fails:
             raise RuntimeError("no process can be started")
         self.begun.append(standing.run_id)
@@ -238,8 +238,8 @@ def test_the_loop_tells_only_what_is_new_and_outlives_a_store_that_is_away(
     assert len(said) == 2 and "no answer" in said[0]
 
 
-def standing(run: FabricatedRun) -> Standing:
-    return Standing(run_id=run.log.run_id, state=run.log.state, seconds=0.0)
+def standing(run: FabricatedRun) -> StalledRun:
+    return StalledRun(run_id=run.log.run_id, state=run.log.state, seconds=0.0)
 
 
 def sleepers() -> list[psutil.Process]:
@@ -265,7 +265,7 @@ def test_at_most_so_many_runs_are_continued_here_whoever_looks(store: LocalStore
     try:
         assert [type(item) for item in began] == [Begun, Begun, Busy, Busy, Busy, Busy]
         assert isinstance(began[2], Busy) and "--at-most" in began[2].why
-        assert isinstance(began[3], Busy) and "is at it" in began[3].why
+        assert isinstance(began[3], Busy) and "is continuing it" in began[3].why
         assert len(children) == 2
         assert {os.getsid(child.pid) for child in children} == {child.pid for child in children}
     finally:

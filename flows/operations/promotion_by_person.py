@@ -21,7 +21,7 @@ def this_person() -> str:
         return f"uid {os.getuid()}@{socket.gethostname()}"
 
 
-def rules_of(config: RunConfig) -> PromotionRules:
+def promotion_rules(config: RunConfig) -> PromotionRules:
     """Return the gates that the configuration asks for."""
     required = required_suites_of(config.evaluation)
     return PromotionRules(
@@ -32,7 +32,7 @@ def rules_of(config: RunConfig) -> PromotionRules:
     )
 
 
-def offer_to(found: FoundCheckpoint, alias: str, *, why: str = "") -> RegistryState:
+def offer_as_person(found: FoundCheckpoint, alias: str, *, why: str = "") -> RegistryState:
     """Record the gates' decision with the person's name and reason; raises `GateRefused`.
 
     A person who offers a checkpoint approves it.
@@ -46,4 +46,4 @@ def offer_to(found: FoundCheckpoint, alias: str, *, why: str = "") -> RegistrySt
         why=why,
         approval=Approval(is_given=True, by=person, why=why),
     )
-    return offer(found.log, Registry(found.log.store, alias), candidate, rules_of(configuration_of(state)))
+    return offer(found.log, Registry(found.log.store, alias), candidate, promotion_rules(configuration_of(state)))

@@ -1,4 +1,4 @@
-"""Prefect's own server, started where none is named: it never outlives the command, however that dies."""
+"""The temporary Prefect server, started where none is named: it never outlives the command, however that dies."""
 
 import subprocess
 from pathlib import Path
@@ -17,7 +17,7 @@ def alone(tmp_path: Path) -> Command:
 
 
 def servers_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    """Return the command's own servers."""
+    """Return the command's temporary servers."""
     children = psutil.Process(process.pid).children()
     return [child for child in children if "flows.orchestrator.ephemeral_server" in child.cmdline()]
 
