@@ -61,7 +61,7 @@ class RunSampler:
 
     def write(self, seed: int, show: Callable[[str], None]) -> Sample:
         """Continue the prompt; calls `show` with the prompt, then with each piece of text as it is drawn."""
-        from model.inference.text_stream import TextStream
+        from model.inference.generation import TextStream
 
         opened, reference, request = self._opened, self._reference, self._request
         if opened is None or reference is None:
@@ -118,7 +118,7 @@ class RunSampler:
         )
 
     def _reload(self, opened: "CheckpointModel", reference: CheckpointReference) -> "CheckpointModel":
-        from model.training.weights import load_weights
+        from model.training.train_state import load_weights
         from storage.checkpoints.checkpoint import load_checkpoint
         from tasks.trainer.tensor_exchange import to_tensors
 

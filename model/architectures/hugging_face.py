@@ -115,7 +115,7 @@ def from_hugging_face(tensors: Arrays, model: ModelConfig, vocab_size: int) -> d
     shapes = dict(_shapes(model, vocab_size))
     _check_names(found, shapes)
     return {
-        name: _convert(name, _crop(name, found[name], model), shapes[name])
+        name: _convert(name, found[name], shapes[name])
         for name in sorted(shapes)
         if model.bias or not _is_omitted_bias(name, found[name])
     }
@@ -158,24 +158,19 @@ def _transpose(name: str, array: NDArray[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(array.T) if _TRANSPOSED.search(name) else array  # (out, in) <-> (in, out)
 
 
-def _crop(name: str, array: NDArray[Any], model: ModelConfig) -> NDArray[Any]:
-    return array[: model.block_size] if name == "wpe.weight" else array  # (positions, C) -> (block_size, C)
-
-
 def _convert(name: str, array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[np.float32]:
+    if name == "wpe.weight":
+        array = array[: shape[0]]  # (positions, C) -> (block_size, C)
     ours = _transpose(name, array)
     if ours.shape != shape:
-        raise InvalidInput(f"{name} has shape {array.shape}; rule: {_transposed_shape(name, shape)} by [model]")
+        expected = shape[::-1] if _TRANSPOSED.search(name) else shape
+        raise InvalidInput(f"{name} has shape {array.shape}; rule: {expected} by [model]")
     if not np.issubdtype(ours.dtype, np.floating):
         raise InvalidInput(f"{name} is {ours.dtype}; rule: floating point; quantized weights cannot be trained on")
     converted = np.ascontiguousarray(ours, dtype=np.float32)
     if not np.isfinite(converted).all():
         raise InvalidInput(f"{name} holds values that are not finite; rule: weights to begin from are finite")
     return converted
-
-
-def _transposed_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    return shape[::-1] if _TRANSPOSED.search(name) else shape
 
 
 def _is_omitted_bias(name: str, array: NDArray[Any]) -> bool:

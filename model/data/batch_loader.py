@@ -7,7 +7,6 @@ step.
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -21,8 +20,6 @@ from model.errors import InvalidInput
 
 DRAWS_PER_CALL = 4096
 """Draws computed in one call of the order: for a few, a call costs more than gathering their tokens."""
-
-ALL_ROWS = slice(None)
 
 STEPS_AHEAD = 2
 """One batch being gathered and one ready; more helps only where some reads are far slower than a step."""
@@ -60,7 +57,7 @@ class BatchLoader:
         *,
         end_step: int,
         steps_ahead: int = STEPS_AHEAD,
-        rows: slice = ALL_ROWS,
+        rows: slice = slice(None),
     ) -> None:
         if steps_ahead < 1:
             raise InvalidInput(f"steps_ahead={steps_ahead} must be at least 1")
@@ -99,9 +96,7 @@ class BatchLoader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _read(self, step: int) -> None:

@@ -50,13 +50,8 @@ class Mixture:
 
     @property
     def shares(self) -> tuple[int, ...]:
-        """Draws of each component in one period."""
+        """Draws of each component in one period, which is their sum."""
         return draw_shares(self.weights)
-
-    @property
-    def period(self) -> int:
-        """Draws after which every component has exactly its share."""
-        return sum(self.shares)
 
     def split(self, draws: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the component (N,) of each 0-based draw (N,), and its number (N,) among the component's own draws."""

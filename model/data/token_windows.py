@@ -16,12 +16,8 @@ class TokenRow(Protocol):
     """A shard: a row of tokens (N,) whose slices are arrays, such as an array or one that is read lazily."""
 
     @property
-    def ndim(self) -> int:
-        """Number of axes: 1."""
-
-    @property
     def shape(self) -> tuple[int, ...]:
-        """The number of tokens, as NumPy gives it."""
+        """The number of tokens, (N,)."""
 
     @property
     def dtype(self) -> "np.dtype[Any]":
@@ -44,7 +40,7 @@ class TokenWindows:
     def __init__(self, shards: Sequence[TokenRow], block_size: int, vocab_size: int) -> None:
         """Take uint16 or uint32 shards (N_k,) in order; less than one window raises InvalidInput."""
         for number, shard in enumerate(shards):
-            if shard.ndim != 1 or shard.dtype not in SHARD_DTYPES:
+            if len(shard.shape) != 1 or shard.dtype not in SHARD_DTYPES:
                 raise InvalidInput(
                     f"shard {number} is {shard.shape} {shard.dtype}; must be one row of uint16 or uint32"
                 )

@@ -179,123 +179,106 @@ def _peak_bytes(moments: list[list[_Piece]], *, pooled: bool) -> int:
     )
 
 
-@dataclass(frozen=True, slots=True)
 class _Peak:
     """The memory of one micro-batch besides weights and optimizer moments."""
 
-    model: ModelConfig
-    training: TrainingConfig
-    vocab_size: int
-    windows: int
-    recompute: bool
-    place: TrainingPlace
+    def __init__(
+        self,
+        model: ModelConfig,
+        training: TrainingConfig,
+        vocab_size: int,
+        windows: int,
+        recompute: bool,
+        place: TrainingPlace,
+    ) -> None:
+        self.model, self.vocab_size, self.windows, self.recompute = model, vocab_size, windows, recompute
+        self.on_cuda = place.on_cuda
+        self.is_fused = training.kernels == "fused"
+        self.is_half = training.precision != "fp32"
+        is_bf16 = training.precision == "bf16"
+        self.is_block_fused = self.is_fused and is_bf16 and not (place.on_cuda or training.compile)
+        self.number = _HALF_BYTES if self.is_half else _FP32_BYTES
+        self.table = vocab_size * model.n_embd
+        self.positions = windows * model.block_size
+        self.fp32 = _FP32_BYTES * self.positions * model.n_embd
+        self.computed = self.number * self.positions * model.n_embd
 
     def moments(self, *, has_gradients: bool) -> Iterator[list[_Piece]]:
         """Yield the pieces at the head, at the start of the backward pass, and at its end."""
-        table = _FP32_BYTES * self._table
+        table = _FP32_BYTES * self.table
         earlier = list(self._gradients()) if has_gradients else []
         saved = [*self._half_weights(), *self._activations()]
-        fused = self._fused
+        fused = self.is_fused
         yield [*earlier, *saved, *self._head()]
         head_gradients = [_Piece("gradients", table * (2 if fused else 1), table)]
         if fused:
-            head_gradients.append(_Piece("logits", 2 * self._wide_bytes(_FP32_BYTES), self._wide_bytes(_FP32_BYTES)))
+            head_gradients.append(_Piece("logits", 2 * self.fp32, self.fp32))
         yield [*earlier, *saved, *head_gradients, *self._layer_backward()]
         yield [*self._gradients(), _Piece("gradients", table * (2 if has_gradients else 1), table)]
 
-    @property
-    def _fused(self) -> bool:
-        return self.training.kernels == "fused"
-
-    @property
-    def _is_half(self) -> bool:
-        return self.training.precision != "fp32"
-
-    @property
-    def _number(self) -> int:
-        return _HALF_BYTES if self._is_half else _FP32_BYTES
-
-    @property
-    def _is_block_fused(self) -> bool:
-        return self._fused and self.training.precision == "bf16" and not (self.place.on_cuda or self.training.compile)
-
-    @property
-    def _table(self) -> int:
-        return self.vocab_size * self.model.n_embd
-
-    @property
-    def _positions(self) -> int:
-        return self.windows * self.model.block_size
-
-    def _wide_bytes(self, number: int) -> int:
-        return number * self._positions * self.model.n_embd
-
     def _gradients(self) -> Iterator[_Piece]:
-        rest = count_parameters(self.model, self.vocab_size) - self._table
-        yield _Piece("gradients", _FP32_BYTES * self._table, _FP32_BYTES * self._table)
+        rest = count_parameters(self.model, self.vocab_size) - self.table
+        yield _Piece("gradients", _FP32_BYTES * self.table, _FP32_BYTES * self.table)
         yield _Piece("gradients", _FP32_BYTES * rest, _FP32_BYTES * 4 * self.model.n_embd**2)
 
     def _half_weights(self) -> Iterator[_Piece]:
-        if self._is_half:
-            layers = 1 if self.recompute and self._is_block_fused else self.model.n_layer
+        if self.is_half:
+            layers = 1 if self.recompute and self.is_block_fused else self.model.n_layer
             matrices = 12 * self.model.n_embd**2
             yield _Piece("parameters", _HALF_BYTES * layers * matrices, _HALF_BYTES * matrices // 3)
-            if not self._fused:
-                yield _Piece("parameters", _HALF_BYTES * self._table, _HALF_BYTES * self._table)
+            if not self.is_fused:
+                yield _Piece("parameters", _HALF_BYTES * self.table, _HALF_BYTES * self.table)
 
     def _activations(self) -> Iterator[_Piece]:
-        fp32 = self._wide_bytes(_FP32_BYTES)
         full = 1 if self.recompute else self.model.n_layer
         for piece in self._layer():
             yield _Piece("activations", full * piece.bytes, piece.block_bytes)
         if self.recompute:
-            yield _Piece("activations", self.model.n_layer * fp32, fp32)
+            yield _Piece("activations", self.model.n_layer * self.fp32, self.fp32)
         # The last norm's input and output, and dropout after the embedding.
-        last = fp32 + self._wide_bytes(self._number) + (fp32 if self.model.dropout else 0)
-        yield _Piece("activations", last, fp32)
+        last = self.fp32 + self.computed + (self.fp32 if self.model.dropout else 0)
+        yield _Piece("activations", last, self.fp32)
 
     def _layer(self) -> Iterator[_Piece]:
-        fp32, computed = self._wide_bytes(_FP32_BYTES), self._wide_bytes(self._number)
-        yield _Piece("activations", _NORMED * fp32, fp32)
-        yield _Piece("activations", _SMALL_COMPUTED * computed, computed)
-        yield _Piece("activations", _GELU * computed, 4 * computed)
+        yield _Piece("activations", _NORMED * self.fp32, self.fp32)
+        yield _Piece("activations", _SMALL_COMPUTED * self.computed, self.computed)
+        yield _Piece("activations", _GELU * self.computed, 4 * self.computed)
         if self.model.dropout:
-            yield _Piece("activations", 2 * computed, computed)
+            yield _Piece("activations", 2 * self.computed, self.computed)
         if probabilities := self._probabilities():
-            blocks = 4 if self._is_block_fused else 1
+            blocks = 4 if self.is_block_fused else 1
             yield _Piece("activations", probabilities, probabilities // blocks)
 
     def _probabilities(self) -> int:
         time, heads = self.model.block_size, self.windows * self.model.n_head
-        if self._is_block_fused:
+        if self.is_block_fused:
             return _HALF_BYTES * heads * saved_probabilities(time) * (2 if self.model.dropout else 1)
-        written_out = self.model.dropout and not self.place.on_cuda
-        return 3 * self._number * heads * time**2 if written_out else 0
+        written_out = self.model.dropout and not self.on_cuda
+        return 3 * self.number * heads * time**2 if written_out else 0
 
     def _layer_backward(self) -> Iterator[_Piece]:
-        fp32, computed = self._wide_bytes(_FP32_BYTES), self._wide_bytes(self._number)
-        yield _Piece("activations", 2 * fp32, fp32)
-        yield _Piece("activations", 8 * computed, 4 * computed)
+        yield _Piece("activations", 2 * self.fp32, self.fp32)
+        yield _Piece("activations", 8 * self.computed, 4 * self.computed)
 
     def _head(self) -> Iterator[_Piece]:
-        if not self._fused:
-            logits = _FP32_BYTES * self._positions * self.vocab_size
+        if not self.is_fused:
+            logits = _FP32_BYTES * self.positions * self.vocab_size
             yield _Piece("logits", 3 * logits, logits)
             return
-        table, number = self._table, self._number
-        yield _Piece("logits", self._wide_bytes(_FP32_BYTES), self._wide_bytes(_FP32_BYTES))
+        table, number = self.table, self.number
+        yield _Piece("logits", self.fp32, self.fp32)
         yield _Piece("gradients", _FP32_BYTES * table, _FP32_BYTES * table)
-        share = _FP32_BYTES if self.place.on_cuda else number
+        share = _FP32_BYTES if self.on_cuda else number
         yield _Piece("gradients", share * table, share * table)
-        if self._is_half or self.place.on_cuda:
+        if self.is_half or self.on_cuda:
             yield _Piece("logits", number * table, number * table)
         yield self._chunk()
 
     def _chunk(self) -> _Piece:
-        number, positions = self._number, self._positions
-        size = DEVICE_HEAD_CHUNK_BYTES // number if self.place.on_cuda else HEAD_CHUNK_BYTES // _FP32_BYTES
+        number, positions = self.number, self.positions
+        size = DEVICE_HEAD_CHUNK_BYTES // number if self.on_cuda else HEAD_CHUNK_BYTES // _FP32_BYTES
         rows = min(positions, max(1, size // self.vocab_size))
-        if self.place.on_cuda:
+        if self.on_cuda:
             each, largest = 3 * number + 2 * _FP32_BYTES, _FP32_BYTES
         else:  # one buffer, overwritten in place; a product in half precision makes a reordered copy
             each, largest = _FP32_BYTES, number

@@ -1,11 +1,11 @@
-"""Samples token ids from a model, with a generator of its own.
+"""Samples token ids from a model, with a generator of its own, and decodes them to text.
 
 Sources: Holtzman et al. 2019, "The Curious Case of Neural Text Degeneration" (nucleus sampling); Fan et al. 2018,
 "Hierarchical Neural Story Generation" (top-k).
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,7 @@ from model.architectures.key_value_cache import KeyValueCache
 from model.errors import InvalidInput, ModelError
 from model.inference.evaluation import evaluation_mode
 
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _MIN_TEMPERATURE = 1e-6
 """Below this temperature logits would overflow, so the likeliest token is taken."""
 
@@ -127,3 +128,37 @@ def _check(model: GPT, prompt_ids: Sequence[int], *, new_tokens: int) -> None:
         raise InvalidInput(f"prompt_ids must be in [0, {model.vocab_size}); encode the prompt with the run's tokenizer")
     if new_tokens < 0:
         raise InvalidInput(f"new_tokens={new_tokens} must not be negative")
+
+
+class TextStream:
+    """Decodes sampled ids to text in whole characters; with a byte-level tokenizer the pieces join to one decoding.
+
+    A token may end inside a character, and some decoders write a token differently at the start of a text, so ids are
+    decoded together with those returned before them.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], after: Sequence[int] = ()) -> None:
+        self._decode = decode
+        self._ids, self._returned = list(after), len(after)
+        self._returned_text = decode(self._ids) if after else ""
+
+    def push(self, token: int) -> str:
+        """Add `token` and return the text that is now complete; "" while a character may be incomplete.
+
+        Bytes that are not UTF-8 become replacement characters once other text follows them.
+        """
+        self._ids.append(token)
+        text = self._decode(self._ids)
+        if text.endswith(_REPLACEMENT) or len(text) <= len(self._returned_text):
+            return ""
+        return self._take(text)
+
+    def finish(self) -> str:
+        """Return the rest; no token follows."""
+        return self._take(self._decode(self._ids)) if len(self._ids) > self._returned else ""
+
+    def _take(self, text: str) -> str:
+        piece = text[len(self._returned_text) :]
+        self._ids = self._ids[self._returned :]
+        self._returned, self._returned_text = len(self._ids), self._decode(self._ids)
+        return piece

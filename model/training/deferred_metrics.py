@@ -8,7 +8,6 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 import torch
@@ -64,9 +63,7 @@ class UpdateGuard:
         self._optimizer.found_inf = self._flag  # type: ignore[attr-defined]
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         del self._optimizer.found_inf  # type: ignore[attr-defined]
 
 

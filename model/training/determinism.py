@@ -62,10 +62,6 @@ class Generators:
     cpu: Tensor
     cuda: Tensor | None
 
-    def restore(self, earlier: "Generators") -> None:
-        """Take the states of `earlier`."""
-        self.cpu, self.cuda = earlier.cpu, earlier.cuda
-
     def reseed(self, seed: int, device: torch.device) -> None:
         """Set the states to the start of `seed`; the process's own generators stay unchanged."""
         with seeded_generators(seed, device) as fresh:

@@ -165,7 +165,7 @@ def _fetch(
             result = resolve_step(step, numbers)
         except NonFiniteLoss:
             state.step = step.step - 1
-            state.generators.restore(step.generators)
+            state.generators = step.generators
             raise
         _report(state, inputs, observer, step.step, result, seconds)
 

@@ -8,7 +8,7 @@ import torch
 from model.architectures.gpt import GPT
 from model.configuration.network import ModelConfig
 from model.data.tokenizer import Tokenizer
-from model.training.weights import load_weights
+from model.training.train_state import load_weights
 from storage.checkpoints.checkpoint import load_checkpoint
 from storage.logs.log_entry import CheckpointReference
 from storage.snapshots.data_snapshot import OpenSnapshot, open_snapshot

@@ -5,7 +5,7 @@ import torch
 
 from model.architectures.gpt import Block, same_document_mask
 from model.configuration.network import ModelConfig
-from model.kernels.gelu_table import _tables
+from model.kernels.fused_block import _tables
 
 WIDTH, TIME = 48, 70
 

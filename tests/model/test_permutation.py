@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.data.permutation import Permutation
+from model.data.sample_order import Permutation
 from model.errors import InvalidInput
 
 

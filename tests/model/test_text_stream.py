@@ -7,7 +7,7 @@ from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models
 
 from model.data.tokenizer import Tokenizer
-from model.inference.text_stream import TextStream
+from model.inference.generation import TextStream
 
 BYTES = Tokenizer.bytes()
 

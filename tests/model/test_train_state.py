@@ -5,7 +5,7 @@ import torch
 
 from model.architectures.gpt import GPT
 from model.errors import StateMismatch
-from model.training.weights import load_weights
+from model.training.train_state import load_weights
 
 MODES = {
     "fp32": {},
