@@ -74,14 +74,6 @@ def default_fetch_schedule(state: TrainState, *, at_steps: Collection[int] = ())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LoopOutcome:
-    """The number of completed steps, and whether a stop was requested."""
-
-    step: int
-    stopped: bool
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class StepObserver:
     """What the loop calls: `on_step` with each record in order, `stop_requested` after each step, `probe` when due."""
 
@@ -98,8 +90,8 @@ def train_until(
     *,
     until_step: int,
     schedule: FetchSchedule | None = None,
-) -> LoopOutcome:
-    """Train `state` in place until `until_step` steps are complete or a stop is requested.
+) -> bool:
+    """Train `state` in place until `until_step` steps are complete or a stop is requested; return whether it was.
 
     `schedule` None means `default_fetch_schedule`. Deferred records arrive late, but all of them before anything is
     raised; steps fetched together share their time. The loader stays open.
@@ -115,14 +107,14 @@ def train_until(
         return _train_deferred(state, inputs, observer, until_step, schedule, guard)
 
 
-def _train_synchronously(state: TrainState, inputs: StepInputs, observer: StepObserver, until_step: int) -> LoopOutcome:
+def _train_synchronously(state: TrainState, inputs: StepInputs, observer: StepObserver, until_step: int) -> bool:
     stopped = False
     while state.step < until_step and not stopped:
         started = observer.clock()
         result = take_step(state, inputs)
         _report(state, inputs, observer, state.step, result, observer.clock() - started)
         stopped = observer.stop_requested()
-    return LoopOutcome(step=state.step, stopped=stopped)
+    return stopped
 
 
 def _train_deferred(
@@ -132,7 +124,7 @@ def _train_deferred(
     until_step: int,
     schedule: FetchSchedule,
     guard: UpdateGuard,
-) -> LoopOutcome:
+) -> bool:
     pending, stopped, probe = deque[DeferredStep](), False, observer.probe
     started = observer.clock()
     while state.step < until_step and not stopped:
@@ -148,7 +140,7 @@ def _train_deferred(
             started = observer.clock()
         stopped = observer.stop_requested()
     _fetch(state, inputs, observer, pending, started)
-    return LoopOutcome(step=state.step, stopped=stopped)
+    return stopped
 
 
 def _fetch(

@@ -2,8 +2,7 @@
 
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from model.training.train_state import TrainState
-from model.training.weights import WEIGHT_PREFIX, load_weights
+from model.training.train_state import WEIGHT_PREFIX, TrainState, load_weights
 from storage.checkpoints.checkpoint import LoadedCheckpoint, load_checkpoint
 from storage.logs.log_entry import CheckpointReference
 from storage.stores.object_store import ObjectStore

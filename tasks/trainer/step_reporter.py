@@ -4,7 +4,7 @@ import time
 from dataclasses import asdict
 
 from model.training.parallel import Ranks
-from model.training.training_loop import LoopOutcome, StepResult
+from model.training.training_loop import StepResult
 from storage.logs.step_log import StepLog, StepRecord
 from storage.stores.object_store import ObjectStore
 from tasks.trainer.parent_channel import Channel
@@ -32,13 +32,10 @@ class StepReporter:
             self._log.write(record)
             self._channel.send(StepDone(record=record, tokens=self._tokens, gpu_seconds=self._gpu_seconds()))
 
-    def report_segment(self, outcome: LoopOutcome) -> None:
+    def report_segment(self, *, step: int, stopped: bool) -> None:
         """Send that a segment has ended."""
-        self._channel.send(
-            SegmentDone(
-                step=outcome.step, stopped=outcome.stopped, tokens=self._tokens, gpu_seconds=self._gpu_seconds()
-            )
-        )
+        done = SegmentDone(step=step, stopped=stopped, tokens=self._tokens, gpu_seconds=self._gpu_seconds())
+        self._channel.send(done)
 
     def publish(self) -> None:
         """Upload the records, if the store is not a local folder."""

@@ -14,7 +14,7 @@ import torch
 
 from model.errors import NonFiniteLoss, TokenOutOfRange
 from model.training.determinism import choose_deterministic_kernels, make_deterministic, resolve_device
-from model.training.training_loop import LoopOutcome, StepObserver, StepResult, default_fetch_schedule, train_until
+from model.training.training_loop import StepObserver, StepResult, default_fetch_schedule, train_until
 from storage.checkpoints.checkpoint import checkpoint_target
 from storage.checkpoints.trainer_document import TrainerDocument, small_tensor
 from storage.logs.run_log import run_prefix
@@ -82,11 +82,11 @@ class Trainer:
         """Train, copy the state to the host, and stage it in the background while the next segment trains."""
         self._staging.prepare(self._state.live_tensors())
         try:
-            outcome = self._train_until(until_step)
+            stopped = self._train_until(until_step)
         except (NonFiniteLoss, TokenOutOfRange) as error:
             raise_for_samples(error, self._state, self._data.inputs)
         checkpoint = self._copy_checkpoint()
-        self._reporter.report_segment(outcome)
+        self._reporter.report_segment(step=self._state.step, stopped=stopped)
         self._staging.begin(checkpoint, before=self._reporter.publish)
 
     def finish(self) -> None:
@@ -96,7 +96,7 @@ class Trainer:
         self._staging.wait()
         self._ranks.any(False)
 
-    def _train_until(self, until_step: int) -> LoopOutcome:
+    def _train_until(self, until_step: int) -> bool:
         observer = StepObserver(
             on_step=self._on_step,
             stop_requested=lambda: self._ranks.any(self._stop.is_set()),

@@ -44,7 +44,7 @@ class TinyRun:
         """Train on and return the records."""
         records: list[StepResult] = []
         observer = StepObserver(on_step=records.append, stop_requested=stop, probe=probe)
-        self.outcome = train_until(self.state, self.inputs(**changes), observer, until_step=until_step)
+        self.stopped = train_until(self.state, self.inputs(**changes), observer, until_step=until_step)
         return records
 
     def inputs(self, **changes) -> StepInputs:

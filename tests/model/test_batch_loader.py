@@ -1,4 +1,4 @@
-"""Reading ahead: the same bits, the errors of its steps, no thread left."""
+"""Prefetching batches: the same bits, the errors of its steps, no thread left."""
 
 import threading
 
@@ -63,7 +63,7 @@ def only_at_step(order, wanted: int) -> int:
 
 
 @pytest.mark.parametrize("micro_batch", [1, 2, 3, 4, 5, 6])
-def test_reading_ahead_changes_no_bit_of_training(tiny_run, micro_batch):
+def test_prefetching_changes_no_bit_of_training(tiny_run, micro_batch):
     plain, ahead = tiny_run(model=DROPOUT), tiny_run(model=DROPOUT)
     plain.train(12, micro_batch=micro_batch)
     with loader_of(ahead) as loader:
@@ -72,7 +72,7 @@ def test_reading_ahead_changes_no_bit_of_training(tiny_run, micro_batch):
 
 
 @pytest.mark.parametrize("steps_ahead", [1, 2, 4])
-def test_a_run_resumed_with_a_new_loader_ends_with_the_bits_of_one_that_never_had_one(tiny_run, steps_ahead):
+def test_a_run_resumed_with_a_new_loader_ends_with_the_bits_of_a_run_without_a_loader(tiny_run, steps_ahead):
     plain, killed, resumed = (tiny_run(model=DROPOUT) for _ in range(3))
     plain.train(12)
     with loader_of(killed, steps_ahead=steps_ahead) as loader:
@@ -83,7 +83,7 @@ def test_a_run_resumed_with_a_new_loader_ends_with_the_bits_of_one_that_never_ha
     assert resumed.bits() == plain.bits()
 
 
-def test_reading_ahead_changes_no_bit_of_a_mixture_with_a_quarantine(tiny_run):
+def test_prefetching_changes_no_bit_of_a_mixture_with_a_quarantine(tiny_run):
     def run():
         made = tiny_run()
         parts = (
@@ -111,7 +111,7 @@ def test_a_batch_is_a_pure_function_of_its_step(tiny_run):
             assert torch.equal(got.tokens, expected.tokens) and got.windows == expected.windows
 
 
-def test_a_batch_does_not_depend_on_how_many_steps_are_drawn_at_once(tiny_run, monkeypatch):
+def test_a_batch_does_not_depend_on_the_draws_per_call(tiny_run, monkeypatch):
     run = tiny_run()
     for draws in (1, 13, 4096):
         monkeypatch.setattr(batch_loader, "DRAWS_PER_CALL", draws)
@@ -119,7 +119,7 @@ def test_a_batch_does_not_depend_on_how_many_steps_are_drawn_at_once(tiny_run, m
             assert [loader.batch(s).windows for s in range(9)] == [tuple(run.order.windows_of(s)) for s in range(9)]
 
 
-def test_a_batch_handed_out_is_nobody_elses_memory(tiny_run):
+def test_a_returned_batch_has_its_own_memory(tiny_run):
     run = tiny_run()
     with loader_of(run) as loader:
         batches = [loader.batch(step) for step in range(6)]
@@ -145,7 +145,7 @@ def test_a_bad_token_of_a_step_that_is_not_trained_is_never_raised(tiny_run):
     assert run.bits() == plain.bits()
 
 
-def test_the_next_batches_are_gathered_while_nobody_asks(tiny_run, watched):
+def test_the_next_batches_are_gathered_in_the_background(tiny_run, watched):
     with BatchLoader(watched, tiny_run().order, CPU, end_step=12, steps_ahead=3) as loader:
         loader.batch(0)
         watched.wait_for(1 + 3)
@@ -159,12 +159,12 @@ def test_no_batch_is_gathered_from_the_end_on(tiny_run, watched):
     assert watched.gathered == 3
 
 
-def test_nothing_is_gathered_before_the_first_batch_is_asked_for(tiny_run, watched):
+def test_nothing_is_gathered_before_the_first_batch_call(tiny_run, watched):
     BatchLoader(watched, tiny_run().order, CPU, end_step=3).close()
     assert watched.gathered == 0
 
 
-def test_forgetting_reads_again_what_was_read_ahead(tiny_run):
+def test_forget_gathers_prefetched_batches_again(tiny_run):
     run = tiny_run()
     tokens = np.concatenate(run.windows._shards).copy()
     run.windows = WatchedWindows([tokens])
@@ -176,7 +176,7 @@ def test_forgetting_reads_again_what_was_read_ahead(tiny_run):
         assert (loader.batch(1).tokens == 7).all()
 
 
-def test_closing_leaves_no_thread_even_with_batches_to_come(tiny_run, watched):
+def test_closing_leaves_no_thread_even_with_pending_batches(tiny_run, watched):
     loader = BatchLoader(watched, tiny_run().order, CPU, end_step=12, steps_ahead=4)
     loader.batch(0)
     watched.may_gather.clear()
@@ -195,6 +195,6 @@ def test_a_loader_of_another_order_is_refused(tiny_run):
         run.train(1, loader=loader)
 
 
-def test_a_loader_that_reads_nothing_ahead_is_refused(tiny_run):
+def test_a_loader_without_prefetching_is_refused(tiny_run):
     with pytest.raises(InvalidInput, match="steps_ahead=0"):
         loader_of(tiny_run(), steps_ahead=0)

@@ -10,7 +10,6 @@ from model.training.probe import Probe
 from model.training.training_loop import (
     FETCH_EVERY_STEP,
     FetchSchedule,
-    LoopOutcome,
     StepObserver,
     default_fetch_schedule,
     train_until,
@@ -37,7 +36,7 @@ def train(run, until_step, schedule, *, stop=lambda: False, probe=None, clock=No
             **({"clock": clock} if clock else {}),
         )
         inputs = run.inputs(windows=windows or run.windows)
-        run.outcome = train_until(run.state, inputs, observer, until_step=until_step, schedule=schedule)
+        run.stopped = train_until(run.state, inputs, observer, until_step=until_step, schedule=schedule)
     except (NonFiniteLoss, TokenOutOfRange) as error:
         return records, error
     return records, None
@@ -120,7 +119,7 @@ def test_a_stop_takes_effect_after_the_running_step_and_every_step_is_fetched(ti
     run, answers = tiny_run(**EXACT), iter([False, False, True])
     records, _ = train(run, STEPS, DEFERRED, stop=lambda: next(answers))
     assert [record.step for record in records] == [1, 2, 3]
-    assert run.outcome == LoopOutcome(step=3, stopped=True)
+    assert (run.state.step, run.stopped) == (3, True)
 
 
 def test_a_scheduled_step_is_fetched_before_the_next_one_begins(tiny_run):
@@ -135,7 +134,7 @@ def test_a_stop_requested_in_the_report_of_a_scheduled_step_takes_effect_at_that
     schedule = FetchSchedule(every_steps=50, every_seconds=1e9, at_steps=(7,))
     watched = lambda record: asked.append(1) if record.step == 7 else None  # noqa: E731
     train(run, STEPS, schedule, stop=lambda: bool(asked), watched=watched)
-    assert run.outcome == LoopOutcome(step=7, stopped=True)
+    assert (run.state.step, run.stopped) == (7, True)
 
 
 def test_a_probe_measures_the_weights_of_its_own_step(tiny_run):

@@ -1,4 +1,4 @@
-"""Names as drivers say them find their own rate, and no other's."""
+"""Names as drivers give them have their own rate, and no other."""
 
 import pytest
 
@@ -26,13 +26,13 @@ AS_DRIVERS_SAY = {
 
 
 @pytest.mark.parametrize("name", AS_DRIVERS_SAY)
-def test_a_device_finds_the_rate_of_its_own_sheet(name):
+def test_a_device_has_the_rate_of_its_own_specification(name):
     assert peak_flops_of_device(name, "bf16") == pytest.approx(AS_DRIVERS_SAY[name] * 1e12)
     assert peak_flops_of_device(name, "fp16") == peak_flops_of_device(name, "bf16")
 
 
 @pytest.mark.parametrize("name", ["NVIDIA H2000", "NVIDIA GeForce GTX 1080", "NVIDIA A1000 Laptop GPU", "cpu", ""])
-def test_a_device_that_is_not_listed_has_no_rate(name):
+def test_an_unlisted_device_has_no_rate(name):
     assert peak_flops_of_device(name, "bf16") is None
 
 

@@ -1,4 +1,4 @@
-"""Which windows of a failed batch are found bad: those, all of them, and no other; and when a loss has spiked."""
+"""Which windows of a failed batch are bad: all of those and no other; and when a loss has spiked."""
 
 import numpy as np
 import pytest
@@ -29,46 +29,46 @@ def only_in(run, window: int) -> int:
     return next(iter(rows[window] - others))
 
 
-def test_a_sound_batch_convicts_nobody(tiny_run):
+def test_a_sound_batch_has_no_bad_window(tiny_run):
     run = tiny_run()
     assert find_bad_windows(run.state, run.windows, drawn(run), training=run.training) == ()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_token_whose_embedding_is_not_finite_convicts_every_window_through_the_tied_head(tiny_run, value):
+def test_a_non_finite_embedding_makes_every_window_bad_through_the_tied_head(tiny_run, value):
     run = tiny_run()
     poison_token(run, 7, value)
     assert set(find_bad_windows(run.state, run.windows, drawn(run), training=run.training)) == set(drawn(run).tolist())
 
 
-def test_a_position_or_token_seen_by_one_window_alone_convicts_that_window_alone(tiny_run):
+def test_a_token_of_one_window_alone_makes_that_window_bad_alone(tiny_run):
     run = tiny_run()
-    guilty = int(drawn(run)[2])
-    token = only_in(run, guilty)
+    bad = int(drawn(run)[2])
+    token = only_in(run, bad)
     run.state.network = lambda tokens: run.state.model(tokens) / (tokens != token).all()  # 0/0 or x/0 where it occurs
-    assert find_bad_windows(run.state, run.windows, drawn(run), training=run.training) == (guilty,)
+    assert find_bad_windows(run.state, run.windows, drawn(run), training=run.training) == (bad,)
 
 
-def test_a_token_outside_the_vocabulary_convicts_its_window(tiny_run):
+def test_a_token_outside_the_vocabulary_makes_its_window_bad(tiny_run):
     run = tiny_run()
     tokens = np.concatenate(run.windows._shards).copy()
-    guilty = int(drawn(run)[3])
-    tokens[guilty * run.windows.block_size + 1] = 60000
+    bad = int(drawn(run)[3])
+    tokens[bad * run.windows.block_size + 1] = 60000
     windows = TokenWindows([tokens], run.windows.block_size, run.windows.vocab_size)
-    assert find_bad_windows(run.state, windows, drawn(run), training=run.training) == (guilty,)
+    assert find_bad_windows(run.state, windows, drawn(run), training=run.training) == (bad,)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_what_fails_in_the_runs_own_kernels_alone_is_found_in_them(tiny_run, monkeypatch, precision):
+def test_a_failure_of_the_runs_own_kernels_is_found_with_them(tiny_run, monkeypatch, precision):
     run = tiny_run(precision=precision, kernels="fused")
-    guilty = int(drawn(run)[2])
-    token = only_in(run, guilty)
+    bad = int(drawn(run)[2])
+    token = only_in(run, bad)
 
     def failing(hidden, weight, targets):
         return head_loss(hidden, weight, targets) / (targets != token).all()
 
     monkeypatch.setattr(training_step, "head_loss", failing)
-    assert guilty in find_bad_windows(run.state, run.windows, drawn(run), training=run.training)
+    assert bad in find_bad_windows(run.state, run.windows, drawn(run), training=run.training)
     stock = run.training.model_copy(update={"kernels": "stock"})
     assert find_bad_windows(run.state, run.windows, drawn(run), training=stock) == ()
 
@@ -88,18 +88,18 @@ def ask(losses):
     return find_spike(losses, patience=8, rise=1.5)
 
 
-def test_a_loss_that_rises_and_stays_is_a_spike():
+def test_a_loss_that_rises_and_stays_high_is_a_spike():
     spike = ask([*FALLING, *[7.0] * 8])
     assert spike is not None
     assert (spike.steps, spike.level) == (8, 7.0)
 
 
 @pytest.mark.parametrize("tail", [[7.0] * 7 + [4.4], [4.4] * 8, [5.5] * 8, [30.0] + [4.4] * 7])
-def test_one_bad_step_a_plateau_and_a_small_rise_are_none(tail):
+def test_one_bad_step_a_plateau_and_a_small_rise_are_no_spike(tail):
     assert ask([*FALLING, *tail]) is None
 
 
-def test_too_short_a_history_tells_nothing():
+def test_too_short_a_history_has_no_spike():
     assert ask([*FALLING[1:], *[9.0] * 8]) is None
 
 

@@ -64,7 +64,7 @@ def test_impossible_requests_are_refused(tiny_run, prompt, settings, words):
         generate(tiny_run().state.model, prompt, **{"new_tokens": 3, **settings})
 
 
-def test_a_network_that_masks_documents_writes_on_from_the_last_one_alone(tiny_run):
+def test_a_network_that_masks_documents_continues_the_last_document_alone(tiny_run):
     model = tiny_run().state.model
     model.boundary_id = 7
     ids = [generate(model, [*before, 7, 3], new_tokens=2, seed=1) for before in ([1, 2, 4], [5, 6, 8])]
@@ -95,7 +95,7 @@ def pieces(sizes):
 
 @pytest.mark.parametrize("boundary_id", [None, END])
 @pytest.mark.parametrize("sizes", [[1] * 32, [32], [20, *[1] * 12], [5, 9, 1, 17]])
-def test_with_a_cache_the_scores_of_every_position_are_those_of_the_whole_text(sizes, boundary_id):
+def test_with_a_cache_the_logits_of_every_position_are_those_of_the_whole_text(sizes, boundary_id):
     model, ids = network(boundary_id=boundary_id), text(32, 0, 6, 11, 12, 31)
     cache = KeyValueCache(model.config, device=model.device)
     with torch.no_grad():
@@ -104,7 +104,7 @@ def test_with_a_cache_the_scores_of_every_position_are_those_of_the_whole_text(s
             torch.testing.assert_close(model.extend(ids[:, piece], cache)[0], whole[piece.stop - 1], atol=1e-5, rtol=0)
 
 
-def test_without_bias_too_the_cache_changes_no_score():
+def test_without_bias_the_cache_changes_no_logit():
     model, ids = network(bias=False), text(32)
     cache = KeyValueCache(model.config, device=model.device)
     with torch.no_grad():
@@ -132,7 +132,7 @@ def test_a_text_longer_than_the_block_is_refused_and_the_cache_stays_as_it_was()
 
 @pytest.mark.parametrize("boundary_id", [None, END])
 @pytest.mark.parametrize("sampling", [Sampling(temperature=0), Sampling(temperature=0.8, top_k=20)])
-def test_within_a_block_the_stream_writes_what_a_pass_over_everything_writes(sampling, boundary_id):
+def test_within_a_block_the_stream_equals_full_passes(sampling, boundary_id):
     model = network(boundary_id=boundary_id)
     settings = {"temperature": sampling.temperature, "top_k": sampling.top_k}
     stream = generate_stream(model, [5, END, 3], new_tokens=29, sampling=sampling, seed=2)
@@ -141,7 +141,7 @@ def test_within_a_block_the_stream_writes_what_a_pass_over_everything_writes(sam
 
 @pytest.mark.parametrize("boundary_id", [None, END])
 @pytest.mark.parametrize("block_size", [1, 2, 7, 16])
-def test_beyond_the_block_the_stream_goes_on_from_the_newest_half(block_size, boundary_id):
+def test_beyond_the_block_the_stream_continues_from_the_newest_half(block_size, boundary_id):
     model, prompt = network(block_size, boundary_id), [1, 2, END, 3, 9, 4, 12, 30, 8]
     expected, seen = [], prompt[-block_size:]
     with torch.no_grad():
@@ -152,13 +152,13 @@ def test_beyond_the_block_the_stream_goes_on_from_the_newest_half(block_size, bo
     assert list(generate_stream(model, prompt, new_tokens=40, sampling=Sampling(temperature=0))) == expected
 
 
-def test_the_stream_draws_no_token_before_it_is_asked_for(tiny_run):
+def test_the_stream_draws_each_token_on_demand(tiny_run):
     model = tiny_run().state.model
     asked = generate_stream(model, [1], new_tokens=10**9, sampling=Sampling(), seed=4)
     assert list(islice(asked, 20)) == list(generate_stream(model, [1], new_tokens=20, sampling=Sampling(), seed=4))
 
 
-def test_between_two_tokens_of_a_stream_the_network_is_in_its_own_mode(tiny_run):
+def test_between_two_tokens_of_a_stream_the_network_keeps_its_mode(tiny_run):
     model, before = tiny_run(model={"dropout": 0.5}).state.model.train(), torch.get_rng_state()
     for _ in generate_stream(model, [0], new_tokens=3, sampling=Sampling()):
         assert model.training and torch.is_grad_enabled()
@@ -183,11 +183,11 @@ def test_the_nucleus_is_the_fewest_likeliest_tokens_that_hold_top_p(top_p, kept)
     assert drawn([0.2, 0.4, 0.1, 0.3], Sampling(top_p=top_p)) == kept
 
 
-def test_equally_likely_tokens_do_not_all_slip_into_the_nucleus():
+def test_equally_likely_tokens_do_not_all_enter_the_nucleus():
     assert drawn([0.25] * 4, Sampling(top_p=0.5)) == {0, 1}
 
 
-def test_the_nucleus_is_taken_of_what_top_k_left():
+def test_the_nucleus_is_taken_after_top_k():
     assert drawn([0.2, 0.4, 0.1, 0.3], Sampling(top_k=2, top_p=0.57)) == {1}  # 0.4 of 0.7 left
 
 
@@ -201,13 +201,13 @@ def test_a_temperature_next_to_zero_takes_the_likeliest_token():
 
 
 @pytest.mark.parametrize("top_p", [0.0, 1.1, float("nan")])
-def test_a_nucleus_that_is_no_share_is_refused(top_p):
+def test_a_top_p_that_is_not_a_share_is_refused(top_p):
     with pytest.raises(InvalidInput, match="top_p"):
         Sampling(top_p=top_p)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_network_that_has_diverged_writes_nothing(tiny_run, temperature):
+def test_a_diverged_network_generates_nothing(tiny_run, temperature):
     model = tiny_run().state.model
     with torch.no_grad():
         model.wte.weight[3, 0] = float("nan")

@@ -46,7 +46,7 @@ def test_a_position_sees_an_earlier_token():
     assert not torch.equal(model(ids)[:, 10], model(changed)[:, 10])
 
 
-def test_the_head_is_the_embedding_and_stored_once():
+def test_the_head_is_the_embedding_stored_once():
     names = [name for name, _ in make().named_parameters()]
     assert not any("head" in name for name in names) and names.count("wte.weight") == 1
 
@@ -134,7 +134,7 @@ def test_masked_a_later_document_changes_no_gradient_of_an_earlier_one():
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
-def test_not_masked_an_earlier_document_is_seen():
+def test_unmasked_an_earlier_document_is_visible():
     model, ids = make(), with_boundaries(9)
     changed = ids.clone()
     changed[:, :9] = (ids[:, :9] + 1) % END
@@ -146,7 +146,7 @@ def test_a_window_within_one_document_has_the_same_logits_masked_or_not():
     torch.testing.assert_close(masked()(ids), make().eval()(ids))
 
 
-def test_masked_positions_run_on_over_borders():
+def test_masked_positions_are_not_reset_between_documents():
     model, ids = masked(), with_boundaries(8)
     alone = model(ids[:, 8:])
     assert not torch.allclose(model(ids)[:, 8:], alone)

@@ -25,7 +25,7 @@ def test_windows_are_those_of_the_concatenation_however_it_is_sharded(lengths, b
     assert windows.window_count == count and windows.gather(np.arange(count)).tolist() == expected
 
 
-def test_gather_keeps_the_order_it_was_asked_in():
+def test_gather_keeps_the_order_of_the_indexes():
     windows = TokenWindows([np.arange(13, dtype=np.uint16)], 4, 13)
     assert windows.gather(np.array([2, 0, 2]))[:, 0].tolist() == [8, 0, 8]
 
@@ -51,12 +51,12 @@ def test_a_token_outside_the_vocabulary_is_an_error_that_names_its_window():
 
 
 @pytest.mark.parametrize("shard", [np.zeros(9, dtype=np.int64), np.zeros((3, 3), dtype=np.uint16)])
-def test_a_shard_of_another_kind_is_refused(shard):
+def test_a_shard_of_another_shape_or_dtype_is_refused(shard):
     with pytest.raises(InvalidInput, match="shard 0"):
         TokenWindows([shard], 2, 10)
 
 
 @pytest.mark.parametrize("index", [-1, 3])
-def test_a_window_that_is_not_there_is_refused(index):
+def test_a_window_outside_the_data_is_refused(index):
     with pytest.raises(InvalidInput, match=rf"window {index} .*\[0, 3\)"):
         TokenWindows([np.arange(13, dtype=np.uint16)], 4, 13).gather(np.array([index]))

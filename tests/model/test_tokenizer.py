@@ -48,14 +48,14 @@ def test_equal_texts_give_equal_tokenizers():
     assert len({Tokenizer.train_bpe(iter(TEXTS), 280).sha256 for _ in range(4)}) == 1
 
 
-def test_the_order_of_texts_teaches_nothing():
+def test_the_order_of_texts_does_not_matter():
     texts = [f"{text} {number}" for number, text in enumerate(TEXTS * 5)]
     one, other = Tokenizer.train_bpe(texts, 450), Tokenizer.train_bpe(texts[::-1], 450)
     assert one.sha256 == other.sha256
 
 
 @both
-def test_ids_end_to_end_are_the_ids_of_each_text(tokenizer):
+def test_concatenated_ids_are_the_ids_of_each_text(tokenizer):
     ids, lengths = tokenizer.encode_flat([*TEXTS, "", END_OF_TEXT])
     apart = tokenizer.encode_batch([*TEXTS, "", END_OF_TEXT])
     assert ids.tolist() == [*itertools.chain(*apart)] and lengths.tolist() == [len(item) for item in apart]
@@ -78,7 +78,7 @@ def test_a_batch_keeps_its_order():
     assert BYTES.encode_batch(["a", "", "bc"]) == [[97], [], [98, 99]]
 
 
-def test_ids_that_are_no_text_still_decode():
+def test_ids_that_are_not_text_still_decode():
     assert BYTES.decode([0xFF, 97]) == "\N{REPLACEMENT CHARACTER}a"
 
 
@@ -92,13 +92,13 @@ def test_a_vocabulary_too_small_for_bytes_is_refused():
         Tokenizer.train_bpe(TEXTS, 256)
 
 
-def test_a_file_that_is_no_tokenizer_is_refused_by_name(tmp_path):
+def test_a_file_that_is_not_a_tokenizer_is_refused_by_name(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(InvalidInput, match=r"tokenizer\.json"):
         Tokenizer.from_file(tmp_path / "tokenizer.json")
 
 
-def test_a_file_that_is_not_there_is_refused_by_name(tmp_path):
+def test_a_missing_file_is_refused_by_name(tmp_path):
     with pytest.raises(InvalidInput, match=r"absent\.json"):
         Tokenizer.from_file(tmp_path / "absent.json")
 

@@ -85,7 +85,7 @@ def test_a_capture_is_not_changed_by_later_training(tiny_run):
     assert all(torch.equal(captured[name], copies[name]) for name in captured)
 
 
-def test_loading_does_not_tie_the_state_to_the_tensors_it_was_given(tiny_run):
+def test_loading_copies_the_tensors(tiny_run):
     source, target = tiny_run(), tiny_run()
     source.train(2)
     given = source.tensors()
@@ -108,7 +108,7 @@ def test_an_fp16_state_holds_its_scaler(tiny_run):
     assert {"scaler.scale", "scaler.growth_tracker"} <= tiny_run(precision="fp16").tensors().keys()
 
 
-def test_a_fresh_state_is_a_function_of_its_seed(tiny_run):
+def test_a_new_state_is_a_function_of_its_seed(tiny_run):
     assert tiny_run(seed=1).bits() == tiny_run(seed=1).bits()
     assert tiny_run(seed=1).bits() != tiny_run(seed=2).bits()
 
@@ -129,7 +129,7 @@ def test_making_a_state_and_training_leave_the_process_generator_alone(tiny_run)
         (lambda t: t.update(cursor=torch.tensor(5)), "cursor=5 must be step=0"),
     ],
 )
-def test_tensors_that_do_not_fit_are_refused_by_name_and_change_nothing(tiny_run, change, words):
+def test_wrong_tensors_are_named_refused_and_change_nothing(tiny_run, change, words):
     run, tensors = tiny_run(), tiny_run(seed=4).tensors()
     before = run.bits()
     change(tensors)
@@ -164,7 +164,7 @@ def test_a_continued_run_ends_in_the_undisturbed_bits_on_cuda(tiny_run, mode):
     assert continued.bits() == undisturbed.bits()
 
 
-def test_a_generator_of_another_device_is_carried_not_refused(tiny_run):
+def test_a_generator_of_another_device_is_kept(tiny_run):
     source, target = tiny_run(), tiny_run()
     target.state.load({**source.tensors(), "rng.cuda": torch.arange(16, dtype=torch.uint8)})
     target.train(2)

@@ -9,10 +9,10 @@ from model.data.sample_order import SampleOrder
 from model.data.token_windows import TokenWindows
 from model.errors import InvalidInput
 from model.training.optimizer import learning_rate
-from model.training.training_loop import LoopOutcome, StepObserver, train_until
+from model.training.training_loop import StepObserver, train_until
 
 
-def test_one_batch_is_learned_by_heart(tiny_run):
+def test_one_batch_is_memorized(tiny_run):
     run = tiny_run(steps=150, lr=1e-2, min_lr=1e-2, warmup_steps=5, weight_decay=0.0, model={"n_embd": 32})
     run.windows = TokenWindows([np.random.default_rng(1).integers(0, 61, 49).astype(np.uint16)], 8, 61)
     run.order = SampleOrder(window_count=6, seed=0, global_batch=6)
@@ -21,7 +21,7 @@ def test_one_batch_is_learned_by_heart(tiny_run):
     assert losses[-1] < 0.3
 
 
-def test_records_number_every_step_once_from_one(tiny_run):
+def test_every_step_has_one_record_numbered_from_1(tiny_run):
     assert [record.step for record in tiny_run().train(5)] == [1, 2, 3, 4, 5]
 
 
@@ -43,10 +43,10 @@ def test_speed_is_tokens_by_the_given_clock(tiny_run):
     assert [(r.seconds, r.tokens_per_second) for r in records] == [(2.0, 6 * 8 / 2.0)] * 2
 
 
-def test_a_stop_is_obeyed_after_the_step_that_was_running(tiny_run):
+def test_a_stop_takes_effect_after_the_running_step(tiny_run):
     run, answers = tiny_run(), iter([False, False, True])
     assert len(run.train(12, stop=lambda: next(answers))) == 3
-    assert run.outcome == LoopOutcome(step=3, stopped=True)
+    assert (run.state.step, run.stopped) == (3, True)
 
 
 def test_training_in_segments_equals_training_at_once(tiny_run):
@@ -83,14 +83,14 @@ def test_training_beyond_the_run_is_refused(tiny_run):
         tiny_run().train(13)
 
 
-def test_an_order_of_other_data_is_refused(tiny_run):
+def test_an_order_over_other_data_is_refused(tiny_run):
     run = tiny_run()
     run.order = SampleOrder(window_count=7, seed=0, global_batch=6)
     with pytest.raises(InvalidInput, match="order covers 7 windows"):
         run.train(1)
 
 
-def test_training_that_says_another_masking_than_the_network_is_refused(tiny_run):
+def test_another_masking_than_the_networks_is_refused(tiny_run):
     with pytest.raises(InvalidInput, match=r"mask_documents=True .* boundary_id=None"):
         tiny_run(mask_documents=True).train(1)
 
