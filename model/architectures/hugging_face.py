@@ -84,7 +84,7 @@ def check_settings(found: HuggingFaceConfig, model: ModelConfig) -> None:
         raise InvalidInput(f"{has}: the weights are of another shape; rule: equal to config.json; use {wanted}")
     if model.block_size > found.n_positions:
         raise InvalidInput(
-            f"model.block_size = {model.block_size}: the weights know {found.n_positions} positions; rule: at most "
+            f"model.block_size = {model.block_size}: the weights have {found.n_positions} positions; rule: at most "
             f"that; use model.block_size = {found.n_positions} or less"
         )
     for name, value, rule in _settings(found):

@@ -93,11 +93,9 @@ def _cpu_precision(training: TrainingConfig, model: ModelConfig, machine: Machin
     if not benefits_from_cpu_bf16(training, model):
         narrowest = MIN_BF16_WIDTH[_kernels(training)]
         return "fp32", f"on a CPU bf16 pays for networks at least {narrowest} wide, this one has {model.n_embd}"
+    products = f"this CPU's bf16 products are {machine.cpu_half_gain:.1f} times as fast as its fp32 ones"
     if machine.cpu_half_gain >= MIN_BF16_GAIN:
-        return "bf16", f"this CPU's bf16 products are {machine.cpu_half_gain:.1f} times as fast as its fp32 ones"
+        return "bf16", products
     if not machine.cpu_half_gain:
-        return "fp32", "this CPU was not found to multiply bf16"
-    return (
-        "fp32",
-        f"this CPU's bf16 products are {machine.cpu_half_gain:.1f} times as fast, {MIN_BF16_GAIN} are asked for",
-    )
+        return "fp32", "no bf16 hardware was measured on this CPU"
+    return "fp32", f"{products}, {MIN_BF16_GAIN} are required"
