@@ -39,10 +39,9 @@ class RegistryState:
 
 
 class Registry:
-    """The log of one alias with its folded state."""
+    """The log of one alias with its folded state; nothing is read before `refresh`."""
 
     def __init__(self, store: ObjectStore, alias: str, *, log: EntryLog | None = None) -> None:
-        """Open the alias without reading it."""
         self.alias = alias
         self._log = log or EntryLog(store=store, prefix=check_key(f"models/{alias}/log"), kinds=MODEL_KINDS)
         self._head: ReadEntry | None = None

@@ -25,10 +25,9 @@ def list_run_ids(store: ObjectStore) -> list[str]:
 
 
 class RunLog:
-    """One run's log with its folded state, which only moves forward. Safe to share between threads."""
+    """One run's log with its folded state, which only moves forward and is first read by `refresh`. Thread-safe."""
 
     def __init__(self, store: ObjectStore, run_id: str, *, log: EntryLog | None = None) -> None:
-        """Open the log of `run_id` without reading it."""
         self.store = store
         self.run_id = run_id
         self.prefix = run_prefix(run_id)

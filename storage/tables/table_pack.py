@@ -46,19 +46,13 @@ class PackBuilder:
     """Collects the rows of runs for a pack."""
 
     def __init__(self, tables: Sequence[str]) -> None:
-        """Start without rows."""
         self._tables: dict[str, list[pa.Table]] = {table: [] for table in tables}
-        self._stamps: list[RunStamp] = []
+        self.stamps: list[RunStamp] = []
         self.rows = 0
-
-    @property
-    def stamps(self) -> tuple[RunStamp, ...]:
-        """The stamps of the runs added so far."""
-        return tuple(self._stamps)
 
     def add(self, stamp: RunStamp, rows: Mapping[str, Sequence[Any]]) -> None:
         """Add all rows of a run."""
-        self._stamps.append(stamp)
+        self.stamps.append(stamp)
         for table, parts in self._tables.items():
             if rows[table]:
                 parts.append(arrow_table(table, rows[table]))
@@ -80,4 +74,4 @@ class PackBuilder:
             upload_file(store, key, path)
             packed.append(PackedTable(table=table, key=key, bytes=written.bytes, sha256=written.sha256))
             path.unlink()
-        return Pack(tables=tuple(packed), runs=self.stamps, rows=self.rows)
+        return Pack(tables=tuple(packed), runs=tuple(self.stamps), rows=self.rows)
