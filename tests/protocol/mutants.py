@@ -173,7 +173,7 @@ def claim_on_an_old_look(patch: pytest.MonkeyPatch) -> None:
 
     def next_attempt(log: Any, reference: CheckpointReference | None, start: Any, state: RunState) -> Any:
         if state.open_attempt is not None:
-            raise attempt_claim._live(log, state.open_attempt, "claimed the run first")
+            raise attempt_claim._live_owner(log, state.open_attempt, "claimed the run first")
         return start(state.latest_attempt + 1, reference, state)
 
     patch.setattr(attempt_claim, "_next_attempt", next_attempt)
