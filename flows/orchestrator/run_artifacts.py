@@ -9,20 +9,28 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import Any
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas import filters
 from prefect.client.schemas.actions import ArtifactCreate
+from prefect.client.schemas.objects import State, StateType
+from prefect.states import Crashed
 
 from flows.orchestrator.curve_artifact import Drawing, curve_markdown, is_due
-from flows.orchestrator.stale_task_runs import close_lost
 from reports.pages.markdown import markdown_table
 from reports.queries.display_tables import budgets_table, evaluations_table, receipts_table
 from reports.queries.evaluations import EvaluationSummary, list_evaluations
 from reports.queries.receipts import read_receipts
 from reports.queries.run_status import read_status
 from storage.logs.run_log import RunLog
+from storage.logs.run_state import RunState
+from tasks.policy.termination import TerminationReason
 
+MOST_LOST_FLOW_RUNS = 20
+_UNFINISHED = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]
+_MOST_TASK_RUNS = 200
 _FINAL_SECONDS = 10.0
 _MOST_EVALUATIONS = 200
 
@@ -78,7 +86,7 @@ class RunArtifacts:
         if self._stop or self._is_curve_due():
             self._publish_curve(client, flow_run_id)
         if not self._are_lost_closed and self._log.state.latest_attempt:
-            close_lost(client, self._log.state, flow_run_id)
+            _end_lost(client, self._log.state, flow_run_id)
             self._are_lost_closed = True
 
     def _tables(self) -> Iterator[tuple[str, str]]:
@@ -125,3 +133,32 @@ def evaluations_markdown(evaluations: Sequence[EvaluationSummary]) -> str:
     table = markdown_table(evaluations_table(newest))
     older = len(evaluations) - len(newest)
     return f"{table}\n\nand {older:,} older ones: `cairn evaluations`" if older else table
+
+
+def lost_flow_runs(state: RunState, but: UUID) -> tuple[UUID, ...]:
+    """Return the flow runs, newest first, whose newest attempt was lost: they are dead or fenced."""
+    newest = {a.started.flow_run_id: a.ended for a in state.attempts if a.started.flow_run_id}
+    lost = [UUID(name) for name, end in newest.items() if end is not None and end.reason == TerminationReason.LOST]
+    return tuple(flow_run_id for flow_run_id in reversed(lost) if flow_run_id != but)[:MOST_LOST_FLOW_RUNS]
+
+
+def _end_lost(client: SyncPrefectClient, state: RunState, flow_run_id: UUID) -> None:
+    """End as `Crashed` what lost attempts have left unfinished in Prefect; raises the API's errors."""
+    lost = list(lost_flow_runs(state, flow_run_id))
+    if not lost:
+        return
+    ending: State[Any] = Crashed(
+        name="Lost", message=f"its process is gone; flow run {flow_run_id} went on in its place"
+    )
+    task_runs = filters.TaskRunFilter(
+        flow_run_id=filters.TaskRunFilterFlowRunId(any_=lost),
+        state=filters.TaskRunFilterState(type=filters.TaskRunFilterStateType(any_=_UNFINISHED)),
+    )
+    flow_runs = filters.FlowRunFilter(
+        id=filters.FlowRunFilterId(any_=lost),
+        state=filters.FlowRunFilterState(type=filters.FlowRunFilterStateType(any_=_UNFINISHED)),
+    )
+    for task_run in client.read_task_runs(task_run_filter=task_runs, limit=_MOST_TASK_RUNS):
+        client.set_task_run_state(task_run.id, ending, force=True)
+    for flow_run in client.read_flow_runs(flow_run_filter=flow_runs):
+        client.set_flow_run_state(flow_run.id, ending, force=True)

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from uuid import UUID
 
-from flows.orchestrator.stale_task_runs import MOST_FLOW_RUNS, lost_flow_runs
+from flows.orchestrator.run_artifacts import MOST_LOST_FLOW_RUNS, lost_flow_runs
 from storage.logs.run_state import AttemptRecord, RunState
 from tests import entries
 
@@ -45,4 +45,4 @@ def test_an_attempt_without_a_flow_run_is_nothing_to_close() -> None:
 
 
 def test_after_many_kills_only_the_newest_are_asked_about() -> None:
-    assert lost(*((number, "lost") for number in range(1, 100))) == list(range(99, 99 - MOST_FLOW_RUNS, -1))
+    assert lost(*((number, "lost") for number in range(1, 100))) == list(range(99, 99 - MOST_LOST_FLOW_RUNS, -1))
