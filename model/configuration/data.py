@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from model.configuration.network import Positive, PositiveNumber
+from model.configuration.network import Positive, PositiveNumber, Section
 from model.errors import InvalidInput
 
 SMALLEST_BPE_VOCABULARY = 257
@@ -21,10 +21,8 @@ SNAPSHOT_SOURCE = "snapshot:"
 SHORTEST_SNAPSHOT_ID = 8
 
 
-class DataConfig(BaseModel):
+class DataConfig(Section):
     """The text and its tokenizer."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     sources: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)] = Field(
         description="files, globs and URLs of the text, or one snapshot:<id> of the store"
@@ -79,7 +77,10 @@ class DataConfig(BaseModel):
         twice = sorted({name for name in self.source_names if self.source_names.count(name) > 1})
         if twice:
             raise ValueError(f"sources name {twice[0]!r} twice; with weights every source is named once")
-        _require_schedule(self.weights)
+        try:
+            require_short_period(self.weights)
+        except InvalidInput as error:
+            raise ValueError(str(error)) from error
         return self
 
     @model_validator(mode="after")
@@ -89,7 +90,12 @@ class DataConfig(BaseModel):
             return self
         if len(self.sources) > 1:
             raise ValueError(f"sources: {named[0]!r} must be the only one; a snapshot cannot be mixed with others")
-        _require_snapshot_id(named[0].removeprefix(SNAPSHOT_SOURCE))
+        beginning = named[0].removeprefix(SNAPSHOT_SOURCE)
+        if not (SHORTEST_SNAPSHOT_ID <= len(beginning) <= 64 and set(beginning) <= set("0123456789abcdef")):
+            raise ValueError(
+                f"sources: {named[0]} must name a snapshot's id or at least its first {SHORTEST_SNAPSHOT_ID} "
+                "characters, as `cairn data` and `cairn import-tokens` print it"
+            )
         fields = type(self).model_fields
         changed = [name for name in fields if name != "sources" and getattr(self, name) != fields[name].default]
         if changed:
@@ -111,7 +117,9 @@ class DataConfig(BaseModel):
         URLs and built-in sources stay as they are, and so do paths where some are absolute and others are not.
         """
         paths = [posixpath.normpath(source) for source in self.sources if _is_path(source)]
-        root = _shared_folder(paths)
+        root = ""
+        if len({posixpath.isabs(path) for path in paths}) == 1:
+            root = posixpath.join(posixpath.commonpath([posixpath.dirname(path) for path in paths]), "")
         names = (posixpath.normpath(source)[len(root) :] if _is_path(source) else source for source in self.sources)
         return tuple(names)
 
@@ -145,27 +153,5 @@ def require_short_period(weights: Sequence[float]) -> None:
         )
 
 
-def _require_schedule(weights: Sequence[float]) -> None:
-    try:
-        require_short_period(weights)
-    except InvalidInput as error:
-        raise ValueError(str(error)) from error
-
-
-def _require_snapshot_id(beginning: str) -> None:
-    if not (SHORTEST_SNAPSHOT_ID <= len(beginning) <= 64 and set(beginning) <= set("0123456789abcdef")):
-        raise ValueError(
-            f"sources: {SNAPSHOT_SOURCE}{beginning} must name a snapshot's id or at least its first "
-            f"{SHORTEST_SNAPSHOT_ID} characters, as `cairn data` and `cairn import-tokens` print it"
-        )
-
-
 def _is_path(source: str) -> bool:
     return "://" not in source and not source.startswith("python:")
-
-
-def _shared_folder(paths: Sequence[str]) -> str:
-    if len({posixpath.isabs(path) for path in paths}) != 1:
-        return ""
-    folder = posixpath.commonpath([posixpath.dirname(path) for path in paths])
-    return f"{folder.rstrip('/')}/" if folder else ""

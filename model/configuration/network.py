@@ -10,10 +10,14 @@ NotNegativeNumber = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 PositiveNumber = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 
-class ModelConfig(BaseModel):
-    """Shape of a GPT-2."""
+class Section(BaseModel):
+    """Base of all sections: immutable, and an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModelConfig(Section):
+    """Shape of a GPT-2."""
 
     n_layer: Positive = Field(4, description="number of transformer layers")
     n_head: Positive = Field(4, description="number of attention heads in a layer; must divide n_embd")

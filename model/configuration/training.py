@@ -2,20 +2,23 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from model.configuration.network import NotNegative, NotNegativeNumber, Positive, PositiveNumber
+from model.configuration.network import NotNegative, NotNegativeNumber, Positive, PositiveNumber, Section
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Kernels = Literal["auto", "stock", "fused"]
 Parallel = Literal["ddp", "fsdp"]
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
+UNFROZEN_TRAINING = frozenset(
+    {"micro_batch", "device", "activation_checkpointing", "probe_every_steps", "probe_batches", "sample_tokens"}
+    | {"threads", "processes", "parallel", "memory_check"}
+)
+"""Training keys that do not change which run it is; all others are frozen when the run is opened."""
 
 
-class TrainingConfig(BaseModel):
+class TrainingConfig(Section):
     """How the network is trained."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     steps: Positive = Field(description="number of optimizer steps of the run", json_schema_extra={"unit": "steps"})
     global_batch: Positive = Field(
@@ -26,7 +29,7 @@ class TrainingConfig(BaseModel):
     micro_batch: Positive | Literal["auto"] = Field(
         default_factory=lambda data: int(data.get("global_batch", 1)),
         description="windows of one forward and backward pass; auto takes the most that fit in memory",
-        json_schema_extra={"unit": "windows", "default_rule": "global_batch", "frozen": False},
+        json_schema_extra={"unit": "windows", "default_rule": "global_batch"},
     )
     lr: PositiveNumber = Field(1e-3, description="learning rate after the warm-up")
     min_lr: NotNegativeNumber = Field(1e-4, description="learning rate at the last step")
@@ -59,42 +62,27 @@ class TrainingConfig(BaseModel):
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = Field(
         "auto",
         description="device that trains; auto takes a GPU where there is one",
-        json_schema_extra={"rule": "auto, cpu, cuda or cuda:<number>", "frozen": False},
+        json_schema_extra={"rule": "auto, cpu, cuda or cuda:<number>"},
     )
     activation_checkpointing: bool = Field(
-        False,
-        description="compute activations again in the backward pass: less memory, more time, equal bits",
-        json_schema_extra={"frozen": False},
+        False, description="compute activations again in the backward pass: less memory, more time, equal bits"
     )
     probe_every_steps: NotNegative = Field(
-        100,
-        description="steps between losses of the training network on held-out text, for the curve; 0 never",
-        json_schema_extra={"frozen": False},
+        100, description="steps between losses of the training network on held-out text, for the curve; 0 never"
     )
-    probe_batches: Positive = Field(4, description="held-out batches of one probe", json_schema_extra={"frozen": False})
-    sample_tokens: NotNegative = Field(
-        120, description="length of the text sample drawn with each probe", json_schema_extra={"frozen": False}
-    )
+    probe_batches: Positive = Field(4, description="held-out batches of one probe")
+    sample_tokens: NotNegative = Field(120, description="length of the text sample drawn with each probe")
     threads: Positive | None = Field(
         None,
         description="CPU threads of the trainer, all processes together; not set: the cores that this process may use",
-        json_schema_extra={"frozen": False},
     )
     processes: Positive | Literal["auto"] = Field(
-        1,
-        description="processes that train together on each machine; auto takes one for each visible GPU",
-        json_schema_extra={"frozen": False},
+        1, description="processes that train together on each machine; auto takes one for each visible GPU"
     )
     parallel: Parallel = Field(
-        "ddp",
-        description="how several processes share the network: ddp replicates it, fsdp splits it",
-        json_schema_extra={"frozen": False},
+        "ddp", description="how several processes share the network: ddp replicates it, fsdp splits it"
     )
-    memory_check: bool = Field(
-        True,
-        description="refuse a micro_batch whose estimated memory exceeds the free memory",
-        json_schema_extra={"frozen": False},
-    )
+    memory_check: bool = Field(True, description="refuse a micro_batch whose estimated memory exceeds the free memory")
 
     @field_validator("micro_batch", mode="before")
     @classmethod
@@ -117,12 +105,3 @@ class TrainingConfig(BaseModel):
         if self.kernels == "fused" and self.precision == "fp16":
             raise ValueError("kernels='fused' cannot be combined with precision='fp16': use kernels='stock', or bf16")
         return self
-
-
-def _is_unfrozen(name: str) -> bool:
-    marks = TrainingConfig.model_fields[name].json_schema_extra
-    return isinstance(marks, dict) and marks.get("frozen") is False
-
-
-UNFROZEN_TRAINING = frozenset(filter(_is_unfrozen, TrainingConfig.model_fields))
-"""Training keys that do not change which run it is; all others are frozen when the run is opened."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, cast
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails, PydanticUndefined
@@ -24,16 +24,21 @@ class BrokenRule:
 
 def broken_rules(error: ValidationError, document: Mapping[str, Any], section: str = "") -> Iterator[BrokenRule]:
     """Yield the broken rules of a document that was validated as the whole configuration or as one section of it."""
-    yielded: set[str] = set()
+    document = {section: document} if section else document
+    texts: set[str] = set()
     for item in error.errors():
         if item["input"] is PydanticUndefined:  # a default that follows from a key that is wrong itself
             continue
         location = (section, *item["loc"]) if section else item["loc"]
-        path = _known_path(location)
-        value = _value_at(document, path[1:] if section else path, item["input"])
+        path, value = _known_path(location), cast(Any, document)
+        try:
+            for part in path:
+                value = value[part]
+        except (KeyError, IndexError, TypeError):
+            value = item["input"]
         for rule in _rules(item["type"] if path == location else "", item, path, value):
-            if rule.text not in yielded:  # a value that may be of two types breaks a rule of each
-                yielded.add(rule.text)
+            if rule.text not in texts:  # a value that may be of two types breaks a rule of each
+                texts.add(rule.text)
                 yield rule
 
 
@@ -51,49 +56,35 @@ def unknown_key(key: str, *, is_section: bool = False) -> str:
 
 def _known_path(location: Sequence[str | int]) -> tuple[str | int, ...]:
     """Return the part of a location that names a key; what follows are items and the validator's own names."""
-    path: list[str | int] = []
-    for part in location:
-        name = _dotted(path)
-        if name and name not in section_meanings():
-            break
-        path.append(part)
-    return tuple(path)
+    sections = section_meanings()
+    ends = (end for end in range(len(location)) if (name := _dotted(location[:end])) and name not in sections)
+    return tuple(location[: next(ends, None)])
 
 
 def _dotted(path: Sequence[str | int]) -> str:
     return ".".join(part for part in path if isinstance(part, str))
 
 
-def _value_at(document: Any, path: Sequence[str | int], otherwise: object) -> object:
-    for part in path:
-        try:
-            document = document[part]
-        except (KeyError, IndexError, TypeError):
-            return otherwise
-    return document
-
-
 def _rules(kind: str, item: ErrorDetails, path: Sequence[str | int], value: object) -> Iterator[BrokenRule]:
     name, shown = _dotted(path), _cut(".".join(map(str, path))) or "the configuration"
     known = find_key(name)
     given = shown if isinstance(value, Mapping) else f"{shown} = {_cut(repr(value))}"
-    if kind == "extra_forbidden":
-        text = f"{given}: {unknown_key(name, is_section=isinstance(value, Mapping))}"
-        yield BrokenRule(key=name, text=text, unknown=True)
-    elif kind == "missing":
+    if kind == "missing":
         required = [key for key in list_keys() if key.section == name and key.default == "required"]
         for key in [known] if known else required:
             yield BrokenRule(key=key.key, text=f"{shown if known else key.key}: missing; {key.summary}")
+        return
+    if kind == "extra_forbidden":
+        text = f"{given}: {unknown_key(name, is_section=isinstance(value, Mapping))}"
     elif kind == "value_error":
-        yield BrokenRule(key=name, text=f"{given if known else shown}: {item['ctx']['error']}")
+        text = f"{given if known else shown}: {item['ctx']['error']}"
     elif known:
-        yield BrokenRule(key=name, text=f"{shown} = {_cut(repr(value))}: must be {known.rule}; {known.summary}")
+        text = f"{shown} = {_cut(repr(value))}: must be {known.rule}; {known.summary}"
     elif not name or name in section_meanings():
-        yield BrokenRule(
-            key=name, text=f"{given}: must be a section; `{f'cairn config {name}'.strip()}` lists its keys"
-        )
+        text = f"{given}: must be a section; `{f'cairn config {name}'.strip()}` lists its keys"
     else:
-        yield BrokenRule(key=name, text=f"{given}: is filled in when the configuration is read; leave it out")
+        text = f"{given}: is filled in when the configuration is read; leave it out"
+    yield BrokenRule(key=name, text=text, unknown=kind == "extra_forbidden")
 
 
 def _cut(text: str) -> str:

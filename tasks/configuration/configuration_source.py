@@ -30,7 +30,10 @@ def read_configuration(source: str, *, overrides: Sequence[str], environment: Ma
     """
     if not _is_remote(source):
         return load_configuration(_path(source) if source else None, overrides=overrides, environment=environment)
-    shown = _without_query(source)
+    parts = urlsplit(source)
+    if parts.password or parts.username:
+        raise InvalidConfiguration("config: the URL carries credentials: put them into the environment")
+    shown = parts._replace(query="", fragment="").geturl()  # a query can hold a signature
     document = _parse_toml(_fetch(source, shown), shown)
     return parse_configuration(document, overrides=overrides, environment=environment, name=shown)
 
@@ -103,14 +106,6 @@ def _is_remote(source: str) -> bool:
     return "://" in source and not source.startswith("file://")
 
 
-def _without_query(url: str) -> str:
-    """Return the URL without its query, which can hold a signature."""
-    parts = urlsplit(url)
-    if parts.password or parts.username:
-        raise InvalidConfiguration("config: the URL carries credentials: put them into the environment")
-    return parts._replace(query="", fragment="").geturl()
-
-
 def _fetch(url: str, shown: str) -> bytes:
     import fsspec  # takes time to import, and only URLs need it
 
@@ -176,12 +171,8 @@ def _put(document: dict[str, Any], keys: Sequence[str], text: str, *, origin: st
         section = section.setdefault(key, {})
         if not isinstance(section, dict):
             raise InvalidConfiguration(f"{origin}: {key} is a value, not a section")
-    section[keys[-1]] = _value(text)
-    origins[".".join(keys)] = origin
-
-
-def _value(text: str) -> Any:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        section[keys[-1]] = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        return text
+        section[keys[-1]] = text
+    origins[".".join(keys)] = origin

@@ -3,31 +3,25 @@
 import shlex
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from model.configuration.network import NotNegative, NotNegativeNumber, Positive
+from model.configuration.network import NotNegative, NotNegativeNumber, Positive, Section
 from tasks.configuration.settings import Name, Seconds
 
 SUITE_KEYS = ("name", "batches", "batch_size", "prompts", "sample_tokens", "sample_seed", "evaluators")
 """The keys that say what is measured: those that a suite file may hold."""
 
 
-def _split_command(command: object) -> object:
-    return tuple(shlex.split(command)) if isinstance(command, str) else command
-
-
 Command = Annotated[
     tuple[str, ...],
-    BeforeValidator(_split_command),
+    BeforeValidator(lambda command: tuple(shlex.split(command)) if isinstance(command, str) else command),
     Field(json_schema_extra={"rule": "a command line, or a list of its words"}),
 ]
 Verdict = Literal["diverging", "stuck", "spiking", "overfitting", "plateau", "too-early"]
 
 
-class EvaluatorConfig(BaseModel):
+class EvaluatorConfig(Section):
     """A command that is given a model directory and prints numbers as JSON."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: Name = Field(description="name of its suite in the log")
     command: Annotated[Command, Field(min_length=1)] = Field(
@@ -47,10 +41,8 @@ class EvaluatorConfig(BaseModel):
         return self
 
 
-class EvaluationConfig(BaseModel):
+class EvaluationConfig(Section):
     """The suites that measure committed checkpoints, each in a process of its own."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     every_commits: Positive = Field(1, description="multiples of checkpoint.every_steps between evaluations")
     timeout_seconds: Seconds = Field(600.0, description="time limit of one suite")
@@ -82,15 +74,10 @@ class EvaluationConfig(BaseModel):
         return self
 
 
-class EarlyStopConfig(BaseModel):
+class EarlyStopConfig(Section):
     """When a run ends before its last step; off by default. Held-out losses decide, in the order of steps."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    patience: NotNegative = Field(
-        0,
-        description="stop after so many evaluations without a better loss; 0 is off",
-    )
+    patience: NotNegative = Field(0, description="stop after so many evaluations without a better loss; 0 is off")
     min_delta: NotNegativeNumber = Field(
         0.0, description="a loss is better when it is lower by more than this", json_schema_extra={"unit": "nats"}
     )
@@ -113,10 +100,8 @@ class EarlyStopConfig(BaseModel):
         return bool(self.patience or self.overfit_ratio or self.on_divergence or self.on_stuck)
 
 
-class PromotionConfig(BaseModel):
+class PromotionConfig(Section):
     """The alias that the best checkpoint of a finished run is offered to, and the gates before it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     alias: Name = Field("champion", description="alias that the best checkpoint is offered to")
     min_improvement: NotNegativeNumber = Field(

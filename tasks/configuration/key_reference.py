@@ -61,15 +61,14 @@ class ConfigurationKey:
 @cache
 def list_keys() -> tuple[ConfigurationKey, ...]:
     """Return all keys in the order of the models."""
-    schema = RunConfig.model_json_schema()
-    return tuple(_keys(schema, schema["$defs"], "", {}))
+    fields = ((key, field, default) for key, field, _, default in _fields(_schema(), "", {}) if "$ref" not in field)
+    return tuple(_key(key, field, default) for key, field, default in fields if not field.get("internal"))
 
 
 @cache
 def section_meanings() -> Mapping[str, str]:
     """Return the sentence of every section by its name, in the order of the models."""
-    schema = RunConfig.model_json_schema()
-    return dict(_sections(schema, schema["$defs"], ""))
+    return {name: section["description"] for name, _, section, _ in _fields(_schema(), "", {}) if section}
 
 
 def find_key(name: str) -> ConfigurationKey | None:
@@ -112,22 +111,23 @@ def _meant(name: str, keys: Mapping[str, ConfigurationKey], *, at_start: bool = 
     return next((key for place, key in places if place == 0 or (place > 0 and not at_start)), None)
 
 
-def _definition(field: Mapping[str, Any], definitions: Mapping[str, Any]) -> Any:
-    return definitions[field["$ref"].rpartition("/")[2]]
+@cache
+def _schema() -> dict[str, Any]:
+    return RunConfig.model_json_schema()
 
 
-def _keys(
-    model: Mapping[str, Any], definitions: Mapping[str, Any], prefix: str, defaults: Mapping[str, Any]
-) -> Iterator[ConfigurationKey]:
+def _fields(
+    model: Mapping[str, Any], prefix: str, defaults: Mapping[str, Any]
+) -> Iterator[tuple[str, Mapping[str, Any], Mapping[str, Any] | None, str]]:
+    """Yield key, field, section and default of each field; section is the schema of a section or of a list's items."""
     for name, field in model["properties"].items():
-        if "$ref" in field:
-            yield from _keys(_definition(field, definitions), definitions, f"{prefix}{name}.", field.get("default", {}))
-        elif not field.get("internal"):
-            default = defaults.get(name, field.get("default"))
-            required = name in model.get("required", ()) and default is None
-            yield _key(prefix + name, field, "required" if required else _default(field, default))
-            if "$ref" in field.get("items", {}):
-                yield from _keys(_definition(field["items"], definitions), definitions, f"{prefix}{name}.", {})
+        default = defaults.get(name, field.get("default"))
+        required = name in model.get("required", ()) and default is None
+        reference = field.get("$ref") or field.get("items", {}).get("$ref")
+        section = _schema()["$defs"][reference.rpartition("/")[2]] if reference else None
+        yield f"{prefix}{name}", field, section, "required" if required else _default(field, default)
+        if section:
+            yield from _fields(section, f"{prefix}{name}.", default if "$ref" in field and default else {})
 
 
 def _key(key: str, field: Mapping[str, Any], default: str) -> ConfigurationKey:
@@ -141,15 +141,6 @@ def _key(key: str, field: Mapping[str, Any], default: str) -> ConfigurationKey:
         default=default,
         frozen=section in FROZEN_SECTIONS and not (section == "training" and name in UNFROZEN_TRAINING),
     )
-
-
-def _sections(model: Mapping[str, Any], definitions: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
-    for name, field in model["properties"].items():
-        held = field if "$ref" in field else field.get("items", {})
-        if "$ref" in held:
-            definition = _definition(held, definitions)
-            yield prefix + name, definition["description"]
-            yield from _sections(definition, definitions, f"{prefix}{name}.")
 
 
 def _default(field: Mapping[str, Any], value: Any) -> str:
@@ -184,9 +175,7 @@ def _rule(field: Mapping[str, Any]) -> str:
 
 
 def _bounds(field: Mapping[str, Any]) -> str:
-    limits = [f"{word} {_number(field[name])}" for name, word in _BOUNDS.items() if name in field]
-    return f" {' and '.join(limits)}" if limits else ""
-
-
-def _number(limit: float) -> str:
-    return f"{limit:g}" if limit < 2**53 else f"2^{int(limit).bit_length() - 1}"
+    limits = [(word, field[name]) for name, word in _BOUNDS.items() if name in field]
+    numbers = [f"{limit:g}" if limit < 2**53 else f"2^{int(limit).bit_length() - 1}" for _, limit in limits]
+    words = [f"{word} {number}" for (word, _), number in zip(limits, numbers, strict=True)]
+    return f" {' and '.join(words)}" if words else ""

@@ -19,7 +19,12 @@ _ANY_REASON = "budgets.<reason>"
 
 def reference_page() -> str:
     """Return all sections with their keys as Markdown."""
-    return "\n".join([_HEAD, *(_section(section, keys) for section, keys in _sections())])
+    lines, lists = [_HEAD], {key.key for key in list_keys()}
+    for section, keys in _sections():
+        title = (f"`[[{section}]]`" if section in lists else f"`[{section}]`") if section else "Outside of all sections"
+        meaning = section_meanings().get(section.removesuffix(".<reason>"))
+        lines += [f"## {title}", "", *([meaning, ""] if meaning else []), _COLUMNS, *map(_row, keys), ""]
+    return "\n".join(lines)
 
 
 def _sections() -> Iterator[tuple[str, Sequence[ConfigurationKey]]]:
@@ -39,13 +44,6 @@ def _of_any_reason(name: str, budgets: Sequence[ConfigurationKey]) -> Configurat
     usual = max(defaults, key=defaults.count) if len(set(defaults)) < len(defaults) - 1 else ""
     others = [f"{key.default} for {key.section.partition('.')[2]}" for key in same if key.default != usual]
     return replace(same[0], key=f"{_ANY_REASON}.{name}", default=", ".join([usual, *others] if usual else others))
-
-
-def _section(section: str, keys: Sequence[ConfigurationKey]) -> str:
-    is_list = any(key.key == section for key in list_keys())
-    title = (f"`[[{section}]]`" if is_list else f"`[{section}]`") if section else "Outside of all sections"
-    meaning = section_meanings().get(section.removesuffix(".<reason>"), "")
-    return "\n".join([f"## {title}", "", *([meaning, ""] if meaning else []), _COLUMNS, *map(_row, keys), ""])
 
 
 def _row(key: ConfigurationKey) -> str:

@@ -2,10 +2,10 @@
 
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from model.configuration.data import DataConfig
-from model.configuration.network import ModelConfig
+from model.configuration.network import ModelConfig, Section
 from model.configuration.training import UNFROZEN_TRAINING, TrainingConfig
 from storage.stores.document import encode, sha256
 from tasks.configuration.evaluation_settings import EarlyStopConfig, EvaluationConfig, PromotionConfig
@@ -25,10 +25,8 @@ FROZEN_SECTIONS = ("model_family", "data", "model", "training")
 """What decides which run it is; `UNFROZEN_TRAINING` is excepted."""
 
 
-class RunConfig(BaseModel):
+class RunConfig(Section):
     """All sections of a configuration."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     model_family: Name = Field("gpt2-tiny", description="label of the run in queries and reports")
     data: DataConfig

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
-from model.configuration.network import NotNegative, NotNegativeNumber, Positive, PositiveNumber
+from model.configuration.network import NotNegative, NotNegativeNumber, Positive, PositiveNumber, Section
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Name = Annotated[
@@ -18,10 +18,8 @@ Name = Annotated[
 ]
 
 
-class CheckpointConfig(BaseModel):
+class CheckpointConfig(Section):
     """When a run commits and which checkpoints are kept. What an alias, evaluation or attempt needs is always kept."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     every_steps: Positive = Field(200, description="interval of commits; evaluations are due at its multiples")
     every_seconds: Seconds | None = Field(
@@ -36,10 +34,8 @@ class CheckpointConfig(BaseModel):
     )
 
 
-class LeaseConfig(BaseModel):
+class LeaseConfig(Section):
     """How a live attempt is recognized."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     seconds: Seconds = Field(
         30.0,
@@ -57,10 +53,8 @@ class LeaseConfig(BaseModel):
         return self
 
 
-class BudgetConfig(BaseModel):
+class BudgetConfig(Section):
     """What retries of one termination reason may spend."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     retries: NotNegative = Field(description="retries since the last progress")
     total: NotNegative | None = Field(None, description="retries over the whole run; not set: no limit")
@@ -73,10 +67,10 @@ class BudgetConfig(BaseModel):
     samples: NotNegative | None = Field(None, description="samples that may be quarantined over the whole run")
 
 
-class BudgetsConfig(BaseModel):
+class BudgetsConfig(Section):
     """One budget for each termination reason that may be retried, and one for evaluators."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(populate_by_name=True)
 
     preempted: BudgetConfig = BudgetConfig(retries=1000)
     lost: BudgetConfig = BudgetConfig(retries=20)
@@ -88,10 +82,8 @@ class BudgetsConfig(BaseModel):
     evaluator_failed: BudgetConfig = Field(default=BudgetConfig(retries=1), alias="evaluator-failed")
 
 
-class WatchdogConfig(BaseModel):
+class WatchdogConfig(Section):
     """After how much silence a trainer counts as hung."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     factor: Annotated[float, Field(gt=1, allow_inf_nan=False)] = Field(
         10.0, description="a trainer hangs when it is silent this many times as long as its slowest recent step"
@@ -100,10 +92,8 @@ class WatchdogConfig(BaseModel):
     startup_seconds: Seconds = Field(900.0, description="silence that is allowed before the first steps")
 
 
-class DivergenceConfig(BaseModel):
+class DivergenceConfig(Section):
     """When the train loss counts as exploded."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     patience_steps: Positive = Field(16, description="steps in a row whose loss is too high")
     rise_nats: PositiveNumber = Field(
@@ -111,10 +101,8 @@ class DivergenceConfig(BaseModel):
     )
 
 
-class PreemptionConfig(BaseModel):
+class PreemptionConfig(Section):
     """What announces, besides SIGTERM, that this machine will be taken away."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     notice_file: str = Field("", description="a file whose existence is the notice")
     metadata: Literal["", "aws", "gcp"] = Field("", description="cloud whose metadata service is asked")
@@ -124,10 +112,8 @@ class PreemptionConfig(BaseModel):
     poll_seconds: Seconds = Field(5.0, description="time between looks at the file and the metadata service")
 
 
-class CostConfig(BaseModel):
+class CostConfig(Section):
     """Price of the devices, for estimates in reports."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     gpu_hour_price: NotNegativeNumber | None = Field(
         None, description="price of one device for an hour; not set: no costs are shown"
@@ -137,10 +123,8 @@ class CostConfig(BaseModel):
     )
 
 
-class MirrorsConfig(BaseModel):
+class MirrorsConfig(Section):
     """Exporters: where the curve of a run is copied, beside the store. They are never read or waited for."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     tensorboard: str = Field("", description="folder of this machine that TensorBoard reads")
     mlflow: str = Field("", description="address of an MLflow tracking server; credentials stay in MLFLOW_TRACKING_*")

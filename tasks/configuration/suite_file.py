@@ -4,9 +4,7 @@ The log holds suite and hashes, so that a machine without the files can plan eva
 """
 
 import tomllib
-from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -40,7 +38,12 @@ def read_suite(path: Path, evaluation: EvaluationConfig) -> EvaluationConfig:
 
     Raises TaskError naming the file, the key and the rule.
     """
-    document = _document(path)
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise TaskError(f"{path}: no such suite file") from error
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise TaskError(f"{path}: not readable as TOML: {error}") from error
     unknown = sorted(document.keys() - set(SUITE_KEYS))
     if unknown:
         raise TaskError(f"{path}: {', '.join(unknown)}: unknown; rule: a suite has {', '.join(SUITE_KEYS)}")
@@ -55,29 +58,18 @@ def read_suite(path: Path, evaluation: EvaluationConfig) -> EvaluationConfig:
     return resolve_evaluation(read, path.absolute().parent)
 
 
-def _document(path: Path) -> Mapping[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise TaskError(f"{path}: no such suite file") from error
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise TaskError(f"{path}: not readable as TOML: {error}") from error
-
-
 def _with_files(evaluator: EvaluatorConfig, folder: Path) -> EvaluatorConfig:
     if evaluator.files is not None:
         return evaluator
     program, *arguments = evaluator.command
     texts = [program] if "/" in program else []  # a bare name is looked for in PATH, not here
     texts += [text for argument in arguments for text in (argument, argument.partition("=")[2])]
-    return evaluator.model_copy(update={"folder": str(folder), "files": dict(_hashed(texts, folder))})
-
-
-def _hashed(texts: Iterable[str], folder: Path) -> Iterable[tuple[str, str]]:
+    files = {}
     for text in texts:
         try:
             if text and (folder / text).is_file():
-                yield text, describe_file(folder / text).sha256
+                files[text] = describe_file(folder / text).sha256
         except (OSError, ValueError) as error:  # an argument need not be a path at all
             if isinstance(error, PermissionError):
                 raise TaskError(f"{folder / text}: cannot be read: {error}; an evaluator names it") from error
+    return evaluator.model_copy(update={"folder": str(folder), "files": files})

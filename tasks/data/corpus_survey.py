@@ -77,14 +77,6 @@ class SeenDigests:
         self._table = bytearray(_FIRST_SLOTS * _SLOT_BYTES)
         self._count = 0
 
-    def __len__(self) -> int:
-        return self._count
-
-    @property
-    def table_bytes(self) -> int:
-        """Memory of the table, in bytes."""
-        return len(self._table)
-
     def add(self, sha256: str) -> bool:
         """Add a hex digest; returns whether it is new."""
         digest = bytes.fromhex(sha256[: 2 * _SLOT_BYTES])

@@ -15,8 +15,6 @@ from tasks.errors import TaskError
 if TYPE_CHECKING:  # every command loads this module, and the index loads pyarrow
     from storage.snapshots.document_index import SplitName
 
-_DETAIL_CHARACTERS = 200
-
 
 class InvalidCorpus(TaskError):
     """The data configuration or its text cannot be used; the message names field, value and rule."""
@@ -36,13 +34,6 @@ class Document:
     bytes: int
     sha256: str
 
-    def __post_init__(self) -> None:
-        """Refuse a document without text, and a negative offset."""
-        if self.bytes < 1:
-            raise ValueError(f"bytes = {self.bytes}: the document at {self.source}:{self.offset_bytes} needs text")
-        if self.offset_bytes < 0:
-            raise ValueError(f"offset_bytes = {self.offset_bytes}: must be 0 or more in {self.source}")
-
 
 class RejectionKind(StrEnum):
     """Why a document was rejected."""
@@ -58,16 +49,12 @@ class RejectionKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rejected:
-    """A rejected document: its place, the kind of fault, and at most 200 characters of detail."""
+    """A rejected document: its place, the kind of fault, and details."""
 
     source: str
     offset_bytes: int
     kind: RejectionKind
     detail: str
-
-    def __post_init__(self) -> None:
-        """Cut the detail."""
-        object.__setattr__(self, "detail", self.detail[:_DETAIL_CHARACTERS])
 
 
 Piece: TypeAlias = Document | Rejected

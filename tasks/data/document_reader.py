@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, BinaryIO, cast
 
 import msgspec
@@ -18,6 +19,7 @@ from tasks.data.text_format import BLOCKS, CHUNK_BYTES, LINE, ROW, Compression, 
 
 MAX_DOCUMENT_BYTES = 64 * 1024 * 1024
 _PARQUET_BATCH_ROWS = 256
+_DETAIL_CHARACTERS = 200
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,8 +49,11 @@ def read_pieces(
         yield from reader.json_lines(text)
     else:
         longest = rules.max_document_bytes
-        for offset, content in blocks_of(text, longest) if unit == BLOCKS else _whole(text, longest):
+        blocks = blocks_of(text, longest) if unit == BLOCKS else [(0, text.read(longest + 1))]
+        for offset, content in blocks:
             yield reader.text(offset, content)
+        while text.read(CHUNK_BYTES):
+            pass  # the hash needs every byte
 
 
 def lines_of(stream: BinaryIO, longest: int) -> Iterator[tuple[int, bytes]]:
@@ -69,29 +74,17 @@ def blocks_of(lines: BinaryIO | Iterator[bytes], longest: int = MAX_DOCUMENT_BYT
     """
     offset, start, length = 0, 0, 0
     block: list[bytes] = []
-    for line in lines if isinstance(lines, Iterator) else iter(lambda: lines.readline(longest + 2), b""):
+    given = lines if isinstance(lines, Iterator) else iter(lambda: lines.readline(longest + 2), b"")
+    for line in chain(given, [b""]):  # the empty line ends the last block
         if line.strip():
             start = start if block else offset
             if length <= longest + 2:  # two more for the line end, which is removed
                 block.append(line)
             length += len(line)
         elif block:
-            yield start, _without_end(block)
+            yield start, b"".join(block).rstrip(b"\r\n")
             block, length = [], 0
         offset += len(line)
-    if block:
-        yield start, _without_end(block)
-
-
-def _without_end(block: list[bytes]) -> bytes:
-    return b"".join(block).rstrip(b"\r\n")
-
-
-def _whole(text: BinaryIO, longest: int) -> Iterator[tuple[int, bytes]]:
-    content = text.read(longest + 1)
-    while text.read(CHUNK_BYTES):
-        pass  # the hash needs every byte
-    yield 0, content
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,15 +118,11 @@ class _Reader:
             elif not _holds_text(kind := schema.field(index).type):
                 yield from (self._not_a_string(row, str(kind)) for row in range(rows))
             else:
-                yield from self._text_rows(table)
-
-    def _text_rows(self, table: Any) -> Iterator[Piece]:
-        row = 0
-        for batch in table.iter_batches(batch_size=_PARQUET_BATCH_ROWS, columns=[self.rules.text_field]):
-            # As bytes: a string column may hold invalid UTF-8.
-            for content in batch.column(0).cast(pa.large_binary()).to_pylist():
-                yield self._missing(row) if content is None else self.text(row, content)
-                row += 1
+                batches = table.iter_batches(batch_size=_PARQUET_BATCH_ROWS, columns=[self.rules.text_field])
+                # As bytes: a string column may hold invalid UTF-8.
+                columns = (batch.column(0).cast(pa.large_binary()).to_pylist() for batch in batches)
+                for row, content in enumerate(chain.from_iterable(columns)):
+                    yield self._missing(row) if content is None else self.text(row, content)
 
     def _json(self, offset: int, line: bytes, field: Any) -> Piece:
         if len(line) > self.rules.max_document_bytes:
@@ -149,9 +138,6 @@ class _Reader:
             return self._missing(offset)
         if not isinstance(text, str):
             return self._not_a_string(offset, type(text).__name__)
-        return self._string(offset, text)
-
-    def _string(self, offset: int, text: str) -> Piece:
         if not text.strip():
             return self._rejected(offset, RejectionKind.EMPTY, "no text but white space")
         try:
@@ -176,7 +162,7 @@ class _Reader:
         return self._rejected(offset, RejectionKind.NOT_A_STRING, detail)
 
     def _rejected(self, offset: int, kind: RejectionKind, detail: str) -> Rejected:
-        return Rejected(source=self.name, offset_bytes=offset, kind=kind, detail=detail)
+        return Rejected(source=self.name, offset_bytes=offset, kind=kind, detail=detail[:_DETAIL_CHARACTERS])
 
 
 def _holds_text(kind: Any) -> bool:

@@ -25,7 +25,7 @@ _SKIPPED_FOLDERS = frozenset(
 )
 _SKIPPED_PREFIXES = ("_sysconfigdata", "config-", "sitecustomize", "usercustomize")
 
-_Definition = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+_Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def open_python_source(source: str) -> Source:
@@ -38,25 +38,16 @@ def open_python_source(source: str) -> Source:
 
 
 def _topics_source() -> Source:
-    documents = tuple(_topic_documents())
-    return Source(
-        name=TOPICS,
-        bytes=sum(document.bytes for document in documents),
-        sha256=sha256("".join(document.sha256 for document in documents).encode()),
-        unit="topic",
-        pieces=lambda: iter(documents),
-    )
-
-
-def _topic_documents() -> Iterator[Document]:
     from pydoc_data.topics import topics  # half a megabyte
 
-    offset = 0
+    documents, offset = list[Document](), 0
     for _, text in sorted(topics.items()):
         content = text.strip().encode("utf-8")
         if content:
-            yield make_document(TOPICS, offset, content)
+            documents.append(make_document(TOPICS, offset, content))
             offset += len(content)
+    digest = sha256("".join(document.sha256 for document in documents).encode())
+    return Source(name=TOPICS, bytes=offset, sha256=digest, unit="topic", pieces=lambda: iter(documents))
 
 
 def docstrings_source(library: Path) -> Source:
@@ -64,7 +55,7 @@ def docstrings_source(library: Path) -> Source:
 
     `sha256` and `bytes` are of the source files. Raises InvalidCorpus for a Python without source files.
     """
-    paths = module_paths(library)
+    paths = _module_paths(library)
     digest, size_bytes = hashlib.sha256(f"extraction {_EXTRACTION_VERSION}\n".encode()), 0
     for path in paths:
         content = path.read_bytes()
@@ -85,7 +76,7 @@ def docstrings_source(library: Path) -> Source:
     )
 
 
-def module_paths(library: Path) -> list[Path]:
+def _module_paths(library: Path) -> list[Path]:
     """Return the library's Python files with prose, sorted by relative path."""
     return sorted(_walk(library), key=lambda path: path.relative_to(library).as_posix())
 
@@ -104,17 +95,14 @@ def _walk(folder: Path) -> Iterator[Path]:
 @cache
 def _docstring_documents(library: Path, _content_sha256: str) -> tuple[Document, ...]:
     documents, offset = [], 0
-    for path in module_paths(library):
-        content = module_text(path.read_bytes(), _module_name(path.relative_to(library))).encode("utf-8")
+    for path in _module_paths(library):
+        parts = path.relative_to(library).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+        content = module_text(path.read_bytes(), name).encode("utf-8")
         if content:
             documents.append(make_document(DOCSTRINGS, offset, content))
             offset += len(content)
     return tuple(documents)
-
-
-def _module_name(relative: Path) -> str:
-    parts = relative.with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
 
 
 def module_text(content: bytes, module: str) -> str:
@@ -130,7 +118,7 @@ def module_text(content: bytes, module: str) -> str:
     return "\n\n".join(parts).encode("utf-8", errors="replace").decode("utf-8")
 
 
-def _docstrings(node: _Definition, name: str) -> Iterator[tuple[str, str]]:
+def _docstrings(node: ast.Module | _Definition, name: str) -> Iterator[tuple[str, str]]:
     text = (ast.get_docstring(node) or "").strip()
     if text:
         yield name, text
@@ -138,10 +126,10 @@ def _docstrings(node: _Definition, name: str) -> Iterator[tuple[str, str]]:
         yield from _docstrings(child, f"{name}.{child.name}")
 
 
-def _definitions(node: ast.AST) -> Iterator[ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+def _definitions(node: ast.AST) -> Iterator[_Definition]:
     for field in ("body", "handlers", "orelse", "finalbody"):
         for child in getattr(node, field, ()):
-            if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            if isinstance(child, _Definition):
                 yield child
             elif isinstance(child, ast.stmt | ast.ExceptHandler):
                 yield from _definitions(child)

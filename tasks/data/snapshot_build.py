@@ -43,9 +43,6 @@ from tasks.data.snapshot_lookup import (
 from tasks.data.snapshot_writer import assemble
 from tasks.data.source_weights import weighted_components
 from tasks.data.token_parts import (
-    BATCH_BYTES,
-    PART_BYTES,
-    WORKERS,
     PartEncoder,
     find_finished_parts,
     read_digests,
@@ -64,9 +61,9 @@ class BuildOptions:
     `workers` batches of `batch_bytes` of text are tokenized at once; after a kill at most `part_bytes` are repeated.
     """
 
-    workers: int = WORKERS
-    batch_bytes: int = BATCH_BYTES
-    part_bytes: int = PART_BYTES
+    workers: int = 2  # each batch uses all cores; the second one keeps them busy between batches
+    batch_bytes: int = 1 << 20
+    part_bytes: int = 64 << 20
     on_progress: ProgressListener = ignore_progress
 
 
@@ -92,9 +89,11 @@ def build_snapshot(
         return find_by_id(store, data.snapshot)
     work = _work(data, base_dir, shard_tokens, options)
     recipe = make_recipe(data, work.sources, _tokenizer_name(data, work.tokenizer), shard_tokens)
-    known = find_by_recipe(store, recipe)
-    if known:
-        _require_few_rejected(known.manifest, data)
+    if known := find_by_recipe(store, recipe):
+        bad = {item.kind: item.documents for item in known.manifest.rejected if item.kind != RejectionKind.DUPLICATE}
+        documents = known.manifest.splits.train.documents + known.manifest.splits.val.documents
+        where = ", ".join(f"{number} {kind}" for kind, number in bad.items())
+        require_few_rejected(sum(bad.values()), documents, data.max_rejected_fraction, where)
         return known
     with build_folder(cache_dir, recipe_id(recipe)) as folder:
         snapshot_id, manifest = publish_snapshot(store, folder / "snapshot", _stage(folder, work))
@@ -237,13 +236,6 @@ def _require_usable(survey: Survey, data: DataConfig) -> None:
     where = f"{survey.worst_documents} of them {survey.worst_kind} in {survey.worst_source}"
     require_few_rejected(survey.rejected, documents, data.max_rejected_fraction, where)
     require_both_splits(survey.train_documents, survey.val_documents, data.val_fraction)
-
-
-def _require_few_rejected(manifest: SnapshotManifest, data: DataConfig) -> None:
-    bad = {item.kind: item.documents for item in manifest.rejected if item.kind != RejectionKind.DUPLICATE}
-    documents = manifest.splits.train.documents + manifest.splits.val.documents
-    where = ", ".join(f"{number} {kind}" for kind, number in bad.items())
-    require_few_rejected(sum(bad.values()), documents, data.max_rejected_fraction, where)
 
 
 def _train_tokenizer(sample: TextSample | None, data: DataConfig) -> Tokenizer:

@@ -18,7 +18,6 @@ from storage.stores.object_store import ObjectStore
 from tasks.data.document import InvalidCorpus, Source
 
 _RECIPE_VERSION = 2
-_LISTED_SNAPSHOTS = 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,7 +108,7 @@ def find_by_id(store: ObjectStore, beginning: str) -> SnapshotReference:
     if len(found) > 1:
         raise _invalid(beginning, f"{len(found)} snapshots begin so: {', '.join(found)}", "name one of them wholly")
     if not found:
-        listed = ", ".join(snapshot_id[:12] for snapshot_id in existing[:_LISTED_SNAPSHOTS]) or "none"
+        listed = ", ".join(snapshot_id[:12] for snapshot_id in existing[:20]) or "none"
         rule = "it is in the store. Bring it there with `cairn import-tokens`, or name one that is: " + listed
         raise _invalid(beginning, f"no such snapshot in {store.url}", rule)
     try:

@@ -123,10 +123,7 @@ def assemble(
 
 
 def _add_batch(
-    writer: SnapshotWriter,
-    batch: pa.RecordBatch,
-    documents_of: Counter[str],
-    tokens_of: Counter[tuple[str, SplitName]],
+    writer: SnapshotWriter, batch: pa.RecordBatch, documents_of: Counter[str], tokens_of: Counter[tuple[str, SplitName]]
 ) -> None:
     ids = batch.column("ids")
     counts = np.diff(ids.offsets.to_numpy())

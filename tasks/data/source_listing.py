@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tasks.data.document import InvalidCorpus
-from tasks.data.text_format import Compression, compression_of, unit_of, unsupported_suffix
+from tasks.data.text_format import Compression, unit_and_compression, unsupported_suffix
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,8 +38,7 @@ def find_files(sources: Sequence[str], base_dir: Path, *, apart: bool = False) -
     for source in dict.fromkeys(sources):
         found += _find_remote(source) if "://" in source else _find_local(source, base_dir)
     for file in found:
-        suffix = unsupported_suffix(file.place)
-        if suffix:
+        if suffix := unsupported_suffix(file.place):
             raise file.invalid(f"{suffix} files are not read", "plain text, .jsonl or .parquet, also as .gz or .zst")
     return _one_per_place(found, apart=apart)
 
@@ -55,27 +54,29 @@ def _find_local(source: str, base_dir: Path) -> list[TextFile]:
     path = os.path.abspath(base_dir / Path(source).expanduser())
     if os.path.isdir(path):
         raise _is_directory(source, path)
-    if os.path.isfile(path):
-        return [_local_file(source, path, named_alone=True)]
-    if not glob.has_magic(source):
+    named_alone = os.path.isfile(path)
+    if not named_alone and not glob.has_magic(source):
         raise InvalidCorpus(
             f"data.sources = {source!r}: no such file, looked at {path}; rule: every source exists. Correct the path "
             f"(relative paths start at {base_dir})"
         )
-    matches = sorted(filter(os.path.isfile, glob.glob(path, recursive=True)))
+    matches = [path] if named_alone else sorted(filter(os.path.isfile, glob.glob(path, recursive=True)))
     if not matches:
         raise _no_match(source, path)
-    return [_local_file(source, match, named_alone=False) for match in matches]
+    return [
+        _text_file(source, match, os.path.getsize(match), partial(_open_local, match), named_alone=named_alone)
+        for match in matches
+    ]
 
 
-def _local_file(source: str, path: str, *, named_alone: bool) -> TextFile:
-    return _text_file(source, path, os.path.getsize(path), lambda: open(path, "rb"), named_alone=named_alone)
+def _open_local(path: str) -> BinaryIO:
+    return open(path, "rb")
 
 
 def _text_file(
     source: str, place: str, size_bytes: int, opener: Callable[[], BinaryIO], *, named_alone: bool
 ) -> TextFile:
-    unit, compression = unit_of(place, named_alone=named_alone), compression_of(place)
+    unit, compression = unit_and_compression(place, named_alone=named_alone)
     return TextFile(source=source, place=place, bytes=size_bytes, unit=unit, compression=compression, opener=opener)
 
 

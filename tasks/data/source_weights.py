@@ -1,6 +1,5 @@
 """Assigns the weights of `data.weights` to a snapshot's groups by name, in the order of the snapshot."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from model.configuration.data import DataConfig
@@ -47,7 +46,8 @@ def weighted_components(manifest: SnapshotManifest, data: DataConfig, block_size
     components: tuple[Component, ...] = ()
     for end, last in enumerate(weighted, start=1):  # the last of a failing list is the one without a window
         try:
-            components = _components(weighted[:end], block_size)
+            counts = [item.group.train_tokens for item in weighted[:end]]
+            components = cut_components(counts, [item.weight for item in weighted[:end]], block_size)
         except InvalidInput as error:
             raise too_few_tokens(last.source, last.group.train_tokens, block_size) from error
     return components
@@ -60,8 +60,3 @@ def too_few_tokens(source: str, tokens: int, block_size: int) -> InvalidCorpus:
         f"every source fills one of model.block_size + 1 = {block_size + 1} tokens, and up to {block_size} more are "
         "lost where it borders on another. Add text, lower model.block_size, or leave the source out"
     )
-
-
-def _components(weighted: Sequence[WeightedGroup], block_size: int) -> tuple[Component, ...]:
-    counts = [item.group.train_tokens for item in weighted]
-    return cut_components(counts, [item.weight for item in weighted], block_size)

@@ -36,14 +36,11 @@ _UNITS = {".jsonl": LINE, ".ndjson": LINE, ".parquet": ROW}
 _COMPRESSIONS = {".gz": Compression.GZIP, ".zst": Compression.ZSTD}
 
 
-def unit_of(name: str, *, named_alone: bool) -> str:
-    """Return what a document is in a file: prose named by its path has blocks, prose of a glob is one document."""
-    return _UNITS.get(_split_suffixes(name)[1], BLOCKS if named_alone else WHOLE_FILE)
-
-
-def compression_of(name: str) -> Compression:
-    """Return the compression by a file's last suffix."""
-    return _COMPRESSIONS.get(_split_suffixes(name)[0], Compression.NONE)
+def unit_and_compression(name: str, *, named_alone: bool) -> tuple[str, Compression]:
+    """Return what a document is in a file (of prose named by its path: a block), and how the file is compressed."""
+    packed, suffix = _split_suffixes(name)
+    unit = _UNITS.get(suffix, BLOCKS if named_alone else WHOLE_FILE)
+    return unit, _COMPRESSIONS.get(packed, Compression.NONE)
 
 
 def unsupported_suffix(name: str) -> str | None:
@@ -56,13 +53,13 @@ def decompress(stream: BinaryIO, compression: Compression) -> BinaryIO:
 
     Reading raises one of DECOMPRESSION_ERRORS or OSError for damaged bytes.
     """
+    unpacked: Any = stream
     if compression is Compression.GZIP:
-        return cast(BinaryIO, io.BufferedReader(gzip.GzipFile(fileobj=stream, mode="rb"), CHUNK_BYTES))
-    if compression is Compression.ZSTD:
-        # Without the wrapper pyarrow would close the caller's stream.
-        packed = pa.PythonFile(stream, mode="r")
-        return cast(BinaryIO, io.BufferedReader(cast(Any, pa.CompressedInputStream(packed, "zstd")), CHUNK_BYTES))
-    return cast(BinaryIO, io.BufferedReader(cast(Any, stream), CHUNK_BYTES))
+        unpacked = gzip.GzipFile(fileobj=stream, mode="rb")
+    elif compression is Compression.ZSTD:
+        # Without PythonFile pyarrow would close the caller's stream.
+        unpacked = pa.CompressedInputStream(pa.PythonFile(stream, mode="r"), "zstd")
+    return cast(BinaryIO, io.BufferedReader(unpacked, CHUNK_BYTES))
 
 
 def _split_suffixes(name: str) -> tuple[str, str]:

@@ -39,7 +39,6 @@ from tasks.data.snapshot_writer import SnapshotWriter
 DOCUMENT_TOKENS = 1 << 20
 _UNIT = "document of tokens"
 _PEEK_TOKENS = 1 << 22
-_DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,7 +156,13 @@ class _Import:
         if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
             raise InvalidCorpus(f"{file.path}: changed while it was read; import it again when it is still")
         self._sources.append(
-            SnapshotSource(name=file.path.name, bytes=found.bytes, sha256=found.sha256, unit=_UNIT, documents=documents)
+            SnapshotSource(
+                name=file.path.name,
+                bytes=found.bytes,
+                sha256=found.sha256,
+                unit=_UNIT,
+                documents=documents,
+            )
         )
 
     def _row(self, file: TokenFile, split: SplitName, start: int, tokens: NDArray[Any]) -> DocumentRow:
@@ -173,7 +178,7 @@ class _Import:
         )
 
     def _count_shared(self, row: DocumentRow, split: SplitName) -> None:
-        digest = bytes.fromhex(row.sha256)[:_DIGEST_BYTES]
+        digest = bytes.fromhex(row.sha256[:32])
         if split == "val" and row.bytes:  # an end of text at the start of a file is not a document
             self._val_digests.add(digest)
         elif split == "train" and digest in self._val_digests:

@@ -11,12 +11,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as compute
-from numpy.typing import NDArray
 
 from model.data.tokenizer import Tokenizer
 from storage.snapshots.token_shard import token_dtype
@@ -24,12 +22,7 @@ from storage.stores.local_store import fsync_path
 from tasks.data.corpus_survey import SeenDigests
 from tasks.data.document import Document, Piece, Rejected, Source, split_of
 
-BATCH_BYTES = 1 << 20
 _BATCH_PIECES = 4096
-PART_BYTES = 64 << 20  # what a killed build repeats at most
-# The tokenizer has one thread a core; a second batch keeps them busy between batches.
-WORKERS = 2
-_PART_NAMES = "part-*.arrow"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +41,7 @@ def find_finished_parts(folder: Path) -> PartsDone:
     paths: list[Path] = []
     while (path := _part(folder, len(paths))).is_file() and _is_readable(path):
         paths.append(path)
-    for path in set(folder.glob(_PART_NAMES)) - set(paths):
+    for path in set(folder.glob("part-*.arrow")) - set(paths):
         path.unlink()
     source, pieces, text_bytes, documents = "", 0, 0, 0
     for batch in read_parts(paths):
@@ -124,7 +117,9 @@ class PartEncoder:
         counts = [next(kept) if isinstance(piece, Document) else 0 for piece in pieces]
         columns = zip(*map(self._row, pieces), strict=True)
         arrays = [pa.array(column, type=field.type) for column, field in zip(columns, schema, strict=False)]
-        return pa.record_batch([*arrays, _ragged(ids, counts, schema.field("ids").type)], schema=schema)
+        offsets = pa.array(np.concatenate(([0], np.cumsum(counts, dtype=np.int64))))
+        values = ids.astype(schema.field("ids").type.value_type.to_pandas_dtype(), copy=False)
+        return pa.record_batch([*arrays, pa.LargeListArray.from_arrays(offsets, pa.array(values))], schema=schema)
 
     def _row(self, piece: Piece) -> tuple[str, int, int, str | None, str | None, str | None, str | None]:
         if isinstance(piece, Rejected):
@@ -173,9 +168,3 @@ def _batches(pieces: Iterator[Piece], batch_bytes: int) -> Iterator[list[Piece]]
             batch, size_bytes = [], 0
     if batch:
         yield batch
-
-
-def _ragged(ids: NDArray[np.uint32], counts: list[int], kind: Any) -> pa.Array:
-    offsets = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
-    values = pa.array(ids.astype(kind.value_type.to_pandas_dtype(), copy=False))
-    return pa.LargeListArray.from_arrays(pa.array(offsets), values)
