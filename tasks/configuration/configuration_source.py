@@ -6,6 +6,7 @@ Relative paths in a file start at its folder; those in a file from a URL start a
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -142,7 +143,7 @@ def _overlay(
     document: Mapping[str, Any], overrides: Sequence[str], environment: Mapping[str, str]
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the document with the overlays, and for each key that was set by one the variable or option that did."""
-    layered, origins = _copy(document), dict[str, str]()
+    layered, origins = deepcopy(dict(document)), dict[str, str]()
     for variable, value in sorted(environment.items()):
         if variable.startswith("CAIRN_") and "__" in variable:
             _put(layered, variable.removeprefix("CAIRN_").lower().split("__"), value, origin=variable, origins=origins)
@@ -156,10 +157,6 @@ def _overlay(
             if f"evaluation.{key}" not in origins:
                 layered["evaluation"].pop(key, None)
     return layered, origins
-
-
-def _copy(document: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: _copy(value) if isinstance(value, Mapping) else value for key, value in document.items()}
 
 
 def _put(document: dict[str, Any], keys: Sequence[str], text: str, *, origin: str, origins: dict[str, str]) -> None:

@@ -52,11 +52,6 @@ class ConfigurationKey:
         """The meaning without its details, for a message."""
         return self.meaning.partition(";")[0]
 
-    @property
-    def value(self) -> str:
-        """What a value must be, with its unit: `a number above 0, in seconds`."""
-        return f"{self.rule}, in {self.unit}" if self.unit else self.rule
-
 
 @cache
 def list_keys() -> tuple[ConfigurationKey, ...]:
@@ -121,13 +116,15 @@ def _fields(
 ) -> Iterator[tuple[str, Mapping[str, Any], Mapping[str, Any] | None, str]]:
     """Yield key, field, section and default of each field; section is the schema of a section or of a list's items."""
     for name, field in model["properties"].items():
-        default = defaults.get(name, field.get("default"))
-        required = name in model.get("required", ()) and default is None
+        value = defaults.get(name, field.get("default"))
+        default = "not set" if value is None else json.dumps(value, ensure_ascii=False)
+        if value is None and name in model.get("required", ()):
+            default = "required"
         reference = field.get("$ref") or field.get("items", {}).get("$ref")
         section = _schema()["$defs"][reference.rpartition("/")[2]] if reference else None
-        yield f"{prefix}{name}", field, section, "required" if required else _default(field, default)
+        yield f"{prefix}{name}", field, section, field.get("default_rule", default)
         if section:
-            yield from _fields(section, f"{prefix}{name}.", default if "$ref" in field and default else {})
+            yield from _fields(section, f"{prefix}{name}.", value if "$ref" in field and value else {})
 
 
 def _key(key: str, field: Mapping[str, Any], default: str) -> ConfigurationKey:
@@ -141,12 +138,6 @@ def _key(key: str, field: Mapping[str, Any], default: str) -> ConfigurationKey:
         default=default,
         frozen=section in FROZEN_SECTIONS and not (section == "training" and name in UNFROZEN_TRAINING),
     )
-
-
-def _default(field: Mapping[str, Any], value: Any) -> str:
-    if "default_rule" in field:
-        return str(field["default_rule"])
-    return "not set" if value is None else json.dumps(value, ensure_ascii=False)
 
 
 def _rule(field: Mapping[str, Any]) -> str:

@@ -47,7 +47,8 @@ def _of_any_reason(name: str, budgets: Sequence[ConfigurationKey]) -> Configurat
 
 
 def _row(key: ConfigurationKey) -> str:
-    cells = (key.meaning, key.value, key.default, "yes" if key.frozen else "no")
+    value = f"{key.rule}, in {key.unit}" if key.unit else key.rule
+    cells = (key.meaning, value, key.default, "yes" if key.frozen else "no")
     return f"| `{key.key}` | {' | '.join(cell.replace('|', '&#124;').replace('<', '&lt;') for cell in cells)} |"
 
 

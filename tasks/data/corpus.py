@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from io import RawIOBase
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -179,18 +180,13 @@ def _open_hashed(file: TextFile) -> Iterator["_HashedStream"]:
         yield _HashedStream(stream)
 
 
-class _HashedStream:
-    """Reads forward from a binary stream; `bytes` and the digest are of everything read so far.
+class _HashedStream(RawIOBase):
+    """Reads forward from a stream that its opener closes; `bytes` and the digest are of everything read so far."""
 
-    Has the methods of a raw stream that io.BufferedReader, gzip and pyarrow call.
-    """
-
-    mode = "rb"
+    mode = "rb"  # pyarrow asks for it
 
     def __init__(self, inner: BinaryIO) -> None:
-        self._inner, self._digest = inner, hashlib.sha256()
-        self.bytes = 0
-        self.closed = False
+        self._inner, self._digest, self.bytes = inner, hashlib.sha256(), 0
 
     def read(self, size: int = -1) -> bytes:
         data = self._inner.read(size)
@@ -211,15 +207,3 @@ class _HashedStream:
 
     def readable(self) -> bool:
         return True
-
-    def writable(self) -> bool:
-        return False
-
-    def seekable(self) -> bool:
-        return False
-
-    def flush(self) -> None:
-        pass
-
-    def close(self) -> None:
-        self.closed = True  # the inner stream belongs to its opener

@@ -73,38 +73,25 @@ class SeenDigests:
     """
 
     def __init__(self) -> None:
-        self._slots = _FIRST_SLOTS
-        self._table = bytearray(_FIRST_SLOTS * _SLOT_BYTES)
-        self._count = 0
+        self._table, self._count = bytearray(_FIRST_SLOTS * _SLOT_BYTES), 0
 
     def add(self, sha256: str) -> bool:
         """Add a hex digest; returns whether it is new."""
-        digest = bytes.fromhex(sha256[: 2 * _SLOT_BYTES])
-        place = self._place_of(digest)
-        if self._table[place : place + _SLOT_BYTES] == digest:
-            return False
+        is_new = self._insert(bytes.fromhex(sha256[: 2 * _SLOT_BYTES]))
+        self._count += is_new
+        if 3 * self._count * _SLOT_BYTES > 2 * len(self._table):
+            before, self._table = self._table, bytearray(2 * len(self._table))
+            for start in range(0, len(before), _SLOT_BYTES):
+                if (digest := bytes(before[start : start + _SLOT_BYTES])) != _EMPTY_SLOT:
+                    self._insert(digest)
+        return is_new
+
+    def _insert(self, digest: bytes) -> bool:
+        place = int.from_bytes(digest[:8], "little") * _SLOT_BYTES % len(self._table)
+        while (found := self._table[place : place + _SLOT_BYTES]) not in (_EMPTY_SLOT, digest):
+            place = (place + _SLOT_BYTES) % len(self._table)
         self._table[place : place + _SLOT_BYTES] = digest
-        self._count += 1
-        if 3 * self._count > 2 * self._slots:
-            self._grow()
-        return True
-
-    def _place_of(self, digest: bytes) -> int:
-        slot = int.from_bytes(digest[:8], "little") & (self._slots - 1)
-        while True:
-            place = slot * _SLOT_BYTES
-            if self._table[place : place + _SLOT_BYTES] in (_EMPTY_SLOT, digest):
-                return place
-            slot = (slot + 1) & (self._slots - 1)
-
-    def _grow(self) -> None:
-        before, self._slots = self._table, 2 * self._slots
-        self._table = bytearray(self._slots * _SLOT_BYTES)
-        for start in range(0, len(before), _SLOT_BYTES):
-            digest = bytes(before[start : start + _SLOT_BYTES])
-            if digest != _EMPTY_SLOT:
-                place = self._place_of(digest)
-                self._table[place : place + _SLOT_BYTES] = digest
+        return found != digest
 
 
 def reject_duplicates(pieces: Iterator[Piece], seen: SeenDigests) -> Iterator[Piece]:

@@ -25,7 +25,7 @@ class TextFile:
 
     def invalid(self, problem: str, rule: str) -> InvalidCorpus:
         """Return the error that names source, file, problem and rule."""
-        return InvalidCorpus(f"data.sources = {self.source!r}: file {self.place}: {problem}; rule: {rule}")
+        return _invalid(self.source, f"file {self.place}: {problem}", rule)
 
 
 def find_files(sources: Sequence[str], base_dir: Path, *, apart: bool = False) -> list[TextFile]:
@@ -56,10 +56,8 @@ def _find_local(source: str, base_dir: Path) -> list[TextFile]:
         raise _is_directory(source, path)
     named_alone = os.path.isfile(path)
     if not named_alone and not glob.has_magic(source):
-        raise InvalidCorpus(
-            f"data.sources = {source!r}: no such file, looked at {path}; rule: every source exists. Correct the path "
-            f"(relative paths start at {base_dir})"
-        )
+        rule = f"every source exists. Correct the path (relative paths start at {base_dir})"
+        raise _invalid(source, f"no such file, looked at {path}", rule)
     matches = [path] if named_alone else sorted(filter(os.path.isfile, glob.glob(path, recursive=True)))
     if not matches:
         raise _no_match(source, path)
@@ -89,13 +87,9 @@ def _find_remote(source: str) -> list[TextFile]:
         named_alone = not glob.has_magic(path) or fs.exists(path)
         found = {path: fs.info(path)} if named_alone else fs.glob(path, detail=True)
     except FileNotFoundError as missing:
-        raise InvalidCorpus(
-            f"data.sources = {source!r}: no such object; rule: every source exists. Correct the URL"
-        ) from missing
+        raise _invalid(source, "no such object", "every source exists. Correct the URL") from missing
     except (ImportError, ValueError, OSError) as problem:
-        raise InvalidCorpus(
-            f"data.sources = {source!r}: cannot be opened ({problem}); rule: a readable URL"
-        ) from problem
+        raise _invalid(source, f"cannot be opened ({problem})", "a readable URL") from problem
     if named_alone and found[path]["type"] == "directory":
         raise _is_directory(source, path)
     sizes = {item: int(info["size"] or 0) for item, info in sorted(found.items()) if info["type"] == "file"}
@@ -108,17 +102,17 @@ def _find_remote(source: str) -> list[TextFile]:
 
 
 def _is_directory(source: str, path: str) -> InvalidCorpus:
-    return InvalidCorpus(
-        f"data.sources = {source!r}: {path} is a directory; rule: files or globs. Name what you mean in it, such as "
-        f"{source.rstrip('/')}/**/*.txt"
-    )
+    rule = f"files or globs. Name what you mean in it, such as {source.rstrip('/')}/**/*.txt"
+    return _invalid(source, f"{path} is a directory", rule)
 
 
 def _no_match(source: str, pattern: str) -> InvalidCorpus:
-    return InvalidCorpus(
-        f"data.sources = {source!r}: the glob matches no file, looked for {pattern}; rule: a glob matches at least "
-        "one file. Correct the pattern"
-    )
+    rule = "a glob matches at least one file. Correct the pattern"
+    return _invalid(source, f"the glob matches no file, looked for {pattern}", rule)
+
+
+def _invalid(source: str, problem: str, rule: str) -> InvalidCorpus:
+    return InvalidCorpus(f"data.sources = {source!r}: {problem}; rule: {rule}")
 
 
 def _one_per_place(files: list[TextFile], *, apart: bool) -> list[TextFile]:

@@ -7,8 +7,6 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-_PER_SECOND = 8
-
 
 class LiveLines:
     """Lines on a terminal, each cut to its width; without a terminal, nothing."""
@@ -29,7 +27,7 @@ class LiveLines:
         if not self._console.is_terminal or self._console.is_dumb_terminal:
             yield
             return
-        live = Live(console=self._console, refresh_per_second=_PER_SECOND, transient=not self._stays)
+        live = Live(console=self._console, refresh_per_second=8, transient=not self._stays)
         with suppress(OSError):
             live.start()
         self._live = live
