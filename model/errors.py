@@ -48,8 +48,7 @@ class BadBatch(ModelError):
     def __init__(self, *, step: int, windows: Sequence[int], why: str) -> None:
         listed = ", ".join(map(str, list(windows)[:8])) + (", …" if len(windows) > 8 else "")
         super().__init__(f"step {step}: {why} in {len(windows)} window(s) of its batch and in no other: {listed}")
-        self.step = step
-        self.windows = tuple(int(window) for window in windows)
+        self.step, self.windows = step, tuple(int(window) for window in windows)
 
 
 class LossExploded(ModelError):

@@ -1,7 +1,8 @@
 """The GPT-2 network and its initialisation.
 
 Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners" (pre-LayerNorm, tanh GELU, learned
-positions, tied head, residual projections scaled by 1/sqrt(2 n_layer) at initialisation).
+positions, tied head, residual projections scaled by 1/sqrt(2 n_layer) at initialisation). Key-value cache: Pope et al.
+2022, "Efficiently Scaling Transformer Inference", section 2.1.
 """
 
 import math
@@ -12,12 +13,36 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from model.architectures.key_value_cache import KeyValueCache
 from model.configuration.network import ModelConfig
 from model.errors import InvalidInput
-from model.kernels.fused_block import BlockShape, fused_block, uses_fused_block
+from model.kernels.fused_block import fused_block, uses_fused_block
 
 INITIAL_STD = 0.02
+
+
+class KeyValueCache:
+    """Every layer's keys and values of the first `length` tokens of one text, at most block_size.
+
+    Positions are absolute, so a context that starts at another token needs an empty cache; `length` 0 empties it.
+    """
+
+    def __init__(self, config: ModelConfig, *, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
+        shape = (2, config.n_layer, 1, config.n_head, config.block_size, config.n_embd // config.n_head)
+        self._keys, self._values = torch.zeros(shape, device=device, dtype=dtype)  # each (L, 1, H, T, C/H)
+        self._tokens = torch.zeros((1, config.block_size), device=device, dtype=torch.int64)
+        self.length = 0
+
+    def begin(self, tokens: Tensor) -> Tensor:
+        """Add the ids (1, T) and return all, (1, length); every layer then appends their keys and values."""
+        self._tokens[:, self.length : self.length + tokens.shape[1]] = tokens
+        self.length += tokens.shape[1]
+        return self._tokens[:, : self.length]
+
+    def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Add a layer's keys and values of the newest ids, each (1, H, T, C/H); return all, (1, H, length, C/H)."""
+        newest = slice(self.length - key.shape[2], self.length)
+        self._keys[layer, :, :, newest], self._values[layer, :, :, newest] = key, value
+        return self._keys[layer, :, :, : self.length], self._values[layer, :, :, : self.length]
 
 
 class Attention(nn.Module):
@@ -30,35 +55,27 @@ class Attention(nn.Module):
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
 
-    def forward(self, x: Tensor, visible: Tensor | None = None) -> Tensor:
-        """Attend: (B, T, C) -> (B, T, C); `visible` (B, 1, T, T) marks each query's keys, None is plain causal."""
+    def forward(
+        self, x: Tensor, visible: Tensor | None = None, cache: KeyValueCache | None = None, layer: int = 0
+    ) -> Tensor:
+        """Attend: (B, T, C) -> (B, T, C); `visible` (B, 1, T, S) marks each query's keys, None is plain causal.
+
+        The keys are those of `x`, S = T; with `cache` (B = 1) those of all cached positions, the newest T being `x`.
+        """
         batch, time, width = x.shape
         query, key, value = (
             part.view(batch, time, self.n_head, width // self.n_head).transpose(1, 2)  # (B, T, C) -> (B, H, T, C/H)
             for part in self.c_attn(x).split(width, dim=2)  # (B, T, 3C) -> 3 x (B, T, C)
         )
+        if cache is not None:
+            key, value = cache.append(layer, key, value)  # (1, H, T, C/H) -> (1, H, S, C/H)
         dropout = self.dropout if self.training else 0.0
+        causal = visible is None and time == key.shape[2]  # a single new query sees every key
         mixed = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=visible, dropout_p=dropout, is_causal=visible is None
+            query, key, value, attn_mask=visible, dropout_p=dropout, is_causal=causal
         )
         joined = mixed.transpose(1, 2).reshape(batch, time, width)  # (B, H, T, C/H) -> (B, T, C)
         return F.dropout(self.c_proj(joined), self.dropout, self.training)
-
-    def extend(self, x: Tensor, cache: KeyValueCache, layer: int, visible: Tensor | None) -> Tensor:
-        """Attend from the newest positions to all of `cache`: (1, T, C) -> (1, T, C).
-
-        `visible` (1, 1, T, length) as in `forward`; None for a single new token or an empty cache.
-        """
-        _, time, width = x.shape
-        query, key, value = (
-            part.view(1, time, self.n_head, width // self.n_head).transpose(1, 2)  # (1, T, C) -> (1, H, T, C/H)
-            for part in self.c_attn(x).split(width, dim=2)  # (1, T, 3C) -> 3 x (1, T, C)
-        )
-        keys, values = cache.append(layer, key, value)  # (1, H, T, C/H) -> (1, H, length, C/H)
-        causal = visible is None and time == cache.length
-        mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=visible, is_causal=causal)
-        joined: Tensor = self.c_proj(mixed.transpose(1, 2).reshape(1, time, width))  # (1, H, T, C/H) -> (1, T, C)
-        return joined
 
 
 class FeedForward(nn.Module):
@@ -88,45 +105,29 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(config.n_embd, bias=config.bias)
         self.mlp = FeedForward(config)
 
-    def forward(self, x: Tensor, visible: Tensor | None = None) -> Tensor:
-        """Add attention, then feed-forward: (B, T, C) -> (B, T, C); `visible` as in Attention."""
-        if self.fused and uses_fused_block(x):
+    def forward(
+        self, x: Tensor, visible: Tensor | None = None, cache: KeyValueCache | None = None, layer: int = 0
+    ) -> Tensor:
+        """Add attention, then feed-forward: (B, T, C) -> (B, T, C); arguments as in Attention."""
+        if self.fused and cache is None and uses_fused_block(x):
             attn, mlp = self.attn, self.mlp
+            parts = (self.ln_1, attn.c_attn, attn.c_proj, self.ln_2, mlp.c_fc, mlp.c_proj)
             dropout = attn.dropout if self.training else 0.0
-            shape = BlockShape(heads=attn.n_head, epsilon=self.ln_1.eps, dropout=dropout)
-            return fused_block(
-                x, visible, shape, (self.ln_1, attn.c_attn, attn.c_proj, self.ln_2, mlp.c_fc, mlp.c_proj)
-            )
-        attended: Tensor = x + self.attn(self.ln_1(x), visible)
-        result: Tensor = attended + self.mlp(self.ln_2(attended))
-        return result
-
-    def extend(self, x: Tensor, cache: KeyValueCache, layer: int, visible: Tensor | None) -> Tensor:
-        """Run `forward` for the newest positions: (1, T, C) -> (1, T, C); arguments as in Attention.extend."""
-        attended: Tensor = x + self.attn.extend(self.ln_1(x), cache, layer, visible)
+            return fused_block(x, visible, parts, heads=attn.n_head, epsilon=self.ln_1.eps, dropout=dropout)
+        attended: Tensor = x + self.attn(self.ln_1(x), visible, cache, layer)
         result: Tensor = attended + self.mlp(self.ln_2(attended))
         return result
 
 
-def same_document_mask(tokens: Tensor, boundary_id: int) -> Tensor:
-    """Return the attention mask within documents, causal: ids (B, T) -> bool (B, 1, T, T).
+def same_document_mask(tokens: Tensor, boundary_id: int | None, begin: int = 0) -> Tensor:
+    """Return the causal mask, within documents unless `boundary_id` is None: ids (B, S) -> bool (B, 1, S - begin, S).
 
     The end-of-text token belongs to the document after it, so no prediction of a document's tokens sees another
     document. Positions are not reset.
     """
-    document = (tokens == boundary_id).cumsum(dim=1)  # (B, T)
-    same = document[:, :, None] == document[:, None, :]  # (B, T, T)
-    return same.tril()[:, None]
-
-
-def _newest_mask(tokens: Tensor, newest: int, boundary_id: int | None) -> Tensor | None:
-    """Return the mask of the last `newest` T of `tokens` (1, S): bool (1, 1, T, S), or None where none is needed."""
-    length = tokens.shape[1]
-    if boundary_id is None and newest in (1, length):
-        return None
-    document = torch.zeros_like(tokens) if boundary_id is None else (tokens == boundary_id).cumsum(dim=1)  # (1, S)
-    same = document[:, -newest:, None] == document[:, None, :]  # (1, T, S)
-    return same.tril(length - newest)[:, None]
+    document = torch.zeros_like(tokens) if boundary_id is None else (tokens == boundary_id).cumsum(dim=1)  # (B, S)
+    same = document[:, begin:, None] == document[:, None, :]  # (B, T, S)
+    return same.tril(begin)[:, None]
 
 
 class GPT(nn.Module):
@@ -187,12 +188,12 @@ class GPT(nn.Module):
         time, begin = tokens.shape[1], cache.length
         if begin + time > self.config.block_size:
             raise InvalidInput(f"text of {begin + time} tokens must be at most block_size={self.config.block_size}")
-        cache.begin(tokens)
+        text = cache.begin(tokens)  # (1, T) -> (1, S)
         x = self.wte(tokens) + self.wpe.weight[begin : begin + time]  # (1, T, C) + (T, C)
-        visible = _newest_mask(cache.tokens, time, self.boundary_id)
+        is_plain = self.boundary_id is None and (begin == 0 or time == 1)
+        visible = None if is_plain else same_document_mask(text, self.boundary_id, begin)
         for layer, block in enumerate(self.h):
-            assert isinstance(block, Block)
-            x = block.extend(x, cache, layer, visible)
+            x = block(x, visible, cache, layer)
         return F.linear(self.ln_f(x[:, -1]), self.wte.weight)  # (1, T, C) -> (1, C) -> (1, V)
 
     def fuse_blocks(self, fused: bool) -> None:

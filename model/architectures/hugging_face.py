@@ -23,7 +23,6 @@ _BUFFER = re.compile(r"h\.\d+\.attn\.(masked_)?bias\Z")
 """The causal mask in old files, which is ignored."""
 _TRANSPOSED = re.compile(r"(c_attn|c_proj|c_fc)\.weight\Z")
 _TANH_GELU = ("gelu_new", "gelu_pytorch_tanh")
-_SHOWN = 5
 
 
 class HuggingFaceConfig(BaseModel):
@@ -87,8 +86,19 @@ def check_settings(found: HuggingFaceConfig, model: ModelConfig) -> None:
             f"model.block_size = {model.block_size}: the weights have {found.n_positions} positions; rule: at most "
             f"that; use model.block_size = {found.n_positions} or less"
         )
-    for name, value, rule in _settings(found):
-        raise InvalidInput(f"config.json: {name} = {value!r}; rule: {rule}; no other GPT-2 is trained here")
+    rules = (
+        ("activation_function", found.activation_function in _TANH_GELU, f"one of {', '.join(_TANH_GELU)}"),
+        ("n_inner", found.n_inner in (None, 4 * found.n_embd), f"null or {4 * found.n_embd}, four times n_embd"),
+        ("layer_norm_epsilon", found.layer_norm_epsilon == 1e-5, "1e-05"),
+        ("scale_attn_weights", found.scale_attn_weights, "true"),
+        ("scale_attn_by_inverse_layer_idx", not found.scale_attn_by_inverse_layer_idx, "false"),
+        ("add_cross_attention", not found.add_cross_attention, "false"),
+        ("tie_word_embeddings", found.tie_word_embeddings, "true"),
+    )
+    for name, holds, rule in rules:
+        if not holds:
+            value = getattr(found, name)
+            raise InvalidInput(f"config.json: {name} = {value!r}; rule: {rule}; no other GPT-2 is trained here")
 
 
 def to_hugging_face(weights: Arrays) -> dict[str, NDArray[Any]]:
@@ -111,28 +121,21 @@ def from_hugging_face(tensors: Arrays, model: ModelConfig, vocab_size: int) -> d
     """
     found = {name.removeprefix(PREFIX): array for name, array in tensors.items()}
     found = {name: array for name, array in found.items() if not _BUFFER.search(name)}
-    _check_head(found.pop(HEAD, None), found.get("wte.weight"))
+    head = found.pop(HEAD, None)
+    if head is not None and "wte.weight" in found and not np.array_equal(head, found["wte.weight"]):
+        raise InvalidInput(f"{HEAD} differs from wte.weight; rule: the head is the token embedding, held once")
     shapes = dict(_shapes(model, vocab_size))
-    _check_names(found, shapes)
-    return {
-        name: _convert(name, found[name], shapes[name])
-        for name in sorted(shapes)
-        if model.bias or not _is_omitted_bias(name, found[name])
-    }
-
-
-def _settings(found: HuggingFaceConfig) -> Iterator[tuple[str, Any, str]]:
-    """Yield name, value and rule of every setting that makes another network."""
-    rules = (
-        ("activation_function", found.activation_function in _TANH_GELU, f"one of {', '.join(_TANH_GELU)}"),
-        ("n_inner", found.n_inner in (None, 4 * found.n_embd), f"null or {4 * found.n_embd}, four times n_embd"),
-        ("layer_norm_epsilon", found.layer_norm_epsilon == 1e-5, "1e-05"),
-        ("scale_attn_weights", found.scale_attn_weights, "true"),
-        ("scale_attn_by_inverse_layer_idx", not found.scale_attn_by_inverse_layer_idx, "false"),
-        ("add_cross_attention", not found.add_cross_attention, "false"),
-        ("tie_word_embeddings", found.tie_word_embeddings, "true"),
-    )
-    return ((name, getattr(found, name), rule) for name, holds, rule in rules if not holds)
+    for word, names in (("missing", shapes.keys() - found.keys()), ("unexpected", found.keys() - shapes.keys())):
+        if names:
+            listed = ", ".join(sorted(names)[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+            raise InvalidInput(f"{word} weights: {listed}; rule: exactly those of a GPT-2 of [model]'s shape")
+    converted = {}
+    for name, shape in sorted(shapes.items()):
+        if model.bias or not name.endswith(".bias"):
+            converted[name] = _convert(name, found[name], shape)
+        elif np.any(found[name]):
+            raise InvalidInput(f"model.bias = false: {name} of the weights is not zero; rule: use model.bias = true")
+    return converted
 
 
 def _shapes(model: ModelConfig, vocab_size: int) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -171,24 +174,3 @@ def _convert(name: str, array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[
     if not np.isfinite(converted).all():
         raise InvalidInput(f"{name} holds values that are not finite; rule: weights to begin from are finite")
     return converted
-
-
-def _is_omitted_bias(name: str, array: NDArray[Any]) -> bool:
-    if not name.endswith(".bias"):
-        return False
-    if np.any(array):
-        raise InvalidInput(f"model.bias = false: {name} of the weights is not zero; rule: use model.bias = true")
-    return True
-
-
-def _check_head(head: NDArray[Any] | None, embedding: NDArray[Any] | None) -> None:
-    if head is not None and embedding is not None and not np.array_equal(head, embedding):
-        raise InvalidInput(f"{HEAD} differs from wte.weight; rule: the head is the token embedding, held once")
-
-
-def _check_names(found: Arrays, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    for word, names in (("missing", shapes.keys() - found.keys()), ("unexpected", found.keys() - shapes.keys())):
-        if names:
-            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-            listed = f"{', '.join(sorted(names)[:_SHOWN])}{more}"
-            raise InvalidInput(f"{word} weights: {listed}; rule: exactly those of a GPT-2 of [model]'s shape")

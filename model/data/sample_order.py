@@ -10,14 +10,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from model.data.source_mixture import Component, Mixture
+from model.configuration.data import draw_shares, require_short_period
+from model.data.source_mixture import Component, split_draws
 from model.errors import InvalidInput
 
 ROUNDS = 8
 LARGEST_SIZE = 2**62
-
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,19 +47,13 @@ class Permutation:
         half_bits = max(1, ((self.size - 1).bit_length() + 1) // 2)
         shift, mask = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
         left, right = values >> shift, values & mask
-        for round_key in self._round_keys():
-            left, right = right, left ^ (_mix(right + round_key) & mask)
-        return (left << shift) | right
-
-    def _round_keys(self) -> NDArray[np.uint64]:
         digest = hashlib.shake_256(f"{self.key}/{self.size}".encode()).digest(8 * ROUNDS)
-        return np.frombuffer(digest, dtype="<u8").astype(np.uint64)
-
-
-def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    mixed = (values ^ (values >> np.uint64(30))) * _MIX_1
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX_2
-    return mixed ^ (mixed >> np.uint64(31))
+        for round_key in np.frombuffer(digest, dtype="<u8").astype(np.uint64):
+            mixed = right + round_key
+            mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+            mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+            left, right = right, left ^ ((mixed ^ (mixed >> np.uint64(31))) & mask)
+        return (left << shift) | right
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +80,16 @@ class SampleOrder:
         outside = [window for window in self.quarantined if not 0 <= window < self.window_count]
         if outside:
             raise InvalidInput(f"quarantined={min(outside)} must be a window in [0, {self.window_count})")
-        self._check_components()
+        require_short_period([component.weight for component in self.components])
+        end = 0
+        for component in sorted(self.components, key=lambda part: part.first_window):
+            span = f"[{component.first_window}, {component.end_window})"
+            if component.first_window < end or component.end_window > self.window_count:
+                raise InvalidInput(f"component {span} must lie in [0, {self.window_count}) and overlap no other")
+            end = component.end_window
+            bad = sum(component.first_window <= window < component.end_window for window in self.quarantined)
+            if bad == component.window_count:
+                raise InvalidInput(f"quarantined holds all {bad} windows of {span}; at least one must be left to train")
 
     def cursor_of(self, step: int) -> int:
         """Return the number of samples drawn when `step` steps are complete."""
@@ -104,7 +105,7 @@ class SampleOrder:
     def windows_between(self, step: int, end_step: int) -> NDArray[np.int64]:
         """Return the batches (end_step - step, global_batch) of the steps from `step` on, cheaper than one by one."""
         draws = np.arange(self.cursor_of(step), self.cursor_of(end_step), dtype=np.int64)
-        chosen, own = self._mixture().split(draws)
+        chosen, own = split_draws(draw_shares([component.weight for component in self.components]), draws)
         windows = np.empty_like(draws)
         for number in np.unique(chosen).tolist():
             windows[chosen == number] = self._windows_of_component(number, own[chosen == number])
@@ -117,14 +118,10 @@ class SampleOrder:
         for epoch in np.unique(epochs).tolist():
             drawn = self._permutation(number, epoch, "draw").permute(positions[epochs == epoch])
             windows[epochs == epoch] = drawn + component.first_window
-        for index in self._quarantined_among(windows):
+        quarantined = np.fromiter(self.quarantined, dtype=np.int64)
+        for index in np.flatnonzero(np.isin(windows, quarantined)):
             windows[index] = self._replacement(number, int(epochs[index]), int(positions[index]))
         return windows
-
-    def _quarantined_among(self, windows: NDArray[np.int64]) -> NDArray[np.int64]:
-        if not self.quarantined:
-            return np.empty(0, dtype=np.int64)
-        return np.flatnonzero(np.isin(windows, np.fromiter(self.quarantined, dtype=np.int64)))
 
     def _replacement(self, number: int, epoch: int, position: int) -> int:
         component, spare = self.components[number], self._permutation(number, epoch, "replacement")
@@ -139,18 +136,3 @@ class SampleOrder:
         # The first component's key has no number, so an order without components equals an order of one component.
         key = f"{purpose}/{self.seed}/{epoch}" + (f"/{number}" if number else "")
         return Permutation(size=self.components[number].window_count, key=key)
-
-    def _mixture(self) -> Mixture:
-        return Mixture(weights=tuple(component.weight for component in self.components))
-
-    def _check_components(self) -> None:
-        self._mixture()
-        end = 0
-        for component in sorted(self.components, key=lambda part: part.first_window):
-            span = f"[{component.first_window}, {component.end_window})"
-            if component.first_window < end or component.end_window > self.window_count:
-                raise InvalidInput(f"component {span} must lie in [0, {self.window_count}) and overlap no other")
-            end = component.end_window
-            bad = sum(component.first_window <= window < component.end_window for window in self.quarantined)
-            if bad == component.window_count:
-                raise InvalidInput(f"quarantined holds all {bad} windows of {span}; at least one must be left to train")

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from model.configuration.data import draw_shares, require_short_period
 from model.errors import InvalidInput
 
 
@@ -38,35 +37,22 @@ class Component:
         return self.first_window + self.window_count
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Mixture:
-    """The schedule of components with these relative weights, taken as decimal numbers: 0.1 is one tenth."""
+def split_draws(shares: Sequence[int], draws: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the component (N,) of each 0-based draw (N,), and its number (N,) among the component's own draws.
 
-    weights: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        # The period must fit into 64-bit arithmetic.
-        require_short_period(self.weights)
-
-    @property
-    def shares(self) -> tuple[int, ...]:
-        """Draws of each component in one period, which is their sum."""
-        return draw_shares(self.weights)
-
-    def split(self, draws: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the component (N,) of each 0-based draw (N,), and its number (N,) among the component's own draws."""
-        shares = self.shares
-        chosen = np.full_like(draws, len(shares) - 1)
-        own = draws.copy()
-        left = np.arange(len(draws))  # indexes of draws without a component so far
-        for component, share in enumerate(shares[:-1]):
-            total = sum(shares[component:])
-            before, after = _bresenham(own[left], share, total), _bresenham(own[left] + 1, share, total)
-            taken = after > before
-            chosen[left[taken]] = component
-            own[left] = np.where(taken, before, own[left] - before)
-            left = left[~taken]
-        return chosen, own
+    `shares` are the draws of each component in one period, which is their sum.
+    """
+    chosen = np.full_like(draws, len(shares) - 1)
+    own = draws.copy()
+    left = np.arange(len(draws))  # indexes of draws without a component so far
+    for component, share in enumerate(shares[:-1]):
+        total = sum(shares[component:])
+        before, after = _bresenham(own[left], share, total), _bresenham(own[left] + 1, share, total)
+        taken = after > before
+        chosen[left[taken]] = component
+        own[left] = np.where(taken, before, own[left] - before)
+        left = left[~taken]
+    return chosen, own
 
 
 def cut_components(token_counts: Sequence[int], weights: Sequence[float], block_size: int) -> tuple[Component, ...]:

@@ -23,11 +23,9 @@ class TokenRow(Protocol):
     def dtype(self) -> "np.dtype[Any]":
         """Token width."""
 
-    def __len__(self) -> int:
-        """Return the number of tokens."""
+    def __len__(self) -> int: ...
 
-    def __getitem__(self, place: slice, /) -> Any:
-        """Return the tokens there (n,) as an array."""
+    def __getitem__(self, place: slice, /) -> Any: ...
 
 
 class TokenWindows:
@@ -80,7 +78,10 @@ class TokenWindows:
             gathered[rows] = self._windows_within(shard)[positions[rows] - self._starts[shard]]
         for row in np.flatnonzero(~is_whole).tolist():
             self._copy_across(int(shards[row]), int(positions[row]), gathered[row])
-        self._check(indexes, gathered)
+        if gathered.max(initial=0) >= self.vocab_size:
+            row, column = np.argwhere(gathered >= self.vocab_size)[0]
+            window, token = int(indexes[row]), int(gathered[row, column])
+            raise TokenOutOfRange(window=window, token=token, vocab_size=self.vocab_size)
         return gathered
 
     def _windows_within(self, shard: int) -> NDArray[Any]:
@@ -101,10 +102,3 @@ class TokenWindows:
             into[filled : filled + len(piece)] = piece
             filled += len(piece)
             shard += 1
-
-    def _check(self, indexes: NDArray[np.int64], gathered: NDArray[np.int64]) -> None:
-        if gathered.max(initial=0) >= self.vocab_size:
-            row, column = np.argwhere(gathered >= self.vocab_size)[0]
-            raise TokenOutOfRange(
-                window=int(indexes[row]), token=int(gathered[row, column]), vocab_size=self.vocab_size
-            )

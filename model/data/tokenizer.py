@@ -60,7 +60,9 @@ class Tokenizer:
     @classmethod
     def bytes(cls) -> Self:
         """Make the tokenizer with the bytes as ids 0 to 255 and end-of-text as 256."""
-        vocabulary = {character: byte for byte, character in enumerate(_byte_characters())}
+        printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+        spare = iter(range(256, 512))  # GPT-2's printable character of each other byte
+        vocabulary = {chr(byte if byte in printable else next(spare)): byte for byte in range(256)}
         inner = _byte_level(models.BPE(vocab=vocabulary, merges=[]), use_regex=False)
         inner.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
         return cls(inner)
@@ -124,10 +126,3 @@ def _byte_level(model: models.BPE, *, use_regex: bool) -> _Tokenizer:
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
     inner.decoder = decoders.ByteLevel()
     return inner
-
-
-def _byte_characters() -> list[str]:
-    """Return GPT-2's printable character for every byte, in byte order."""
-    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    spare = iter(range(256, 512))
-    return [chr(byte) if byte in printable else chr(next(spare)) for byte in range(256)]

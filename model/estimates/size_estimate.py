@@ -1,32 +1,6 @@
 """Estimates a GPT-2's parameters and one trainer's peak memory from shapes alone. Imports no torch.
 
 Left out: what a compiler fuses away, and prefetched batches.
-
-With P parameters, V ids, C = n_embd, T = block_size, L layers, H heads, N = B T positions in a micro-batch of B
-windows, and a = 4 bytes a number in fp32 (2 for what bf16 or fp16 compute in):
-
-    parameters   P = V C + T C + L (12 C² + 13 C) + 2 C; without biases L (12 C² + 2 C) + C
-    weights      4 P, and during a half-precision micro-batch 2 for each number of a matrix
-    optimizer    8 P: AdamW's two moments
-    gradients    none before the first backward pass, then 4 P, also during the next micro-batch of a step. Embedding
-                 and head share one table: each makes a gradient of 4 V C before the two are added
-    activations  N L (2 · 4 C + 14 a C): the input of each norm and of each matrix product, queries, keys and values,
-                 and both sides of the GELU. Recomputed: N L · 4 C, and one layer's share.
-                 The backward pass of a layer takes N C (8 + 8 a) for the gradients between its parts
-    attention    fused half precision on a CPU saves 2 bytes a probability (`saved_probabilities` of each head and
-                 window); stock kernels with dropout on a CPU save three numbers for each pair of positions
-    dropout      a saved number (fused 2 bytes) for each result
-    logits       stock: 12 N V: log-softmax in fp32, the gradient of the losses, and that of the logits
-    fused        `HEAD_CHUNK_BYTES` / 4 V positions at a time, 4 bytes a logit; 4 V C of gradient, a V C of each
-                 chunk's share, 4 N C; the table in half. On CUDA `DEVICE_HEAD_CHUNK_BYTES` and more tables
-    several      processes: `ddp` keeps 4 P of buckets; `fsdp` divides parameters, gradients and moments
-    host copy    12 P on the host for the checkpoint being staged, divided among processes
-    runtime      a trainer's process with the smallest of networks: `RUNTIME_BYTES`
-
-The peak is the largest of three moments: the head of a micro-batch, the start of its backward pass and its end. On a
-CPU the C library keeps freed blocks under `LARGEST_POOLED_BYTES` and returns larger ones, so the estimate adds the peak
-of the small blocks to the peak of the large ones. Gaps in the pool add about an eighth (`POOL_HOLES`); the excess over
-one moment's bytes is reported as the allocator's.
 """
 
 from collections.abc import Iterator
@@ -48,12 +22,7 @@ POOL_HOLES = 8
 
 _FP32_BYTES, _HALF_BYTES = 4, 2
 _MOMENTS = 2
-_NORMED = 2
-"""Saved fp32 numbers of a position in each layer, in widths: the inputs of the two norms."""
-_SMALL_COMPUTED = 6
-"""Saved numbers of a position in the computing precision, in widths: two norms' outputs, q, k, v, mixed."""
-_GELU = 8
-"""The same for both sides of the GELU."""
+"""Numbers that AdamW keeps for each parameter."""
 PARTS = ("parameters", "gradients", "optimizer", "activations", "logits", "host_copy", "runtime", "allocator")
 """The parts of a memory estimate, as field names of MemoryEstimate without the unit."""
 
@@ -122,13 +91,17 @@ def estimate_memory(
     moments = list(peak.moments(has_gradients=share > micro_batch))
     fullest = max(moments, key=lambda pieces: sum(piece.bytes for piece in pieces))
     at_once = sum(piece.bytes for piece in fullest)
-    pooled, mapped = (_peak_bytes(moments, pooled=pooled) for pooled in (True, False))
+    # On a CPU the C library keeps small freed blocks and returns large ones: the peaks of both kinds add up.
+    pooled, mapped = (
+        max(sum(piece.bytes for piece in pieces if piece.is_pooled == is_pooled) for pieces in moments)
+        for is_pooled in (True, False)
+    )
     taken = at_once if place.on_cuda else pooled + pooled // POOL_HOLES + mapped
 
     def of(name: str) -> int:
         return sum(piece.bytes for piece in fullest if piece.part == name)
 
-    buckets = _FP32_BYTES * parameters if place.processes > 1 and shards == 1 else 0
+    buckets = _FP32_BYTES * parameters if place.processes > 1 and shards == 1 else 0  # of `ddp`
     return MemoryEstimate(
         parameters_bytes=_FP32_BYTES * parameters // shards + of("parameters"),
         gradients_bytes=of("gradients") // shards + buckets,
@@ -171,12 +144,9 @@ class _Piece:
     bytes: int
     block_bytes: int
 
-
-def _peak_bytes(moments: list[list[_Piece]], *, pooled: bool) -> int:
-    return max(
-        sum(piece.bytes for piece in pieces if (piece.block_bytes < LARGEST_POOLED_BYTES) == pooled)
-        for pieces in moments
-    )
+    @property
+    def is_pooled(self) -> bool:
+        return self.block_bytes < LARGEST_POOLED_BYTES
 
 
 class _Peak:
@@ -208,12 +178,15 @@ class _Peak:
         table = _FP32_BYTES * self.table
         earlier = list(self._gradients()) if has_gradients else []
         saved = [*self._half_weights(), *self._activations()]
-        fused = self.is_fused
         yield [*earlier, *saved, *self._head()]
-        head_gradients = [_Piece("gradients", table * (2 if fused else 1), table)]
-        if fused:
+        # Embedding and head share one table: each makes a gradient of it before the two are added.
+        head_gradients = [_Piece("gradients", table * (2 if self.is_fused else 1), table)]
+        if self.is_fused:
             head_gradients.append(_Piece("logits", 2 * self.fp32, self.fp32))
-        yield [*earlier, *saved, *head_gradients, *self._layer_backward()]
+        # The gradients between the parts of a layer.
+        between = [_Piece("activations", 2 * self.fp32, self.fp32)]
+        between.append(_Piece("activations", 8 * self.computed, 4 * self.computed))
+        yield [*earlier, *saved, *head_gradients, *between]
         yield [*self._gradients(), _Piece("gradients", table * (2 if has_gradients else 1), table)]
 
     def _gradients(self) -> Iterator[_Piece]:
@@ -240,30 +213,23 @@ class _Peak:
         yield _Piece("activations", last, self.fp32)
 
     def _layer(self) -> Iterator[_Piece]:
-        yield _Piece("activations", _NORMED * self.fp32, self.fp32)
-        yield _Piece("activations", _SMALL_COMPUTED * self.computed, self.computed)
-        yield _Piece("activations", _GELU * self.computed, 4 * self.computed)
+        yield _Piece("activations", 2 * self.fp32, self.fp32)  # the inputs of the two norms
+        yield _Piece("activations", 6 * self.computed, self.computed)  # the norms' outputs, q, k, v, mixed
+        yield _Piece("activations", 8 * self.computed, 4 * self.computed)  # both sides of the GELU
         if self.model.dropout:
             yield _Piece("activations", 2 * self.computed, self.computed)
-        if probabilities := self._probabilities():
-            blocks = 4 if self.is_block_fused else 1
-            yield _Piece("activations", probabilities, probabilities // blocks)
-
-    def _probabilities(self) -> int:
         time, heads = self.model.block_size, self.windows * self.model.n_head
         if self.is_block_fused:
-            return _HALF_BYTES * heads * saved_probabilities(time) * (2 if self.model.dropout else 1)
-        written_out = self.model.dropout and not self.on_cuda
-        return 3 * self.number * heads * time**2 if written_out else 0
-
-    def _layer_backward(self) -> Iterator[_Piece]:
-        yield _Piece("activations", 2 * self.fp32, self.fp32)
-        yield _Piece("activations", 8 * self.computed, 4 * self.computed)
+            probabilities = _HALF_BYTES * heads * saved_probabilities(time) * (2 if self.model.dropout else 1)
+            yield _Piece("activations", probabilities, probabilities // 4)
+        elif self.model.dropout and not self.on_cuda:  # three numbers for each pair of positions
+            probabilities = 3 * self.number * heads * time**2
+            yield _Piece("activations", probabilities, probabilities)
 
     def _head(self) -> Iterator[_Piece]:
         if not self.is_fused:
             logits = _FP32_BYTES * self.positions * self.vocab_size
-            yield _Piece("logits", 3 * logits, logits)
+            yield _Piece("logits", 3 * logits, logits)  # log-softmax, gradient of the losses, that of the logits
             return
         table, number = self.table, self.number
         yield _Piece("logits", self.fp32, self.fp32)

@@ -55,11 +55,6 @@ def measure_peak_flops(device: torch.device, precision: Precision) -> float:
     return 2.0 * products * float(size) ** 3 / max(best, 1e-9)
 
 
-def model_flops_utilization(*, flops_each_token: int, tokens_per_second: float, peak_flops: float) -> float:
-    """Share of the measured peak that goes into the model: 0 to about 1."""
-    return flops_each_token * tokens_per_second / peak_flops
-
-
 def read_memory_bytes(device: torch.device) -> int:
     """Return the peak bytes allocated on a CUDA device, or the process's resident bytes on the CPU."""
     if device.type == "cuda":

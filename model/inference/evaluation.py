@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from model.architectures.gpt import GPT
@@ -38,24 +37,21 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
         model.train(was_training)
 
 
-def evaluation_slice(window_count: int, wanted: int) -> NDArray[np.int64]:
-    """Return `wanted` windows (or all, if fewer), evenly spread over [0, window_count): always the same ones."""
-    count = min(wanted, window_count)
-    return np.arange(count, dtype=np.int64) * window_count // count
-
-
 def held_out_loss(model: GPT, windows: TokenWindows, *, batches: int, batch_size: int) -> tuple[float, int]:
-    """Return the mean loss in nats per token over the fixed slice and its number of windows; draws no random number."""
+    """Return the mean loss in nats per token and the number of windows: `batches * batch_size`, or all, if fewer.
+
+    The windows are evenly spread over the data and always the same ones; no random number is drawn.
+    """
     if batches < 1 or batch_size < 1:
         raise InvalidInput(f"batches={batches} and batch_size={batch_size} must be at least 1")
-    chosen = evaluation_slice(windows.window_count, batches * batch_size)
-    total = 0.0
+    total, count = 0.0, min(batches * batch_size, windows.window_count)
+    chosen = np.arange(count, dtype=np.int64) * windows.window_count // count
     with evaluation_mode(model):
         for start in range(0, len(chosen), batch_size):
             part = chosen[start : start + batch_size]
             tokens = torch.from_numpy(windows.gather(part)).to(model.device)  # (b, T+1)
             total += float(token_loss(model(tokens[:, :-1]), tokens[:, 1:])) * len(part)
-    return total / len(chosen), len(chosen)
+    return total / count, count
 
 
 def evaluate(

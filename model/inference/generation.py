@@ -11,12 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from model.architectures.gpt import GPT
-from model.architectures.key_value_cache import KeyValueCache
+from model.architectures.gpt import GPT, KeyValueCache
 from model.errors import InvalidInput, ModelError
 from model.inference.evaluation import evaluation_mode
 
-_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _MIN_TEMPERATURE = 1e-6
 """Below this temperature logits would overflow, so the likeliest token is taken."""
 
@@ -51,7 +49,10 @@ class Sampling:
             logits = logits.masked_fill(logits < smallest_kept, float("-inf"))
         probabilities = torch.softmax(logits / self.temperature, dim=-1)
         if self.top_p < 1:
-            probabilities = _nucleus(probabilities, self.top_p)
+            likeliest, places = torch.sort(probabilities, descending=True, stable=True)
+            before = likeliest.cumsum(dim=0) - likeliest
+            nucleus = likeliest.masked_fill(before >= self.top_p, 0.0)
+            probabilities = torch.zeros_like(probabilities).scatter(0, places, nucleus)
         return int(torch.multinomial(probabilities, 1, generator=generator))
 
 
@@ -103,7 +104,7 @@ def _sample_with_cache(
     new_ids = ids = ids[-block_size:]
     for _ in range(new_tokens):
         if cache.length + len(new_ids) > block_size:
-            cache.forget()
+            cache.length = 0
             new_ids = ids = ids[-max(block_size // 2, 1) :]
         with evaluation_mode(model):  # not across a yield: the caller may change the mode in between
             context = torch.tensor([new_ids], dtype=torch.int64, device=model.device)  # (1, T)
@@ -112,13 +113,6 @@ def _sample_with_cache(
         yield token
         new_ids = [token]
         ids.append(token)
-
-
-def _nucleus(probabilities: Tensor, top_p: float) -> Tensor:
-    """Zero all but the fewest likeliest of the probabilities (V,) that sum to at least `top_p`."""
-    likeliest, places = torch.sort(probabilities, descending=True, stable=True)
-    before = likeliest.cumsum(dim=0) - likeliest
-    return torch.zeros_like(probabilities).scatter(0, places, likeliest.masked_fill(before >= top_p, 0.0))
 
 
 def _check(model: GPT, prompt_ids: Sequence[int], *, new_tokens: int) -> None:
@@ -149,7 +143,7 @@ class TextStream:
         """
         self._ids.append(token)
         text = self._decode(self._ids)
-        if text.endswith(_REPLACEMENT) or len(text) <= len(self._returned_text):
+        if text.endswith("\N{REPLACEMENT CHARACTER}") or len(text) <= len(self._returned_text):
             return ""
         return self._take(text)
 

@@ -8,7 +8,6 @@ Source: Hendrycks and Gimpel 2016, "Gaussian Error Linear Units".
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,28 +20,24 @@ from model.kernels.dropout_bits import apply_keep_mask, draw_keep_mask
 HALF = torch.bfloat16
 _CHUNK_NUMBERS = 2**18
 """Numbers looked up at a time, so that their indexes stay in a core's cache."""
-_CODES = 2**16
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BlockShape:
-    """A layer's settings besides its parameters; `dropout` is 0 outside training."""
-
-    heads: int
-    epsilon: float
-    dropout: float
 
 
 def fused_block(
-    x: Tensor, visible: Tensor | None, shape: BlockShape, parts: tuple[nn.LayerNorm | nn.Linear, ...]
+    x: Tensor,
+    visible: Tensor | None,
+    parts: tuple[nn.LayerNorm | nn.Linear, ...],
+    *,
+    heads: int,
+    epsilon: float,
+    dropout: float,
 ) -> Tensor:
     """Run a layer of `parts`: fp32 (B, T, C) -> (B, T, C).
 
     `parts` are the first norm, the query-key-value and output projections, the second norm, and the widening and
-    narrowing layers. `visible` as in `attend`; dropout draws from the process's generator.
+    narrowing layers. `visible` as in `attend`; `dropout`, 0 outside training, draws from the process's generator.
     """
     parameters = [parameter for part in parts for parameter in (part.weight, part.bias)]
-    result: Tensor = _Block.apply(x, visible, shape, *parameters)  # type: ignore[no-untyped-call]
+    result: Tensor = _Block.apply(x, visible, heads, epsilon, dropout, *parameters)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -54,7 +49,15 @@ def uses_fused_block(x: Tensor) -> bool:
 
 class _Block(torch.autograd.Function):
     @staticmethod
-    def forward(context: Any, x: Tensor, visible: Tensor | None, shape: BlockShape, *parameters: Tensor) -> Tensor:
+    def forward(
+        context: Any,
+        x: Tensor,
+        visible: Tensor | None,
+        n_head: int,
+        epsilon: float,
+        dropout: float,
+        *parameters: Tensor,
+    ) -> Tensor:
         norm_1, bias_1, joint, joint_bias, out, out_bias, norm_2, bias_2, wide, wide_bias, narrow, narrow_bias = (
             parameters
         )
@@ -62,54 +65,52 @@ class _Block(torch.autograd.Function):
         weights = tuple(weight.to(HALF) for weight in (joint, out, wide, narrow))
         with torch.autocast("cpu", enabled=False):
             flat = x.reshape(-1, width)  # (B, T, C) -> (BT, C)
-            normed_1, *moments_1 = _norm(flat, norm_1, bias_1, shape.epsilon)
+            normed_1, *moments_1 = _norm(flat, norm_1, bias_1, epsilon)
             heads = _linear(normed_1, weights[0], joint_bias).view(batch, time, -1)  # (BT, 3C) -> (B, T, 3C)
-            mixed, saved = attend(heads, shape.heads, visible, shape.dropout)
+            mixed, saved = attend(heads, n_head, visible, dropout)
             mixed = mixed.view(-1, width)  # (B, T, C) -> (BT, C)
-            branch, mask_1 = _dropped(_linear(mixed, weights[1], out_bias), shape.dropout)
+            branch, mask_1 = _dropped(_linear(mixed, weights[1], out_bias), dropout)
             middle = flat + branch
-            normed_2, *moments_2 = _norm(middle, norm_2, bias_2, shape.epsilon)
+            normed_2, *moments_2 = _norm(middle, norm_2, bias_2, epsilon)
             widened = _linear(normed_2, weights[2], wide_bias)  # (BT, 4C)
             active = gelu(widened)
-            branch, mask_2 = _dropped(_linear(active, weights[3], narrow_bias), shape.dropout)
+            branch, mask_2 = _dropped(_linear(active, weights[3], narrow_bias), dropout)
             result = (middle + branch).view(x.shape)  # (BT, C) -> (B, T, C)
-        context.shape, context.blocks = shape, len(saved.weights)
+        context.dropout, context.blocks, context.biased = dropout, len(saved.weights), joint_bias is not None
         masks = (mask_1, mask_2, *saved.keep_masks) if mask_1 is not None else ()
         context.save_for_backward(
             *(flat, normed_1, *moments_1, saved.heads, mixed, middle, normed_2, *moments_2, widened, active),
             *(*weights, norm_1, bias_1, norm_2, bias_2, *saved.weights, *masks),
         )
-        context.biased = joint_bias is not None
         return result
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        tensors, shape = context.saved_tensors, context.shape
+        tensors, dropout, biased = context.saved_tensors, context.dropout, context.biased
         flat, normed_1, mean_1, spread_1, heads, mixed, middle, normed_2, mean_2, spread_2, widened, active = tensors[
             :12
         ]
         joint, out, wide, narrow, norm_1, bias_1, norm_2, bias_2, *rest = tensors[12:]
         probabilities, masks = rest[: context.blocks], rest[context.blocks :]
         saved = SavedAttention(heads=heads, weights=tuple(probabilities), keep_masks=tuple(masks[2:]))
-        biased = context.biased
         above = gradient.reshape(flat.shape)  # (B, T, C) -> (BT, C)
 
-        grad_branch = _undropped(above.to(HALF), masks[1:2], shape.dropout)
+        grad_branch = _undropped(above.to(HALF), masks[1:2], dropout)
         grad_active, *grad_narrow = _linear_backward(grad_branch, active, narrow, biased)
         grad_widened = gelu_backward(grad_active, widened)
         grad_normed, *grad_wide = _linear_backward(grad_widened, normed_2, wide, biased)
         grad_middle, *grad_norm_2 = _norm_backward(grad_normed, middle, mean_2, spread_2, norm_2, bias_2)
         grad_middle += above
 
-        grad_branch = _undropped(grad_middle.to(HALF), masks[:1], shape.dropout)
+        grad_branch = _undropped(grad_middle.to(HALF), masks[:1], dropout)
         grad_mixed, *grad_out = _linear_backward(grad_branch, mixed, out, biased)
-        grad_heads = attend_backward(grad_mixed.view(gradient.shape), saved, shape.dropout)
+        grad_heads = attend_backward(grad_mixed.view(gradient.shape), saved, dropout)
         grad_heads = grad_heads.view(len(flat), -1)  # (B, T, 3C) -> (BT, 3C)
         grad_normed, *grad_joint = _linear_backward(grad_heads, normed_1, joint, biased)
         grad_x, *grad_norm_1 = _norm_backward(grad_normed, flat, mean_1, spread_1, norm_1, bias_1)
         grad_x += grad_middle
         parameters = (*grad_norm_1, *grad_joint, *grad_out, *grad_norm_2, *grad_wide, *grad_narrow)
-        return grad_x.view(gradient.shape), None, None, *parameters
+        return grad_x.view(gradient.shape), None, None, None, None, *parameters
 
 
 def _norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -170,7 +171,7 @@ def gelu_backward(gradient: Tensor, x: Tensor) -> Tensor:
 
 @functools.cache
 def _tables() -> tuple[Tensor, Tensor]:
-    all_values = torch.arange(_CODES, dtype=torch.int32).to(torch.uint16).view(torch.bfloat16)
+    all_values = torch.arange(2**16, dtype=torch.int32).to(torch.uint16).view(torch.bfloat16)
     exact = all_values.float()
     # Without autograd: activation checkpointing counts the tensors that a layer saves, and these would be among them.
     with torch.no_grad(), torch.autocast("cpu", enabled=False):

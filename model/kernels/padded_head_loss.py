@@ -12,12 +12,10 @@ import torch
 from torch import Tensor
 
 from model.kernels.block_sizes import DEVICE_HEAD_CHUNK_BYTES
-from model.kernels.compilation import can_compile, compile_options
+from model.kernels.compilation import COMPILE_OPTIONS, can_compile
 
 TILE = 128
 """Rows of the vocabulary and of a chunk are multiples of this; matrix units run at half speed on partial tiles."""
-
-LossAndGradient = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
 
 
 def padded_head_loss(
@@ -63,13 +61,10 @@ def loss_and_gradient(logits: Tensor, targets: Tensor, vocab_size: int) -> tuple
 
 
 @functools.cache
-def _loss_and_gradient_on(device: torch.device) -> LossAndGradient:
+def _loss_and_gradient_on(device: torch.device) -> Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]:
     if not can_compile(device):
         return loss_and_gradient
-    compiled: LossAndGradient = torch.compile(
-        loss_and_gradient, fullgraph=True, dynamic=False, options=compile_options()
-    )
-    return compiled
+    return torch.compile(loss_and_gradient, fullgraph=True, dynamic=False, options=COMPILE_OPTIONS)
 
 
 class _PaddedHeadLoss(torch.autograd.Function):

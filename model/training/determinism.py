@@ -96,13 +96,5 @@ def seeded_generators(seed: int, device: torch.device) -> Iterator[Generators]:
             generators.cuda = torch.cuda.get_rng_state(device)
 
 
-@contextlib.contextmanager
-def _restore_process_generators(device: torch.device) -> Iterator[None]:
-    outer_cpu = torch.get_rng_state()
-    outer_cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-    try:
-        yield
-    finally:
-        torch.set_rng_state(outer_cpu)
-        if outer_cuda is not None:
-            torch.cuda.set_rng_state(outer_cuda, device)
+def _restore_process_generators(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])

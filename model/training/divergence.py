@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
@@ -18,25 +17,16 @@ from model.training.training_step import mean_loss
 BASELINE_STEPS = 64
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Spike:
-    """A loss spike at the end of a history: its length in steps, its lowest loss, and the median loss before it."""
+def find_spike(losses: Sequence[float], *, patience: int, rise: float) -> tuple[float, float] | None:
+    """Return a spike's lowest loss and its baseline; None without a spike or `BASELINE_STEPS + patience` losses.
 
-    steps: int
-    level: float
-    baseline: float
-
-
-def find_spike(losses: Sequence[float], *, patience: int, rise: float) -> Spike | None:
-    """Return a spike if each of the last `patience` losses exceeds the median of the 64 before them by `rise` nats.
-
-    None as well for fewer than `BASELINE_STEPS + patience` losses.
+    In a spike each of the last `patience` losses exceeds the baseline, the median of the losses before, by `rise` nats.
     """
     if len(losses) < BASELINE_STEPS + patience:
         return None
     level = min(losses[-patience:])
     baseline = median(losses[-patience - BASELINE_STEPS : -patience])
-    return Spike(steps=patience, level=level, baseline=baseline) if level > baseline + rise else None
+    return (level, baseline) if level > baseline + rise else None
 
 
 def find_bad_windows(

@@ -39,9 +39,3 @@ def learning_rate(step: int, *, steps: int, warmup_steps: int, lr: float, min_lr
         return min_lr
     progress = (step - warmup_steps) / (steps - warmup_steps)
     return min_lr + (lr - min_lr) * 0.5 * (1.0 + math.cos(math.pi * progress))
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Use `rate` for every parameter from the next update on."""
-    for group in optimizer.param_groups:
-        group["lr"] = rate

@@ -192,7 +192,6 @@ def _shard(model: GPT, size: int, device: torch.device) -> None:
     mesh = init_device_mesh(device.type, (size,))
     for block in model.h:
         fully_shard(block, mesh=mesh)
-        register_fsdp_forward_method(block, "extend")
     fully_shard(model, mesh=mesh)
     for method in ("hidden", "extend"):
         register_fsdp_forward_method(model, method)

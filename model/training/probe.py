@@ -11,14 +11,6 @@ from model.inference.generation import generate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ProbeResult:
-    """Held-out loss in nats per token, and a generated text (None if `sample_tokens` is 0)."""
-
-    loss: float
-    sample: str | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Probe:
     """Measures a fixed slice of held-out windows every `every_steps` steps and samples text after `prompt_ids`."""
 
@@ -41,11 +33,14 @@ class Probe:
         """Whether to measure after `step` completed steps."""
         return step % self.every_steps == 0
 
-    def measure(self, model: GPT) -> ProbeResult:
-        """Measure `model`; its mode and the process's generators stay unchanged."""
+    def measure(self, model: GPT) -> tuple[float, str | None]:
+        """Return the loss in nats per token and a generated text, None if `sample_tokens` is 0.
+
+        The mode of `model` and the process's generators stay unchanged.
+        """
         loss, _ = held_out_loss(model, self.windows, batches=self.batches, batch_size=self.batch_size)
         if self.sample_tokens == 0:
-            return ProbeResult(loss=loss, sample=None)
+            return loss, None
         ids = generate(
             model,
             self.prompt_ids,
@@ -54,4 +49,4 @@ class Probe:
             top_k=self.top_k,
             seed=self.seed,
         )
-        return ProbeResult(loss=loss, sample=self.decode(ids))
+        return loss, self.decode(ids)

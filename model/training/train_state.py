@@ -1,7 +1,7 @@
 """The train state: everything that training needs to continue bit for bit, as named tensors."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
 import torch
@@ -11,7 +11,7 @@ from model.architectures.gpt import GPT
 from model.configuration.network import ModelConfig
 from model.configuration.training import TrainingConfig
 from model.errors import InvalidInput, StateMismatch
-from model.kernels.compilation import compile_options
+from model.kernels.compilation import COMPILE_OPTIONS
 from model.training.determinism import Generators, seeded_generators
 from model.training.optimizer import make_optimizer
 from model.training.parallel import SINGLE_RANK, Ranks, copy_into, gather_full
@@ -34,29 +34,21 @@ class NamedTensor:
     tensor: Tensor
 
 
+@dataclass(kw_only=True, slots=True, eq=False)
 class TrainState:
-    """Model, optimizer, grad scaler (fp16 only), generators and the number of completed steps."""
+    """Model, optimizer, grad scaler (fp16 only), generators and the number of completed steps; made by `create`.
 
-    def __init__(
-        self,
-        *,
-        model: GPT,
-        optimizer: torch.optim.AdamW,
-        scaler: torch.amp.GradScaler | None,
-        generators: Generators,
-        global_batch: int,
-        network: Callable[[Tensor], Tensor],
-        ranks: Ranks = SINGLE_RANK,
-    ) -> None:
-        """Assemble the parts; `network` is `model` or its compiled form. `create` makes them."""
-        self.ranks = ranks
-        self.model = model
-        self.optimizer = optimizer
-        self.scaler = scaler
-        self.generators = generators
-        self.global_batch = global_batch
-        self.network = network
-        self.step = 0
+    `network` is `model` or its compiled form.
+    """
+
+    model: GPT
+    optimizer: torch.optim.AdamW
+    scaler: torch.amp.GradScaler | None
+    generators: Generators
+    global_batch: int
+    network: Callable[[Tensor], Tensor]
+    ranks: Ranks
+    step: int = field(default=0, init=False)
 
     @classmethod
     def create(
@@ -145,8 +137,8 @@ class TrainState:
         for name, parameter in self.model.named_parameters():
             yield f"{WEIGHT_PREFIX}{name}", "weights", parameter
             moments = self.optimizer.state[parameter]
-            for field in OPTIMIZER_FIELDS:
-                yield f"optimizer.{name}.{field}", "optimizer", moments[field]
+            for moment in OPTIMIZER_FIELDS:
+                yield f"optimizer.{name}.{moment}", "optimizer", moments[moment]
         yield "step", "trainer", torch.tensor(self.step, dtype=torch.int64)
         yield "cursor", "trainer", torch.tensor(self.cursor, dtype=torch.int64)
         yield "rng.cpu", "trainer", self.generators.cpu
@@ -163,7 +155,7 @@ def compile_layers(model: GPT) -> None:
 
     Embedding and head are not compiled: a compiler may reorder the sums of their backward passes.
     """
-    model.compiled_layers = [torch.compile(block, dynamic=False, options=compile_options()) for block in model.h]
+    model.compiled_layers = [torch.compile(block, dynamic=False, options=COMPILE_OPTIONS) for block in model.h]
 
 
 def describe_mismatch(expected: Mapping[str, Tensor], offered: Mapping[str, Tensor]) -> str | None:

@@ -7,12 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from model.errors import InvalidInput, NonFiniteLoss
-from model.estimates.utilization import (
-    flops_per_token,
-    measure_peak_flops,
-    model_flops_utilization,
-    read_memory_bytes,
-)
+from model.estimates.utilization import flops_per_token, measure_peak_flops, read_memory_bytes
 from model.training.deferred_metrics import DeferredStep, UpdateGuard, UpdateResult, fetch_metrics, resolve_step
 from model.training.probe import Probe
 from model.training.train_state import TrainState
@@ -167,22 +162,19 @@ def _report(
 ) -> None:
     config, probe, seconds = state.model.config, observer.probe, max(seconds, 1e-9)
     tokens_per_second = state.global_batch * config.block_size / seconds
-    probed = probe.measure(state.model) if probe is not None and probe.is_due(step) else None
+    model_flops = flops_per_token(config, state.model.parameter_count) * tokens_per_second
+    probe_loss, sample = probe.measure(state.model) if probe is not None and probe.is_due(step) else (None, None)
     record = StepResult(
         step=step,
         train_loss=result.loss,
         lr=result.lr,
         grad_norm=result.grad_norm,
         tokens_per_second=tokens_per_second,
-        mfu=model_flops_utilization(
-            flops_each_token=flops_per_token(config, state.model.parameter_count),
-            tokens_per_second=tokens_per_second,
-            peak_flops=measure_peak_flops(state.device, inputs.training.precision),
-        ),
+        mfu=model_flops / measure_peak_flops(state.device, inputs.training.precision),
         memory_bytes=read_memory_bytes(state.device),
         seconds=seconds,
-        probe_loss=None if probed is None else probed.loss,
-        sample=None if probed is None else probed.sample,
+        probe_loss=probe_loss,
+        sample=sample,
     )
     observer.on_step(record)
 

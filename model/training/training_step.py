@@ -20,7 +20,7 @@ from model.training.deferred_metrics import (
     sum_finite_losses,
 )
 from model.training.determinism import Generators
-from model.training.optimizer import learning_rate, set_learning_rate
+from model.training.optimizer import learning_rate
 from model.training.parallel import gather_full
 from model.training.train_state import TrainState
 
@@ -96,7 +96,8 @@ def _begin(state: TrainState, inputs: StepInputs) -> tuple[float, Batch]:
     rate = learning_rate(
         state.step + 1, steps=training.steps, warmup_steps=training.warmup_steps, lr=training.lr, min_lr=training.min_lr
     )
-    set_learning_rate(state.optimizer, rate)
+    for group in state.optimizer.param_groups:
+        group["lr"] = rate
     batch = _gather(state, inputs)
     if (seed := state.ranks.dropout_seed(training.seed, state.step)) is not None:
         state.generators.reseed(seed, state.device)

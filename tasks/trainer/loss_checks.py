@@ -26,9 +26,10 @@ class SpikeCheck:
         spike = find_spike(list(self._losses), patience=self._rule.patience_steps, rise=self._rule.rise_nats)
         if spike is None:
             return
-        first, last = result.step - spike.steps + 1, result.step
+        (level, baseline), last = spike, result.step
+        first = last - self._rule.patience_steps + 1
         windows = [window for step in range(first, last + 1) for window in self._order.windows_of(step - 1)]
-        raise LossExploded(step=last, spike_step=first, level=spike.level, baseline=spike.baseline, windows=windows)
+        raise LossExploded(step=last, spike_step=first, level=level, baseline=baseline, windows=windows)
 
 
 def raise_for_samples(error: NonFiniteLoss | TokenOutOfRange, state: TrainState, inputs: StepInputs) -> NoReturn:

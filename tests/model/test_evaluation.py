@@ -2,12 +2,12 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 
+from model.data.token_windows import TokenWindows
 from model.errors import InvalidInput
-from model.inference.evaluation import evaluate, evaluation_slice
+from model.inference.evaluation import evaluate, held_out_loss
 
 
 def measure(run, **changes):
@@ -36,9 +36,14 @@ def test_samples_counts_the_windows_that_were_there(tiny_run):
     assert measure(run, batches=1000).samples == run.windows.window_count
 
 
-def test_the_slice_is_spread_over_all_windows():
-    assert evaluation_slice(100, 4).tolist() == [0, 25, 50, 75]
-    assert np.array_equal(evaluation_slice(3, 10), np.arange(3))
+@pytest.mark.parametrize(("wanted", "chosen"), [(4, [0, 25, 50, 75]), (1000, list(range(100)))])
+def test_the_slice_is_spread_over_all_windows(tiny_run, monkeypatch, wanted, chosen):
+    run, gathered = tiny_run(), []
+    gather = run.windows.gather
+    monkeypatch.setattr(TokenWindows, "window_count", 100)
+    monkeypatch.setattr(TokenWindows, "gather", lambda _, part: gathered.extend(part.tolist()) or gather(part * 0))
+    assert held_out_loss(run.state.model, run.windows, batches=1, batch_size=wanted)[1] == len(chosen)
+    assert gathered == chosen
 
 
 def test_evaluating_draws_no_random_number(tiny_run):

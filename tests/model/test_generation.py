@@ -5,8 +5,7 @@ from itertools import islice
 import pytest
 import torch
 
-from model.architectures.gpt import GPT
-from model.architectures.key_value_cache import KeyValueCache
+from model.architectures.gpt import GPT, KeyValueCache
 from model.configuration.network import ModelConfig
 from model.errors import InvalidInput, ModelError
 from model.inference.evaluation import evaluation_mode
@@ -116,7 +115,7 @@ def test_a_forgotten_text_leaves_nothing_behind():
     model, cache = network(), KeyValueCache(network().config, device=torch.device("cpu"))
     with torch.no_grad():
         model.extend(text(32), cache)
-        cache.forget()
+        cache.length = 0
         torch.testing.assert_close(model.extend(text(9, 4), cache)[0], model(text(9, 4))[0, -1], atol=1e-5, rtol=0)
 
 

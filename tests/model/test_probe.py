@@ -41,7 +41,7 @@ def test_a_probe_that_is_due_brings_loss_and_sample(tiny_run):
 
 def test_without_sample_tokens_there_is_no_sample(tiny_run):
     run = tiny_run()
-    assert make(run, sample_tokens=0).measure(run.state.model).sample is None
+    assert make(run, sample_tokens=0).measure(run.state.model)[1] is None
 
 
 def test_the_model_is_back_in_its_mode_after_a_probe(tiny_run):

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.data.source_mixture import Component, Mixture, cut_components
+from model.configuration.data import draw_shares, require_short_period
+from model.data.source_mixture import Component, cut_components, split_draws
 from model.data.token_windows import TokenWindows
 from model.errors import InvalidInput
 
@@ -17,14 +18,14 @@ FAR = st.integers(0, 2**50)
 
 
 def split(weights, first, count):
-    return Mixture(weights=tuple(weights)).split(np.arange(first, first + count, dtype=np.int64))
+    return split_draws(draw_shares(weights), np.arange(first, first + count, dtype=np.int64))
 
 
-def counts(mixture, draws):
+def counts(shares, draws):
     """Return how many of the first `draws` draws each component has, in closed form."""
     remaining, found = draws, []
-    for component, share in enumerate(mixture.shares):
-        total = sum(mixture.shares[component:])
+    for component, share in enumerate(shares):
+        total = sum(shares[component:])
         found.append((2 * remaining * share + total) // (2 * total) if share < total else remaining)
         remaining -= found[-1]
     return found
@@ -32,23 +33,23 @@ def counts(mixture, draws):
 
 @given(SMALL_WEIGHTS, FAR)
 def test_every_period_gives_each_component_exactly_its_share(weights, start):
-    mixture = Mixture(weights=tuple(weights))
-    chosen, _ = split(weights, start, sum(mixture.shares))
-    assert tuple(np.bincount(chosen, minlength=len(weights))) == mixture.shares
+    shares = draw_shares(weights)
+    chosen, _ = split(weights, start, sum(shares))
+    assert tuple(np.bincount(chosen, minlength=len(weights))) == shares
 
 
 @given(WEIGHTS, FAR)
 def test_counts_stay_within_half_a_draw_for_each_component_of_their_share(weights, draws):
-    mixture = Mixture(weights=tuple(weights))
-    wanted = [Fraction(draws * share, sum(mixture.shares)) for share in mixture.shares]
-    strays = [abs(count - share) for count, share in zip(counts(mixture, draws), wanted, strict=True)]
-    assert sum(counts(mixture, draws)) == draws and max(strays) <= Fraction(len(weights), 2)
+    shares = draw_shares(weights)
+    wanted = [Fraction(draws * share, sum(shares)) for share in shares]
+    strays = [abs(count - share) for count, share in zip(counts(shares, draws), wanted, strict=True)]
+    assert sum(counts(shares, draws)) == draws and max(strays) <= Fraction(len(weights), 2)
 
 
 @given(WEIGHTS, FAR, st.integers(1, 40))
 def test_the_draws_of_a_component_are_numbered_without_gaps_from_its_count(weights, first, count):
     chosen, own = split(weights, first, count)
-    before = counts(Mixture(weights=tuple(weights)), first)
+    before = counts(draw_shares(weights), first)
     for component, start in enumerate(before):
         mine = own[chosen == component]
         assert np.array_equal(mine, np.arange(start, start + len(mine)))
@@ -62,7 +63,7 @@ def test_a_draw_asked_for_alone_is_the_one_found_in_sequence(weights, first, cou
 
 
 def test_only_the_ratio_of_weights_counts():
-    assert Mixture(weights=(0.1, 0.3)).shares == Mixture(weights=(2.0, 6.0)).shares == (1, 3)
+    assert draw_shares((0.1, 0.3)) == draw_shares((2.0, 6.0)) == (1, 3)
 
 
 def test_equal_weights_alternate():
@@ -72,7 +73,7 @@ def test_equal_weights_alternate():
 @pytest.mark.parametrize("weights", [(), (1.0, 1e-12)])
 def test_weights_without_a_schedule_are_refused(weights):
     with pytest.raises(InvalidInput, match="weights"):
-        Mixture(weights=weights)
+        require_short_period(weights)
 
 
 @pytest.mark.parametrize(

@@ -3,17 +3,13 @@
 import torch
 
 from model.configuration.network import ModelConfig
-from model.estimates.utilization import flops_per_token, measure_peak_flops, model_flops_utilization, read_memory_bytes
+from model.estimates.utilization import flops_per_token, measure_peak_flops, read_memory_bytes
 
 CPU = torch.device("cpu")
 
 
 def test_flops_are_six_per_parameter_and_the_attention():
     assert flops_per_token(ModelConfig(n_layer=2, n_embd=128, block_size=64), 1000) == 6000 + 12 * 2 * 128 * 64
-
-
-def test_utilization_is_the_share_of_the_peak():
-    assert model_flops_utilization(flops_each_token=10, tokens_per_second=5.0, peak_flops=200.0) == 0.25
 
 
 def test_the_peak_is_measured_once_and_draws_no_random_number():

@@ -178,7 +178,7 @@ def exploded_loss(folder: Path) -> None:
     losses += [run.step() for _ in range(4)]
     spike = find_spike(losses, patience=4, rise=1.5)
     assert spike is not None, losses
-    raise LossExploded(step=68, spike_step=65, level=spike.level, baseline=spike.baseline, windows=(1, 2))
+    raise LossExploded(step=68, spike_step=65, level=spike[0], baseline=spike[1], windows=(1, 2))
 
 
 def closed_port(folder: Path) -> None:
