@@ -10,7 +10,6 @@ from storage.logs.run_entries import EvaluationFailed, EvaluationRecorded
 from storage.logs.run_log import RunLog
 from tasks.evaluator.evaluation_run import EvaluationPlan, record_evaluation
 from tasks.evaluator.evaluation_suite import CommandSuite
-from tasks.evaluator.evaluator_process import never
 
 
 @task(name="evaluate", task_run_name="evaluate {step}", cache_policy=NO_CACHE, persist_result=False)
@@ -23,7 +22,7 @@ def evaluate(
     during_attempt: int | None = None,
     again: bool = False,
     on_request: bool = False,
-    stopping: Callable[[], bool] = never,
+    stopping: Callable[[], bool] = lambda: False,
 ) -> EvaluationRecorded | EvaluationFailed:
     """Wait for `committed`, then record the evaluation or the evaluator's failure, as `record_evaluation` does.
 

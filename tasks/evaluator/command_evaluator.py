@@ -10,16 +10,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from storage.logs.log_entry import CheckpointReference
 from storage.stores.verified_object import describe_file
 from tasks.errors import TaskError
-from tasks.evaluator.evaluation_suite import CommandSuite
+from tasks.evaluator.evaluation_suite import CommandSuite, EvaluationSpec
 from tasks.evaluator.evaluator_process import PipeReader
 
 MODEL = "{model}"
@@ -37,33 +35,20 @@ COMMANDS, ALLOWED = "CAIRN_EVALUATOR_COMMANDS", "allow"
 _GUARD = "import os, signal; os.read(0, 1); os.killpg(0, signal.SIGKILL)"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CommandSpec:
-    """What the command gets: the weights and where they come from, a scratch folder, a device and threads."""
-
-    model_dir: Path
-    scratch_dir: Path
-    run_id: str
-    reference: CheckpointReference
-    device: str
-    threads: int
-
-
-def run_command(suite: CommandSuite, spec: CommandSpec) -> dict[str, float]:
-    """Run the suite's command on the model directory and return the numbers it printed, nested names joined by slashes.
+def run_command(suite: CommandSuite, spec: EvaluationSpec) -> dict[str, float]:
+    """Run the command on `spec.folder / "model"` and return the numbers it printed, nested names joined by slashes.
 
     Raises TaskError if this machine forbids commands, a file of the suite has changed, the command cannot be started,
     its exit code is not 0, or it prints anything but one JSON object of finite numbers.
     """
     if os.environ.get(COMMANDS, ALLOWED) != ALLOWED:
-        raise TaskError(
-            f"evaluator {suite.name}: this machine runs no evaluator's command ({COMMANDS} is not `{ALLOWED}`)"
-        )
+        problem = f"this machine runs no evaluator's command ({COMMANDS} is not `{ALLOWED}`)"
+        raise TaskError(f"evaluator {suite.name}: {problem}")
     _check_files(suite)
     environment = command_environment(os.environ, spec)
     try:
         child = subprocess.Popen(
-            _arguments(suite.command, spec.model_dir, environment["PATH"]),
+            _arguments(suite.command, environment["CAIRN_MODEL_DIR"], environment["PATH"]),
             cwd=suite.folder,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -95,21 +80,20 @@ def _read_metrics(name: str, child: "subprocess.Popen[bytes]") -> dict[str, floa
 def parse_metrics(name: str, printed: bytes) -> dict[str, float]:
     """Return the finite numbers of one JSON object; raises TaskError naming the first key that holds anything else."""
     try:
-        document = msgspec.json.decode(printed)
+        document = msgspec.json.decode(printed, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError) as error:
-        raise TaskError(
-            f"evaluator {name} printed nonsense: {error}: {_start_of(printed)}; rule: stdout is one JSON object"
-        ) from error
-    if not isinstance(document, dict):
-        raise TaskError(f"evaluator {name} printed nonsense: {_start_of(printed)}; rule: stdout is one JSON object")
+        start = printed[:60].decode(errors="replace")
+        problem = f"evaluator {name} printed nonsense: {error}: {start!r}"
+        raise TaskError(f"{problem}; rule: stdout is one JSON object") from error
     metrics = dict(_numbers(name, document, ""))
     if not 1 <= len(metrics) <= MOST_METRICS:
         raise TaskError(f"evaluator {name} printed nonsense: {len(metrics)} numbers; rule: 1 to {MOST_METRICS}")
     return metrics
 
 
-def command_environment(environment: Mapping[str, str], spec: CommandSpec) -> dict[str, str]:
+def command_environment(environment: Mapping[str, str], spec: EvaluationSpec) -> dict[str, str]:
     """Return the command's environment: without credentials, with the spec's values; `python` is this interpreter."""
+    assert spec.folder is not None
     kept = {
         name: value
         for name, value in environment.items()
@@ -119,11 +103,11 @@ def command_environment(environment: Mapping[str, str], spec: CommandSpec) -> di
     return kept | {
         "PATH": os.pathsep.join(path),
         "OMP_NUM_THREADS": str(spec.threads),
-        "TMPDIR": str(spec.scratch_dir),
-        "CAIRN_MODEL_DIR": str(spec.model_dir),
+        "TMPDIR": str(spec.folder / "scratch"),
+        "CAIRN_MODEL_DIR": str(spec.folder / "model"),
         "CAIRN_RUN_ID": spec.run_id,
-        "CAIRN_STEP": str(spec.reference.step),
-        "CAIRN_MANIFEST_SHA256": spec.reference.manifest_sha256,
+        "CAIRN_STEP": str(spec.checkpoint.step),
+        "CAIRN_MANIFEST_SHA256": spec.checkpoint.manifest_sha256,
         "CAIRN_DEVICE": spec.device,
     }
 
@@ -158,10 +142,10 @@ def _check_files(suite: CommandSuite) -> None:
             )
 
 
-def _arguments(command: tuple[str, ...], model_dir: Path, path: str) -> list[str]:
+def _arguments(command: tuple[str, ...], model_dir: str, path: str) -> list[str]:
     program = command[0] if "/" in command[0] else shutil.which(command[0], path=path) or command[0]
-    filled = [program, *(argument.replace(MODEL, str(model_dir)) for argument in command[1:])]
-    return filled if any(MODEL in argument for argument in command) else [*filled, str(model_dir)]
+    filled = [program, *(argument.replace(MODEL, model_dir) for argument in command[1:])]
+    return filled if any(MODEL in argument for argument in command) else [*filled, model_dir]
 
 
 def _numbers(name: str, document: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
@@ -183,7 +167,3 @@ def _is_finite(value: object) -> bool:
         return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:  # an integer too large for a float
         return False
-
-
-def _start_of(printed: bytes) -> str:
-    return repr(printed[:60].decode(errors="replace"))

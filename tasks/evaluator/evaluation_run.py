@@ -26,9 +26,8 @@ from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
 from tasks.configuration.settings import BudgetConfig
 from tasks.errors import CheckpointGone
-from tasks.evaluator.evaluation_spec import EvaluationResult, EvaluationSpec
-from tasks.evaluator.evaluation_suite import AnySuite, CommandSuite
-from tasks.evaluator.evaluator_process import Outcome, never, run_evaluator
+from tasks.evaluator.evaluation_suite import AnySuite, CommandSuite, EvaluationResult, EvaluationSpec
+from tasks.evaluator.evaluator_process import Outcome, run_evaluator
 from tasks.evaluator.run_curve import with_verdict
 from tasks.machine.placement import this_placement
 from tasks.policy.budgets import evaluator_retries_left
@@ -68,12 +67,9 @@ def find_evaluation(
 
     Without `data_snapshot` any snapshot matches: a run has only one.
     """
-    for item in reversed(state.evaluations):
-        if (item.manifest_sha256, item.suite_sha256) != (manifest_sha256, suite_sha256):
-            continue
-        if data_snapshot in (None, item.data_snapshot):
-            return item
-    return None
+    wanted = (manifest_sha256, suite_sha256)
+    found = (item for item in reversed(state.evaluations) if (item.manifest_sha256, item.suite_sha256) == wanted)
+    return next((item for item in found if data_snapshot in (None, item.data_snapshot)), None)
 
 
 def pin_for_evaluation(
@@ -100,7 +96,7 @@ def record_evaluation(
     during_attempt: int | None = None,
     again: bool = False,
     on_request: bool = True,
-    stopping: Callable[[], bool] = never,
+    stopping: Callable[[], bool] = lambda: False,
     clock: Callable[[], datetime] = utc_now,
     measure: Measure | None = None,
 ) -> EvaluationRecorded | EvaluationFailed:
@@ -155,7 +151,9 @@ def _measure_once(trial: _Trial, measure: Measure) -> EvaluationRecorded | Evalu
     if pin_id is None:
         raise CheckpointGone(f"{reference.prefix}: is no longer committed, so it is not evaluated")
     started_at, started = trial.clock(), time.monotonic()
-    outcome = _run(log, reference, plan, measure)
+    parent = plan.cache_dir.parent / "evaluations"
+    with evaluation_folder(parent) if isinstance(plan.suite, CommandSuite) else nullcontext() as folder:
+        outcome = measure(_encode_spec(log, reference, plan, folder=folder), plan.timeout_seconds)
     body = _body(outcome, reference, plan, started_at=started_at, seconds=time.monotonic() - started, hold_id=pin_id)
     if isinstance(body, EvaluationRecorded):
         body = with_verdict(log, body)
@@ -163,30 +161,20 @@ def _measure_once(trial: _Trial, measure: Measure) -> EvaluationRecorded | Evalu
     return (trial.known(state) or body) if isinstance(body, EvaluationRecorded) else body
 
 
-def _run(log: RunLog, reference: CheckpointReference, plan: EvaluationPlan, measure: Measure) -> Outcome:
-    parent = plan.cache_dir.parent / "evaluations"
-    with evaluation_folder(parent) if isinstance(plan.suite, CommandSuite) else nullcontext() as folder:
-        return measure(_encode_spec(log, reference, plan, folder=folder), plan.timeout_seconds)
-
-
 @contextmanager
 def evaluation_folder(parent: Path) -> Iterator[Path]:
     """Make a folder under `parent` for the block and remove it afterwards; also removes those of dead processes."""
     writer = this_writer()
     parent.mkdir(parents=True, exist_ok=True)
-    _remove_abandoned(parent, writer.host)
+    for abandoned in parent.glob(f"{writer.host}+*+*"):
+        pid = abandoned.name.split("+")[1]
+        if pid.isdigit() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(abandoned, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=f"{writer.host}+{writer.pid}+", dir=parent.absolute()))
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _remove_abandoned(parent: Path, host: str) -> None:
-    for folder in parent.glob(f"{host}+*+*"):
-        pid = folder.name.split("+")[1]
-        if pid.isdigit() and not psutil.pid_exists(int(pid)):
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _encode_spec(log: RunLog, reference: CheckpointReference, plan: EvaluationPlan, *, folder: Path | None) -> bytes:

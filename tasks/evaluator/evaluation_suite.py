@@ -1,13 +1,18 @@
-"""A suite defines exactly what is measured: evaluations under equal suite hashes can be compared."""
+"""A suite defines exactly what is measured: evaluations under equal suite hashes can be compared.
+
+Also what a parent and its evaluator process exchange. Imports no torch.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from pydantic import BaseModel, ConfigDict
+
+from model.configuration.network import ModelConfig
+from storage.logs.log_entry import CheckpointReference
 from storage.stores.document import encode, sha256
 from tasks.configuration.evaluation_settings import EvaluationConfig
-
-EVALUATOR_VERSION = "1"
-COMMAND_EVALUATOR_VERSION = "1"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +66,38 @@ class CommandSuite:
 AnySuite = Suite | CommandSuite
 
 
+class EvaluationSpec(BaseModel):
+    """Everything an evaluator process needs, as the one JSON document that its parent sends.
+
+    `number` counts the run's evaluations; `folder` is for a command's model and its scratch files.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    store_url: str
+    snapshot_id: str
+    model: ModelConfig
+    checkpoint: CheckpointReference
+    suite: Suite | CommandSuite
+    cache_dir: Path
+    device: str
+    threads: int
+    mask_documents: bool
+    folder: Path | None
+    run_id: str
+    run_prefix: str
+    number: int
+    faults: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationResult:
+    """What an evaluator process measured: losses in nats per token, and the text after each prompt."""
+
+    metrics: dict[str, float]
+    samples: tuple[str, ...]
+
+
 def suite_of(evaluation: EvaluationConfig) -> Suite:
     """Return the held-out suite of a run's evaluation section, by which its checkpoints are compared."""
     return Suite(
@@ -70,7 +107,7 @@ def suite_of(evaluation: EvaluationConfig) -> Suite:
         prompts=evaluation.prompts,
         sample_tokens=evaluation.sample_tokens,
         sample_seed=evaluation.sample_seed,
-        evaluator_version=EVALUATOR_VERSION,
+        evaluator_version="1",
     )
 
 
@@ -84,7 +121,7 @@ def command_suites_of(evaluation: EvaluationConfig) -> tuple[CommandSuite, ...]:
             files=evaluator.files or {},
             timeout_seconds=evaluator.timeout_seconds,
             required=evaluator.required,
-            evaluator_version=COMMAND_EVALUATOR_VERSION,
+            evaluator_version="1",
         )
         for evaluator in evaluation.evaluators
     )

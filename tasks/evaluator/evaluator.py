@@ -4,7 +4,6 @@ It measures one committed checkpoint. A crash here affects neither the run nor t
 """
 
 import os
-import signal
 import sys
 from dataclasses import asdict
 
@@ -17,11 +16,10 @@ from model.training.determinism import make_deterministic, resolve_device
 from storage.stores.open_store import open_store
 from tasks.errors import TaskError
 from tasks.evaluator.checkpoint_model import CheckpointModel, open_model
-from tasks.evaluator.command_evaluator import CommandSpec, guard_group, run_command
-from tasks.evaluator.evaluation_spec import EvaluationResult, EvaluationSpec
-from tasks.evaluator.evaluation_suite import CommandSuite, Suite
+from tasks.evaluator.command_evaluator import guard_group, run_command
+from tasks.evaluator.evaluation_suite import CommandSuite, EvaluationResult, EvaluationSpec, Suite
 from tasks.evaluator.model_directory import write_model_directory
-from tasks.trainer.fault_injection import FaultKind, FaultPlan, inject_process_fault
+from tasks.trainer.fault_injection import FaultPlan, inject_process_fault
 from tasks.trainer.parent_watch import watch_parent
 
 _NICENESS = 15
@@ -61,40 +59,29 @@ def _measure_held_out(opened: CheckpointModel, suite: Suite) -> EvaluationResult
 
 
 def _measure_by_command(spec: EvaluationSpec, suite: CommandSuite) -> EvaluationResult:
-    if spec.folder is None:
-        raise TaskError(f"evaluator {suite.name}: the spec names no folder for the model")
-    command = CommandSpec(
-        model_dir=spec.folder / "model",
-        scratch_dir=spec.folder / "scratch",
-        run_id=spec.run_id,
-        reference=spec.checkpoint,
-        device=spec.device,
-        threads=spec.threads,
-    )
+    assert spec.folder is not None
     guard = guard_group()
-    command.scratch_dir.mkdir(parents=True)
+    (spec.folder / "scratch").mkdir(parents=True)
+    checkpoint = spec.checkpoint
+    card = (
+        f"Step {checkpoint.step} of run {spec.run_id}, manifest sha256 {checkpoint.manifest_sha256}, trained on data "
+        f"snapshot {spec.snapshot_id}. Written for an evaluator; `cairn export` writes a model card.\n"
+    )
     # Not bound to a name: the weights are not needed in memory while the command runs.
-    write_model_directory(command.model_dir, _open(spec, "cpu"), card=_card(spec))
-    metrics = run_command(suite, command)
+    write_model_directory(spec.folder / "model", _open(spec, "cpu"), card=card)
+    metrics = run_command(suite, spec)
     del guard  # it has to live until here
     return EvaluationResult(metrics=metrics, samples=())
-
-
-def _card(spec: EvaluationSpec) -> str:
-    return (
-        f"Step {spec.checkpoint.step} of run {spec.run_id}, manifest sha256 {spec.checkpoint.manifest_sha256}, "
-        f"trained on data snapshot {spec.snapshot_id}. Written for an evaluator; `cairn export` writes a model card.\n"
-    )
 
 
 def main() -> None:
     """Read the spec from stdin, and print the result as the only line on stdout."""
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    watch_parent(os.getppid(), on_exit=_kill_group)
+    watch_parent(os.getppid(), kill_group=True)
     spec = EvaluationSpec.model_validate_json(sys.stdin.buffer.read())
     faults = FaultPlan(open_store(spec.store_url), spec.run_prefix, spec.faults)
-    for kind in faults.due(spec.number, kinds=(FaultKind.EVALUATOR,)):
+    for kind in faults.due(spec.number, in_evaluator=True):
         inject_process_fault(kind)
     os.nice(_NICENESS)
     seed = spec.suite.sample_seed if isinstance(spec.suite, Suite) else 0
@@ -119,11 +106,6 @@ def _sample(opened: CheckpointModel, suite: Suite, prompt: str) -> str:
         seed=suite.sample_seed,
     )
     return prompt + opened.tokenizer.decode(ids)
-
-
-def _kill_group() -> None:
-    if os.getpgrp() == os.getpid():
-        os.killpg(0, signal.SIGKILL)  # includes the processes that the evaluator started
 
 
 if __name__ == "__main__":

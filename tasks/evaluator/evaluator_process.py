@@ -56,30 +56,19 @@ class PipeReader:
     def _run(self) -> None:
         with self._pipe:
             while chunk := os.read(self._pipe.fileno(), 65536):
-                self._keep(chunk)
+                self._kept += chunk
+                if len(self._kept) > self._most_bytes:
+                    self.overflowed = True
+                    del self._kept[slice(-self._most_bytes) if self._keep_last else slice(self._most_bytes, None)]
                 if self._copy_to is not None:
                     os.write(self._copy_to, chunk)
-
-    def _keep(self, chunk: bytes) -> None:
-        self._kept += chunk
-        if len(self._kept) > self._most_bytes:
-            self.overflowed = True
-            if self._keep_last:
-                del self._kept[: -self._most_bytes]
-            else:
-                del self._kept[self._most_bytes :]
-
-
-def never() -> bool:
-    """Return False: nothing asks the evaluator to stop."""
-    return False
 
 
 def run_evaluator(
     spec: bytes,
     timeout_seconds: float,
     *,
-    stopping: Callable[[], bool] = never,
+    stopping: Callable[[], bool] = lambda: False,
     command: Sequence[str] = EVALUATOR_COMMAND,
 ) -> Outcome:
     """Run an evaluator process on an encoded spec; every failure of it is returned as an outcome.
@@ -99,7 +88,9 @@ def run_evaluator(
     try:
         problem = _wait(child, stdout, timeout_seconds, stopping)
     finally:
-        _kill_group(child)
+        with suppress(ProcessLookupError, PermissionError):  # the latter: only zombies are left, on some systems
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
     if not problem and child.returncode != 0:
         problem = f"the evaluator exited with {child.returncode}: {stderr.last_line()}"
     return Outcome(result=b"" if problem else stdout.read(), problem=problem)
@@ -124,9 +115,3 @@ def _wait(
             return f"the evaluator did not answer within {timeout_seconds:g} s"
         time.sleep(_POLL_SECONDS)
     return ""
-
-
-def _kill_group(child: subprocess.Popen[bytes]) -> None:
-    with suppress(ProcessLookupError, PermissionError):  # the latter: only zombies are left, on some systems
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()

@@ -18,14 +18,8 @@ from storage.checkpoints.tensor_shard import shard_chunks
 from storage.stores.document import encode
 from tasks.errors import TaskError
 from tasks.evaluator.checkpoint_model import CheckpointModel
+from tasks.trainer.initial_weights import CONFIG, TOKENIZER, WEIGHTS
 from tasks.trainer.tensor_exchange import to_record
-
-CONFIG = "config.json"
-GENERATION_CONFIG = "generation_config.json"
-WEIGHTS = "model.safetensors"
-TOKENIZER = "tokenizer.json"
-TOKENIZER_CONFIG = "tokenizer_config.json"
-CARD = "README.md"
 
 
 def write_model_directory(folder: Path, opened: CheckpointModel, *, card: str) -> None:
@@ -55,10 +49,14 @@ def require_empty(folder: Path) -> None:
 
 
 def _write_files(folder: Path, opened: CheckpointModel, card: str) -> None:
-    for name, document in _documents(opened):
-        (folder / name).write_bytes(encode(document))
-    (folder / TOKENIZER).write_text(_plain_tokenizer(opened.snapshot.tokenizer_json), encoding="utf-8")
-    (folder / CARD).write_text(card, encoding="utf-8")
+    for name, content in _documents(opened):
+        (folder / name).write_bytes(encode(content))
+    tokenizer = opened.snapshot.tokenizer_json
+    document = json.loads(tokenizer)
+    if (document.get("post_processor") or {}).get("type") not in (None, "ByteLevel"):
+        tokenizer = encode(document | {"post_processor": None}).decode()  # training adds no tokens around a text
+    (folder / TOKENIZER).write_text(tokenizer, encoding="utf-8")
+    (folder / "README.md").write_text(card, encoding="utf-8")
     weights = {name: tensor.detach().cpu().float().numpy() for name, tensor in opened.network.named_parameters()}
     renamed = to_hugging_face(weights)
     records = [to_record(name, torch.from_numpy(renamed[name])) for name in sorted(renamed)]
@@ -71,10 +69,10 @@ def _documents(opened: CheckpointModel) -> Iterator[tuple[str, Mapping[str, Any]
     network, end_id = opened.network, opened.tokenizer.end_of_text_id
     config = HuggingFaceConfig.from_model(network.config, vocab_size=network.vocab_size, end_of_text_id=end_id)
     yield CONFIG, config.model_dump(mode="json")
-    yield GENERATION_CONFIG, {"bos_token_id": end_id, "eos_token_id": end_id, "pad_token_id": end_id}
+    yield "generation_config.json", {"bos_token_id": end_id, "eos_token_id": end_id, "pad_token_id": end_id}
     end_of_text = TokenizerFile.from_str(opened.snapshot.tokenizer_json).id_to_token(end_id)
     yield (
-        TOKENIZER_CONFIG,
+        "tokenizer_config.json",
         {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "bos_token": end_of_text,
@@ -88,11 +86,3 @@ def _documents(opened: CheckpointModel) -> Iterator[tuple[str, Mapping[str, Any]
             "split_special_tokens": True,
         },
     )
-
-
-def _plain_tokenizer(text: str) -> str:
-    """Return the tokenizer without a post-processor that adds tokens around a text: training has none."""
-    document = json.loads(text)
-    if (document.get("post_processor") or {}).get("type") in (None, "ByteLevel"):
-        return text
-    return encode(document | {"post_processor": None}).decode()

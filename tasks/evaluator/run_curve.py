@@ -6,7 +6,7 @@ It reads only up to that step, so the verdict on a step is the same whenever it 
 from dataclasses import dataclass, replace
 
 from storage.errors import StorageError
-from storage.logs.run_entries import CurveVerdict, EvaluationRecorded
+from storage.logs.run_entries import EvaluationRecorded
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
 from storage.logs.step_curve import splice
@@ -31,15 +31,12 @@ def with_verdict(log: RunLog, body: EvaluationRecorded) -> EvaluationRecorded:
     if METRIC not in body.metrics:
         return body
     try:
-        return replace(body, verdict=_verdict_at(log, body))
+        curve = read_curve(log, suite_sha256=body.suite_sha256, until_step=body.step)
+        val = [point for point in curve.val if point[0] != body.step]
+        verdict = judge(replace(curve, val=(*val, (body.step, body.metrics[METRIC]))))
+        return replace(body, verdict=verdict)
     except (StorageError, ValueError, LookupError, ArithmeticError):
         return body
-
-
-def _verdict_at(log: RunLog, body: EvaluationRecorded) -> CurveVerdict:
-    curve = read_curve(log, suite_sha256=body.suite_sha256, until_step=body.step)
-    val = [point for point in curve.val if point[0] != body.step]
-    return judge(replace(curve, val=(*val, (body.step, body.metrics[METRIC]))))
 
 
 def read_curve(log: RunLog, *, suite_sha256: str | None, until_step: int | None = None) -> Curve:

@@ -7,7 +7,7 @@ import mmap
 import os
 import signal
 import threading
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
 
@@ -26,35 +26,31 @@ class FaultKind(StrEnum):
     EVALUATOR = "evaluator"
 
 
-TRAINER_FAULTS = frozenset(FaultKind) - {FaultKind.EVALUATOR}
-
-
 class FaultPlan:
     """The faults of one run; a marker object in the run's folder says which were injected."""
 
     def __init__(self, store: ObjectStore, run_prefix: str, text: str) -> None:
         """Parse `text`, such as `kill@300,preempt@812`; raises `TaskError` naming the part that is malformed."""
         self._store, self._run_prefix = store, run_prefix
-        self._faults = [_parse(part) for part in filter(None, (item.strip() for item in text.split(",")))]
+        self._faults: list[tuple[FaultKind, int]] = []
+        for part in filter(None, (item.strip() for item in text.split(","))):
+            kind, _, number = part.partition("@")
+            if kind not in set(FaultKind) or not (number.isascii() and number.isdigit()):
+                raise TaskError(f"CAIRN_FAULTS: {part!r}: must be KIND@NUMBER with KIND one of {', '.join(FaultKind)}")
+            self._faults.append((FaultKind(kind), int(number)))
 
     @property
     def numbers(self) -> list[int]:
         """The steps, or evaluations, at which there are faults."""
         return [number for _, number in self._faults]
 
-    def due(self, number: int, *, kinds: Collection[FaultKind] = TRAINER_FAULTS) -> Iterator[FaultKind]:
-        """Yield the faults due at `number` that this run has not had; each is marked before it is yielded."""
+    def due(self, number: int, *, in_evaluator: bool = False) -> Iterator[FaultKind]:
+        """Yield the trainer's or the evaluator's faults due at `number`; each is marked first, so it comes once."""
         for kind, at in self._faults:
             marker = f"{self._run_prefix}/faults/{kind}-{at}.json"
-            if kind in kinds and at == number and self._store.create(marker, b"{}\n"):
+            is_due = at == number and (kind is FaultKind.EVALUATOR) == in_evaluator
+            if is_due and self._store.create(marker, b"{}\n"):
                 yield kind
-
-
-def _parse(part: str) -> tuple[FaultKind, int]:
-    kind, _, number = part.partition("@")
-    if kind not in set(FaultKind) or not (number.isascii() and number.isdigit()):
-        raise TaskError(f"CAIRN_FAULTS: {part!r}: must be KIND@NUMBER with KIND one of {', '.join(FaultKind)}")
-    return FaultKind(kind), int(number)
 
 
 def inject_process_fault(kind: FaultKind) -> None:

@@ -7,6 +7,7 @@ Source: the layout of `PreTrainedModel.save_pretrained`, whole or in shards.
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,16 +78,22 @@ def keep_initial_weights(
     check_directory(directory, model, vocab_size)
     _check_tokenizer(directory, tokenizer_json)
     try:
-        weights = from_hugging_face(_arrays(directory.folder), model, vocab_size)
+        arrays = dict(pair for path in _weight_files(directory.folder) for pair in _file_arrays(path))
+        weights = from_hugging_face(arrays, model, vocab_size)
     except InvalidInput as error:
         raise _refusal(directory, str(error)) from error
-    return _keep(store, [_record(name, weights[name]) for name in sorted(weights)])
+    return _keep(
+        store,
+        [
+            TensorRecord(name=name, dtype="F32", shape=array.shape, data=array.reshape(-1).view(np.uint8).data)
+            for name, array in sorted(weights.items())  # data: its shape -> (bytes,)
+        ],
+    )
 
 
 def read_initial_weights(store: ObjectStore, sha256: str) -> tuple[TensorRecord, ...]:
     """Return the stored weights by the network's names; raises IntegrityError if a byte has changed."""
-    key = _key(sha256)
-    return parse_shard(read_verified(store, promised_weights(store, sha256)), where=key)
+    return parse_shard(read_verified(store, promised_weights(store, sha256)), where=_key(sha256))
 
 
 def _keep(store: ObjectStore, records: Sequence[TensorRecord]) -> str:
@@ -94,19 +101,13 @@ def _keep(store: ObjectStore, records: Sequence[TensorRecord]) -> str:
     for chunk in shard_chunks(records):
         digest.update(chunk)
     sha256 = digest.hexdigest()
-    if not _is_kept(store, sha256):
-        written = store.write_stream(_key(sha256), shard_chunks(records))
-        if written.sha256 != sha256:
-            raise IntegrityError(f"{_key(sha256)}: the store was sent other bytes, sha256 {written.sha256}; try again")
-    return sha256
-
-
-def _is_kept(store: ObjectStore, sha256: str) -> bool:
-    try:
+    with suppress(IntegrityError):  # missing or damaged
         check_object(store, promised_weights(store, sha256))
-    except IntegrityError:
-        return False
-    return True
+        return sha256
+    written = store.write_stream(_key(sha256), shard_chunks(records))
+    if written.sha256 != sha256:
+        raise IntegrityError(f"{_key(sha256)}: the store was sent other bytes, sha256 {written.sha256}; try again")
+    return sha256
 
 
 def promised_weights(store: ObjectStore, sha256: str) -> ExpectedObject:
@@ -126,9 +127,8 @@ def _config(folder: Path) -> HuggingFaceConfig:
     try:
         return HuggingFaceConfig.model_validate_json((folder / CONFIG).read_bytes())
     except OSError as error:
-        raise InvalidInput(
-            f"{CONFIG} cannot be read: {error.strerror}; rule: a directory of save_pretrained"
-        ) from error
+        problem = f"{CONFIG} cannot be read: {error.strerror}"
+        raise InvalidInput(f"{problem}; rule: a directory of save_pretrained") from error
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "the document"
@@ -164,10 +164,6 @@ def _shard_files(folder: Path) -> tuple[Path, ...]:
     return tuple(folder / name for name in names)
 
 
-def _arrays(folder: Path) -> dict[str, NDArray[Any]]:
-    return dict(pair for path in _weight_files(folder) for pair in _file_arrays(path))
-
-
 def _file_arrays(path: Path) -> Iterator[tuple[str, NDArray[Any]]]:
     try:
         records = parse_shard(np.fromfile(path, dtype=np.uint8).data, where=path.name)
@@ -180,11 +176,6 @@ def _file_arrays(path: Path) -> Iterator[tuple[str, NDArray[Any]]]:
         yield record.name, flat.reshape(record.shape)  # (values,) -> its shape
 
 
-def _record(name: str, array: NDArray[np.float32]) -> TensorRecord:
-    flat = array.reshape(-1).view(np.uint8)  # its shape -> (bytes,)
-    return TensorRecord(name=name, dtype="F32", shape=array.shape, data=flat.data)
-
-
 def _check_tokenizer(directory: InitialDirectory, tokenizer_json: str) -> None:
     """Refuse a tokenizer with other ids than the weights' own, if the directory has one."""
     path = directory.folder / TOKENIZER
@@ -194,16 +185,11 @@ def _check_tokenizer(directory: InitialDirectory, tokenizer_json: str) -> None:
         theirs = TokenizerFile.from_file(str(path))
     except Exception as error:  # the library raises bare Exception on every fault
         raise _refusal(directory, f"{TOKENIZER} cannot be read: {error}; repair it or remove it") from error
-    ours = TokenizerFile.from_str(tokenizer_json)
-    if _is_placeholder(ours) or theirs.get_vocab(with_added_tokens=True) == ours.get_vocab(with_added_tokens=True):
-        return
-    raise _other_vocabulary(directory, f"the tokenizer is another than the weights' own {TOKENIZER}")
-
-
-def _is_placeholder(tokenizer: TokenizerFile) -> bool:
-    """Whether it is the placeholder of tokens that were imported without their tokenizer."""
-    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-    return sum(text != str(number) for text, number in vocabulary.items()) <= 1  # end-of-text has a name
+    ours = TokenizerFile.from_str(tokenizer_json).get_vocab(with_added_tokens=True)
+    # Tokens that were imported without their tokenizer have a placeholder, in which only end-of-text has a name.
+    is_placeholder = sum(text != str(number) for text, number in ours.items()) <= 1
+    if not is_placeholder and theirs.get_vocab(with_added_tokens=True) != ours:
+        raise _other_vocabulary(directory, f"the tokenizer is another than the weights' own {TOKENIZER}")
 
 
 def _other_vocabulary(directory: InitialDirectory, problem: str) -> InvalidInput:

@@ -9,7 +9,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 
 _POLL_SECONDS = 0.5
 _SET_DEATH_SIGNAL = 1
@@ -22,14 +21,17 @@ def kill_with_parent(parent_pid: int) -> None:
     watch_parent(parent_pid)
 
 
-def watch_parent(parent_pid: int, *, on_exit: Callable[[], None] | None = None) -> None:
-    """Poll in a thread whether the parent still runs; when it does not, call `on_exit` and kill this process."""
+def watch_parent(parent_pid: int, *, kill_group: bool = False) -> None:
+    """Poll in a thread whether the parent still runs; when it does not, kill this process, or the group that it leads.
+
+    The group includes the processes that this one started.
+    """
 
     def poll() -> None:
         while os.getppid() == parent_pid:
             time.sleep(_POLL_SECONDS)
-        if on_exit is not None:
-            on_exit()
+        if kill_group and os.getpgrp() == os.getpid():
+            os.killpg(0, signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=poll, name="parent", daemon=True).start()

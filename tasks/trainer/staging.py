@@ -6,14 +6,16 @@ retries until `patience_seconds` are over, and training continues up to the end 
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+import msgspec
 import torch
 
+from model.training.parallel import Ranks
 from model.training.train_state import NamedTensor
 from storage.checkpoints.checkpoint import (
     CheckpointTarget,
@@ -24,14 +26,16 @@ from storage.checkpoints.checkpoint import (
     stage_checkpoint,
     stage_share,
 )
-from storage.checkpoints.tensor_record import TensorRecord
+from storage.checkpoints.manifest import ManifestObject
+from storage.checkpoints.shard_transfer import in_name_order
+from storage.checkpoints.tensor_record import TensorRecord, state_sha256
 from storage.checkpoints.trainer_document import TrainerDocument
 from storage.errors import StorageError
 from storage.stores.object_store import ObjectStore
 from tasks.attempt.store_retry import run_retry_policy
-from tasks.trainer.shared_staging import SharedStaging
 from tasks.trainer.staging_buffer import StagingBuffer, lower_thread_priority
-from tasks.trainer.tensor_exchange import to_group
+from tasks.trainer.tensor_exchange import to_group, to_record
+from tasks.trainer.trainer_channel import Rendezvous
 
 T = TypeVar("T")
 _HEARTBEAT_SECONDS = 2.0
@@ -61,6 +65,69 @@ class StagingCallbacks:
     on_failed: Callable[[Exception], None]
 
 
+def assign_writers(tensors: Sequence[NamedTensor], count: int) -> dict[str, int]:
+    """Return which of `count` ranks writes each tensor: contiguous in name order, about equal bytes.
+
+    Rank 0 writes the tensors of the trainer document. Every rank computes the same assignment.
+    """
+    payload = sorted((named for named in tensors if named.group != "trainer"), key=lambda named: named.name)
+    total, before = max(1, sum(named.tensor.nbytes for named in payload)), 0
+    writers = {named.name: 0 for named in tensors}
+    for named in payload:
+        writers[named.name] = min(count - 1, (before + named.tensor.nbytes // 2) * count // total)
+        before += named.tensor.nbytes
+    return writers
+
+
+class SharedStaging:
+    """This rank's part in staging a checkpoint that several ranks write: one manifest and one digest result.
+
+    Shards hold whole tensors, so any number of processes can read them. The digest covers all bytes in name order: the
+    other ranks send theirs to rank 0 in the background, one tensor at a time.
+    """
+
+    def __init__(self, ranks: Ranks, rendezvous: Rendezvous, tensors: Sequence[NamedTensor]) -> None:
+        """Assign the tensors of a train state to ranks, for every checkpoint of the attempt."""
+        self.ranks, self._rendezvous = ranks, rendezvous
+        self._writers = assign_writers(tensors, ranks.size)
+        theirs = (named for named in tensors if self._writers[named.name] != 0)
+        self._theirs = sorted(theirs, key=lambda named: named.name)
+
+    def is_own(self, name: str) -> bool:
+        """Whether this rank writes the tensor."""
+        return self._writers[name] == self.ranks.rank
+
+    def digest(self, own: Sequence[TensorRecord]) -> str:
+        """Return the digest of the whole state; called by rank 0 for each checkpoint, while the others `send_own`."""
+        return state_sha256(in_name_order(sorted(own, key=lambda record: record.name), self._received()))
+
+    def send_own(self, own: Sequence[TensorRecord]) -> None:
+        """Send this rank's tensors to rank 0 for the digest; every other rank calls it once per checkpoint."""
+        for record in sorted(own, key=lambda record: record.name):
+            if record.data.nbytes:
+                self.ranks.send_to_first(torch.frombuffer(record.data, dtype=torch.uint8))
+
+    def publish_objects(self, step: int, objects: Sequence[ManifestObject]) -> None:
+        """Tell rank 0 the objects that this rank wrote for the checkpoint of `step`."""
+        self._rendezvous.put(f"staged/{step}/{self.ranks.rank}", msgspec.json.encode(objects))
+
+    def other_writers(self, step: int, digest: Callable[[], str]) -> OtherWriters:
+        """Return the part of the other ranks in the checkpoint of `step`, for rank 0."""
+        return OtherWriters(count=self.ranks.size - 1, digest=digest, written=partial(self._other_objects, step))
+
+    def _other_objects(self, step: int) -> tuple[ManifestObject, ...]:
+        documents = [self._rendezvous.get(f"staged/{step}/{rank}") or b"[]" for rank in range(1, self.ranks.size)]
+        return tuple(item for data in documents for item in msgspec.json.decode(data, type=tuple[ManifestObject, ...]))
+
+    def _received(self) -> Iterator[TensorRecord]:
+        for named in self._theirs:
+            buffer = torch.empty(named.tensor.shape, dtype=named.tensor.dtype)
+            if buffer.nbytes:
+                flat = buffer.reshape(-1).view(torch.uint8)  # its shape -> (bytes,)
+                self.ranks.receive_from(self._writers[named.name], flat)
+            yield to_record(named.name, buffer)
+
+
 class Staging:
     """Stages at most one checkpoint at a time."""
 
@@ -88,9 +155,7 @@ class Staging:
     def copy(self, tensors: Sequence[NamedTensor]) -> tuple[NamedTensor, ...]:
         """Wait for the checkpoint on its way, then return host copies, which are valid until the next call."""
         self.wait()
-        if self._shared is None:
-            return self._buffer.copy(tensors)
-        return self._buffer.copy(tensors, self._shared.is_own)
+        return self._buffer.copy(tensors) if self._shared is None else self._buffer.copy(tensors, self._shared.is_own)
 
     def begin(self, checkpoint: HostCheckpoint, before: Callable[[], None]) -> None:
         """Wait for the checkpoint on its way, then call `before` and stage `checkpoint` in the background."""
@@ -108,7 +173,7 @@ class Staging:
 
     def _run(self, checkpoint: HostCheckpoint, before: Callable[[], None]) -> None:
         lower_thread_priority()
-        shared = self._shared
+        shared, step = self._shared, checkpoint.document.step
         try:
             with ThreadPoolExecutor(1, "digest", initializer=lower_thread_priority) as background:
                 if shared is None:
@@ -116,10 +181,12 @@ class Staging:
                 elif shared.ranks.is_first:
                     records = [*_payload(checkpoint), *checkpoint.document.records()]
                     digest = background.submit(shared.digest, records).result
-                    self._complete(checkpoint, before, shared.other_writers(checkpoint.document.step, digest))
+                    self._complete(checkpoint, before, shared.other_writers(step, digest))
                 else:
                     sending = background.submit(shared.send_own, _payload(checkpoint))
-                    self._stage_share(checkpoint, shared)
+                    share = partial(stage_share, self._store, checkpoint.target.prefix, checkpoint.groups())
+                    stage = partial(share, writer=shared.ranks.rank, writers=shared.ranks.size, uploads=_UPLOADS)
+                    shared.publish_objects(step, self._with_retries(checkpoint, stage))
                     sending.result()
         except Exception as error:
             self._callbacks.on_failed(error)
@@ -127,23 +194,10 @@ class Staging:
     def _complete(self, checkpoint: HostCheckpoint, before: Callable[[], None], others: OtherWriters | None) -> None:
         def stage() -> StagedCheckpoint:
             before()
-            return stage_checkpoint(
-                self._store,
-                checkpoint.target,
-                checkpoint.groups(),
-                checkpoint.document,
-                uploads=_UPLOADS,
-                others=others,
-            )
+            groups, document = checkpoint.groups(), checkpoint.document
+            return stage_checkpoint(self._store, checkpoint.target, groups, document, uploads=_UPLOADS, others=others)
 
         self._callbacks.on_staged(self._with_retries(checkpoint, stage))
-
-    def _stage_share(self, checkpoint: HostCheckpoint, shared: SharedStaging) -> None:
-        ranks, prefix, groups = shared.ranks, checkpoint.target.prefix, checkpoint.groups()
-        stage = partial(
-            stage_share, self._store, prefix, groups, writer=ranks.rank, writers=ranks.size, uploads=_UPLOADS
-        )
-        shared.publish_objects(checkpoint.document.step, self._with_retries(checkpoint, stage))
 
     def _with_retries(self, checkpoint: HostCheckpoint, stage: Callable[[], T]) -> T:
         def report(error: StorageError, seconds: float) -> None:

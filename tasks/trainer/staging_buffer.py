@@ -10,7 +10,6 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -43,7 +42,7 @@ class StagingBuffer:
 
     def prepare(self, tensors: Sequence[NamedTensor]) -> None:
         """Allocate the memory for these tensors in the background, while the first segment trains."""
-        if self.bytes < (needed := _needed_bytes(_sizes(tensors))):
+        if self.bytes < (needed := _needed_bytes([named.tensor.nbytes for named in tensors])):
             self._preparing = threading.Thread(target=self._run, args=(needed,), name="staging-buffer")
             self._preparing.start()
 
@@ -57,7 +56,11 @@ class StagingBuffer:
         kept = [named for named in tensors if is_own(named.name)]
         self._wait_prepared()
         if [_layout(named) for named in kept] != [_layout(copy) for copy in self._copies]:
-            self._copies = self._lay_out(kept)
+            pieces = self._pieces([named.tensor.nbytes for named in kept])
+            self._copies = tuple(
+                replace(named, tensor=piece.view(named.tensor.dtype).view(named.tensor.shape))  # (bytes,) to its shape
+                for named, piece in zip(kept, pieces, strict=True)
+            )
         targets = {copy.name: copy.tensor for copy in self._copies}
         with torch.no_grad():
             for named in tensors:
@@ -71,13 +74,6 @@ class StagingBuffer:
     def buffers(self, sizes: Sequence[int]) -> list[memoryview]:
         """Return writable pieces of the block of these sizes in bytes."""
         return [memoryview(piece.numpy().data) for piece in self._pieces(sizes)]
-
-    def _lay_out(self, tensors: Sequence[NamedTensor]) -> tuple[NamedTensor, ...]:
-        pieces = self._pieces(_sizes(tensors))
-        return tuple(
-            replace(named, tensor=piece.view(named.tensor.dtype).view(named.tensor.shape))  # (bytes,) to its shape
-            for named, piece in zip(tensors, pieces, strict=True)
-        )
 
     def _pieces(self, sizes: Sequence[int]) -> list[Tensor]:
         self._wait_prepared()
@@ -102,7 +98,7 @@ class StagingBuffer:
             return
         locked = self._device.type == "cuda"
         if locked and self._block.nbytes:
-            _runtime().cudaHostUnregister(self._block.data_ptr())
+            torch.cuda.cudart().cudaHostUnregister(self._block.data_ptr())
         self._block, self._copies = torch.empty(0, dtype=torch.uint8), ()  # free it before the larger one exists
         memory = np.empty(size_bytes, dtype=np.uint8)
         memory[::_PAGE_BYTES] = 0
@@ -110,7 +106,7 @@ class StagingBuffer:
         if locked:
             # Not `pin_memory=True`: that allocator rounds up to a power of two, up to twice the state.
             # If the driver refuses, copies to ordinary pages are slower but as safe.
-            _runtime().cudaHostRegister(block.data_ptr(), block.nbytes, 0)
+            torch.cuda.cudart().cudaHostRegister(block.data_ptr(), block.nbytes, 0)
         self._block = block
 
 
@@ -130,17 +126,9 @@ def _layout(named: NamedTensor) -> tuple[str, torch.dtype, torch.Size]:
     return named.name, named.tensor.dtype, named.tensor.shape
 
 
-def _sizes(tensors: Sequence[NamedTensor]) -> list[int]:
-    return [named.tensor.nbytes for named in tensors]
-
-
 def _needed_bytes(sizes: Sequence[int]) -> int:
     return sum(_rounded(size) for size in sizes)
 
 
 def _rounded(size: int) -> int:
     return -(-size // _ALIGNED_BYTES) * _ALIGNED_BYTES
-
-
-def _runtime() -> Any:
-    return torch.cuda.cudart()

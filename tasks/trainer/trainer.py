@@ -13,36 +13,28 @@ from functools import partial
 import torch
 
 from model.errors import NonFiniteLoss, TokenOutOfRange
-from model.training.determinism import choose_deterministic_kernels, make_deterministic, resolve_device
+from model.training.determinism import choose_deterministic_kernels, make_deterministic
 from model.training.training_loop import StepObserver, StepResult, default_fetch_schedule, train_until
 from storage.checkpoints.checkpoint import checkpoint_target
 from storage.checkpoints.trainer_document import TrainerDocument, small_tensor
 from storage.logs.run_log import run_prefix
 from storage.stores.open_store import open_store
 from tasks.trainer.fault_injection import FaultKind, FaultPlan, inject_process_fault
-from tasks.trainer.loss_checks import SpikeCheck, raise_for_samples
-from tasks.trainer.parent_channel import Channel
-from tasks.trainer.rank_channel import Place, exit_on_error, join, open_channel, thread_share
-from tasks.trainer.shared_staging import SharedStaging
-from tasks.trainer.staging import HostCheckpoint, Staging, StagingCallbacks
+from tasks.trainer.staging import HostCheckpoint, SharedStaging, Staging, StagingCallbacks
 from tasks.trainer.staging_buffer import StagingBuffer
-from tasks.trainer.state_loading import CheckpointLoad, fresh_state, restore_state
-from tasks.trainer.step_reporter import StepReporter
+from tasks.trainer.step_results import SpikeCheck, StepReporter, raise_for_samples
 from tasks.trainer.tensor_exchange import to_group
+from tasks.trainer.trainer_channel import Channel, Place, exit_on_error, open_channel
 from tasks.trainer.trainer_protocol import Ready, TrainerSpec, TrainUntil, Waiting
-from tasks.trainer.training_data import open_training_data
+from tasks.trainer.training_setup import CheckpointLoad, fresh_state, open_training_data, restore_state
 
 
 class Trainer:
     """One attempt's training: data, state, and the staging that overlaps it."""
 
-    def __init__(self, spec: TrainerSpec, channel: Channel, stop: threading.Event, place: Place | None = None) -> None:
-        """Open data and state; training stops after the step in which `stop` is set.
-
-        Without a `place` this is the only process.
-        """
+    def __init__(self, spec: TrainerSpec, channel: Channel, stop: threading.Event, place: Place) -> None:
+        """Open data and state; training stops after the step in which `stop` is set."""
         self._spec, self._channel, self._stop = spec, channel, stop
-        place = place or Place(device=resolve_device(spec.training.device))
         self._ranks, self._store, prefix = place.ranks, open_store(spec.store_url), run_prefix(spec.run_id)
         self._reporter = StepReporter(spec, self._store, prefix, channel, place.ranks)
         buffer = StagingBuffer(place.device)
@@ -69,20 +61,21 @@ class Trainer:
     def resume(self) -> None:
         """Restore the state from the spec's checkpoint or initial weights, and report that training can begin."""
         digest = restore_state(self._state, self._spec, self._store, self._load)
-        self._channel.send(
-            Ready(
-                step=self._state.step,
-                state_sha256=digest,
-                parameters=self._state.model.parameter_count,
-                device=str(self._state.device),
-            )
-        )
+        step, parameters = self._state.step, self._state.model.parameter_count
+        device = str(self._state.device)
+        self._channel.send(Ready(step=step, state_sha256=digest, parameters=parameters, device=device))
 
     def train_segment(self, until_step: int) -> None:
         """Train, copy the state to the host, and stage it in the background while the next segment trains."""
         self._staging.prepare(self._state.live_tensors())
+        observer = StepObserver(
+            on_step=self._on_step,
+            stop_requested=lambda: self._ranks.any(self._stop.is_set()),
+            probe=self._data.probe,
+        )
+        schedule = default_fetch_schedule(self._state, at_steps=self._faults.numbers)
         try:
-            stopped = self._train_until(until_step)
+            stopped = train_until(self._state, self._data.inputs, observer, until_step=until_step, schedule=schedule)
         except (NonFiniteLoss, TokenOutOfRange) as error:
             raise_for_samples(error, self._state, self._data.inputs)
         checkpoint = self._copy_checkpoint()
@@ -95,15 +88,6 @@ class Trainer:
         self._data.inputs.loader.close()
         self._staging.wait()
         self._ranks.any(False)
-
-    def _train_until(self, until_step: int) -> bool:
-        observer = StepObserver(
-            on_step=self._on_step,
-            stop_requested=lambda: self._ranks.any(self._stop.is_set()),
-            probe=self._data.probe,
-        )
-        schedule = default_fetch_schedule(self._state, at_steps=self._faults.numbers)
-        return train_until(self._state, self._data.inputs, observer, until_step=until_step, schedule=schedule)
 
     def _copy_checkpoint(self) -> HostCheckpoint:
         tensors = self._staging.copy(self._state.live_tensors())
@@ -121,17 +105,13 @@ class Trainer:
     def _on_step(self, result: StepResult) -> None:
         self._reporter.report(result)
         self._spikes.check(result)
-        if self._ranks.is_first:
-            for kind in self._faults.due(result.step):
-                self._inject(kind)
-
-    def _inject(self, kind: FaultKind) -> None:
-        if kind is FaultKind.OOM:
-            torch.empty(1 << 60, dtype=torch.uint8)
-        elif kind is FaultKind.BAD_DATA:
-            self._data.corrupt_next_batch(self._state.step)
-        else:
-            inject_process_fault(kind)
+        for kind in self._faults.due(result.step) if self._ranks.is_first else ():
+            if kind is FaultKind.OOM:
+                torch.empty(1 << 60, dtype=torch.uint8)
+            elif kind is FaultKind.BAD_DATA:
+                self._data.corrupt_next_batch(self._state.step)
+            else:
+                inject_process_fault(kind)
 
 
 def main() -> None:
@@ -143,8 +123,9 @@ def main() -> None:
     try:
         choose_deterministic_kernels()  # before the spec arrives
         spec = channel.read_spec()
-        make_deterministic(seed=spec.training.seed, threads=thread_share(spec.threads))
-        trainer = Trainer(spec, channel, stop, join(channel, spec))
+        share = spec.threads // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        make_deterministic(seed=spec.training.seed, threads=max(1, share))
+        trainer = Trainer(spec, channel, stop, channel.join(spec))
         trainer.resume()
         while isinstance(command := channel.next_command(), TrainUntil):
             trainer.train_segment(command.step)

@@ -11,7 +11,6 @@ from tasks.errors import TaskError
 
 TRAINER_COMMAND = (sys.executable, "-m", "tasks.trainer.trainer")
 _DEVICES = Path("/dev")
-_ENDPOINT = re.compile(r"[^\s:]+:\d+\Z")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +28,7 @@ class TrainerGroup:
             raise TaskError(f"processes={self.processes}, nodes={self.nodes}: each must be at least 1")
         if not 0 <= self.node_rank < self.nodes:
             raise TaskError(f"node_rank={self.node_rank}: must be from 0 to nodes - 1 = {self.nodes - 1}")
-        if self.nodes > 1 and not _ENDPOINT.match(self.rendezvous):
+        if self.nodes > 1 and not re.fullmatch(r"[^\s:]+:\d+", self.rendezvous):
             raise TaskError(f"rendezvous={self.rendezvous!r}: several nodes need HOST:PORT of the first one")
 
     @property

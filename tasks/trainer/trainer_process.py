@@ -183,19 +183,17 @@ class TrainerProcess:
         assert self._child.stdout is not None
         try:
             for line in self._child.stdout:
-                self._on_event(decode_message(line))
+                event = decode_message(line)
+                self._detector.record_heartbeat()
+                if isinstance(event, SegmentDone):
+                    self._detector.pause()
+                self.received.add(event)
+                if isinstance(event, StepDone):
+                    self._on_step(event.record)
+                elif isinstance(event, Waiting):
+                    self._on_waiting(event)
         finally:
             self.received.close()  # whatever ended this loop, no other thread may wait for ever
-
-    def _on_event(self, event: Command | Event) -> None:
-        self._detector.record_heartbeat()
-        if isinstance(event, SegmentDone):
-            self._detector.pause()
-        self.received.add(event)
-        if isinstance(event, StepDone):
-            self._on_step(event.record)
-        elif isinstance(event, Waiting):
-            self._on_waiting(event)
 
 
 def tail_of(path: Path, lines: int = _STDERR_TAIL_LINES) -> tuple[str, ...]:

@@ -32,8 +32,8 @@ from model.training.training_step import StepInputs, take_step
 from storage.logs.run_log import RunLog
 from storage.stores.open_store import open_store
 from tasks.trainer.staging_buffer import StagingBuffer
-from tasks.trainer.state_loading import CheckpointLoad
 from tasks.trainer.tensor_exchange import to_tensors
+from tasks.trainer.training_setup import CheckpointLoad
 from tests.benchmarks.checkpoint_savers import RUN, SAVERS, CairnSaver, Saved, state_bytes
 from tests.s3.ceph_server import PROGRAMS
 from tests.s3.servers import BUCKET, s3_server

@@ -13,26 +13,19 @@ from tasks.configuration.evaluation_settings import EvaluationConfig
 from tasks.configuration.suite_file import resolve_evaluation
 from tasks.errors import TaskError
 from tasks.evaluator import command_evaluator
-from tasks.evaluator.command_evaluator import CommandSpec, command_environment, parse_metrics, run_command
+from tasks.evaluator.command_evaluator import command_environment, parse_metrics, run_command
 from tasks.evaluator.evaluation_run import evaluation_folder
-from tasks.evaluator.evaluation_suite import CommandSuite, command_suites_of
+from tasks.evaluator.evaluation_suite import CommandSuite, EvaluationSpec, command_suites_of
 
 Script = Callable[..., CommandSuite]
 
 
 @pytest.fixture
-def spec(tmp_path: Path) -> CommandSpec:
+def spec(tmp_path: Path) -> EvaluationSpec:
     (tmp_path / "model").mkdir()
     (tmp_path / "scratch").mkdir()
     reference = CheckpointReference(step=7, attempt=1, prefix="runs/r/c", manifest_sha256="m" * 64)
-    return CommandSpec(
-        model_dir=tmp_path / "model",
-        scratch_dir=tmp_path / "scratch",
-        run_id="bard",
-        reference=reference,
-        device="cpu",
-        threads=1,
-    )
+    return EvaluationSpec.model_construct(folder=tmp_path, run_id="bard", checkpoint=reference, device="cpu", threads=1)
 
 
 @pytest.fixture
@@ -47,14 +40,14 @@ def script(tmp_path: Path) -> Script:
     return made
 
 
-def test_nested_numbers_become_names_with_slashes(script: Script, spec: CommandSpec) -> None:
+def test_nested_numbers_become_names_with_slashes(script: Script, spec: EvaluationSpec) -> None:
     suite = script('print(\'{"acc": 0.5, "by": {"topic": {"law": 3}}}\')')
     assert run_command(suite, spec) == {"acc": 0.5, "by/topic/law": 3.0}
 
 
 @pytest.mark.parametrize("said", ["refuse", "no", ""])
 def test_a_machine_that_does_not_allow_commands_runs_none(
-    script: Script, spec: CommandSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str
+    script: Script, spec: EvaluationSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str
 ) -> None:
     monkeypatch.setenv("CAIRN_EVALUATOR_COMMANDS", said)
     with pytest.raises(TaskError, match="evaluator score: this machine runs no evaluator's command"):
@@ -62,7 +55,7 @@ def test_a_machine_that_does_not_allow_commands_runs_none(
     assert not (tmp_path / "trace").exists()
 
 
-def test_the_model_is_the_last_argument_unless_it_is_placed(script: Script, spec: CommandSpec) -> None:
+def test_the_model_is_the_last_argument_unless_it_is_placed(script: Script, spec: EvaluationSpec) -> None:
     text = "import sys, os; print('{\"n\": %d}' % (sys.argv.index(os.environ['CAIRN_MODEL_DIR'])))"
     assert run_command(script(text, "--fast"), spec) == {"n": 2.0}
     assert run_command(script(text, "{model}", "--fast"), spec) == {"n": 1.0}
@@ -70,12 +63,12 @@ def test_the_model_is_the_last_argument_unless_it_is_placed(script: Script, spec
     assert run_command(script(inside, "in={model}"), spec) == {"n": 1.0}
 
 
-def test_the_command_runs_in_the_suites_folder_with_nothing_to_read(script: Script, spec: CommandSpec) -> None:
+def test_the_command_runs_in_the_suites_folder_with_nothing_to_read(script: Script, spec: EvaluationSpec) -> None:
     text = "import sys, os; print('{\"same\": %d}' % (os.path.exists('score.py') and sys.stdin.read() == ''))"
     assert run_command(script(text), spec) == {"same": 1.0}
 
 
-def test_python_is_the_interpreter_of_the_project(script: Script, spec: CommandSpec) -> None:
+def test_python_is_the_interpreter_of_the_project(script: Script, spec: EvaluationSpec) -> None:
     text = f"import sys; print('{{\"same\": %d}}' % (sys.prefix == {sys.prefix!r}))"
     assert run_command(script(text), spec) == {"same": 1.0}
 
@@ -99,13 +92,13 @@ def test_python_is_the_interpreter_of_the_project(script: Script, spec: CommandS
         pytest.param("import os\nwhile True: os.write(1, b'1' * 65536)", "more than 1,048,576 bytes", id="flood"),
     ],
 )
-def test_what_is_wrong_is_said_in_words(script: Script, spec: CommandSpec, text: str, problem: str) -> None:
+def test_what_is_wrong_is_said_in_words(script: Script, spec: EvaluationSpec, text: str, problem: str) -> None:
     with pytest.raises(TaskError) as failed:
         run_command(script(text), spec)
     assert problem in str(failed.value) and "score" in str(failed.value)
 
 
-def test_a_program_that_is_not_there_is_named(tmp_path: Path, spec: CommandSpec) -> None:
+def test_a_program_that_is_not_there_is_named(tmp_path: Path, spec: EvaluationSpec) -> None:
     suite = CommandSuite(
         name="score",
         command=("no-such-program-anywhere",),
@@ -118,14 +111,14 @@ def test_a_program_that_is_not_there_is_named(tmp_path: Path, spec: CommandSpec)
         run_command(suite, spec)
 
 
-def test_a_script_that_was_edited_is_not_the_suites_any_more(script: Script, spec: CommandSpec) -> None:
+def test_a_script_that_was_edited_is_not_the_suites_any_more(script: Script, spec: EvaluationSpec) -> None:
     suite = script("print('{\"a\": 1}')")
     script("print('{\"a\": 2}')")
     with pytest.raises(TaskError, match=r"score\.py: sha256 .* it was edited"):
         run_command(suite, spec)
 
 
-def test_the_command_is_told_whose_weights_these_are(spec: CommandSpec) -> None:
+def test_the_command_is_told_whose_weights_these_are(spec: EvaluationSpec) -> None:
     told = command_environment({"PATH": "/bin"}, spec)
     assert (told["CAIRN_RUN_ID"], told["CAIRN_STEP"], told["CAIRN_MANIFEST_SHA256"]) == ("bard", "7", "m" * 64)
     assert told["PATH"].split(os.pathsep) == [str(Path(sys.executable).parent), "/bin"]
@@ -144,12 +137,12 @@ def test_the_command_is_told_whose_weights_these_are(spec: CommandSpec) -> None:
         ("PREFECT_API_DATABASE_CONNECTION_URL", "postgresql://me:hidden@host/db"),
     ],
 )
-def test_credentials_do_not_reach_the_command(spec: CommandSpec, name: str, value: str) -> None:
+def test_credentials_do_not_reach_the_command(spec: EvaluationSpec, name: str, value: str) -> None:
     assert name not in command_environment({name: value}, spec)
 
 
 @pytest.mark.parametrize("name", ["HOME", "LANG", "TOKENIZERS_PARALLELISM", "HF_HOME", "KEYBOARD"])
-def test_other_variables_do(spec: CommandSpec, name: str) -> None:
+def test_other_variables_do(spec: EvaluationSpec, name: str) -> None:
     assert command_environment({name: "x"}, spec)[name] == "x"
 
 

@@ -23,9 +23,9 @@ from tasks.data.token_import import numbered_vocabulary
 from tasks.evaluator.checkpoint_model import open_model
 from tasks.evaluator.model_directory import write_model_directory
 from tasks.trainer.initial_weights import find_directory, keep_initial_weights, read_initial_weights
-from tasks.trainer.parent_channel import ParentChannel
 from tasks.trainer.tensor_exchange import to_tensors
 from tasks.trainer.trainer import Trainer
+from tasks.trainer.trainer_channel import ParentChannel, Place
 from tasks.trainer.trainer_protocol import Event, Ready, TrainerSpec
 from tests.tasks.committed_model import CommittedModel, commit_model, small_configuration
 
@@ -112,7 +112,7 @@ def train(store: LocalStore, model: CommittedModel, sha256: str | None, place: P
         faults="",
     )
     channel = Heard()
-    trainer = Trainer(spec, channel, threading.Event())
+    trainer = Trainer(spec, channel, threading.Event(), Place(device=torch.device("cpu")))
     trainer.resume()
     return trainer, channel
 

@@ -23,7 +23,7 @@ from storage.checkpoints.checkpoint import (
 from storage.checkpoints.trainer_document import TrainerDocument, small_tensor
 from storage.logs.log_entry import CheckpointReference
 from storage.stores.local_store import LocalStore
-from tasks.trainer.shared_staging import SharedStaging, assign_writers
+from tasks.trainer.staging import SharedStaging, assign_writers
 from tasks.trainer.staging_buffer import StagingBuffer
 from tasks.trainer.tensor_exchange import to_group
 

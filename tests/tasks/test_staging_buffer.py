@@ -21,8 +21,8 @@ from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import WrittenObject
 from tasks.trainer.staging import HostCheckpoint, Staging, StagingCallbacks
 from tasks.trainer.staging_buffer import StagingBuffer
-from tasks.trainer.state_loading import CheckpointLoad
 from tasks.trainer.tensor_exchange import to_group, to_record, to_tensors
+from tasks.trainer.training_setup import CheckpointLoad
 from tests.storage.builders import RUN, trainer_document
 
 CPU = torch.device("cpu")
@@ -198,7 +198,7 @@ PEAK = textwrap.dedent("""
     from model.training.train_state import NamedTensor
     from storage.checkpoints.checkpoint import load_checkpoint
     from storage.stores.local_store import LocalStore
-    from tasks.trainer.state_loading import CheckpointLoad
+    from tasks.trainer.training_setup import CheckpointLoad
     from tasks.trainer.staging_buffer import StagingBuffer
     from tasks.trainer.tensor_exchange import to_tensors
     from tests.tasks.test_staging_buffer import Stagings, checkpoint

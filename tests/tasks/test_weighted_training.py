@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from model.configuration.data import DataConfig
 from model.configuration.network import ModelConfig
@@ -16,6 +17,7 @@ from storage.stores.local_store import LocalStore
 from tasks.configuration.settings import DivergenceConfig
 from tasks.data.snapshot_build import build_snapshot
 from tasks.trainer.trainer import Trainer
+from tasks.trainer.trainer_channel import Place
 from tasks.trainer.trainer_protocol import Event, Ready, StepDone, TrainerSpec
 
 BLOCK = 16
@@ -71,7 +73,7 @@ class Scene:
         """Train up to a step and stage it; what comes after the staging is lost with the process."""
         channel = Heard()
         spec = self.spec(attempt, resume, quarantined)
-        trainer = Trainer(spec, channel, NeverStopped())  # type: ignore[arg-type]
+        trainer = Trainer(spec, channel, NeverStopped(), Place(device=torch.device("cpu")))  # type: ignore[arg-type]
         trainer.resume()
         trainer.train_segment(until)
         trainer.finish()

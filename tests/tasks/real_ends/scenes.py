@@ -34,7 +34,7 @@ from storage.snapshots.snapshot_manifest import (
 from storage.snapshots.token_shard import ShardSchema, ShardWriter
 from storage.stores.document import sha256
 from storage.stores.local_store import LocalStore
-from tasks.trainer.parent_channel import ParentChannel, report_and_exit
+from tasks.trainer.trainer_channel import ParentChannel, exit_on_error
 from tasks.trainer.trainer_protocol import Ready
 
 Scene = Callable[[Path], None]
@@ -247,7 +247,7 @@ def play(scene: Scene, folder: Path) -> None:
     try:
         scene(folder)
     except Exception as error:
-        report_and_exit(channel, error)
+        exit_on_error(channel, error)
     os._exit(0)
 
 

@@ -1,15 +1,57 @@
-"""Stops training when the loss explodes, and finds the samples to blame for a step that failed."""
+"""What follows each step of an attempt: its record, the check for an exploded loss, and blame for a failed step."""
 
+import time
 from collections import deque
+from dataclasses import asdict
 from typing import NoReturn
 
 from model.data.sample_order import SampleOrder
 from model.errors import BadBatch, LossExploded, NonFiniteLoss, TokenOutOfRange
 from model.training.divergence import BASELINE_STEPS, find_bad_windows, find_spike
+from model.training.parallel import Ranks
 from model.training.train_state import TrainState
 from model.training.training_loop import StepResult
 from model.training.training_step import StepInputs
+from storage.logs.step_log import StepLog, StepRecord
+from storage.stores.object_store import ObjectStore
 from tasks.configuration.settings import DivergenceConfig
+from tasks.trainer.trainer_channel import Channel
+from tasks.trainer.trainer_protocol import SegmentDone, StepDone, TrainerSpec
+
+
+class StepReporter:
+    """Counts the steps of one attempt; only rank 0 stores and sends their records."""
+
+    def __init__(self, spec: TrainerSpec, store: ObjectStore, run_prefix: str, channel: Channel, ranks: Ranks) -> None:
+        """Open the step log; GPU-seconds count from now."""
+        self._attempt, self._channel, self._ranks = spec.attempt, channel, ranks
+        self._step_tokens = spec.training.global_batch * spec.model.block_size
+        self._log = StepLog(store, run_prefix, spec.attempt, spool_dir=spec.work_dir)
+        self._started = time.monotonic()
+        self._tokens = 0
+        self.learning_rate = 0.0
+
+    def report(self, result: StepResult) -> None:
+        """Count a step; store and send its record."""
+        self.learning_rate = result.lr
+        self._tokens += self._step_tokens
+        if self._ranks.is_first:
+            record = StepRecord(attempt=self._attempt, **asdict(result))
+            self._log.write(record)
+            self._channel.send(StepDone(record=record, tokens=self._tokens, gpu_seconds=self._gpu_seconds()))
+
+    def report_segment(self, *, step: int, stopped: bool) -> None:
+        """Send that a segment has ended."""
+        done = SegmentDone(step=step, stopped=stopped, tokens=self._tokens, gpu_seconds=self._gpu_seconds())
+        self._channel.send(done)
+
+    def publish(self) -> None:
+        """Upload the records, if the store is not a local folder."""
+        if self._ranks.is_first:
+            self._log.publish()
+
+    def _gpu_seconds(self) -> float:
+        return (time.monotonic() - self._started) * self._ranks.size
 
 
 class SpikeCheck:

@@ -1,5 +1,9 @@
-"""What an attempt trains on: the snapshot's windows, their order, the batch loader and the probe."""
+"""What an attempt trains: its data, and its state, read and verified in the background if it resumes from a checkpoint.
 
+The data are the snapshot's windows, their order, the batch loader and the probe.
+"""
+
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,13 +14,19 @@ from model.data.sample_order import SampleOrder
 from model.data.token_windows import TokenWindows
 from model.data.tokenizer import Tokenizer
 from model.training.probe import Probe
+from model.training.train_state import WEIGHT_PREFIX, TrainState, load_weights
 from model.training.training_step import StepInputs
+from storage.checkpoints.checkpoint import LoadedCheckpoint, load_checkpoint
+from storage.logs.log_entry import CheckpointReference
 from storage.snapshots.data_snapshot import OpenSnapshot, open_snapshot
 from storage.snapshots.verified_shard import prefetch_shards
 from storage.stores.object_store import ObjectStore
 from tasks.data.source_weights import weighted_components
 from tasks.trainer.fault_injection import flip_byte
-from tasks.trainer.rank_channel import Place
+from tasks.trainer.initial_weights import read_initial_weights
+from tasks.trainer.staging_buffer import StagingBuffer
+from tasks.trainer.tensor_exchange import to_tensors
+from tasks.trainer.trainer_channel import Place
 from tasks.trainer.trainer_protocol import TrainerSpec
 
 _DOWNLOADS = 4
@@ -54,14 +64,9 @@ def open_training_data(store: ObjectStore, spec: TrainerSpec, place: Place) -> T
         components=weighted_components(manifest, spec.data, spec.model.block_size),
     )
     rows = place.ranks.rows(training.global_batch)
+    loader = BatchLoader(windows, order, place.device, end_step=training.steps, rows=rows)
     return TrainingData(
-        inputs=StepInputs(
-            windows=windows,
-            order=order,
-            training=training,
-            micro_batch=spec.micro_batch,
-            loader=BatchLoader(windows, order, place.device, end_step=training.steps, rows=rows),
-        ),
+        inputs=StepInputs(windows=windows, order=order, training=training, micro_batch=spec.micro_batch, loader=loader),
         # A forward through a sharded model needs all ranks; otherwise only rank 0 measures and the others wait.
         probe=_probe(spec, snapshot) if place.ranks.is_first or place.ranks.is_sharded else None,
         vocab_size=manifest.vocab_size,
@@ -83,3 +88,41 @@ def _probe(spec: TrainerSpec, snapshot: OpenSnapshot) -> Probe | None:
         prompt_ids=tokenizer.encode_prompt(spec.prompt),
         decode=tokenizer.decode,
     )
+
+
+class CheckpointLoad:
+    """A checkpoint that is being read into the staging buffer, where the next checkpoints will be copied to."""
+
+    def __init__(self, store: ObjectStore, reference: CheckpointReference | None, buffer: StagingBuffer) -> None:
+        """Start to read, unless `reference` is None."""
+        self._loaded: Future[LoadedCheckpoint] | None = None
+        if reference is not None:
+            pool = ThreadPoolExecutor(1, "resume")
+            self._loaded = pool.submit(load_checkpoint, store, reference, downloads=_DOWNLOADS, buffers=buffer.buffers)
+            pool.shutdown(wait=False)
+
+    def result(self) -> LoadedCheckpoint | None:
+        """Wait for the checkpoint, whose tensors are views of the buffer; call it once. Raises what reading raised."""
+        loaded, self._loaded = self._loaded, None
+        return None if loaded is None else loaded.result()
+
+
+def fresh_state(spec: TrainerSpec, data: TrainingData, place: Place) -> TrainState:
+    """Return the state of step 0."""
+    training = spec.training.model_copy(update={"activation_checkpointing": spec.activation_checkpointing})
+    state = TrainState.create(spec.model, training, data.vocab_size, place.device, place.ranks)
+    if training.mask_documents:
+        state.model.boundary_id = data.end_of_text_id
+    return state
+
+
+def restore_state(state: TrainState, spec: TrainerSpec, store: ObjectStore, load: CheckpointLoad) -> str | None:
+    """Load the checkpoint into `state`, or the weights the run starts from; returns the checkpoint's state_sha256."""
+    loaded = load.result()
+    if loaded is not None:
+        state.load(to_tensors([*loaded.tensors, *loaded.trainer.records()]))
+        return loaded.state_sha256
+    if spec.initial_weights_sha256 is not None:
+        weights = to_tensors(read_initial_weights(store, spec.initial_weights_sha256))
+        load_weights(state.model, {f"{WEIGHT_PREFIX}{name}": tensor for name, tensor in weights.items()})
+    return None
