@@ -54,18 +54,13 @@ def evaluate_promoted(
     ]
     view = compare_evaluations(found, outcomes)
     _publish(view)
-    words = "; ".join(_describe(view))
-    logger.info("%s", words)
-    return Failed(name="EvaluatorFailed", message=words) if view.status == "failed" else Completed(message=words)
-
-
-def _describe(view: EvaluationComparison) -> list[str]:
-    mine = [row.evaluation for row in view.rows if row.role == "this"]
-    return [
+    words = "; ".join(
         f"{item.suite} of {view.run_id}@{view.step}: "
         + (item.detail or ", ".join(f"{name} {value:.4g}" for name, value in sorted(item.metrics.items())[:8]))
-        for item in mine
-    ]
+        for item in (row.evaluation for row in view.rows if row.role == "this")
+    )
+    logger.info("%s", words)
+    return Failed(name="EvaluatorFailed", message=words) if view.status == "failed" else Completed(message=words)
 
 
 def _publish(view: EvaluationComparison) -> None:

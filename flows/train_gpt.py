@@ -15,7 +15,7 @@ from flows.orchestrator.run_parameters import (
     StoreParameter,
 )
 from flows.preparation.preflight import check_before_start
-from flows.preparation.training_request import TrainingRequest, handed_over, resolve_request
+from flows.preparation.training_request import HANDED_OVER, TrainingRequest, resolve_request
 from flows.run.active_run import ActiveRun
 from flows.run.attempt import Attempt, claim_next_attempt
 from flows.run.run_opening import open_run
@@ -47,7 +47,7 @@ def train_gpt(
     """
     shutdown = ShutdownSignal()
     with shutdown.listening(), warm_trainer() as trainer:
-        resolved = handed_over()
+        resolved = HANDED_OVER.get()
         if resolved is None:  # no command in this process has resolved and checked it
             request = TrainingRequest(
                 config=config, run_id=run_id, overrides=overrides, store=store, start_over=start_over
@@ -72,21 +72,26 @@ def _train(run: ActiveRun) -> State[None]:
         if ended.decision.action != DecisionAction.FINISH:
             run.trainers.warm.back_off(ended.decision.delay_seconds, run.trainers.work_dir)
     offered = offer_best(run)
-    run.services.sweep.finish()
-    return _interrupted_state(run, offered.message) if offered.is_interrupted else Completed(message=offered.message)
+    run.sweep.finish()
+    if not offered.is_interrupted:
+        return Completed(message=offered.message)
+    if run.cancellation.is_cancelling():
+        return Cancelled(message=offered.message)
+    name = FlowState.INTERRUPTED if run.shutdown.signal == "SIGINT" else FlowState.PREEMPTED
+    return Failed(name=name, message=offered.message)
 
 
 def _run_attempt(run: ActiveRun, started: AttemptStarted) -> AttemptEnded:
     origin = f"resumes from step {started.resumed_from.step}" if started.resumed_from else "starts at step 0"
     run.say(f"attempt {started.attempt} {origin} of {run.config.training.steps}")
-    run.services.artifacts.change()
+    run.artifacts.change()
     attempt = Attempt(run, started)
     try:
         ended = attempt.run()
     finally:
         if run.shutdown.signal is None:
-            attempt.wait_evaluations()
-    run.services.artifacts.change()
+            attempt.evaluations.wait()
+    run.artifacts.change()
     run.say(f"attempt {ended.attempt} ended: {ended.reason} at step {ended.last_step}: {ended.detail}")
     return ended
 
@@ -96,7 +101,7 @@ def _stopped_state(run: ActiveRun, ended: AttemptEnded) -> State[None] | None:
     decision = ended.decision
     if decision.action == DecisionAction.FINISH:
         return None
-    if run.services.cancellation.is_cancelling():
+    if run.cancellation.is_cancelling():
         return Cancelled(message=f"{ended.detail}; the same command continues")
     name = final_state(ended.reason, decision.action)
     if name is None:
@@ -104,10 +109,3 @@ def _stopped_state(run: ActiveRun, ended: AttemptEnded) -> State[None] | None:
         return None
     follows = "the same command continues" if ended.reason in RESTARTABLE else decision.reason
     return Failed(name=name, message=f"{ended.detail}; {follows}")
-
-
-def _interrupted_state(run: ActiveRun, message: str) -> State[None]:
-    if run.services.cancellation.is_cancelling():
-        return Cancelled(message=message)
-    name = FlowState.INTERRUPTED if run.shutdown.signal == "SIGINT" else FlowState.PREEMPTED
-    return Failed(name=name, message=message)

@@ -156,8 +156,8 @@ def watch(
     """
     from cairn.cli.tables import print_watch
     from cairn.operations.prefect_session import quieten
+    from flows.watching.run_pulse import WatchDisplay
     from flows.watching.run_watcher import WatchRequest, open_watcher, watch_until_stopped
-    from flows.watching.watch_display import WatchDisplay
 
     quieten(os.environ)
     request = WatchRequest(

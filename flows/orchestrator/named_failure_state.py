@@ -26,15 +26,10 @@ def named_failure_state(body: Callable[P, State[None]]) -> Callable[P, State[Non
         try:
             return body(*arguments, **keywords)
         except EXPECTED_ERRORS as error:
-            if not is_deployed():
+            if deployment.get_id() is None:  # not created from a deployment
                 raise
             get_run_logger().error("%s", error)
             failed: State[Any] = Failed(name=type(error).__name__, message=str(error))
             return failed
 
     return wrapper
-
-
-def is_deployed() -> bool:
-    """Whether the current flow run was created from a deployment."""
-    return deployment.get_id() is not None

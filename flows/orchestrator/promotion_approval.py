@@ -54,13 +54,6 @@ class Question:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Unanswered:
-    """There is no answer, and why."""
-
-    why: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Waiting:
     """What ends the wait besides an answer: a shutdown, or a decision recorded elsewhere."""
 
@@ -69,11 +62,12 @@ class Waiting:
     say: Callable[[str], None]
 
 
-def ask(question: Question, flow_run_id: str | None, waiting: Waiting) -> Approval | Unanswered:
+def ask(question: Question, flow_run_id: str | None, waiting: Waiting) -> Approval | str:
     """Return the answer, or why there is none; in a deployed flow run the first call ends the process."""
     if not PREFECT_API_URL.value() or is_ephemeral_server(os.environ) or flow_run_id is None:
-        return Unanswered(why="no Prefect server is named (PREFECT_API_URL) where a person could be asked")
-    form = _form(question)
+        return "no Prefect server is named (PREFECT_API_URL) where a person could be asked"
+    form: Any = run_input_subclass_from_type(PromotionApproval)
+    form = form.with_initial_data(description=describe(question))
     try:
         if deployment.get_id():
             timeout = int(question.timeout_seconds)
@@ -81,7 +75,7 @@ def ask(question: Question, flow_run_id: str | None, waiting: Waiting) -> Approv
         with get_client(sync_client=True) as client:
             return _wait(client, UUID(flow_run_id), form, question, waiting)
     except Exception as error:  # whatever the API does, the run is trained and nothing is decided
-        return Unanswered(why=f"Prefect could not ask: {error}")
+        return f"Prefect could not ask: {error}"
 
 
 def describe(question: Question) -> str:
@@ -89,6 +83,10 @@ def describe(question: Question) -> str:
     new, old = question.proposal, question.champion
     before = old.metrics if old else {}
     rows = [
+        f"| checkpoint | {new.run_id}@{new.step} | {f'{old.run_id}@{old.step}' if old else '–'} |",
+        f"| manifest | {new.manifest_sha256[:8]} | {old.manifest_sha256[:8] if old else '–'} |",
+    ]
+    rows += [
         f"| {markdown_text(name)} | {value:.4f} | {f'{before[name]:.4f}' if name in before else '–'} |"
         for name, value in sorted(new.metrics.items())
     ]
@@ -96,22 +94,10 @@ def describe(question: Question) -> str:
         f"# May `{new.alias}` point at `{new.run_id}@{new.step}`?",
         f"Every other gate said yes: {markdown_text(new.why)}."
         + (f" The loss curve is {markdown_text(new.verdict)}." if new.verdict else ""),
-        "\n".join(["| | offered | now |", "|---|---|---|", *_named_rows(new, old), *rows]),
+        "\n".join(["| | offered | now |", "|---|---|---|", *rows]),
         f"`cairn sample {new.run_id}@{new.step}` lets it write. `cairn promote {new.run_id}@{new.step}` is a yes too.",
     ]
     return "\n\n".join(lines)
-
-
-def _named_rows(new: Promoted, old: Promoted | None) -> list[str]:
-    return [
-        f"| checkpoint | {new.run_id}@{new.step} | {f'{old.run_id}@{old.step}' if old else '–'} |",
-        f"| manifest | {new.manifest_sha256[:8]} | {old.manifest_sha256[:8] if old else '–'} |",
-    ]
-
-
-def _form(question: Question) -> Any:
-    form: Any = run_input_subclass_from_type(PromotionApproval)
-    return form.with_initial_data(description=describe(question))
 
 
 def _key(question: Question) -> str:
@@ -121,7 +107,7 @@ def _key(question: Question) -> str:
 
 def _wait(
     client: SyncPrefectClient, flow_run_id: UUID, form: Any, question: Question, waiting: Waiting
-) -> Approval | Unanswered:
+) -> Approval | str:
     paused: State[Any] = Paused(
         timeout_seconds=int(question.timeout_seconds + _SLACK_SECONDS), pause_key=_key(question)
     )
@@ -129,28 +115,24 @@ def _wait(
     paused.state_details.run_input_keyset = {str(name): key for name, key in keyset.items()}
     answer = client.set_flow_run_state(flow_run_id, paused)
     if answer.status is not SetStateStatus.ACCEPT:
-        return Unanswered(why=f"Prefect did not pause the flow run: {answer.details}")
+        return f"Prefect did not pause the flow run: {answer.details}"
     form.save(keyset, flow_run_id)
-    _announce(question, flow_run_id, waiting)
+    named = f"{question.proposal.run_id}@{question.proposal.step}"
+    waiting.say(
+        f"{named} waits for approval, at most {question.timeout_seconds:g} s: resume flow run {flow_run_id} in "
+        f"Prefect, or `cairn promote {named}` in another terminal"
+    )
     deadline, woken = time.monotonic() + question.timeout_seconds, threading.Event()
     with waiting.shutdown.on_shutdown(woken.set):
         while not woken.is_set():
             if _has_resumed(client, flow_run_id):
                 return _approval(form.load(keyset, flow_run_id))
             if waiting.is_settled():
-                return Unanswered(why="it was decided elsewhere meanwhile")
+                return "it was decided elsewhere meanwhile"
             if time.monotonic() >= deadline:
-                return Unanswered(why=f"nobody answered in Prefect within {question.timeout_seconds:g} s")
+                return f"nobody answered in Prefect within {question.timeout_seconds:g} s"
             woken.wait(min(POLL_SECONDS, max(0.0, deadline - time.monotonic())))
-    return Unanswered(why=f"{waiting.shutdown.signal} came before an answer")
-
-
-def _announce(question: Question, flow_run_id: UUID, waiting: Waiting) -> None:
-    named = f"{question.proposal.run_id}@{question.proposal.step}"
-    waiting.say(
-        f"{named} waits for approval, at most {question.timeout_seconds:g} s: resume flow run {flow_run_id} in "
-        f"Prefect, or `cairn promote {named}` in another terminal"
-    )
+    return f"{waiting.shutdown.signal} came before an answer"
 
 
 def _has_resumed(client: SyncPrefectClient, flow_run_id: UUID) -> bool:

@@ -4,7 +4,7 @@ Descriptions stand in the docstring of each flow; here stand those that name con
 are schema extras, because Prefect overwrites the title and description of a field.
 """
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -15,21 +15,22 @@ _LOCATION = r"^(|\S|\S.*\S)$"
 """A path or a URL, or nothing, without spaces around it."""
 _NAMED_KEYS = ("training.steps", "training.lr", "training.global_batch", "model.n_layer", "data.sources")
 
+
+def _field(title: str, *examples: object, **rules: Any) -> Any:
+    extra: dict[str, Any] = {"title": title, "examples": list(examples)} if examples else {"title": title}
+    return Field(json_schema_extra=extra, **rules)
+
+
 ConfigParameter = Annotated[
     str,
-    Field(
+    _field(
+        "Configuration",
+        *("quickstart", "deployments/quickstart.toml", "s3://bucket/runs/bard.toml"),
         pattern=_LOCATION,
         max_length=2048,
-        json_schema_extra={
-            "title": "Configuration",
-            "examples": ["quickstart", "deployments/quickstart.toml", "s3://bucket/runs/bard.toml"],
-        },
     ),
 ]
-RunIdParameter = Annotated[
-    str,
-    Field(pattern=rf"^({_RUN_ID})?$", max_length=200, json_schema_extra={"title": "Run id", "examples": ["bard-1"]}),
-]
+RunIdParameter = Annotated[str, _field("Run id", "bard-1", pattern=rf"^({_RUN_ID})?$", max_length=200)]
 OverridesParameter = Annotated[
     tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*(\.[A-Za-z_][A-Za-z0-9_-]*)*=")], ...],
     Field(
@@ -43,34 +44,14 @@ OverridesParameter = Annotated[
     ),
 ]
 StoreParameter = Annotated[
-    str,
-    Field(
-        pattern=_LOCATION,
-        max_length=2048,
-        json_schema_extra={"title": "Store", "examples": ["./cairn-store", "s3://bucket/cairn"]},
-    ),
+    str, _field("Store", "./cairn-store", "s3://bucket/cairn", pattern=_LOCATION, max_length=2048)
 ]
-StartOverParameter = Annotated[bool, Field(json_schema_extra={"title": "Start over at step 0"})]
+StartOverParameter = Annotated[bool, _field("Start over at step 0")]
 DeploymentParameter = Annotated[
-    str,
-    Field(
-        pattern=r"^([^/\s]+/[^/\s]+)?$",
-        json_schema_extra={"title": "Deployment that continues runs", "examples": ["train-gpt/train-gpt"]},
-    ),
+    str, _field("Deployment that continues runs", "train-gpt/train-gpt", pattern=r"^([^/\s]+/[^/\s]+)?$")
 ]
-ReferenceParameter = Annotated[
-    str,
-    Field(
-        pattern=rf"^{_RUN_ID}$",
-        json_schema_extra={"title": "Checkpoint", "examples": ["champion", "bard-1", "bard-1@400"]},
-    ),
-]
-SuiteParameter = Annotated[
-    str,
-    Field(pattern=_LOCATION, json_schema_extra={"title": "Suite", "examples": ["deployments/suites/repetition.toml"]}),
-]
-AgainParameter = Annotated[bool, Field(json_schema_extra={"title": "Evaluate again what was evaluated before"})]
-DryRunParameter = Annotated[bool, Field(json_schema_extra={"title": "Only list what would be deleted"})]
-MostSecondsParameter = Annotated[
-    float, Field(gt=0, le=86_400, json_schema_extra={"title": "Begin no further run after (seconds)"})
-]
+ReferenceParameter = Annotated[str, _field("Checkpoint", "champion", "bard-1", "bard-1@400", pattern=rf"^{_RUN_ID}$")]
+SuiteParameter = Annotated[str, _field("Suite", "deployments/suites/repetition.toml", pattern=_LOCATION)]
+AgainParameter = Annotated[bool, _field("Evaluate again what was evaluated before")]
+DryRunParameter = Annotated[bool, _field("Only list what would be deleted")]
+MostSecondsParameter = Annotated[float, _field("Begin no further run after (seconds)", gt=0, le=86_400)]

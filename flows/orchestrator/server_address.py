@@ -67,18 +67,15 @@ def is_server_named(environment: Mapping[str, str], folder: Path, *, ask_prefect
     """
     if environment.get("PREFECT_API_URL"):
         return True
-    return _may_be_named(environment, folder) and bool(ask_prefect())
-
-
-def _may_be_named(environment: Mapping[str, str], folder: Path) -> bool:
     home = Path(environment.get("PREFECT_HOME") or Path.home() / ".prefect").expanduser()
-    return (
+    may_be_named = (
         any(environment.get(name) for name in _PROFILE_VARIABLES)
         or (home / "profiles.toml").exists()
         or (folder / "prefect.toml").exists()
         or "prefect" in _read_text(folder / ".env").lower()
         or _has_prefect_table(folder / "pyproject.toml")
     )
+    return may_be_named and bool(ask_prefect())
 
 
 def _has_prefect_table(path: Path) -> bool:

@@ -5,10 +5,11 @@ The estimate is a formula (model.estimates.size_estimate); a device is queried b
 
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from model.configuration.training import TrainingConfig
-from model.estimates.size_estimate import TrainingPlace, estimate_memory, largest_micro_batch
+from model.estimates.size_estimate import MemoryEstimate, TrainingPlace, estimate_memory, largest_micro_batch
 from tasks.configuration.run_configuration import RunConfig
 from tasks.errors import InvalidConfiguration
 from tasks.machine.device_memory import free_device_bytes
@@ -39,14 +40,31 @@ def available_memory(training: TrainingConfig, group: TrainerGroup, *, root: Pat
     return AvailableMemory(bytes=None if free is None else free // group.processes, place=place)
 
 
+def estimate_trainer(
+    config: RunConfig, vocab_size: int, sizes: AttemptSizes, memory: AvailableMemory
+) -> MemoryEstimate:
+    """Return the memory that one trainer of these sizes takes at its peak."""
+    return estimate_memory(
+        config.model,
+        config.training,
+        vocab_size,
+        micro_batch=sizes.micro_batch,
+        recompute=sizes.activation_checkpointing,
+        place=memory.place,
+    )
+
+
 def require_memory(config: RunConfig, vocab_size: int, sizes: AttemptSizes, memory: AvailableMemory) -> None:
     """Raise `InvalidConfiguration` if a trainer of these sizes fits under none of the numerics still open."""
     if memory.bytes is None or not config.training.memory_check:
         return
-    settled = min(_possible_numerics(config), key=lambda one: _estimate(one, vocab_size, sizes, memory))
-    needed = _estimate(settled, vocab_size, sizes, memory)
+    precisions = ["fp32", "bf16"] if config.training.precision == "auto" else [config.training.precision]
+    kernels = ["stock", "fused"] if config.training.kernels == "auto" else [config.training.kernels]
+    possible = [config.with_mode(precision=one, kernels=other) for one in precisions for other in kernels]
+    estimates = [estimate_trainer(one, vocab_size, sizes, memory).total_bytes for one in possible]
+    needed = min(estimates)
     if needed > memory.bytes:
-        cure = _cure(settled, vocab_size, sizes, memory)
+        cure = _cure(possible[estimates.index(needed)], vocab_size, sizes, memory)
         raise InvalidConfiguration(
             f"training.micro_batch = {sizes.micro_batch}: an estimated {needed / 1e9:.3g} GB a process, "
             f"{memory.bytes / 1e9:.3g} GB are available; {cure}. training.memory_check = false tries it all the same"
@@ -58,46 +76,25 @@ def choose_micro_batch(config: RunConfig, vocab_size: int, memory: AvailableMemo
 
     Returns 1 if none fits, and the whole share if the memory is unknown.
     """
-    room = None if memory.bytes is None else int(memory.bytes * (1 - MARGIN))
-    if room is None:
-        return -(-config.training.global_batch // memory.place.processes)
-    recompute = config.training.activation_checkpointing
-    return _largest(config, vocab_size, recompute=recompute, place=memory.place, memory_bytes=room) or 1
+    training = config.training
+    if memory.bytes is None:
+        return -(-training.global_batch // memory.place.processes)
+    room, recompute = int(memory.bytes * (1 - MARGIN)), training.activation_checkpointing
+    fitting = largest_micro_batch(
+        config.model, training, vocab_size, memory_bytes=room, recompute=recompute, place=memory.place
+    )
+    return fitting or 1
 
 
 def _cure(config: RunConfig, vocab_size: int, sizes: AttemptSizes, memory: AvailableMemory) -> str:
     assert memory.bytes is not None
-    recompute = sizes.activation_checkpointing
-    most = _largest(config, vocab_size, recompute=recompute, place=memory.place, memory_bytes=memory.bytes)
+    largest = partial(
+        largest_micro_batch, config.model, config.training, vocab_size, memory_bytes=memory.bytes, place=memory.place
+    )
+    most = largest(recompute=sizes.activation_checkpointing)
     if most is not None:
         return f"rule: at most {most} fits"
-    recomputed = _largest(config, vocab_size, recompute=True, place=memory.place, memory_bytes=memory.bytes)
+    recomputed = largest(recompute=True)
     if recomputed is not None:
         return f"not even 1 fits, but {recomputed} with training.activation_checkpointing = true"
     return "not even 1 fits, with training.activation_checkpointing = true neither: train a smaller model"
-
-
-def _largest(
-    config: RunConfig, vocab_size: int, *, recompute: bool, place: TrainingPlace, memory_bytes: int
-) -> int | None:
-    return largest_micro_batch(
-        config.model, config.training, vocab_size, memory_bytes=memory_bytes, recompute=recompute, place=place
-    )
-
-
-def _estimate(config: RunConfig, vocab_size: int, sizes: AttemptSizes, memory: AvailableMemory) -> int:
-    return estimate_memory(
-        config.model,
-        config.training,
-        vocab_size,
-        micro_batch=sizes.micro_batch,
-        recompute=sizes.activation_checkpointing,
-        place=memory.place,
-    ).total_bytes
-
-
-def _possible_numerics(config: RunConfig) -> list[RunConfig]:
-    """Return the configuration with every choice of numerics that it leaves open."""
-    precisions = ["fp32", "bf16"] if config.training.precision == "auto" else [config.training.precision]
-    kernels = ["stock", "fused"] if config.training.kernels == "auto" else [config.training.kernels]
-    return [config.with_mode(precision=one, kernels=other) for one in precisions for other in kernels]

@@ -1,27 +1,34 @@
 """Refuses before anything starts what cannot work: configuration, drift, store, text, tokenizer, sizes, memory.
 
-The server takes seconds to start, so mistakes are found before that. Tokenizing checks sizes again, exactly.
+The server takes seconds to start, so mistakes are found before that. A text is refused here only if it is too small for
+every tokenizer; tokenizing checks sizes again, exactly.
 """
 
 import errno
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from flows.preparation.memory_check import available_memory, require_memory
-from flows.preparation.planned_data import wanted_vocab_size
-from flows.preparation.text_check import check_text
+from flows.preparation.planned_data import preview_sources, wanted_vocab_size
 from flows.preparation.training_request import ResolvedRequest, configure_run
+from model.configuration.data import SMALLEST_BPE_VOCABULARY
+from model.data.tokenizer import Tokenizer
+from model.errors import InvalidInput
 from reports.exporters.exporters import check_exporters
 from storage.errors import StoreRefused, StoreUnavailable
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
 from storage.snapshots.data_snapshot import read_manifest
+from storage.snapshots.document_index import SPLITS, SplitName
 from storage.stores.object_store import ObjectStore
 from storage.stores.store_probe import probe_store
 from tasks.configuration.run_configuration import RunConfig
 from tasks.configuration.stored_configuration import check_drift
+from tasks.data.document import InvalidCorpus, Source, require_both_splits, split_of
 from tasks.data.snapshot_build import check_block_size
 from tasks.data.snapshot_lookup import find_by_id
+from tasks.data.source_weights import too_few_tokens
 from tasks.errors import InvalidConfiguration, TaskError
 from tasks.machine.machine_speed import trains_on_cuda
 from tasks.policy.attempt_sizes import next_sizes
@@ -53,7 +60,10 @@ def check_before_start(
     wanted = configure_run(resolved, log.state, environment)
     if opened is not None:
         check_drift(opened.config, wanted, run_id=log.run_id)
-    _check_processes(wanted, environment)
+    try:
+        trainer_group(wanted.training, environment)
+    except TaskError as error:
+        raise InvalidConfiguration(str(error)) from error
     check_exporters(wanted.mirrors)
     if opened is not None:
         if writable and log.state.finished is None and log.state.open_attempt is None:  # otherwise its owner may live
@@ -75,7 +85,7 @@ def _check_data(store: ObjectStore, config: RunConfig, base_dir: Path) -> int:
         check_block_size(manifest, config.model.block_size, config.data)
         vocab_size = manifest.vocab_size
     else:
-        check_text(config, base_dir)
+        _check_text(config, base_dir)
         vocab_size = wanted_vocab_size(config.data, base_dir)
     if config.training.init_from is not None:
         check_directory(find_directory(config.training.init_from, base_dir), config.model, vocab_size)
@@ -86,25 +96,13 @@ def _check_store(store: ObjectStore) -> None:
     try:
         probe_store(store)
     except StoreUnavailable as error:
-        if not _needs_another_store(error):  # unavailable or full for now: the same command may work in a minute
-            raise
+        cause = error.__cause__
+        if not isinstance(error, StoreRefused) and not (isinstance(cause, OSError) and cause.errno in _NEVER_WRITABLE):
+            raise  # unavailable or full for now: the same command may work in a minute
         raise InvalidConfiguration(
             f"store {store.url}: cannot be written: {error}; rule: a folder or bucket this user may write to, "
             "chosen with --store or CAIRN_STORE"
         ) from error
-
-
-def _needs_another_store(error: StoreUnavailable) -> bool:
-    if isinstance(error, StoreRefused):
-        return True
-    return isinstance(error.__cause__, OSError) and error.__cause__.errno in _NEVER_WRITABLE
-
-
-def _check_processes(config: RunConfig, environment: Mapping[str, str]) -> None:
-    try:
-        trainer_group(config.training, environment)
-    except TaskError as error:
-        raise InvalidConfiguration(str(error)) from error
 
 
 def _check_memory(config: RunConfig, state: RunState, vocab_size: int, environment: Mapping[str, str]) -> None:
@@ -113,3 +111,59 @@ def _check_memory(config: RunConfig, state: RunState, vocab_size: int, environme
     if config.training.memory_check and not is_known_to_fit:
         memory = available_memory(config.training, trainer_group(config.training, environment))
         require_memory(config, vocab_size, next_sizes(state, config.training, chosen=1), memory)
+
+
+def _check_text(config: RunConfig, base_dir: Path) -> None:
+    """Raise `InvalidCorpus` for a source or tokenizer that cannot be read, or too little text."""
+    name = config.data.tokenizer
+    if not name.endswith(".json"):  # only a token of our own byte-level tokenizers is known to hold at least a byte
+        _check_sizes(config, preview_sources(config.data, base_dir))
+        return
+    try:
+        Tokenizer.from_file(base_dir / Path(name).expanduser())
+    except InvalidInput as error:
+        rule = "rule: bytes, bpe:<size> or a tokenizer.json"
+        raise InvalidCorpus(f"data.tokenizer = {name!r}: {error}; {rule}") from error
+    preview_sources(config.data, base_dir)
+
+
+def _check_sizes(config: RunConfig, sources: Sequence[Source]) -> None:
+    """Read the text only until no split, and no weighted source, can be too small."""
+    data, window = config.data, config.model.block_size + 1
+    vocabulary = data.bpe_vocab_size or SMALLEST_BPE_VOCABULARY
+    needed = {"train": max(window, vocabulary - SMALLEST_BPE_VOCABULARY), "val": window}  # a merge needs a byte
+    tokens, documents = dict.fromkeys(SPLITS, 0), dict.fromkeys(SPLITS, 0)
+    train_tokens_of = Counter[str]()
+
+    def is_enough(group: str = "") -> bool:
+        is_weighted_enough = not group or train_tokens_of[group] >= window
+        return is_weighted_enough and all(tokens[split] >= needed[split] for split in SPLITS)
+
+    for source in sources:
+        unread = source.documents()
+        while not is_enough(source.group) and (document := next(unread, None)):
+            split, most_tokens = split_of(document.sha256, data.val_fraction), document.bytes + 1  # with an end mark
+            tokens[split] += most_tokens
+            documents[split] += 1
+            train_tokens_of[source.group] += most_tokens if split == "train" else 0
+    if not is_enough():
+        require_both_splits(documents["train"], documents["val"], data.val_fraction)
+        raise _too_little_text(config, tokens, vocabulary)
+    for name, entry in zip(data.source_names, data.sources, strict=True) if data.weights else ():
+        if train_tokens_of[name] < window:
+            raise too_few_tokens(entry, train_tokens_of[name], config.model.block_size)
+
+
+def _too_little_text(config: RunConfig, tokens: Mapping[SplitName, int], vocabulary: int) -> InvalidCorpus:
+    scarce = min(tokens, key=lambda name: tokens[name])
+    if config.model.block_size + 1 > tokens[scarce]:
+        return InvalidCorpus(
+            f"model.block_size = {config.model.block_size}: the {scarce} split has at most {tokens[scarce]} tokens; "
+            f"rule: block_size is at most {tokens[scarce] - 1}, one less than the tokens of each split. Lower "
+            "model.block_size or add text to data.sources"
+        )
+    return InvalidCorpus(
+        f"data.tokenizer = {config.data.tokenizer!r}: vocabulary too big: {tokens['train']} bytes of train text "
+        f"give at most {tokens['train'] + SMALLEST_BPE_VOCABULARY} ids, {vocabulary} are asked for; rule: the text "
+        "fills the vocabulary. Ask for less or add text to data.sources"
+    )

@@ -9,15 +9,9 @@ from enum import StrEnum
 from pathlib import Path
 from statistics import median
 
-from flows.preparation.memory_check import AvailableMemory, choose_micro_batch
+from flows.preparation.memory_check import AvailableMemory, choose_micro_batch, estimate_trainer
 from flows.preparation.planned_data import PlannedData, plan_data
-from model.estimates.size_estimate import (
-    MemoryEstimate,
-    TrainingPlace,
-    checkpoint_bytes,
-    count_parameters,
-    estimate_memory,
-)
+from model.estimates.size_estimate import MemoryEstimate, checkpoint_bytes, count_parameters
 from reports.queries.run_status import BudgetStatus, RunPhase, count_budgets, read_status
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
@@ -26,9 +20,7 @@ from tasks.configuration.run_configuration import RunConfig
 from tasks.evaluator.evaluation_suite import command_suites_of, suite_of
 from tasks.policy.attempt_sizes import next_sizes
 
-UNKNOWN_MEMORY = AvailableMemory(bytes=None, place=TrainingPlace())
 _RECENT_STEPS = 200
-_HOUR_SECONDS = 3600.0
 
 
 class PlanAction(StrEnum):
@@ -127,9 +119,7 @@ class TrainingPlan:
     budgets: Mapping[str, BudgetStatus]
 
 
-def plan_training(
-    log: RunLog, config: RunConfig, base_dir: Path, memory: AvailableMemory = UNKNOWN_MEMORY
-) -> TrainingPlan:
+def plan_training(log: RunLog, config: RunConfig, base_dir: Path, memory: AvailableMemory) -> TrainingPlan:
     """Return the plan for a checked configuration and a log that was read."""
     state, total = log.state, config.training.steps
     action, why = _action(log)
@@ -190,14 +180,7 @@ def _model(config: RunConfig, vocab_size: int, parameters: int) -> PlannedModel:
 
 def _memory(state: RunState, config: RunConfig, vocab_size: int, memory: AvailableMemory) -> PlannedMemory:
     sizes = next_sizes(state, config.training, chosen=choose_micro_batch(config, vocab_size, memory))
-    parts = estimate_memory(
-        config.model,
-        config.training,
-        vocab_size,
-        micro_batch=sizes.micro_batch,
-        recompute=sizes.activation_checkpointing,
-        place=memory.place,
-    )
+    parts = estimate_trainer(config, vocab_size, sizes, memory)
     return PlannedMemory(
         micro_batch=sizes.micro_batch,
         activation_checkpointing=sizes.activation_checkpointing,
@@ -244,5 +227,5 @@ def _multiples(every: int, first: int, last: int) -> int:
 
 def _cost(config: RunConfig, time: PlannedTime) -> PlannedCost:
     price = config.cost.gpu_hour_price
-    money = None if price is None or time.seconds is None else price * time.seconds / _HOUR_SECONDS
+    money = None if price is None or time.seconds is None else price * time.seconds / 3600
     return PlannedCost(gpu_hour_price=price, currency=config.cost.currency, money=money)

@@ -59,7 +59,9 @@ def resolve_request(request: TrainingRequest, environment: Mapping[str, str]) ->
     run_id, base_dir = choose_run_id(request), configuration_folder(request.config)
     if request.config:
         config = read_configuration(request.config, overrides=request.overrides, environment=environment)
-        configured_store = _resolve_store(config.store, base_dir)
+        configured_store = config.store or ""
+        if configured_store and "://" not in configured_store:  # a folder starts at `base_dir`, as other paths do
+            configured_store = str(base_dir / Path(configured_store).expanduser())
     else:
         if any(override.startswith("store=") for override in request.overrides):
             raise InvalidConfiguration("--set store=…: without a configuration file the store is named with --store")
@@ -98,29 +100,18 @@ def configure_run(resolved: ResolvedRequest, state: RunState, environment: Mappi
     return keep_numerics(wanted, state.opened.config)
 
 
-_HANDED_OVER: ContextVar[ResolvedRequest | None] = ContextVar("resolved_request", default=None)
+HANDED_OVER: ContextVar[ResolvedRequest | None] = ContextVar("resolved_request", default=None)
+"""The request that the command of this process has resolved and checked; None without one."""
 
 
 @contextmanager
 def hand_over(resolved: ResolvedRequest) -> Iterator[None]:
     """Give a request that was resolved and checked to the flow that this block runs in this process."""
-    token = _HANDED_OVER.set(resolved)
+    token = HANDED_OVER.set(resolved)
     try:
         yield
     finally:
-        _HANDED_OVER.reset(token)
-
-
-def handed_over() -> ResolvedRequest | None:
-    """Return the request that the command of this process has resolved and checked, or None without one."""
-    return _HANDED_OVER.get()
-
-
-def _resolve_store(configured: str | None, base_dir: Path) -> str:
-    """Return the configuration's store; a relative folder starts at `base_dir`, as its other paths do."""
-    if not configured or "://" in configured:
-        return configured or ""
-    return str(base_dir / Path(configured).expanduser())
+        HANDED_OVER.reset(token)
 
 
 def _configure_without_file(request: TrainingRequest, environment: Mapping[str, str]) -> RunConfig:

@@ -34,18 +34,11 @@ class TrainerSetup:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunServices:
-    """What runs beside training and never delays it."""
-
-    progress: Progress
-    sweep: BackgroundSweep
-    artifacts: RunArtifacts
-    cancellation: CancellationWatch
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ActiveRun:
-    """An opened run; `micro_batch` is the size chosen for `auto` at the first attempt, None otherwise."""
+    """An opened run, and the services that run beside its training and never delay it.
+
+    `micro_batch` is the size chosen for `auto` at the first attempt, None otherwise.
+    """
 
     log: RunLog
     config: RunConfig
@@ -55,13 +48,16 @@ class ActiveRun:
     evaluation: EvaluationPlan
     origin: DataOrigin
     trainers: TrainerSetup
-    services: RunServices
+    progress: Progress
+    sweep: BackgroundSweep
+    artifacts: RunArtifacts
+    cancellation: CancellationWatch
     shutdown: ShutdownSignal
     retry: StoreRetry
 
     def say(self, message: str) -> None:
         """Print a line for people."""
-        self.services.progress.say(message)
+        self.progress.say(message)
 
     def is_shutting_down(self) -> bool:
         """Whether a shutdown was requested."""
@@ -70,13 +66,13 @@ class ActiveRun:
     @contextmanager
     def running_services(self) -> Iterator[None]:
         """Run the services and listen for every preemption notice while the block runs."""
-        services, rules = self.services, self.config.preemption
+        rules = self.config.preemption
         sources = notice_sources(rules, environ)
         with (
-            services.progress.showing(),
-            services.artifacts.published(),
+            self.progress.showing(),
+            self.artifacts.published(),
             run_exporters(self.log, self.config.mirrors, environ, self.say),
-            services.cancellation.watching(),
+            self.cancellation.watching(),
             self.shutdown.listening(rules.signal),
             polling_notices(self.shutdown, sources, poll_seconds=rules.poll_seconds, on_problem=self.say),
         ):

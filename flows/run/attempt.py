@@ -55,8 +55,8 @@ class Attempt:
         self._writer = Writer(
             host=started.placement.host, pid=started.placement.pid, attempt=started.attempt, flow_run_id=run.flow_run_id
         )
-        self._evaluations = AttemptEvaluations(run, started.attempt)
-        self._observation = TrainerObservation(run.config, run.shutdown, run.services.cancellation)
+        self.evaluations = AttemptEvaluations(run, started.attempt)
+        self._observation = TrainerObservation(run.config, run.shutdown, run.cancellation)
         self._trainer: TrainerProcess | None = None
         self._commits: list[PrefectFuture[CheckpointReference]] = []
         self._is_trainer_stopped = False
@@ -72,22 +72,18 @@ class Attempt:
         try:
             return self._end(evidence)
         finally:
-            self._evaluations.end_attempt()
-
-    def wait_evaluations(self) -> None:
-        """Wait for every evaluation that this attempt submitted."""
-        self._evaluations.wait()
+            self.evaluations.end_attempt()
 
     def _train(self) -> Evidence:
         trainers = self._run.trainers
         problem: BaseException | None = None
         try:
-            self._evaluations.submit_missing()
-            if self._started.first_step < self._run.config.training.steps and not self._evaluations.stop_run():
+            self.evaluations.submit_missing()
+            if self._started.first_step < self._run.config.training.steps and not self.evaluations.stop_run():
                 self._trainer = TrainerProcess(
                     _trainer_spec(self._run, self._started),
                     trainers.warm.acquire(trainers.work_dir),
-                    on_step=self._run.services.progress.step,
+                    on_step=self._run.progress.step,
                     on_waiting=self._say_waiting,
                     detector=self._observation.watch,
                 )
@@ -102,8 +98,10 @@ class Attempt:
         step, config = trainer.wait_ready().step, self._run.config
         steps, shutdown = config.training.steps, self._run.shutdown
         while step < steps and shutdown.signal is None and not self._is_trainer_stopped:
-            until = segment_end(step, config.checkpoint, total_steps=steps, step_seconds=self._step_seconds(trainer))
-            if self._evaluations.stop_run(until):
+            last, tokens = trainer.received.last_step, config.training.global_batch * config.model.block_size
+            step_seconds = tokens / last.record.tokens_per_second if last else None
+            until = segment_end(step, config.checkpoint, total_steps=steps, step_seconds=step_seconds)
+            if self.evaluations.stop_run(until):
                 break
             segment = self._train_segment(trainer, step, until)
             self._wait_commits()
@@ -111,10 +109,6 @@ class Attempt:
                 self._submit_commit(trainer, segment)
             step, self._is_trainer_stopped = segment.step, segment.stopped
         self._wait_commits()
-
-    def _step_seconds(self, trainer: TrainerProcess) -> float | None:
-        last, config = trainer.received.last_step, self._run.config
-        return config.training.global_batch * config.model.block_size / last.record.tokens_per_second if last else None
 
     def _train_segment(self, trainer: TrainerProcess, first: int, until: int) -> SegmentDone:
         before, changed = len(trainer.received.segments), self._started.changed
@@ -140,21 +134,21 @@ class Attempt:
             attempt=self._started.attempt,
             step=segment.step,
             retry=self._run.retry,
-            evaluation=self._run.evaluation if self._evaluations.is_due(segment.step) else None,
+            evaluation=self._run.evaluation if self.evaluations.is_due(segment.step) else None,
         )
         self._commits.append(commit)
-        self._evaluations.follow_commit(segment.step, commit.result)
+        self.evaluations.follow_commit(segment.step, commit.result)
 
     def _wait_commits(self) -> None:
         for future in self._commits:
             reference = future.result()
             self._run.say(f"  committed step {reference.step}: {reference.prefix}")
-            self._run.services.artifacts.change()
-            self._run.services.sweep.submit(f"after step {reference.step}")
+            self._run.artifacts.change()
+            self._run.sweep.submit(f"after step {reference.step}")
         self._commits.clear()
 
     def _finish_run(self) -> None:
-        if self._evaluations.finish_early(self._writer):
+        if self.evaluations.finish_early(self._writer):
             return
         state = self._run.log.refresh()
         newest = state.newest_committed

@@ -1,37 +1,54 @@
-"""The evaluations of one attempt: one at a time beside training, and what they say about stopping early."""
+"""The evaluations of one attempt: one at a time beside training, and the early stop that they decide.
 
-from collections.abc import Callable
-from functools import partial
+With an early-stop policy (tasks.policy.early_stop), training is at most one evaluation ahead, and the last segment
+waits for all evaluations.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from queue import SimpleQueue
 from typing import Any
 
 from prefect.futures import PrefectFuture
 
 from flows.run.active_run import ActiveRun
-from flows.run.early_stopping import EarlyStopping
+from storage.checkpoints.checkpoint import quarantine_checkpoint
 from storage.logs.log_entry import CheckpointReference, Writer
+from storage.logs.run_entries import RunFinished
 from tasks.evaluate import evaluate, task_name
 from tasks.evaluator.evaluation_run import EvaluationPlan
+from tasks.policy.early_stop import Stop, StopTerms, find_stop, outstanding, stop_terms
 
 
 class AttemptEvaluations:
-    """Submits the evaluations of an attempt and waits for those that a decision needs."""
+    """Submits the evaluations of an attempt, waits for those that a decision needs, and decides on an early stop."""
 
     def __init__(self, run: ActiveRun, attempt: int) -> None:
         """Submit nothing yet."""
         self._run, self._attempt = run, attempt
-        self._early_stopping = EarlyStopping(run.log, run.evaluation, run.shutdown, run.say)
         self._futures: list[PrefectFuture[Any]] = []
         self._earlier = 0  # how many were submitted before the newest commit
+        self._stop: Stop | None = None
         self._is_attempt_over = False
 
     def submit_missing(self) -> None:
         """Submit the evaluations that were due in earlier attempts and have no outcome."""
-        for plan, reference in self._early_stopping.missing():
-            self._submit(plan, partial(_same, reference), reference.step)
+        for plan, reference in self.missing():
+
+            def committed(reference: CheckpointReference = reference) -> CheckpointReference:
+                return reference
+
+            self._submit(plan, committed, reference.step)
+
+    def missing(self) -> Iterator[tuple[EvaluationPlan, CheckpointReference]]:
+        """Yield the evaluations that are due and have no outcome, in step order."""
+        state, plans = self._run.log.state, self._run.evaluation.all
+        lost = [(record.committed, plan) for plan in plans for record in outstanding(state, self._terms(plan))]
+        for committed, plan in sorted(lost, key=lambda item: (item[0].step, plans.index(item[1]))):
+            yield plan, committed.reference
 
     def is_due(self, step: int) -> bool:
         """Whether the checkpoint of this step is evaluated."""
-        return step == self._run.config.training.steps or self._early_stopping.is_due(step)
+        return step == self._run.config.training.steps or self._terms(self._run.evaluation).is_due(step)
 
     def follow_commit(self, step: int, committed: Callable[[], CheckpointReference]) -> None:
         """Evaluate the checkpoint of `step` if that is due; `committed` waits for its commit."""
@@ -47,11 +64,48 @@ class AttemptEvaluations:
         """
         is_last = until is None or until == self._run.config.training.steps
         awaited = self._futures if is_last else self._futures[: self._earlier]
-        return self._run.retry.call(lambda: self._early_stopping.is_over(awaited))
+        return self._run.retry.call(lambda: self.is_over(awaited))
+
+    def is_over(self, awaited: Sequence[PrefectFuture[Any]]) -> bool:
+        """Wait for these evaluations or a shutdown, and return whether the run stops here.
+
+        A finished run always stops: the process that finished it may have died before its attempt ended.
+        """
+        run, plan = self._run, self._run.evaluation
+        if run.log.state.finished is not None:
+            return True
+        if self._stop is None and self._terms(plan).policy.is_on:
+            self._wait_unless_shutdown(awaited)
+            self._stop = find_stop(run.log.refresh(), plan.suite.sha256)
+            if self._stop is not None:
+                run.say(f"  stops early at step {self._stop.step}: {self._stop.why} (early_stop.{self._stop.rule})")
+        return self._stop is not None
 
     def finish_early(self, writer: Writer) -> bool:
-        """Finish the run at its early stop; False where it does not stop early."""
-        return self._early_stopping.finish(self._attempt, writer)
+        """Append run-finished at the step where the run stops early; returns False if it does not stop.
+
+        Later checkpoints are quarantined, so that no attempt resumes from one and none is promoted.
+        """
+        log = self._run.log
+        state = log.refresh()
+        stop = find_stop(state, self._run.evaluation.suite.sha256)
+        if stop is None:
+            return False
+        last = next(record.committed for record in state.surviving_checkpoints if record.committed.step == stop.step)
+        why = f"trained beyond step {stop.step}, where the run stopped early: {stop.why}"
+        for record in state.readable:
+            if record.committed.step > stop.step:
+                quarantine_checkpoint(log, record.committed, why, writer=writer)
+        body = RunFinished(
+            attempt=self._attempt,
+            step=last.step,
+            manifest_sha256=last.manifest_sha256,
+            state_sha256=last.state_sha256,
+            stopped=stop.why,
+            rule=stop.rule,
+        )
+        log.append(lambda state: body if state.finished is None else None, writer=writer)
+        return True
 
     def end_attempt(self) -> None:
         """Give up evaluations from now on when a shutdown is requested: the receipt is written."""
@@ -72,14 +126,19 @@ class AttemptEvaluations:
                 plan,
                 step=step,
                 during_attempt=self._attempt,
-                stopping=self._must_stop,
+                stopping=lambda: self._is_attempt_over and self._run.is_shutting_down(),
                 wait_for=self._futures[-1:],  # one evaluator at a time: they share the machine with training
             )
         )
 
-    def _must_stop(self) -> bool:
-        return self._is_attempt_over and self._run.is_shutting_down()
+    def _wait_unless_shutdown(self, evaluations: Sequence[PrefectFuture[Any]]) -> None:
+        done: SimpleQueue[PrefectFuture[Any] | None] = SimpleQueue()
+        for future in evaluations:
+            future.add_done_callback(done.put)
+        with self._run.shutdown.on_shutdown(lambda: done.put(None)):
+            for _ in evaluations:
+                if done.get() is None:
+                    return
 
-
-def _same(reference: CheckpointReference) -> CheckpointReference:
-    return reference
+    def _terms(self, plan: EvaluationPlan) -> StopTerms:
+        return stop_terms(self._run.log.state.attempts[-1].started.config, plan.suite.sha256)

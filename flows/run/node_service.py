@@ -54,20 +54,16 @@ class NodeService:
                     if time.monotonic() - since > self._wait_seconds:
                         self._say(f"no attempt for {self._wait_seconds:.0f} s; the same command waits again")
                         return False
-                    self._take_part()
+                    self._child = self._child or self._start()
+                    with suppress(subprocess.TimeoutExpired):
+                        self._child.wait(timeout=_POLL_SECONDS)
+                        self._child = None
+                        self._leaving.wait(_RESTART_SECONDS)
                 if end is not None:
                     self._say(end)
                 return end is not None
             finally:
                 self._end_ranks()
-
-    def _take_part(self) -> None:
-        if self._child is None:
-            self._child = self._start()
-        with suppress(subprocess.TimeoutExpired):
-            self._child.wait(timeout=_POLL_SECONDS)
-            self._child = None
-            self._leaving.wait(_RESTART_SECONDS)
 
     def _end_ranks(self) -> None:
         """End the ranks; after a shutdown request the first machine gives them their time."""

@@ -35,8 +35,7 @@ class Progress:
         console: Console | None = None,
     ) -> None:
         """Show progress towards `total_steps`; `echo` gets every message, but no steps."""
-        self._total, self._echo = total_steps, echo
-        self._clock = clock
+        self._total, self._echo, self._clock = total_steps, echo, clock
         self._console = console or Console(file=sys.stderr, highlight=False)
         self._live = LiveLines(self._console, stays=True)
         self._left = TimeLeft()
@@ -62,7 +61,7 @@ class Progress:
             self._live.write([self._fitting_line(record)])
         elif now - self._printed_at >= _PLAIN_EVERY_SECONDS:
             self._printed_at = now
-            self._print(self._line(record))
+            self._print(" · ".join(self._parts(record)))
         if record.probe_loss is not None:
             sample = "" if record.sample is None else f" · {' '.join(record.sample.split())[:90]!r}"
             self.say(f"  held-out loss {record.probe_loss:.3f} at step {record.step}{sample}")
@@ -71,16 +70,12 @@ class Progress:
         with suppress(OSError):  # a closed terminal or pipe costs the message, never the run
             self._console.print(Text(sanitize(message)), soft_wrap=True)
 
-    def _line(self, record: StepRecord) -> str:
-        return " · ".join(self._parts(record))
-
     def _fitting_line(self, record: StepRecord) -> str:
         """Fit the line to the terminal: leave out the least important parts, and fill the rest with a bar."""
         step, loss, speed, eta = self._parts(record)
-        room = self._console.width
         fitting = ([step, loss, speed, eta], [step, loss, eta], [step, eta])
-        line = next((line for parts in fitting if len(line := " · ".join(parts)) <= room), step)
-        cells = min(_BAR_CELLS, room - len(line) - 1)
+        line = next((line for parts in fitting if len(line := " · ".join(parts)) <= self._console.width), step)
+        cells = min(_BAR_CELLS, self._console.width - len(line) - 1)
         return f"{format_bar(record.step / self._total, cells)} {line}" if cells >= _LEAST_BAR_CELLS else line
 
     def _parts(self, record: StepRecord) -> tuple[str, str, str, str]:

@@ -4,7 +4,6 @@ Of several processes that open one run at the same moment, one is first and the 
 """
 
 import os
-from functools import partial
 from pathlib import Path
 
 from prefect import get_run_logger
@@ -14,15 +13,14 @@ from flows.operations.checkpoint_evaluation import plan_evaluation
 from flows.orchestrator.cancellation import CancellationWatch
 from flows.orchestrator.ephemeral_server import is_ephemeral_server
 from flows.orchestrator.run_artifacts import RunArtifacts
-from flows.preparation.memory_check import AvailableMemory, available_memory, choose_micro_batch
+from flows.preparation.memory_check import available_memory, choose_micro_batch
 from flows.preparation.training_request import ResolvedRequest, configure_run
-from flows.run.active_run import ActiveRun, RunServices, TrainerSetup
+from flows.run.active_run import ActiveRun, TrainerSetup
 from flows.run.background_sweep import BackgroundSweep
 from flows.run.progress import Progress, TextProgress
 from storage.logs.entry_log import this_writer
 from storage.logs.run_entries import RunOpened
 from storage.logs.run_log import RunLog
-from storage.logs.run_state import RunState
 from storage.snapshots.data_snapshot import TOKENIZER, SnapshotFiles, read_manifest
 from storage.stores.object_store import ObjectStore
 from storage.stores.store_probe import probe_store
@@ -46,7 +44,9 @@ def open_run(resolved: ResolvedRequest, shutdown: ShutdownSignal, warm: WarmTrai
     log = resolved.open_log()
     opened = log.refresh().opened
     config = configure_run(resolved, log.state, os.environ)
-    memory = _memory_for_choice(config, log.state)  # measured before a warm trainer takes its share
+    memory = None
+    if config.training.micro_batch == "auto" and not log.state.attempts:  # before a warm trainer takes its share
+        memory = available_memory(config.training, trainer_group(config.training, os.environ))
     if log.state.finished is None:
         warm.start(trainer_folder(os.environ, log.run_id))
     if opened is None:
@@ -57,32 +57,27 @@ def open_run(resolved: ResolvedRequest, shutdown: ShutdownSignal, warm: WarmTrai
     trainers = _set_up_trainers(log.run_id, config, warm)
     folder, threads = work_folder(os.environ), max(1, trainers.threads // 2)  # training has priority over evaluation
     evaluation = plan_evaluation(config, opened.data_snapshot, folder, threads=threads, faults=trainers.faults)
-    services = _prepare_services(log, config, evaluation.suite.sha256, shutdown)
+    cache, flow_run_id = folder / "snapshots", flow_run.get_id()
+    # A worker hides what its processes print, so the flow run's log repeats it.
+    progress = Progress(config.training.steps, echo=get_run_logger().info)
     return ActiveRun(
         log=log,
         config=config,
-        flow_run_id=flow_run.get_id(),
+        flow_run_id=flow_run_id,
         start_over=resolved.request.start_over,
         micro_batch=choose_micro_batch(config, vocab_size, memory) if memory else None,
         evaluation=evaluation,
         origin=DataOrigin(
-            snapshot_id=opened.data_snapshot,
-            data=config.data,
-            base_dir=resolved.base_dir,
-            cache_dir=folder / "snapshots",
+            snapshot_id=opened.data_snapshot, data=config.data, base_dir=resolved.base_dir, cache_dir=cache
         ),
         trainers=trainers,
-        services=services,
+        progress=progress,
+        sweep=BackgroundSweep(log.store, log.run_id, config.checkpoint, evaluation.suite.sha256),
+        artifacts=RunArtifacts(log, flow_run_id),
+        cancellation=CancellationWatch(None if is_ephemeral_server(os.environ) else flow_run_id, shutdown),
         shutdown=shutdown,
-        retry=StoreRetry(policy=run_retry_policy(config.checkpoint.patience_seconds), say=services.progress.say),
+        retry=StoreRetry(policy=run_retry_policy(config.checkpoint.patience_seconds), say=progress.say),
     )
-
-
-def _memory_for_choice(config: RunConfig, state: RunState) -> AvailableMemory | None:
-    """Return the memory there is if micro_batch is "auto" and no attempt has resolved it, else None."""
-    if config.training.micro_batch != "auto" or state.attempts:
-        return None
-    return available_memory(config.training, trainer_group(config.training, os.environ))
 
 
 def _set_up_trainers(run_id: str, config: RunConfig, warm: WarmTrainer) -> TrainerSetup:
@@ -97,22 +92,8 @@ def _set_up_trainers(run_id: str, config: RunConfig, warm: WarmTrainer) -> Train
     )
 
 
-def _prepare_services(log: RunLog, config: RunConfig, suite_sha256: str, shutdown: ShutdownSignal) -> RunServices:
-    flow_run_id: str | None = flow_run.get_id()
-    return RunServices(
-        # A worker hides what its processes print, so the flow run's log repeats it.
-        progress=Progress(config.training.steps, echo=get_run_logger().info),
-        sweep=BackgroundSweep(log.store, log.run_id, config.checkpoint, suite_sha256),
-        artifacts=RunArtifacts(log, flow_run_id),
-        cancellation=CancellationWatch(None if is_ephemeral_server(os.environ) else flow_run_id, shutdown),
-    )
-
-
 def _record_opening(log: RunLog, wanted: RunConfig, base_dir: Path) -> RunOpened:
-    """Append run-opened with the data, the initial weights and the fastest numerics of this machine.
-
-    Returns the run-opened entry that the log has afterwards.
-    """
+    """Append run-opened with data, initial weights and this machine's fastest numerics; return the log's entry."""
     probe_store(log.store)
     folder = work_folder(os.environ)
     with numerics_beside(wanted.training, wanted.model, folder) as mode, TextProgress().showing() as show:
@@ -120,8 +101,17 @@ def _record_opening(log: RunLog, wanted: RunConfig, base_dir: Path) -> RunOpened
     check_block_size(snapshot.manifest, wanted.model.block_size, wanted.data)
     initial = _keep_initial_weights(log.store, wanted, snapshot.snapshot_id, base_dir)
     chosen = wanted.with_mode(precision=mode().precision, kernels=mode().kernels)
-    entry = partial(_opening_entry, chosen, log.run_id, snapshot.snapshot_id, initial)
-    opened = log.append(entry, writer=this_writer()).opened
+    body = RunOpened(
+        run_id=log.run_id,
+        model_family=chosen.model_family,
+        config=chosen.frozen(),
+        config_sha256=chosen.frozen_sha256(),
+        data_snapshot=snapshot.snapshot_id,
+        total_steps=chosen.training.steps,
+        code_version=code_version(),
+        initial_weights_sha256=initial,
+    )
+    opened = log.append(lambda state: body if state.opened is None else None, writer=this_writer()).opened
     assert opened is not None
     return opened
 
@@ -136,21 +126,4 @@ def _keep_initial_weights(store: ObjectStore, config: RunConfig, snapshot_id: st
         config.model,
         tokenizer_json=files.path(TOKENIZER).read_text(encoding="utf-8"),
         vocab_size=files.manifest.vocab_size,
-    )
-
-
-def _opening_entry(
-    config: RunConfig, run_id: str, snapshot_id: str, initial_sha256: str | None, state: RunState
-) -> RunOpened | None:
-    if state.opened is not None:
-        return None
-    return RunOpened(
-        run_id=run_id,
-        model_family=config.model_family,
-        config=config.frozen(),
-        config_sha256=config.frozen_sha256(),
-        data_snapshot=snapshot_id,
-        total_steps=config.training.steps,
-        code_version=code_version(),
-        initial_weights_sha256=initial_sha256,
     )

@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from flows.operations.promotion_by_person import promotion_rules
-from flows.orchestrator.promotion_approval import Question, Unanswered, Waiting, ask
+from flows.orchestrator.promotion_approval import Question, Waiting, ask
 from flows.run.active_run import ActiveRun
 from storage.logs.log_entry import CheckpointReference
 from storage.logs.registry import Registry
@@ -54,7 +54,7 @@ def offer_best(run: ActiveRun) -> OfferEnd:
         return OfferEnd(message=f"{how}; {before}")
     if rules.needs_approval and isinstance(foreseen, Promoted):
         answer = _ask(run, registry, foreseen)
-        if isinstance(answer, Unanswered):
+        if isinstance(answer, str):
             left = _describe_open_question(registry, candidate, answer)
             return OfferEnd(message=f"{how}; {left}", is_interrupted=run.shutdown.signal is not None)
         candidate = replace(candidate, approval=answer)
@@ -106,11 +106,7 @@ def _offer(run: ActiveRun, registry: Registry, candidate: Candidate, rules: Prom
 
 
 def _describe_earlier_decision(registry: Registry, candidate: Candidate, foreseen: Promoted | Refused | None) -> str:
-    """Return what is on record about offering these weights; empty if they are to be offered.
-
-    A refusal for a missing evaluation is offered again once the outcome would differ; other decisions are final until
-    a person overrules them.
-    """
+    """Return what is on record about offering these weights; empty if they are to be offered."""
     before, champion = decision_on_record(registry.state, candidate.reference.manifest_sha256), registry.state.champion
     step = candidate.reference.step
     if champion is not None and champion.manifest_sha256 == candidate.reference.manifest_sha256:
@@ -118,21 +114,17 @@ def _describe_earlier_decision(registry: Registry, candidate: Candidate, foresee
     again = f"`cairn promote {candidate.run_id}@{step}` offers it again"
     if isinstance(before, Promoted):
         return f"step {step} has been {registry.alias} before and is not now; {again}"
-    if before is None or (before.gate == Gate.EVALUATED and not _says_the_same(before, foreseen)):
+    if before is None:
+        return ""
+    is_same = isinstance(foreseen, Refused) and (foreseen.gate, foreseen.detail) == (before.gate, before.detail)
+    if before.gate == Gate.EVALUATED and not is_same:  # any other decision is final until a person overrules it
         return ""
     return f"not promoted: gate {before.gate!r} refused step {step} before: {before.detail}; {again}"
 
 
-def _says_the_same(before: Refused, foreseen: Promoted | Refused | None) -> bool:
-    return isinstance(foreseen, Refused) and (foreseen.gate, foreseen.detail) == (before.gate, before.detail)
-
-
-def _ask(run: ActiveRun, registry: Registry, proposal: Promoted) -> Approval | Unanswered:
-    question = Question(
-        proposal=proposal,
-        champion=registry.state.champion,
-        timeout_seconds=run.config.promotion.approval_timeout_seconds,
-    )
+def _ask(run: ActiveRun, registry: Registry, proposal: Promoted) -> Approval | str:
+    seconds = run.config.promotion.approval_timeout_seconds
+    question = Question(proposal=proposal, champion=registry.state.champion, timeout_seconds=seconds)
     known = decision_on_record(registry.state, proposal.manifest_sha256)
 
     def is_settled() -> bool:
@@ -141,11 +133,11 @@ def _ask(run: ActiveRun, registry: Registry, proposal: Promoted) -> Approval | U
     return ask(question, run.flow_run_id, Waiting(shutdown=run.shutdown, is_settled=is_settled, say=run.say))
 
 
-def _describe_open_question(registry: Registry, candidate: Candidate, answer: Unanswered) -> str:
+def _describe_open_question(registry: Registry, candidate: Candidate, why: str) -> str:
     if before := _describe_earlier_decision(registry, candidate, None):
         return before
     named = f"{candidate.run_id}@{candidate.reference.step}"
     return (
-        f"{registry.alias} is not changed, {named} waits for approval ({answer.why}); "
+        f"{registry.alias} is not changed, {named} waits for approval ({why}); "
         f"`cairn promote {named}`, typed by a person, approves it, the same command asks again"
     )

@@ -39,15 +39,19 @@ class TrainerObservation:
 
     def evidence(self, problem: BaseException | None, *, finished: bool, stopped: bool) -> Evidence:
         """End the trainer if it still runs, and return all evidence; `stopped`: it ended a segment early on request."""
-        trainer, code = self._trainer, None
+        trainer, code, report = self._trainer, None, None
         if trainer is not None:
             # A trainer that has ended gives its reason; one that still runs has nothing more to do.
-            code = trainer.reap() if isinstance(problem, TrainerGone) else _leave(trainer, problem)
+            is_over = isinstance(problem, TrainerGone)
+            code = trainer.reap() if is_over else trainer.finish() if problem is None else trainer.kill()
+            report = trainer.received.exception
+        if isinstance(problem, StoreRefused):  # no retry cures it, so the trainer's exception does not count
+            report = ExceptionReport(exception=type(problem).__name__, message=str(problem), traceback=())
         memory = self._memory.reading() if self._memory else MemoryReading()
         last = trainer.received.last_step if trainer else None
         return Evidence(
             exit_code=code,
-            last_words=_last_words(problem, trainer),
+            last_words=report,
             finished=finished,
             stop_signal=self._shutdown.signal or ("SIGTERM" if stopped else None),
             notice=self._shutdown.detail,
@@ -68,8 +72,14 @@ class TrainerObservation:
         trainer = self._trainer
         if trainer is None:
             return
+
+        def end_grace() -> None:
+            if trainer.is_alive:
+                self._grace_ended = True
+                trainer.kill()
+
         trainer.notify(signal.SIGTERM)
-        timer = threading.Timer(self._grace_seconds, self._end_grace, (trainer,))
+        timer = threading.Timer(self._grace_seconds, end_grace)
         timer.daemon = True
         timer.start()
 
@@ -77,19 +87,3 @@ class TrainerObservation:
         if self._trainer is not None and self._trainer.is_alive:
             self._gap = gap
             self._trainer.kill()
-
-    def _end_grace(self, trainer: TrainerProcess) -> None:
-        if trainer.is_alive:
-            self._grace_ended = True
-            trainer.kill()
-
-
-def _leave(trainer: TrainerProcess, problem: BaseException | None) -> int:
-    return trainer.finish() if problem is None else trainer.kill()
-
-
-def _last_words(problem: BaseException | None, trainer: TrainerProcess | None) -> ExceptionReport | None:
-    """Return the trainer's last exception; for a refusal of the store, which no retry cures, the parent's own."""
-    if isinstance(problem, StoreRefused):
-        return ExceptionReport(exception=type(problem).__name__, message=str(problem), traceback=())
-    return trainer.received.exception if trainer else None

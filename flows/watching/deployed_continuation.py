@@ -6,12 +6,7 @@ Creating it is idempotent in the run and its newest attempt, so watchers on seve
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.filters import (
-    FlowRunFilter,
-    FlowRunFilterDeploymentId,
-    FlowRunFilterState,
-    FlowRunFilterStateType,
-)
+from prefect.client.schemas import filters
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL
@@ -25,7 +20,7 @@ MOST_FLOW_RUNS = 20
 """After so many flow runs that ended without claiming the run, a person has to look."""
 STUCK_SECONDS = 600.0
 """A flow run that has not claimed its run by then has lost its worker, though Prefect shows it as Running."""
-_AT_WORK = (StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING)
+_UNFINISHED = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING]
 _SHOWN = 200
 
 
@@ -42,7 +37,11 @@ class ContinuationByDeployment:
         """Create a flow run that continues the run, unless one is scheduled or running."""
         with get_client(sync_client=True) as client:
             deployment_id = self._deployment_id(client)
-            for flow_run in _unfinished(client, deployment_id):
+            rule = filters.FlowRunFilter(
+                deployment_id=filters.FlowRunFilterDeploymentId(any_=[deployment_id]),
+                state=filters.FlowRunFilterState(type=filters.FlowRunFilterStateType(any_=_UNFINISHED)),
+            )
+            for flow_run in client.read_flow_runs(flow_run_filter=rule, limit=_SHOWN):
                 if self._is_at(flow_run, stalled):
                     return Busy(why=f"flow run {flow_run.name} is continuing it ({flow_run.state_name})")
             return self._create(client, deployment_id, stalled)
@@ -64,43 +63,27 @@ class ContinuationByDeployment:
         is_scheduled = flow_run.state_type is StateType.SCHEDULED
         if is_scheduled and flow_run.auto_scheduled:  # created by a schedule, perhaps for next week
             return False
-        ours = _run_of(flow_run) == stalled.run_id and flow_run.parameters.get("store") in (None, "", self._store_url)
+        config, run_id, store = (flow_run.parameters.get(name) or "" for name in ("config", "run_id", "store"))
+        if not (config or run_id) or store not in ("", self._store_url):
+            return False
         # The flow run of an attempt that has ended has ended too, whatever its state says.
         claimed = {attempt.started.flow_run_id for attempt in stalled.state.attempts}
         is_dead = str(flow_run.id) in claimed or (not is_scheduled and stalled.seconds > STUCK_SECONDS)
-        return ours and not is_dead
+        return choose_run_id(TrainingRequest(config=config, run_id=run_id)) == stalled.run_id and not is_dead
 
     def _create(self, client: SyncPrefectClient, deployment_id: UUID, stalled: StalledRun) -> Begun | Busy:
         attempt = stalled.state.latest_attempt
+        how = "open" if stalled.state.open_attempt is not None else "ended"
         for number in range(MOST_FLOW_RUNS):
+            key = sha256(f"{self._store_url} {stalled.run_id} {attempt} {how} {number}".encode())
             flow_run = client.create_flow_run_from_deployment(
                 deployment_id,
                 parameters={"config": "", "run_id": stalled.run_id, "store": self._store_url},
                 name=f"{stalled.run_id} · continued after attempt {attempt}",
-                idempotency_key=self._key(stalled, number),
+                idempotency_key=f"cairn-watch-{key}",
             )
             if flow_run.state is None or not flow_run.state.is_final():
                 return Begun(how=f"flow run {flow_run.id} of {self._deployment}")
         return Busy(
             why=f"{MOST_FLOW_RUNS} flow runs ended before they claimed it; look at flow run {flow_run.id} in Prefect"
         )
-
-    def _key(self, stalled: StalledRun, number: int) -> str:
-        how = "open" if stalled.state.open_attempt is not None else "ended"
-        whole = f"{self._store_url} {stalled.run_id} {stalled.state.latest_attempt} {how} {number}"
-        return f"cairn-watch-{sha256(whole.encode())}"
-
-
-def _unfinished(client: SyncPrefectClient, deployment_id: UUID) -> list[FlowRun]:
-    return client.read_flow_runs(
-        flow_run_filter=FlowRunFilter(
-            deployment_id=FlowRunFilterDeploymentId(any_=[deployment_id]),
-            state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(_AT_WORK))),
-        ),
-        limit=_SHOWN,
-    )
-
-
-def _run_of(flow_run: FlowRun) -> str:
-    config, run_id = flow_run.parameters.get("config") or "", flow_run.parameters.get("run_id") or ""
-    return choose_run_id(TrainingRequest(config=config, run_id=run_id)) if config or run_id else ""

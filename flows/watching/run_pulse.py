@@ -1,11 +1,24 @@
-"""How far a running attempt is, by its heartbeat, and how long the rest takes; only for display."""
+"""Shows how far running attempts are, by their heartbeats, and how long the rest takes.
 
+On a terminal the lines stay at the bottom; elsewhere a line is printed on stderr at most once a minute.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+from rich.console import Console
+
 from storage.errors import StorageError
-from storage.logs.heartbeat import Heartbeat, read_heartbeat
+from storage.logs.heartbeat import read_heartbeat
 from storage.logs.run_log import RunLog
 from tasks.text.format import format_clock
+from tasks.text.live_lines import LiveLines
+from tasks.text.output import say
+
+_PLAIN_EVERY_SECONDS = 60.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,13 +44,15 @@ def pulse_of(log: RunLog) -> RunPulse | None:
         return None
     if beat is None:
         return None
+    trained, ahead = beat.step - owner.started.first_step, max(opened.total_steps - beat.step, 0)
+    seconds_left = beat.gpu_seconds / trained * ahead if trained > 0 and beat.gpu_seconds > 0 else None
     return RunPulse(
         run_id=log.run_id,
         attempt=owner.started.attempt,
         step=beat.step,
         total_steps=opened.total_steps,
         train_loss=beat.train_loss,
-        seconds_left=_seconds_left(beat, owner.started.first_step, opened.total_steps),
+        seconds_left=seconds_left,
     )
 
 
@@ -51,6 +66,36 @@ def pulse_line(pulse: RunPulse) -> str:
     )
 
 
-def _seconds_left(beat: Heartbeat, first: int, total: int) -> float | None:
-    trained = beat.step - first
-    return beat.gpu_seconds / trained * max(total - beat.step, 0) if trained > 0 and beat.gpu_seconds > 0 else None
+class WatchDisplay:
+    """Shows the pulses of runs."""
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        console: Console | None = None,
+        say: Callable[[str], None] = say,
+    ) -> None:
+        """Show live lines if stdout is a terminal, else print them with `say`."""
+        # News goes to stdout, so the live lines have to be on the same terminal.
+        self._live = LiveLines(console or Console(file=sys.stdout, highlight=False), stays=False)
+        self._clock, self._say = clock, say
+        self._printed: dict[str, tuple[int, float]] = {}
+
+    @contextmanager
+    def showing(self) -> Iterator[None]:
+        """Keep the lines at the bottom of a terminal while the block runs."""
+        with self._live.show():
+            yield
+
+    def show(self, pulses: Sequence[RunPulse]) -> None:
+        """Show the progress of the runs that train now."""
+        if self._live.are_shown:
+            self._live.write([pulse_line(pulse) for pulse in pulses])
+            return
+        now = self._clock()
+        for pulse in pulses:
+            step, at = self._printed.get(pulse.run_id, (-1, float("-inf")))
+            if pulse.step != step and now - at >= _PLAIN_EVERY_SECONDS:
+                self._printed[pulse.run_id] = (pulse.step, now)
+                self._say(pulse_line(pulse))

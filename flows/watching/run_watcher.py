@@ -6,10 +6,9 @@ A run's error becomes its row and never ends the look.
 import os
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from pathlib import Path
 from typing import NoReturn
 
 from flows.watching.run_continuation import Begun, Busy, Continuation, ContinuationHere, StalledRun
@@ -130,25 +129,21 @@ class RunWatcher:
     def _look_at(self, run_ids: list[str]) -> tuple[WatchRow, ...]:
         self._read_aliases.clear()
         with ThreadPoolExecutor(_READERS) as readers:
-            problems = list(readers.map(self._read, run_ids))
-        rows = tuple(
-            WatchRow(run_id=run_id, action=WatchAction.FAILED, why=problem) if problem else self._look_safely(run_id)
-            for run_id, problem in zip(run_ids, problems, strict=True)
-        )
+            reads = [readers.submit(self._read, run_id) for run_id in run_ids]
+        rows = tuple(self._look_safely(run_id, read) for run_id, read in zip(run_ids, reads, strict=True))
         self._memory.save()
         return rows
 
-    def _read(self, run_id: str) -> str:
-        """Read a run's log to its end; returns the error, or an empty text."""
+    def _read(self, run_id: str) -> None:
         try:
             self._logs.setdefault(run_id, RunLog(self._store, run_id)).refresh()
-        except Exception as error:  # whatever is wrong with one run, the others are looked at
+        except Exception:
             del self._logs[run_id]
-            return f"{error}" or type(error).__name__
-        return ""
+            raise
 
-    def _look_safely(self, run_id: str) -> WatchRow:
+    def _look_safely(self, run_id: str, read: Future[None]) -> WatchRow:
         try:
+            read.result()
             return self._decide(run_id)
         except Exception as error:  # whatever is wrong with one run, the others are looked at
             return WatchRow(run_id=run_id, action=WatchAction.FAILED, why=f"{error}" or type(error).__name__)
@@ -195,7 +190,7 @@ class RunWatcher:
                 return WatchRow(run_id=stalled.run_id, action=WatchAction.CONTINUED, why=why, how=how)
 
     def _is_near(self, row: WatchRow, looked_at: float) -> bool:
-        if row.action != WatchAction.WAITS or row.seconds is None:
+        if row.seconds is None:
             return False
         return self._untils[row.run_id] <= looked_at + lease_seconds(self._logs[row.run_id].state)
 
@@ -204,9 +199,14 @@ def open_watcher(request: WatchRequest) -> RunWatcher:
     """Return a watcher for the request; raises `InvalidConfiguration`."""
     store = open_store(request.store)
     folder = work_folder(os.environ) / "watch" / sha256(store.url.encode())[:12]
+    continuation: Continuation = ContinuationHere(folder, store.url, at_most=request.at_most)
+    if request.deployment:
+        from flows.watching.deployed_continuation import ContinuationByDeployment
+
+        continuation = ContinuationByDeployment(request.deployment, store.url)
     return RunWatcher(
         store,
-        _continuation(request, store.url, folder),
+        continuation,
         WatcherMemory(folder / "sightings.json", monotonic=time.monotonic),
         monotonic=time.monotonic,
         sleep=time.sleep,
@@ -233,11 +233,3 @@ def watch_until_stopped(
             watcher.watch(every_seconds=request.every_seconds, report=report, say=say)
     except (Terminated, KeyboardInterrupt):
         say("stopped watching; what was continued goes on")
-
-
-def _continuation(request: WatchRequest, store_url: str, folder: Path) -> Continuation:
-    if not request.deployment:
-        return ContinuationHere(folder, store_url, at_most=request.at_most)
-    from flows.watching.deployed_continuation import ContinuationByDeployment
-
-    return ContinuationByDeployment(request.deployment, store_url)

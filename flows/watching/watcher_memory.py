@@ -8,14 +8,13 @@ import socket
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
 
 from storage.errors import IntegrityError
 from storage.logs.heartbeat import read_heartbeat
-from storage.logs.run_entries import Placement
 from storage.logs.run_log import RunLog
 from storage.stores.document import decode, encode
 from tasks.machine.placement import boot_id, is_known_dead
@@ -36,7 +35,7 @@ class Sighting:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Remembered:
     boot_id: str
-    runs: Mapping[str, Sighting] = field(default_factory=dict)
+    runs: Mapping[str, Sighting]
 
 
 class WatcherMemory:
@@ -45,7 +44,7 @@ class WatcherMemory:
     def __init__(self, path: Path, *, monotonic: Callable[[], float]) -> None:
         """Read the file; one of another boot, or a damaged one, is ignored."""
         self._path, self._monotonic = path, monotonic
-        self._runs: dict[str, Sighting] = dict(_read(path).runs)
+        self._runs: dict[str, Sighting] = dict(_read(path))
 
     def observe(self, log: RunLog) -> Observed:
         """Return what is known of a run whose log was just read."""
@@ -78,13 +77,12 @@ class WatcherMemory:
             os.replace(beside, self._path)
 
 
-def _read(path: Path) -> _Remembered:
-    nothing = _Remembered(boot_id=boot_id())
+def _read(path: Path) -> Mapping[str, Sighting]:
     try:
         remembered = decode(path.read_bytes(), _Remembered, where=str(path))
     except (OSError, IntegrityError):
-        return nothing
-    return remembered if remembered.boot_id == nothing.boot_id else nothing
+        return {}
+    return remembered.runs if remembered.boot_id == boot_id() else {}
 
 
 def _mark(log: RunLog) -> str:
@@ -98,12 +96,9 @@ def _mark(log: RunLog) -> str:
 
 
 def _life(log: RunLog) -> Life:
-    if log.state.attempts:
-        return _life_of(log.state.attempts[-1].started.placement)
-    return _life_of_opener(log)
-
-
-def _life_of(placement: Placement) -> Life:
+    if not log.state.attempts:
+        return _life_of_opener(log)
+    placement = log.state.attempts[-1].started.placement
     if placement.host != socket.gethostname() or placement.boot_id != boot_id():
         return Life.UNKNOWN
     return Life.GONE if is_known_dead(placement) else Life.HERE

@@ -11,13 +11,16 @@ import pytest
 
 from cairn.cli.command import run_command
 from cairn.cli.training_plan_text import describe_plan
+from flows.preparation.memory_check import AvailableMemory
 from flows.preparation.training_plan import TrainingPlan, plan_training
+from model.estimates.size_estimate import TrainingPlace
 from storage.logs.run_log import RunLog
 from storage.logs.step_log import StepRecord, step_log_key
 from storage.stores.local_store import LocalStore
 from tasks.configuration.run_configuration import RunConfig
 from tests.writing_run import WritingRun, configuration, open_writing_run
 
+UNKNOWN_MEMORY = AvailableMemory(bytes=None, place=TrainingPlace())
 CONFIG = """
 [data]
 sources = ["text.txt"]
@@ -51,7 +54,7 @@ def written(tmp_path: Path, store: LocalStore) -> WritingRun:
 
 def planned(run: WritingRun, config: RunConfig | None = None) -> TrainingPlan:
     run.log.refresh()
-    return plan_training(run.log, config or run.config, Path.cwd())
+    return plan_training(run.log, config or run.config, Path.cwd(), UNKNOWN_MEMORY)
 
 
 def shown(plan: TrainingPlan) -> dict[str, str]:
@@ -101,7 +104,7 @@ def test_neither_torch_nor_the_orchestrator_is_needed(config: Path) -> None:
 
 def test_text_that_was_tokenized_before_is_known(tmp_path: Path, store: LocalStore, written: WritingRun) -> None:
     assert written.log.state.opened is not None
-    plan = plan_training(RunLog(store, "another"), configuration(tmp_path), tmp_path)
+    plan = plan_training(RunLog(store, "another"), configuration(tmp_path), tmp_path, UNKNOWN_MEMORY)
     assert plan.action == "open" and plan.data.snapshot_id == written.log.state.opened.data_snapshot
 
 

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 import pytest
 from rich.console import Console
 
-from flows.watching.run_pulse import RunPulse, pulse_line, pulse_of
-from flows.watching.watch_display import WatchDisplay
+from flows.watching.run_pulse import RunPulse, WatchDisplay, pulse_line, pulse_of
 from storage.logs.heartbeat import Heartbeat, write_heartbeat
 from storage.logs.run_log import RunLog
 from storage.stores.local_store import LocalStore

@@ -13,11 +13,11 @@ import pytest
 
 from cairn.cli.train_commands import store_option
 from flows.preparation.training_request import (
+    HANDED_OVER,
     ResolvedRequest,
     TrainingRequest,
     configure_run,
     hand_over,
-    handed_over,
     resolve_request,
 )
 from storage.logs.run_state import RunState
@@ -125,7 +125,7 @@ def test_the_flow_of_a_command_gets_the_configuration_that_the_command_has_read(
     resolved = resolve_request(TrainingRequest(config=url), {})
     with hand_over(resolved):
         assert steps_in_flow(monkeypatch, url) == 4
-    assert resolved.run_id == "bard" and handed_over() is None
+    assert resolved.run_id == "bard" and HANDED_OVER.get() is None
 
 
 def test_a_deployed_flow_run_reads_the_configuration_once(monkeypatch: pytest.MonkeyPatch, url: str) -> None:

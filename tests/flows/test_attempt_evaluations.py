@@ -2,11 +2,12 @@
 
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from flows.run.early_stopping import EarlyStopping
+from flows.run.attempt_evaluations import AttemptEvaluations
 from model.configuration.network import ModelConfig
 from storage.logs.log_entry import Writer
 from storage.logs.run_state import CheckpointState
@@ -14,6 +15,7 @@ from tasks.attempt.shutdown_signal import ShutdownSignal
 from tasks.configuration.evaluation_settings import EvaluationConfig
 from tasks.evaluator.evaluation_run import EvaluationPlan
 from tasks.evaluator.evaluation_suite import suite_of
+from tests.fabricated_run import configuration
 
 SUITE = suite_of(EvaluationConfig())
 PATIENT = ("checkpoint.every_steps=5", "early_stop.patience=1")
@@ -35,8 +37,15 @@ def writer(run: Any) -> Writer:
     return Writer(host="here", pid=1, attempt=run.log.state.latest_attempt)
 
 
-def stopping_of(run: Any, folder: Path, notice: ShutdownSignal | None = None) -> EarlyStopping:
-    return EarlyStopping(run.log, plan(folder), notice or ShutdownSignal(), lambda words: None)
+def stopping_of(run: Any, folder: Path, notice: ShutdownSignal | None = None) -> AttemptEvaluations:
+    active: Any = SimpleNamespace(
+        log=run.log,
+        config=configuration(),
+        evaluation=plan(folder),
+        shutdown=notice or ShutdownSignal(),
+        say=lambda words: None,
+    )
+    return AttemptEvaluations(active, run.log.state.latest_attempt)
 
 
 @pytest.fixture
@@ -53,7 +62,7 @@ def test_the_deciding_step_becomes_the_last_one_and_what_lies_beyond_is_nobodys_
     worse: Any, tmp_path: Path
 ) -> None:
     stopping = stopping_of(worse, tmp_path)
-    assert stopping.is_over(()) and stopping.finish(1, writer(worse))
+    assert stopping.is_over(()) and stopping.finish_early(writer(worse))
     state = worse.log.refresh()
     assert (state.finished.step, state.finished.rule) == (10, "patience")
     assert state.newest_committed.committed.step == 10
@@ -65,19 +74,19 @@ def test_the_deciding_step_becomes_the_last_one_and_what_lies_beyond_is_nobodys_
 def test_whoever_died_between_any_two_entries_of_the_end_is_continued_to_the_same_end(
     worse: Any, tmp_path: Path
 ) -> None:
-    stopping_of(worse, tmp_path).finish(1, writer(worse))
+    stopping_of(worse, tmp_path).finish_early(writer(worse))
     worse.end("lost", action="resume")
     worse.start(overrides=PATIENT)
     again = stopping_of(worse, tmp_path)
     assert again.is_over(()), "a finished run must not train on"
-    assert not again.finish(2, writer(worse)) and worse.log.state.finished.attempt == 1
+    assert not again.finish_early(writer(worse)) and worse.log.state.finished.attempt == 1
 
 
 def test_the_next_attempt_finds_the_stop_in_the_log_though_it_resumed_beyond_it(worse: Any, tmp_path: Path) -> None:
     worse.end("lost", action="resume")
     worse.start(overrides=PATIENT)
     stopping = stopping_of(worse, tmp_path)
-    assert stopping.is_over(()) and stopping.finish(2, writer(worse))
+    assert stopping.is_over(()) and stopping.finish_early(writer(worse))
     assert worse.log.refresh().finished.step == 10
 
 
