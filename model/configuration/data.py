@@ -131,10 +131,7 @@ class DataConfig(Section):
 
 
 def draw_shares(weights: Sequence[float]) -> tuple[int, ...]:
-    """Return the draws of each source in one period: the smallest integers in the ratio of the weights.
-
-    A weight counts as the decimal number it is written as: 0.1 is one tenth.
-    """
+    """Return the draws of each source in one period: the smallest integers in the ratio of the weights as decimals."""
     exact = [Fraction(repr(float(weight))) for weight in weights]
     scale = math.lcm(*(share.denominator for share in exact))
     whole = [int(share * scale) for share in exact]

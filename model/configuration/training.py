@@ -90,17 +90,13 @@ class TrainingConfig(Section):
         return info.data.get("global_batch", 1) if value is None else value
 
     @model_validator(mode="after")
-    def _sizes_agree(self) -> Self:
+    def _values_agree(self) -> Self:
         if self.micro_batch != "auto" and self.micro_batch > self.global_batch:
             raise ValueError(f"micro_batch={self.micro_batch} must be at most global_batch={self.global_batch}")
         if self.warmup_steps > self.steps:
             raise ValueError(f"warmup_steps={self.warmup_steps} must be at most steps={self.steps}")
         if self.min_lr > self.lr:
             raise ValueError(f"min_lr={self.min_lr} must be at most lr={self.lr}")
-        return self
-
-    @model_validator(mode="after")
-    def _kernels_fit(self) -> Self:
         # The head's gradient is made before the scaler's factor is known.
         if self.kernels == "fused" and self.precision == "fp16":
             raise ValueError("kernels='fused' cannot be combined with precision='fp16': use kernels='stock', or bf16")

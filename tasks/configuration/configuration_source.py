@@ -25,10 +25,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*\Z")
 
 
 def read_configuration(source: str, *, overrides: Sequence[str], environment: Mapping[str, str]) -> RunConfig:
-    """Read, overlay and validate a configuration; without a source, the overlays alone.
-
-    Raises `InvalidConfiguration` with one line for each broken rule.
-    """
+    """Read, overlay and validate a configuration, or the overlays alone; raises `InvalidConfiguration`."""
     if not _is_remote(source):
         return load_configuration(_path(source) if source else None, overrides=overrides, environment=environment)
     parts = urlsplit(source)
@@ -41,13 +38,15 @@ def read_configuration(source: str, *, overrides: Sequence[str], environment: Ma
 
 def load_configuration(path: Path | None, *, overrides: Sequence[str], environment: Mapping[str, str]) -> RunConfig:
     """Read, overlay and validate a file; raises `InvalidConfiguration` with one line for each broken rule."""
-    return parse_configuration(
-        _parse_toml(_read(path), str(path)) if path else {},
-        overrides=overrides,
-        environment=environment,
-        name=str(path or "(no file)"),
-        folder=path.absolute().parent if path else None,
-    )
+    name = str(path or "(no file)")
+    try:
+        document = _parse_toml(path.read_bytes(), name) if path else {}
+    except FileNotFoundError as error:
+        raise InvalidConfiguration(f"{name}: no such configuration file") from error
+    except OSError as error:
+        raise InvalidConfiguration(f"{name}: cannot be read: {error}") from error
+    folder = path.absolute().parent if path else None
+    return parse_configuration(document, overrides=overrides, environment=environment, name=name, folder=folder)
 
 
 def parse_configuration(
@@ -121,15 +120,6 @@ def _fetch(url: str, shown: str) -> bytes:
     if len(data) > MOST_BYTES:
         raise InvalidConfiguration(f"{shown}: more than {MOST_BYTES:,} bytes; rule: a TOML file written by people")
     return data
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError as error:
-        raise InvalidConfiguration(f"{path}: no such configuration file") from error
-    except OSError as error:
-        raise InvalidConfiguration(f"{path}: cannot be read: {error}") from error
 
 
 def _parse_toml(data: bytes, shown: str) -> dict[str, Any]:

@@ -59,14 +59,10 @@ class EvaluationConfig(Section):
     )
 
     @model_validator(mode="after")
-    def _suite_stands_alone(self) -> Self:
+    def _suites_are_clear(self) -> Self:
         both = sorted(self.model_fields_set & {*SUITE_KEYS, "command"})
         if self.suite and both:
             raise ValueError(f"suite={self.suite!r} says what is measured; remove {', '.join(both)} or suite")
-        return self
-
-    @model_validator(mode="after")
-    def _names_differ(self) -> Self:
         names = [self.name, *(evaluator.name for evaluator in self.evaluators)]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:

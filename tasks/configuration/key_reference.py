@@ -22,9 +22,6 @@ _UNIT_SUFFIXES = {"gpu_seconds": "GPU-seconds"} | {
 
 _BOUNDS = {"exclusiveMinimum": "above", "minimum": "of at least", "exclusiveMaximum": "below", "maximum": "at most"}
 
-_FEWEST_LETTERS = 4
-"""Shorter words occur in too many meanings to be searched there."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConfigurationKey:
@@ -102,7 +99,9 @@ def _spelled(name: str, keys: Mapping[str, ConfigurationKey]) -> ConfigurationKe
 
 def _meant(name: str, keys: Mapping[str, ConfigurationKey], *, at_start: bool = False) -> ConfigurationKey | None:
     words = name.replace("_", " ").lower()
-    places = ((key.meaning.lower().find(words), key) for key in keys.values() if len(words) >= _FEWEST_LETTERS)
+    if len(words) < 4:  # it occurs in too many meanings
+        return None
+    places = ((key.meaning.lower().find(words), key) for key in keys.values())
     return next((key for place, key in places if place == 0 or (place > 0 and not at_start)), None)
 
 

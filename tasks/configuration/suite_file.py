@@ -19,7 +19,7 @@ COMMAND = "command"
 def resolve_evaluation(evaluation: EvaluationConfig, folder: Path) -> EvaluationConfig:
     """Return the section with its suite file read, its command an evaluator, and every evaluator's files hashed.
 
-    Relative paths start at `folder`. An evaluator that has its hashes is not read again. Raises TaskError.
+    Relative paths start at `folder`; an evaluator with hashes is not read again. Raises TaskError.
     """
     if evaluation.suite:
         return read_suite(folder / Path(evaluation.suite).expanduser(), evaluation)
@@ -34,10 +34,7 @@ def resolve_evaluation(evaluation: EvaluationConfig, folder: Path) -> Evaluation
 
 
 def read_suite(path: Path, evaluation: EvaluationConfig) -> EvaluationConfig:
-    """Return the section with what is measured from the file; `every_commits` and `timeout_seconds` stay.
-
-    Raises TaskError naming the file, the key and the rule.
-    """
+    """Return the section with what the file measures; raises TaskError naming the file, the key and the rule."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:

@@ -43,11 +43,10 @@ def open_corpus(
     *,
     groups: Sequence[str] = (),
 ) -> tuple[Source, ...]:
-    """Find and check every source; relative paths start at `base_dir`.
+    """Find and check every source, sorted by group and name; relative paths start at `base_dir`.
 
-    Sorted by name, or by group and name if `groups` names a group for each of `sources`. Calls on_bytes(checked, total)
-    after each file. Raises InvalidCorpus for a source that is missing, empty, not UTF-8 or of an unsupported format,
-    and for a file in two groups.
+    `groups` names a group for each of `sources`. Calls on_bytes(checked, total) after each file. Raises InvalidCorpus
+    for a source that is missing, empty, not UTF-8 or of an unsupported format, and for a file in two groups.
     """
     python, files = _find(sources, base_dir, rules, groups)
     checked = list(python)

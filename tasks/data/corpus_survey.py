@@ -11,16 +11,11 @@ from tasks.data.document import Document, InvalidCorpus, Piece, Rejected, Reject
 _REPORT_EVERY_PIECES = 1024
 _SLOT_BYTES = 16
 _EMPTY_SLOT = bytes(_SLOT_BYTES)
-_FIRST_SLOTS = 1 << 12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Survey:
-    """Documents of each split, bytes of their text, and rejected documents.
-
-    `worst_documents` of the rejected ones have the fault `worst_kind` in `worst_source`; both are empty if there are
-    none.
-    """
+    """Counts of documents and text; `worst_*` is the most frequent fault in one source, empty if there is none."""
 
     train_documents: int
     val_documents: int
@@ -32,10 +27,7 @@ class Survey:
 
 
 class TextSample:
-    """Keeps at most `limit_bytes` of the texts offered: those with the smallest hashes, so that order has no effect.
-
-    A bottom-k sketch (Cohen and Kaplan 2007).
-    """
+    """Keeps the texts with the smallest hashes, up to `limit_bytes` (a bottom-k sketch, Cohen and Kaplan 2007)."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes, self._size_bytes = limit_bytes, 0
@@ -73,7 +65,7 @@ class SeenDigests:
     """
 
     def __init__(self) -> None:
-        self._table, self._count = bytearray(_FIRST_SLOTS * _SLOT_BYTES), 0
+        self._table, self._count = bytearray(_SLOT_BYTES << 12), 0
 
     def add(self, sha256: str) -> bool:
         """Add a hex digest; returns whether it is new."""

@@ -1,7 +1,6 @@
-"""The records of the text pipeline, and the rule that assigns a document to train or val.
+"""The records of the text pipeline, and the rule that assigns a document to train or val by its own content.
 
-The split is a function of the document's own content, so that a growing corpus moves no document (A. Géron, Hands-On
-Machine Learning, chapter 2).
+A growing corpus therefore moves no document (A. Géron, Hands-On Machine Learning, chapter 2).
 """
 
 from collections.abc import Callable, Iterator
@@ -24,8 +23,7 @@ class InvalidCorpus(TaskError):
 class Document:
     """One unit of text, wholly in train or wholly in val, followed by one end-of-text token.
 
-    `offset_bytes` is the start of its text in the decompressed source, or its row number in Parquet; `sha256` (hex) and
-    `bytes` are of its UTF-8 text.
+    `offset_bytes` is its start in the decompressed source, or its Parquet row; hash and size are of its UTF-8 text.
     """
 
     source: str
@@ -64,9 +62,8 @@ Piece: TypeAlias = Document | Rejected
 class Source:
     """One readable file or built-in corpus: its content hash, and how to read its documents.
 
-    `name` does not depend on the machine's folders; `sha256` and `bytes` are of the stored file; `unit` is what a
-    document is in it. `pieces` starts a new pass in order. `group` is its entry of `data.sources` if weights keep the
-    entries apart, else empty.
+    `name` does not depend on the machine's folders; `sha256` and `bytes` are of the stored file; `pieces` starts a new
+    pass in order; `group` is its entry of `data.sources` if weights keep the entries apart.
     """
 
     name: str
@@ -88,10 +85,7 @@ def make_document(source: str, offset_bytes: int, content: bytes, text: str | No
 
 
 def split_of(content_sha256: str, val_fraction: float) -> "SplitName":
-    """Return the split of the document whose UTF-8 text has this hex SHA-256.
-
-    Equal texts have one split, and a greater fraction moves documents only from train to val.
-    """
+    """Return the split of the document with this hash; a greater fraction moves documents only from train to val."""
     # Python compares int with float exactly, so no rounding can make two machines disagree.
     drawn = int(content_sha256[:16], 16)
     return "val" if drawn < val_fraction * 2.0**64 else "train"

@@ -1,7 +1,4 @@
-"""Reads the documents of one open file: blocks or the whole of a text, lines of JSON, or rows of a Parquet table.
-
-Memory is bounded by one document of `max_document_bytes`.
-"""
+"""Reads the documents of one open file (text, lines of JSON, or Parquet) in memory for one document."""
 
 import shutil
 import tempfile
@@ -68,10 +65,7 @@ def lines_of(stream: BinaryIO, longest: int) -> Iterator[tuple[int, bytes]]:
 
 
 def blocks_of(lines: BinaryIO | Iterator[bytes], longest: int = MAX_DOCUMENT_BYTES) -> Iterator[tuple[int, bytes]]:
-    """Yield (offset in bytes, content) of each run of lines that are not blank, without its last line end.
-
-    A line of white space is blank. A block longer than `longest` bytes is cut, but stays longer than `longest`.
-    """
+    """Yield (offset in bytes, content) of each run of lines with text; a longer block is cut behind `longest` bytes."""
     offset, start, length = 0, 0, 0
     block: list[bytes] = []
     given = lines if isinstance(lines, Iterator) else iter(lambda: lines.readline(longest + 2), b"")

@@ -51,10 +51,7 @@ def _topics_source() -> Source:
 
 
 def docstrings_source(library: Path) -> Source:
-    """Return the docstrings of the Python files below `library`, one document a module, in order of their paths.
-
-    `sha256` and `bytes` are of the source files. Raises InvalidCorpus for a Python without source files.
-    """
+    """Return the docstrings of all modules below `library`; raises InvalidCorpus for a Python without source files."""
     paths = _module_paths(library)
     digest, size_bytes = hashlib.sha256(f"extraction {_EXTRACTION_VERSION}\n".encode()), 0
     for path in paths:
@@ -77,7 +74,6 @@ def docstrings_source(library: Path) -> Source:
 
 
 def _module_paths(library: Path) -> list[Path]:
-    """Return the library's Python files with prose, sorted by relative path."""
     return sorted(_walk(library), key=lambda path: path.relative_to(library).as_posix())
 
 

@@ -3,9 +3,13 @@
 A killed build leaves its survey, tokenizer and finished parts to the next one.
 """
 
+import fcntl
+import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +30,6 @@ from storage.snapshots.snapshot_manifest import SnapshotManifest
 from storage.snapshots.token_shard import DEFAULT_SHARD_TOKENS, MAX_VOCAB_SIZE
 from storage.stores.document import decode, encode
 from storage.stores.object_store import ObjectStore
-from tasks.data.build_folder import build_folder
 from tasks.data.build_progress import BuildStage, ProgressListener, StageCounter, ignore_progress
 from tasks.data.corpus import open_corpus
 from tasks.data.corpus_survey import Survey, TextSample, reject_duplicates, require_few_rejected, survey_corpus
@@ -52,6 +55,7 @@ from tasks.data.token_parts import (
 )
 
 _SURVEY = "survey.json"
+_ABANDONED_SECONDS = 14 * 24 * 3600.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,9 +85,8 @@ def build_snapshot(
 ) -> SnapshotReference:
     """Return the snapshot of `data`, and build it unless its recipe is known; relative paths start at `base_dir`.
 
-    With `data.weights` the documents of each source are contiguous, in the order of `DataConfig.source_names`. A
-    `snapshot:` source is looked up and never built. A killed build leaves its parts in `cache_dir`. Raises
-    InvalidCorpus for unusable text or settings, and IntegrityError if the store has other bytes.
+    A `snapshot:` source is only looked up. A killed build leaves its parts in `cache_dir`. Raises InvalidCorpus for
+    unusable text or settings, and IntegrityError if the store has other bytes.
     """
     if data.snapshot:
         return find_by_id(store, data.snapshot)
@@ -114,8 +117,7 @@ def find_built(
 def repair_snapshot(store: ObjectStore, snapshot_id: str, data: DataConfig, base_dir: Path, cache_dir: Path) -> int:
     """Build damaged objects of a snapshot again from its sources; returns their number, copies in `cache_dir` included.
 
-    Raises SnapshotDamaged, and changes nothing in the store, if the sources are gone or different, or if the snapshot
-    itself is the source.
+    Raises SnapshotDamaged and changes nothing in the store if the sources are gone or different, or are the snapshot.
     """
     manifest = read_manifest(store, snapshot_id)
     dropped = drop_damaged_copies(cache_dir, manifest)
@@ -257,3 +259,47 @@ def _write_parts(folder: Path, work: _Work, survey: Survey, tokenizer: Tokenizer
         options.on_progress, BuildStage.TOKENIZING, survey.text_bytes, done.text_bytes, done.documents
     )
     write_parts(folder, len(done.paths), counter.count(batches), encoder.schema, part_bytes=options.part_bytes)
+
+
+@contextmanager
+def build_folder(cache_dir: Path | None, recipe_id: str) -> Iterator[Path]:
+    """Lock the recipe's folder for this process; a temporary folder without a cache, or if it is locked already.
+
+    The folder is removed after success and after InvalidCorpus, and stays after any other error.
+    """
+    with ExitStack() as stack:
+        if cache_dir is None or not _lock(stack, cache_dir / "snapshots-in-work" / f"{recipe_id}.lock"):
+            yield Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cairn-snapshot-")))
+            return
+        folder = cache_dir / "snapshots-in-work" / recipe_id
+        folder.mkdir(exist_ok=True)
+        _remove_abandoned(folder)
+        try:
+            yield folder
+        except InvalidCorpus:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_abandoned(own: Path) -> None:
+    for lock in own.parent.glob("*.lock"):
+        folder = lock.with_suffix("")
+        if folder == own or not folder.is_dir() or time.time() - lock.stat().st_mtime < _ABANDONED_SECONDS:
+            continue
+        with ExitStack() as stack:
+            if _lock(stack, lock):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _lock(stack: ExitStack, path: Path) -> bool:
+    """Lock the file while `stack` is open, and set its time; the system unlocks it when the process dies."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    stack.callback(os.close, descriptor)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    os.utime(descriptor)
+    return True

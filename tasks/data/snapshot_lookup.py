@@ -1,7 +1,6 @@
-"""Finds a snapshot that exists already: by the recipe it was built from, or by the id of a `snapshot:<id>` source.
+"""Finds a snapshot by the recipe it was built from, or by the id of a `snapshot:<id>` source.
 
-A recipe is a cache: without it the same snapshot is built again. Weights are not part of it, because they change no
-byte of a snapshot.
+A recipe is a cache. Weights are not part of it, because they change no byte of a snapshot.
 """
 
 from collections.abc import Sequence

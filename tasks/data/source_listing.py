@@ -31,8 +31,7 @@ class TextFile:
 def find_files(sources: Sequence[str], base_dir: Path, *, apart: bool = False) -> list[TextFile]:
     """Return every file of the sources once; relative paths start at `base_dir`.
 
-    Raises InvalidCorpus for a source that is missing, a folder, of an unsupported format or without a match, and for a
-    file of two sources if these are kept `apart`.
+    Raises InvalidCorpus for a source without readable files, and for a file of two sources that are kept `apart`.
     """
     found: list[TextFile] = []
     for source in dict.fromkeys(sources):

@@ -19,10 +19,7 @@ class WeightedGroup:
 
 
 def weighted_groups(manifest: SnapshotManifest, data: DataConfig) -> tuple[WeightedGroup, ...]:
-    """Return the snapshot's groups with their weights; empty without `data.weights`.
-
-    Raises InvalidCorpus if the snapshot has other groups.
-    """
+    """Return the weighted groups, none without `data.weights`; raises InvalidCorpus if the snapshot has others."""
     if not data.weights:
         return ()
     given = dict(zip(data.source_names, zip(data.sources, data.weights, strict=True), strict=True))
@@ -38,10 +35,7 @@ def weighted_groups(manifest: SnapshotManifest, data: DataConfig) -> tuple[Weigh
 
 
 def weighted_components(manifest: SnapshotManifest, data: DataConfig, block_size: int) -> tuple[Component, ...]:
-    """Return the windows of each weighted group in the order of the snapshot; empty without `data.weights`.
-
-    Raises InvalidCorpus naming the source without a whole window.
-    """
+    """Return the windows of each weighted group; raises InvalidCorpus naming the source without a whole window."""
     weighted = weighted_groups(manifest, data)
     components: tuple[Component, ...] = ()
     for end, last in enumerate(weighted, start=1):  # the last of a failing list is the one without a window

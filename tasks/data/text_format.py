@@ -49,10 +49,7 @@ def unsupported_suffix(name: str) -> str | None:
 
 
 def decompress(stream: BinaryIO, compression: Compression) -> BinaryIO:
-    """Return a buffered stream of the decompressed bytes; several frames are one text.
-
-    Reading raises one of DECOMPRESSION_ERRORS or OSError for damaged bytes.
-    """
+    """Return the decompressed bytes as one text; reading damaged ones raises OSError or one of DECOMPRESSION_ERRORS."""
     unpacked: Any = stream
     if compression is Compression.GZIP:
         unpacked = gzip.GzipFile(fileobj=stream, mode="rb")

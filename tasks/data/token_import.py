@@ -81,8 +81,7 @@ def import_tokens(
 ) -> SnapshotReference:
     """Publish the snapshot with exactly the files' tokens.
 
-    Raises InvalidCorpus for another format, an id outside the vocabulary, and a document in both splits, unless
-    `allow_shared`.
+    Raises InvalidCorpus for another format, an unknown id, and a document in both splits, unless `allow_shared`.
     """
     with tempfile.TemporaryDirectory(prefix="cairn-import-") as staging:
         importing = _Import(tokenizer)

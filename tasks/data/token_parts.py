@@ -1,13 +1,13 @@
-"""Tokenizes documents in parallel and in order into parts, which a later build reuses.
+"""Tokenizes documents in parallel and in order into parts, with bounded memory; a later build reuses the parts.
 
-A part is an Arrow file of consecutive documents with their tokens, written atomically. Batches and parts do not change
-the snapshot. Memory is bounded by a few batches.
+A part is an Arrow file of consecutive documents with their tokens, written atomically.
 """
 
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -39,8 +39,10 @@ class PartsDone:
 def find_finished_parts(folder: Path) -> PartsDone:
     """Return the parts in `folder`; deletes an unreadable part and those after it."""
     paths: list[Path] = []
-    while (path := _part(folder, len(paths))).is_file() and _is_readable(path):
-        paths.append(path)
+    with suppress(pa.ArrowException):
+        while (path := _part(folder, len(paths))).is_file():
+            with pa.OSFile(str(path)) as file, pa.ipc.open_file(file):
+                paths.append(path)
     for path in set(folder.glob("part-*.arrow")) - set(paths):
         path.unlink()
     source, pieces, text_bytes, documents = "", 0, 0, 0
@@ -143,14 +145,6 @@ def write_parts(
         fsync_path(unfinished)
         os.replace(unfinished, _part(folder, number))
         number += 1
-
-
-def _is_readable(path: Path) -> bool:
-    try:
-        with pa.OSFile(str(path)) as file, pa.ipc.open_file(file):
-            return True
-    except pa.ArrowException:
-        return False
 
 
 def _part(folder: Path, number: int) -> Path:

@@ -9,7 +9,6 @@ class TimeLeft:
     """Times of the newest steps, by a clock that the caller reads."""
 
     def __init__(self) -> None:
-        """Start without any step."""
         self._done: deque[tuple[int, float]] = deque(maxlen=_WINDOW)
 
     def add(self, step: int, now: float) -> None:
