@@ -38,16 +38,9 @@ def commit_checkpoint(
     Raises `TrainerGone`, `IntegrityError`, or `Fenced` if a newer attempt owns the run.
     """
     staged = trainer.wait_staged(step)
-    commit = partial(
-        checkpoint.commit_checkpoint,
-        log,
-        staged,
-        writer=writer,
-        tokens=segment.tokens,
-        gpu_seconds=segment.gpu_seconds,
-    )
-    state = retry.call(commit)
-    record = state.find(staged.prefix)
+    tokens, gpu_seconds = segment.tokens, segment.gpu_seconds
+    commit = partial(checkpoint.commit_checkpoint, log, staged, writer=writer, tokens=tokens, gpu_seconds=gpu_seconds)
+    record = retry.call(commit).find(staged.prefix)
     assert record is not None
     reference = record.committed.reference
     if evaluation is not None:

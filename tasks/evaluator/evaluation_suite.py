@@ -78,7 +78,7 @@ class EvaluationSpec(BaseModel):
     snapshot_id: str
     model: ModelConfig
     checkpoint: CheckpointReference
-    suite: Suite | CommandSuite
+    suite: AnySuite
     cache_dir: Path
     device: str
     threads: int

@@ -26,13 +26,6 @@ _NICENESS = 15
 """Training has priority: on shared cores, waiting threads of both processes slow training by a factor of ten."""
 
 
-def measure(spec: EvaluationSpec) -> EvaluationResult:
-    """Load the weights and measure them under the spec's suite."""
-    if isinstance(spec.suite, CommandSuite):
-        return _measure_by_command(spec, spec.suite)
-    return _measure_held_out(_open(spec, spec.device), spec.suite)
-
-
 def _open(spec: EvaluationSpec, device: str) -> CheckpointModel:
     return open_model(
         open_store(spec.store_url),
@@ -87,7 +80,10 @@ def main() -> None:
     seed = spec.suite.sample_seed if isinstance(spec.suite, Suite) else 0
     make_deterministic(seed=seed, threads=spec.threads)
     try:
-        result = measure(spec)
+        if isinstance(spec.suite, CommandSuite):
+            result = _measure_by_command(spec, spec.suite)
+        else:
+            result = _measure_held_out(_open(spec, spec.device), spec.suite)
     except TaskError as error:  # explains itself; any other exception needs its traceback
         print(error, file=sys.stderr, flush=True)
         os._exit(1)

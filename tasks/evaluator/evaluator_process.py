@@ -59,7 +59,7 @@ class PipeReader:
                 self._kept += chunk
                 if len(self._kept) > self._most_bytes:
                     self.overflowed = True
-                    del self._kept[slice(-self._most_bytes) if self._keep_last else slice(self._most_bytes, None)]
+                    self._kept = self._kept[-self._most_bytes :] if self._keep_last else self._kept[: self._most_bytes]
                 if self._copy_to is not None:
                     os.write(self._copy_to, chunk)
 

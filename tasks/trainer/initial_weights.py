@@ -1,7 +1,7 @@
 """Reads the weights a run starts from out of a Hugging Face directory and keeps them in the store.
 
 They are stored as `initial/<sha256>/`, so every start uses exactly those bytes and the directory is not needed again.
-Pickles are refused. Imports no torch: the process that opens a run holds no tensors.
+Refuses pickles. Imports no torch, because the process that opens a run holds no tensors.
 Source: the layout of `PreTrainedModel.save_pretrained`, whole or in shards.
 """
 

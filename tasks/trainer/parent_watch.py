@@ -22,10 +22,7 @@ def kill_with_parent(parent_pid: int) -> None:
 
 
 def watch_parent(parent_pid: int, *, kill_group: bool = False) -> None:
-    """Poll in a thread whether the parent still runs; when it does not, kill this process, or the group that it leads.
-
-    The group includes the processes that this one started.
-    """
+    """Poll in a thread whether the parent still runs; when it does not, kill this process, or the group it leads."""
 
     def poll() -> None:
         while os.getppid() == parent_pid:

@@ -142,6 +142,7 @@ class Staging:
     ) -> None:
         """Own `buffer` from now on; `shared` is this rank's part if several ranks stage together."""
         self._shared = shared
+        self._is_own: Callable[[str], bool] = (lambda _: True) if shared is None else shared.is_own
         self._store, self._callbacks, self._retry_policy = store, callbacks, run_retry_policy(patience_seconds)
         self._buffer = buffer or StagingBuffer(torch.device("cpu"))
         self._thread: threading.Thread | None = None
@@ -149,13 +150,12 @@ class Staging:
 
     def prepare(self, tensors: Sequence[NamedTensor]) -> None:
         """Allocate the memory for copies of these tensors in the background."""
-        shared = self._shared
-        self._buffer.prepare([named for named in tensors if shared is None or shared.is_own(named.name)])
+        self._buffer.prepare([named for named in tensors if self._is_own(named.name)])
 
     def copy(self, tensors: Sequence[NamedTensor]) -> tuple[NamedTensor, ...]:
         """Wait for the checkpoint on its way, then return host copies, which are valid until the next call."""
         self.wait()
-        return self._buffer.copy(tensors) if self._shared is None else self._buffer.copy(tensors, self._shared.is_own)
+        return self._buffer.copy(tensors, self._is_own)
 
     def begin(self, checkpoint: HostCheckpoint, before: Callable[[], None]) -> None:
         """Wait for the checkpoint on its way, then call `before` and stage `checkpoint` in the background."""

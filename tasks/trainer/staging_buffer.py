@@ -1,7 +1,6 @@
-"""The host memory that checkpoints are copied to: one block, allocated once and reused.
+"""The host memory that checkpoints are copied to and read into: one block, allocated once and reused.
 
-It is touched in advance, so that a copy does not wait for page faults, and page-locked if the state is on a GPU, so
-that copies are asynchronous. A resumed checkpoint is read into the same block.
+It is touched in advance, so that copies do not wait for page faults, and page-locked for a state on a GPU.
 Source: PyTorch, "A guide on good usage of non_blocking and pin_memory"; NumPy asks for huge pages (madvise(2)).
 """
 

@@ -28,7 +28,6 @@ from tasks.trainer.trainer_protocol import (
 )
 from tasks.trainer.warm_trainer import TrainerChild
 
-_STDERR_TAIL_LINES = 20
 _TAIL_BYTES = 64 * 1024  # a library may write gigabytes of warnings
 
 
@@ -196,7 +195,7 @@ class TrainerProcess:
             self.received.close()  # whatever ended this loop, no other thread may wait for ever
 
 
-def tail_of(path: Path, lines: int = _STDERR_TAIL_LINES) -> tuple[str, ...]:
+def tail_of(path: Path, lines: int = 20) -> tuple[str, ...]:
     """Return the last `lines` lines of a text file's last 64 KiB, or nothing if it cannot be read."""
     try:
         with path.open("rb") as file:

@@ -1,7 +1,4 @@
-"""What an attempt trains: its data, and its state, read and verified in the background if it resumes from a checkpoint.
-
-The data are the snapshot's windows, their order, the batch loader and the probe.
-"""
+"""What an attempt trains: its data, and its state, which is read in the background if it resumes from a checkpoint."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
