@@ -18,13 +18,12 @@ from storage.checkpoints.checkpoint import (
     commit_checkpoint,
     stage_checkpoint,
 )
+from storage.checkpoints.checkpoint_documents import TrainerDocument
 from storage.checkpoints.tensor_record import TensorRecord
-from storage.checkpoints.trainer_document import TrainerDocument
 from storage.logs.entry_log import EntryLog
 from storage.logs.heartbeat import Heartbeat, write_heartbeat
 from storage.logs.log_entry import CheckpointReference, Writer
-from storage.logs.registry import Registry
-from storage.logs.registry_entries import Promoted
+from storage.logs.registry import Promoted, Registry
 from storage.logs.run_entries import (
     RUN_KINDS,
     AttemptStarted,

@@ -1,6 +1,6 @@
-"""The cyclopts application: groups of commands in `cairn --help`, and examples in the help of each command."""
+"""The cyclopts application, and the examples in the help of each command."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from cyclopts import App, Group, Parameter
 
@@ -9,15 +9,6 @@ START_HERE = """Start here:
   cairn status quickstart                   where it stands, what happens next
   cairn sample champion --prompt "def "     what it writes
 Every command takes --json; `cairn COMMAND --help` ends with examples."""
-
-_GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("Train", ("train", "config", "watch")),
-    ("Look at runs", ("runs", "status", "explain", "report", "attempts", "checkpoints", "evaluations", "log")),
-    ("Curves and questions", ("plot", "diagnose", "sql", "simulate")),
-    ("Models", ("models", "sample", "evaluate", "promote", "rollback", "export")),
-    ("Data", ("data", "import-tokens", "export-tokens")),
-    ("Store and machine", ("verify", "sweep", "doctor", "completion")),
-)
 
 EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "train": (
@@ -69,10 +60,6 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-MORE = Group("More", sort_key=len(_GROUPS))
-"""The group of commands that have no other."""
-
-
 def _version() -> str:
     from importlib.metadata import version
 
@@ -85,20 +72,8 @@ app = App(
     version=_version,
     help_format="plaintext",
     help_epilogue=START_HERE,
-    group_commands=MORE,
+    group_commands=Group("More", sort_key=99),
     result_action="return_value",
     suppress_keyboard_interrupt=False,
     default_parameter=Parameter(show_default=False),
 )
-
-
-def examples_text(name: str) -> str:
-    """Return the examples at the end of a command's help; empty if it has none."""
-    lines = EXAMPLES.get(name, ())
-    return "\n".join(["Examples:", *(f"  {line}" for line in lines)]) if lines else ""
-
-
-def help_groups() -> Iterator[tuple[Group, tuple[str, ...]]]:
-    """Yield each group in the order of the list, with the names of its commands."""
-    for place, (title, names) in enumerate(_GROUPS):
-        yield Group(title, sort_key=place), names

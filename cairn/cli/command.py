@@ -3,17 +3,16 @@
 import os
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from cyclopts import CycloptsError
+from cyclopts import CycloptsError, Group
 
-from cairn.cli.app import MORE, app, examples_text, help_groups
-from cairn.cli.configuration_commands import CONFIGURATION_COMMANDS
-from cairn.cli.data_commands import DATA_COMMANDS
-from cairn.cli.machine_commands import MACHINE_COMMANDS
-from cairn.cli.model_commands import MODEL_COMMANDS
-from cairn.cli.run_commands import RUN_COMMANDS
-from cairn.cli.train_commands import TRAIN_COMMANDS
+from cairn.cli import data_commands as data
+from cairn.cli import machine_commands as machine
+from cairn.cli import model_commands as model
+from cairn.cli import run_commands as run
+from cairn.cli import train_commands as training
+from cairn.cli.app import EXAMPLES, app
 from flows.errors import EXPECTED_ERRORS
 from model.errors import InvalidInput
 from reports.errors import InvalidQuery, RunNotFound
@@ -24,34 +23,33 @@ from tasks.errors import BudgetExhausted, ConfigDrift, GateRefused, InvalidConfi
 from tasks.policy.termination import ExitCode
 from tasks.text.output import discard_stdout, say
 
-_ERRORS: tuple[tuple[type[BaseException], ExitCode], ...] = (
-    (InvalidConfiguration, ExitCode.USAGE),
-    (RunNotFound, ExitCode.USAGE),
-    (InvalidQuery, ExitCode.USAGE),
-    (InvalidCorpus, ExitCode.USAGE),
-    (InvalidInput, ExitCode.USAGE),
-    (StoreUnsound, ExitCode.USAGE),
-    (GateRefused, ExitCode.GATE_REFUSED),
-    (BudgetExhausted, ExitCode.BUDGET_EXHAUSTED),
-    (IntegrityError, ExitCode.INTEGRITY),
-    (ConfigDrift, ExitCode.CONFIG_DRIFT),
-    (LiveOwner, ExitCode.LIVE_OWNER),
-    (Fenced, ExitCode.LIVE_OWNER),
-    (KeyboardInterrupt, ExitCode.INTERRUPTED),
+_ERRORS: tuple[tuple[tuple[type[BaseException], ...], ExitCode], ...] = (
+    ((InvalidConfiguration, RunNotFound, InvalidQuery, InvalidCorpus, InvalidInput, StoreUnsound), ExitCode.USAGE),
+    ((GateRefused,), ExitCode.GATE_REFUSED),
+    ((BudgetExhausted,), ExitCode.BUDGET_EXHAUSTED),
+    ((IntegrityError,), ExitCode.INTEGRITY),
+    ((ConfigDrift,), ExitCode.CONFIG_DRIFT),
+    ((LiveOwner, Fenced), ExitCode.LIVE_OWNER),
+    ((KeyboardInterrupt,), ExitCode.INTERRUPTED),
 )
 
-_PLACES = {name: (group, place) for group, names in help_groups() for place, name in enumerate(names)}
-for function in (
-    *TRAIN_COMMANDS,
-    *RUN_COMMANDS,
-    *MODEL_COMMANDS,
-    *DATA_COMMANDS,
-    *CONFIGURATION_COMMANDS,
-    *MACHINE_COMMANDS,
-):
-    name = function.__name__.replace("_", "-")
-    group, place = _PLACES.get(name, (MORE, 0))
-    app.command(function, name=name, group=group, sort_key=place, help_epilogue=examples_text(name))
+_GROUPS: tuple[tuple[str, tuple[Callable[..., object], ...]], ...] = (
+    ("Train", (training.train, machine.config, training.watch)),
+    (
+        "Look at runs",
+        (run.runs, run.status, run.explain, run.report, run.attempts, run.checkpoints, run.evaluations, run.log),
+    ),
+    ("Curves and questions", (run.plot, run.diagnose, run.sql, run.simulate)),
+    ("Models", (model.models, model.sample, model.evaluate, model.promote, model.rollback, model.export)),
+    ("Data", (data.data, data.import_tokens, data.export_tokens)),
+    ("Store and machine", (run.verify, run.sweep, machine.doctor, machine.completion)),
+)
+for place, (title, functions) in enumerate(_GROUPS):
+    group = Group(title, sort_key=place)
+    for order, function in enumerate(functions):
+        name = function.__name__.replace("_", "-")
+        examples = "\n".join(["Examples:", *(f"  {line}" for line in EXAMPLES[name])])
+        app.command(function, name=name, group=group, sort_key=order, help_epilogue=examples)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -70,7 +68,10 @@ def run_command(arguments: Sequence[str]) -> int:
     try:
         returned = app(list(arguments), exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        say(f"cairn: {_describe_usage_error(error)}")
+        problem = " ".join(str(error).partition(" Available commands:")[0].split()).removesuffix(".")
+        chain = error.command_chain
+        where = f"`cairn {chain[0]} --help` shows how it is used" if chain else "`cairn --help` lists the commands"
+        say(f"cairn: {problem}{' ' if problem.endswith('?') else '; '}{where}")
         return ExitCode.USAGE
     except BrokenPipeError:  # the reader of a pipe has seen enough
         discard_stdout()
@@ -94,14 +95,7 @@ def code_of_error(error: BaseException) -> ExitCode:
     """Return the exit code for an error that ended the command; an unexpected one is an ERROR."""
     if type(error) is StorageError:  # the root itself is only raised for a name or URL that cannot be used
         return ExitCode.USAGE
-    return next((code for kind, code in _ERRORS if isinstance(error, kind)), ExitCode.ERROR)
-
-
-def _describe_usage_error(error: CycloptsError) -> str:
-    problem = " ".join(str(error).partition(" Available commands:")[0].split()).removesuffix(".")
-    name = error.command_chain[0] if error.command_chain else ""
-    where = f"`cairn {name} --help` shows how it is used" if name else "`cairn --help` lists the commands"
-    return f"{problem} {where}" if problem.endswith("?") else f"{problem}; {where}"
+    return next((code for kinds, code in _ERRORS if isinstance(error, kinds)), ExitCode.ERROR)
 
 
 def _print_error(error: BaseException) -> None:

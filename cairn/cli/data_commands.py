@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from cairn.cli.options import Flag, JsonOption, SnapshotReference, StoreOption, open_chosen_store
+from cairn.cli.tables import print_data, print_import
 from tasks.text.output import print_document, print_line
 
 TokenPaths = Annotated[tuple[str, ...], Parameter(negative="", consume_multiple=True, help=".bin files, in order")]
@@ -32,7 +33,6 @@ def data(
         split: the side the window is counted in.
         block_size: tokens of a window [the run's, else 256].
     """
-    from cairn.cli.tables import print_data
     from reports.queries.data_summary import WindowChoice, summarize_data
     from tasks.machine.work_folder import work_folder
 
@@ -60,7 +60,6 @@ def import_tokens(
         end_of_text: without a tokenizer: the id that ends a document [the greatest].
         allow_shared: import although train and val share documents.
     """
-    from cairn.cli.tables import print_import
     from cairn.operations.token_files import ImportRequest, import_snapshot
 
     request = ImportRequest(
@@ -97,6 +96,3 @@ def export_tokens(
     else:
         for file in written:
             print_line(f"{file.path}  {file.tokens:,} tokens")
-
-
-DATA_COMMANDS = (data, import_tokens, export_tokens)

@@ -1,4 +1,4 @@
-"""The commands about this machine: `doctor` and `completion`."""
+"""The commands that need no run: `config`, `doctor` and `completion`."""
 
 import os
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from cairn.cli.options import Flag, JsonOption, StoreOption
 from tasks.configuration.store_choice import choose_store
 from tasks.errors import InvalidConfiguration
 from tasks.policy.termination import ExitCode
-from tasks.text.output import print_document, print_facts
+from tasks.text.output import print_document, print_facts, print_table
 
 Shell = Literal["bash", "zsh", "fish"]
 
@@ -23,6 +23,39 @@ class CompletionView:
     shell: str | None
     script: str | None = None
     path: str | None = None
+
+
+def config(key: str = "", *, json: JsonOption = False) -> None:
+    """Explain the configuration keys: meaning, rule, unit, default, and whether they are frozen with the run.
+
+    JSON: a list of key, meaning, unit, rule, default, frozen; of one key, its record.
+
+    Args:
+        key: a key such as training.lr, or a section such as training [all keys].
+    """
+    from tasks.configuration.broken_rules import unknown_key
+    from tasks.configuration.key_reference import list_keys
+
+    keys = [one for one in list_keys() if not key or f"{one.key}.".startswith(f"{key}.")]
+    if not keys:
+        raise InvalidConfiguration(f"{key}: {unknown_key(key, is_section='.' not in key)}")
+    if json:
+        print_document(keys[0] if len(keys) == 1 else keys)
+    elif len(keys) == 1:
+        (one,) = keys
+        rule = "yes: a run is continued only with the same value"
+        facts = (
+            ("key", one.key),
+            ("meaning", one.meaning),
+            ("must be", one.rule),
+            ("unit", one.unit or None),
+            ("default", one.default),
+            ("frozen", rule if one.frozen else "no: it may change when a run goes on"),
+        )
+        print_facts(facts)
+    else:
+        rows = [(one.key, one.default, "yes" if one.frozen else "no", one.meaning) for one in keys]
+        print_table(("key", "default", "frozen", "meaning"), rows, empty="no keys")
 
 
 def doctor(*, store: StoreOption = "", json: JsonOption = False) -> ExitCode:
@@ -66,6 +99,3 @@ def _refusing_unknown_shell() -> Iterator[None]:
         raise InvalidConfiguration(f"{error}; name the shell: `cairn completion bash`, zsh or fish") from error
     except OSError as error:
         raise InvalidConfiguration(f"not installed: {error}; `cairn completion bash` prints the script") from error
-
-
-MACHINE_COMMANDS = (doctor, completion)

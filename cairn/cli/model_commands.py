@@ -2,14 +2,18 @@
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from cairn.cli.options import AliasOption, Flag, JsonOption, Reference, StoreOption, WhyOption, open_chosen_store
-from cairn.operations.sample_request import SampleRequest, read_prompt
+from cairn.cli.tables import print_rows
+from cairn.operations.text_sampling import RunSampler, SampleRequest, read_prompt, show_text, write_samples
+from reports.queries.display_tables import comparison_table, decisions_table, promotions_table
+from reports.queries.run_lookup import find_checkpoint
 from tasks.policy.termination import ExitCode
-from tasks.text.output import print_document, print_line
+from tasks.text.output import print_document, print_line, say
 
 
 def models(*, history: Flag = False, store: StoreOption = "", json: JsonOption = False) -> None:
@@ -18,9 +22,7 @@ def models(*, history: Flag = False, store: StoreOption = "", json: JsonOption =
     Args:
         history: show every decision instead: promotions, also those gone back on, refusals with their gate, roll-backs.
     """
-    from cairn.cli.tables import print_rows
     from reports.queries.alias_history import list_decisions, list_promotions
-    from reports.queries.display_tables import decisions_table, promotions_table
 
     if history:
         decisions = list_decisions(open_chosen_store(store))
@@ -41,11 +43,8 @@ def evaluate(
         suite: path of a suite file (TOML) [the suites of the checkpoint's run].
         again: evaluate also what is on record, and add a second row.
     """
-    from cairn.cli.tables import print_rows
     from flows.operations.checkpoint_evaluation import EvaluationRequest, measure
     from reports.queries.comparison import compare_evaluations
-    from reports.queries.display_tables import comparison_table
-    from reports.queries.run_lookup import find_checkpoint
 
     found = find_checkpoint(open_chosen_store(store), reference)
     view = compare_evaluations(found, measure(found, EvaluationRequest(suite=suite, again=again)))
@@ -65,26 +64,20 @@ def promote(
 
     If the run's configuration requires a person's approval, this command gives it.
     """
-    from cairn.cli.tables import print_rows
     from flows.operations.promotion_by_person import offer_as_person
     from reports.queries.alias_history import list_alias_promotions
-    from reports.queries.display_tables import promotions_table
-    from reports.queries.run_lookup import find_checkpoint
 
-    views = list_alias_promotions(
-        alias, offer_as_person(find_checkpoint(open_chosen_store(store), reference), alias, why=why)
-    )[:1]
-    print_document(views[0]) if json else print_rows(promotions_table(views))
+    state = offer_as_person(find_checkpoint(open_chosen_store(store), reference), alias, why=why)
+    view = list_alias_promotions(alias, state)[0]
+    print_document(view) if json else print_rows(promotions_table([view]))
 
 
 def rollback(
     *, alias: AliasOption = "champion", why: WhyOption = "", store: StoreOption = "", json: JsonOption = False
 ) -> None:
     """Point an alias back at what it pointed at before, and record it; repeated, it goes one further back."""
-    from cairn.cli.tables import print_rows
     from cairn.operations.alias_rollback import roll_back
     from flows.operations.promotion_by_person import this_person
-    from reports.queries.display_tables import promotions_table
 
     view = roll_back(open_chosen_store(store), alias, by=this_person(), why=why)
     print_document(view) if json else print_rows(promotions_table([view]))
@@ -108,8 +101,6 @@ def sample(
         every: seconds between two looks of --follow.
     """
     from cairn.operations.checkpoint_following import follow_run
-    from cairn.operations.text_sampling import end_interrupted, show_nothing, show_text, write_checkpoint
-    from reports.queries.run_lookup import find_checkpoint
 
     try:
         prompt = read_prompt(options.prompt, options.prompt_file, sys.stdin.buffer)
@@ -118,9 +109,14 @@ def sample(
             follow_run(open_chosen_store(store), reference, request, every_seconds=every, json=json)
             return ExitCode.DONE
         found = find_checkpoint(open_chosen_store(store), reference)
-        written = write_checkpoint(found, request, show=show_nothing if json else show_text)
+        sampler = RunSampler(found.log, request)
+        sampler.load(found.reference)
+        written = write_samples(sampler, request, show=(lambda piece: None) if json else show_text)
     except KeyboardInterrupt:
-        return end_interrupted()
+        if sys.stdout.isatty():
+            show_text("\n")  # ends the line that Ctrl-C cut
+        say("interrupted")
+        return ExitCode.INTERRUPTED
     if json:
         print_document(written[0] if request.count is None else written)
     return ExitCode.DONE
@@ -132,10 +128,7 @@ def export(reference: Reference, folder: str, *, store: StoreOption = "", json: 
     Args:
         folder: a new or empty folder; nothing is overwritten.
     """
-    from pathlib import Path
-
     from cairn.operations.model_export import export_model
-    from reports.queries.run_lookup import find_checkpoint
 
     written = export_model(find_checkpoint(open_chosen_store(store), reference), Path(folder))
     if json:
@@ -143,6 +136,3 @@ def export(reference: Reference, folder: str, *, store: StoreOption = "", json: 
     else:
         for file in written.files:
             print_line(f"{Path(written.folder) / file.name}  {file.bytes:,} bytes")
-
-
-MODEL_COMMANDS = (models, evaluate, promote, rollback, sample, export)

@@ -1,15 +1,15 @@
 """Options that several commands take, and the store they open."""
 
 import os
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
 
+from reports.queries.run_lookup import find_run
+from storage.logs.run_log import RunLog
+from storage.stores.object_store import ObjectStore
+from storage.stores.open_store import open_store
 from tasks.configuration.store_choice import choose_store
-
-if TYPE_CHECKING:
-    from storage.logs.run_log import RunLog
-    from storage.stores.object_store import ObjectStore
 
 StoreOption = Annotated[str, Parameter(name="--store", help="folder or URL of the store [CAIRN_STORE, ./cairn-store]")]
 JsonOption = Annotated[bool, Parameter(name="--json", negative="", help="print one JSON document on stdout")]
@@ -21,15 +21,11 @@ Overrides = Annotated[tuple[str, ...], Parameter(name="--set", negative="", help
 Flag = Annotated[bool, Parameter(negative="")]
 
 
-def open_chosen_store(given: str) -> "ObjectStore":
+def open_chosen_store(given: str) -> ObjectStore:
     """Return the store that a command means."""
-    from storage.stores.open_store import open_store
-
     return open_store(choose_store(given, os.environ))
 
 
-def open_run_log(given_store: str, run: str) -> "RunLog":
+def open_run_log(given_store: str, run: str) -> RunLog:
     """Return the log of a run, read to its end; raises `RunNotFound`."""
-    from reports.queries.run_lookup import find_run
-
     return find_run(open_chosen_store(given_store), run)

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from cairn.cli.options import Flag, JsonOption, StoreOption, open_chosen_store, open_run_log
+from cairn.cli.tables import print_rows, print_simulation, print_status, print_sweep
+from reports.queries import display_tables
 from reports.queries.simulation_options import SimulationOptions
 from tasks.errors import InvalidConfiguration
 from tasks.policy.termination import ExitCode
@@ -18,17 +20,14 @@ CsvOption = Annotated[bool, Parameter(name="--csv", negative="", help="print CSV
 
 def runs(*, store: StoreOption = "", json: JsonOption = False) -> None:
     """List all runs of the store."""
-    from cairn.cli.tables import print_rows
-    from reports.queries.display_tables import runs_table
     from reports.queries.run_status import list_runs
 
     rows = list_runs(open_chosen_store(store))
-    print_document(rows) if json else print_rows(runs_table(rows))
+    print_document(rows) if json else print_rows(display_tables.runs_table(rows))
 
 
 def status(run: str, *, store: StoreOption = "", json: JsonOption = False) -> None:
     """Show where a run stands: state, step, owner, budgets left, what happens next."""
-    from cairn.cli.tables import print_status
     from reports.queries.run_status import read_status
 
     view = read_status(open_run_log(store, run))
@@ -37,32 +36,26 @@ def status(run: str, *, store: StoreOption = "", json: JsonOption = False) -> No
 
 def attempts(run: str, *, store: StoreOption = "", json: JsonOption = False) -> None:
     """Show the receipt of every attempt: what it did, why it ended, what it cost, what was decided."""
-    from cairn.cli.tables import print_rows
-    from reports.queries.display_tables import receipts_table
     from reports.queries.receipts import read_receipts
 
     receipts = read_receipts(open_run_log(store, run))
-    print_document(receipts) if json else print_rows(receipts_table(receipts))
+    print_document(receipts) if json else print_rows(display_tables.receipts_table(receipts))
 
 
 def checkpoints(run: str, *, store: StoreOption = "", json: JsonOption = False) -> None:
     """Show every checkpoint with its state, those still being written too."""
-    from cairn.cli.tables import print_rows
     from reports.queries.checkpoints import read_checkpoints
-    from reports.queries.display_tables import checkpoints_table
 
     found = read_checkpoints(open_run_log(store, run))
-    print_document(found) if json else print_rows(checkpoints_table(found))
+    print_document(found) if json else print_rows(display_tables.checkpoints_table(found))
 
 
 def evaluations(run: str, *, store: StoreOption = "", json: JsonOption = False) -> None:
     """Show every evaluation, recorded or failed."""
-    from cairn.cli.tables import print_rows
-    from reports.queries.display_tables import evaluations_table
     from reports.queries.evaluations import list_evaluations
 
     found = list_evaluations(open_run_log(store, run).state)
-    print_document(found) if json else print_rows(evaluations_table(found))
+    print_document(found) if json else print_rows(display_tables.evaluations_table(found))
 
 
 def explain(run: str, *, attempt: int | None = None, store: StoreOption = "", json: JsonOption = False) -> None:
@@ -84,11 +77,8 @@ def explain(run: str, *, attempt: int | None = None, store: StoreOption = "", js
 
 def log(run: str, *, store: StoreOption = "", json: JsonOption = False) -> None:
     """Show the run log, entry by entry; --json prints them whole."""
-    from cairn.cli.tables import print_rows
-    from reports.queries.display_tables import entries_table
-
     entries = open_run_log(store, run).read_entries()
-    print_document(entries) if json else print_rows(entries_table(entries))
+    print_document(entries) if json else print_rows(display_tables.entries_table(entries))
 
 
 def report(run: str, *, html: str = "", store: StoreOption = "", json: JsonOption = False) -> None:
@@ -184,7 +174,6 @@ def simulate(
     Args:
         run: the run whose receipts are replayed and whose configuration is tried.
     """
-    from cairn.cli.tables import print_simulation
     from reports.queries.run_simulation import simulate_policies
 
     view = simulate_policies(options, state=open_run_log(store, run).state if run else None, environment=os.environ)
@@ -197,7 +186,6 @@ def sweep(run: str, *, dry_run: Flag = False, store: StoreOption = "", json: Jso
     Args:
         dry_run: say what would go, what stays, and why; change nothing.
     """
-    from cairn.cli.tables import print_sweep
     from flows.operations.store_sweep import sweep_run_by_id
 
     report = sweep_run_by_id(open_chosen_store(store), run, dry_run=dry_run)
@@ -219,50 +207,22 @@ def sql(
     Args:
         query: one SELECT, or - to read it from standard input.
     """
+    from cairn.cli.query_output import print_answer, print_csv, print_json
+    from reports.queries.run_query import answer_query, describe_tables
+    from tasks.machine.work_folder import work_folder
+
     if json and csv:
         raise InvalidConfiguration("--json and --csv: choose one")
     text = sys.stdin.read() if query == "-" else query
-    if text.strip():
-        _ask(text, store, json=json, csv=csv)
-    else:
-        _list_columns(json=json)
-
-
-def _ask(text: str, store: str, *, json: bool, csv: bool) -> None:
-    from cairn.cli.query_output import print_answer, print_csv, print_json
-    from reports.queries.run_query import answer_query
-    from tasks.machine.work_folder import work_folder
-
+    if not text.strip():
+        rows = describe_tables()
+        if json:
+            print_document([dict(zip(("table", "column", "type"), row, strict=True)) for row in rows])
+        else:
+            print_table(("table", "column", "type"), rows, empty="no tables")
+        return
     with answer_query(open_chosen_store(store), text, work=work_folder(os.environ)) as found:
         for why in found.unreadable:
             say(f"cairn: left out: {why}")
         write = print_json if json else print_csv if csv else print_answer
         write(found.columns, found.rows)
-
-
-def _list_columns(*, json: bool) -> None:
-    from reports.queries.run_query import describe_tables
-
-    rows = describe_tables()
-    if json:
-        print_document([dict(zip(("table", "column", "type"), row, strict=True)) for row in rows])
-    else:
-        print_table(("table", "column", "type"), rows, empty="no tables")
-
-
-RUN_COMMANDS = (
-    runs,
-    status,
-    attempts,
-    checkpoints,
-    evaluations,
-    explain,
-    log,
-    sql,
-    report,
-    plot,
-    diagnose,
-    verify,
-    sweep,
-    simulate,
-)

@@ -4,14 +4,14 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tasks.text.format import short_digest
+from tasks.text.format import format_count, short_digest
 from tasks.text.output import print_facts, print_line, print_table
 from tasks.text.sanitize import replace_unprintable
 
 if TYPE_CHECKING:
     from cairn.operations.token_files import ImportView
     from flows.watching.run_watcher import WatchRow
-    from reports.queries.data_summary import DataSummary, GroupSummary, SplitSummary
+    from reports.queries.data_summary import DataSummary, GroupSummary
     from reports.queries.display_tables import Table
     from reports.queries.run_simulation import PolicyOutcome, SimulationSummary
     from reports.queries.run_status import RunStatus
@@ -19,14 +19,7 @@ if TYPE_CHECKING:
     from tasks.policy.checkpoint_interval import IntervalLoss
 
 
-_DONE = {
-    "keep": "kept",
-    "release": "released",
-    "supersede": "superseded",
-    "delete": "deleted",
-    "discard": "discarded",
-}
-_LEAST_GAIN = 0.001
+_DONE = {"keep": "kept", "release": "released", "supersede": "superseded", "delete": "deleted", "discard": "discarded"}
 _MOST_SOURCES = 20
 
 
@@ -37,7 +30,8 @@ def print_rows(table: "Table") -> None:
 
 def print_status(status: "RunStatus") -> None:
     """Print the status of a run."""
-    owner = status.owner
+    owner, count = status.owner, status.quarantined_windows
+    windows = f"{format_count(count, 'window')} of the data" if count else ""
     budgets = ", ".join(f"{reason} {b.left}" for reason, b in status.budgets.items())
     print_facts(
         [
@@ -48,27 +42,17 @@ def print_status(status: "RunStatus") -> None:
             ("owner", f"pid {owner.pid} on {owner.host} ({owner.device})" if owner else None),
             ("retries left", budgets),
             *([("stopped early", status.stopped_early)] if status.stopped_early else []),
-            *([("quarantined", _windows(status.quarantined_windows))] if status.quarantined_windows else []),
+            *([("quarantined", f"{windows}, never drawn again; `cairn log` says why")] if windows else []),
             ("next", status.next),
         ]
     )
 
 
-def _windows(count: int) -> str:
-    return f"{count:,} window{'' if count == 1 else 's'} of the data, never drawn again; `cairn log` says why"
-
-
 def print_sweep(report: "SweepReport") -> None:
     """Print the actions of a sweep and their sum."""
+    rows = [(i.action, i.kind, i.step, i.attempt, f"{i.bytes:,}", i.why, i.key) for i in report.items]
     columns = ("action", "what", "step", "attempt", "bytes", "why", "where")
-    print_table(
-        columns,
-        [
-            (item.action, item.kind, item.step, item.attempt, f"{item.bytes:,}", item.why, item.key)
-            for item in report.items
-        ],
-        empty="no checkpoints yet",
-    )
+    print_table(columns, rows, empty="no checkpoints yet")
     counts = Counter[str](item.action for item in report.items)
     done = ", ".join(f"{_DONE[action]} {counts[action]}" for action in _DONE if counts[action])
     when = " (a sweep would do this; nothing was changed)" if report.dry_run else ""
@@ -83,19 +67,23 @@ def print_data(summary: "DataSummary") -> None:
             ("snapshot", summary.snapshot_id),
             ("bytes", f"{summary.bytes:,}"),
             ("tokenizer", f"{short_digest(summary.tokenizer_sha256)}, {ids}"),
-            *((split, _describe_split(size, summary.block_size)) for split, size in summary.splits.items()),
+            *(
+                (
+                    split,
+                    f"{size.tokens:,} tokens of {size.bytes:,} bytes in {size.documents:,} documents, "
+                    f"{size.shards:,} shards, {size.windows:,} windows of {summary.block_size}",
+                )
+                for split, size in summary.splits.items()
+            ),
             ("left out", ", ".join(f"{kind} {count:,}" for kind, count in summary.rejected.items()) or "nothing"),
         ]
     )
     print()
-    print_table(
-        ("source", "documents", "bytes", "a document is", "sha256"),
-        [
-            (source.name, f"{source.documents:,}", f"{source.bytes:,}", source.unit, short_digest(source.sha256))
-            for source in summary.sources[:_MOST_SOURCES]
-        ],
-        empty="no sources",
-    )
+    rows = [
+        (source.name, f"{source.documents:,}", f"{source.bytes:,}", source.unit, short_digest(source.sha256))
+        for source in summary.sources[:_MOST_SOURCES]
+    ]
+    print_table(("source", "documents", "bytes", "a document is", "sha256"), rows, empty="no sources")
     if len(summary.sources) > _MOST_SOURCES:
         print(f"and {len(summary.sources) - _MOST_SOURCES:,} more; --json lists all")
     if summary.groups:
@@ -140,14 +128,11 @@ def print_import(summary: "ImportView") -> None:
 
 def print_watch(rows: "Sequence[WatchRow]") -> None:
     """Print what the watcher did about each run, and why."""
-    print_table(
-        ("run", "action", "in", "why", "how"),
-        [
-            (row.run_id, row.action, None if row.seconds is None else _format_span(row.seconds), row.why, row.how)
-            for row in rows
-        ],
-        empty="no runs here yet; nothing to watch",
-    )
+    cells = [
+        (row.run_id, row.action, None if row.seconds is None else _format_span(row.seconds), row.why, row.how)
+        for row in rows
+    ]
+    print_table(("run", "action", "in", "why", "how"), cells, empty="no runs here yet; nothing to watch")
 
 
 def print_simulation(summary: "SimulationSummary") -> None:
@@ -158,7 +143,7 @@ def print_simulation(summary: "SimulationSummary") -> None:
     plain_ends = "; ".join(f"{outcome.policy}: {_describe_end(outcome)}" for outcome in plain)
     print_line(f"this policy {_describe_end(policy)}; plain retry counts: {plain_ends}")
     print_line(
-        f"on {plan.devices:,} device{'' if plan.devices == 1 else 's'}, {plan.total_steps:,} steps "
+        f"on {format_count(plan.devices, 'device')}, {plan.total_steps:,} steps "
         f"of {plan.step_seconds:.4g} s ({_format_span(plan.total_steps * plan.step_seconds)} if nothing failed), "
         f"a commit stops training for {plan.checkpoint_seconds:.3g} s, a restart takes {plan.restart_seconds:.4g} s,\n"
         f"a failure {often}, seed {summary.seed}; {summary.trace.source}\n"
@@ -169,13 +154,6 @@ def print_simulation(summary: "SimulationSummary") -> None:
             print_line(f"  {outcome.policy} stopped by {outcome.stopped_by}")
     print()
     _print_intervals(summary)
-
-
-def _describe_split(size: "SplitSummary", block_size: int) -> str:
-    return (
-        f"{size.tokens:,} tokens of {size.bytes:,} bytes in {size.documents:,} documents, {size.shards:,} shards, "
-        f"{size.windows:,} windows of {block_size}"
-    )
 
 
 def _print_outcomes(outcomes: "Sequence[PolicyOutcome]") -> None:
@@ -217,7 +195,7 @@ def _print_intervals(summary: "SimulationSummary") -> None:
         return
     gained = found.present.lost_share - found.simulated.lost_share
     better = f"checkpoint.every_steps={found.simulated.every_steps} would make {gained:.2%} more of the time useful"
-    print(better if gained >= _LEAST_GAIN else "the present interval is as good as any")
+    print(better if gained >= 0.001 else "the present interval is as good as any")
 
 
 def _describe_end(outcome: "PolicyOutcome") -> str:

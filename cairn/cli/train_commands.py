@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from cairn.cli.options import Flag, JsonOption, Overrides, StoreOption
+from cairn.cli.tables import print_watch
 from tasks.attempt.shutdown_signal import Terminated, exit_on_sigterm, raise_on_sigterm
 from tasks.configuration.store_choice import DEFAULT_STORE, choose_store
 from tasks.policy.termination import ExitCode
@@ -14,10 +15,7 @@ from tasks.text.output import print_document, print_facts, say
 if TYPE_CHECKING:
     from flows.preparation.training_request import ResolvedRequest
     from storage.logs.run_log import RunLog
-    from storage.logs.run_state import RunState
     from tasks.configuration.run_configuration import RunConfig
-
-_NODE_WAIT_SECONDS = 900.0
 
 
 def train(
@@ -84,9 +82,10 @@ def _summarize(log: "RunLog", config: "RunConfig", resolved: "ResolvedRequest", 
     if own is not None:
         losses = ", ".join(f"{name} {value:.4g}" for name, value in sorted(own.metrics.items()) if name != "samples")
         yield f"promoted: {alias} → {log.run_id}@{own.step} ({losses})"
-    if sample := _newest_sample(log.state, own.manifest_sha256 if own else None):
+    sampled = [e for e in log.state.evaluations if e.samples and (not own or e.manifest_sha256 == own.manifest_sha256)]
+    if sampled and sampled[-1].samples[0]:
         yield "it writes:"
-        yield from (f"  | {line}" for line in sample.splitlines())
+        yield from (f"  | {line}" for line in sampled[-1].samples[0].splitlines())
     option = store_option(resolved.store_url, os.environ)
     again = f" --store {option}" if option else ""
     yield "try:"
@@ -100,11 +99,6 @@ def store_option(chosen: str, environment: Mapping[str, str]) -> str:
     return "" if chosen in (DEFAULT_STORE, environment.get("CAIRN_STORE", "")) else chosen
 
 
-def _newest_sample(state: "RunState", manifest_sha256: str | None) -> str:
-    fitting = [e for e in state.evaluations if manifest_sha256 in (None, e.manifest_sha256) and e.samples]
-    return fitting[-1].samples[0] if fitting else ""
-
-
 def _serve_node(resolved: "ResolvedRequest") -> ExitCode:
     """Lend this machine to the run that the first of several machines trains; all were given the same command."""
     from flows.preparation.preflight import check_before_start
@@ -115,7 +109,7 @@ def _serve_node(resolved: "ResolvedRequest") -> ExitCode:
     log = resolved.open_log()
     configuration = check_before_start(resolved, log, os.environ, writable=False)
     group = trainer_group(configuration.training, os.environ)
-    service = NodeService(log, group, work_folder(os.environ), say=say, wait_seconds=_NODE_WAIT_SECONDS)
+    service = NodeService(log, group, work_folder(os.environ), say=say, wait_seconds=900.0)
     return ExitCode.DONE if service.run() else ExitCode.PREEMPTED
 
 
@@ -154,7 +148,6 @@ def watch(
         every: seconds between two looks.
         at_most: how many runs are continued on this machine at a time.
     """
-    from cairn.cli.tables import print_watch
     from cairn.operations.prefect_session import quieten
     from flows.watching.run_pulse import WatchDisplay
     from flows.watching.run_watcher import WatchRequest, open_watcher, watch_until_stopped
@@ -171,6 +164,3 @@ def watch(
         with nullcontext() if json else display.showing():
             show = (lambda pulses: None) if json else display.show
             watch_until_stopped(request, print_rows=print_rows, show=show, say=say)
-
-
-TRAIN_COMMANDS = (train, watch)

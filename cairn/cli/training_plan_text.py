@@ -2,11 +2,9 @@
 
 from collections.abc import Iterator
 
-from flows.preparation.training_plan import PlannedCheckpoints, PlannedMemory, TrainingPlan
+from flows.preparation.training_plan import PlannedMemory, TrainingPlan
 from model.estimates.size_estimate import PARTS
 from tasks.text.format import format_count, format_duration, format_list, short_digest
-
-_MOST_SOURCES = 4
 
 
 def describe_plan(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
@@ -38,7 +36,7 @@ def _describe_data(plan: TrainingPlan) -> str:
     data = plan.data
     files = f"{format_count(len(data.sources), 'source')}, {_format_bytes(data.bytes)}"
     if data.snapshot_id is None:
-        named = format_list([source.name for source in data.sources], _MOST_SOURCES)
+        named = format_list([source.name for source in data.sources], 4)
         return f"not tokenized yet: {files} ({named})"
     tokens = f"{data.train_tokens:,} tokens to train on, {data.val_tokens:,} held out"
     return f"snapshot {short_digest(data.snapshot_id)}: {files}, {tokens}"
@@ -58,32 +56,28 @@ def _describe_memory(memory: PlannedMemory) -> str:
     recomputed = ", activations recomputed" if memory.activation_checkpointing else ""
     how = f"micro-batch {memory.micro_batch}, {memory.precision} with {memory.kernels} kernels{recomputed}"
     peak = f"an estimate: {_format_bytes(memory.total_bytes)} at its peak with {how} ({parts})"
-    return f"{peak}{_describe_available(memory)}"
-
-
-def _describe_available(memory: PlannedMemory) -> str:
     if memory.there_bytes is None:
-        return ""
+        return peak
     short = ": more than there is" if memory.total_bytes > memory.there_bytes else ""
-    return f"; {_format_bytes(memory.there_bytes)} are there now{short}"
+    return f"{peak}; {_format_bytes(memory.there_bytes)} are there now{short}"
 
 
 def _describe_remaining(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
     steps, early = plan.total_steps - plan.from_step, " at most: it may stop early" if plan.may_stop_early else ""
-    yield (
-        "steps",
-        f"{steps:,} ahead of {plan.total_steps:,}{early}; {plan.tokens_ahead:,} tokens, {plan.tokens_per_step:,} each",
-    )
+    tokens = f"{plan.tokens_ahead:,} tokens, {plan.tokens_per_step:,} each"
+    yield "steps", f"{steps:,} ahead of {plan.total_steps:,}{early}; {tokens}"
     speed, seconds = plan.time.tokens_per_second, plan.time.seconds
     if speed is None or seconds is None:
         yield "time", "not known before the run has trained a step"
     else:
-        length = format_duration(seconds)
-        yield (
-            "time",
-            f"an estimate: {length} of training at the {speed:,.0f} tokens/s of its newest steps",
-        )
-    yield "checkpoints", _describe_checkpoints(plan.checkpoints)
+        pace = f"the {speed:,.0f} tokens/s of its newest steps"
+        yield "time", f"an estimate: {format_duration(seconds)} of training at {pace}"
+    commits = plan.checkpoints
+    every = f" and every {commits.every_seconds:g} s" if commits.every_seconds else ""
+    size = f"{_format_bytes(commits.bytes_each)} each"
+    kept = f"at most {commits.kept_at_most} kept ({_format_bytes(commits.kept_at_most * commits.bytes_each)})"
+    schedule = f"{commits.ahead:,} ahead, every {format_count(commits.every_steps, 'step')}{every}, {size}"
+    yield "checkpoints", f"{schedule}; {kept} beside those in use"
     yield "evaluations", f"of {format_count(plan.evaluations.commits, 'commit')}: {', '.join(plan.evaluations.suites)}"
     if plan.cost.gpu_hour_price is not None:
         money = "not known before the run has trained a step"
@@ -91,14 +85,6 @@ def _describe_remaining(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
             amount = f"{plan.cost.money:,.2f}" if plan.cost.money >= 0.005 else "less than 0.01"
             money = f"an estimate: {amount} {plan.cost.currency}"
         yield "cost", f"{money}, at {plan.cost.gpu_hour_price:g} {plan.cost.currency} an hour"
-
-
-def _describe_checkpoints(commits: PlannedCheckpoints) -> str:
-    seconds = f" and every {commits.every_seconds:g} s" if commits.every_seconds else ""
-    every = f"every {format_count(commits.every_steps, 'step')}{seconds}, {_format_bytes(commits.bytes_each)} each"
-    kept_bytes = _format_bytes(commits.kept_at_most * commits.bytes_each)
-    kept = f"at most {commits.kept_at_most} kept ({kept_bytes}) beside those in use"
-    return f"{commits.ahead:,} ahead, {every}; {kept}"
 
 
 def _format_bytes(size: int) -> str:

@@ -4,8 +4,7 @@ from reports.errors import RunNotFound
 from reports.queries.alias_history import AliasPromotion, list_alias_promotions
 from storage.checkpoints.checkpoint import read_manifest
 from storage.errors import IntegrityError
-from storage.logs.registry import Registry, RegistryState
-from storage.logs.registry_entries import Promoted, RolledBack
+from storage.logs.registry import Promoted, Registry, RegistryState, RolledBack
 from storage.logs.run_log import RunLog
 from storage.stores.object_store import ObjectStore
 

@@ -7,8 +7,7 @@ import os
 import time
 from collections.abc import Callable
 
-from cairn.operations.sample_request import SampleRequest
-from cairn.operations.text_sampling import RunSampler, checkpoint_heading, show_text, write_samples
+from cairn.operations.text_sampling import RunSampler, SampleRequest, checkpoint_heading, show_text, write_samples
 from model.errors import InvalidInput, ModelError
 from reports.queries.run_lookup import find_run
 from storage.errors import IntegrityError, ObjectMissing, StoreRefused, StoreUnavailable
@@ -18,9 +17,6 @@ from storage.logs.run_state import CheckpointRecord, RunState
 from storage.stores.object_store import ObjectStore
 from tasks.errors import InvalidConfiguration
 from tasks.text.output import say
-
-_NICENESS = 15
-"""Training on the same machine has priority, as it has over evaluators."""
 
 
 class CheckpointFollower:
@@ -46,8 +42,11 @@ class CheckpointFollower:
         while True:
             try:
                 state = self._log.refresh()
-                if (record := self._next_due(state)) is not None:
-                    self._use_or_skip(record)
+                if self._passed is None and state.newest_committed is not None:
+                    self._passed = state.checkpoints.index(state.newest_committed)
+                if self._passed is not None and self._passed < len(state.checkpoints):
+                    self._use_or_skip(state.checkpoints[self._passed])
+                    self._passed += 1
                     continue
                 if state.finished is not None:
                     return
@@ -58,34 +57,23 @@ class CheckpointFollower:
                 self._say_once(f"the store is away, asking again every {self._every_seconds:g} s: {error}")
             self._sleep(self._every_seconds)
 
-    def _next_due(self, state: RunState) -> CheckpointRecord | None:
-        """Return the next checkpoint; the first one is the newest committed."""
-        if self._passed is None and state.newest_committed is not None:
-            self._passed = state.checkpoints.index(state.newest_committed)
-        waiting = state.checkpoints[self._passed :] if self._passed is not None else ()
-        return next(iter(waiting), None)
-
     def _use_or_skip(self, record: CheckpointRecord) -> None:
-        assert self._passed is not None
-        reference = record.committed.reference
-        problem = f"it is {record.state} by now" if not record.is_committed else self._try_to_use(reference)
-        if problem:
-            self._say(f"{checkpoint_heading(reference)} is passed over: {problem}")
-        self._passed += 1
-        self._last_said = ""
-
-    def _try_to_use(self, reference: CheckpointReference) -> str:
-        """Use the checkpoint; returns why it cannot be used, or an empty text."""
+        reference, problem = record.committed.reference, ""
         try:
-            self._use(reference)
+            if record.is_committed:
+                self._use(reference)
+            else:
+                problem = f"it is {record.state} by now"
         except InvalidInput:
             raise
         except ModelError as error:
-            return f"{error}"
+            problem = f"{error}"
         except (IntegrityError, ObjectMissing) as error:
             now = self._log.refresh().find(reference.prefix)
-            return f"it is {now.state} by now" if now is not None and not now.is_committed else f"{error}"
-        return ""
+            problem = f"it is {now.state} by now" if now is not None and not now.is_committed else f"{error}"
+        if problem:
+            self._say(f"{checkpoint_heading(reference)} is passed over: {problem}")
+        self._last_said = ""
 
     def _say_once(self, line: str) -> None:
         if line and line != self._last_said:
@@ -116,7 +104,7 @@ def follow_run(store: ObjectStore, run: str, request: SampleRequest, *, every_se
         write_samples(sampler, request, show=show_text)
         show_text("\n")
 
-    os.nice(_NICENESS)
+    os.nice(15)  # training on the same machine has priority, as it has over evaluators
     CheckpointFollower(log, use, every_seconds=every_seconds, say=say, sleep=time.sleep).follow()
 
 

@@ -16,11 +16,10 @@ from pathlib import Path
 from flows.orchestrator.server_address import authorization, server_address
 from tasks.machine.work_folder import work_folder
 
-SHOWN_PACKAGES = ("cairn", "torch", "prefect", "fastapi", "fsspec", "pydantic", "pyarrow", "tokenizers", "safetensors")
+_PACKAGES = ("cairn", "torch", "prefect", "fastapi", "fsspec", "pydantic", "pyarrow", "tokenizers", "safetensors")
 PROBE_CREATORS = 32
 PROBE_ROUNDS = 20
 ENOUGH_BYTES = 1 << 30
-_API_TIMEOUT_SECONDS = 3.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +58,7 @@ def _python() -> str:
 
 def _packages() -> str:
     found = []
-    for name in SHOWN_PACKAGES:
+    for name in _PACKAGES:
         try:
             found.append(f"{name} {version(name)}")
         except PackageNotFoundError as missing:
@@ -70,25 +69,20 @@ def _packages() -> str:
 def _device() -> str:
     import torch
 
-    if not torch.cuda.is_available():
-        return f"cpu ({torch.get_num_threads()} threads); no CUDA device"
-    return f"cuda: {', '.join(_cuda_device(number) for number in range(torch.cuda.device_count()))}"
-
-
-def _cuda_device(number: int) -> str:
-    import torch
-
     from model.estimates.device_specs import peak_flops_of_device
     from model.kernels.compilation import can_compile
 
-    name = torch.cuda.get_device_name(number)
-    promised = peak_flops_of_device(name, "bf16")
-    rate = (
-        "not in the table of data sheets" if promised is None else f"{promised / 1e12:,.0f} TFLOP/s by its data sheet"
-    )
-    if can_compile(torch.device("cuda", number)):
-        return f"{name} ({rate})"
-    return f"{name} ({rate}; slower than it could be: Triton or a C compiler is missing)"
+    if not torch.cuda.is_available():
+        return f"cpu ({torch.get_num_threads()} threads); no CUDA device"
+    devices = []
+    for number in range(torch.cuda.device_count()):
+        name = torch.cuda.get_device_name(number)
+        flops = peak_flops_of_device(name, "bf16")
+        rate = f"{flops / 1e12:,.0f} TFLOP/s by its data sheet" if flops else "not in the table of data sheets"
+        if not can_compile(torch.device("cuda", number)):
+            rate += "; slower than it could be: Triton or a C compiler is missing"
+        devices.append(f"{name} ({rate})")
+    return f"cuda: {', '.join(devices)}"
 
 
 def _numerics() -> str:
@@ -114,7 +108,7 @@ def _prefect() -> str:
         return "PREFECT_API_URL is not set: `cairn train` starts a temporary Prefect server while it runs"
     request = urllib.request.Request(f"{url.rstrip('/')}/admin/version", headers=authorization(os.environ))
     try:
-        with urllib.request.urlopen(request, timeout=_API_TIMEOUT_SECONDS) as answer:
+        with urllib.request.urlopen(request, timeout=3.0) as answer:
             return f"{url} answers {answer.status}"
     except urllib.error.HTTPError as error:
         if error.code not in (401, 403):  # a server, but an older or newer one
@@ -124,11 +118,8 @@ def _prefect() -> str:
 
 
 def _disk(store_url: str) -> str:
-    local = (
-        [Path(store_url.removeprefix("file://"))] if store_url.startswith("file://") or "://" not in store_url else []
-    )
-    found = []
-    for folder in (*local, work_folder(os.environ)):
+    found, local_path = [], store_url.removeprefix("file://")
+    for folder in (*([] if "://" in local_path else [Path(local_path)]), work_folder(os.environ)):
         there = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.is_dir())
         free = shutil.disk_usage(there).free
         if free < ENOUGH_BYTES:

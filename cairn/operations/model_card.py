@@ -1,8 +1,9 @@
 """The model card (README) of exported weights, written from the records alone: equal records give equal cards."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from reports.pages.markdown import markdown_text
 from reports.queries.alias_history import AliasPromotion
@@ -16,6 +17,12 @@ from tasks.configuration.stored_configuration import parse_stored_configuration
 from tasks.text.format import one_line
 
 _SOURCES_SHOWN = 20
+_USAGE = (
+    "## Use\n\n```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n"
+    'model, tokenizer = (kind.from_pretrained("path/to/this/folder") for kind in '
+    "(AutoModelForCausalLM, AutoTokenizer))\n"
+    'print(tokenizer.decode(model.generate(**tokenizer("The ", return_tensors="pt"), max_new_tokens=20)[0]))\n```'
+)
 _MASKED = (
     "- Training kept attention within each document. `transformers` has no such setting and attends across documents:\n"
     "  give it one document at a time, or expect other logits after an end-of-text token than in training."
@@ -40,21 +47,18 @@ class ModelFacts:
         """The run's frozen configuration; what is not frozen has its default."""
         return parse_stored_configuration(self.opened.config)
 
-    @property
-    def evaluations(self) -> tuple[EvaluationRecorded, ...]:
-        """The evaluations of exactly these weights, oldest first."""
-        return tuple(e for e in self.state.evaluations if e.manifest_sha256 == self.reference.manifest_sha256)
-
 
 def write_card(facts: ModelFacts) -> str:
     """Return the card: front matter, use, provenance, measurements, promotions, limits, configuration."""
+    model, run = facts.config.model, f"{facts.opened.run_id}@{facts.reference.step}"
     sections = (
         _front_matter(facts),
-        _opening(facts),
-        _usage(),
+        f"# {run}\n\nA GPT-2 of {facts.parameters:,} parameters ({model.n_layer} layers, {model.n_head} heads, width "
+        f"{model.n_embd}, {model.block_size} tokens of context), trained by Cairn.",
+        _USAGE,
         "## Where it comes from\n\n" + _table(("", ""), _provenance(facts)),
         _sources(facts.manifest),
-        _measurements(facts.evaluations),
+        _measurements(e for e in facts.state.evaluations if e.manifest_sha256 == facts.reference.manifest_sha256),
         _promotions(facts.promotions),
         _limits(facts),
         f"## Configuration, frozen when the run was opened\n\n```json\n{encode(facts.opened.config).decode()}```",
@@ -67,37 +71,16 @@ def _front_matter(facts: ModelFacts) -> str:
     return f"---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n{tags}\n---"
 
 
-def _opening(facts: ModelFacts) -> str:
-    model, run = facts.config.model, f"{facts.opened.run_id}@{facts.reference.step}"
-    return (
-        f"# {run}\n\nA GPT-2 of {facts.parameters:,} parameters ({model.n_layer} layers, {model.n_head} heads, width "
-        f"{model.n_embd}, {model.block_size} tokens of context), trained by Cairn."
-    )
-
-
-def _usage() -> str:
-    return (
-        "## Use\n\n```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n"
-        'model, tokenizer = (kind.from_pretrained("path/to/this/folder") for kind in '
-        "(AutoModelForCausalLM, AutoTokenizer))\n"
-        'print(tokenizer.decode(model.generate(**tokenizer("The ", return_tensors="pt"), max_new_tokens=20)[0]))\n```'
-    )
-
-
 def _provenance(facts: ModelFacts) -> Iterator[tuple[object, ...]]:
     config, reference, manifest = facts.config, facts.reference, facts.manifest
     yield "run", _code(facts.opened.run_id)
     yield "step", f"{reference.step:,} of {facts.opened.total_steps:,}"
     yield "checkpoint manifest, sha256", _code(reference.manifest_sha256)
     yield "data snapshot", _code(facts.snapshot_id)
-    yield (
-        "tokenizer, sha256",
-        f"{_code(manifest.tokenizer_sha256)}, {manifest.vocab_size:,} ids, end of text {manifest.end_of_text_id}",
-    )
-    yield (
-        "tokens in the train split",
-        f"{manifest.splits.train.tokens:,} in {manifest.splits.train.documents:,} documents",
-    )
+    ids = f"{manifest.vocab_size:,} ids, end of text {manifest.end_of_text_id}"
+    yield "tokenizer, sha256", f"{_code(manifest.tokenizer_sha256)}, {ids}"
+    split = manifest.splits.train
+    yield "tokens in the train split", f"{split.tokens:,} in {split.documents:,} documents"
     yield "tokens seen", f"{reference.step * config.training.global_batch * config.model.block_size:,}"
     if facts.opened.initial_weights_sha256:
         yield "began from weights, sha256", _code(facts.opened.initial_weights_sha256)
@@ -118,14 +101,9 @@ def _sources(manifest: SnapshotManifest) -> str:
     return "## Sources\n\n" + _table(("source", "documents", "bytes", "sha256"), rows) + rest
 
 
-def _measurements(evaluations: Sequence[EvaluationRecorded]) -> str:
+def _measurements(evaluations: Iterable[EvaluationRecorded]) -> str:
     rows = [
-        (
-            f"{markdown_text(item.suite)} {_code(item.suite_sha256)}",
-            _code(name),
-            f"{value:.6g}",
-            _time(item.started_at.isoformat()),
-        )
+        (f"{markdown_text(item.suite)} {_code(item.suite_sha256)}", _code(name), f"{value:.6g}", _time(item.started_at))
         for item in evaluations
         for name, value in sorted(item.metrics.items())
     ]
@@ -137,7 +115,7 @@ def _promotions(promotions: Sequence[AliasPromotion]) -> str:
     rows = [
         (
             _code(view.alias) + (" (now)" if view.current else ""),
-            _time(view.promoted_at.isoformat()),
+            _time(view.promoted_at),
             _code(view.by),
             markdown_text(view.why),
         )
@@ -160,7 +138,7 @@ def _limits(facts: ModelFacts) -> str:
     return "\n".join([*lines, _MASKED] if facts.config.training.mask_documents else lines)
 
 
-def _table(columns: Sequence[str], rows: Iterator[tuple[object, ...]] | Sequence[tuple[object, ...]]) -> str:
+def _table(columns: Sequence[str], rows: Iterable[tuple[object, ...]]) -> str:
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in lines)
 
@@ -171,5 +149,5 @@ def _code(text: str) -> str:
     return f"`{quoted}`"
 
 
-def _time(stamp: str) -> str:
-    return stamp[:19].replace("T", " ")
+def _time(at: datetime) -> str:
+    return f"{at:%Y-%m-%d %H:%M:%S}"

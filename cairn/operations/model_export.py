@@ -52,7 +52,11 @@ def export_model(found: FoundCheckpoint, folder: Path) -> ExportedModel:
         raise InvalidConfiguration(str(error)) from error
     return ExportedModel(
         folder=str(folder),
-        files=tuple(_describe_file(path) for path in sorted(folder.iterdir())),
+        files=tuple(
+            ExportedModelFile(name=path.name, bytes=written.bytes, sha256=written.sha256)
+            for path in sorted(folder.iterdir())
+            for written in [describe_file(path)]
+        ),
         run_id=found.log.run_id,
         step=found.reference.step,
         manifest_sha256=found.reference.manifest_sha256,
@@ -77,9 +81,7 @@ def _open(found: FoundCheckpoint) -> "CheckpointModel":
 
 
 def _facts(found: FoundCheckpoint, opened: "CheckpointModel") -> ModelFacts:
-    promotions = (
-        view for view in list_promotions(found.log.store) if view.manifest_sha256 == found.reference.manifest_sha256
-    )
+    promotions = list_promotions(found.log.store)
     return ModelFacts(
         state=found.log.state,
         opened=found.opened,
@@ -88,10 +90,5 @@ def _facts(found: FoundCheckpoint, opened: "CheckpointModel") -> ModelFacts:
         snapshot_id=found.opened.data_snapshot,
         parameters=opened.network.parameter_count,
         end_of_text=opened.tokenizer.decode([opened.tokenizer.end_of_text_id]),
-        promotions=tuple(promotions),
+        promotions=tuple(view for view in promotions if view.manifest_sha256 == found.reference.manifest_sha256),
     )
-
-
-def _describe_file(path: Path) -> ExportedModelFile:
-    written = describe_file(path)
-    return ExportedModelFile(name=path.name, bytes=written.bytes, sha256=written.sha256)

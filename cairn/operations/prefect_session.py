@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, MutableMapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from flows.orchestrator.ephemeral_server import EphemeralServer
 from flows.orchestrator.server_address import is_server_answering, is_server_named, server_address
 from flows.preparation.training_request import ResolvedRequest, hand_over
 from storage.logs.run_log import RunLog
-from storage.logs.run_state import RunState
 from tasks.errors import InvalidConfiguration
 from tasks.machine.work_folder import trainer_folder
 from tasks.policy.termination import EXIT_CODES, ExitCode, final_state
@@ -32,9 +31,6 @@ QUIET = {
 }
 _ABSENT_SECONDS = 10.0
 """A server that restarts is back in about this time; starting a temporary one takes as long."""
-_ANSWER_SECONDS = 3.0
-_DELIVERY_SECONDS = 30.0
-_FORBIDDEN = (401, 403)
 _CREDENTIALS_REFUSED = (
     "Prefect's server refuses: it asks for a password or key that is not given or not right; set "
     "PREFECT_API_AUTH_STRING (or PREFECT_API_KEY) to the server's, or unset PREFECT_API_URL for a temporary server"
@@ -112,17 +108,17 @@ def _run_flow(resolved: ResolvedRequest, log: RunLog, server: PrefectServer, *, 
     try:
         state = _call_flow(resolved)
     except Exception as error:
-        if not _is_prefect_away(error):
-            raise
-        end = _end_on_record(log.refresh(), before)
+        end = _end_without_prefect(error, log, before)
         if end is not None:
-            return replace(end, message=f"{end.message}; Prefect does not answer, so it shows no end: {error}")
-        if _is_credentials_refusal(error):
-            raise InvalidConfiguration(_CREDENTIALS_REFUSED) from error
+            return end
         if not again or log.state.latest_attempt != before:
             raise
     else:
-        return _end_of_flow(state)
+        code = EXIT_CODES.get(state.name or "")
+        if code is None:
+            state.result(raise_on_failure=True)
+            raise RuntimeError(f"the flow ended {state.name}: {state.message}")
+        return FlowEnd(code=code, message=state.message or "")
     server.replace_lost()  # it was lost after its first answer, before an attempt began
     return _run_flow(resolved, log, server, again=False)
 
@@ -140,26 +136,27 @@ def _call_flow(resolved: ResolvedRequest) -> Any:
     )
 
 
-def _end_of_flow(state: Any) -> FlowEnd:
-    code = EXIT_CODES.get(state.name or "")
-    if code is None:
-        state.result(raise_on_failure=True)
-        raise RuntimeError(f"the flow ended {state.name}: {state.message}")
-    return FlowEnd(code=code, message=state.message or "")
+def _end_without_prefect(error: Exception, log: RunLog, before: int) -> FlowEnd | None:
+    """Return how the attempt after `before` ended by the log, None if none ended or the run was to go on.
 
-
-def _is_prefect_away(error: Exception) -> bool:
+    Raises `error` unless it means that Prefect does not answer, and `InvalidConfiguration` for missing credentials.
+    """
     from httpx import HTTPStatusError, TransportError
 
     # The client's first request, for the server's version, wraps the error.
     cause = error.__cause__ if isinstance(error, RuntimeError) else error
-    return isinstance(cause, TransportError | HTTPStatusError)
-
-
-def _is_credentials_refusal(error: Exception) -> bool:
-    from httpx import HTTPStatusError
-
-    return isinstance(error, HTTPStatusError) and error.response.status_code in _FORBIDDEN
+    if not isinstance(cause, TransportError | HTTPStatusError):
+        raise error
+    state = log.refresh()
+    ended = state.attempts[-1].ended if state.attempts else None
+    if ended is not None and (ended.attempt != before or state.finished is not None):
+        name = final_state(ended.reason, ended.decision.action)
+        if name is not None:
+            message = f"{ended.detail}; Prefect does not answer, so it shows no end: {error}"
+            return FlowEnd(code=EXIT_CODES[name], message=message)
+    if isinstance(error, HTTPStatusError) and error.response.status_code in (401, 403):
+        raise InvalidConfiguration(_CREDENTIALS_REFUSED) from error
+    return None
 
 
 def leave_undelivered(code: ExitCode) -> None:
@@ -169,25 +166,16 @@ def leave_undelivered(code: ExitCode) -> None:
     """
     from prefect.events.worker import EventsWorker
 
-    outcome: Any = EventsWorker.drain_all(timeout=_DELIVERY_SECONDS)
+    outcome: Any = EventsWorker.drain_all(timeout=30.0)
     if outcome.not_done:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
 
 
-def _end_on_record(state: RunState, before: int) -> FlowEnd | None:
-    """Return how the newest attempt ended; None if none ended after attempt `before`, or the run was to go on."""
-    ended = state.attempts[-1].ended if state.attempts else None
-    if ended is None or (ended.attempt == before and state.finished is None):
-        return None
-    name = final_state(ended.reason, ended.decision.action)
-    return None if name is None else FlowEnd(code=EXIT_CODES[name], message=ended.detail)
-
-
 def _forget_absent_server(environment: MutableMapping[str, str], say: Callable[[str], None]) -> None:
     url, began = server_address(environment), time.monotonic()
-    while url and not is_server_answering(url, timeout_seconds=_ANSWER_SECONDS, proxies=True):
+    while url and not is_server_answering(url, timeout_seconds=3.0, proxies=True):
         if time.monotonic() - began >= _ABSENT_SECONDS:
             say(f"{url} does not answer: this run is not shown there")
             del environment["PREFECT_API_URL"]

@@ -55,8 +55,7 @@ def verify_run(store: ObjectStore, run_id: str) -> Verification:
         f"seq {entry.seq}: a {entry.kind} without effect: its writer was fenced, or it contradicts what precedes it"
         for entry in state.refused
     ]
-    problems += _snapshot_problems(store, state)
-    problems += _initial_problems(store, state)
+    problems += _data_problems(store, state)
     for record in state.readable:
         problems += verify_checkpoint(store, record.committed.reference)
     return Verification(
@@ -102,28 +101,22 @@ def _sequence_problems(listed: list[str], read: int) -> Iterator[str]:
             yield f"{key}: is seq {seq}, but seq {read} is missing, so nobody reads it"
 
 
-def _snapshot_problems(store: ObjectStore, state: RunState) -> Iterator[str]:
+def _data_problems(store: ObjectStore, state: RunState) -> Iterator[str]:
+    """Yield the problems of the data snapshot and of the initial weights."""
     if state.opened is None:
         return
-    snapshot_id = state.opened.data_snapshot
+    folder = f"data/{state.opened.data_snapshot}"
     try:
-        manifest = read_manifest(store, snapshot_id)
+        for item in read_manifest(store, state.opened.data_snapshot).objects:
+            expected = ExpectedObject(key=f"{folder}/{item.key}", bytes=item.bytes, sha256=item.sha256)
+            if (problem := find_problem(store, expected)) is not None:
+                yield problem
     except (ObjectMissing, IntegrityError) as error:
         yield str(error)
-        return
-    for item in manifest.objects:
-        key = f"data/{snapshot_id}/{item.key}"
-        problem = find_problem(store, ExpectedObject(key=key, bytes=item.bytes, sha256=item.sha256))
-        if problem is not None:
-            yield problem
+    if state.opened.initial_weights_sha256 is not None:
+        from tasks.trainer.initial_weights import promised_weights  # few runs have any
 
-
-def _initial_problems(store: ObjectStore, state: RunState) -> Iterator[str]:
-    if state.opened is None or state.opened.initial_weights_sha256 is None:
-        return
-    from tasks.trainer.initial_weights import promised_weights  # few runs have any
-
-    try:
-        check_object(store, promised_weights(store, state.opened.initial_weights_sha256))
-    except IntegrityError as error:
-        yield str(error)
+        try:
+            check_object(store, promised_weights(store, state.opened.initial_weights_sha256))
+        except IntegrityError as error:
+            yield str(error)

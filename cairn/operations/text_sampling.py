@@ -3,25 +3,25 @@
 One network is built for a run; each checkpoint's weights are loaded into it.
 """
 
+import math
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
 
-from cairn.operations.sample_request import SampleRequest
-from reports.queries.run_lookup import FoundCheckpoint, configuration_of
+from cyclopts import Parameter
+
+from reports.queries.run_lookup import configuration_of
 from storage.logs.log_entry import CheckpointReference
 from storage.logs.run_log import RunLog
-from tasks.errors import TaskError
+from tasks.errors import InvalidConfiguration, TaskError
 from tasks.machine.work_folder import work_folder
-from tasks.policy.termination import ExitCode
-from tasks.text.output import say
 
 if TYPE_CHECKING:
     from tasks.evaluator.checkpoint_model import CheckpointModel
 
-END_OF_TEXT, LENGTH = "end-of-text", "length"
 _KEPT = "\n\t"
 _PICTURES = {
     **{code: chr(0x2400 + code) for code in range(32) if chr(code) not in _KEPT},
@@ -29,6 +29,51 @@ _PICTURES = {
     **dict.fromkeys(range(0x80, 0xA0), "\N{REPLACEMENT CHARACTER}"),
 }
 """Symbols that a terminal gets for control characters, which a byte-level network may draw."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleRequest:
+    """How text is drawn; text number n of `count` is drawn with `seed` + n - 1, so each can be drawn again alone.
+
+    Args:
+        prompt: what the text begins with, - for stdin; without one a new text begins.
+        prompt_file: path of what the text begins with.
+        tokens: at most this many tokens follow.
+        temperature: 0 takes the likeliest token each time.
+        top_k: draw from this many likeliest tokens; 0 leaves all in.
+        top_p: draw from the fewest likeliest tokens that have this chance together; 1 leaves all in.
+        seed: equal seeds give equal text on one device.
+        count: so many texts, drawn with --seed, --seed + 1, …; with --json a list of them.
+        stop_at_end: stop where the text ends, or write on behind the end-of-text token.
+        device: where it is computed; auto takes a GPU where there is one.
+    """
+
+    prompt: Annotated[str, Parameter(allow_leading_hyphen=True)] = ""
+    prompt_file: str = ""
+    tokens: int = 200
+    temperature: float = 0.8
+    top_k: int = 50
+    top_p: float = 1.0
+    seed: int = 0
+    count: int | None = None
+    stop_at_end: Annotated[bool, Parameter(negative="--ignore-end-of-text")] = True
+    device: Literal["cpu", "cuda", "auto"] = "cpu"
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be drawn with."""
+        rules = (
+            ("--tokens", self.tokens, self.tokens >= 0, "must not be negative"),
+            ("--temperature", self.temperature, 0 <= self.temperature < math.inf, "must not be negative"),
+            ("--top-k", self.top_k, self.top_k >= 0, "must not be negative; 0 leaves every token in"),
+            ("--top-p", self.top_p, 0 < self.top_p <= 1, "must be above 0 and at most 1, which leaves every token in"),
+            ("--seed", self.seed, 0 <= self.seed < 2**63, "must be at least 0 and below 2**63"),
+            ("--count", self.count, self.count is None or self.count >= 1, "must be at least 1"),
+        )
+        for option, value, holds, rule in rules:
+            if not holds:
+                raise InvalidConfiguration(f"{option} {value}: {rule}")
+        if any("\ud800" <= character <= "\udfff" for character in self.prompt):
+            raise InvalidConfiguration("--prompt: is not UTF-8")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,12 +101,20 @@ class RunSampler:
 
     def load(self, reference: CheckpointReference) -> None:
         """Load the verified weights of a checkpoint; keeps the present ones if it raises `IntegrityError`."""
-        self._opened = self._open(reference) if self._opened is None else self._reload(self._opened, reference)
+        from model.training.train_state import load_weights
+        from storage.checkpoints.checkpoint import load_checkpoint
+        from tasks.trainer.tensor_exchange import to_tensors
+
+        if self._opened is None:
+            self._opened = self._open(reference)
+        else:
+            weights = load_checkpoint(self._log.store, reference, group="weights").tensors
+            load_weights(self._opened.network, to_tensors(weights))
         self._reference = reference
 
     def write(self, seed: int, show: Callable[[str], None]) -> Sample:
         """Continue the prompt; calls `show` with the prompt, then with each piece of text as it is drawn."""
-        from model.inference.generation import TextStream
+        from model.inference.generation import Sampling, TextStream, generate_stream
 
         opened, reference, request = self._opened, self._reference, self._request
         if opened is None or reference is None:
@@ -70,12 +123,13 @@ class RunSampler:
         prompt = opened.tokenizer.encode_prompt(request.prompt)
         stream = TextStream(opened.tokenizer.decode, prompt if request.prompt else ())
         pieces: list[str] = []
-        ended = LENGTH
-        for token in self._draw(opened, prompt, seed):
+        ended = "length"
+        sampling = Sampling(temperature=request.temperature, top_k=request.top_k or None, top_p=request.top_p)
+        for token in generate_stream(opened.network, prompt, new_tokens=request.tokens, sampling=sampling, seed=seed):
             if request.stop_at_end and token == opened.snapshot.manifest.end_of_text_id:
                 if not (pieces or request.prompt):
                     continue  # a weak network often repeats the token it begins with; an empty text is of no use
-                ended = END_OF_TEXT
+                ended = "end-of-text"
                 break
             pieces.append(stream.push(token))
             show(pieces[-1])
@@ -92,13 +146,6 @@ class RunSampler:
             tokens=tokens,
             ended=ended,
         )
-
-    def _draw(self, opened: "CheckpointModel", prompt: list[int], seed: int) -> Iterator[int]:
-        from model.inference.generation import Sampling, generate_stream
-
-        request = self._request
-        sampling = Sampling(temperature=request.temperature, top_k=request.top_k or None, top_p=request.top_p)
-        return generate_stream(opened.network, prompt, new_tokens=request.tokens, sampling=sampling, seed=seed)
 
     def _open(self, reference: CheckpointReference) -> "CheckpointModel":
         from model.configuration.network import ModelConfig
@@ -117,32 +164,25 @@ class RunSampler:
             mask_documents=configuration_of(state).training.mask_documents,
         )
 
-    def _reload(self, opened: "CheckpointModel", reference: CheckpointReference) -> "CheckpointModel":
-        from model.training.train_state import load_weights
-        from storage.checkpoints.checkpoint import load_checkpoint
-        from tasks.trainer.tensor_exchange import to_tensors
 
-        load_weights(opened.network, to_tensors(load_checkpoint(self._log.store, reference, group="weights").tensors))
-        return opened
+def read_prompt(prompt: str, prompt_file: str, stdin: BinaryIO) -> str:
+    """Return the prompt: as typed, all of `stdin` for "-", or a file's text, without one newline at its end."""
+    if prompt and prompt_file:
+        raise InvalidConfiguration("--prompt and --prompt-file: only one of them says what the text begins with")
+    if not prompt_file and prompt != "-":
+        return prompt
+    where = f"--prompt-file {prompt_file}" if prompt_file else "--prompt -"
+    try:
+        text = (Path(prompt_file).read_bytes() if prompt_file else stdin.read()).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidConfiguration(f"{where}: cannot be read as UTF-8 text: {error}") from error
+    return text.removesuffix("\n").removesuffix("\r")
 
 
 def show_text(piece: str) -> None:
     """Print a piece of text at once, no newline after it."""
     sys.stdout.write(piece.translate(_PICTURES) if sys.stdout.isatty() else piece)
     sys.stdout.flush()
-
-
-def show_nothing(piece: str) -> None:
-    """Print nothing: the text will be in a JSON document."""
-
-
-def write_checkpoint(
-    found: FoundCheckpoint, request: SampleRequest, *, show: Callable[[str], None]
-) -> tuple[Sample, ...]:
-    """Draw `request.count` texts from a committed checkpoint; raises `IntegrityError` if it does not verify."""
-    sampler = RunSampler(found.log, request)
-    sampler.load(found.reference)
-    return write_samples(sampler, request, show=show)
 
 
 def write_samples(sampler: RunSampler, request: SampleRequest, *, show: Callable[[str], None]) -> tuple[Sample, ...]:
@@ -155,14 +195,6 @@ def write_samples(sampler: RunSampler, request: SampleRequest, *, show: Callable
         samples.append(sampler.write(seed, show))
         show("\n")
     return tuple(samples)
-
-
-def end_interrupted() -> ExitCode:
-    """End the line that Ctrl-C cut, and return the exit code."""
-    if sys.stdout.isatty():
-        show_text("\n")
-    say("interrupted")
-    return ExitCode.INTERRUPTED
 
 
 def checkpoint_heading(reference: CheckpointReference) -> str:

@@ -4,7 +4,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from model.data.tokenizer import Tokenizer
 from reports.queries.data_summary import find_snapshot
 from storage.snapshots.data_snapshot import SnapshotFiles
 from storage.snapshots.token_file import TokenFileFormat, inspect_token_file
@@ -54,7 +53,12 @@ class ExportedFile:
 def import_snapshot(store: ObjectStore, request: ImportRequest) -> ImportView:
     """Make the snapshot; raises `InvalidCorpus` for invalid files."""
     files = TokenFiles(train=tuple(map(Path, request.train)), val=tuple(map(Path, request.val)))
-    made = import_tokens(store, files, _read_tokenizer(request), allow_shared=request.allow_shared)
+    if request.tokenizer:
+        tokenizer = read_tokenizer(Path(request.tokenizer))
+    else:
+        end_of_text = request.vocab_size - 1 if request.end_of_text < 0 else request.end_of_text
+        tokenizer = numbered_vocabulary(request.vocab_size, end_of_text)
+    made = import_tokens(store, files, tokenizer, allow_shared=request.allow_shared)
     splits = {"train": made.manifest.splits.train, "val": made.manifest.splits.val}
     return ImportView(
         snapshot_id=made.snapshot_id,
@@ -70,10 +74,3 @@ def export_snapshot(store: ObjectStore, reference: str, folder: str, form: str) 
     files = SnapshotFiles(store, snapshot_id, work_folder(os.environ) / "snapshots")
     written = export_tokens(files, Path(folder), TokenFileFormat(form))
     return tuple(ExportedFile(path=str(path), tokens=inspect_token_file(path).tokens) for path in written)
-
-
-def _read_tokenizer(request: ImportRequest) -> Tokenizer:
-    if request.tokenizer:
-        return read_tokenizer(Path(request.tokenizer))
-    end_of_text = request.vocab_size - 1 if request.end_of_text < 0 else request.end_of_text
-    return numbered_vocabulary(request.vocab_size, end_of_text)

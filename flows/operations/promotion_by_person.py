@@ -5,8 +5,7 @@ import os
 import socket
 
 from reports.queries.run_lookup import FoundCheckpoint, configuration_of
-from storage.logs.registry import Registry, RegistryState
-from storage.logs.registry_entries import SuiteReference
+from storage.logs.registry import Registry, RegistryState, SuiteReference
 from tasks.checkpoints.promotion_offer import offer
 from tasks.configuration.run_configuration import RunConfig
 from tasks.evaluator.evaluation_suite import required_suites_of

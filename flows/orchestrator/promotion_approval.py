@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from flows.orchestrator.ephemeral_server import is_ephemeral_server
 from reports.pages.markdown import markdown_text
-from storage.logs.registry_entries import Promoted
+from storage.logs.registry import Promoted
 from storage.stores.document import sha256
 from tasks.attempt.shutdown_signal import ShutdownSignal
 from tasks.policy.promotion import Approval

@@ -8,8 +8,7 @@ from flows.operations.promotion_by_person import promotion_rules
 from flows.orchestrator.promotion_approval import Question, Waiting, ask
 from flows.run.active_run import ActiveRun
 from storage.logs.log_entry import CheckpointReference
-from storage.logs.registry import Registry
-from storage.logs.registry_entries import Promoted, Refused
+from storage.logs.registry import Promoted, Refused, Registry
 from storage.logs.run_state import RunState
 from tasks.checkpoints.promotion_offer import preview_offer
 from tasks.errors import CheckpointGone, EvaluationInterrupted, GateRefused

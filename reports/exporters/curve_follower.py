@@ -1,6 +1,6 @@
 """Follows the curve of a run while it grows: yields each step of the surviving line once, and how far to go back.
 
-The records of an attempt count up to the step at which a later attempt resumed, as in `storage.logs.step_curve`.
+The records of an attempt count up to the step at which a later attempt resumed, as in `storage.logs.step_log`.
 """
 
 from collections.abc import Sequence

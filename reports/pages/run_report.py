@@ -18,7 +18,7 @@ from reports.queries.run_cost import RunCost, count_cost
 from reports.queries.run_lookup import configuration_document
 from reports.queries.run_status import RunStatus, read_status
 from reports.queries.run_timeline import ReasonRow, count_reasons
-from storage.checkpoints.trainer_document import TrainerDocument
+from storage.checkpoints.checkpoint_documents import TrainerDocument
 from storage.errors import StorageError
 from storage.logs.run_entries import CurveVerdict
 from storage.logs.run_log import RunLog

@@ -12,8 +12,7 @@ from reports.queries.run_status import read_status
 from storage.logs.registry import Registry, list_aliases
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import CheckpointRecord, RunState
-from storage.logs.step_curve import StepPoint, splice
-from storage.logs.step_log import StepRecord, read_step_records
+from storage.logs.step_log import StepPoint, StepRecord, read_step_records, splice
 from storage.stores.object_store import ObjectStore
 from tasks.policy.termination import TerminationReason
 

@@ -4,8 +4,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from storage.logs.registry import ModelDecision, Registry, RegistryState, list_aliases
-from storage.logs.registry_entries import Promoted, Refused, RolledBack, SuiteReference
+from storage.logs.registry import (
+    ModelDecision,
+    Promoted,
+    Refused,
+    Registry,
+    RegistryState,
+    RolledBack,
+    SuiteReference,
+    list_aliases,
+)
 from storage.stores.object_store import ObjectStore
 
 _DECISIONS: Mapping[type, str] = {Promoted: "promoted", Refused: "refused", RolledBack: "rolled-back"}

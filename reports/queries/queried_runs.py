@@ -16,8 +16,7 @@ from storage.logs.run_state import RunState
 from storage.logs.step_log import read_step_records
 from storage.stores.local_store import LocalStore
 from storage.stores.object_store import ObjectStore
-from storage.tables.promotion_rows import read_promotions
-from storage.tables.run_tables import LOG_TABLES, ROWS, STEP_TABLES
+from storage.tables.run_tables import LOG_TABLES, ROWS, STEP_TABLES, read_promotions
 from storage.tables.table_cache import FreshTable, GatheredTables, TableCache, TableKind
 from storage.tables.table_index import RunStamp
 

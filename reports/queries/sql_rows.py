@@ -9,8 +9,7 @@ from reports.queries.checkpoints import summarize_checkpoint
 from reports.queries.evaluations import EvaluationSummary, list_evaluations
 from reports.queries.receipts import DecisionSummary, make_receipt
 from storage.logs.run_state import AttemptRecord, RunState
-from storage.logs.step_curve import splice
-from storage.logs.step_log import StepRecord
+from storage.logs.step_log import StepRecord, splice
 from storage.tables.run_tables import (
     CheckpointRow,
     EvaluationRow,

@@ -5,7 +5,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 
-from storage.checkpoints.manifest import MANIFEST_VERSION, Manifest, ManifestObject, decode_manifest
+from storage.checkpoints.checkpoint_documents import (
+    MANIFEST_VERSION,
+    Manifest,
+    ManifestObject,
+    TrainerDocument,
+    decode_manifest,
+)
 from storage.checkpoints.shard_transfer import (
     Buffers,
     arriving,
@@ -19,7 +25,6 @@ from storage.checkpoints.shard_transfer import (
 )
 from storage.checkpoints.tensor_record import TensorRecord, state_sha256
 from storage.checkpoints.tensor_shard import shard_chunks
-from storage.checkpoints.trainer_document import TrainerDocument
 from storage.errors import IntegrityError, NothingReadable, ObjectMissing
 from storage.logs.log_entry import CheckpointReference, Writer
 from storage.logs.run_entries import CheckpointCommitted, CheckpointQuarantined
@@ -29,7 +34,6 @@ from storage.stores.document import decode, encode, sha256
 from storage.stores.object_store import ObjectStore
 from storage.stores.verified_object import ExpectedObject, find_problem, read_verified
 
-DEFAULT_SHARD_BYTES = 512 * 1024 * 1024
 TRAINER = "trainer.json"
 _CHECKS = 4
 _LARGE_BYTES = 64 * 1024 * 1024
@@ -57,7 +61,7 @@ class CheckpointTarget:
 class UploadOptions:
     """How shards are uploaded: their size, how many at once, and what each upload thread calls first."""
 
-    shard_bytes: int = DEFAULT_SHARD_BYTES
+    shard_bytes: int = 512 * 1024 * 1024
     at_once: int = 1
     thread_start: Callable[[], None] | None = None
 
@@ -257,10 +261,15 @@ def newest_verified(log: RunLog, *, writer: Writer) -> CheckpointReference | Non
     while True:
         state = log.refresh()
         newest = state.newest_committed
-        if newest is None and state.checkpoints:
-            raise NothingReadable(_nothing_readable(log.run_id, state))
         if newest is None:
-            return None
+            if not state.checkpoints:
+                return None
+            lost = state.checkpoints[-1]
+            committed = f"run {log.run_id} has committed {len(state.checkpoints)} checkpoints"
+            raise NothingReadable(
+                f"{committed} and none can be read; the newest, step {lost.committed.step}, is {lost.state}: "
+                f"{lost.detail}. Restore its objects, or start over at step 0 with `cairn train --start-over`"
+            )
         problems = verify_checkpoint(log.store, newest.committed.reference)
         if not problems:
             return newest.committed.reference
@@ -270,25 +279,16 @@ def newest_verified(log: RunLog, *, writer: Writer) -> CheckpointReference | Non
 def quarantine_checkpoint(log: RunLog, committed: CheckpointCommitted, detail: str, *, writer: Writer) -> RunState:
     """Append that no resume uses this checkpoint any more, and why, unless it is no longer committed."""
     body = CheckpointQuarantined(**asdict(committed.reference), detail=detail)
-    return log.append(partial(_unless_unreadable, body), writer=writer)
 
+    def unless_unreadable(state: RunState) -> CheckpointQuarantined | None:
+        return body if any(record.committed.prefix == body.prefix for record in state.readable) else None
 
-def _nothing_readable(run_id: str, state: RunState) -> str:
-    newest = state.checkpoints[-1]
-    return (
-        f"run {run_id} has committed {len(state.checkpoints)} checkpoints and none can be read; the newest, step "
-        f"{newest.committed.step}, is {newest.state}: {newest.detail}. Restore its objects, or start over at step 0 "
-        "with `cairn train --start-over`"
-    )
+    return log.append(unless_unreadable, writer=writer)
 
 
 def _unless_committed(body: CheckpointCommitted, state: RunState) -> CheckpointCommitted | None:
     known = state.find(body.prefix)
     return None if known is not None and known.committed.manifest_sha256 == body.manifest_sha256 else body
-
-
-def _unless_unreadable(body: CheckpointQuarantined, state: RunState) -> CheckpointQuarantined | None:
-    return body if any(record.committed.prefix == body.prefix for record in state.readable) else None
 
 
 def _expected(prefix: str, item: ManifestObject) -> ExpectedObject:

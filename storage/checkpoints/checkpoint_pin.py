@@ -34,8 +34,14 @@ def new_pin(
 
 def pin_checkpoint(log: RunLog, pin: CheckpointPinned, *, writer: Writer) -> bool:
     """Append the pin; return False when the checkpoint is not committed or the pin's attempt is not the latest."""
-    state = log.append(partial(_unless_too_late, pin), writer=writer)
-    return _is_in_force(pin, state)
+
+    def unless_too_late(state: RunState) -> CheckpointPinned | None:
+        record = state.find(pin.prefix)
+        is_late = pin.during_attempt is not None and pin.during_attempt != state.latest_attempt
+        is_committed = record is not None and record.is_committed
+        return pin if is_committed and not is_late and not _is_in_force(pin, state) else None
+
+    return _is_in_force(pin, log.append(unless_too_late, writer=writer))
 
 
 def unpin_checkpoint(log: RunLog, pin: CheckpointPinned, why: str, *, writer: Writer) -> RunState:
@@ -46,13 +52,6 @@ def unpin_checkpoint(log: RunLog, pin: CheckpointPinned, why: str, *, writer: Wr
 def unpin_entry(pin: CheckpointPinned, why: str, state: RunState) -> CheckpointUnpinned | None:
     """Return the entry that ends the pin, or None when it is over already."""
     return CheckpointUnpinned(hold_id=pin.hold_id, prefix=pin.prefix, why=why) if _is_in_force(pin, state) else None
-
-
-def _unless_too_late(pin: CheckpointPinned, state: RunState) -> CheckpointPinned | None:
-    record = state.find(pin.prefix)
-    is_late = pin.during_attempt is not None and pin.during_attempt != state.latest_attempt
-    is_committed = record is not None and record.is_committed
-    return pin if is_committed and not is_late and not _is_in_force(pin, state) else None
 
 
 def _is_in_force(pin: CheckpointPinned, state: RunState) -> bool:

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from heapq import merge
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -41,7 +41,7 @@ def transfers(count: int, thread_start: Callable[[], None] | None = None) -> Ite
     Each new thread calls `thread_start` first, for example to lower its priority.
     """
     if count == 1:
-        yield lambda function, *arguments: partial(_same, function(*arguments))
+        yield lambda function, *arguments: repeat(function(*arguments)).__next__
         return
     with ThreadPoolExecutor(count, "transfer", initializer=thread_start) as pool:
         yield lambda function, *arguments: pool.submit(function, *arguments).result
@@ -58,7 +58,12 @@ def begin_reads(run: Run, store: ObjectStore, shards: Sequence[ExpectedObject], 
     for expected in shards:
         check_size(store, expected)
     memory = buffers([expected.bytes for expected in shards])
-    return [run(_read_shard, store, expected, into) for expected, into in zip(shards, memory, strict=True)]
+
+    def read(expected: ExpectedObject, into: memoryview) -> tuple[TensorRecord, ...]:
+        read_verified_into(into, store, expected)
+        return parse_shard(into, where=expected.key)
+
+    return [run(read, expected, into) for expected, into in zip(shards, memory, strict=True)]
 
 
 def arriving(reads: Iterable[ShardRead], kept: list[TensorRecord]) -> Iterator[TensorRecord]:
@@ -85,12 +90,3 @@ def cut_shards(records: Iterable[TensorRecord], shard_bytes: int) -> list[list[T
         shards[-1].append(record)
         filled += record.data.nbytes
     return shards
-
-
-def _read_shard(store: ObjectStore, expected: ExpectedObject, into: memoryview) -> tuple[TensorRecord, ...]:
-    read_verified_into(into, store, expected)
-    return parse_shard(into, where=expected.key)
-
-
-def _same(value: Any) -> Any:
-    return value

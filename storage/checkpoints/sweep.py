@@ -14,10 +14,7 @@ from typing import Any
 from storage.checkpoints.checkpoint_pin import unpin_entry
 from storage.errors import IntegrityError
 from storage.logs.log_entry import Writer
-from storage.logs.run_entries import (
-    CheckpointDeleted,
-    CheckpointSuperseded,
-)
+from storage.logs.run_entries import CheckpointDeleted, CheckpointSuperseded
 from storage.logs.run_log import RunLog, imagined_entry
 from storage.logs.run_state import CheckpointRecord, CheckpointState, RunState, fold
 from storage.stores.object_store import ObjectStore, UnfinishedWrite
@@ -122,7 +119,9 @@ class _Sweep:
         self._state = self._log.refresh()
         self._unpin()
         self._supersede()
-        self._delete_superseded()
+        for record in self._state.checkpoints:
+            if record.state == CheckpointState.SUPERSEDED:
+                self._delete_checkpoint(record)
         self._delete_staged(folders)
         self._discard_unfinished(unfinished)
         freed = sum(item.bytes for item in self._items if item.action in (SweepAction.DELETE, SweepAction.DISCARD))
@@ -157,18 +156,20 @@ class _Sweep:
     def _verdict(self, prefix: str, state: RunState) -> Verdict | None:
         return next((verdict for verdict in self._plan(state, ()).checkpoints if verdict.key == prefix), None)
 
-    def _delete_superseded(self) -> None:
-        for record in self._state.checkpoints:
-            if record.state == CheckpointState.SUPERSEDED:
-                self._delete_checkpoint(record)
-
     def _delete_checkpoint(self, record: CheckpointRecord) -> None:
         prefix, size = record.committed.prefix, record.committed.bytes
-        if self._newest_record(prefix).state != CheckpointState.SUPERSEDED:
+        if not self._dry_run:
+            self._state = self._log.refresh()
+        if self._record(prefix).state != CheckpointState.SUPERSEDED:
             return  # another sweep has deleted it
         self._delete_bytes(prefix)
         body = CheckpointDeleted(bytes=size, **asdict(record.committed.reference))
-        self._append(partial(_unless_deleted, body))
+
+        def unless_deleted(state: RunState) -> CheckpointDeleted | None:
+            newest = state.find(prefix)
+            return body if newest is not None and newest.state == CheckpointState.SUPERSEDED else None
+
+        self._append(unless_deleted)
         verdict = Verdict(key=prefix, is_over=True, why=f"superseded: {record.detail}")
         self._note(SweepKind.CHECKPOINT, verdict, SweepAction.DELETE, size=size)
 
@@ -176,19 +177,16 @@ class _Sweep:
         just_deleted = {item.key for item in self._items if item.action == SweepAction.DELETE}
         others = [folder for folder in folders if folder not in just_deleted]
         for verdict in self._plan(self._state, others).staged:
-            keys = self._store.keys(verdict.key)
-            size = sum(self._store.size(key) or 0 for key in keys)
-            if verdict.is_over and keys:
-                self._delete_bytes(verdict.key)
-            if keys:
+            if keys := self._store.keys(verdict.key):
+                size = sum(self._store.size(key) or 0 for key in keys)
+                if verdict.is_over:
+                    self._delete_bytes(verdict.key)
                 self._note(SweepKind.STAGED, verdict, SweepAction.DELETE, size=size)
 
     def _delete_bytes(self, prefix: str) -> None:
         """Delete everything under the folder, the manifest last."""
         self._check_own(prefix)
-        if self._dry_run:
-            return
-        keys = self._store.keys(prefix)
+        keys = [] if self._dry_run else self._store.keys(prefix)
         for key in sorted(keys, key=lambda key: (key == f"{prefix}/manifest.json", key)):
             self._store.delete(key)
 
@@ -205,19 +203,18 @@ class _Sweep:
         staged = {verdict.key: verdict for verdict in self._plan(self._state, folders).staged}
         for write in writes:
             folder = self._checkpoint_folder(write.key)
-            verdict = staged.get(folder or "") or self._judge_unfinished(write, folder)
-            if verdict.is_over and not self._dry_run:
+            record = self._state.find(folder) if folder else None
+            if folder in staged:
+                is_over, why = staged[folder].is_over, staged[folder].why
+            elif record is not None and record.state in (CheckpointState.SUPERSEDED, CheckpointState.DELETED):
+                is_over, why = True, f"its checkpoint is {record.state}"
+            else:
+                is_over = write.age_seconds > STALE_SECONDS
+                why = f"unfinished for {write.age_seconds / 3600:.0f} h" if is_over else "may still be written"
+            if is_over and not self._dry_run:
                 self._store.discard(write)
-            decided = replace(verdict, key=write.key)
-            self._note(SweepKind.UNFINISHED, decided, SweepAction.DISCARD, size=write.bytes)
-
-    def _judge_unfinished(self, write: UnfinishedWrite, folder: str | None) -> Verdict:
-        record = self._state.find(folder) if folder else None
-        if record is not None and record.state in (CheckpointState.SUPERSEDED, CheckpointState.DELETED):
-            return Verdict(key=write.key, is_over=True, why=f"its checkpoint is {record.state}")
-        is_over = write.age_seconds > STALE_SECONDS
-        why = f"unfinished for {write.age_seconds / 3600:.0f} h" if is_over else "may still be written"
-        return Verdict(key=write.key, is_over=is_over, why=why)
+            verdict = Verdict(key=write.key, is_over=is_over, why=why)
+            self._note(SweepKind.UNFINISHED, verdict, SweepAction.DISCARD, size=write.bytes)
 
     def _checkpoint_folder(self, key: str) -> str | None:
         folder, separator, _ = key.removeprefix(f"{self._folder}/").partition("/")
@@ -234,28 +231,11 @@ class _Sweep:
         assert record is not None  # no entry makes the log forget a checkpoint
         return record
 
-    def _newest_record(self, prefix: str) -> CheckpointRecord:
-        if not self._dry_run:
-            self._state = self._log.refresh()
-        return self._record(prefix)
-
     def _note(self, kind: SweepKind, verdict: Verdict, action: SweepAction, *, size: int = 0) -> None:
         """Report the action, or KEEP if the thing is still needed."""
-        named = parse_checkpoint_folder(self._checkpoint_folder(f"{verdict.key}/") or "")
-        step, attempt = named or (None, None)
-        self._items.append(
-            SweepItem(
-                kind=kind,
-                key=verdict.key,
-                step=step,
-                attempt=attempt,
-                action=action if verdict.is_over else SweepAction.KEEP,
-                why=verdict.why,
-                bytes=size,
-            )
+        step, attempt = parse_checkpoint_folder(self._checkpoint_folder(f"{verdict.key}/") or "") or (None, None)
+        done = action if verdict.is_over else SweepAction.KEEP
+        item = SweepItem(
+            kind=kind, key=verdict.key, step=step, attempt=attempt, action=done, why=verdict.why, bytes=size
         )
-
-
-def _unless_deleted(body: CheckpointDeleted, state: RunState) -> CheckpointDeleted | None:
-    record = state.find(body.prefix)
-    return body if record is not None and record.state == CheckpointState.SUPERSEDED else None
+        self._items.append(item)

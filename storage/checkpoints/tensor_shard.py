@@ -51,7 +51,11 @@ def parse_shard(data: bytes | memoryview, *, where: str) -> tuple[TensorRecord, 
         if field.data_offsets[0] != position or field.data_offsets[1] < position:
             raise IntegrityError(f"{where}: tensor {name}: offsets {field.data_offsets} must begin at {position}")
         position = field.data_offsets[1]
-        records.append(_record(name, field, body[field.data_offsets[0] : position], where))
+        data = body[field.data_offsets[0] : position]
+        try:
+            records.append(TensorRecord(name=name, dtype=field.dtype, shape=field.shape, data=data))
+        except IntegrityError as error:
+            raise IntegrityError(f"{where}: {error}") from error
     if position != len(body):
         raise IntegrityError(f"{where}: {len(body) - position} bytes belong to no tensor")
     return tuple(records)
@@ -62,13 +66,6 @@ class _Field:
     dtype: str
     shape: tuple[int, ...]
     data_offsets: tuple[int, int]
-
-
-def _record(name: str, field: _Field, data: memoryview, where: str) -> TensorRecord:
-    try:
-        return TensorRecord(name=name, dtype=field.dtype, shape=field.shape, data=data)
-    except IntegrityError as error:
-        raise IntegrityError(f"{where}: {error}") from error
 
 
 def _fields(header: bytes, where: str) -> list[tuple[str, _Field]]:

@@ -81,7 +81,12 @@ class EntryLog:
             if not following:
                 return
             for read in following:
-                self._check_follows(read, last)
+                expected = last.sha256 if last else None
+                if read.entry.prev != expected:
+                    raise IntegrityError(
+                        f"{self.prefix}/{entry_name(read.entry.seq)}: prev is {read.entry.prev}, must be {expected}: "
+                        "an entry before it was changed"
+                    )
                 yield read
                 last = read
 
@@ -95,14 +100,6 @@ class EntryLog:
         with ThreadPoolExecutor(_READERS) as readers:
             reads = takewhile(lambda read: read is not None, readers.map(self.read, range(seq, newest + 1)))
             return [read for read in reads if read is not None]
-
-    def _check_follows(self, read: ReadEntry, last: ReadEntry | None) -> None:
-        expected = last.sha256 if last else None
-        if read.entry.prev != expected:
-            raise IntegrityError(
-                f"{self.prefix}/{entry_name(read.entry.seq)}: prev is {read.entry.prev}, must be {expected}: "
-                "an entry before it was changed"
-            )
 
     def append(
         self, body: Any, *, after: ReadEntry | None, writer: Writer, resume: tuple[CheckpointReference, ...] = ()
@@ -125,9 +122,7 @@ class EntryLog:
         )
         data, key = encode(entry), f"{self.prefix}/{entry_name(entry.seq)}"
         readable = decode_entry(data, self.kinds, where=f"{key}, not written")
-        if self._put(key, data, entry.write_id):
-            return ReadEntry(entry=readable, sha256=sha256(data))
-        return None
+        return ReadEntry(entry=readable, sha256=sha256(data)) if self._put(key, data, entry.write_id) else None
 
     def _put(self, key: str, data: bytes, write_id: str) -> bool:
         problem: StoreUnavailable | None = None

@@ -1,13 +1,74 @@
 """The model registry: each alias, such as `champion`, is a log of decisions with its own fold."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from storage.logs.entry_log import EntryLog, ReadEntry, this_writer
-from storage.logs.registry_entries import MODEL_KINDS, Promoted, Refused, RolledBack
 from storage.stores.object_store import ObjectStore, check_key
 
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SuiteReference:
+    """A suite: its display name and its identity."""
+
+    name: str
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Promoted:
+    """An alias now points at these weights, and why.
+
+    `suite_sha256`, `data_snapshot` and `metrics` are the compared evaluation, `required` the suites under which the
+    weights had to be evaluated, `verdict` the verdict on the loss curve.
+    """
+
+    alias: str
+    run_id: str
+    step: int
+    prefix: str
+    manifest_sha256: str
+    suite_sha256: str
+    metrics: Mapping[str, float]
+    by: str
+    why: str
+    previous: str | None
+    hold_id: str | None = None
+    data_snapshot: str | None = None
+    required: tuple[SuiteReference, ...] = ()
+    verdict: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refused:
+    """A promotion that a gate refused, with the values it was refused for; the alias did not change."""
+
+    alias: str
+    run_id: str
+    step: int
+    manifest_sha256: str
+    gate: str
+    detail: str
+    by: str
+    hold_id: str | None = None
+    why: str = ""
+    suite_sha256: str | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolledBack:
+    """An alias went back to an earlier promotion; `left_manifest_sha256` is what it pointed at until then."""
+
+    alias: str
+    manifest_sha256: str | None
+    by: str
+    why: str
+    left_manifest_sha256: str | None = None
+
+
+MODEL_KINDS: Mapping[str, type] = {"promoted": Promoted, "refused": Refused, "rolled-back": RolledBack}
 ModelDecision = Promoted | Refused | RolledBack
 
 
@@ -32,10 +93,6 @@ class RegistryState:
     def refusals(self) -> tuple[tuple[datetime, Refused], ...]:
         """Every refusal, oldest first."""
         return tuple((at, body) for at, body in self.history if isinstance(body, Refused))
-
-    def reaches(self, manifest_sha256: str) -> bool:
-        """Whether the alias points at these weights or a rollback could go back to them."""
-        return any(promoted.manifest_sha256 == manifest_sha256 for _, promoted in self.champions)
 
 
 class Registry:
@@ -75,27 +132,15 @@ def list_aliases(store: ObjectStore) -> list[str]:
 
 
 def _apply(state: RegistryState, at: datetime, body: object) -> RegistryState:
-    match body:
-        case Promoted():
-            champions, decided = (*state.champions, (at, body)), _with_pin(state, body)
-        case Refused():
-            champions, decided = state.champions, _with_pin(state, body)
-        case RolledBack():
-            champions, decided = _go_back(state.champions, body.manifest_sha256), state.decided_pins
-        case _:
-            return state
+    if not isinstance(body, Promoted | Refused | RolledBack):
+        return state
+    champions, decided = state.champions, state.decided_pins
+    if isinstance(body, Promoted):
+        champions = (*champions, (at, body))
+    if isinstance(body, RolledBack):  # the promotions between the newest and the named one cannot be read any more
+        champions = champions[:-1]
+        while champions and champions[-1][1].manifest_sha256 != body.manifest_sha256:
+            champions = champions[:-1]
+    elif body.hold_id:
+        decided |= {body.hold_id}
     return replace(state, champions=champions, history=(*state.history, (at, body)), decided_pins=decided)
-
-
-def _go_back(
-    champions: tuple[tuple[datetime, Promoted], ...], manifest_sha256: str | None
-) -> tuple[tuple[datetime, Promoted], ...]:
-    """Drop the newest promotion, and those before it down to the named one: their weights can no longer be read."""
-    before = champions[:-1]
-    while before and before[-1][1].manifest_sha256 != manifest_sha256:
-        before = before[:-1]
-    return before
-
-
-def _with_pin(state: RegistryState, body: Promoted | Refused) -> frozenset[str]:
-    return state.decided_pins | {body.hold_id} if body.hold_id else state.decided_pins

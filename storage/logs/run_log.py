@@ -3,15 +3,20 @@
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
-from storage.errors import Fenced, StorageError
+from storage.errors import Fenced, IntegrityError, ObjectMissing, StorageError
 from storage.logs.entry_log import EntryLog, ReadEntry, utc_now
-from storage.logs.fold_cache import FOLD_EVERY_ENTRIES, FoldedLog, read_fold, write_fold
 from storage.logs.log_entry import FORMAT_VERSION, Entry, Writer
 from storage.logs.run_entries import RUN_KINDS
 from storage.logs.run_state import RunState, fold
+from storage.stores.document import decode, encode, sha256
 from storage.stores.object_store import ObjectStore, check_key
+
+FOLD_VERSION = 2
+FOLD_EVERY_ENTRIES = 128
+"""A run's folded state is cached after so many entries; the cache may be deleted at any time."""
 
 
 def run_prefix(run_id: str) -> str:
@@ -22,6 +27,54 @@ def run_prefix(run_id: str) -> str:
 def list_run_ids(store: ObjectStore) -> list[str]:
     """Return the ids of the store's runs, sorted."""
     return [key.split("/")[1] for key in store.folders("runs") if store.first(f"{key}/log") is not None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FoldedLog:
+    """The state of a run after the entry `head`."""
+
+    head: ReadEntry
+    state: RunState
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Label:
+    version: int
+    seq: int
+    entry_sha256: str
+    state_sha256: str
+
+
+def write_fold(store: ObjectStore, key: str, folded: FoldedLog) -> None:
+    """Write the cache: a label in one line, then the state."""
+    state = encode(folded.state)
+    label = _Label(
+        version=FOLD_VERSION, seq=folded.head.entry.seq, entry_sha256=folded.head.sha256, state_sha256=sha256(state)
+    )
+    store.write(key, encode(label).replace(b"\n", b"") + b"\n" + state)
+
+
+def read_fold(store: ObjectStore, key: str, log: EntryLog) -> FoldedLog | None:
+    """Return the cached state, or None if there is none or its version, bytes, entry or `resume` do not match.
+
+    Raises `IntegrityError` if the log ends before the cached entry: entries were deleted.
+    """
+    try:
+        line, _, state_bytes = store.read(key).partition(b"\n")
+        label = decode(line, _Label, where=key)
+        if label.version != FOLD_VERSION or sha256(state_bytes) != label.state_sha256:
+            return None
+        state = decode(state_bytes, RunState, where=key)
+    except (ObjectMissing, IntegrityError):
+        return None
+    head = log.read(label.seq)
+    if head is None:
+        raise IntegrityError(
+            f"{log.prefix}: ends before seq {label.seq}, which {key} was folded from: entries were deleted; restore "
+            f"them, or delete {key} to accept the loss"
+        )
+    trusted = head.sha256 == label.entry_sha256 and head.entry.resume == state.resume
+    return FoldedLog(head=head, state=state) if trusted else None
 
 
 class RunLog:
@@ -75,7 +128,10 @@ class RunLog:
             while True:
                 state = self.refresh()
                 if state.fences(writer.attempt):
-                    raise Fenced(self._fenced_message(writer, state))
+                    by = f"is fenced by attempt {state.latest_attempt}"
+                    if state.latest_attempt == writer.attempt:
+                        by = "was ended by another process; it commits nothing more"
+                    raise Fenced(f"run {self.run_id}: attempt {writer.attempt} {by}")
                 body = decide(state)
                 if body is None:
                     return state
@@ -85,24 +141,15 @@ class RunLog:
                 read = self._log.append(body, after=self._head, writer=writer, resume=after.resume)
                 if read is not None:
                     self._accept(read)
-                    self._cache(read)
+                    if read.entry.seq - self._cached_seq >= FOLD_EVERY_ENTRIES:
+                        with suppress(StorageError):  # the entry is appended; the next writer caches
+                            write_fold(self.store, self.fold_key, FoldedLog(head=read, state=self.state))
+                            self._cached_seq = read.entry.seq
                     return self.state
 
     def _accept(self, read: ReadEntry) -> None:
         self._head = read
         self.state = fold([read.entry], self.state)
-
-    def _cache(self, head: ReadEntry) -> None:
-        if head.entry.seq - self._cached_seq < FOLD_EVERY_ENTRIES:
-            return
-        with suppress(StorageError):  # the entry is appended; the next writer caches
-            write_fold(self.store, self.fold_key, FoldedLog(head=head, state=self.state))
-            self._cached_seq = head.entry.seq
-
-    def _fenced_message(self, writer: Writer, state: RunState) -> str:
-        if state.latest_attempt == writer.attempt:
-            return f"run {self.run_id}: attempt {writer.attempt} was ended by another process; it commits nothing more"
-        return f"run {self.run_id}: attempt {writer.attempt} is fenced by attempt {state.latest_attempt}"
 
 
 def imagined_entry(body: Any, writer: Writer) -> Entry:

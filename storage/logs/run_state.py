@@ -26,8 +26,6 @@ from storage.logs.run_entries import (
     RunOpened,
 )
 
-RESUME_LENGTH = 8
-
 
 class CheckpointState(StrEnum):
     """The state of a committed checkpoint."""
@@ -126,15 +124,10 @@ class RunState:
         Superseded and deleted ones are included. Quarantined ones are not: what followed from them is trained again.
         """
         line, bound = list[CheckpointRecord](), float("inf")
+        sound = [record for record in self.checkpoints if record.state != CheckpointState.QUARANTINED]
         for attempt in reversed(self.attempts):
-            number = attempt.started.attempt
-            line += [
-                record
-                for record in self.checkpoints
-                if record.committed.attempt == number
-                and record.committed.step <= bound
-                and record.state != CheckpointState.QUARANTINED
-            ]
+            mine = (record for record in sound if record.committed.attempt == attempt.started.attempt)
+            line += [record for record in mine if record.committed.step <= bound]
             bound = min(bound, attempt.started.first_step)
         return tuple(sorted(line, key=lambda record: record.committed.step))
 
@@ -145,8 +138,8 @@ class RunState:
 
     @property
     def resume(self) -> tuple[CheckpointReference, ...]:
-        """The newest readable checkpoints, newest first: the `resume` field of the next entry."""
-        return tuple(record.committed.reference for record in self.readable[:RESUME_LENGTH])
+        """The newest eight readable checkpoints, newest first: the `resume` field of the next entry."""
+        return tuple(record.committed.reference for record in self.readable[:8])
 
     @property
     def high_water_step(self) -> int:
@@ -184,16 +177,22 @@ def fold(entries: Iterable[Entry], state: RunState | None = None) -> RunState:
 
 
 def _apply(state: RunState, entry: Entry) -> RunState:
-    body = entry.body
+    body, owner = entry.body, state.open_attempt
     if isinstance(body, AttemptStarted):
-        return _start_attempt(state, entry, body)
+        if body.attempt != state.latest_attempt + 1 or owner is not None:
+            return _refuse(state, entry)
+        started = AttemptRecord(started=body, started_at=entry.at)
+        pins = tuple(pin for pin in state.pins if pin.during_attempt is None)
+        return replace(state, attempts=(*state.attempts, started), pins=pins)
     if state.fences(entry.writer.attempt):
         return _refuse(state, entry)
     match body:
         case RunOpened() if state.opened is None:
             return replace(state, opened=body, opened_at=entry.at)
         case AttemptEnded():
-            return _end_attempt(state, entry, body)
+            if owner is None or owner.started.attempt != body.attempt:
+                return _refuse(state, entry)
+            return replace(state, attempts=(*state.attempts[:-1], replace(owner, ended=body, ended_at=entry.at)))
         case RunFinished():
             return replace(state, finished=body)
         case DataQuarantined():
@@ -214,7 +213,12 @@ def _apply_checkpoint_entry(state: RunState, entry: Entry) -> RunState:
         case CheckpointQuarantined() | CheckpointSuperseded() | CheckpointDeleted():
             return _move_checkpoint(state, entry, body)
         case CheckpointPinned():
-            return _pin(state, entry, body)
+            record = state.find(body.prefix)
+            late = body.during_attempt is not None and body.during_attempt != state.latest_attempt
+            committed = record.committed.manifest_sha256 if record is not None and record.is_committed else None
+            if late or committed != body.manifest_sha256:
+                return _refuse(state, entry)
+            return replace(state, pins=(*state.pins, body))
         case CheckpointUnpinned():
             return replace(state, pins=_without_pin(state.pins, body.hold_id))
         case _:
@@ -226,14 +230,6 @@ def _refuse(state: RunState, entry: Entry) -> RunState:
     return replace(state, refused=(*state.refused, refused))
 
 
-def _start_attempt(state: RunState, entry: Entry, body: AttemptStarted) -> RunState:
-    if body.attempt != state.latest_attempt + 1 or state.open_attempt is not None:
-        return _refuse(state, entry)
-    started = AttemptRecord(started=body, started_at=entry.at)
-    pins = tuple(pin for pin in state.pins if pin.during_attempt is None)
-    return replace(state, attempts=(*state.attempts, started), pins=pins)
-
-
 def _commit(state: RunState, entry: Entry, body: CheckpointCommitted) -> RunState:
     if body.attempt != entry.writer.attempt or state.find(body.prefix) is not None:
         return _refuse(state, entry)
@@ -242,21 +238,6 @@ def _commit(state: RunState, entry: Entry, body: CheckpointCommitted) -> RunStat
     owner = replace(owner, last_committed_step=body.step, made_progress=owner.made_progress or progress)
     record = CheckpointRecord(committed=body, committed_at=entry.at)
     return replace(state, attempts=(*state.attempts[:-1], owner), checkpoints=(*state.checkpoints, record))
-
-
-def _end_attempt(state: RunState, entry: Entry, body: AttemptEnded) -> RunState:
-    owner = state.open_attempt
-    if owner is None or owner.started.attempt != body.attempt:
-        return _refuse(state, entry)
-    return replace(state, attempts=(*state.attempts[:-1], replace(owner, ended=body, ended_at=entry.at)))
-
-
-def _pin(state: RunState, entry: Entry, body: CheckpointPinned) -> RunState:
-    record = state.find(body.prefix)
-    late = body.during_attempt is not None and body.during_attempt != state.latest_attempt
-    if record is None or not record.is_committed or record.committed.manifest_sha256 != body.manifest_sha256 or late:
-        return _refuse(state, entry)
-    return replace(state, pins=(*state.pins, body))
 
 
 def _without_pin(pins: tuple[CheckpointPinned, ...], hold_id: str | None) -> tuple[CheckpointPinned, ...]:

@@ -5,7 +5,8 @@ segment.
 """
 
 import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -13,6 +14,7 @@ from typing import TextIO
 import msgspec
 
 from storage.errors import ObjectMissing
+from storage.logs.run_state import AttemptRecord
 from storage.stores.object_store import ObjectStore
 
 MOST_STEP_LOG_BYTES = 2 * 1024**3
@@ -35,6 +37,36 @@ class StepRecord:
     seconds: float
     probe_loss: float | None
     sample: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepPoint:
+    """One surviving step, and how many times earlier attempts, whose work was lost, trained it."""
+
+    record: StepRecord
+    replays: int
+
+
+def splice(records: Iterable[StepRecord], attempts: Sequence[AttemptRecord]) -> tuple[StepPoint, ...]:
+    """Return the surviving steps of a run in order, each once, from the records of all its attempts.
+
+    The records of an attempt survive up to the step from which a later attempt resumed; later steps were trained again.
+    """
+    of_attempt: dict[int, dict[int, StepRecord]] = {}
+    trained = Counter[int]()
+    for record in records:
+        mine = of_attempt.setdefault(record.attempt, {})
+        trained[record.step] += record.step not in mine
+        mine.setdefault(record.step, record)
+    surviving: list[StepRecord] = []
+    bound: float = float("inf")
+    for attempt in reversed(attempts):
+        first = attempt.started.first_step
+        mine = of_attempt.get(attempt.started.attempt, {})
+        surviving += (record for step, record in mine.items() if first < step <= bound)
+        bound = min(bound, first)
+    points = (StepPoint(record=record, replays=trained[record.step] - 1) for record in surviving)
+    return tuple(sorted(points, key=lambda point: point.record.step))
 
 
 class StepLog:

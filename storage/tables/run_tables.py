@@ -3,15 +3,17 @@
 Columns have the names of the JSON documents' fields, with nested fields flattened.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache
 from types import NoneType
 from typing import Any, NewType, get_args, get_type_hints
 
-from storage.logs.fold_cache import FOLD_VERSION
+from storage.logs.registry import MODEL_KINDS, ModelDecision, Promoted, Refused, Registry, RolledBack, list_aliases
+from storage.logs.run_log import FOLD_VERSION
 from storage.stores.document import sha256
+from storage.stores.object_store import ObjectStore
 
 JsonText = NewType("JsonText", str)
 """A JSON document as text."""
@@ -230,11 +232,53 @@ class Column:
     type: str
 
 
+_DECISIONS = {record: kind for kind, record in MODEL_KINDS.items()}
+_PROMOTION_COLUMNS = tuple(PromotionRow.__slots__)
+
+
+def read_promotions(store: ObjectStore) -> list[PromotionRow]:
+    """Return the rows of all aliases of the store, each alias oldest first; read from the registry at each query."""
+    histories = ((alias, Registry(store, alias).refresh().history) for alias in list_aliases(store))
+    return [row for alias, history in histories for row in promotion_rows(alias, history)]
+
+
+def promotion_rows(alias: str, decisions: Sequence[tuple[datetime, ModelDecision]]) -> list[PromotionRow]:
+    """Return a row for every decision on an alias, oldest first."""
+    rows: list[PromotionRow] = []
+    points_at: str | None = None
+    promoted: dict[str | None, Promoted] = {}
+    for decided_at, body in decisions:
+        values = _values(body, _PROMOTION_COLUMNS)
+        values |= {"alias": alias, "kind": _DECISIONS[type(body)], "decided_at": decided_at}
+        match body:
+            case Promoted():
+                values["promoted_at"] = decided_at
+                promoted[body.manifest_sha256] = body
+            case Refused():
+                values["why"] = body.why or None
+            case RolledBack():
+                values |= {"previous": points_at, "metrics": {}}
+                if target := promoted.get(body.manifest_sha256):
+                    values |= _values(target, ("run_id", "step", "suite_sha256", "metrics"))
+        values |= {"val_loss": values["metrics"].get("val_loss"), "current": False}
+        rows.append(PromotionRow(**{**dict.fromkeys(_PROMOTION_COLUMNS), **values}))
+        points_at = points_at if isinstance(body, Refused) else body.manifest_sha256
+    newest = max((n for n, row in enumerate(rows) if row.kind != "refused"), default=None)
+    return [replace(row, current=n == newest) for n, row in enumerate(rows)]
+
+
+def _values(record: ModelDecision, names: Sequence[str]) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in names if hasattr(record, name)}
+
+
 @cache
 def columns(table: str) -> tuple[Column, ...]:
     """Return the columns of a table in order."""
-    hints = get_type_hints(ROWS[table])
-    return tuple(Column(name=name, type=_sql_type(hint)) for name, hint in hints.items())
+    found = []
+    for name, hint in get_type_hints(ROWS[table]).items():
+        (plain,) = [hint] if hint in _TYPES else [part for part in get_args(hint) if part is not NoneType]
+        found.append(Column(name=name, type=_TYPES[plain]))
+    return tuple(found)
 
 
 @cache
@@ -242,10 +286,3 @@ def schema_digest() -> str:
     """Return the digest of versions and columns; packs with another digest are not used."""
     listed = [f"{table}.{column.name} {column.type}" for table in ROWS for column in columns(table)]
     return sha256("\n".join([str(TABLES_VERSION), str(FOLD_VERSION), *listed]).encode())
-
-
-def _sql_type(hint: Any) -> str:
-    if hint in _TYPES:
-        return _TYPES[hint]
-    (inner,) = (part for part in get_args(hint) if part is not NoneType)
-    return _TYPES[inner]

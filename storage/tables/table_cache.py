@@ -18,13 +18,14 @@ from storage.logs.run_state import RunState
 from storage.snapshots.snapshot_cache import SnapshotCache
 from storage.stores.object_store import ObjectStore
 from storage.stores.verified_object import ExpectedObject
-from storage.tables.table_index import Pack, PackedTable, RunStamp, is_current, read_index, stamp_run, write_index
+from storage.tables.table_index import Pack, RunStamp, is_current, read_index, stamp_run, write_index
 
 if TYPE_CHECKING:
     from storage.tables.table_pack import PackBuilder
 
 Given = TypeVar("Given")
 Answer = TypeVar("Answer")
+_RunRows = Mapping[str, Sequence[Any]]
 WORTH_RUNS, WORTH_ROWS = 16, 2_000
 FULL_ROWS = 200_000
 MANY_PACKS = 16
@@ -38,7 +39,7 @@ class TableKind:
 
     name: str
     tables: tuple[str, ...]
-    make: Callable[[str, RunState], Mapping[str, Sequence[Any]]]
+    make: Callable[[str, RunState], _RunRows]
     with_steps: bool = False
 
 
@@ -93,12 +94,6 @@ class _UsablePack:
             yield TablePart(table=table, path=path, without=without)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _FoldedRun:
-    stamp: RunStamp
-    rows: Mapping[str, Sequence[Any]]
-
-
 class TableCache:
     """The packs of a store."""
 
@@ -138,7 +133,10 @@ class TableCache:
             if answer:
                 current.setdefault(number, set()).add(stamp.run_id)
         packs = [self._open_pack(*found[number], frozenset(runs), wanted) for number, runs in sorted(current.items())]
-        return _worth_keeping([pack for pack in packs if pack is not None])
+        # Leave out packs that are mostly out of date, and small ones when there are many: their runs are packed again.
+        usable = [item for item in packs if item is not None and 2 * len(item.current) >= len(item.pack.runs)]
+        big = [item for item in usable if 4 * item.pack.rows >= FULL_ROWS]
+        return usable if len(usable) - len(big) <= MANY_PACKS else big
 
     def _open_pack(
         self, home: ObjectStore, pack: Pack, current: frozenset[str], wanted: Collection[str]
@@ -146,19 +144,14 @@ class TableCache:
         paths = {}
         for packed in pack.tables:
             if packed.table in wanted:
-                path = self._verified_path(home, packed)
-                if path is None:
+                expected = ExpectedObject(key=packed.key, bytes=packed.bytes, sha256=packed.sha256)
+                try:
+                    paths[packed.table] = self._copies.fetch(home, expected)
+                except (StorageError, OSError):
                     return None
-                paths[packed.table] = path
         return _UsablePack(home=home, pack=pack, current=current, paths=paths)
 
-    def _verified_path(self, home: ObjectStore, packed: PackedTable) -> Path | None:
-        with suppress(StorageError, OSError):
-            expected = ExpectedObject(key=packed.key, bytes=packed.bytes, sha256=packed.sha256)
-            return self._copies.fetch(home, expected)
-        return None
-
-    def fold_run(self, kind: TableKind, run_id: str) -> "_FoldedRun | UnreadableRun | None":
+    def fold_run(self, kind: TableKind, run_id: str) -> tuple[RunStamp, _RunRows] | UnreadableRun | None:
         """Return a run's rows with their stamp, or why its log does not verify; None if it has no log."""
         log = RunLog(self._store, run_id)
         try:
@@ -168,13 +161,13 @@ class TableCache:
         if log.folded is None:
             return None
         stamp = stamp_run(self._store, log.prefix, run_id, log.folded, with_steps=kind.with_steps)
-        return _FoldedRun(stamp=stamp, rows=kind.make(run_id, log.state))
+        return stamp, kind.make(run_id, log.state)
 
     def publish(self, kind: TableKind, builder: "PackBuilder", wanted: Collection[str]) -> _UsablePack | None:
         """Write a pack into the first home that can be written; None if neither can."""
         for home in self._homes:
             with suppress(StorageError, OSError), tempfile.TemporaryDirectory() as spool:
-                pack = builder.publish(home, _folder(kind.name), spool=Path(spool))
+                pack = builder.publish(home, f"tables/{kind.name}", spool=Path(spool))
                 current = frozenset(stamp.run_id for stamp in pack.runs)
                 if usable := self._open_pack(home, pack, current, wanted):
                     return usable
@@ -191,7 +184,7 @@ class TableCache:
                 before = read_index(home, index_key(kind.name))
                 write_index(home, index_key(kind.name), mine)
                 named = {packed.key for pack in (*before, *mine) for packed in pack.tables}
-                for key in set(home.keys(_folder(kind.name))) - named:
+                for key in set(home.keys(f"tables/{kind.name}")) - named:
                     home.delete(key)
 
     def each(self, ask: Callable[[Given], Answer], items: Iterable[Given]) -> Iterator[Answer]:
@@ -222,7 +215,7 @@ class _Gathering:
                 if isinstance(folded, UnreadableRun):
                     self.unreadable.append(folded)
                 elif folded is not None:
-                    self._add(folded)
+                    self._add(*folded)
 
     def close(self, old: Sequence[_UsablePack]) -> None:
         """Pack or keep the remaining rows, and update the indexes if there are new packs."""
@@ -234,13 +227,11 @@ class _Gathering:
         if self.packed:
             self._cache.list_packs(self._kind, [*old, *self.packed])
 
-    def _add(self, folded: _FoldedRun) -> None:
-        from storage.tables.table_pack import (
-            PackBuilder,  # importing Arrow takes time: only runs without a pack need it
-        )
+    def _add(self, stamp: RunStamp, rows: _RunRows) -> None:
+        from storage.tables.table_pack import PackBuilder  # Arrow loads slowly: only runs without a pack need it
 
         builder = self._builder = self._builder or PackBuilder(self._kind.tables)
-        builder.add(folded.stamp, folded.rows)
+        builder.add(stamp, rows)
         if builder.rows >= FULL_ROWS:
             self._pack(builder)
 
@@ -260,14 +251,3 @@ class _Gathering:
 def index_key(kind: str) -> str:
     """Return the key of the index of a kind of tables."""
     return f"tables/{kind}.json"
-
-
-def _folder(kind: str) -> str:
-    return f"tables/{kind}"
-
-
-def _worth_keeping(packs: list[_UsablePack]) -> list[_UsablePack]:
-    """Leave out packs that are mostly out of date, and small ones when there are many: their runs are packed again."""
-    current = [item for item in packs if 2 * len(item.current) >= len(item.pack.runs)]
-    big = [item for item in current if 4 * item.pack.rows >= FULL_ROWS]
-    return current if len(current) - len(big) <= MANY_PACKS else big

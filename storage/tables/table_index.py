@@ -6,9 +6,9 @@ An index of another version or with other bytes is ignored.
 from dataclasses import dataclass
 
 from storage.errors import StorageError
-from storage.logs.fold_cache import FoldedLog
 from storage.logs.log_entry import entry_name
 from storage.logs.run_entries import Placement
+from storage.logs.run_log import FoldedLog
 from storage.logs.step_log import step_log_key
 from storage.stores.document import decode, encode, sha256
 from storage.stores.object_store import ObjectStore
@@ -59,13 +59,13 @@ def read_index(store: ObjectStore, key: str) -> tuple[Pack, ...]:
         index = decode(store.read(key), _Index, where=key)
     except StorageError:
         return ()
-    sound = index.version == schema_digest() and index.packs_sha256 == _digest(index.packs)
+    sound = index.version == schema_digest() and index.packs_sha256 == sha256(encode(index.packs))
     return index.packs if sound else ()
 
 
 def write_index(store: ObjectStore, key: str, packs: tuple[Pack, ...]) -> None:
     """Overwrite the index; of two writers the last one wins and the other's packs are made again."""
-    store.write(key, encode(_Index(version=schema_digest(), packs_sha256=_digest(packs), packs=packs)))
+    store.write(key, encode(_Index(version=schema_digest(), packs_sha256=sha256(encode(packs)), packs=packs)))
 
 
 def stamp_run(store: ObjectStore, run_prefix: str, run_id: str, folded: FoldedLog, *, with_steps: bool) -> RunStamp:
@@ -96,7 +96,3 @@ def is_current(store: ObjectStore, run_prefix: str, stamp: RunStamp) -> bool:
         return stamp.steps_bytes is None or (store.size(steps_key) or 0) == stamp.steps_bytes
     except StorageError:
         return False
-
-
-def _digest(packs: tuple[Pack, ...]) -> str:
-    return sha256(encode(packs))

@@ -9,17 +9,16 @@ import pyarrow.parquet as parquet
 
 from storage.stores.object_store import ObjectStore
 from storage.stores.verified_object import describe_file, upload_file
-from storage.tables.run_tables import Column, columns
+from storage.tables.run_tables import columns
 from storage.tables.table_index import Pack, PackedTable, RunStamp
 
 _ROW_GROUP_ROWS = 122_880
-_TIME = pa.timestamp("us", tz="UTC")
 _TYPES: Mapping[str, pa.DataType] = {
     "VARCHAR": pa.string(),
     "BIGINT": pa.int64(),
     "DOUBLE": pa.float64(),
     "BOOLEAN": pa.bool_(),
-    "TIMESTAMP WITH TIME ZONE": _TIME,
+    "TIMESTAMP WITH TIME ZONE": pa.timestamp("us", tz="UTC"),
     "JSON": pa.dictionary(pa.int32(), pa.string()),
     "VARCHAR[]": pa.list_(pa.string()),
     "MAP(VARCHAR, DOUBLE)": pa.map_(pa.string(), pa.float64()),
@@ -30,16 +29,16 @@ _TYPES: Mapping[str, pa.DataType] = {
 def arrow_table(table: str, rows: Sequence[Any]) -> pa.Table:
     """Return the rows as an Arrow table, an empty one of the same types if there are none."""
     listed = columns(table)
-    arrays = [_array(column, [getattr(row, column.name) for row in rows]) for column in listed]
+    arrays = []
+    for column in listed:
+        values = [getattr(row, column.name) for row in rows]
+        if column.type.startswith("MAP"):
+            values = [None if value is None else sorted(value.items()) for value in values]
+        if column.type == "JSON":  # the attempts of a run repeat its configuration
+            arrays.append(pa.array(values, pa.string()).dictionary_encode())
+        else:
+            arrays.append(pa.array(values, _TYPES[column.type]))
     return pa.Table.from_arrays(arrays, names=[column.name for column in listed])
-
-
-def _array(column: Column, values: list[Any]) -> pa.Array:
-    if column.type.startswith("MAP"):
-        values = [None if value is None else sorted(value.items()) for value in values]
-    if column.type == "JSON":  # the attempts of a run repeat its configuration
-        return pa.array(values, pa.string()).dictionary_encode()
-    return pa.array(values, _TYPES[column.type])
 
 
 class PackBuilder:

@@ -10,8 +10,7 @@ from functools import partial
 from storage.checkpoints.sweep import SweepReport, sweep
 from storage.errors import IntegrityError
 from storage.logs.entry_log import this_writer
-from storage.logs.registry import Registry, RegistryState, list_aliases
-from storage.logs.registry_entries import Refused
+from storage.logs.registry import Refused, Registry, RegistryState, list_aliases
 from storage.logs.run_entries import CheckpointPinned, Placement
 from storage.logs.run_log import RunLog
 from tasks.configuration.settings import CheckpointConfig

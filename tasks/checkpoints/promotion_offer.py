@@ -10,8 +10,7 @@ from functools import partial
 
 from storage.checkpoints.checkpoint_pin import new_pin, pin_checkpoint, unpin_checkpoint
 from storage.logs.entry_log import this_writer
-from storage.logs.registry import Registry, RegistryState
-from storage.logs.registry_entries import Promoted, Refused
+from storage.logs.registry import Promoted, Refused, Registry, RegistryState
 from storage.logs.run_entries import CheckpointPinned, EvaluationRecorded
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState

@@ -9,8 +9,7 @@ from storage.errors import StorageError
 from storage.logs.run_entries import EvaluationRecorded
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
-from storage.logs.step_curve import splice
-from storage.logs.step_log import read_step_records
+from storage.logs.step_log import read_step_records, splice
 from storage.stores.document import decode
 from storage.stores.object_store import ObjectStore
 from tasks.policy.curve_statistics import Curve

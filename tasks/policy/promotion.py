@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from storage.logs.log_entry import CheckpointReference
-from storage.logs.registry import RegistryState
-from storage.logs.registry_entries import Promoted, Refused, RolledBack, SuiteReference
+from storage.logs.registry import Promoted, Refused, RegistryState, RolledBack, SuiteReference
 from storage.logs.run_entries import EvaluationRecorded
 from storage.logs.run_state import RunState
 

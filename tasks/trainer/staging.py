@@ -26,10 +26,9 @@ from storage.checkpoints.checkpoint import (
     stage_checkpoint,
     stage_share,
 )
-from storage.checkpoints.manifest import ManifestObject
+from storage.checkpoints.checkpoint_documents import ManifestObject, TrainerDocument
 from storage.checkpoints.shard_transfer import in_name_order
 from storage.checkpoints.tensor_record import TensorRecord, state_sha256
-from storage.checkpoints.trainer_document import TrainerDocument
 from storage.errors import StorageError
 from storage.stores.object_store import ObjectStore
 from tasks.attempt.store_retry import run_retry_policy

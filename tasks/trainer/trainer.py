@@ -16,7 +16,7 @@ from model.errors import NonFiniteLoss, TokenOutOfRange
 from model.training.determinism import choose_deterministic_kernels, make_deterministic
 from model.training.training_loop import StepObserver, StepResult, default_fetch_schedule, train_until
 from storage.checkpoints.checkpoint import checkpoint_target
-from storage.checkpoints.trainer_document import TrainerDocument, small_tensor
+from storage.checkpoints.checkpoint_documents import TrainerDocument, small_tensor
 from storage.logs.run_log import run_prefix
 from storage.stores.open_store import open_store
 from tasks.trainer.fault_injection import FaultKind, FaultPlan, inject_process_fault

@@ -23,9 +23,9 @@ from typing import Any
 from reports.queries.run_query import answer_query
 from reports.queries.sql_rows import make_log_rows
 from storage.logs.entry_log import ReadEntry
-from storage.logs.fold_cache import FoldedLog, write_fold
 from storage.logs.log_entry import FORMAT_VERSION, Entry, Writer, entry_name
 from storage.logs.run_entries import CheckpointCommitted, Decision, Placement, RunOpened
+from storage.logs.run_log import FoldedLog, write_fold
 from storage.logs.run_state import AttemptRecord, CheckpointRecord, RunState
 from storage.stores.document import encode, sha256
 from storage.stores.local_store import LocalStore

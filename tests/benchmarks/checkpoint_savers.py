@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from model.training.train_state import TrainState
 from storage.checkpoints.checkpoint import StagedCheckpoint, checkpoint_prefix, checkpoint_target, commit_checkpoint
-from storage.checkpoints.trainer_document import TrainerDocument, small_tensor
+from storage.checkpoints.checkpoint_documents import TrainerDocument, small_tensor
 from storage.logs.log_entry import CheckpointReference
 from storage.logs.run_log import RunLog
 from storage.stores.object_store import ObjectStore

@@ -174,7 +174,7 @@ def train(case: MemoryCase, folder: Path) -> Measured:
 
 def _checkpoint(tensors: Any, cursor: int) -> Any:
     from storage.checkpoints.checkpoint import checkpoint_target
-    from storage.checkpoints.trainer_document import TrainerDocument, small_tensor
+    from storage.checkpoints.checkpoint_documents import TrainerDocument, small_tensor
     from tasks.trainer.staging import HostCheckpoint
     from tasks.trainer.tensor_exchange import to_group
 

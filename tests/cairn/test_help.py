@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from cairn.cli.app import EXAMPLES, app, help_groups
+from cairn.cli.app import EXAMPLES, app
 from cairn.cli.command import run_command
 
 VERBS = sorted(name for name in app if not name.startswith("-"))
-NAMED = sorted(verb for _, verbs in help_groups() for verb in verbs)
 
 
 def helped(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -42,10 +41,6 @@ def test_the_examples_of_a_verb_name_options_that_it_has(capsys: pytest.CaptureF
 
 def test_no_example_is_wider_than_a_terminal() -> None:
     assert [line for lines in EXAMPLES.values() for line in lines if len(line) > 78] == []
-
-
-def test_every_verb_has_its_group() -> None:
-    assert [verb for verb in VERBS if verb not in NAMED] == []
 
 
 def test_the_list_of_verbs_says_where_to_start(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from reports.pages.markdown import markdown_table, markdown_text
 from reports.queries.display_tables import Table, budgets_table, receipts_table
 from reports.queries.receipts import read_receipts
 from reports.queries.run_status import read_status
-from storage.logs.registry_entries import Promoted
+from storage.logs.registry import Promoted
 from tasks.text.output import print_document, print_facts, print_table, say
 from tasks.text.sanitize import sanitize, sanitize_json
 from tests.fabricated_run import FabricatedRun

@@ -14,8 +14,7 @@ from reports.queries.alias_history import list_decisions, list_promotions
 from storage.checkpoints.checkpoint import quarantine_checkpoint
 from storage.errors import IntegrityError
 from storage.logs.log_entry import Writer
-from storage.logs.registry import Registry
-from storage.logs.registry_entries import Promoted
+from storage.logs.registry import Promoted, Registry
 from storage.stores.document import encode
 from storage.stores.local_store import LocalStore
 from tasks.attempt.shutdown_signal import ShutdownSignal

@@ -13,8 +13,7 @@ import pytest
 
 from cairn.cli.command import run_command
 from cairn.operations.checkpoint_following import CheckpointFollower
-from cairn.operations.sample_request import SampleRequest, read_prompt
-from cairn.operations.text_sampling import RunSampler, show_text
+from cairn.operations.text_sampling import RunSampler, SampleRequest, read_prompt, show_text
 from storage.errors import IntegrityError, StoreRefused, StoreUnavailable
 from storage.logs.log_entry import CheckpointReference
 from storage.logs.run_log import RunLog

@@ -18,8 +18,7 @@ from reports.queries.evaluations import list_evaluations
 from reports.queries.queried_runs import find_tables
 from reports.queries.receipts import read_receipts
 from reports.queries.run_query import answer_query
-from storage.logs.registry import Registry
-from storage.logs.registry_entries import Refused, RolledBack
+from storage.logs.registry import Refused, Registry, RolledBack
 from storage.logs.run_entries import DataQuarantined
 from storage.logs.step_log import StepRecord, step_log_key
 from storage.stores.document import encode, sha256

@@ -16,8 +16,7 @@ from reports.queries.run_lookup import configuration_of
 from storage.errors import StorageError
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState, fold
-from storage.logs.step_curve import splice
-from storage.logs.step_log import read_step_records
+from storage.logs.step_log import read_step_records, splice
 from storage.stores.object_store import ObjectStore
 from tests.chaos.environment import Environment, Started
 from tests.chaos.faults import LIES_IN_WAIT, REASONS, InjectedFault

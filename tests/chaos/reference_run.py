@@ -15,7 +15,7 @@ from model.training.training_loop import StepObserver, StepResult, train_until
 from model.training.training_step import StepInputs
 from storage.checkpoints.tensor_record import state_sha256
 from storage.logs.run_state import RunState
-from storage.logs.step_curve import StepPoint
+from storage.logs.step_log import StepPoint
 from storage.snapshots.data_snapshot import open_snapshot
 from storage.stores.object_store import ObjectStore
 from tasks.configuration.run_configuration import RunConfig

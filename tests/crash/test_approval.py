@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from storage.logs.registry import Registry, RegistryState
-from storage.logs.registry_entries import Promoted
+from storage.logs.registry import Promoted, Registry, RegistryState
 from tests.crash.training_command import Command
 from tests.crash.victims import kill_flow, wait_for
 

@@ -22,9 +22,9 @@ from storage.checkpoints.checkpoint import StagedCheckpoint
 from storage.checkpoints.sweep import Verdict
 from storage.errors import ObjectMissing, StoreUnavailable
 from storage.logs.entry_log import EntryLog, ReadEntry
-from storage.logs.fold_cache import FoldedLog
 from storage.logs.log_entry import FORMAT_VERSION, CheckpointReference, Entry, decode_entry, entry_name
 from storage.logs.run_entries import CheckpointCommitted
+from storage.logs.run_log import FoldedLog
 from storage.logs.run_state import RunState
 from storage.stores.document import decode, encode, sha256
 from storage.stores.memory_store import MemoryStore

@@ -32,8 +32,7 @@ from storage.checkpoints.checkpoint import (
 from storage.errors import AppendUnknown, Fenced, IntegrityError, StorageError
 from storage.logs.heartbeat import Heartbeat, write_heartbeat
 from storage.logs.log_entry import CheckpointReference, Writer
-from storage.logs.registry import Registry
-from storage.logs.registry_entries import SuiteReference
+from storage.logs.registry import Registry, SuiteReference
 from storage.logs.run_entries import AttemptStarted, EvaluationFailed, Placement, RunFinished
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState

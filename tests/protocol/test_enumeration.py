@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.logs.registry_entries import MODEL_KINDS
+from storage.logs.registry import MODEL_KINDS
 from storage.logs.run_entries import RUN_KINDS
 from storage.stores.object_store import ObjectStore
 from tests.protocol.enumeration import all_cases, operations, run_case

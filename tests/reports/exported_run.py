@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import msgspec
 
 from storage.logs.run_state import RunState
-from storage.logs.step_curve import splice
-from storage.logs.step_log import StepRecord, read_step_records, step_log_key
+from storage.logs.step_log import StepRecord, read_step_records, splice, step_log_key
 from storage.stores.object_store import ObjectStore
 from tests.fabricated_run import FabricatedRun, fabricate
 

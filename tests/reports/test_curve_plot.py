@@ -20,8 +20,7 @@ from reports.plots.curve_plot import draw_png, draw_svg
 from reports.plots.curve_reduction import Series, smooth, thin_out
 from reports.plots.plot_axis import PlotAxis
 from reports.plots.run_curves import HeldOutPoint, Interruption, PromotedPoint, Replay, RunCurves, RunEnd, gather_curves
-from storage.logs.step_curve import StepPoint
-from storage.logs.step_log import StepRecord, step_log_key
+from storage.logs.step_log import StepPoint, StepRecord, step_log_key
 from storage.stores.object_store import ObjectStore
 from tasks.policy.termination import TerminationReason
 

@@ -8,13 +8,12 @@ import pytest
 
 from reports.queries.sql_rows import make_attempt_row, make_log_rows, make_run_row, make_step_rows, make_unreadable_row
 from storage.logs.log_entry import CheckpointReference
-from storage.logs.registry_entries import Promoted, RolledBack
+from storage.logs.registry import Promoted, RolledBack
 from storage.logs.run_entries import CheckpointSuperseded, RunFinished
 from storage.logs.run_state import RunState, fold
 from storage.logs.step_log import StepRecord
 from storage.tables import run_tables
-from storage.tables.promotion_rows import promotion_rows
-from storage.tables.run_tables import ROWS, columns
+from storage.tables.run_tables import ROWS, columns, promotion_rows
 from storage.tables.table_pack import arrow_table
 from tests.entries import NOON, ended, evaluated, started
 from tests.storage.builders import committed, entry, opened

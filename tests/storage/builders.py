@@ -19,8 +19,8 @@ from storage.checkpoints.checkpoint import (
     stage_checkpoint,
 )
 from storage.checkpoints.checkpoint import verify_checkpoint as verify
+from storage.checkpoints.checkpoint_documents import TrainerDocument, small_tensor
 from storage.checkpoints.tensor_record import TensorRecord
-from storage.checkpoints.trainer_document import TrainerDocument, small_tensor
 from storage.logs.entry_log import EntryLog, ReadEntry
 from storage.logs.log_entry import FORMAT_VERSION, Entry, entry_name
 from storage.logs.run_entries import RUN_KINDS, AttemptEnded, CheckpointCommitted, RunOpened

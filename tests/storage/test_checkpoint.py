@@ -14,7 +14,7 @@ from storage.checkpoints.checkpoint import (
     stage_checkpoint,
     verify_checkpoint,
 )
-from storage.checkpoints.manifest import Manifest, ManifestObject, decode_manifest
+from storage.checkpoints.checkpoint_documents import Manifest, ManifestObject, decode_manifest
 from storage.checkpoints.tensor_record import TensorRecord
 from storage.checkpoints.tensor_shard import parse_shard
 from storage.errors import IntegrityError, NothingReadable

@@ -7,8 +7,8 @@ import pytest
 
 from storage.errors import IntegrityError, StoreUnavailable
 from storage.logs import run_log as run_log_module
-from storage.logs.fold_cache import FoldedLog, write_fold
 from storage.logs.log_entry import entry_name
+from storage.logs.run_log import FoldedLog, write_fold
 from storage.logs.run_state import RunState, fold
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from storage.checkpoints.checkpoint import load_checkpoint, read_manifest
-from storage.checkpoints.manifest import Manifest, ManifestObject
+from storage.checkpoints.checkpoint_documents import Manifest, ManifestObject
 from storage.checkpoints.sweep import SweepPlan, Verdict, sweep
 from storage.errors import IntegrityError, StorageError
 from storage.logs.entry_log import EntryLog

@@ -14,12 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.checkpoints.manifest import Manifest, ManifestObject, decode_manifest
-from storage.checkpoints.trainer_document import TrainerDocument
+from storage.checkpoints.checkpoint_documents import Manifest, ManifestObject, TrainerDocument, decode_manifest
 from storage.errors import IntegrityError
 from storage.logs.heartbeat import Heartbeat
 from storage.logs.log_entry import decode_entry
-from storage.logs.registry_entries import MODEL_KINDS, Promoted
+from storage.logs.registry import MODEL_KINDS, Promoted
 from storage.logs.run_entries import RUN_KINDS
 from storage.logs.run_state import RunState, fold
 from storage.snapshots.snapshot_manifest import (

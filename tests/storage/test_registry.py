@@ -6,8 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from storage.errors import StorageError
-from storage.logs.registry import Registry, RegistryState, list_aliases
-from storage.logs.registry_entries import Promoted, Refused, RolledBack
+from storage.logs.registry import Promoted, Refused, Registry, RegistryState, RolledBack, list_aliases
 from storage.stores.object_store import ObjectStore
 
 

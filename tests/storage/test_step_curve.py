@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from storage.logs.log_entry import CheckpointReference
 from storage.logs.run_state import AttemptRecord
-from storage.logs.step_curve import splice
-from storage.logs.step_log import StepRecord
+from storage.logs.step_log import StepRecord, splice
 from tests import entries
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

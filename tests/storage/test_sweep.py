@@ -18,8 +18,7 @@ from storage.checkpoints.sweep import SweepReport, sweep
 from storage.errors import IntegrityError, StorageError
 from storage.logs.entry_log import EntryLog
 from storage.logs.log_entry import CheckpointReference
-from storage.logs.registry import Registry
-from storage.logs.registry_entries import MODEL_KINDS, Promoted, RolledBack
+from storage.logs.registry import MODEL_KINDS, Promoted, Registry, RolledBack
 from storage.logs.run_entries import CheckpointPinned, CheckpointQuarantined, Placement
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState

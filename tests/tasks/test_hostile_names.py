@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from model.errors import InvalidInput
-from storage.checkpoints.manifest import ManifestObject
+from storage.checkpoints.checkpoint_documents import ManifestObject
 from storage.errors import StorageError
 from storage.logs.registry import Registry
 from storage.logs.run_log import RunLog, run_prefix

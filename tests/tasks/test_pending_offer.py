@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from storage.logs.log_entry import CheckpointReference
-from storage.logs.registry import Registry
-from storage.logs.registry_entries import Refused
+from storage.logs.registry import Refused, Registry
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore
 from tasks.checkpoints.promotion_offer import pending_offer

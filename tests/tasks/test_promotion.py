@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from storage.logs.log_entry import CheckpointReference
-from storage.logs.registry import RegistryState
-from storage.logs.registry_entries import Promoted, Refused, RolledBack, SuiteReference
+from storage.logs.registry import Promoted, Refused, RegistryState, RolledBack, SuiteReference
 from storage.logs.run_entries import CurveVerdict, EvaluationRecorded
 from tasks.policy.promotion import (
     GATES,

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.logs.registry import ModelDecision, Registry, RegistryState
-from storage.logs.registry_entries import Promoted, Refused, SuiteReference
+from storage.logs.registry import ModelDecision, Promoted, Refused, Registry, RegistryState, SuiteReference
 from storage.logs.run_log import RunLog
 from storage.stores.local_store import LocalStore
 from storage.stores.memory_store import MemoryStore

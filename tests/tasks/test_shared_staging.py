@@ -20,7 +20,7 @@ from storage.checkpoints.checkpoint import (
     stage_checkpoint,
     stage_share,
 )
-from storage.checkpoints.trainer_document import TrainerDocument, small_tensor
+from storage.checkpoints.checkpoint_documents import TrainerDocument, small_tensor
 from storage.logs.log_entry import CheckpointReference
 from storage.stores.local_store import LocalStore
 from tasks.trainer.staging import SharedStaging, assign_writers

@@ -14,8 +14,8 @@ from model.configuration.network import ModelConfig
 from model.configuration.training import TrainingConfig
 from model.training.train_state import NamedTensor, TrainState
 from storage.checkpoints.checkpoint import checkpoint_target, load_checkpoint
+from storage.checkpoints.checkpoint_documents import TrainerDocument, small_tensor
 from storage.checkpoints.tensor_record import state_sha256
-from storage.checkpoints.trainer_document import TrainerDocument, small_tensor
 from storage.logs.log_entry import CheckpointReference
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import WrittenObject
