@@ -91,12 +91,6 @@ class SampleOrder:
             if bad == component.window_count:
                 raise InvalidInput(f"quarantined holds all {bad} windows of {span}; at least one must be left to train")
 
-    def cursor_of(self, step: int) -> int:
-        """Return the number of samples drawn when `step` steps are complete."""
-        if step < 0:
-            raise InvalidInput(f"step={step} must not be negative")
-        return step * self.global_batch
-
     def windows_of(self, step: int) -> NDArray[np.int64]:
         """Return the windows (global_batch,) of the batch drawn when `step` steps are complete."""
         row: NDArray[np.int64] = self.windows_between(step, step + 1)[0]
@@ -104,7 +98,9 @@ class SampleOrder:
 
     def windows_between(self, step: int, end_step: int) -> NDArray[np.int64]:
         """Return the batches (end_step - step, global_batch) of the steps from `step` on, cheaper than one by one."""
-        draws = np.arange(self.cursor_of(step), self.cursor_of(end_step), dtype=np.int64)
+        if step < 0:
+            raise InvalidInput(f"step={step} must not be negative")
+        draws = np.arange(step * self.global_batch, end_step * self.global_batch, dtype=np.int64)
         chosen, own = split_draws(draw_shares([component.weight for component in self.components]), draws)
         windows = np.empty_like(draws)
         for number in np.unique(chosen).tolist():

@@ -21,9 +21,6 @@ class Probe:
     sample_tokens: int
     prompt_ids: Sequence[int]
     decode: Callable[[Sequence[int]], str]
-    temperature: float = 0.8
-    top_k: int | None = 50
-    seed: int = 0
 
     def __post_init__(self) -> None:
         if self.every_steps < 1:
@@ -41,12 +38,5 @@ class Probe:
         loss, _ = held_out_loss(model, self.windows, batches=self.batches, batch_size=self.batch_size)
         if self.sample_tokens == 0:
             return loss, None
-        ids = generate(
-            model,
-            self.prompt_ids,
-            new_tokens=self.sample_tokens,
-            temperature=self.temperature,
-            top_k=self.top_k,
-            seed=self.seed,
-        )
+        ids = generate(model, self.prompt_ids, new_tokens=self.sample_tokens, temperature=0.8, top_k=50)
         return loss, self.decode(ids)

@@ -20,7 +20,6 @@ Group = Literal["weights", "optimizer", "trainer"]
 
 WEIGHT_PREFIX = "model."
 """Prefix of every parameter's name in the "weights" group of a train state."""
-OPTIMIZER_FIELDS = ("exp_avg", "exp_avg_sq", "step")
 CUDA_GENERATOR = "rng.cuda"
 """The only optional name in a checkpoint: it exists only on CUDA, and a run may change its device."""
 
@@ -90,7 +89,7 @@ class TrainState:
 
     @property
     def cursor(self) -> int:
-        """Samples drawn so far, equal to SampleOrder.cursor_of(step)."""
+        """Samples drawn so far."""
         return self.step * self.global_batch
 
     def live_tensors(self) -> tuple[NamedTensor, ...]:
@@ -137,7 +136,7 @@ class TrainState:
         for name, parameter in self.model.named_parameters():
             yield f"{WEIGHT_PREFIX}{name}", "weights", parameter
             moments = self.optimizer.state[parameter]
-            for moment in OPTIMIZER_FIELDS:
+            for moment in ("exp_avg", "exp_avg_sq", "step"):
                 yield f"optimizer.{name}.{moment}", "optimizer", moments[moment]
         yield "step", "trainer", torch.tensor(self.step, dtype=torch.int64)
         yield "cursor", "trainer", torch.tensor(self.cursor, dtype=torch.int64)

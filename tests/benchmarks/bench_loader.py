@@ -22,6 +22,8 @@ from model.data.batch_loader import BatchLoader, gather_batch
 from model.data.sample_order import SampleOrder
 from model.data.source_mixture import Component
 from model.data.token_windows import TokenWindows
+from model.estimates.numerics import choose_numerics
+from model.estimates.utilization import measure_machine
 from model.training.determinism import make_deterministic
 from model.training.train_state import TrainState
 from model.training.training_step import StepInputs, take_step
@@ -157,11 +159,13 @@ def main() -> None:
     given = arguments.parse_args()
     config = load_configuration(given.config, overrides=given.set, environment={})
     make_deterministic(seed=1, threads=given.threads)
+    trained = config.training.model_copy(update={"steps": NEVER, "warmup_steps": 0, "device": given.device})
+    numerics = choose_numerics(trained, config.model, measure_machine())
     with tempfile.TemporaryDirectory() as folder:
         windows = TokenWindows(mapped_shards(Path(folder)), config.model.block_size, VOCAB)
         setting = Setting(
             model=config.model,
-            training=config.training.model_copy(update={"steps": NEVER, "warmup_steps": 0}),
+            training=trained.model_copy(update={"precision": numerics.precision, "kernels": numerics.kernels}),
             windows=windows,
             device=torch.device(given.device),
         )

@@ -68,10 +68,6 @@ def test_the_global_batch_only_cuts_one_stream_of_draws():
     assert np.array_equal(draws(SampleOrder(**SIZES), 10), draws(SampleOrder(**{**SIZES, "global_batch": 10}), 7))
 
 
-def test_the_cursor_counts_draws():
-    assert [SampleOrder(**SIZES).cursor_of(step) for step in (0, 1, 30)] == [0, 7, 210]
-
-
 @settings(max_examples=40, deadline=None)
 @given(st.frozensets(st.integers(0, 49), max_size=49))
 def test_a_quarantined_window_is_never_drawn(quarantined):
@@ -158,7 +154,7 @@ def test_a_far_step_is_drawn_as_a_cut_of_the_same_stream(order, step):
     one_by_one = SampleOrder(
         window_count=order.window_count, seed=order.seed, global_batch=1, components=order.components
     )
-    first = order.cursor_of(step)
+    first = step * order.global_batch
     expected = [int(one_by_one.windows_of(draw)[0]) for draw in range(first, first + order.global_batch)]
     assert order.windows_of(step).tolist() == expected
 

@@ -101,7 +101,7 @@ def test_the_trainer_group_holds_step_cursor_and_generator(tiny_run):
     run.train(4)
     trainer = {named.name: named.tensor for named in run.state.named_tensors() if named.group == "trainer"}
     assert set(trainer) == {"step", "cursor", "rng.cpu"}
-    assert (int(trainer["step"]), int(trainer["cursor"])) == (4, run.order.cursor_of(4))
+    assert (int(trainer["step"]), int(trainer["cursor"])) == (4, 4 * run.order.global_batch)
 
 
 def test_an_fp16_state_holds_its_scaler(tiny_run):
