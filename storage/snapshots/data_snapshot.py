@@ -12,8 +12,7 @@ from storage.errors import IntegrityError, ObjectMissing, SnapshotDamaged
 from storage.snapshots.document_index import SplitName
 from storage.snapshots.snapshot_cache import DEFAULT_CACHE_BYTES, SnapshotCache, cache_bytes
 from storage.snapshots.snapshot_manifest import SnapshotManifest, SnapshotObject
-from storage.snapshots.token_shard import SHARD_SUFFIX, count_tokens
-from storage.snapshots.verified_shard import VerifiedShard
+from storage.snapshots.token_shard import SHARD_SUFFIX, VerifiedShard, count_tokens
 from storage.stores.document import decode, encode, sha256
 from storage.stores.object_store import ObjectStore
 from storage.stores.verified_object import ExpectedObject, describe_file, find_problem, upload_file
@@ -21,8 +20,6 @@ from storage.stores.verified_object import ExpectedObject, describe_file, find_p
 TOKENIZER = "tokenizer.json"
 DOCUMENTS = "documents.parquet"
 REJECTED = "rejected.parquet"
-EAGER_BYTES = 64 * 1024 * 1024
-_ID_CHARACTERS = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +29,6 @@ class OpenSnapshot:
     A row raises SnapshotDamaged at its first use if its shard is damaged. `train_files` are the shards on this machine.
     """
 
-    snapshot_id: str
     manifest: SnapshotManifest
     tokenizer_json: str
     train: tuple[VerifiedShard, ...]
@@ -45,8 +41,11 @@ def publish_snapshot(store: ObjectStore, folder: Path, manifest: SnapshotManifes
 
     Idempotent, also when two processes run it at once. Raises IntegrityError if the store has other bytes.
     """
-    paths = sorted(path for path in folder.iterdir() if path.is_file())
-    full = replace(manifest, objects=tuple(_describe(path) for path in paths))
+    objects = list[SnapshotObject]()
+    for path in sorted(path for path in folder.iterdir() if path.is_file()):
+        found, tokens = describe_file(path), count_tokens(path) if path.suffix == SHARD_SUFFIX else None
+        objects.append(SnapshotObject(key=path.name, bytes=found.bytes, sha256=found.sha256, tokens=tokens))
+    full = replace(manifest, objects=tuple(objects))
     data = encode(full)
     snapshot_id = sha256(data)
     marker = _key(snapshot_id, "snapshot.json")
@@ -74,7 +73,7 @@ def read_manifest(store: ObjectStore, snapshot_id: str) -> SnapshotManifest:
 def list_snapshots(store: ObjectStore) -> tuple[str, ...]:
     """Return the ids of the store's snapshots, sorted, incomplete ones included."""
     names = (key.rpartition("/")[2] for key in store.folders("data"))
-    return tuple(name for name in names if len(name) == _ID_CHARACTERS)
+    return tuple(name for name in names if len(name) == 64)
 
 
 def find_damaged_objects(store: ObjectStore, snapshot_id: str) -> tuple[SnapshotObject, ...]:
@@ -93,10 +92,9 @@ def replace_object(store: ObjectStore, snapshot_id: str, item: SnapshotObject, p
     """Upload `path` over a damaged object; raises SnapshotDamaged, before that, if the file is a different one."""
     found = describe_file(path)
     if (found.bytes, found.sha256) != (item.bytes, item.sha256):
-        raise SnapshotDamaged(
-            f"{_key(snapshot_id, item.key)}: damaged, and its sources give other bytes now: "
-            f"sha256 {found.sha256[:12]}… instead of {item.sha256[:12]}…"
-        )
+        difference = f"sha256 {found.sha256[:12]}… instead of {item.sha256[:12]}…"
+        where = _key(snapshot_id, item.key)
+        raise SnapshotDamaged(f"{where}: damaged, and its sources give other bytes now: {difference}")
     _upload(store, _key(snapshot_id, item.key), path, item)
 
 
@@ -110,8 +108,7 @@ class SnapshotFiles:
         self, store: ObjectStore, snapshot_id: str, cache_dir: Path, *, limit_bytes: int | None = None
     ) -> None:
         """Read the manifest; `limit_bytes` bounds the cache, by default CAIRN_CACHE_BYTES."""
-        self.manifest = read_manifest(store, snapshot_id)
-        self.snapshot_id = snapshot_id
+        self.manifest, self.snapshot_id = read_manifest(store, snapshot_id), snapshot_id
         self._store, self._verified = store, dict[str, Path]()
         limit = cache_bytes(os.environ) if limit_bytes is None else limit_bytes
         self._cache = SnapshotCache(cache_dir, limit_bytes=limit)
@@ -130,13 +127,17 @@ class SnapshotFiles:
 
     def shards(self, split: SplitName) -> tuple[VerifiedShard, ...]:
         """Return the shards of a split in order; raises IntegrityError if their tokens are not the manifest's."""
-        shards = tuple(self._shard(item) for item in self._shard_objects(split))
+        shards = list[VerifiedShard]()
+        for item in self._shard_objects(split):
+            where, fetch = _key(self.snapshot_id, item.key), partial(self.path, item.key)
+            if item.tokens is None:
+                raise IntegrityError(f"{where}: the manifest does not say how many tokens it holds")
+            shards.append(VerifiedShard(fetch, self.manifest.shard_schema, tokens=item.tokens, where=where))
         found, expected = sum(map(len, shards)), self.manifest.split(split).tokens
         if found != expected:
-            raise IntegrityError(
-                f"data/{self.snapshot_id}: {split} shards hold {found} tokens, the manifest says {expected}"
-            )
-        return shards
+            problem = f"{split} shards hold {found} tokens, the manifest says {expected}"
+            raise IntegrityError(f"data/{self.snapshot_id}: {problem}")
+        return tuple(shards)
 
     def local_shards(self, split: SplitName) -> tuple[Path, ...]:
         """Return the files of those shards of a split that are on this machine."""
@@ -147,20 +148,13 @@ class SnapshotFiles:
     def _shard_objects(self, split: SplitName) -> list[SnapshotObject]:
         return [self._objects[name] for name in sorted(self._objects) if name.startswith(f"{split}-")]
 
-    def _shard(self, item: SnapshotObject) -> VerifiedShard:
-        where = _key(self.snapshot_id, item.key)
-        if item.tokens is None:
-            raise IntegrityError(f"{where}: the manifest does not say how many tokens it holds")
-        schema = self.manifest.shard_schema
-        return VerifiedShard(partial(self.path, item.key), schema, tokens=item.tokens, where=where)
-
 
 def open_snapshot(
     store: ObjectStore,
     snapshot_id: str,
     cache_dir: Path,
     *,
-    eager_bytes: int = EAGER_BYTES,
+    eager_bytes: int = 64 * 1024 * 1024,
     limit_bytes: int | None = None,
 ) -> OpenSnapshot:
     """Open a snapshot; no byte of it is used before it is verified. Raises SnapshotDamaged.
@@ -176,7 +170,6 @@ def open_snapshot(
         for shard in (*train, *val):
             shard.tokens()
     return OpenSnapshot(
-        snapshot_id=snapshot_id,
         manifest=files.manifest,
         tokenizer_json=files.path(TOKENIZER).read_text(encoding="utf-8"),
         train=train,
@@ -191,12 +184,6 @@ def _key(snapshot_id: str, name: str) -> str:
 
 def _expected(snapshot_id: str, item: SnapshotObject) -> ExpectedObject:
     return ExpectedObject(key=_key(snapshot_id, item.key), bytes=item.bytes, sha256=item.sha256)
-
-
-def _describe(path: Path) -> SnapshotObject:
-    found = describe_file(path)
-    tokens = count_tokens(path) if path.suffix == SHARD_SUFFIX else None
-    return SnapshotObject(key=path.name, bytes=found.bytes, sha256=found.sha256, tokens=tokens)
 
 
 def _upload(store: ObjectStore, key: str, path: Path, item: SnapshotObject) -> None:

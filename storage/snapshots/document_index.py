@@ -7,14 +7,13 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as compute
 import pyarrow.parquet as parquet
-from numpy.typing import NDArray
 
 from storage.errors import IntegrityError
 
@@ -66,27 +65,21 @@ class RowWriter:
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self._schema, self._pending = schema, list[tuple[Any, ...]]()
         self._writer = parquet.ParquetWriter(path, schema, compression="zstd")
-        self.metadata: dict[str, str] = {}
 
-    def __enter__(self) -> "RowWriter":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is None:  # after an error the file stays incomplete
                 self._flush()
-                self._writer.add_key_value_metadata(self.metadata)
+                self._writer.add_key_value_metadata(self._metadata())
         finally:
             self._writer.close()
 
-    @property
-    def is_at_group_start(self) -> bool:
-        """Whether the next row begins a row group."""
-        return not self._pending
-
-    def append(self, record: object) -> None:
+    def append(self, row: Any) -> None:
         """Add a record whose fields are the columns."""
-        self._pending.append(tuple(getattr(record, name) for name in self._schema.names))
+        self._pending.append(tuple(getattr(row, name) for name in self._schema.names))
         if len(self._pending) == ROW_GROUP_ROWS:
             self._flush()
 
@@ -97,30 +90,28 @@ class RowWriter:
             self._writer.write_batch(pa.record_batch(arrays, schema=self._schema))
             self._pending.clear()
 
+    def _metadata(self) -> dict[str, str]:
+        return {}
 
-class DocumentIndexWriter:
+
+class DocumentIndexWriter(RowWriter):
     """Context manager that writes the document index; rows must come in the token order of each split."""
 
     def __init__(self, path: Path) -> None:
-        self._rows = RowWriter(path, _DOCUMENT_SCHEMA)
-        self._tokens = dict.fromkeys(SPLITS, 0)
-        self._starts: list[tuple[int, ...]] = []
+        super().__init__(path, _DOCUMENT_SCHEMA)
+        self._tokens, self._starts = dict.fromkeys(SPLITS, 0), list[tuple[int, ...]]()
 
-    def __enter__(self) -> "DocumentIndexWriter":
-        return self
-
-    def __exit__(self, *raised: Any) -> None:
-        self._rows.metadata = {STARTS: msgspec.json.encode(self._starts).decode()}
-        self._rows.__exit__(*raised)
+    def _metadata(self) -> dict[str, str]:
+        return {STARTS: msgspec.json.encode(self._starts).decode()}
 
     def append(self, row: DocumentRow) -> None:
         """Add the next document; raises ValueError for a split that is neither train nor val."""
         if row.split not in SPLITS:
             raise ValueError(f"split = {row.split!r}: must be one of {', '.join(SPLITS)}")
-        if self._rows.is_at_group_start:
+        if not self._pending:
             self._starts.append(tuple(self._tokens[split] for split in SPLITS))
         self._tokens[row.split] += row.tokens
-        self._rows.append(row)
+        super().append(row)
 
 
 def write_rejected(path: Path) -> RowWriter:
@@ -145,12 +136,15 @@ def documents_between(path: Path, split: SplitName, start: int, stop: int) -> It
         with parquet.ParquetFile(path, memory_map=True) as index:
             group, position = _first_group(index, split, start)
             while position < stop and group < index.num_row_groups:
-                sizes = _tokens_of(index, group, split)
+                columns = index.read_row_group(group, columns=["tokens", "split"])
+                is_wanted = compute.equal(columns["split"], split).to_numpy(zero_copy_only=False)
+                sizes = np.where(is_wanted, columns["tokens"].to_numpy(), 0)
                 ends = position + np.cumsum(sizes)
                 wanted = np.flatnonzero((sizes > 0) & (ends > start) & (ends - sizes < stop))
                 if len(wanted):
-                    for row, end in zip(_rows_of(index, group, wanted), ends[wanted].tolist(), strict=True):
-                        yield DocumentPlace(row=row, first_token=end - row.tokens)
+                    rows = index.read_row_group(group).take(wanted).to_pylist()
+                    for row, end in zip(rows, ends[wanted].tolist(), strict=True):
+                        yield DocumentPlace(row=DocumentRow(**row), first_token=end - row["tokens"])
                 position, group = position + int(sizes.sum()), group + 1
     except (pa.ArrowException, OSError, TypeError, KeyError, msgspec.DecodeError) as error:
         raise IntegrityError(f"{path}: not a readable document index: {error}") from error
@@ -162,15 +156,3 @@ def _first_group(index: parquet.ParquetFile, split: SplitName, token: int) -> tu
     starts = [start[SPLITS.index(split)] for start in msgspec.json.decode(listed, type=list[tuple[int, int]])]
     group = max(0, bisect_right(starts, token) - 1)
     return group, starts[group] if starts else 0
-
-
-def _tokens_of(index: parquet.ParquetFile, group: int, split: SplitName) -> NDArray[np.int64]:
-    """Return the tokens (R,) of each row of a row group, 0 for rows of the other split."""
-    table = index.read_row_group(group, columns=["tokens", "split"])
-    is_wanted = compute.equal(table["split"], split).to_numpy(zero_copy_only=False)
-    return np.where(is_wanted, table["tokens"].to_numpy(), 0)
-
-
-def _rows_of(index: parquet.ParquetFile, group: int, rows: NDArray[np.int64]) -> Iterator[DocumentRow]:
-    for fields in index.read_row_group(group).take(rows).to_pylist():
-        yield DocumentRow(**fields)

@@ -26,9 +26,7 @@ _TEMPORARY = re.compile(r"\.([0-9a-f]{32})-[0-9a-f]{32}\Z")
 
 def cache_bytes(environment: Mapping[str, str]) -> int:
     """Return the cache's bound in bytes; raises StorageError if CAIRN_CACHE_BYTES is not a number."""
-    given = environment.get(VARIABLE, "").strip()
-    if not given:
-        return DEFAULT_CACHE_BYTES
+    given = environment.get(VARIABLE, "").strip() or str(DEFAULT_CACHE_BYTES)
     if not (given.isascii() and given.isdigit()):
         raise StorageError(f"{VARIABLE} = {given!r}: must be a whole number of bytes, 0 or more")
     return int(given)
@@ -51,7 +49,11 @@ class SnapshotCache:
         if own is not None:
             check_object(store, expected)
             return own
-        path, temporary = self._folder / expected.sha256, self._take_lease(expected.sha256)
+        path = self._folder / expected.sha256
+        with self._lock, _lock_folder(self._folder):
+            self._lease = self._lease or _Lease(self._folder / _LEASES)
+            self._lease.add(expected.sha256)
+            temporary = self._folder / f".{self._lease.name}-{uuid.uuid4().hex}"
         if _is_intact(path, expected):
             with suppress(FileNotFoundError):  # the folder may be emptied by hand
                 os.utime(path)
@@ -68,17 +70,10 @@ class SnapshotCache:
     def drop_damaged(self, expected: ExpectedObject) -> bool:
         """Delete the copy if it is damaged; returns whether it was."""
         path = self._folder / expected.sha256
-        if not path.is_file() or _is_intact(path, expected):
-            return False
-        path.unlink(missing_ok=True)
-        return True
-
-    def _take_lease(self, sha256: str) -> Path:
-        """Add the object to this cache's lease; returns a temporary file name under the same lease."""
-        with self._lock, _lock_folder(self._folder):
-            self._lease = self._lease or _Lease(self._folder / _LEASES)
-            self._lease.add(sha256)
-            return self._folder / f".{self._lease.name}-{uuid.uuid4().hex}"
+        is_damaged = path.is_file() and not _is_intact(path, expected)
+        if is_damaged:
+            path.unlink(missing_ok=True)
+        return is_damaged
 
     def _make_room(self, needed_bytes: int) -> None:
         """Delete the least recently used copies that are not in use, until the object fits."""

@@ -20,7 +20,6 @@ class SplitSize:
     bytes: int
 
     def __post_init__(self) -> None:
-        """Refuse an empty split."""
         for name in ("documents", "tokens", "bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)}: a split holds at least 1")
@@ -44,7 +43,6 @@ class SnapshotObject:
     tokens: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a key outside the snapshot's own folder, and negative sizes."""
         if "/" in self.key or not is_key(self.key):
             raise ValueError(f"key = {self.key[:80]!r}: must be a plain file name")
         if self.bytes < 0 or (self.tokens is not None and self.tokens < 0):
@@ -104,7 +102,6 @@ class SnapshotManifest:
     groups: tuple[SnapshotGroup, ...] | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self) -> None:
-        """Refuse an unknown version, an end-of-text token outside the vocabulary, and groups with other totals."""
         if self.version != SNAPSHOT_VERSION:
             raise ValueError(f"version = {self.version}: only {SNAPSHOT_VERSION} is read; update cairn")
         if not 0 <= self.end_of_text_id < self.vocab_size:

@@ -22,7 +22,6 @@ LLM_C_HEADER_BYTES = 256 * 4
 LLM_C_FILE_TOKENS = 100_000_000
 TOKEN = np.dtype("<u2")
 MAX_TOKEN_ID = 2**16 - 1
-_OTHER_LLM_C_MAGIC = 20240801  # llm.c's files of uint32 for Llama 3
 
 
 class TokenFileFormat(StrEnum):
@@ -55,17 +54,19 @@ def inspect_token_file(path: Path) -> TokenFile:
     except OSError as error:
         raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
     magic, version, tokens = header.tolist()
-    if magic == _OTHER_LLM_C_MAGIC:
+    if magic == 20240801:  # llm.c's magic for files of uint32, for Llama 3
         raise StorageError(f"{path}: an llm.c file of 32-bit tokens; only those of 16 bits are read")
     if magic != LLM_C_MAGIC:
-        return _nanogpt(path, size_bytes)
+        if size_bytes < TOKEN.itemsize or size_bytes % TOKEN.itemsize:
+            raise StorageError(f"{path}: {size_bytes} bytes are not a whole number of 16-bit tokens")
+        tokens = size_bytes // TOKEN.itemsize
+        return TokenFile(path=path, format=TokenFileFormat.NANOGPT, header_bytes=0, tokens=tokens)
     if version != LLM_C_VERSION:
         raise StorageError(f"{path}: version {version} of llm.c's format; only {LLM_C_VERSION} is read")
-    if size_bytes != LLM_C_HEADER_BYTES + tokens * TOKEN.itemsize or tokens < 1:
-        raise StorageError(
-            f"{path}: its llm.c header says {tokens} tokens, so it must have "
-            f"{LLM_C_HEADER_BYTES + tokens * TOKEN.itemsize} bytes; it has {size_bytes}"
-        )
+    expected_bytes = LLM_C_HEADER_BYTES + tokens * TOKEN.itemsize
+    if size_bytes != expected_bytes or tokens < 1:
+        problem = f"must have {expected_bytes} bytes; it has {size_bytes}"
+        raise StorageError(f"{path}: its llm.c header says {tokens} tokens, so it {problem}")
     return TokenFile(path=path, format=TokenFileFormat.LLM_C, header_bytes=LLM_C_HEADER_BYTES, tokens=tokens)
 
 
@@ -87,12 +88,6 @@ def write_token_files(
         path = folder / f"{split}_{number:06d}.bin"
         written.append(_write(path, header.tobytes(), slices_between(shards, first, first + count)))
     return tuple(written)
-
-
-def _nanogpt(path: Path, size_bytes: int) -> TokenFile:
-    if size_bytes < TOKEN.itemsize or size_bytes % TOKEN.itemsize:
-        raise StorageError(f"{path}: {size_bytes} bytes are not a whole number of 16-bit tokens")
-    return TokenFile(path=path, format=TokenFileFormat.NANOGPT, header_bytes=0, tokens=size_bytes // TOKEN.itemsize)
 
 
 def _write(path: Path, header: bytes, pieces: Iterable[NDArray[Any]]) -> Path:

@@ -1,6 +1,9 @@
-"""Token shards: one column of token ids in an Arrow IPC file with one record batch, memory-mapped when read."""
+"""Token shards: one column of token ids in an Arrow IPC file with one record batch, read lazily by memory map."""
 
-from collections.abc import Iterable, Iterator, Mapping
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,13 +23,9 @@ MAX_VOCAB_SIZE = 2**32
 class TokenRow(Protocol):
     """Tokens (N,) that can be sliced: an array or a VerifiedShard."""
 
-    def __len__(self) -> int:
-        """Return the number of tokens."""
-        ...
+    def __len__(self) -> int: ...
 
-    def __getitem__(self, place: slice, /) -> NDArray[Any]:
-        """Return some of the tokens."""
-        ...
+    def __getitem__(self, place: slice, /) -> NDArray[Any]: ...
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
@@ -42,7 +41,6 @@ class ShardSchema:
     vocab_size: int
 
     def __post_init__(self) -> None:
-        """Refuse a vocabulary above 32 bits."""
         if not 1 <= self.vocab_size <= MAX_VOCAB_SIZE:
             raise ValueError(f"vocab_size = {self.vocab_size}: must lie in 1 to {MAX_VOCAB_SIZE}")
 
@@ -78,9 +76,7 @@ class ShardWriter:
             raise StorageError(f"shard_tokens = {shard_tokens}: must be at least 1")
         self._folder, self._prefix, self._schema = folder, prefix, schema
         self._buffer: NDArray[Any] = np.empty(shard_tokens, dtype=schema.dtype)
-        self._filled = 0
-        self._written = 0
-        self.tokens = 0
+        self._filled = self._written = self.tokens = 0
 
     def __enter__(self) -> "ShardWriter":
         return self
@@ -166,21 +162,80 @@ def slices_between(rows: Iterable[TokenRow], start: int, stop: int) -> Iterator[
         start, stop = start - len(row), stop - len(row)
 
 
+class VerifiedShard:
+    """Tokens (N,) of a shard, fetched, hashed and mapped read-only at the first use; thread-safe."""
+
+    ndim = 1
+
+    def __init__(self, fetch: Callable[[], Path], schema: ShardSchema, *, tokens: int, where: str) -> None:
+        """`fetch` verifies the file and returns its path; `tokens` is the number it must hold."""
+        self._fetch, self._schema, self._length, self._where = fetch, schema, tokens, where
+        self._lock = threading.Lock()
+        self._tokens: NDArray[Any] | None = None
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Token width."""
+        return self._schema.dtype
+
+    @property
+    def shape(self) -> tuple[int]:
+        """One row."""
+        return (self._length,)
+
+    def tokens(self) -> NDArray[Any]:
+        """Return the tokens; the first call verifies the file. Every call raises SnapshotDamaged for a damaged one."""
+        if self._tokens is None:
+            with self._lock:
+                if self._tokens is None:
+                    tokens = map_shard(self._fetch(), self._schema, where=self._where)
+                    if len(tokens) != self._length:
+                        problem = f"holds {len(tokens)} tokens, its manifest says {self._length}"
+                        raise IntegrityError(f"{self._where}: {problem}")
+                    self._tokens = tokens
+        return self._tokens
+
+    def __len__(self) -> int:
+        return self._length  # needs no file
+
+    def __getitem__(self, place: Any) -> Any:
+        return self.tokens()[place]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.array(self.tokens(), dtype=dtype, copy=copy)
+
+
+def prefetch_shards(shards: Iterable[VerifiedShard], *, threads: int) -> None:
+    """Start to verify the shards in order in daemon threads; errors are raised by the shard's next use.
+
+    A shuffled order needs every shard within its first steps; one download at a time does not fill the network.
+    """
+    waiting = deque(shard for shard in shards if shard._tokens is None)
+    for number in range(min(threads, len(waiting))):
+        threading.Thread(target=_verify_all, args=(waiting,), name=f"prefetch-{number}", daemon=True).start()
+
+
 def _require_schema(found: pa.Schema, schema: ShardSchema, where: str) -> None:
     expected = schema.arrow()
     if not found.equals(expected):
         raise IntegrityError(f"{where}: columns are [{_columns(found)}], expected [{_columns(expected)}]")
-    labels = _text(found.metadata or {})
+    metadata = (found.metadata or {}).items()
+    labels = {key.decode("utf-8", "replace"): value.decode("utf-8", "replace") for key, value in metadata}
     for name, value in schema.labels().items():
         if labels.get(name) != value:
-            raise IntegrityError(
-                f"{where}: {name} is {labels.get(name)!r}, expected {value!r}: the shard belongs to another snapshot"
-            )
+            problem = f"{name} is {labels.get(name)!r}, expected {value!r}"
+            raise IntegrityError(f"{where}: {problem}: the shard belongs to another snapshot")
 
 
 def _columns(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name} {field.type}{'' if field.nullable else ' not null'}" for field in schema)
 
 
-def _text(metadata: Mapping[bytes, bytes]) -> dict[str, str]:
-    return {key.decode("utf-8", "replace"): value.decode("utf-8", "replace") for key, value in metadata.items()}
+def _verify_all(waiting: deque[VerifiedShard]) -> None:
+    while True:
+        try:
+            shard = waiting.popleft()
+        except IndexError:
+            return
+        with suppress(StorageError, OSError):
+            shard.tokens()

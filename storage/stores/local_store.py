@@ -1,8 +1,7 @@
 """A store in a local folder, with a create that excludes and survives power loss.
 
-Create: write and fsync a temporary file, hard-link it to the key (EEXIST: the key exists), unlink it, fsync the
-folder. fsspec's local `mode='create'` is exists-then-open and does not exclude. Temporary names start with a dot, as no
-key does. Below the root, nothing is written or deleted through a symbolic link, and links are followed only within it.
+fsspec's local `mode='create'` is exists-then-open and does not exclude. Temporary names start with a dot; keys do not.
+Below the root, nothing is written or deleted through a symbolic link, and links are followed only within it.
 """
 
 import errno
@@ -13,6 +12,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import accumulate
 from pathlib import Path
 from typing import BinaryIO
 
@@ -26,8 +26,6 @@ from storage.stores.object_store import (
     is_key,
     too_large,
 )
-
-_OPEN_TRIES = 8
 
 
 class LocalStore:
@@ -43,19 +41,18 @@ class LocalStore:
 
     def read(self, key: str, *, at_most_bytes: int = MAX_READ_BYTES) -> bytes:
         """Return the object's bytes; raises ObjectMissing, or IntegrityError for a larger object."""
-        chunks, size_bytes = list[bytes](), 0
+        chunks = list[bytes]()
         for chunk in self.read_chunks(key):
-            size_bytes += len(chunk)
-            if size_bytes > at_most_bytes:
-                raise too_large(f"{self.url}/{key}", at_most_bytes)
             chunks.append(chunk)
+            if sum(map(len, chunks)) > at_most_bytes:
+                raise too_large(f"{self.url}/{key}", at_most_bytes)
         return b"".join(chunks)
 
     def read_chunks(self, key: str) -> Iterator[bytes]:
         """Yield the object's bytes in chunks; raises ObjectMissing."""
         path = self._readable_path(key)
         try:
-            with open(path, "rb", buffering=0, opener=_open_nonblocking) as file:
+            with open(path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
                 if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                     raise IntegrityError(f"{path}: is not a regular file; remove it")
                 while chunk := file.read(READ_CHUNK_BYTES):
@@ -70,7 +67,8 @@ class LocalStore:
         path = self._writable_path(key)
         with self._temporary_file(path) as (file, temporary):
             file.write(data)
-            _flush(file)
+            file.flush()
+            os.fsync(file.fileno())
             try:
                 os.link(temporary, path)
             except FileExistsError:
@@ -90,7 +88,8 @@ class LocalStore:
                 digest.update(chunk)
                 size_bytes += file.write(chunk)
                 flushed_bytes = _start_writeback(file, flushed_bytes, size_bytes)
-            _flush(file)
+            file.flush()
+            os.fsync(file.fileno())
             os.replace(temporary, path)
             fsync_path(path.parent)
         return WrittenObject(bytes=size_bytes, sha256=digest.hexdigest())
@@ -131,9 +130,13 @@ class LocalStore:
         """Return the temporary files below the folder `prefix`; their age is by this machine's clock."""
         found: list[UnfinishedWrite] = []
         for folder, _, names in os.walk(self._readable_path(prefix), onerror=self._raise_walk_error):
-            for name in names:
-                if name.startswith("."):
-                    found += self._unfinished_write(Path(folder) / name)
+            for name in filter(lambda name: name.startswith("."), names):
+                key = f"{Path(folder).relative_to(self._root).as_posix()}/{name[1:].rpartition('.')[0]}"
+                with suppress(FileNotFoundError):
+                    status = os.lstat(f"{folder}/{name}")
+                    age_seconds = max(0.0, time.time() - status.st_mtime)
+                    found.append(UnfinishedWrite(key=key, bytes=status.st_size, age_seconds=age_seconds, token=name))
+        found = [write for write in found if is_key(write.key)]
         return sorted(found, key=lambda write: (write.key, write.token))
 
     def discard(self, write: UnfinishedWrite) -> None:
@@ -156,18 +159,13 @@ class LocalStore:
     def _writable_path(self, key: str) -> Path:
         # The object itself may be a link: then the link is created, replaced or deleted, and not its target.
         path = self._root / check_key(key)
-        link = self._first_link(key.rpartition("/")[0])
-        if link is not None:
+        if link := self._first_link(key.rpartition("/")[0]):
             raise IntegrityError(f"{link}: is a link, and nothing is written through one; put the folder itself there")
         return path
 
     def _first_link(self, key: str) -> str | None:
-        path = str(self._root)
-        for segment in key.split("/") if key else ():
-            path = f"{path}/{segment}"
-            if os.path.islink(path):
-                return path
-        return None
+        paths = (f"{self._root}/{part}" for part in accumulate(key.split("/"), "{}/{}".format))
+        return next(filter(os.path.islink, paths), None)
 
     def _scan(self, prefix: str) -> list[os.DirEntry[str]]:
         try:
@@ -177,14 +175,6 @@ class LocalStore:
             return []
         except OSError as error:
             raise StoreUnavailable(f"{self.url}/{prefix}: cannot list: {error}") from error
-
-    def _unfinished_write(self, path: Path) -> Iterator[UnfinishedWrite]:
-        with suppress(FileNotFoundError):
-            found = path.lstat()
-            key = f"{path.parent.relative_to(self._root).as_posix()}/{path.name[1:].rpartition('.')[0]}"
-            if is_key(key):
-                age_seconds = max(0.0, time.time() - found.st_mtime)
-                yield UnfinishedWrite(key=key, bytes=found.st_size, age_seconds=age_seconds, token=path.name)
 
     def _raise_walk_error(self, error: OSError) -> None:
         # An absent folder holds nothing; one that cannot be listed could hold anything.
@@ -228,13 +218,9 @@ def _open_0664(path: str, flags: int) -> int:
     return os.open(path, flags, 0o664)
 
 
-def _open_nonblocking(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)
-
-
 def _open_temporary(temporary: Path) -> BinaryIO:
     # A concurrent `delete` of the last object may remove the folder between the two calls.
-    for _ in range(_OPEN_TRIES):
+    for _ in range(8):
         _make_folder(temporary.parent)
         with suppress(FileNotFoundError):
             return open(temporary, "xb", opener=_open_0664)
@@ -242,7 +228,6 @@ def _open_temporary(temporary: Path) -> BinaryIO:
 
 
 def _make_folder(folder: Path) -> None:
-    """Create the folder and its parents; each is on disk before the next one is created."""
     if folder.is_dir():
         return
     _make_folder(folder.parent)
@@ -258,20 +243,12 @@ def _make_folder(folder: Path) -> None:
 
 
 def _start_writeback(file: BinaryIO, flushed_bytes: int, size_bytes: int) -> int:
-    """Start the write-back of new dirty pages, so that the disk works during hashing; returns the bytes started.
-
-    Linux writes back dirty pages marked DONTNEED and keeps them (posix_fadvise(2), mm/fadvise.c).
-    """
+    # The disk works during hashing: Linux writes back dirty pages marked DONTNEED (posix_fadvise(2), mm/fadvise.c).
     if size_bytes - flushed_bytes < READ_CHUNK_BYTES or not hasattr(os, "posix_fadvise"):
         return flushed_bytes
     with suppress(OSError):
         os.posix_fadvise(file.fileno(), flushed_bytes, size_bytes - flushed_bytes, os.POSIX_FADV_DONTNEED)
     return size_bytes
-
-
-def _flush(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
 
 
 def _unavailable(error: OSError, problem: str) -> StorageError:

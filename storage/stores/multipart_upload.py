@@ -1,7 +1,7 @@
 """Uploads a stream of unknown length as one S3 object, in bounded memory; up to one part is a single PUT.
 
-Source: Amazon S3 user guide, "Uploading and copying objects using multipart upload". No conditional headers: stores
-disagree about them here.
+Source: Amazon S3 user guide, "Uploading and copying objects using multipart upload". Stores disagree about conditional
+headers here: none is sent.
 """
 
 import hashlib
@@ -22,70 +22,51 @@ from storage.stores.s3_bucket import S3Bucket
 
 CONCURRENT_PARTS = 3
 _MAX_PARTS = 10_000
-_LARGE_BODY_BYTES = 1 << 20
 _TOKEN = "cairn-write"
-
-
-class PartStream:
-    """Regroups chunks into parts, and counts and hashes their bytes."""
-
-    def __init__(self, chunks: Iterable[bytes | memoryview]) -> None:
-        self._chunks = chunks
-        self._digest = hashlib.sha256()
-        self._size_bytes = 0
-
-    def __iter__(self) -> Iterator[bytes]:
-        """Yield parts of PART_BYTES, the last one shorter; a chunk is copied and may change afterwards."""
-        part = io.BytesIO()
-        for chunk in self._chunks:
-            view = memoryview(chunk)
-            if not view.nbytes:
-                continue
-            view = view.cast("B")
-            self._digest.update(view)
-            self._size_bytes += view.nbytes
-            while view.nbytes:
-                taken = part.write(view[: PART_BYTES - part.tell()])
-                view = view[taken:]
-                if part.tell() == PART_BYTES:
-                    yield part.getvalue()
-                    part = io.BytesIO()
-        if part.tell():
-            yield part.getvalue()
-
-    def written(self) -> WrittenObject:
-        """Return size and digest of the chunks so far."""
-        return WrittenObject(bytes=self._size_bytes, sha256=self._digest.hexdigest())
 
 
 def upload_stream(
     bucket: S3Bucket, key: str, chunks: Iterable[bytes | memoryview], *, retry_policy: RetryPolicy
 ) -> WrittenObject:
     """Upload the chunks as the object `key`; an error of any kind leaves nothing behind."""
-    stream = PartStream(chunks)
-    parts = iter(stream)
+    digest = hashlib.sha256()
+    parts = _regroup(chunks, digest)
     first_parts = [part for part in (next(parts, b""), next(parts, None)) if part is not None]
+    size_bytes = len(first_parts[0])
     if len(first_parts) == 2:
-        _Upload.start(bucket, key, retry_policy).send(chain(_pop_each(first_parts), parts), stream)
+        # pop() keeps no reference to a part that is sent.
+        size_bytes = _Upload(bucket, key, retry_policy).send(chain(map(first_parts.pop, (0, 0)), parts))
     else:
         retry_policy.call(lambda: put(bucket, key, first_parts[0]))
-    return stream.written()
+    return WrittenObject(bytes=size_bytes, sha256=digest.hexdigest())
 
 
-def put(bucket: S3Bucket, key: str, data: bytes, **parameters: Any) -> None:
+def put(bucket: S3Bucket, key: str, data: bytes) -> None:
     """Create or overwrite the object in one PUT."""
     seconds = bucket.timeouts.upload_seconds(len(data))
-    bucket.request("write", "put_object", seconds=seconds, Key=key, Body=sendable(data), **parameters)
+    bucket.request("write", "put_object", seconds=seconds, Key=key, Body=_sendable(data))
 
 
-def sendable(data: bytes) -> bytes | io.BytesIO:
-    """Return a large body as a file, which the client sends in pieces without a copy."""
-    return io.BytesIO(data) if len(data) >= _LARGE_BODY_BYTES else data
+def _sendable(data: bytes) -> bytes | io.BytesIO:
+    # The client sends a file in pieces, without a copy.
+    return io.BytesIO(data) if len(data) >= 1 << 20 else data
 
 
-def _pop_each(parts: list[bytes]) -> Iterator[bytes]:
-    while parts:
-        yield parts.pop(0)
+def _regroup(chunks: Iterable[bytes | memoryview], digest: "hashlib._Hash") -> Iterator[bytes]:
+    """Yield hashed parts of PART_BYTES, the last one shorter; a chunk is copied and may change afterwards."""
+    part = io.BytesIO()
+    for chunk in chunks:
+        view = memoryview(chunk)
+        view = view.cast("B") if view.nbytes else memoryview(b"")
+        digest.update(view)
+        while view.nbytes:
+            taken = part.write(view[: PART_BYTES - part.tell()])
+            view = view[taken:]
+            if part.tell() == PART_BYTES:
+                yield part.getvalue()
+                part = io.BytesIO()
+    if part.tell():
+        yield part.getvalue()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,55 +76,46 @@ class _SentPart:
     answer: "Future[Any]"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class _Upload:
-    bucket: S3Bucket
-    key: str
-    upload_id: str
-    token: str
-    retry_policy: RetryPolicy
+    def __init__(self, bucket: S3Bucket, key: str, retry_policy: RetryPolicy) -> None:
+        self._bucket, self._key, self._retry_policy, self._token = bucket, key, retry_policy, uuid.uuid4().hex
+        self._sent, self._size_bytes = deque[_SentPart](), 0
+        self._id = self._request("upload", "create_multipart_upload", Metadata={_TOKEN: self._token})["UploadId"]
 
-    @staticmethod
-    def start(bucket: S3Bucket, key: str, retry_policy: RetryPolicy) -> "_Upload":
-        token = uuid.uuid4().hex
-        answer = retry_policy.call(
-            lambda: bucket.request("upload", "create_multipart_upload", Key=key, Metadata={_TOKEN: token})
-        )
-        return _Upload(bucket=bucket, key=key, upload_id=answer["UploadId"], token=token, retry_policy=retry_policy)
-
-    def send(self, parts: Iterator[bytes], stream: PartStream) -> None:
-        sent: deque[_SentPart] = deque()
+    def send(self, parts: Iterator[bytes]) -> int:
+        """Upload the parts and complete or abort the upload; returns their bytes."""
         try:
-            etags = self._send_parts(parts, sent)
-            self._complete(etags, stream.written().bytes)
+            self._complete(self._send_parts(parts))
+            return self._size_bytes
         except BaseException:
             # Cancelled before the abort: the server would keep, and bill, a part that arrives after it.
-            for part in sent:
+            for part in self._sent:
                 part.answer.cancel()
             with suppress(StorageError):
-                self.retry_policy.call(self._abort)
+                self._request("abort", "abort_multipart_upload", UploadId=self._id)
             raise
 
-    def _send_parts(self, parts: Iterator[bytes], sent: deque[_SentPart]) -> list[str]:
+    def _send_parts(self, parts: Iterator[bytes]) -> list[str]:
         etags: list[str] = []
         for number, data in enumerate(parts, 1):
             if number > _MAX_PARTS:
-                raise StorageError(f"{self.key}: more than {_MAX_PARTS * PART_BYTES} bytes; write smaller shards")
-            if len(sent) == CONCURRENT_PARTS:
-                etags.append(self._settle_oldest(sent))
-            sent.append(_SentPart(number=number, data=data, answer=self._start_part(number, data)))
-        while sent:
-            etags.append(self._settle_oldest(sent))
+                raise StorageError(f"{self._key}: more than {_MAX_PARTS * PART_BYTES} bytes; write smaller shards")
+            if len(self._sent) == CONCURRENT_PARTS:
+                etags.append(self._settle_oldest())
+            self._sent.append(_SentPart(number=number, data=data, answer=self._start_part(number, data)))
+            self._size_bytes += len(data)
+        while self._sent:
+            etags.append(self._settle_oldest())
         return etags
 
     def _start_part(self, number: int, data: bytes) -> "Future[Any]":
-        seconds = self.bucket.timeouts.upload_seconds(len(data) * CONCURRENT_PARTS)
-        parameters = {"Key": self.key, "UploadId": self.upload_id, "PartNumber": number, "Body": sendable(data)}
-        return self.bucket.start_request("upload", "upload_part", seconds=seconds, **parameters)
+        seconds = self._bucket.timeouts.upload_seconds(len(data) * CONCURRENT_PARTS)
+        parameters = {"Key": self._key, "UploadId": self._id, "PartNumber": number, "Body": _sendable(data)}
+        return self._bucket.start_request("upload", "upload_part", seconds=seconds, **parameters)
 
-    def _settle_oldest(self, sent: deque[_SentPart]) -> str:
+    def _settle_oldest(self) -> str:
         """Wait for the oldest part, with retries; return its ETag."""
-        part = sent[0]
+        part = self._sent[0]
         first_answer = [part.answer]
 
         def send() -> Any:
@@ -154,37 +126,24 @@ class _Upload:
                 answer.cancel()
                 raise
 
-        etag = str(self.retry_policy.call(send)["ETag"])
-        sent.popleft()
+        etag = str(self._retry_policy.call(send)["ETag"])
+        self._sent.popleft()
         return etag
 
-    def _complete(self, etags: list[str], size_bytes: int) -> None:
-        parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(etags, 1)]
+    def _complete(self, etags: list[str]) -> None:
+        parts = {"Parts": [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(etags, 1)]}
+        upload = {"UploadId": self._id, "MultipartUpload": parts, "seconds": self._bucket.timeouts.silence_seconds}
         try:
-            self.retry_policy.call(
-                lambda: self.bucket.request(
-                    "upload",
-                    "complete_multipart_upload",
-                    seconds=self.bucket.timeouts.silence_seconds,
-                    Key=self.key,
-                    UploadId=self.upload_id,
-                    MultipartUpload={"Parts": parts},
-                )
-            )
+            self._request("upload", "complete_multipart_upload", **upload)
         except StoreRefused:
             raise
         except (ObjectMissing, StoreUnavailable) as unknown:
             # The upload is gone or the answer was lost: it succeeded if the object is this one.
-            if not self._exists(size_bytes):
-                raise StoreUnavailable(f"s3://{self.bucket.name}/{self.key}: cannot upload: {unknown}") from unknown
+            found: dict[str, Any] = {}
+            with suppress(ObjectMissing):
+                found = self._request("stat", "head_object")
+            if found.get("ContentLength") != self._size_bytes or found.get("Metadata", {}).get(_TOKEN) != self._token:
+                raise StoreUnavailable(f"s3://{self._bucket.name}/{self._key}: cannot upload: {unknown}") from unknown
 
-    def _exists(self, size_bytes: int) -> bool:
-        try:
-            found = self.retry_policy.call(lambda: self.bucket.request("stat", "head_object", Key=self.key))
-        except ObjectMissing:
-            return False
-        return bool(found["ContentLength"] == size_bytes and found.get("Metadata", {}).get(_TOKEN) == self.token)
-
-    def _abort(self) -> None:
-        with suppress(ObjectMissing):
-            self.bucket.request("abort", "abort_multipart_upload", Key=self.key, UploadId=self.upload_id)
+    def _request(self, action: str, method: str, **parameters: Any) -> dict[str, Any]:
+        return self._retry_policy.call(lambda: self._bucket.request(action, method, Key=self._key, **parameters))

@@ -101,14 +101,11 @@ def check_key(key: str) -> str:
     """Return the key unchanged; raises StorageError if it could leave the store's root or is too long."""
     segments = key.split("/")
     if not all(map(_SEGMENT.match, segments)):
-        raise StorageError(
-            f"key {_shorten(key)}: each segment must match {_SEGMENT.pattern} (no '..', no absolute path)"
-        )
+        rule = f"each segment must match {_SEGMENT.pattern} (no '..', no absolute path)"
+        raise StorageError(f"key {_shorten(key)}: {rule}")
     if len(key) > _MAX_KEY_CHARACTERS or max(map(len, segments)) > _MAX_SEGMENT_CHARACTERS:
-        raise StorageError(
-            f"key {_shorten(key)}: at most {_MAX_SEGMENT_CHARACTERS} characters a segment and {_MAX_KEY_CHARACTERS} in "
-            "all; choose a shorter name"
-        )
+        rule = f"at most {_MAX_SEGMENT_CHARACTERS} characters a segment and {_MAX_KEY_CHARACTERS} in all"
+        raise StorageError(f"key {_shorten(key)}: {rule}; choose a shorter name")
     return key
 
 
@@ -123,9 +120,8 @@ def is_key(name: str) -> bool:
 
 def too_large(where: str, at_most_bytes: int) -> IntegrityError:
     """Return the error for an object above its reader's limit."""
-    return IntegrityError(
-        f"{where}: more than the {at_most_bytes:,} bytes that are read; Cairn writes no such object here"
-    )
+    rule = f"more than the {at_most_bytes:,} bytes that are read"
+    return IntegrityError(f"{where}: {rule}; Cairn writes no such object here")
 
 
 def _shorten(key: str) -> str:

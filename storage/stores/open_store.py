@@ -1,6 +1,5 @@
 """Opens the store of a URL."""
 
-import threading
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
 
@@ -11,7 +10,6 @@ from storage.stores.object_store import ObjectStore
 from storage.stores.retrying_store import RetryingStore
 
 _MEMORY_STORES: dict[str, MemoryStore] = {}
-_MEMORY_LOCK = threading.Lock()
 
 
 def open_store(url: str) -> ObjectStore:
@@ -32,21 +30,18 @@ def open_store(url: str) -> ObjectStore:
     if parts.scheme == "file":
         return _open_folder(Path(unquote(parts.path)))
     if parts.scheme == "memory":
-        with _MEMORY_LOCK:
-            return _MEMORY_STORES.setdefault(parts.netloc + parts.path, MemoryStore(parts.netloc + parts.path))
-    return RetryingStore(_open_s3(parts) if parts.scheme in ("s3", "s3a") else _open_remote(url))
+        return _MEMORY_STORES.setdefault(parts.netloc + parts.path, MemoryStore(parts.netloc + parts.path))
+    if parts.scheme in ("s3", "s3a"):
+        return RetryingStore(_open_s3(parts))
+    from storage.stores.remote_store import RemoteStore
+
+    return RetryingStore(RemoteStore(url))
 
 
 def _open_folder(path: Path) -> LocalStore:
     if path.exists() and not path.is_dir():
         raise StorageError(f"store {path}: is not a folder, cannot be written or read; choose another --store")
     return LocalStore(path)
-
-
-def _open_remote(url: str) -> ObjectStore:
-    from storage.stores.remote_store import RemoteStore
-
-    return RemoteStore(url)
 
 
 def _open_s3(parts: SplitResult) -> ObjectStore:

@@ -1,13 +1,12 @@
 """A store behind any fsspec file system except S3: `gs://`, `abfs://`, `sftp://` and others.
 
-`create` uses fsspec's `mode='create'`, which does not exclude on every file system: the store probe checks it. Listing
-caches and shared instances are off, because both return stale names.
+`create` uses fsspec's `mode='create'`, which does not exclude on every file system: the store probe checks it.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from functools import partial
 
 from storage.errors import ObjectMissing, StorageError, StoreRefused, StoreUnavailable
 from storage.stores.object_store import (
@@ -22,14 +21,12 @@ from storage.stores.object_store import (
 )
 from storage.stores.s3_error import strip_credentials
 
-_ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-
 
 class RemoteStore(ObjectStore):
     """An `ObjectStore` over one fsspec file system and a root path in it."""
 
     def __init__(self, url: str) -> None:
-        """Open the file system of `url` with its own credential chain and no caches."""
+        """Open the file system of `url`, without listing caches and shared instances: both return stale names."""
         import fsspec
 
         self._url = url.rstrip("/")
@@ -96,21 +93,15 @@ class RemoteStore(ObjectStore):
 
     def keys(self, prefix: str) -> list[str]:
         """Return all keys below the folder `prefix`, sorted."""
-        path = self._path(prefix)
-        try:
-            with self._convert_errors("list", prefix):
-                found = (self._key(name) for name in self._files.find(path) if name != path)
-                return sorted(filter(is_key, found))
-        except ObjectMissing:
-            return []
+        return self._list(prefix, self._files.find)
 
     def folders(self, prefix: str) -> list[str]:
         """Return the folders directly below the folder `prefix`, sorted."""
-        return self._list(prefix, "directory")
+        return self._list(prefix, partial(self._names, "directory"))
 
     def first(self, prefix: str) -> str | None:
         """Return the smallest key directly below the folder `prefix`; lists the whole folder."""
-        return next(iter(self._list(prefix, "file")), None)
+        return next(iter(self._list(prefix, partial(self._names, "file"))), None)
 
     def size(self, key: str) -> int | None:
         """Return the object's size in bytes, or None if it is absent."""
@@ -129,18 +120,15 @@ class RemoteStore(ObjectStore):
     def _path(self, key: str) -> str:
         return f"{self._root}/{check_key(key)}"
 
-    def _key(self, path: str) -> str:
-        return path[len(self._root) + 1 :]
+    def _names(self, kind: str, path: str) -> list[str]:
+        return [item["name"].rstrip("/") for item in self._files.ls(path, detail=True) if item["type"] == kind]
 
-    def _list(self, prefix: str, kind: str) -> list[str]:
+    def _list(self, prefix: str, list_names: Callable[[str], list[str]]) -> list[str]:
         path = self._path(prefix)
-        try:
-            with self._convert_errors("list", prefix):
-                found: list[dict[str, Any]] = self._files.ls(path, detail=True)
-        except ObjectMissing:
-            return []
-        names = [item["name"].rstrip("/") for item in found if item["type"] == kind]
-        return sorted(filter(is_key, (self._key(name) for name in names if name != path)))
+        with suppress(ObjectMissing), self._convert_errors("list", prefix):
+            keys = (name[len(self._root) + 1 :] for name in list_names(path) if name != path)
+            return sorted(filter(is_key, keys))
+        return []
 
     @contextmanager
     def _convert_errors(self, doing: str, key: str) -> Iterator[None]:
@@ -148,7 +136,7 @@ class RemoteStore(ObjectStore):
             yield
         except StorageError:
             raise
-        except _ABSENT as missing:
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as missing:
             raise ObjectMissing(f"{self.url}/{key}: no such object") from missing
         except Exception as error:
             problem = f"{self.url}/{key}: cannot {doing}: {type(error).__name__}: {error}"

@@ -12,7 +12,6 @@ from typing import TypeVar
 from storage.errors import AppendUnknown, StorageError, StoreRefused, StoreUnavailable
 
 T = TypeVar("T")
-_MOST_DOUBLINGS = 30
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +27,6 @@ class RetryPolicy:
     random: Callable[[], float] = random.random
 
     def __post_init__(self) -> None:
-        """Refuse a policy without a first try."""
         if self.tries < 1:
             raise StorageError(f"tries {self.tries}: must be at least 1")
 
@@ -45,7 +43,8 @@ class RetryPolicy:
             except StoreRefused:
                 raise
             except (StoreUnavailable, AppendUnknown) as error:
-                pause_seconds = self._pause_seconds(number)
+                doubled_seconds = self.first_pause_seconds * 2.0 ** min(number, 30)
+                pause_seconds = min(self.longest_pause_seconds, doubled_seconds) * (1 + self.random()) / 2
                 elapsed_seconds = self.clock() - began
                 if elapsed_seconds + pause_seconds >= self.total_seconds or number == self.tries - 1:
                     raise
@@ -53,7 +52,3 @@ class RetryPolicy:
                     on_retry(error, elapsed_seconds)
             self.sleep(pause_seconds)
         raise AssertionError("the last try returns or raises")
-
-    def _pause_seconds(self, number: int) -> float:
-        doubled = self.first_pause_seconds * 2.0 ** min(number, _MOST_DOUBLINGS)
-        return min(self.longest_pause_seconds, doubled) * (1 + self.random()) / 2

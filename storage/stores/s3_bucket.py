@@ -16,9 +16,6 @@ from storage.errors import StorageError
 from storage.stores.object_store import MAX_READ_BYTES, too_large
 from storage.stores.s3_error import convert_error
 
-_PIECE_BYTES = 1 << 20
-_SLOWEST_BYTES_PER_SECOND = 100_000
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timeouts:
@@ -29,8 +26,8 @@ class Timeouts:
     silence_seconds: float = 60.0
 
     def upload_seconds(self, size_bytes: int) -> float:
-        """Return the limit for an upload, by the slowest connection worth using."""
-        return self.answer_seconds + size_bytes / _SLOWEST_BYTES_PER_SECOND
+        """Return the limit for an upload at 100 kB/s, the slowest connection worth using."""
+        return self.answer_seconds + size_bytes / 100_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,8 +53,16 @@ class S3Bucket:
         self._client = s3fs.S3FileSystem(
             skip_instance_cache=True,
             use_listings_cache=False,
-            client_kwargs=_region(),
-            config_kwargs=_options(timeouts),
+            # botocore reads AWS_DEFAULT_REGION only; every other AWS SDK reads AWS_REGION first.
+            client_kwargs={"region_name": os.environ["AWS_REGION"]} if os.environ.get("AWS_REGION") else {},
+            config_kwargs={
+                "retries": {"total_max_attempts": 1, "mode": "standard"},
+                "connect_timeout": timeouts.connect_seconds,
+                "read_timeout": timeouts.silence_seconds,
+                "max_pool_connections": 32,
+                "request_checksum_calculation": "when_required",
+                "response_checksum_validation": "when_required",
+            },
         )
         # Only RetryPolicy retries, neither s3fs nor botocore: retries of several layers multiply.
         self._client.retries = 1
@@ -96,7 +101,7 @@ class S3Bucket:
             async with answer["Body"] as body:
                 while True:
                     async with asyncio.timeout(self.timeouts.answer_seconds):
-                        piece = await body.read(_PIECE_BYTES)
+                        piece = await body.read(1 << 20)
                     if not piece:
                         break
                     received_bytes += len(piece)
@@ -130,20 +135,3 @@ class S3Bucket:
         except BaseException:
             future.cancel()
             raise
-
-
-def _options(timeouts: Timeouts) -> dict[str, Any]:
-    return {
-        "retries": {"total_max_attempts": 1, "mode": "standard"},
-        "connect_timeout": timeouts.connect_seconds,
-        "read_timeout": timeouts.silence_seconds,
-        "max_pool_connections": 32,
-        "request_checksum_calculation": "when_required",
-        "response_checksum_validation": "when_required",
-    }
-
-
-def _region() -> dict[str, str]:
-    # botocore reads AWS_DEFAULT_REGION only; every other AWS SDK reads AWS_REGION first.
-    region = os.environ.get("AWS_REGION", "")
-    return {"region_name": region} if region else {}

@@ -49,7 +49,9 @@ def convert_error(error: Exception, *, action: str, where: str) -> StorageError:
         return ConditionFailed(f"{where}: cannot {action}: {code}")
     if code in _MISSING:
         return ObjectMissing(f"{where}: no such object")
-    problem = strip_credentials(f"{where}: cannot {action}: {code}: {_message(error)}")
+    silence = "no answer in time" if isinstance(error, TimeoutError) else "no message"
+    message = " ".join(str(error).split()) or silence
+    problem = strip_credentials(f"{where}: cannot {action}: {code}: {message}")
     if code in _REFUSED:
         return StoreRefused(f"{problem}; {_REFUSED[code]}")
     return StoreUnavailable(problem)
@@ -67,9 +69,3 @@ def error_code(error: BaseException) -> str:
 def strip_credentials(text: str) -> str:
     """Remove user information in URLs and the values of signed queries."""
     return _SIGNED_QUERY.sub(r"\1…", _USER_INFO.sub(r"\1", text))
-
-
-def _message(error: Exception) -> str:
-    if isinstance(error, TimeoutError) and not str(error):
-        return "no answer in time"
-    return " ".join(str(error).split()) or "no message"

@@ -1,7 +1,7 @@
 """A store in an S3 bucket: one request per small operation, ranges and parts for large objects.
 
 `create` is a single PUT with If-None-Match: * (RFC 9110, section 13.1.2), the only condition that every sound server
-honours. An answer other than success or 412 is unknown, and the log settles it by reading back.
+honours. Any answer but success and 412 is unknown; the log settles it by reading back.
 """
 
 from collections import deque
@@ -41,9 +41,8 @@ class S3Store(ObjectStore):
         self, bucket: S3Bucket, prefix: str = "", *, retry_policy: RetryPolicy = _DEFAULT_RETRY_POLICY
     ) -> None:
         """Use the objects below `prefix`; only ranges and parts of large objects are retried."""
-        self._bucket = bucket
+        self._bucket, self._retry_policy = bucket, retry_policy
         self._below = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
-        self._retry_policy = retry_policy
 
     @property
     def url(self) -> str:
@@ -99,10 +98,8 @@ class S3Store(ObjectStore):
 
     def first(self, prefix: str) -> str | None:
         """Return the smallest key directly below the folder `prefix`, in one request unless folders precede it."""
-        for page in self._object_pages(prefix, Delimiter="/", first_page=1):
-            for key in self._objects(page):
-                return key
-        return None
+        pages = self._object_pages(prefix, Delimiter="/", first_page=1)
+        return next((key for page in pages for key in self._objects(page)), None)
 
     def size(self, key: str) -> int | None:
         """Return the object's size in bytes, or None if it is absent."""
@@ -120,10 +117,14 @@ class S3Store(ObjectStore):
         """Return the multipart uploads below the folder `prefix`; their age is by the store's clock."""
         folder, found = self._name(prefix) + "/", []
         for page in self._pages("list_multipart_uploads", _UPLOAD_MARKERS, {"Prefix": folder}, first_page={}):
-            now = _answer_time(page)
+            date = page.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
+            now = parsedate_to_datetime(date) if date else datetime.now(UTC)
             for upload in page.get("Uploads", ()):
-                if upload["Key"].startswith(folder) and is_key(self._key(upload["Key"])):
-                    found.append(self._unfinished_write(upload, now))
+                name, token = upload["Key"], upload["UploadId"]
+                if name.startswith(folder) and is_key(key := self._key(name)):
+                    age_seconds = max(0.0, (now - upload["Initiated"]).total_seconds())
+                    size_bytes = self._part_bytes(name, token)
+                    found.append(UnfinishedWrite(key=key, bytes=size_bytes, age_seconds=age_seconds, token=token))
         return sorted(found, key=lambda write: (write.key, write.token))
 
     def discard(self, write: UnfinishedWrite) -> None:
@@ -183,23 +184,9 @@ class S3Store(ObjectStore):
         # A console writes an object whose name ends in "/" for a folder: that is not a key.
         return filter(is_key, (self._key(item["Key"]) for item in page.get("Contents", ())))
 
-    def _unfinished_write(self, upload: Mapping[str, Any], now: datetime) -> UnfinishedWrite:
-        return UnfinishedWrite(
-            key=self._key(upload["Key"]),
-            bytes=self._part_bytes(upload["Key"], upload["UploadId"]),
-            age_seconds=max(0.0, (now - upload["Initiated"]).total_seconds()),
-            token=upload["UploadId"],
-        )
-
     def _part_bytes(self, name: str, upload_id: str) -> int:
         total, upload = 0, {"Key": name, "UploadId": upload_id}
         with suppress(ObjectMissing):
             for page in self._pages("list_parts", _PART_MARKERS, upload, first_page={"PartNumberMarker": 0}):
                 total += sum(part["Size"] for part in page.get("Parts", ()))
         return total
-
-
-def _answer_time(answer: Mapping[str, Any]) -> datetime:
-    """Return the answer's time by the server's clock, else by this machine's."""
-    date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
-    return parsedate_to_datetime(date) if date else datetime.now(UTC)

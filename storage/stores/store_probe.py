@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from storage.errors import ObjectMissing, StorageError, StoreRefused, StoreUnavailable, StoreUnsound
 from storage.stores.object_store import ObjectStore
 
-_CHOOSE = "no run may be kept there, choose another store"
+_SECOND_SUCCEEDED = "ignores If-None-Match: the second create of one key succeeded"
 _NOT_EXCLUSIVE = "so create-if-absent does not exclude"
 
 
@@ -54,13 +54,11 @@ def _check_race(store: ObjectStore, key: str, creators: int, pool: ThreadPoolExe
 
 def _check_answers(store: ObjectStore, answers: list[bool | StoreUnavailable]) -> None:
     won, number = answers.count(True), len(answers)
-    if refused := [answer for answer in answers if isinstance(answer, StoreRefused)]:
-        raise _unsound(
-            store, f"rejects If-None-Match: a plain write succeeded, a create did not ({refused[0]})"
-        ) from refused[0]
+    for refused in (answer for answer in answers if isinstance(answer, StoreRefused)):
+        problem = f"rejects If-None-Match: a plain write succeeded, a create did not ({refused})"
+        raise _unsound(store, problem) from refused
     if won == number > 1:
-        problem = f"ignores If-None-Match: the second create of one key succeeded, as did all {number} racing ones"
-        raise _unsound(store, f"{problem}, {_NOT_EXCLUSIVE}")
+        raise _unsound(store, f"{_SECOND_SUCCEEDED}, as did all {number} racing ones, {_NOT_EXCLUSIVE}")
     if won > 1:
         raise _unsound(store, f"told {won} of {number} racing creators they had won, {_NOT_EXCLUSIVE}")
 
@@ -71,9 +69,7 @@ def _check_single_requests(store: ObjectStore, folder: str) -> None:
         _check_new(store, later)
         with suppress(StoreUnavailable):
             if store.create(later, b"second") or _read(store, later) != b"first":
-                raise _unsound(
-                    store, f"ignores If-None-Match: the second create of one key succeeded, {_NOT_EXCLUSIVE}"
-                )
+                raise _unsound(store, f"{_SECOND_SUCCEEDED}, {_NOT_EXCLUSIVE}")
         _check_first(store, folder, later)
         _check_new(store, earlier)
         _check_first(store, folder, earlier)
@@ -91,9 +87,8 @@ def _check_new(store: ObjectStore, key: str) -> None:
 
 def _check_first(store: ObjectStore, folder: str, expected: str) -> None:
     if (found := store.first(folder)) != expected:
-        raise _unsound(
-            store, f"lists names out of order or not fresh: the first in {folder} is {found}, must be {expected}"
-        )
+        problem = f"lists names out of order or not fresh: the first in {folder} is {found}, must be {expected}"
+        raise _unsound(store, problem)
 
 
 def _read(store: ObjectStore, key: str) -> bytes | None:
@@ -114,4 +109,4 @@ def _delete_afterwards(store: ObjectStore, *keys: str) -> Iterator[None]:
 
 
 def _unsound(store: ObjectStore, problem: str) -> StoreUnsound:
-    return StoreUnsound(f"{store.url}: {problem}; {_CHOOSE}")
+    return StoreUnsound(f"{store.url}: {problem}; no run may be kept there, choose another store")

@@ -8,8 +8,6 @@ from pathlib import Path
 from storage.errors import IntegrityError, ObjectMissing
 from storage.stores.object_store import READ_CHUNK_BYTES, ObjectStore, WrittenObject
 
-_UNCHECKED_BUFFER_BYTES = 64 * 1024 * 1024
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpectedObject:
@@ -53,10 +51,7 @@ def read_verified_into(buffer: memoryview, store: ObjectStore, expected: Expecte
 
 def check_size(store: ObjectStore, expected: ExpectedObject) -> None:
     """Raise IntegrityError if a large object has another size, before memory is allocated for it."""
-    if expected.bytes <= _UNCHECKED_BUFFER_BYTES:
-        return
-    found = store.size(expected.key)
-    if found != expected.bytes:
+    if expected.bytes > 64 * 1024 * 1024 and (found := store.size(expected.key)) != expected.bytes:
         raise IntegrityError(f"{expected.key}: {found or 0} bytes, its manifest says {expected.bytes}")
 
 
@@ -99,6 +94,5 @@ def _verified_chunks(store: ObjectStore, expected: ExpectedObject) -> Iterator[b
     if size_bytes != expected.bytes:
         raise IntegrityError(f"{expected.key}: {size_bytes} bytes, its manifest says {expected.bytes}")
     if digest.hexdigest() != expected.sha256:
-        raise IntegrityError(
-            f"{expected.key}: sha256 is {digest.hexdigest()[:12]}…, its manifest says {expected.sha256[:12]}…"
-        )
+        found, promised = digest.hexdigest()[:12], expected.sha256[:12]
+        raise IntegrityError(f"{expected.key}: sha256 is {found}…, its manifest says {promised}…")

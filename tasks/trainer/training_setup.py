@@ -16,7 +16,7 @@ from model.training.training_step import StepInputs
 from storage.checkpoints.checkpoint import LoadedCheckpoint, load_checkpoint
 from storage.logs.log_entry import CheckpointReference
 from storage.snapshots.data_snapshot import OpenSnapshot, open_snapshot
-from storage.snapshots.verified_shard import prefetch_shards
+from storage.snapshots.token_shard import prefetch_shards
 from storage.stores.object_store import ObjectStore
 from tasks.data.source_weights import weighted_components
 from tasks.trainer.fault_injection import flip_byte

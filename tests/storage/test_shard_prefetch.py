@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from storage.errors import SnapshotDamaged
-from storage.snapshots.token_shard import ShardSchema, write_shard
-from storage.snapshots.verified_shard import VerifiedShard, prefetch_shards
+from storage.snapshots.token_shard import ShardSchema, VerifiedShard, prefetch_shards, write_shard
 
 SCHEMA = ShardSchema(tokenizer_sha256="ab" * 32, vocab_size=1000)
 PATIENCE_SECONDS = 30

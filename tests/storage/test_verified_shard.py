@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 from storage.errors import IntegrityError, SnapshotDamaged
-from storage.snapshots.token_shard import ShardSchema, write_shard
-from storage.snapshots.verified_shard import VerifiedShard
+from storage.snapshots.token_shard import ShardSchema, VerifiedShard, write_shard
 
 SCHEMA = ShardSchema(tokenizer_sha256="ab" * 32, vocab_size=1000)
 TOKENS = np.arange(500, dtype=np.uint16)
