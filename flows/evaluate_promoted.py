@@ -14,7 +14,7 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 
-from flows.operations.checkpoint_evaluation import EvaluationRequest, plan_checkpoint
+from flows.operations.checkpoint_evaluation import plan_checkpoint
 from flows.orchestrator.named_failure_state import named_failure_state
 from flows.orchestrator.run_artifacts import artifact_key
 from flows.orchestrator.run_parameters import AgainParameter, ReferenceParameter, StoreParameter, SuiteParameter
@@ -45,7 +45,7 @@ def evaluate_promoted(
     """
     logger = get_run_logger()
     found = find_checkpoint(open_store(choose_store(store, os.environ)), reference)
-    plan = plan_checkpoint(found, EvaluationRequest(suite=suite, again=again))
+    plan = plan_checkpoint(found, suite)
     outcomes = [
         evaluate.with_options(task_run_name=task_name(found.reference.step, one))(
             found.log, lambda: found.reference, one, step=found.reference.step, again=again, on_request=True

@@ -41,14 +41,8 @@ def sweep_checkpoints(
     )
     for row in rows:
         if row.why or row.superseded or row.freed_bytes:
-            logger.info(
-                "%s: %s: %s superseded, %s bytes %s",
-                row.run_id,
-                row.action,
-                row.superseded,
-                f"{row.freed_bytes:,}",
-                row.why,
-            )
+            freed = f"{row.freed_bytes:,}"
+            logger.info("%s: %s: %s superseded, %s bytes %s", row.run_id, row.action, row.superseded, freed, row.why)
     message = _summary(rows, dry_run)
     is_failed = any(row.action == SweepOutcome.FAILED for row in rows)
     return Failed(name="SweepFailed", message=message) if is_failed else Completed(message=message)

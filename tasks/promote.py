@@ -5,8 +5,8 @@ from prefect.cache_policies import NO_CACHE
 
 from storage.logs.registry import Registry, RegistryState
 from storage.logs.run_log import RunLog
+from tasks.checkpoints.promotion import Candidate, PromotionRules
 from tasks.checkpoints.promotion_offer import offer
-from tasks.policy.promotion import Candidate, PromotionRules
 
 
 @task(name="promote", task_run_name="promote step {step} to {alias}", cache_policy=NO_CACHE, persist_result=False)

@@ -16,8 +16,10 @@ from storage.logs.run_entries import (
     RunFinished,
     RunOpened,
 )
+from tasks.configuration.run_configuration import RunConfig
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+CONFIG = RunConfig.model_validate({"data": {"sources": ["a.txt"]}, "training": {"steps": 100}}).document()
 
 
 def writer(attempt: int | None = None) -> Writer:
@@ -44,7 +46,7 @@ def opened(run_id: str, **changes: Any) -> RunOpened:
 def started(attempt: int, **changes: Any) -> AttemptStarted:
     defaults: dict[str, Any] = {
         "placement": placement(),
-        "config": {},
+        "config": CONFIG,
         "config_sha256": "c",
         "code_version": "1",
         "flow_run_id": None,

@@ -43,11 +43,11 @@ def evaluate(
         suite: path of a suite file (TOML) [the suites of the checkpoint's run].
         again: evaluate also what is on record, and add a second row.
     """
-    from flows.operations.checkpoint_evaluation import EvaluationRequest, measure
+    from flows.operations.checkpoint_evaluation import measure
     from reports.queries.comparison import compare_evaluations
 
     found = find_checkpoint(open_chosen_store(store), reference)
-    view = compare_evaluations(found, measure(found, EvaluationRequest(suite=suite, again=again)))
+    view = compare_evaluations(found, measure(found, suite=suite, again=again))
     print_document(view) if json else print_rows(comparison_table(view))
     return ExitCode.DONE if view.status == "recorded" else ExitCode.ERROR
 

@@ -1,7 +1,7 @@
 """The evaluation plan of a run, and evaluations of one committed checkpoint on its own, without an orchestrator."""
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from reports.queries.comparison import Outcome
@@ -15,20 +15,12 @@ from tasks.machine.placement import usable_cores
 from tasks.machine.work_folder import work_folder
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EvaluationRequest:
-    """The suite file, empty for the run's suites; `again` also measures what is on record."""
-
-    suite: str = ""
-    again: bool = False
-
-
-def plan_checkpoint(found: FoundCheckpoint, request: EvaluationRequest) -> EvaluationPlan:
-    """Return the plan: the run's suites, or a suite file; raises `InvalidConfiguration` for an invalid file."""
+def plan_checkpoint(found: FoundCheckpoint, suite: str) -> EvaluationPlan:
+    """Return the plan: the run's suites, or those of a file; raises `InvalidConfiguration` for an invalid file."""
     config = configuration_of(found.log.state)
-    if request.suite:
+    if suite:
         try:
-            evaluation = read_suite(Path(request.suite).expanduser(), config.evaluation)
+            evaluation = read_suite(Path(suite).expanduser(), config.evaluation)
         except TaskError as error:
             raise InvalidConfiguration(str(error)) from error
         config = config.model_copy(update={"evaluation": evaluation})
@@ -36,10 +28,10 @@ def plan_checkpoint(found: FoundCheckpoint, request: EvaluationRequest) -> Evalu
     return plan_evaluation(config, found.opened.data_snapshot, work_folder(os.environ), threads=threads)
 
 
-def measure(found: FoundCheckpoint, request: EvaluationRequest) -> tuple[Outcome, ...]:
-    """Evaluate under every suite in turn, except for what is on record, unless `again`."""
-    plan = plan_checkpoint(found, request)
-    return tuple(record_evaluation(found.log, found.reference, one, again=request.again) for one in plan.all)
+def measure(found: FoundCheckpoint, *, suite: str, again: bool) -> tuple[Outcome, ...]:
+    """Evaluate under the run's suites, or those of a suite file, in turn; what is on record only if `again`."""
+    plan = plan_checkpoint(found, suite)
+    return tuple(record_evaluation(found.log, found.reference, one, again=again) for one in plan.all)
 
 
 def plan_evaluation(

@@ -6,10 +6,10 @@ import socket
 
 from reports.queries.run_lookup import FoundCheckpoint, configuration_of
 from storage.logs.registry import Registry, RegistryState, SuiteReference
+from tasks.checkpoints.promotion import Approval, Candidate, PromotionRules, evaluations_of
 from tasks.checkpoints.promotion_offer import offer
 from tasks.configuration.run_configuration import RunConfig
 from tasks.evaluator.evaluation_suite import required_suites_of
-from tasks.policy.promotion import Approval, Candidate, PromotionRules, evaluations_of
 
 
 def this_person() -> str:

@@ -3,7 +3,7 @@
 A sweep of the store begins at a random run, so that sweeps which always run out of time reach every run in the end.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
@@ -54,14 +54,11 @@ def sweep_store(
     After `most_seconds` no further run is started. Raises `StorageError` if the store cannot list its runs.
     """
     run_ids = list_run_ids(store)
+    first = random.randrange(len(run_ids)) if run_ids else 0
     sweep_one = partial(_sweep_one, store, dry_run=dry_run, until=monotonic() + most_seconds, monotonic=monotonic)
     with ThreadPoolExecutor(_SWEEPERS) as sweepers:
-        return tuple(sorted(sweepers.map(sweep_one, _rotate(run_ids, random)), key=lambda row: row.run_id))
-
-
-def _rotate(run_ids: Sequence[str], random: Random) -> list[str]:
-    start = random.randrange(len(run_ids)) if run_ids else 0
-    return [*run_ids[start:], *run_ids[:start]]
+        rows = sweepers.map(sweep_one, [*run_ids[first:], *run_ids[:first]])
+        return tuple(sorted(rows, key=lambda row: row.run_id))
 
 
 def _sweep_one(
@@ -73,7 +70,5 @@ def _sweep_one(
         report = sweep_run_by_id(store, run_id, dry_run=dry_run)
     except Exception as error:  # one broken run must not keep the others from being swept
         return StoreSweepRow(run_id=run_id, action=SweepOutcome.FAILED, why=f"{error}" or type(error).__name__)
-    superseded = sum(item.action == SweepAction.SUPERSEDE for item in report.items)
-    return StoreSweepRow(
-        run_id=run_id, action=SweepOutcome.SWEPT, superseded=superseded, freed_bytes=report.freed_bytes
-    )
+    superseded, freed = sum(item.action == SweepAction.SUPERSEDE for item in report.items), report.freed_bytes
+    return StoreSweepRow(run_id=run_id, action=SweepOutcome.SWEPT, superseded=superseded, freed_bytes=freed)

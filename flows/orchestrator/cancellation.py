@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from uuid import UUID
 
-from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.orchestration import get_client
 
 from tasks.attempt.shutdown_signal import ShutdownSignal
 
-_CANCELLED = "cancelled in Prefect"
 _POLL_SECONDS = 3.0
 
 
@@ -50,17 +49,11 @@ class CancellationWatch:
         with suppress(Exception), get_client(sync_client=True) as client:  # whatever the API does, training goes on
             while not self._stop and not self._cancelling:
                 self._poll_now.clear()
-                self._cancelling = _is_being_cancelled(client, flow_run_id)
+                with suppress(Exception):  # an API that does not answer is no cancellation
+                    state = client.read_flow_run(flow_run_id).state
+                    self._cancelling = state is not None and (state.is_cancelling() or state.is_cancelled())
                 self._answered.set()
                 if self._cancelling:
-                    self._shutdown.request(_CANCELLED, "a person cancelled it in Prefect")
+                    self._shutdown.request("cancelled in Prefect", "a person cancelled it in Prefect")
                     return
                 self._poll_now.wait(_POLL_SECONDS)
-
-
-def _is_being_cancelled(client: SyncPrefectClient, flow_run_id: UUID) -> bool:
-    try:
-        state = client.read_flow_run(flow_run_id).state
-    except Exception:  # an API that does not answer is no cancellation
-        return False
-    return state is not None and (state.is_cancelling() or state.is_cancelled())

@@ -27,7 +27,7 @@ from reports.pages.markdown import markdown_text
 from storage.logs.registry import Promoted
 from storage.stores.document import sha256
 from tasks.attempt.shutdown_signal import ShutdownSignal
-from tasks.policy.promotion import Approval
+from tasks.checkpoints.promotion import Approval
 
 POLL_SECONDS = 2.0
 _SLACK_SECONDS = 3600.0

@@ -12,8 +12,7 @@ from model.configuration.training import TrainingConfig
 from model.estimates.size_estimate import MemoryEstimate, TrainingPlace, estimate_memory, largest_micro_batch
 from tasks.configuration.run_configuration import RunConfig
 from tasks.errors import InvalidConfiguration
-from tasks.machine.device_memory import free_device_bytes
-from tasks.machine.machine_speed import trains_on_cuda
+from tasks.machine.machine_speed import free_device_bytes, trains_on_cuda
 from tasks.machine.process_memory import available_memory_bytes
 from tasks.policy.attempt_sizes import AttemptSizes
 from tasks.trainer.trainer_group import TrainerGroup

@@ -17,10 +17,9 @@ from storage.logs.heartbeat import Heartbeat
 from storage.logs.log_entry import CheckpointReference, Writer
 from storage.logs.run_entries import AttemptEnded, AttemptStarted, RunFinished
 from storage.logs.run_state import RunState
-from tasks.attempt.attempt_claim import Claimant, claim_attempt
+from tasks.attempt.attempt_claim import Claimant, claim_attempt, writing_heartbeats
 from tasks.attempt.attempt_end import end_attempt
 from tasks.attempt.attempt_receipt import AttemptOver, Usage
-from tasks.attempt.heartbeat_writer import writing_heartbeats
 from tasks.attempt.preemption_notice import kubernetes_reason
 from tasks.commit_checkpoint import commit_checkpoint
 from tasks.errors import TrainerGone

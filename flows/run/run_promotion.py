@@ -10,12 +10,7 @@ from flows.run.active_run import ActiveRun
 from storage.logs.log_entry import CheckpointReference
 from storage.logs.registry import Promoted, Refused, Registry
 from storage.logs.run_state import RunState
-from tasks.checkpoints.promotion_offer import preview_offer
-from tasks.errors import CheckpointGone, EvaluationInterrupted, GateRefused
-from tasks.evaluate import evaluate, task_name
-from tasks.evaluator.evaluation_run import EvaluationPlan
-from tasks.policy.promotion import (
-    METRIC,
+from tasks.checkpoints.promotion import (
     Approval,
     Candidate,
     Gate,
@@ -24,6 +19,11 @@ from tasks.policy.promotion import (
     decision_on_record,
     evaluations_of,
 )
+from tasks.checkpoints.promotion_offer import preview_offer
+from tasks.configuration.evaluation_settings import METRIC
+from tasks.errors import CheckpointGone, EvaluationInterrupted, GateRefused
+from tasks.evaluate import evaluate, task_name
+from tasks.evaluator.evaluation_run import EvaluationPlan
 from tasks.promote import promote
 
 

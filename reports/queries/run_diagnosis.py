@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from reports.queries.run_status import stopped_early
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
+from tasks.configuration.evaluation_settings import METRIC
 from tasks.evaluator.run_curve import curve_suite, read_curve
 from tasks.policy.curve_verdict import judge
-from tasks.policy.promotion import METRIC
 from tasks.text.format import format_value
 from tasks.text.output import print_facts, print_table
 

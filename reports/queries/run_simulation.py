@@ -22,8 +22,7 @@ from tasks.policy.failure_trace import (
     published_trace,
     recorded_trace,
 )
-from tasks.policy.simulated_attempt import SimulationPlan
-from tasks.policy.simulation import SimulatedRun, budget_policy, plain_retries, simulate
+from tasks.policy.simulation import SimulatedRun, SimulationPlan, budget_policy, plain_retries, simulate
 
 if TYPE_CHECKING:
     from tasks.configuration.run_configuration import RunConfig
@@ -122,7 +121,7 @@ def _outcome(policy: str, run: SimulatedRun) -> PolicyOutcome:
         days=run.wall_seconds / DAY_SECONDS,
         goodput=run.goodput,
         useful_gpu_hours=run.useful_seconds * gpu_hours,
-        wasted_gpu_hours=run.wasted_gpu_hours,
+        wasted_gpu_hours=run.lost_seconds * gpu_hours,
         checkpoint_gpu_hours=run.checkpoint_seconds * gpu_hours,
         restart_gpu_hours=run.restart_seconds * gpu_hours,
         waiting_hours=run.waiting_seconds / 3600,

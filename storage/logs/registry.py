@@ -35,7 +35,7 @@ class Promoted:
     why: str
     previous: str | None
     hold_id: str | None = None
-    data_snapshot: str | None = None
+    data_snapshot: str
     required: tuple[SuiteReference, ...] = ()
     verdict: str | None = None
 

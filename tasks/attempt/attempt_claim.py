@@ -1,23 +1,27 @@
-"""Claiming a run: check that no live process owns it, end a lost attempt, start the next one.
+"""Claiming a run: check that no live process owns it, end a lost attempt, start the next one; and its heartbeat.
 
 The lease is measured on this process's monotonic clock, as the time in which the owner's heartbeat stays the same. It
 only avoids conflicts; safety comes from the log's sequence alone.
 """
 
+import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 
 from storage.checkpoints.checkpoint import newest_verified
-from storage.errors import NothingReadable
-from storage.logs.heartbeat import read_heartbeat
+from storage.errors import NothingReadable, StorageError
+from storage.logs.heartbeat import Heartbeat, read_heartbeat, write_heartbeat
 from storage.logs.log_entry import CheckpointReference, Writer
 from storage.logs.run_entries import AttemptEnded, AttemptStarted
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import AttemptRecord, RunState
+from storage.stores.object_store import ObjectStore
 from tasks.attempt.attempt_receipt import AttemptOver, Usage, write_receipt
 from tasks.configuration.settings import BudgetsConfig, LeaseConfig
 from tasks.errors import BudgetExhausted, LiveOwner
+from tasks.machine.background_thread import running_beside
 from tasks.machine.placement import is_known_dead
 from tasks.policy.failures import Evidence, classify
 from tasks.policy.termination import DecisionAction
@@ -50,20 +54,37 @@ def claim_attempt(log: RunLog, claimant: Claimant, start: Start) -> AttemptStart
         _wait_until_dead(log, owner, claimant)
         _end_as_lost(log, owner, claimant)
     while True:
-        reference = _resume_point(log, claimant)
+        try:
+            reference = newest_verified(log, writer=claimant.writer)
+        except NothingReadable:
+            if not claimant.start_over:
+                raise
+            reference = None
         before = log.state.latest_attempt
         state = log.append(partial(_next_attempt, log, reference, start), writer=claimant.writer)
         if state.open_attempt is not None and state.latest_attempt > before:
             return state.open_attempt.started
 
 
-def _resume_point(log: RunLog, claimant: Claimant) -> CheckpointReference | None:
-    try:
-        return newest_verified(log, writer=claimant.writer)
-    except NothingReadable:
-        if claimant.start_over:
-            return None
-        raise
+def writing_heartbeats(
+    store: ObjectStore, run_prefix: str, progress: Callable[[int], Heartbeat], *, every_seconds: float
+) -> AbstractContextManager[None]:
+    """Write `progress(number)` at once, every `every_seconds` while the block runs, and once more at its end.
+
+    A store that does not answer costs one heartbeat.
+    """
+
+    def write(stop: threading.Event) -> None:
+        number = 0
+        while True:
+            with suppress(StorageError):
+                write_heartbeat(store, run_prefix, progress(number))
+            if stop.is_set():
+                return
+            stop.wait(every_seconds)
+            number += 1
+
+    return running_beside(write, name="heartbeat")
 
 
 def _next_attempt(

@@ -4,8 +4,7 @@ The remedy's entries precede the receipt, so that a reader of the receipt finds 
 outcome changes nothing.
 """
 
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from model.configuration.data import DataConfig
@@ -14,11 +13,10 @@ from storage.errors import Fenced, SnapshotDamaged
 from storage.logs.log_entry import Writer
 from storage.logs.run_entries import AttemptEnded, DataQuarantined
 from storage.logs.run_log import RunLog
-from storage.logs.run_state import CheckpointRecord, RunState
 from tasks.attempt.attempt_receipt import NO_REMEDY, AttemptOver, Remedy, evidence_document, write_receipt
 from tasks.configuration.settings import BudgetsConfig
 from tasks.data.snapshot_build import repair_snapshot
-from tasks.policy.failures import Evidence, ExceptionReport, Failure, classify
+from tasks.policy.failures import ExceptionReport, Failure, classify
 from tasks.policy.termination import DecisionAction, TerminationReason
 
 
@@ -36,12 +34,16 @@ def end_attempt(
     log: RunLog, over: AttemptOver, *, budgets: BudgetsConfig, origin: DataOrigin, writer: Writer
 ) -> AttemptEnded:
     """Append the remedy and the receipt, and return the receipt; raises `Fenced` if another process ended it."""
-    written = _already_written(log, over)
-    if written is not None:
+    written = next(item.ended for item in log.refresh().attempts if item.started.attempt == over.attempt)
+    if written is not None and written.evidence == evidence_document(over.evidence):
         return written
     if log.state.fences(over.attempt):
         raise Fenced(f"run {log.run_id}: attempt {over.attempt} was ended by another process; it writes nothing more")
-    failure, remedy = _classify_and_remedy(log, over.evidence, origin)
+    failure, remedy = classify(over.evidence), NO_REMEDY
+    try:
+        remedy = _find_remedy(log, failure, over.evidence.last_words, origin)
+    except SnapshotDamaged as error:
+        failure = replace(failure, detail=f"{failure.detail}; {error}")
     receipt = write_receipt(log.refresh(), failure, over, budgets=budgets, remedy=remedy)
     if receipt.decision.action == DecisionAction.RESUME:
         _apply_remedy(log, remedy, failure, over.attempt, writer)
@@ -49,27 +51,11 @@ def end_attempt(
     return receipt
 
 
-def _already_written(log: RunLog, over: AttemptOver) -> AttemptEnded | None:
-    ended = next(item.ended for item in log.refresh().attempts if item.started.attempt == over.attempt)
-    return ended if ended is not None and ended.evidence == evidence_document(over.evidence) else None
-
-
-def _classify_and_remedy(log: RunLog, evidence: Evidence, origin: DataOrigin) -> tuple[Failure, Remedy]:
-    failure = classify(evidence)
-    try:
-        return failure, _find_remedy(log, failure, evidence.last_words, origin)
-    except SnapshotDamaged as error:
-        detail = f"{failure.detail}; {error}"
-        return Failure(reason=failure.reason, detail=detail, fingerprint=failure.fingerprint), NO_REMEDY
-
-
 def _find_remedy(log: RunLog, failure: Failure, report: ExceptionReport | None, origin: DataOrigin) -> Remedy:
     """Damaged objects are rebuilt at once, because that changes no correct byte."""
     if failure.reason is TerminationReason.BAD_DATA:
         repaired = repair_snapshot(log.store, origin.snapshot_id, origin.data, origin.base_dir, origin.cache_dir)
-        if repaired:
-            return Remedy(repaired_objects=repaired)
-        return Remedy(windows=report.windows if report else ())
+        return Remedy(repaired_objects=repaired, windows=report.windows if report and not repaired else ())
     if failure.reason is TerminationReason.DIVERGED and report is not None:
         return Remedy(windows=report.windows, before_step=report.spike_step or report.step)
     return NO_REMEDY
@@ -79,21 +65,10 @@ def _apply_remedy(log: RunLog, remedy: Remedy, failure: Failure, attempt: int, w
     if remedy.windows:
         windows = tuple(sorted(set(remedy.windows)))
         body = DataQuarantined(attempt=attempt, reason=failure.reason, windows=windows, detail=failure.detail)
-        log.append(partial(_unless_quarantined, body), writer=writer)
-    if remedy.before_step is not None:
-        _quarantine_spike(log, remedy.before_step, failure, writer)
-
-
-def _unless_quarantined(body: DataQuarantined, state: RunState) -> DataQuarantined | None:
-    return None if set(body.windows) <= state.quarantined_windows else body
-
-
-def _quarantine_spike(log: RunLog, before_step: int, failure: Failure, writer: Writer) -> None:
-    while (spoiled := _newest_spoiled(log.refresh(), before_step)) is not None:
-        why = f"committed when the spike had begun at step {before_step}: {failure.detail}"
-        quarantine_checkpoint(log, spoiled.committed, why, writer=writer)
-
-
-def _newest_spoiled(state: RunState, before_step: int) -> CheckpointRecord | None:
+        log.append(lambda state: None if set(windows) <= state.quarantined_windows else body, writer=writer)
+    if (before := remedy.before_step) is None:
+        return
     # The oldest readable checkpoint stays, so that there is always one to resume from.
-    return next((record for record in state.readable[:-1] if record.committed.step >= before_step), None)
+    while spoiled := [record.committed for record in log.refresh().readable[:-1] if record.committed.step >= before]:
+        why = f"committed when the spike had begun at step {before}: {failure.detail}"
+        quarantine_checkpoint(log, spoiled[0], why, writer=writer)

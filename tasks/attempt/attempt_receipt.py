@@ -60,12 +60,13 @@ def write_receipt(
     useful = max((item.gpu_seconds for item in committed), default=0.0)
     gpu_seconds = max(usage.gpu_seconds, useful)
     last_step = max([usage.last_step, *(item.step for item in committed)])
+    before = {window for item in state.quarantines if item.attempt != number for window in item.windows}
     impact = FailureImpact(
         last_step=last_step,
         micro_batch=owner.started.micro_batch,
         wasted_gpu_seconds=gpu_seconds - useful,
         activation_checkpointing=owner.started.activation_checkpointing,
-        quarantined_samples=len(set(remedy.windows) - _quarantined_before(state, number)),
+        quarantined_samples=len(set(remedy.windows) - before),
         repaired_objects=remedy.repaired_objects,
     )
     return AttemptEnded(
@@ -87,7 +88,3 @@ def write_receipt(
 def evidence_document(evidence: Evidence) -> dict[str, Any]:
     """Return the evidence as JSON for the receipt; the last lines of stderr are a separate field there."""
     return decode(encode(replace(evidence, stderr_tail=())), dict, where="evidence")
-
-
-def _quarantined_before(state: RunState, attempt: int) -> set[int]:
-    return {window for item in state.quarantines if item.attempt != attempt for window in item.windows}

@@ -1,15 +1,13 @@
 """Preemption notices from a file or a cloud's metadata service, and the reason that Kubernetes gave.
 
-A service that does not answer, or answers something unreadable, is neither a notice nor an error of the run.
-Sources: AWS "Spot Instance interruption notices" and "Use the Instance Metadata Service" (IMDSv2; the rebalance
-recommendation is no notice); Google Compute Engine "Preemptible VM instances" and "Get maintenance event notices" (a
-live migration is no notice).
+Sources: AWS "Spot Instance interruption notices" and "Use the Instance Metadata Service" (the rebalance recommendation
+is no notice); Google "Preemptible VM instances" and "Get maintenance event notices" (a live migration is no notice).
 """
 
 import os
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPException
@@ -23,13 +21,8 @@ from tasks.configuration.settings import PreemptionConfig
 from tasks.errors import TaskError
 from tasks.machine.background_thread import running_beside
 
-_AWS_VARIABLE, _AWS_ADDRESS = "AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://169.254.169.254"
-_GCP_VARIABLE, _GCP_HOST = "GCE_METADATA_HOST", "metadata.google.internal"
-_AWS_TOKEN_SECONDS = 21600
-_AWS_ACTIONS = ("terminate", "stop", "hibernate")
-_ANSWER_BYTES = 64 * 1024
+_AWS_ADDRESS, _GCP_HOST = "http://169.254.169.254", "metadata.google.internal"
 _TIMEOUT_SECONDS = 2.0
-_KUBERNETES_VARIABLE = "CAIRN_KUBERNETES_REASON"
 _DETAIL_CHARACTERS = 200
 
 
@@ -66,7 +59,9 @@ def read_notice_file(path: str) -> PreemptionNotice | None:
     """Return the notice once the file exists; its first line is the detail."""
     if not os.path.exists(path):
         return None
-    words = [f"notice file {path} appeared", _first_line(path)]
+    words = [f"notice file {path} appeared"]
+    with suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+        words.append(file.readline(_DETAIL_CHARACTERS).strip())
     return PreemptionNotice(name="notice-file", detail=": ".join(filter(None, words)))
 
 
@@ -92,15 +87,14 @@ class AwsMetadata:
             found = msgspec.json.decode(answer.body, type=_InstanceAction)
         except (msgspec.DecodeError, RecursionError) as error:
             raise MetadataUnavailable(f"AWS metadata service gave an unreadable answer: {error}") from error
-        if found.action not in _AWS_ACTIONS:
+        if found.action not in ("terminate", "stop", "hibernate"):
             return None
-        return PreemptionNotice(
-            name="aws", detail=f"AWS announced: {found.action} at {found.time[:_DETAIL_CHARACTERS]}"
-        )
+        detail = f"AWS announced: {found.action} at {found.time[:_DETAIL_CHARACTERS]}"
+        return PreemptionNotice(name="aws", detail=detail)
 
     def _read_action(self) -> _Answer:
         if not self._token:
-            lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": str(_AWS_TOKEN_SECONDS)}
+            lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": "21600"}
             granted = _answer(f"{self._address}/latest/api/token", lifetime, method="PUT")
             if granted.status != 200:
                 raise MetadataUnavailable(f"AWS metadata service gave no token: {granted.status}")
@@ -133,13 +127,12 @@ def _read_gcp(host: str, name: str) -> str:
 
 def notice_sources(config: PreemptionConfig, environment: Mapping[str, str]) -> tuple[NoticeSource, ...]:
     """Return the sources that `config` names; environment variables of the clouds' tools may move a service."""
-    sources: list[NoticeSource] = []
-    if config.notice_file:
-        sources.append(partial(read_notice_file, config.notice_file))
-    if config.metadata == "aws":
-        sources.append(AwsMetadata(environment.get(_AWS_VARIABLE) or _AWS_ADDRESS))
-    if config.metadata == "gcp":
-        sources.append(partial(read_gcp_notice, environment.get(_GCP_VARIABLE) or _GCP_HOST))
+    sources: list[NoticeSource] = [partial(read_notice_file, config.notice_file)] if config.notice_file else []
+    match config.metadata:
+        case "aws":
+            sources.append(AwsMetadata(environment.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or _AWS_ADDRESS))
+        case "gcp":
+            sources.append(partial(read_gcp_notice, environment.get("GCE_METADATA_HOST") or _GCP_HOST))
     return tuple(sources)
 
 
@@ -190,7 +183,7 @@ def kubernetes_reason(environment: Mapping[str, str]) -> str:
 
         kubectl get pod "$POD" -o jsonpath='{.status.containerStatuses[0].lastState.terminated.reason}'
     """
-    return environment.get(_KUBERNETES_VARIABLE, "").strip()
+    return environment.get("CAIRN_KUBERNETES_REASON", "").strip()
 
 
 def _answer(url: str, headers: Mapping[str, str], *, method: str = "GET") -> _Answer:
@@ -198,7 +191,7 @@ def _answer(url: str, headers: Mapping[str, str], *, method: str = "GET") -> _An
     opener = build_opener(ProxyHandler({}))  # the service is on this machine, never behind a proxy
     try:
         with opener.open(request, timeout=_TIMEOUT_SECONDS) as response:
-            body: bytes = response.read(_ANSWER_BYTES)
+            body: bytes = response.read(64 * 1024)
             flavor = response.headers.get("Metadata-Flavor", "")
             return _Answer(status=response.status, body=body.decode("utf-8", "replace"), flavor=flavor)
     except HTTPError as error:
@@ -206,11 +199,3 @@ def _answer(url: str, headers: Mapping[str, str], *, method: str = "GET") -> _An
             return _Answer(status=error.code, body="", flavor="")
     except (OSError, HTTPException, ValueError) as error:
         raise MetadataUnavailable(f"{url}: {error}") from error
-
-
-def _first_line(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.readline(_DETAIL_CHARACTERS).strip()
-    except OSError:
-        return ""

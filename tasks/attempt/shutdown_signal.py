@@ -14,9 +14,6 @@ from types import FrameType
 
 from tasks.policy.termination import ExitCode
 
-_ALWAYS = (signal.SIGTERM, signal.SIGINT)
-_CLOSED = "the terminal was closed (nohup or a deployment outlives it)"
-
 
 class ShutdownSignal:
     """Stores the first shutdown request and calls the registered callbacks at every request."""
@@ -64,7 +61,7 @@ class ShutdownSignal:
             yield
             return
         hangup = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
-        numbers = {*_ALWAYS, *hangup, *((signal.Signals[extra_signal],) if extra_signal else ())}
+        numbers = {signal.SIGTERM, signal.SIGINT, *hangup, *((signal.Signals[extra_signal],) if extra_signal else ())}
         before = {number: signal.getsignal(number) for number in numbers}
         for number in numbers:
             signal.signal(number, self._on_signal)
@@ -76,9 +73,10 @@ class ShutdownSignal:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
-        details = {signal.SIGTERM: "", signal.SIGINT: "", signal.SIGHUP: _CLOSED}
+        closed = "the terminal was closed (nohup or a deployment outlives it)"
+        details = {"SIGTERM": "", "SIGINT": "", "SIGHUP": closed}
         scheduled = f"the scheduler announced with {name} that this machine will be taken away"
-        self.request(name, details.get(signal.Signals(number), scheduled))
+        self.request(name, details.get(name, scheduled))
 
 
 class Terminated(BaseException):
@@ -91,17 +89,17 @@ def raise_on_sigterm() -> Iterator[None]:
 
     After the block SIGTERM is ignored until `exit_on_sigterm` sets the command's exit code.
     """
-    signal.signal(signal.SIGTERM, _raise_terminated)
+
+    def raise_terminated(number: int, frame: FrameType | None) -> None:
+        exit_on_sigterm(ExitCode.PREEMPTED)
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, raise_terminated)
     try:
         yield
     finally:
         # Not SIG_IGN, which child processes would inherit.
         signal.signal(signal.SIGTERM, lambda number, frame: None)
-
-
-def _raise_terminated(number: int, frame: FrameType | None) -> None:
-    exit_on_sigterm(ExitCode.PREEMPTED)
-    raise Terminated
 
 
 def exit_on_sigterm(code: int) -> None:

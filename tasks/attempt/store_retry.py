@@ -11,18 +11,12 @@ from storage.errors import StorageError
 from storage.stores.retry_policy import RetryPolicy
 
 T = TypeVar("T")
-_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 15.0
-_TRIES = 1_000_000  # the time limit ends the retries, not the count
 
 
 def run_retry_policy(total_seconds: float) -> RetryPolicy:
     """Return the policy of a run that waits `total_seconds` for its store."""
-    return RetryPolicy(
-        tries=_TRIES,
-        total_seconds=total_seconds,
-        first_pause_seconds=_FIRST_PAUSE_SECONDS,
-        longest_pause_seconds=_LONGEST_PAUSE_SECONDS,
-    )
+    tries = 1_000_000  # the time limit ends the retries, not the count
+    return RetryPolicy(tries=tries, total_seconds=total_seconds, first_pause_seconds=0.5, longest_pause_seconds=15.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +28,8 @@ class StoreRetry:
 
     def call(self, operation: Callable[[], T]) -> T:
         """Return the operation's result; raises its last error when the retries run out."""
-        return self.policy.call(operation, on_retry=self._report)
 
-    def _report(self, error: StorageError, elapsed_seconds: float) -> None:
-        self.say(f"  the store has not answered for {elapsed_seconds:.0f} s, trying again: {error}")
+        def report(error: StorageError, seconds: float) -> None:
+            self.say(f"  the store has not answered for {seconds:.0f} s, trying again: {error}")
+
+        return self.policy.call(operation, on_retry=report)

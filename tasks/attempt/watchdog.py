@@ -11,7 +11,6 @@ from tasks.configuration.settings import WatchdogConfig
 from tasks.machine.background_thread import running_beside
 
 _RECENT_GAPS = 64
-_FEWEST_GAPS = 4
 _LATE_SHARE = 0.25
 """A poll that is later than this share of the allowance restarts it: the watcher itself was suspended."""
 
@@ -32,7 +31,7 @@ class HeartbeatGap:
 def allowed_seconds(gaps: Sequence[float], config: WatchdogConfig) -> float:
     """Return the longest gap allowed after these gaps between heartbeats (seconds, oldest first)."""
     recent = gaps[-_RECENT_GAPS:]
-    if len(recent) < _FEWEST_GAPS:
+    if len(recent) < 4:
         return config.startup_seconds
     return max(config.floor_seconds, config.factor * max(recent))
 

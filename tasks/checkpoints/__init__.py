@@ -1,1 +1,1 @@
-"""Operations on committed checkpoints that read no tensors: sweep and promotion."""
+"""Retention and promotion of committed checkpoints: the decisions, which are pure functions, and their operations."""

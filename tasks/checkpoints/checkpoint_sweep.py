@@ -13,10 +13,10 @@ from storage.logs.entry_log import this_writer
 from storage.logs.registry import Refused, Registry, RegistryState, list_aliases
 from storage.logs.run_entries import CheckpointPinned, Placement
 from storage.logs.run_log import RunLog
+from tasks.checkpoints.promotion import Gate
+from tasks.checkpoints.retention import AliasReach, RetentionTerms, plan_retention
 from tasks.configuration.settings import CheckpointConfig
 from tasks.machine.placement import is_known_dead
-from tasks.policy.promotion import Gate
-from tasks.policy.retention import AliasReach, RetentionTerms, plan_retention
 
 
 def sweep_run(

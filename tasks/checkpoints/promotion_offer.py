@@ -11,14 +11,11 @@ from functools import partial
 from storage.checkpoints.checkpoint_pin import new_pin, pin_checkpoint, unpin_checkpoint
 from storage.logs.entry_log import this_writer
 from storage.logs.registry import Promoted, Refused, Registry, RegistryState
-from storage.logs.run_entries import CheckpointPinned, EvaluationRecorded
+from storage.logs.run_entries import EvaluationRecorded
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
 from storage.stores.object_store import ObjectStore
-from tasks.configuration.evaluation_settings import PromotionConfig
-from tasks.errors import GateRefused
-from tasks.machine.placement import this_placement
-from tasks.policy.promotion import (
+from tasks.checkpoints.promotion import (
     Candidate,
     PromotionRules,
     compared_evaluation,
@@ -27,20 +24,27 @@ from tasks.policy.promotion import (
     is_measured_like,
     refuse_unreadable,
 )
+from tasks.errors import GateRefused
+from tasks.machine.placement import this_placement
 
 
 def offer(log: RunLog, registry: Registry, candidate: Candidate, rules: PromotionRules) -> RegistryState:
     """Append the gates' decision and return the registry; raises `GateRefused` after recording a refusal."""
-    state = registry.refresh()
-    if _is_champion(state, candidate):
+    state, reference = registry.refresh(), candidate.reference
+    if state.champion is not None and state.champion.manifest_sha256 == reference.manifest_sha256:
         return state
-    pin = new_pin(candidate.reference, this_placement(device="cpu", threads=1), alias=registry.alias)
+    pin = new_pin(reference, this_placement(device="cpu", threads=1), alias=registry.alias)
     candidate = replace(candidate, hold_id=pin.hold_id)
     if not pin_checkpoint(log, pin, writer=this_writer()):
         state = registry.append(lambda _: refuse_unreadable(candidate, registry.alias))
     else:
         state = registry.append(partial(_decide, log.store, registry.alias, candidate, rules))
-    return _settle(log, state, candidate, pin)
+    if any(promoted.hold_id == pin.hold_id for _, promoted in state.champions):
+        return state
+    unpin_checkpoint(log, pin, "the registry did not take it", writer=this_writer())
+    if own := [refused for _, refused in state.refusals if refused.hold_id == pin.hold_id]:
+        raise GateRefused(f"gate {own[-1].gate!r} refused step {reference.step}: {own[-1].detail}")
+    return state
 
 
 def preview_offer(
@@ -61,10 +65,10 @@ def pending_offer(state: RunState, read_registry: Callable[[str], RegistryState]
     """
     if state.opened is None or state.finished is None or not state.attempts:
         return ""
-    section = state.attempts[-1].started.config.get("promotion", {})
-    if section.get("require_approval") or (state.failed_evaluations and not state.evaluations):
+    section = state.attempts[-1].started.config["promotion"]
+    if section["require_approval"] or (state.failed_evaluations and not state.evaluations):
         return ""
-    alias = str(section.get("alias", PromotionConfig().alias))
+    alias = str(section["alias"])
     offered = {body.run_id for _, body in read_registry(alias).history if isinstance(body, Promoted | Refused)}
     return "" if state.opened.run_id in offered else alias
 
@@ -72,37 +76,10 @@ def pending_offer(state: RunState, read_registry: Callable[[str], RegistryState]
 def _decide(
     store: ObjectStore, alias: str, candidate: Candidate, rules: PromotionRules, state: RegistryState
 ) -> Promoted | Refused | None:
-    evaluation = compared_evaluation(candidate, rules, state.champion)
-    return decide_promotion(
-        state,
-        candidate,
-        rules,
-        alias=alias,
-        champion_evaluation=_comparable_evaluation(store, state.champion, evaluation),
-    )
-
-
-def _comparable_evaluation(
-    store: ObjectStore, champion: Promoted | None, evaluation: EvaluationRecorded | None
-) -> EvaluationRecorded | None:
-    """Return the evaluation of the champion's weights under the candidate's suite and data, if there is one."""
-    if champion is None or evaluation is None or is_measured_like(evaluation, champion):
-        return None
-    known = evaluations_of(RunLog(store, champion.run_id).refresh(), champion.manifest_sha256)
-    wanted = (evaluation.suite_sha256, evaluation.data_snapshot)
-    return next((item for item in known if (item.suite_sha256, item.data_snapshot) == wanted), None)
-
-
-def _settle(log: RunLog, state: RegistryState, candidate: Candidate, pin: CheckpointPinned) -> RegistryState:
-    if any(promoted.hold_id == pin.hold_id for _, promoted in state.champions):
-        return state
-    unpin_checkpoint(log, pin, "the registry did not take it", writer=this_writer())
-    own = [refused for _, refused in state.refusals if refused.hold_id == pin.hold_id]
-    if own:
-        raise GateRefused(f"gate {own[-1].gate!r} refused step {candidate.reference.step}: {own[-1].detail}")
-    return state
-
-
-def _is_champion(state: RegistryState, candidate: Candidate) -> bool:
-    champion = state.champion
-    return champion is not None and champion.manifest_sha256 == candidate.reference.manifest_sha256
+    champion, known = state.champion, tuple[EvaluationRecorded, ...]()
+    evaluation = compared_evaluation(candidate, rules, champion)
+    if champion is not None and evaluation is not None and not is_measured_like(evaluation, champion):
+        known = evaluations_of(RunLog(store, champion.run_id).refresh(), champion.manifest_sha256)
+        wanted = (evaluation.suite_sha256, evaluation.data_snapshot)
+        known = tuple(item for item in known if (item.suite_sha256, item.data_snapshot) == wanted)
+    return decide_promotion(state, candidate, rules, alias=alias, champion_evaluation=next(iter(known), None))

@@ -8,6 +8,8 @@ from pydantic import BeforeValidator, Field, model_validator
 from model.configuration.network import NotNegative, NotNegativeNumber, Positive, Section
 from tasks.configuration.settings import Name, Seconds
 
+METRIC = "val_loss"
+"""The held-out loss in an evaluation's metrics, by which checkpoints are ranked, promoted and stopped."""
 SUITE_KEYS = ("name", "batches", "batch_size", "prompts", "sample_tokens", "sample_seed", "evaluators")
 """The keys that say what is measured: those that a suite file may hold."""
 

@@ -12,9 +12,9 @@ from storage.logs.run_state import RunState
 from storage.logs.step_log import read_step_records, splice
 from storage.stores.document import decode
 from storage.stores.object_store import ObjectStore
+from tasks.configuration.evaluation_settings import METRIC
 from tasks.policy.curve_statistics import Curve
 from tasks.policy.curve_verdict import judge
-from tasks.policy.promotion import METRIC
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,7 +1,7 @@
-"""The arithmetic speed of this machine: measured once in a child process, cached in the work folder.
+"""The arithmetic speed of this machine, cached in the work folder, and the free memory of its accelerator.
 
-`python -m tasks.machine.machine_speed` measures and prints it; only the child imports torch. A damaged cache file is
-measured again, and a folder that cannot be written costs one measurement per run.
+Both are measured in a child process, so that only the child imports torch: `python -m tasks.machine.machine_speed`
+prints the speed as JSON, with a device as its argument the free bytes of that device.
 """
 
 import os
@@ -28,7 +28,6 @@ from model.estimates.numerics import (
 from storage.errors import IntegrityError
 from storage.stores.document import decode, encode, sha256
 
-_PROBE_VERSION = 1
 _TIMEOUT_SECONDS = 60.0
 _HALF_FLAGS = frozenset({"amx_bf16", "avx512_bf16", "avx10_2", "bf16"})
 """Flags in /proc/cpuinfo for bf16 products in hardware, the last one on ARM; without them nothing is measured."""
@@ -60,8 +59,11 @@ def numerics_beside(
 
 
 def machine_speed(folder: Path, *, keep: bool = True) -> MachineSpeed:
-    """Return the cached speed of this machine, else measure it; a failed measurement returns an empty one."""
-    path = folder / "machine" / f"{_identity(cpu_facts(), os.environ)}.json"
+    """Return the cached speed of this machine, else measure it; a failed measurement returns an empty one.
+
+    A damaged cache file is measured again, and a folder that cannot be written costs one measurement per run.
+    """
+    path = folder / "machine" / f"{_identity()}.json"
     with suppress(OSError, IntegrityError, ModelError):
         return decode(path.read_bytes(), MachineSpeed, where=str(path))
     try:
@@ -71,6 +73,15 @@ def machine_speed(folder: Path, *, keep: bool = True) -> MachineSpeed:
     if keep:
         _keep(path, speed)
     return speed
+
+
+def free_device_bytes(device: str) -> int | None:
+    """Return the free bytes of the CUDA device that `training.device` names; None if they cannot be read."""
+    try:
+        output = _run_child(device).strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return int(output) if output.isdigit() else None
 
 
 def cpu_facts(path: Path = Path("/proc/cpuinfo")) -> Mapping[str, str]:
@@ -98,21 +109,22 @@ def trains_on_cuda(device: str) -> bool:
     return device.startswith("cuda") or (device == "auto" and may_have_cuda())
 
 
-def _identity(facts: Mapping[str, str], environment: Mapping[str, str]) -> str:
-    settings = [f"{name}={environment.get(name, '')}" for name in _SETTINGS]
-    known = [str(_PROBE_VERSION), version("torch"), *map(str, sorted(facts.items())), *settings, *_cuda_names()]
+def _identity() -> str:
+    settings = [f"{name}={os.environ.get(name, '')}" for name in _SETTINGS]
+    cards = [card.read_text(errors="replace") for card in sorted(Path(_CUDA_TRACES[0]).glob("*/information"))]
+    traces = [*filter(os.path.exists, _CUDA_TRACES), *cards]
+    known = ["1", version("torch"), *map(str, sorted(cpu_facts().items())), *settings, *traces]
     return sha256("\n".join(known).encode())[:32]
 
 
-def _cuda_names() -> list[str]:
-    cards = sorted(Path(_CUDA_TRACES[0]).glob("*/information"))
-    return [*filter(os.path.exists, _CUDA_TRACES), *(card.read_text(errors="replace") for card in cards)]
-
-
 def _measure() -> MachineSpeed:
-    command = [sys.executable, "-m", "tasks.machine.machine_speed"]
+    return decode(_run_child(), MachineSpeed, where="the measurement of this machine")
+
+
+def _run_child(*arguments: str) -> bytes:
+    command = [sys.executable, "-m", "tasks.machine.machine_speed", *arguments]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=_TIMEOUT_SECONDS)
-    return decode(done.stdout, MachineSpeed, where="the measurement of this machine")
+    return done.stdout
 
 
 def _keep(path: Path, speed: MachineSpeed) -> None:
@@ -127,10 +139,17 @@ def _keep(path: Path, speed: MachineSpeed) -> None:
 
 
 def main() -> None:
-    """Measure this machine and print the answer as JSON."""
-    from model.estimates.utilization import measure_machine
+    """Print the speed of this machine as JSON, or the free bytes of a device: nothing if it is not a CUDA device."""
+    if not sys.argv[1:]:
+        from model.estimates.utilization import measure_machine
 
-    sys.stdout.buffer.write(encode(measure_machine()))
+        sys.stdout.buffer.write(encode(measure_machine()))
+        return
+    import torch
+
+    device = torch.device("cuda" if sys.argv[1] == "auto" else sys.argv[1])
+    if torch.cuda.is_available() and device.type == "cuda":
+        print(torch.cuda.mem_get_info(device)[0])
 
 
 if __name__ == "__main__":

@@ -10,15 +10,12 @@ import psutil
 
 from storage.logs.run_entries import Placement
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
 
 @cache
 def boot_id() -> str:
     """Return an identity of this boot of this machine."""
-    if _BOOT_ID.exists():
-        return _BOOT_ID.read_text().strip()
-    return f"booted-{psutil.boot_time():.0f}"
+    path = Path("/proc/sys/kernel/random/boot_id")
+    return path.read_text().strip() if path.exists() else f"booted-{psutil.boot_time():.0f}"
 
 
 def usable_cores() -> int:

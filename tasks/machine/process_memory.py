@@ -1,8 +1,7 @@
 """Memory of a process: peak use, limits, and the kernel's OOM kills.
 
-Reads /proc and control groups (v2 `memory.events` and `memory.max`, v1 `memory.oom_control` and
-`memory.limit_in_bytes`; sources: Linux admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst, proc(5)). Whatever cannot be
-read is None or 0, never an error, because evidence must not hide the failure that it explains.
+Sources: Linux admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst, proc(5). What cannot be read is None or 0, never an
+error, because evidence must not hide the failure that it explains.
 """
 
 import threading
@@ -21,8 +20,8 @@ _ROOT = Path("/")
 _V2_MOUNTS = ("sys/fs/cgroup", "sys/fs/cgroup/unified")
 _V1_MOUNT = "sys/fs/cgroup/memory"
 _COUNTERS = ("memory.events", "memory.oom_control")
-_LIMITS = ("memory.max", "memory.limit_in_bytes")
-_USED = {"memory.max": "memory.current", "memory.limit_in_bytes": "memory.usage_in_bytes"}
+_LIMITS = {"memory.max": "memory.current", "memory.limit_in_bytes": "memory.usage_in_bytes"}
+"""Limit → what counts against it."""
 _REUSABLE = ("inactive_file", "total_inactive_file")
 """File pages not used lately, in cgroup v2 and v1; the kernel reclaims them before it kills."""
 _DYING_SECONDS = 30.0
@@ -53,7 +52,8 @@ class MemoryWatch:
 
     def sample(self) -> None:
         """Take one sample; a process that has ended keeps its last values."""
-        peaks = {pid: peak_rss_bytes(pid, root=self._root) for pid in (self._pid, *_children(self._pid, self._root))}
+        children = _text(self._root / "proc" / str(self._pid) / "task" / str(self._pid) / "children").split()
+        peaks = {pid: peak_rss_bytes(pid, root=self._root) for pid in (self._pid, *map(int, children))}
         limit, counter = memory_limit_bytes(self._pid, root=self._root), _counter(self._pid, self._root)
         with self._lock:
             for pid, used in peaks.items():
@@ -61,13 +61,17 @@ class MemoryWatch:
                     self._rss_bytes[pid] = max(self._rss_bytes.get(pid, 0), used)
             if peaks[self._pid] is not None:
                 self._limit_bytes = limit
-                self._count(counter)
+                if counter != self._counter:
+                    self._counter = counter
+                    self._counted.clear()
+                self._counted.append((self._clock(), _read_count(counter)))
+                self._forget_old_counts()
 
     def reading(self) -> MemoryReading:
         """Return the totals; call it after the process has ended, so that its own kill is counted."""
         with self._lock:
             kills = _read_count(self._counter)
-            self._forget(self._clock() - _DYING_SECONDS)
+            self._forget_old_counts()
             before = self._counted[0][1] if self._counted else kills
             return MemoryReading(
                 rss_bytes=sum(self._rss_bytes.values()) if self._rss_bytes else None,
@@ -75,16 +79,9 @@ class MemoryWatch:
                 oom_kills=max(kills - before, 0),
             )
 
-    def _count(self, counter: Path | None) -> None:
-        if counter != self._counter:
-            self._counter = counter
-            self._counted.clear()
-        now = self._clock()
-        self._counted.append((now, _read_count(counter)))
-        self._forget(now - _DYING_SECONDS)
-
-    def _forget(self, before: float) -> None:
+    def _forget_old_counts(self) -> None:
         # The newest count that is old enough is the baseline; older ones are not needed.
+        before = self._clock() - _DYING_SECONDS
         while len(self._counted) > 1 and self._counted[1][0] <= before:
             self._counted.popleft()
 
@@ -130,11 +127,6 @@ def available_memory_bytes(pid: int, *, root: Path = _ROOT) -> int | None:
     return min((room for room in rooms if room is not None), default=None)
 
 
-def _children(pid: int, root: Path) -> list[int]:
-    children = _text(root / "proc" / str(pid) / "task" / str(pid) / "children")
-    return [int(child) for child in children.split()]
-
-
 def _control_groups(pid: int, root: Path) -> list[tuple[Path, Path]]:
     """Mount point and folder of each control group that can limit the memory of `pid`."""
     found = []
@@ -162,8 +154,7 @@ def _inside(mount: Path, path: str) -> tuple[Path, Path]:
 
 
 def _counter(pid: int, root: Path) -> Path | None:
-    folders = [folder for _, folder in _control_groups(pid, root)]
-    paths = [folder / name for folder in folders for name in _COUNTERS]
+    paths = [folder / name for _, folder in _control_groups(pid, root) for name in _COUNTERS]
     return next((path for path in paths if "oom_kill " in _text(path)), None)
 
 
@@ -182,7 +173,7 @@ def _room(folder: Path, name: str) -> int | None:
     limit = _number(_text(folder / name))
     if limit is None:
         return None
-    used = _number(_text(folder / _USED[name])) or 0
+    used = _number(_text(folder / _LIMITS[name])) or 0
     fields = (line.split() for line in _text(folder / "memory.stat").splitlines())
     sizes = {words[0]: _number(words[1]) or 0 for words in fields if len(words) == 2}
     reusable = next((sizes[key] for key in reversed(_REUSABLE) if key in sizes), 0)
@@ -191,8 +182,7 @@ def _room(folder: Path, name: str) -> int | None:
 
 def _meminfo_bytes(name: str, root: Path) -> int | None:
     lines = _text(root / "proc" / "meminfo").splitlines()
-    total = next((line.split()[1] for line in lines if line.startswith(name)), "")
-    kilobytes = _number(total)
+    kilobytes = next((_number(line.split()[1]) for line in lines if line.startswith(name)), None)
     return None if kilobytes is None else kilobytes * 1024
 
 

@@ -26,7 +26,6 @@ _REPEATS_ARE_FUTILE = frozenset(
 )
 """Reasons in the run itself; a preemption or an unavailable store may happen twice at one step by chance."""
 _NEED_A_REMEDY = frozenset({TerminationReason.BAD_DATA, TerminationReason.DIVERGED})
-_MOST_DOUBLINGS = 6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,12 +60,6 @@ class _Change:
     activation_checkpointing: bool | None = None
 
 
-def budget_of(budgets: "BudgetsConfig", reason: str) -> "BudgetConfig | None":
-    """Return the budget for `reason`, or None if there is none."""
-    budget: BudgetConfig | None = getattr(budgets, reason.replace("-", "_"), None)
-    return budget
-
-
 def spending(attempts: tuple[AttemptRecord, ...], reason: str) -> Spending:
     """Count the charges of `reason`; an attempt that committed new steps refills before it is charged itself."""
     since, charged, wasted = 0, list[int](), 0.0
@@ -90,7 +83,7 @@ def decide(
     """
     if failure.reason in _UNCHARGED:
         return Decision(action=_UNCHARGED[failure.reason], reason=failure.detail)
-    budget = budget_of(budgets, failure.reason)
+    budget: BudgetConfig | None = getattr(budgets, failure.reason.replace("-", "_"), None)
     if budget is None:
         return _stop(f"there is no retry budget for {failure.reason}")
     change = _change(failure, impact)
@@ -132,24 +125,20 @@ def _charged(
 ) -> Decision:
     spent, reason = spending(state.attempts, failure.reason), failure.reason
     wasted = spent.wasted_gpu_seconds + impact.wasted_gpu_seconds
-    before = sum(len(item.windows) for item in state.quarantines if item.reason == reason)
-    samples = before + impact.quarantined_samples
-    left: dict[str, int | None] = {
-        "retries": budget.retries - spent.since_progress - 1,
-        "total": None if budget.total is None else budget.total - spent.total - 1,
-        "wasted_gpu_seconds": None if budget.wasted_gpu_seconds is None else floor(budget.wasted_gpu_seconds - wasted),
-        "samples": None if budget.samples is None else budget.samples - samples,
+    samples = sum(len(item.windows) for item in state.quarantines if item.reason == reason)
+    limits: dict[str, tuple[float | None, float]] = {
+        "retries": (budget.retries, spent.since_progress + 1),
+        "total": (budget.total, spent.total + 1),
+        "wasted_gpu_seconds": (budget.wasted_gpu_seconds, wasted),
+        "samples": (budget.samples, samples + impact.quarantined_samples),
     }
+    left = {name: None if limit is None else floor(limit - used) for name, (limit, used) in limits.items()}
     shown = {name: None if value is None else max(value, 0) for name, value in left.items()}
     empty = [name for name, value in left.items() if value is not None and value < 0]
     if empty:
-        return Decision(
-            action=DecisionAction.STOP,
-            reason=_spent(state, reason, spent, wasted, empty[0]),
-            charged=reason,
-            left=shown,
-        )
-    waiting = budget.backoff_seconds * 2 ** min(spent.since_progress, _MOST_DOUBLINGS) * (1 - jitter / 2)
+        why = _spent(state, reason, spent, wasted, empty[0])
+        return Decision(action=DecisionAction.STOP, reason=why, charged=reason, left=shown)
+    waiting = budget.backoff_seconds * 2 ** min(spent.since_progress, 6) * (1 - jitter / 2)
     changed = f", {change.summary}" if change.summary else ""
     return Decision(
         action=DecisionAction.RESUME,

@@ -1,8 +1,7 @@
 """How often to commit: the formulas of Young and Daly, beside a simulation of many intervals.
 
 Young (CACM 17, 1974): sqrt(2 C M) seconds of training between commits, with C the cost of a commit and M the mean time
-between failures that lose work. Daly (FGCS 22, 2006, equation 37) carries the series two terms further and gives M if a
-commit costs more than 2 M. The interval that loses least does not depend on the retry policy.
+between failures that lose work. Daly (FGCS 22, 2006, equation 37) carries the series two terms further.
 """
 
 import math
@@ -12,14 +11,8 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice, repeat
 
 from tasks.policy.failure_trace import FailureTrace, TraceFailure
-from tasks.policy.simulated_attempt import SimulationPlan, train_until
+from tasks.policy.simulation import SimulationPlan, train_until
 from tasks.policy.termination import TerminationReason
-
-_STEPS_PER_DOUBLING = 3
-_DOUBLINGS = 2
-_FAILURES_PER_SEED = 200
-_ENOUGH_ATTEMPTS = 2_000
-"""After this many attempts the lost share is precise enough, whether or not the run ends."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,11 +60,12 @@ def lost_share(plan: SimulationPlan, trace: FailureTrace, seeds: Sequence[int]) 
 def compare_intervals(plan: SimulationPlan, trace: FailureTrace, seeds: Sequence[int]) -> IntervalComparison:
     """Return the plan's own interval, both formulas' and the best of a sweep around them, on the same failures.
 
-    A short run is lengthened until chance evens out, because the long-run share is wanted.
+    A short run is lengthened to about 200 failures, because the long-run share is wanted.
     """
-    announced = frozenset({TerminationReason.PREEMPTED}) if plan.notice_saves_all else frozenset()
+    notice_saves_all = plan.grace_seconds >= plan.step_seconds + plan.checkpoint_seconds
+    announced = frozenset({TerminationReason.PREEMPTED}) if notice_saves_all else frozenset()
     between = trace.mean_device_seconds(without=announced) / plan.devices
-    steps_wanted = 0 if math.isinf(between) else math.ceil(_FAILURES_PER_SEED * between / plan.step_seconds)
+    steps_wanted = 0 if math.isinf(between) else math.ceil(200 * between / plan.step_seconds)
     long_run = replace(plan, total_steps=max(plan.total_steps, steps_wanted))
     measured: dict[int, IntervalLoss] = {}
 
@@ -81,14 +75,15 @@ def compare_intervals(plan: SimulationPlan, trace: FailureTrace, seeds: Sequence
             measured[steps] = IntervalLoss(every_steps=steps, seconds=steps * plan.step_seconds, lost_share=share)
         return measured[steps]
 
+    present = measure(plan.every_steps)
     if math.isinf(between):
-        return IntervalComparison(
-            present=measure(plan.every_steps), young=None, daly=None, simulated=None, sweep=tuple(measured.values())
-        )
+        return IntervalComparison(present=present, young=None, daly=None, simulated=None, sweep=(present,))
     young, daly = young_seconds(plan.checkpoint_seconds, between), daly_seconds(plan.checkpoint_seconds, between)
-    swept = [measure(steps) for steps in _around(max(daly, young / 2), plan)]
+    # From a quarter to four times the formulas, on a logarithmic scale.
+    around = (max(daly, young / 2) * 2 ** (n / 3) for n in range(-6, 7))
+    swept = [measure(steps) for steps in sorted({_steps(seconds, plan) for seconds in around})]
     return IntervalComparison(
-        present=measure(plan.every_steps),
+        present=present,
         young=measure(_steps(young, plan)),
         daly=measure(_steps(daly, plan)),
         simulated=min(swept, key=lambda item: item.lost_share),
@@ -97,9 +92,9 @@ def compare_intervals(plan: SimulationPlan, trace: FailureTrace, seeds: Sequence
 
 
 def _lost_share(plan: SimulationPlan, failures: Iterator[TraceFailure]) -> float:
-    """The result of `simulate` with a policy that always resumes, without the costly receipts."""
+    """What `simulate` gives for at most 2,000 attempts that always resume, without the costly receipts."""
     step, wall_seconds, restart_seconds = 0, 0.0, 0.0
-    for event in islice(chain(failures, repeat(None)), _ENOUGH_ATTEMPTS):
+    for event in islice(chain(failures, repeat(None)), 2_000):
         seconds = event.after_device_seconds / plan.devices if event else math.inf
         is_announced = event is not None and event.reason is TerminationReason.PREEMPTED
         stretch = train_until(
@@ -111,12 +106,6 @@ def _lost_share(plan: SimulationPlan, failures: Iterator[TraceFailure]) -> float
         if stretch.is_finished:
             break
     return 1 - step * plan.step_seconds / wall_seconds
-
-
-def _around(seconds: float, plan: SimulationPlan) -> list[int]:
-    """Steps from a quarter to four times `seconds`, on a logarithmic scale."""
-    most = _DOUBLINGS * _STEPS_PER_DOUBLING
-    return sorted({_steps(seconds * 2 ** (n / _STEPS_PER_DOUBLING), plan) for n in range(-most, most + 1)})
 
 
 def _steps(seconds: float, plan: SimulationPlan) -> int:

@@ -11,14 +11,8 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-SMALLEST_WINDOW, LARGEST_WINDOW = 5, 200
-_WINDOW_SHARE = 10
+_LARGEST_WINDOW = 200
 _SPIKE_WINDOW = 16
-_SPIKES_LOOK_BACK, _MOST_LOOK_BACK = 500, 10_000
-_NORMAL = 1.4826
-"""Standard deviation of a normal distribution over its median absolute deviation."""
-_MEDIAN_ERROR = 1.2533
-"""Standard error of a median over the mean's: the square root of pi / 2."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +65,7 @@ class Spikes:
 
 def window_of(count: int) -> int:
     """Return the window of a level, in steps, for a curve of `count` steps."""
-    return int(np.clip(count // _WINDOW_SHARE, SMALLEST_WINDOW, LARGEST_WINDOW))
+    return int(np.clip(count // 10, 5, _LARGEST_WINDOW))
 
 
 def level_of(steps: Sequence[int], losses: Floats) -> Level:
@@ -87,7 +81,7 @@ def level_of(steps: Sequence[int], losses: Floats) -> Level:
         window_steps=window,
         best=float(medians[best]),
         best_step=int(steps[last_of_best]),
-        standard_error=_MEDIAN_ERROR * noise / float(np.sqrt(window)),
+        standard_error=1.2533 * noise / float(np.sqrt(window)),  # that of a median over that of a mean: sqrt(pi / 2)
     )
 
 
@@ -100,7 +94,7 @@ def levels_at(curve: Curve, losses: Floats, steps: Sequence[int]) -> tuple[float
 def spikes_of(curve: Curve, losses: Floats, *, sigmas: float, share: float) -> Spikes:
     """Return the steps that rise by `sigmas` of noise and by `share` of the level over the median before them."""
     count = len(losses)
-    looked_back = min(max(count // 2, _SPIKES_LOOK_BACK), _MOST_LOOK_BACK, count - _SPIKE_WINDOW)
+    looked_back = min(max(count // 2, 500), 10_000, count - _SPIKE_WINDOW)
     if looked_back < 1:
         return Spikes(count=0, looked_back_steps=0, noise=0.0)
     tail = losses[count - looked_back - _SPIKE_WINDOW :]
@@ -113,7 +107,7 @@ def spikes_of(curve: Curve, losses: Floats, *, sigmas: float, share: float) -> S
         return Spikes(count=0, looked_back_steps=looked_back, noise=noise)
     worst = int(found[np.argmax(rise[found])])
     return Spikes(
-        count=_runs(found),
+        count=int(1 + np.count_nonzero(np.diff(found) > _SPIKE_WINDOW)),  # steps within one window are one spike
         looked_back_steps=looked_back,
         noise=noise,
         worst_step=int(curve.steps[count - looked_back + worst]),
@@ -123,18 +117,13 @@ def spikes_of(curve: Curve, losses: Floats, *, sigmas: float, share: float) -> S
 
 
 def deviation(values: Floats) -> float:
-    """Return the standard deviation, estimated from the median absolute deviation."""
-    return float(_NORMAL * np.median(np.abs(values - np.median(values))))
-
-
-def _runs(found: NDArray[np.intp]) -> int:
-    # Steps within one window of each other are one spike.
-    return int(1 + np.count_nonzero(np.diff(found) > _SPIKE_WINDOW))
+    """Return the standard deviation of a normal distribution with this median absolute deviation."""
+    return float(1.4826 * np.median(np.abs(values - np.median(values))))
 
 
 def _grad_ratio(curve: Curve, index: int) -> float:
     """Gradient norm of one step over the median around it; 0 if unknown."""
-    around = curve.grad_norms[max(0, index - LARGEST_WINDOW) : index + LARGEST_WINDOW]
+    around = curve.grad_norms[max(0, index - _LARGEST_WINDOW) : index + _LARGEST_WINDOW]
     known = [norm for norm in around if norm is not None and np.isfinite(norm)]
     norm = curve.grad_norms[index] if curve.grad_norms else None
     middle = float(np.median(known)) if known else 0.0

@@ -1,8 +1,7 @@
 """The verdict on a loss curve: a pure function to the worst rule that holds, its numbers, and the usual cures.
 
-Sources: spikes and their cure (go back, skip the batches): PaLM, section 5.1 (Chowdhery et al. 2022). Learning rates,
-warm-up and clipping: OPT-175B, section 2.5 (Zhang et al. 2022), and GPT-3, appendix B (Brown et al. 2020). A loss of
-ln(vocabulary) is that of a uniform guess. Overfitting: Prechelt, Early Stopping, 1998.
+Sources: spikes: PaLM, section 5.1 (2022). Learning rates, warm-up and clipping: OPT-175B, section 2.5 (2022), and
+GPT-3, appendix B (2020). Overfitting: Prechelt, Early Stopping, 1998.
 """
 
 import math
@@ -42,7 +41,6 @@ _OVERFIT_RATIO, _OVERFIT_GAP, _OVERFIT_RISE, _OVERFIT_EVALUATIONS = 1.3, 1.05, 0
 # Plateau: improvement of the held-out loss below the share, or of the train loss over the last two thirds of the run.
 _PLATEAU_SHARE, _PLATEAU_EVALUATIONS = 0.005, 5
 _FLAT_SHARE, _FLAT_STEPS = 0.02, 300
-_MOST_VAL = 200
 
 CURES: Mapping[str, tuple[str, ...]] = {
     VerdictKind.HEALTHY: (),
@@ -100,14 +98,20 @@ def judge(curve: Curve) -> CurveVerdict:
     for kind, rule in _RULES:
         if why := rule(seen):
             return _verdict(kind, why, _numbers(seen))
-    return _verdict(VerdictKind.HEALTHY, _healthy_words(seen), _numbers(seen))
+    level = seen.level
+    why = f"train loss {level.now:.2f} (median of the last {level.window_steps} steps), best before {level.best:.2f}"
+    if not seen.val:
+        return _verdict(VerdictKind.HEALTHY, f"{why}; no evaluation yet", _numbers(seen))
+    loss, train = seen.val[-1][1], seen.train_at_val[-1]
+    why = f"{why}; val loss {loss:.2f} is {loss / max(train, 1e-9):.2f} × train loss {train:.2f}"
+    return _verdict(VerdictKind.HEALTHY, why, _numbers(seen))
 
 
 def _measure(curve: Curve, losses: Floats) -> _Measured:
-    # Of many held-out losses, the newest and the best are kept.
+    # Of many held-out losses, the newest 200 and the best are kept.
     val = [(step, loss) for step, loss in curve.val if step >= curve.steps[0]]
-    best = min(val[:-_MOST_VAL], key=lambda point: point[1], default=None)
-    val = [*([best] if best else []), *val[-_MOST_VAL:]]
+    best = [min(val[:-200], key=lambda point: point[1])] if val[200:] else []
+    val = [*best, *val[-200:]]
     return _Measured(
         curve=curve,
         losses=losses,
@@ -220,15 +224,6 @@ _RULES: tuple[tuple[VerdictKind, Callable[[_Measured], str]], ...] = (
     (VerdictKind.PLATEAU, _flat_val_loss),
 )
 """From the worst on; each returns the reason, or "" if it does not hold."""
-
-
-def _healthy_words(seen: _Measured) -> str:
-    level = seen.level
-    fell = f"train loss {level.now:.2f} (median of the last {level.window_steps} steps), best before {level.best:.2f}"
-    if not seen.val:
-        return f"{fell}; no evaluation yet"
-    loss, train = seen.val[-1][1], seen.train_at_val[-1]
-    return f"{fell}; val loss {loss:.2f} is {loss / max(train, 1e-9):.2f} × train loss {train:.2f}"
 
 
 def _numbers(seen: _Measured) -> dict[str, float]:

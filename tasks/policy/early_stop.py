@@ -1,23 +1,21 @@
 """Early stopping: a pure function from a run's log to the step at which it stops, or None.
 
-Evaluations overlap later segments, so the time at which a stop is noticed varies, but not its step. Only the scheduled
-evaluations count, in step order up to the first outstanding one. An evaluation that failed as often as its budget
-allows, or whose checkpoint was deleted before it, is skipped. A run that has trained its last step does not stop early.
-Source: Prechelt, Early Stopping - But When?, 1998.
+Only the scheduled evaluations count, in step order up to the first outstanding one; one that failed as often as its
+budget allows, or whose checkpoint was deleted before it, is skipped. Source: Prechelt, Early Stopping - But When? 1998.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from storage.logs.run_entries import EvaluationRecorded
 from storage.logs.run_state import CheckpointRecord, RunState
-from tasks.configuration.evaluation_settings import EarlyStopConfig, EvaluationConfig
-from tasks.configuration.settings import BudgetsConfig, CheckpointConfig
+from tasks.configuration.evaluation_settings import METRIC, EarlyStopConfig
+from tasks.configuration.settings import BudgetConfig, BudgetsConfig
 from tasks.policy.budgets import evaluator_retries_left
 from tasks.policy.curve_verdict import VerdictKind
-from tasks.policy.promotion import METRIC
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,12 +29,12 @@ class Stop:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StopTerms:
-    """The policy, its suite, and the steps between scheduled evaluations."""
+    """The policy, its suite, the steps between scheduled evaluations, and the budget of failed ones."""
 
     policy: EarlyStopConfig
     suite_sha256: str
     every_steps: int
-    evaluator_retries: BudgetsConfig
+    evaluator_retries: BudgetConfig
 
     def is_due(self, step: int) -> bool:
         """Whether an evaluation is scheduled at this step."""
@@ -44,15 +42,12 @@ class StopTerms:
 
 
 def stop_terms(config: Mapping[str, Any], suite_sha256: str) -> StopTerms:
-    """Return the terms of a run's stored configuration; missing keys have their defaults."""
-    checkpoint = config.get("checkpoint", {})
-    every_steps = checkpoint.get("every_steps") or CheckpointConfig.model_fields["every_steps"].default
-    every_commits = config.get("evaluation", {}).get("every_commits", EvaluationConfig().every_commits)
+    """Return the terms of an attempt's stored configuration."""
     return StopTerms(
-        policy=EarlyStopConfig.model_validate(config.get("early_stop", {})),
+        policy=EarlyStopConfig.model_validate(config["early_stop"]),
         suite_sha256=suite_sha256,
-        every_steps=every_steps * every_commits,
-        evaluator_retries=BudgetsConfig.model_validate(config.get("budgets", {})),
+        every_steps=config["checkpoint"]["every_steps"] * config["evaluation"]["every_commits"],
+        evaluator_retries=BudgetsConfig.model_validate(config["budgets"]).evaluator_failed,
     )
 
 
@@ -64,13 +59,25 @@ def find_stop(state: RunState, suite_sha256: str) -> Stop | None:
     line = state.surviving_checkpoints
     if not terms.policy.is_on or not line or line[-1].committed.step >= total:
         return None
-    return decide(terms.policy, _scheduled_evaluations(state, terms))
+    known = _recorded(state, suite_sha256)
+    awaited = {record.committed.manifest_sha256 for record in outstanding(state, terms)}
+    due = [record.committed.manifest_sha256 for record in line if terms.is_due(record.committed.step)]
+    answered = takewhile(lambda manifest: manifest not in awaited, due)
+    return decide(terms.policy, [known[manifest] for manifest in answered if manifest in known])
 
 
 def outstanding(state: RunState, terms: StopTerms) -> tuple[CheckpointRecord, ...]:
     """Return the checkpoints whose scheduled evaluation is missing but still possible, in step order."""
     known = _recorded(state, terms.suite_sha256)
-    return tuple(record for record in _due(state, terms) if _is_outstanding(state, terms, record, known))
+
+    def is_outstanding(record: CheckpointRecord) -> bool:
+        manifest = record.committed.manifest_sha256
+        if manifest in known or not record.is_committed or not terms.is_due(record.committed.step):
+            return False
+        failed = state.failed_evaluations
+        return evaluator_retries_left(terms.evaluator_retries, failed, manifest, terms.suite_sha256) > 0
+
+    return tuple(filter(is_outstanding, state.surviving_checkpoints))
 
 
 def decide(policy: EarlyStopConfig, evaluations: Iterable[EvaluationRecorded]) -> Stop | None:
@@ -90,7 +97,9 @@ def decide(policy: EarlyStopConfig, evaluations: Iterable[EvaluationRecorded]) -
         if policy.on_stuck and kind == VerdictKind.STUCK:
             return Stop(step=step, rule="on_stuck", why=f"stuck: {why}")
         if policy.overfit_ratio and overfit >= policy.overfit_patience:
-            return Stop(step=step, rule="overfit_ratio", why=_overfit_words(policy, loss, train or 0.0))
+            ratio = f"{loss / max(train or 0.0, 1e-9):.2f} × train loss {train or 0.0:.4f}"
+            least = f"{policy.overfit_ratio:g} × for {policy.overfit_patience} evaluations"
+            return Stop(step=step, rule="overfit_ratio", why=f"val loss {loss:.4f} is {ratio}, at least {least}")
         if policy.patience and waited >= policy.patience:
             least = f" by more than {policy.min_delta:g}" if policy.min_delta else ""
             words = f"val loss {loss:.4f}: {waited} evaluations without improving{least} on {best:.4f}"
@@ -98,40 +107,6 @@ def decide(policy: EarlyStopConfig, evaluations: Iterable[EvaluationRecorded]) -
     return None
 
 
-def _overfit_words(policy: EarlyStopConfig, loss: float, train: float) -> str:
-    return (
-        f"val loss {loss:.4f} is {loss / max(train, 1e-9):.2f} × train loss {train:.4f}, at least "
-        f"{policy.overfit_ratio:g} × for {policy.overfit_patience} evaluations"
-    )
-
-
-def _scheduled_evaluations(state: RunState, terms: StopTerms) -> Iterator[EvaluationRecorded]:
-    known = _recorded(state, terms.suite_sha256)
-    for record in _due(state, terms):
-        if _is_outstanding(state, terms, record, known):
-            return
-        if (item := known.get(record.committed.manifest_sha256)) is not None:
-            yield item
-
-
 def _recorded(state: RunState, suite_sha256: str) -> dict[str, EvaluationRecorded]:
     # The first result counts; a later one that a person asked for moves no stop.
-    found: dict[str, EvaluationRecorded] = {}
-    for item in state.evaluations:
-        if item.suite_sha256 == suite_sha256:
-            found.setdefault(item.manifest_sha256, item)
-    return found
-
-
-def _due(state: RunState, terms: StopTerms) -> Iterator[CheckpointRecord]:
-    return (record for record in state.surviving_checkpoints if terms.is_due(record.committed.step))
-
-
-def _is_outstanding(
-    state: RunState, terms: StopTerms, record: CheckpointRecord, known: Mapping[str, EvaluationRecorded]
-) -> bool:
-    manifest = record.committed.manifest_sha256
-    if manifest in known or not record.is_committed:
-        return False
-    budget = terms.evaluator_retries.evaluator_failed
-    return evaluator_retries_left(budget, state.failed_evaluations, manifest, terms.suite_sha256) > 0
+    return {item.manifest_sha256: item for item in reversed(state.evaluations) if item.suite_sha256 == suite_sha256}

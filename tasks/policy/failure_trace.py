@@ -36,7 +36,6 @@ _PUBLISHED = {
     TerminationReason.DIVERGED: 6,
     TerminationReason.STORAGE: 3,
 }
-_PUBLISHED_DEVICES, _PUBLISHED_DAYS = 16_384, 54
 
 
 class InvalidTrace(TaskError):
@@ -45,11 +44,7 @@ class InvalidTrace(TaskError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TraceFailure:
-    """The failure of one attempt, `after_device_seconds` from its start.
-
-    `quarantined_samples` None means the usual number for the reason; an empty `fingerprint` means that only the reason
-    is known.
-    """
+    """The failure of one attempt, `after_device_seconds` from its start; None and empty mean unknown."""
 
     reason: TerminationReason
     after_device_seconds: float
@@ -111,10 +106,9 @@ class _TraceFile(BaseModel):
 
 def published_trace() -> FailureTrace:
     """Return the interruptions of Llama 3 405B as rates per device and day."""
-    device_days = _PUBLISHED_DEVICES * _PUBLISHED_DAYS
     return FailureTrace(
         source="Llama 3 405B: 419 unexpected interruptions of 16,384 GPUs in 54 days (arXiv:2407.21783)",
-        rates={reason: count / device_days for reason, count in _PUBLISHED.items()},
+        rates={reason: count / (16_384 * 54) for reason, count in _PUBLISHED.items()},
     )
 
 

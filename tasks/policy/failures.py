@@ -96,7 +96,6 @@ _BY_PHRASE = {
     "fallen off the bus": TerminationReason.LOST,
     "NCCL error": TerminationReason.LOST,
 }
-_SNAPSHOT_FOLDER = "data/"
 _FOLDERS = re.compile(r'(?<=File ").*[/\\]')
 _RANDOM_NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d{3,}")
 """Addresses, ports and process ids, which differ although the cause is the same."""
@@ -116,7 +115,6 @@ _BY_EXIT = {
 }
 _SHELL_SIGNAL = 128
 """A shell or a container reports a signal as 128 + its number."""
-_LAST_LINES = 3
 _FULL = 0.95
 """A killed process that used this share of its limit was killed for memory, even if the kernel counts no kill."""
 
@@ -132,9 +130,13 @@ def classify(evidence: Evidence) -> Failure:
     if evidence.stop_signal == "SIGINT":
         return _failure(TerminationReason.CANCELLED, "a person interrupted it", "")
     if evidence.stop_signal is not None:
-        return _failure(TerminationReason.PREEMPTED, _preemption(evidence), "")
+        notice = evidence.notice or f"{evidence.stop_signal} announced the end of this machine"
+        lost = "; the grace period was too short to commit the reached step, which is trained again"
+        return _failure(TerminationReason.PREEMPTED, notice + (lost if evidence.grace_ended else ""), "")
     if evidence.silent_seconds is not None:
-        return _hung(evidence)
+        silent, allowed = evidence.silent_seconds, evidence.allowed_seconds or 0.0
+        detail = f"no sign of life for {silent:.0f} s; its own steps allowed {allowed:.0f} s"
+        return _failure(TerminationReason.HUNG, detail, f"hung after step {evidence.heartbeat_step}")
     if evidence.last_words is not None:
         return _from_exception(evidence.last_words)
     if evidence.store_error is not None:
@@ -142,22 +144,9 @@ def classify(evidence: Evidence) -> Failure:
     return _from_exit(evidence)
 
 
-def _preemption(evidence: Evidence) -> str:
-    notice = evidence.notice or f"{evidence.stop_signal} announced the end of this machine"
-    if not evidence.grace_ended:
-        return notice
-    return f"{notice}; the grace period was too short to commit the reached step, which is trained again"
-
-
-def _hung(evidence: Evidence) -> Failure:
-    silent, allowed = evidence.silent_seconds or 0.0, evidence.allowed_seconds or 0.0
-    detail = f"no sign of life for {silent:.0f} s; its own steps allowed {allowed:.0f} s"
-    return _failure(TerminationReason.HUNG, detail, f"hung after step {evidence.heartbeat_step}")
-
-
 def _from_exception(report: ExceptionReport) -> Failure:
     reason = _BY_EXCEPTION.get(report.exception) or _reason_in(report.message)
-    if reason is None and report.exception == "IntegrityError" and report.message.startswith(_SNAPSHOT_FOLDER):
+    if reason is None and report.exception == "IntegrityError" and report.message.startswith("data/"):
         reason = TerminationReason.BAD_DATA
     origin = next((line.strip() for line in reversed(report.traceback) if line.lstrip().startswith("File ")), "")
     # Independent of the installation folder; other samples are another cause.
@@ -175,13 +164,20 @@ def _from_exit(evidence: Evidence) -> Failure:
     if evidence.kubernetes_reason in _KUBERNETES:
         word = evidence.kubernetes_reason
         return _failure(_KUBERNETES[word], f"Kubernetes ended the container: {word}", word)
-    code = _without_shell(evidence.exit_code)
+    code = evidence.exit_code
+    if code is not None and code - _SHELL_SIGNAL in set(signal.Signals):
+        code = _SHELL_SIGNAL - code
     # The group's count also grows when other processes in it are killed, so other signals are not memory kills.
     if evidence.oom_kills > 0 and (code is None or code > 0 or code == -signal.SIGKILL):
         detail = f"the kernel killed {evidence.oom_kills} process(es) of this control group for memory"
         return _failure(TerminationReason.OOM, f"{detail}{_memory(evidence)}", "oom_kill")
     if code == -signal.SIGKILL:
-        return _killed(evidence)
+        used, limit = evidence.rss_bytes, evidence.memory_limit_bytes
+        if used is not None and limit is not None and used >= _FULL * limit:
+            detail = f"killed by SIGKILL{_memory(evidence)}"
+            return _failure(TerminationReason.OOM, detail, "killed at its memory limit")
+        detail = f"the trainer was killed by SIGKILL and left no other evidence{_memory(evidence)}"
+        return _failure(TerminationReason.LOST, detail, "signal 9")
     if code is None:
         return _failure(TerminationReason.LOST, "process or host vanished without other evidence", "vanished")
     if code in _BY_EXIT:
@@ -190,32 +186,14 @@ def _from_exit(evidence: Evidence) -> Failure:
     return _unexplained(code, evidence.stderr_tail)
 
 
-def _without_shell(code: int | None) -> int | None:
-    if code is not None and code - _SHELL_SIGNAL in set(signal.Signals):
-        return _SHELL_SIGNAL - code
-    return code
-
-
-def _killed(evidence: Evidence) -> Failure:
-    if _is_full(evidence):
-        return _failure(TerminationReason.OOM, f"killed by SIGKILL{_memory(evidence)}", "killed at its memory limit")
-    detail = f"the trainer was killed by SIGKILL and left no other evidence{_memory(evidence)}"
-    return _failure(TerminationReason.LOST, detail, "signal 9")
-
-
 def _unexplained(code: int, stderr_tail: tuple[str, ...]) -> Failure:
     tail = stderr_tail[-1] if stderr_tail else "nothing on stderr"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
     how = f"was killed by {name}" if code < 0 else f"exited with {code}"
     # An abort prints its cause before the stack trace; otherwise only the last lines belong to the exit.
-    lines = stderr_tail if code == -signal.SIGABRT else stderr_tail[-_LAST_LINES:]
+    lines = stderr_tail if code == -signal.SIGABRT else stderr_tail[-3:]
     reason = next(filter(None, map(_reason_in, lines)), TerminationReason.ERROR)
     return _failure(reason, f"the trainer {how}: {tail}", _RANDOM_NUMBERS.sub("#", f"{code} {tail}"))
-
-
-def _is_full(evidence: Evidence) -> bool:
-    used, limit = evidence.rss_bytes, evidence.memory_limit_bytes
-    return used is not None and limit is not None and used >= _FULL * limit
 
 
 def _memory(evidence: Evidence) -> str:

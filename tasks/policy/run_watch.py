@@ -8,13 +8,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from storage.logs.run_state import AttemptRecord, RunState
-from tasks.configuration.evaluation_settings import EvaluationConfig
 from tasks.configuration.settings import LeaseConfig
 from tasks.policy.termination import DecisionAction, TerminationReason
-
-_RETRY_SECONDS = 30.0
-_RETRY_GROWTH = 4.0
-_RETRY_LONGEST_SECONDS = 900.0
 
 
 class Life(Enum):
@@ -71,32 +66,33 @@ Verdict = Continue | Wait | Leave
 def decide_watch(state: RunState, observed: Observed, now: float) -> Verdict:
     """Return what a watcher does with one run at `now`."""
     verdict = _verdict(state, observed, now)
-    return _with_backoff(verdict, observed, now) if isinstance(verdict, Continue) else verdict
+    if isinstance(verdict, Continue) and observed.futile:
+        until = observed.tried_at + min(900.0, 30.0 * 4.0 ** min(observed.futile - 1, 8))
+        if now < until:
+            return Wait(until=until, why=f"{verdict.why}; continued {observed.futile} time(s) and not yet claimed")
+    return verdict
 
 
 def lease_seconds(state: RunState) -> float:
     """Return how long the newest attempt's heartbeat may stay the same before it counts as lost."""
-    lease = state.attempts[-1].started.config.get("lease", {}) if state.attempts else {}
-    return float(lease.get("seconds", LeaseConfig().seconds))
+    if not state.attempts:
+        return LeaseConfig().seconds
+    return float(state.attempts[-1].started.config["lease"]["seconds"])
 
 
 def _verdict(state: RunState, observed: Observed, now: float) -> Verdict:
     if state.opened is None:
         return Leave(why="nothing was opened here")
     if not state.attempts:
-        return _never_claimed(observed)
+        if observed.owner is Life.GONE:
+            return Continue(why="opened but never claimed, and the process that opened it is gone")
+        whose = "is still working" if observed.owner is Life.HERE else "may still be working on another host"
+        return Leave(why=f"opened but never claimed: the process that opened it {whose}")
     if state.open_attempt is not None:
         return _open(state, state.open_attempt, observed, now)
     if state.finished is not None:
         return _finished(state, f"finished at step {state.finished.step}", observed, now)
     return _ended(state, state.attempts[-1], observed, now)
-
-
-def _never_claimed(observed: Observed) -> Verdict:
-    if observed.owner is Life.GONE:
-        return Continue(why="opened but never claimed, and the process that opened it is gone")
-    whose = "is still working" if observed.owner is Life.HERE else "may still be working on another host"
-    return Leave(why=f"opened but never claimed: the process that opened it {whose}")
 
 
 def _open(state: RunState, owner: AttemptRecord, observed: Observed, now: float) -> Verdict:
@@ -121,16 +117,13 @@ def _finished(state: RunState, how: str, observed: Observed, now: float) -> Verd
     how = f"{how}, its best checkpoint not yet offered to {observed.unoffered_to}"
     if observed.owner is Life.HERE:
         return Leave(why=f"{how}: its process is alive")
-    until = observed.unchanged_since + (_offer_seconds(state) if observed.owner is Life.UNKNOWN else 0.0)
+    until = observed.unchanged_since
+    if observed.owner is Life.UNKNOWN:  # its process may still work on the last evaluation
+        evaluation = state.attempts[-1].started.config["evaluation"]
+        until += lease_seconds(state) + float(evaluation["timeout_seconds"])
     if now >= until:
         return Continue(why=how)
     return Wait(until=until, why=f"{how}; its own process may still do so")
-
-
-def _offer_seconds(state: RunState) -> float:
-    # Before its offer the run's process may still work on the last evaluation.
-    evaluation = state.attempts[-1].started.config.get("evaluation", {})
-    return lease_seconds(state) + float(evaluation.get("timeout_seconds", EvaluationConfig().timeout_seconds))
 
 
 def _ended(state: RunState, last: AttemptRecord, observed: Observed, now: float) -> Verdict:
@@ -150,14 +143,3 @@ def _ended(state: RunState, last: AttemptRecord, observed: Observed, now: float)
         return Continue(why=whose)
     what = "back-off" if decision.delay_seconds else "time in which its own process may continue"
     return Wait(until=until, why=f"{whose}; the {what} is not yet over")
-
-
-def _with_backoff(verdict: Continue, observed: Observed, now: float) -> Verdict:
-    if not observed.futile:
-        return verdict
-    until = observed.tried_at + min(
-        _RETRY_LONGEST_SECONDS, _RETRY_SECONDS * _RETRY_GROWTH ** min(observed.futile - 1, 8)
-    )
-    if now >= until:
-        return verdict
-    return Wait(until=until, why=f"{verdict.why}; continued {observed.futile} time(s) and not yet claimed")

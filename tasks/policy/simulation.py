@@ -1,16 +1,15 @@
-"""Simulation of a run through a sequence of failures under a retry policy, on a simulated clock.
+"""Simulation of a run through a sequence of failures under a retry policy, from failure to failure in closed form.
 
-It advances from failure to failure, never step by step. What follows a failure is decided on a growing `RunState` of
-receipts, for budgets by the real `budgets.decide`. A restart takes `restart_seconds`, in which the next failure may
-come. Failures do not depend on the policy: a remedy neither prevents a later failure nor does its absence repeat one.
+A step, a commit and a restart take fixed times; training stands still during a commit. A policy decides on a growing
+`RunState` of receipts, for budgets by the real `budgets.decide`. Failures do not depend on the policy.
 """
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
-from typing import Protocol
+from datetime import UTC, datetime
+from functools import partial
 
 from storage.logs.run_entries import (
     AttemptEnded,
@@ -25,21 +24,90 @@ from tasks.configuration.settings import BudgetsConfig
 from tasks.policy.budgets import FailureImpact, decide
 from tasks.policy.failure_trace import TraceFailure
 from tasks.policy.failures import Failure
-from tasks.policy.simulated_attempt import SimulationPlan, Stretch, train_until
 from tasks.policy.termination import DecisionAction, TerminationReason
 
 MOST_ATTEMPTS = 10_000
-_MEAN_JITTER = 0.5
-_BEGINNING = datetime(2000, 1, 1, tzinfo=UTC)
-_DATA_REASONS = frozenset({TerminationReason.BAD_DATA, TerminationReason.DIVERGED})
+_TIME = datetime(2000, 1, 1, tzinfo=UTC)
+"""Every time in the state; no policy reads one."""
+Policy = Callable[[RunState, Failure, FailureImpact], Decision]
+"""Decides what follows the end of the open attempt of a state."""
 
 
-class Policy(Protocol):
-    """Decides what follows the end of the open attempt of `state`."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SimulationPlan:
+    """What is trained, on how many devices, and how long each part takes."""
 
-    def __call__(self, state: RunState, failure: Failure, impact: FailureImpact) -> Decision:
-        """Return the decision."""
-        ...
+    total_steps: int
+    devices: int
+    step_seconds: float
+    every_steps: int
+    checkpoint_seconds: float
+    restart_seconds: float
+    grace_seconds: float
+    micro_batch: int = 1
+    global_batch: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse sizes and times out of range."""
+        for name in ("total_steps", "devices", "every_steps", "micro_batch", "global_batch", "step_seconds"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name}={getattr(self, name)}: must be above 0")
+        for name in ("checkpoint_seconds", "restart_seconds", "grace_seconds"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name}={getattr(self, name)}: must not be negative")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stretch:
+    """How far one attempt got and where its wall time went, in seconds."""
+
+    committed_step: int
+    last_step: int
+    restart_seconds: float
+    commits: int = 0
+    lost_seconds: float = 0.0
+    is_finished: bool = False
+
+
+def train_until(
+    plan: SimulationPlan, *, first_step: int, restart_seconds: float, failure_seconds: float, is_announced: bool
+) -> Stretch:
+    """Return an attempt from `first_step` until `failure_seconds` after its start, or until the run's end."""
+    if failure_seconds < restart_seconds:
+        return Stretch(committed_step=first_step, last_step=first_step, restart_seconds=failure_seconds)
+    every, last = plan.every_steps, plan.total_steps
+    behind = first_step // every
+    all_commits = -(-last // every) - behind
+    training = failure_seconds - restart_seconds
+    if training >= (last - first_step) * plan.step_seconds + all_commits * plan.checkpoint_seconds:
+        return Stretch(
+            committed_step=last, last_step=last, commits=all_commits, restart_seconds=restart_seconds, is_finished=True
+        )
+    first_end = (min(last, (behind + 1) * every) - first_step) * plan.step_seconds + plan.checkpoint_seconds
+    whole = every * plan.step_seconds + plan.checkpoint_seconds
+    commits = 0 if training < first_end else min(1 + int((training - first_end) / whole), all_commits - 1)
+    step = (behind + commits) * every if commits else first_step
+    since = training - (step - first_step) * plan.step_seconds - commits * plan.checkpoint_seconds
+    return _ended(plan, step, commits, restart_seconds, max(since, 0.0), is_announced)
+
+
+def _ended(
+    plan: SimulationPlan, step: int, commits: int, restart_seconds: float, since: float, is_announced: bool
+) -> Stretch:
+    """The part after the last commit: `since` seconds later it fails, or gets a notice and commits in its grace."""
+    boundary = min(plan.total_steps, (step // plan.every_steps + 1) * plan.every_steps)
+    stretch = Stretch(committed_step=step, last_step=step, commits=commits, restart_seconds=restart_seconds)
+    if is_announced:
+        reached = min(step + math.ceil(since / plan.step_seconds), boundary)
+        ready = (reached - step) * plan.step_seconds + plan.checkpoint_seconds
+        if reached == step:
+            return stretch
+        if ready - since <= plan.grace_seconds:
+            is_last = reached == plan.total_steps
+            return replace(stretch, committed_step=reached, last_step=reached, commits=commits + 1, is_finished=is_last)
+        since += plan.grace_seconds
+    reached = min(step + int(since / plan.step_seconds), boundary)
+    return replace(stretch, last_step=reached, lost_seconds=since)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,26 +146,15 @@ class SimulatedRun:
         return self.useful_seconds / self.wall_seconds if self.wall_seconds else 0.0
 
     @property
-    def wasted_gpu_hours(self) -> float:
-        """Device-hours between a last commit and the failure after it."""
-        return self.lost_seconds * self.plan.devices / 3600
-
-    @property
     def retries(self) -> Mapping[str, int]:
         """Reason → number of attempts that it ended and another one followed."""
-        ended = (attempt.ended for attempt in self.state.attempts)
-        return Counter(
-            receipt.reason for receipt in ended if receipt and receipt.decision.action == DecisionAction.RESUME
-        )
+        ended = (attempt.ended for attempt in self.state.attempts if attempt.ended)
+        return Counter(receipt.reason for receipt in ended if receipt.decision.action == DecisionAction.RESUME)
 
 
 def budget_policy(budgets: BudgetsConfig) -> Policy:
     """Return the policy of a real run with these budgets, with delays of average jitter."""
-
-    def policy(state: RunState, failure: Failure, impact: FailureImpact) -> Decision:
-        return decide(budgets, state, failure, impact, jitter=_MEAN_JITTER)
-
-    return policy
+    return partial(decide, budgets, jitter=0.5)
 
 
 def plain_retries(most: int) -> Policy:
@@ -138,42 +195,41 @@ def _after(run: SimulatedRun, stretch: Stretch, event: TraceFailure | None, poli
         lost_seconds=run.lost_seconds + stretch.lost_seconds,
         is_finished=stretch.is_finished,
     )
-    opened = _with_attempt(run, spent, stretch)
+    opened = _with_attempt(run, stretch)
     if event is None or stretch.is_finished:
         failure = Failure(reason=TerminationReason.COMPLETED, detail="the last step is committed", fingerprint="")
         finish = Decision(action=DecisionAction.FINISH, reason=failure.detail)
-        return replace(spent, state=_with_receipt(opened, run, spent, stretch, failure, finish))
-    failure, impact = _failure(event, stretch), _impact(event, stretch, run.plan, opened)
+        return replace(spent, state=_with_receipt(opened, run, stretch, failure, finish))
+    place = f" after step {stretch.last_step}" if event.reason is TerminationReason.HUNG else ""
+    fingerprint = event.fingerprint or f"{event.reason}{place}"
+    failure = Failure(reason=event.reason, detail=event.detail, fingerprint=fingerprint)
+    impact = _impact(event, stretch, run.plan, opened)
     decision = policy(opened, failure, impact)
-    state = _with_receipt(opened, run, spent, stretch, failure, decision)
+    state = _with_receipt(opened, run, stretch, failure, decision)
     if decision.action == DecisionAction.RESUME:
         state = _with_quarantine(state, failure, impact.quarantined_samples)
         return replace(spent, state=state, waiting_seconds=run.waiting_seconds + decision.delay_seconds)
     return replace(spent, state=state, stopped_by=f"{failure.reason}: {decision.reason or 'never retried'}")
 
 
-def _failure(event: TraceFailure, stretch: Stretch) -> Failure:
-    place = f" after step {stretch.last_step}" if event.reason is TerminationReason.HUNG else ""
-    return Failure(reason=event.reason, detail=event.detail, fingerprint=event.fingerprint or f"{event.reason}{place}")
-
-
 def _impact(event: TraceFailure, stretch: Stretch, plan: SimulationPlan, state: RunState) -> FailureImpact:
     """For failures in the data, the samples of one step unless the trace gives a number."""
-    samples = event.quarantined_samples
-    if samples is None:
-        samples = plan.global_batch if event.reason in _DATA_REASONS else 0
+    samples, is_in_data = (
+        event.quarantined_samples,
+        event.reason in (TerminationReason.BAD_DATA, TerminationReason.DIVERGED),
+    )
     started = state.attempts[-1].started
     return FailureImpact(
         last_step=stretch.last_step,
         micro_batch=started.micro_batch,
         wasted_gpu_seconds=stretch.lost_seconds * plan.devices,
         activation_checkpointing=started.activation_checkpointing,
-        quarantined_samples=samples,
+        quarantined_samples=(plan.global_batch if is_in_data else 0) if samples is None else samples,
         repaired_objects=event.repaired_objects,
     )
 
 
-def _with_attempt(run: SimulatedRun, spent: SimulatedRun, stretch: Stretch) -> RunState:
+def _with_attempt(run: SimulatedRun, stretch: Stretch) -> RunState:
     """The state with the attempt open and its newest commit; older commits are superseded."""
     state, plan, number = run.state, run.plan, len(run.state.attempts) + 1
     last = state.attempts[-1] if state.attempts else None
@@ -184,7 +240,9 @@ def _with_attempt(run: SimulatedRun, spent: SimulatedRun, stretch: Stretch) -> R
         recomputing = decided.activation_checkpointing or last.started.activation_checkpointing
     started = AttemptStarted(
         attempt=number,
-        placement=_placement(plan),
+        placement=Placement(
+            host="", boot_id="", pid=1, process_started=0.0, device="", world_size=plan.devices, threads=1
+        ),
         config={},
         config_sha256="",
         code_version="",
@@ -192,37 +250,34 @@ def _with_attempt(run: SimulatedRun, spent: SimulatedRun, stretch: Stretch) -> R
         micro_batch=micro_batch,
         resumed_from=state.checkpoints[-1].committed.reference if state.checkpoints else None,
         activation_checkpointing=recomputing,
-        quarantined_samples=_quarantined(state),
     )
-    progress = stretch.committed_step > run.step
+    step, progress = stretch.committed_step, stretch.committed_step > run.step
     record = AttemptRecord(
-        started=started,
-        started_at=_at(run.wall_seconds),
-        last_committed_step=stretch.committed_step if progress else None,
-        made_progress=progress,
+        started=started, started_at=_TIME, last_committed_step=step if progress else None, made_progress=progress
     )
-    checkpoints = (_checkpoint(spent, number),) if progress else state.checkpoints
+    checkpoints = (_checkpoint(step, number),) if progress else state.checkpoints
     return replace(state, attempts=(*state.attempts, record), checkpoints=checkpoints)
 
 
-def _checkpoint(run: SimulatedRun, attempt: int) -> CheckpointRecord:
+def _checkpoint(step: int, attempt: int) -> CheckpointRecord:
     committed = CheckpointCommitted(
-        step=run.step,
+        step=step,
         attempt=attempt,
-        prefix=f"step-{run.step:08d}-attempt-{attempt:04d}",
+        prefix=f"step-{step:08d}-attempt-{attempt:04d}",
         manifest_sha256="",
         state_sha256="",
         bytes=0,
         tokens=0,
         gpu_seconds=0.0,
     )
-    return CheckpointRecord(committed=committed, committed_at=_at(run.wall_seconds))
+    return CheckpointRecord(committed=committed, committed_at=_TIME)
 
 
 def _with_receipt(
-    state: RunState, run: SimulatedRun, spent: SimulatedRun, stretch: Stretch, failure: Failure, decision: Decision
+    state: RunState, run: SimulatedRun, stretch: Stretch, failure: Failure, decision: Decision
 ) -> RunState:
-    used = spent.useful_seconds + spent.checkpoint_seconds - run.useful_seconds - run.checkpoint_seconds
+    plan, steps = run.plan, stretch.committed_step - run.step
+    used = steps * plan.step_seconds + stretch.commits * plan.checkpoint_seconds
     ended = AttemptEnded(
         attempt=len(state.attempts),
         reason=failure.reason,
@@ -230,20 +285,20 @@ def _with_receipt(
         fingerprint=failure.fingerprint,
         last_step=stretch.last_step,
         tokens=0,
-        gpu_seconds=(used + stretch.lost_seconds) * run.plan.devices,
-        useful_gpu_seconds=used * run.plan.devices,
-        wasted_gpu_seconds=stretch.lost_seconds * run.plan.devices,
+        gpu_seconds=(used + stretch.lost_seconds) * plan.devices,
+        useful_gpu_seconds=used * plan.devices,
+        wasted_gpu_seconds=stretch.lost_seconds * plan.devices,
         stderr_tail=(),
         decision=decision,
     )
-    record = replace(state.attempts[-1], ended=ended, ended_at=_at(spent.wall_seconds))
+    record = replace(state.attempts[-1], ended=ended, ended_at=_TIME)
     return replace(state, attempts=(*state.attempts[:-1], record))
 
 
 def _with_quarantine(state: RunState, failure: Failure, samples: int) -> RunState:
     if not samples:
         return state
-    first = _quarantined(state)
+    first = sum(len(item.windows) for item in state.quarantines)
     quarantine = DataQuarantined(
         attempt=len(state.attempts),
         reason=failure.reason,
@@ -251,17 +306,3 @@ def _with_quarantine(state: RunState, failure: Failure, samples: int) -> RunStat
         detail=failure.detail,
     )
     return replace(state, quarantines=(*state.quarantines, quarantine))
-
-
-def _quarantined(state: RunState) -> int:
-    return sum(len(item.windows) for item in state.quarantines)
-
-
-def _placement(plan: SimulationPlan) -> Placement:
-    return Placement(
-        host="simulated", boot_id="", pid=1, process_started=0.0, device="simulated", world_size=plan.devices, threads=1
-    )
-
-
-def _at(wall_seconds: float) -> datetime:
-    return _BEGINNING + timedelta(seconds=wall_seconds)

@@ -42,6 +42,7 @@ def promoted(**changed: Any) -> Promoted:
             "prefix": "p",
             "manifest_sha256": "m" * 64,
             "suite_sha256": "s",
+            "data_snapshot": "d",
             "metrics": {"val_loss": 1.0},
             "by": "somebody",
             "why": "better",

@@ -17,7 +17,7 @@ import storage.checkpoints.sweep as sweep
 import storage.logs.run_log as run_log
 import tasks.attempt.attempt_claim as attempt_claim
 import tasks.checkpoints.promotion_offer as promotion_offer
-import tasks.policy.retention as retention
+import tasks.checkpoints.retention as retention
 from storage.checkpoints.checkpoint import StagedCheckpoint
 from storage.checkpoints.sweep import Verdict
 from storage.errors import ObjectMissing, StoreUnavailable

@@ -37,12 +37,12 @@ from storage.logs.run_entries import AttemptStarted, EvaluationFailed, Placement
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
 from storage.stores.object_store import ObjectStore
+from tasks.checkpoints.promotion import Candidate, PromotionRules, evaluations_of
 from tasks.configuration.settings import BudgetsConfig, CheckpointConfig, LeaseConfig
 from tasks.errors import CheckpointGone, GateRefused, TaskError
 from tasks.evaluator.evaluation_run import EvaluationPlan, Outcome
 from tasks.evaluator.evaluation_suite import Suite
-from tasks.policy.promotion import Candidate, PromotionRules, evaluations_of
-from tests.entries import NOON, ended
+from tests.entries import CONFIG, NOON, ended
 from tests.protocol.raw_history import require, tell_run
 from tests.protocol.world import Ledger, as_store
 from tests.storage.builders import RUN, floats, opened, trainer_document
@@ -143,7 +143,7 @@ def _start(process: Process, number: int, reference: CheckpointReference | None,
     return AttemptStarted(
         attempt=number,
         placement=process.placement,
-        config={},
+        config=CONFIG,
         config_sha256="c",
         code_version="1",
         flow_run_id=None,

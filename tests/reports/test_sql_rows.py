@@ -108,6 +108,7 @@ def test_after_a_roll_back_to_nothing_the_alias_points_nowhere() -> None:
         prefix=reference.prefix,
         manifest_sha256=reference.manifest_sha256,
         suite_sha256="s",
+        data_snapshot="d",
         metrics={},
         by="me",
         why="better",

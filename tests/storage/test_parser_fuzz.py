@@ -72,7 +72,7 @@ SNAPSHOT = SnapshotManifest(
 )
 PROMOTED = Promoted(
     alias="champion", run_id="r1", step=5, prefix="p", manifest_sha256="m", suite_sha256="s", metrics={"val_loss": 1.5},
-    by="somebody", why="better", previous=None,
+    data_snapshot="d", by="somebody", why="better", previous=None,
 )  # fmt: skip
 ENTRIES = tuple(
     entry(body, attempt=1, seq=n)

@@ -18,6 +18,7 @@ def promoted(step: int, previous: str | None = None, val_loss: float = 1.0) -> P
         prefix=f"p{step}",
         manifest_sha256=f"m{step}",
         suite_sha256="s",
+        data_snapshot="d",
         metrics={"val_loss": val_loss},
         by="test",
         why="better",

@@ -26,10 +26,10 @@ from storage.stores.local_store import LocalStore
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore
 from tasks.checkpoints.checkpoint_sweep import sweep_run
+from tasks.checkpoints.promotion import Candidate, PromotionRules
 from tasks.checkpoints.promotion_offer import offer
+from tasks.checkpoints.retention import RetentionTerms, plan_retention
 from tasks.configuration.settings import CheckpointConfig
-from tasks.policy.promotion import Candidate, PromotionRules
-from tasks.policy.retention import RetentionTerms, plan_retention
 from tests.entries import ended, evaluated, started, writer
 from tests.storage.builders import (
     RUN,
@@ -285,6 +285,7 @@ def test_what_a_dead_offerer_still_had_on_its_way_comes_too_late(store: ObjectSt
         prefix=prefix_of(10),
         manifest_sha256="m",
         suite_sha256="s",
+        data_snapshot="d",
         metrics={},
         by="a ghost",
         why="",

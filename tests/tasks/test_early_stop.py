@@ -8,15 +8,25 @@ from pydantic import ValidationError
 
 from storage.logs.run_entries import CheckpointQuarantined, CheckpointSuperseded, CurveVerdict, EvaluationRecorded
 from storage.logs.run_state import RunState, fold
+from tasks.checkpoints.retention import RetentionTerms, plan_retention
 from tasks.configuration.evaluation_settings import EarlyStopConfig
 from tasks.configuration.settings import CheckpointConfig
 from tasks.policy.early_stop import Stop, decide, find_stop, outstanding, stop_terms
-from tasks.policy.retention import RetentionTerms, plan_retention
-from tests.entries import evaluated, started
+from tests.entries import CONFIG, evaluated, started
 from tests.storage.builders import committed, entry, opened
 
 SUITE = "s"
-PATIENT: dict[str, Any] = {"checkpoint": {"every_steps": 10}, "early_stop": {"patience": 2}}
+
+
+def configured(**early_stop: Any) -> dict[str, Any]:
+    """A stored configuration with a commit every 10 steps."""
+    return CONFIG | {
+        "checkpoint": CONFIG["checkpoint"] | {"every_steps": 10},
+        "early_stop": CONFIG["early_stop"] | early_stop,
+    }
+
+
+PATIENT = configured(patience=2)
 
 
 def steps(*losses: float, train: float | None = None, verdict: str = "") -> list[EvaluationRecorded]:
@@ -165,12 +175,12 @@ def test_retention_keeps_what_an_early_stop_still_waits_for() -> None:
     bodies = measured(3.0, 2.9, 2.8, 2.7)
     del bodies[1]
     assert "outstanding" in verdicts(history(*bodies), keep_last=1, keep_best=0)[10]
-    off = history(*bodies, config={"checkpoint": {"every_steps": 10}})
+    off = history(*bodies, config=configured())
     assert 10 not in verdicts(off, keep_last=1, keep_best=0)
 
 
 def test_a_verdict_on_record_says_the_train_loss() -> None:
-    config = {"checkpoint": {"every_steps": 10}, "early_stop": {"overfit_ratio": 1.5, "overfit_patience": 1}}
+    config = configured(overfit_ratio=1.5, overfit_patience=1)
     item = evaluated(10, 3.0)
     seen = CurveVerdict(kind="healthy", why="so", numbers={"train_loss": 1.0})
     judged = type(item)(**{name: getattr(item, name) for name in item.__slots__} | {"verdict": seen})

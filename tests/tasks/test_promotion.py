@@ -10,7 +10,7 @@ import pytest
 from storage.logs.log_entry import CheckpointReference
 from storage.logs.registry import Promoted, Refused, RegistryState, RolledBack, SuiteReference
 from storage.logs.run_entries import CurveVerdict, EvaluationRecorded
-from tasks.policy.promotion import (
+from tasks.checkpoints.promotion import (
     GATES,
     Approval,
     Candidate,
@@ -130,10 +130,6 @@ def test_a_champion_measured_under_another_suite_cannot_be_compared_and_the_comm
 def test_a_champion_measured_on_other_data_cannot_be_compared() -> None:
     decision = decide(candidate(evaluation()), state=holding(promoted(data_snapshot="e")))
     assert isinstance(decision, Refused) and (decision.gate, "other data" in decision.detail) == ("comparable", True)
-
-
-def test_a_promotion_from_before_data_was_recorded_is_compared_by_its_suite() -> None:
-    assert gate(decide(candidate(evaluation()), state=holding(promoted(data_snapshot=None)))) == "Promoted"
 
 
 @pytest.mark.parametrize(("champion_loss", "expected"), [(2.5, "Promoted"), (1.5, "better")])

@@ -18,8 +18,8 @@ from storage.logs.run_entries import (
     CheckpointUnpinned,
 )
 from storage.logs.run_state import RunState, fold
+from tasks.checkpoints.retention import AliasReach, RetentionTerms, plan_retention
 from tasks.configuration.settings import CheckpointConfig
-from tasks.policy.retention import AliasReach, RetentionTerms, plan_retention
 from tests.entries import ended, evaluated, started
 from tests.storage.builders import committed, entry, opened
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from storage.checkpoints.sweep import SweepPlan, Verdict, parse_checkpoint_folder
 from storage.logs.run_entries import CheckpointPinned
 from storage.logs.run_state import CheckpointRecord, CheckpointState, RunState
+from tasks.configuration.evaluation_settings import METRIC
 from tasks.configuration.settings import CheckpointConfig
 from tasks.policy.early_stop import find_stop, outstanding, stop_terms
-from tasks.policy.promotion import METRIC
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,12 +46,20 @@ def plan_retention(terms: RetentionTerms, state: RunState, folders: Sequence[str
     `folders` must be listed before `state` is read. Every pin in the state protects its checkpoint until it is removed.
     """
     standing = _standing(terms, state)
-    kept = [record for record in state.checkpoints if record.is_kept]
-    return SweepPlan(
-        pins=tuple(_judge_pin(terms, pin) for pin in state.pins),
-        checkpoints=tuple(_judge_checkpoint(terms, standing, record) for record in kept),
-        staged=tuple(_judge_folders(state, folders)),
-    )
+    checkpoints = []
+    for record in (record for record in state.checkpoints if record.is_kept):
+        reasons = [*_wanted(terms.policy, standing, record), *_needed(terms, standing, record)]
+        why = "; ".join(reasons) or _unwanted(terms.policy, standing, record)
+        checkpoints.append(Verdict(key=record.committed.prefix, is_over=not reasons, why=why))
+    known = {record.committed.prefix: record.state for record in state.checkpoints}
+    left_over = "left over from a checkpoint that is deleted"
+    staged = [
+        Verdict(key=folder, is_over=True, why=left_over) if folder in known else _judge_staged(state, folder)
+        for folder in folders
+        if known.get(folder, CheckpointState.DELETED) == CheckpointState.DELETED
+    ]
+    pins = tuple(_judge_pin(terms, pin) for pin in state.pins)
+    return SweepPlan(pins=pins, checkpoints=tuple(checkpoints), staged=tuple(staged))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,9 +76,15 @@ class _Standing:
 
 
 def _standing(terms: RetentionTerms, state: RunState) -> _Standing:
-    readable = state.readable
-    losses = _losses(state, terms.suite_sha256)
-    stop = find_stop(state, terms.suite_sha256)
+    readable, losses = state.readable, dict[str, float]()
+    for item in state.evaluations:  # the lowest finite loss of each manifest counts, as in a promotion
+        loss = item.metrics.get(METRIC, math.nan)
+        if item.suite_sha256 == terms.suite_sha256 and math.isfinite(loss):
+            losses[item.manifest_sha256] = min(loss, losses.get(item.manifest_sha256, math.inf))
+    stop, awaited = find_stop(state, terms.suite_sha256), tuple[CheckpointRecord, ...]()
+    if state.attempts and state.finished is None:
+        stopping = stop_terms(state.attempts[-1].started.config, terms.suite_sha256)
+        awaited = outstanding(state, stopping) if stopping.policy.is_on else ()
     # Steps beyond an early stop are not part of the result, however good they are.
     ends = stop.step if stop else math.inf
     ranked = sorted(
@@ -85,37 +99,13 @@ def _standing(terms: RetentionTerms, state: RunState) -> _Standing:
         losses=losses,
         best=frozenset(best[: terms.policy.keep_best]),
         stop_step=stop.step if stop else None,
-        awaited=_awaited(state, terms.suite_sha256),
+        awaited=frozenset(record.committed.prefix for record in awaited),
     )
 
 
-def _awaited(state: RunState, suite_sha256: str) -> frozenset[str]:
-    if not state.attempts or state.finished is not None:
-        return frozenset()
-    terms = stop_terms(state.attempts[-1].started.config, suite_sha256)
-    found = outstanding(state, terms) if terms.policy.is_on else ()
-    return frozenset(record.committed.prefix for record in found)
-
-
-def _losses(state: RunState, suite_sha256: str) -> dict[str, float]:
-    """The lowest finite loss of each manifest, as promotion ranks them."""
-    losses: dict[str, float] = {}
-    for item in state.evaluations:
-        loss = item.metrics.get(METRIC, math.nan)
-        if item.suite_sha256 == suite_sha256 and math.isfinite(loss):
-            losses[item.manifest_sha256] = min(loss, losses.get(item.manifest_sha256, math.inf))
-    return losses
-
-
-def _judge_checkpoint(terms: RetentionTerms, standing: _Standing, record: CheckpointRecord) -> Verdict:
-    reasons = [*_wanted(terms, standing, record), *_needed(terms, standing, record)]
-    why = "; ".join(reasons) or _unwanted(terms.policy, standing, record)
-    return Verdict(key=record.committed.prefix, is_over=not reasons, why=why)
-
-
-def _wanted(terms: RetentionTerms, standing: _Standing, record: CheckpointRecord) -> Iterator[str]:
+def _wanted(policy: CheckpointConfig, standing: _Standing, record: CheckpointRecord) -> Iterator[str]:
     """Why the policy keeps it; a quarantined checkpoint does not count as one of the newest."""
-    policy, committed = terms.policy, record.committed
+    committed = record.committed
     if record.state == CheckpointState.QUARANTINED:
         if _newer(standing, committed.step) < policy.keep_last:
             yield f"quarantined, and fewer than {policy.keep_last} newer ones can be read"
@@ -183,15 +173,6 @@ def _judge_pin(terms: RetentionTerms, pin: CheckpointPinned) -> Verdict:
 
 def _for(pin: CheckpointPinned) -> str:
     return "by an evaluation" if pin.alias is None else f"for alias {pin.alias}"
-
-
-def _judge_folders(state: RunState, folders: Sequence[str]) -> Iterator[Verdict]:
-    known = {record.committed.prefix: record.state for record in state.checkpoints}
-    for folder in folders:
-        if folder not in known:
-            yield _judge_staged(state, folder)
-        elif known[folder] == CheckpointState.DELETED:
-            yield Verdict(key=folder, is_over=True, why="left over from a checkpoint that is deleted")
 
 
 def _judge_staged(state: RunState, folder: str) -> Verdict:

@@ -12,8 +12,7 @@ from storage.logs.log_entry import CheckpointReference
 from storage.logs.registry import Promoted, Refused, RegistryState, RolledBack, SuiteReference
 from storage.logs.run_entries import EvaluationRecorded
 from storage.logs.run_state import RunState
-
-METRIC = "val_loss"
+from tasks.configuration.evaluation_settings import METRIC
 
 
 class Gate(StrEnum):
@@ -108,14 +107,14 @@ def compared_evaluation(
     suites = [suite.sha256 for suite in rules.required[:1]] or [item.suite_sha256 for item in candidate.evaluations[:1]]
     suites += [champion.suite_sha256] if champion else []
     found = [item for suite in suites for item in candidate.evaluations if item.suite_sha256 == suite]
-    alike = (item for item in found if champion is None or is_measured_like(item, champion))
-    return next(alike, next(iter(found), None))
+    alike = [item for item in found if champion is None or is_measured_like(item, champion)]
+    return next(iter([*alike, *found]), None)
 
 
 def is_measured_like(evaluation: EvaluationRecorded, champion: Promoted) -> bool:
-    """Whether two losses are comparable: the same suite on the same data; older promotions do not store their data."""
-    same_data = champion.data_snapshot in (None, evaluation.data_snapshot)
-    return champion.suite_sha256 == evaluation.suite_sha256 and same_data
+    """Whether two losses are comparable: the same suite on the same data."""
+    measured = (evaluation.suite_sha256, evaluation.data_snapshot)
+    return measured == (champion.suite_sha256, champion.data_snapshot)
 
 
 def decide_promotion(
@@ -134,14 +133,11 @@ def decide_promotion(
     champion = registry.champion
     if champion is not None and champion.manifest_sha256 == candidate.reference.manifest_sha256:
         return None
-    evaluation = compared_evaluation(candidate, rules, champion)
-    offer = _Offer(
-        candidate=candidate,
-        rules=rules,
-        champion=champion,
-        evaluation=evaluation,
-        champion_loss=_champion_loss(champion, evaluation, champion_evaluation),
-    )
+    evaluation, loss = compared_evaluation(candidate, rules, champion), None
+    if champion is not None and evaluation is not None:
+        measured = champion if is_measured_like(evaluation, champion) else champion_evaluation
+        loss = measured.metrics.get(METRIC, math.inf) if measured else None
+    offer = _Offer(candidate=candidate, rules=rules, champion=champion, evaluation=evaluation, champion_loss=loss)
     for name, gate in GATES:
         if detail := gate(offer):
             return _refused(candidate, alias, name, detail, evaluation)
@@ -188,17 +184,16 @@ def _finite(offer: _Offer) -> str:
         if item is offer.evaluation or item.suite_sha256 in required:
             wrong |= {f"{name} ({item.suite})": value for name, value in item.metrics.items()}
     broken = ", ".join(f"{name} is {value}" for name, value in wrong.items() if not math.isfinite(value))
-    return (
-        f"{broken}: it must be a finite number; offer an earlier step, `cairn evaluations` lists them" if broken else ""
-    )
+    advice = "it must be a finite number; offer an earlier step, `cairn evaluations` lists them"
+    return f"{broken}: {advice}" if broken else ""
 
 
 def _verdict(offer: _Offer) -> str:
-    kind = verdict_of(offer.evaluation)
-    if kind not in offer.rules.refuse_verdicts:
+    verdict = offer.evaluation.verdict if offer.evaluation else None
+    if verdict is None or verdict.kind not in offer.rules.refuse_verdicts:
         return ""
     return (
-        f"the loss curve up to this evaluation is {kind}, and promotion.refuse_verdicts names it; "
+        f"the loss curve up to this evaluation is {verdict.kind}, and promotion.refuse_verdicts names it; "
         f"`cairn diagnose {offer.candidate.run_id}` explains why and how to fix it"
     )
 
@@ -210,7 +205,7 @@ def _comparable(offer: _Offer) -> str:
     named = f"the champion {champion.run_id}@{champion.step}"
     if champion.suite_sha256 == evaluation.suite_sha256:
         return (
-            f"{named} was measured on other data ({(champion.data_snapshot or '')[:8]}, here "
+            f"{named} was measured on other data ({champion.data_snapshot[:8]}, here "
             f"{evaluation.data_snapshot[:8]}), so the losses cannot be compared; promote to another alias"
         )
     return (
@@ -223,7 +218,8 @@ def _comparable(offer: _Offer) -> str:
 def _better(offer: _Offer) -> str:
     if offer.champion_loss is None:
         return ""
-    loss, best, least = _loss(offer), offer.champion_loss, offer.rules.min_improvement
+    assert offer.evaluation is not None
+    loss, best, least = offer.evaluation.metrics[METRIC], offer.champion_loss, offer.rules.min_improvement
     if loss < best and loss <= best - least:
         return ""
     return (
@@ -253,31 +249,11 @@ GATES: tuple[tuple[Gate, Callable[[_Offer], str]], ...] = (
 """Each returns what is wrong and what to do next, or "". `readable` is checked before all of them."""
 
 
-def verdict_of(evaluation: EvaluationRecorded | None) -> str | None:
-    """Return the kind of the evaluation's curve verdict, or None if it has none."""
-    return evaluation.verdict.kind if evaluation is not None and evaluation.verdict is not None else None
-
-
-def _champion_loss(
-    champion: Promoted | None, evaluation: EvaluationRecorded | None, champion_evaluation: EvaluationRecorded | None
-) -> float | None:
-    if champion is None or evaluation is None:
-        return None
-    if is_measured_like(evaluation, champion):
-        return champion.metrics.get(METRIC, math.inf)
-    return None if champion_evaluation is None else champion_evaluation.metrics.get(METRIC, math.inf)
-
-
-def _loss(offer: _Offer) -> float:
-    assert offer.evaluation is not None
-    return offer.evaluation.metrics[METRIC]
-
-
 def _promoted(offer: _Offer, alias: str) -> Promoted:
     candidate, evaluation, approval = offer.candidate, offer.evaluation, offer.candidate.approval
     assert evaluation is not None
     before = "the first one" if offer.champion_loss is None else f"before {offer.champion_loss:.4f}"
-    words = [candidate.why, approval.why if approval else ""]
+    words = [f"{METRIC} {evaluation.metrics[METRIC]:.4f}, {before}", candidate.why, approval.why if approval else ""]
     return Promoted(
         alias=alias,
         run_id=candidate.run_id,
@@ -288,9 +264,9 @@ def _promoted(offer: _Offer, alias: str) -> Promoted:
         data_snapshot=evaluation.data_snapshot,
         metrics=evaluation.metrics,
         required=offer.rules.required,
-        verdict=verdict_of(evaluation),
+        verdict=evaluation.verdict.kind if evaluation.verdict else None,
         by=approval.by if approval else candidate.by,
-        why=": ".join([f"{METRIC} {_loss(offer):.4f}, {before}", *dict.fromkeys(word for word in words if word)]),
+        why=": ".join(dict.fromkeys(filter(None, words))),
         previous=offer.champion.manifest_sha256 if offer.champion else None,
         hold_id=candidate.hold_id,
     )
