@@ -63,6 +63,7 @@ class RowWriter:
     """Context manager that writes records as Parquet row groups of one size: equal rows give equal bytes."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self.metadata: dict[str, str] = {}
         self._schema, self._pending = schema, list[tuple[Any, ...]]()
         self._writer = parquet.ParquetWriter(path, schema, compression="zstd")
 
@@ -73,7 +74,7 @@ class RowWriter:
         try:
             if kind is None:  # after an error the file stays incomplete
                 self._flush()
-                self._writer.add_key_value_metadata(self._metadata())
+                self._writer.add_key_value_metadata(self.metadata)
         finally:
             self._writer.close()
 
@@ -90,28 +91,34 @@ class RowWriter:
             self._writer.write_batch(pa.record_batch(arrays, schema=self._schema))
             self._pending.clear()
 
-    def _metadata(self) -> dict[str, str]:
-        return {}
+    @property
+    def begins_group(self) -> bool:
+        """Whether the next record is the first of a row group."""
+        return not self._pending
 
 
-class DocumentIndexWriter(RowWriter):
+class DocumentIndexWriter:
     """Context manager that writes the document index; rows must come in the token order of each split."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, _DOCUMENT_SCHEMA)
+        self._rows = RowWriter(path, _DOCUMENT_SCHEMA)
         self._tokens, self._starts = dict.fromkeys(SPLITS, 0), list[tuple[int, ...]]()
 
-    def _metadata(self) -> dict[str, str]:
-        return {STARTS: msgspec.json.encode(self._starts).decode()}
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        self._rows.metadata = {STARTS: msgspec.json.encode(self._starts).decode()}
+        self._rows.__exit__(kind, *rest)
 
     def append(self, row: DocumentRow) -> None:
         """Add the next document; raises ValueError for a split that is neither train nor val."""
         if row.split not in SPLITS:
             raise ValueError(f"split = {row.split!r}: must be one of {', '.join(SPLITS)}")
-        if not self._pending:
+        if self._rows.begins_group:
             self._starts.append(tuple(self._tokens[split] for split in SPLITS))
         self._tokens[row.split] += row.tokens
-        super().append(row)
+        self._rows.append(row)
 
 
 def write_rejected(path: Path) -> RowWriter:

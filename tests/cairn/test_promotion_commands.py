@@ -15,7 +15,6 @@ from storage.checkpoints.checkpoint import quarantine_checkpoint
 from storage.errors import IntegrityError
 from storage.logs.log_entry import Writer
 from storage.logs.registry import Promoted, Registry
-from storage.stores.document import encode
 from storage.stores.local_store import LocalStore
 from tasks.attempt.shutdown_signal import ShutdownSignal
 from tests.fabricated_run import promote
@@ -132,24 +131,6 @@ def test_the_question_shows_both_checkpoints_with_their_numbers(bard: Any, store
 def test_the_form_wants_a_name() -> None:
     with pytest.raises(ValueError, match="by"):
         PromotionApproval(approve=True, by="")
-
-
-def test_the_history_is_readable_as_it_was_stored_before_it_had_these_fields(store: LocalStore) -> None:
-    fields = {"alias", "run_id", "step", "prefix", "manifest_sha256", "suite_sha256", "metrics", "by", "why"}
-    old = {name: f"{name}" for name in fields} | {"step": 1, "metrics": {"val_loss": 1.0}, "previous": None}
-    entry = {
-        "version": 1,
-        "seq": 0,
-        "kind": "promoted",
-        "at": "2026-01-01T12:00:00Z",
-        "write_id": "w",
-        "prev": None,
-        "writer": {"host": "h", "pid": 1, "attempt": None, "flow_run_id": None},
-        "resume": [],
-        "body": old,
-    }
-    assert store.create("models/champion/log/9999999999.json", encode(entry))
-    assert [(view.decision, view.step) for view in list_decisions(store)] == [("promoted", 1)]
 
 
 def test_reading_the_history_needs_no_folder_of_the_runs(three: Any, store: LocalStore, tmp_path: Path) -> None:

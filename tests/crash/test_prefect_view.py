@@ -65,12 +65,13 @@ def test_no_task_carries_a_tag_for_which_prefect_would_make_it_wait(shown: Shown
 
 def test_the_receipts_are_a_table(shown: Shown) -> None:
     table = shown.newest_table("cairn-bard-receipts")
-    assert "| 1 | oom | 0→8 |" in table
-    assert "| 2 | lost | 5→18 |" in table
+    rows = {cells[1]: cells for line in table.splitlines() if (cells := [cell.strip() for cell in line.split("|")])[1:]}
+    assert {"oom", "0 → 8"} <= set(rows["1"])
+    assert {"lost", "5 → 18"} <= set(rows["2"])
 
 
 def test_the_budgets_are_a_table(shown: Shown) -> None:
-    assert "| oom | 0 | 6 | 1 | – |" in shown.newest_table("cairn-bard-budgets")
+    assert "| oom | 6 | 0 | 1 |" in shown.newest_table("cairn-bard-budgets")
 
 
 def test_the_curve_is_a_picture_up_to_the_end_of_the_run(shown: Shown) -> None:
