@@ -163,10 +163,15 @@ class Staging:
         self._thread = threading.Thread(target=self._run, args=(checkpoint, before), name="staging")
         self._thread.start()
 
+    @property
+    def is_in_progress(self) -> bool:
+        """Whether a checkpoint is still being uploaded, so that its memory is in use."""
+        return self._thread is not None and self._thread.is_alive()
+
     def wait(self) -> None:
         """Wait until the checkpoint on its way is staged, calling `on_waiting` every 2 s as a sign of life."""
         started = time.monotonic()
-        while self._thread is not None and self._thread.is_alive():
+        while self._thread is not None and self.is_in_progress:
             self._thread.join(_HEARTBEAT_SECONDS)
             self._callbacks.on_waiting(self._step, "", time.monotonic() - started)
 

@@ -181,7 +181,7 @@ def report_slow_down(given: argparse.Namespace) -> None:
     for _ in range(given.rounds):
         saver.begin()
         begun, steps = time.perf_counter(), 0
-        while saver.staging.is_under_way:
+        while saver.staging.is_in_progress:
             step()
             steps += 1
         staged_seconds.append(time.perf_counter() - begun)
