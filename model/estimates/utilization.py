@@ -6,6 +6,7 @@ Source: Chowdhery et al. 2022, "PaLM", appendix B (6N + 12 L d T FLOPs per token
 import functools
 import time
 from collections.abc import Callable
+from functools import partial
 
 import psutil
 import torch
@@ -18,6 +19,8 @@ from model.estimates.numerics import MachineSpeed
 _PEAK_DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _MIN_FREE_BYTES = 2**31
 """With less free memory an accelerator gets smaller matrices: three of the large ones take 800 MB in fp32."""
+_CPU_SIZES, _CPU_SECONDS = (256, 512, 1024), 0.3
+"""The measurement on a CPU goes from small to large matrices and stops after these seconds."""
 _GAIN_MATRIX_SIZE = 512
 GAIN_TURNS, GAIN_PRODUCTS = 9, 4
 
@@ -31,28 +34,43 @@ def flops_per_token(config: ModelConfig, parameter_count: int) -> int:
 def measure_peak_flops(device: torch.device, precision: Precision) -> float:
     """Return the best matmul rate of `device` in FLOP/s, measured once per process with its own random generator.
 
-    On random numbers: an accelerator multiplies equal numbers with less power, faster than it ever trains.
+    It takes about 0.3 s on a CPU, also where a number format has no fast product.
     """
+    is_cuda = device.type == "cuda"
+    sizes, products, turns = (_cuda_sizes(device), 10, 5) if is_cuda else (_CPU_SIZES, 1, 8)
+    began, best = time.perf_counter(), 0.0
     # The first products wake threads, clocks and caches, so the best of several turns counts.
-    size, products, turns = (8192, 10, 5) if device.type == "cuda" else (1024, 1, 8)
-    if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < _MIN_FREE_BYTES:
-        size //= 2
-    generator = torch.Generator(device).manual_seed(0)
-    dtype = _PEAK_DTYPES[precision]
-    left, right = (torch.randn((size, size), generator=generator, dtype=dtype, device=device) for _ in range(2))
-    product, best = torch.empty_like(left), float("inf")
-    for _ in range(turns):
-        _synchronize(device)
-        started = time.perf_counter()
-        for _ in range(products):
-            torch.mm(left, right, out=product)
-        _synchronize(device)
-        best = min(best, time.perf_counter() - started)
-    if device.type == "cuda":  # read_memory_bytes reports the peak of training alone
-        del left, right, product
+    for size in sizes:
+        multiply = _random_product(size, _PEAK_DTYPES[precision], device)
+        for _ in range(turns):
+            _synchronize(device)
+            started = time.perf_counter()
+            for _ in range(products):
+                multiply()
+            _synchronize(device)
+            ended = time.perf_counter()
+            best = max(best, 2.0 * products * float(size) ** 3 / max(ended - started, 1e-9))
+            if not is_cuda and ended - began > _CPU_SECONDS:
+                return best
+    if is_cuda:  # read_memory_bytes reports the peak of training alone
+        del multiply
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-    return 2.0 * products * float(size) ** 3 / max(best, 1e-9)
+    return best
+
+
+def _cuda_sizes(device: torch.device) -> tuple[int, ...]:
+    return (4096 if torch.cuda.mem_get_info(device)[0] < _MIN_FREE_BYTES else 8192,)
+
+
+def _random_product(size: int, dtype: torch.dtype, device: torch.device) -> Callable[[], object]:
+    """Return a function that multiplies two square matrices of random numbers.
+
+    An accelerator multiplies equal numbers with less power, faster than it ever trains.
+    """
+    generator = torch.Generator(device).manual_seed(0)
+    left, right = (torch.randn((size, size), generator=generator, dtype=dtype, device=device) for _ in range(2))
+    return partial(torch.mm, left, right, out=torch.empty_like(left))
 
 
 def read_memory_bytes(device: torch.device) -> int:
