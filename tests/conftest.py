@@ -8,14 +8,11 @@ import signal
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
-ROOT = Path(__file__).resolve().parent.parent
-TINY_SHAKESPEARE = ROOT.parent / "shared" / "data" / "tinyshakespeare.txt"
 LOCAL_HOSTS = frozenset({"127.0.0.1", "::1", "localhost", "0.0.0.0", ""})
 
 settings.register_profile("cairn", deadline=None, derandomize=True, database=None, max_examples=50)
@@ -79,11 +76,3 @@ def offline() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(socket.socket, "connect", connect_locally)
         yield
-
-
-@pytest.fixture(scope="session")
-def tiny_shakespeare() -> Path:
-    """The Tiny Shakespeare text, or a skip that says where it was looked for."""
-    if not TINY_SHAKESPEARE.is_file():
-        pytest.skip("Tiny Shakespeare is absent: expected ../shared/data/tinyshakespeare.txt beside the checkout")
-    return TINY_SHAKESPEARE

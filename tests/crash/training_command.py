@@ -10,9 +10,8 @@ from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
 from storage.stores.local_store import LocalStore
 from storage.stores.object_store import ObjectStore
+from tests.text.shakespeare import TINY_SHAKESPEARE
 
-SHAKESPEARE = Path(__file__).parents[3] / "shared" / "data" / "tinyshakespeare.txt"
-SOURCE = SHAKESPEARE if SHAKESPEARE.exists() else "python:topics"  # real text either way
 STEPS = 60
 
 
@@ -21,7 +20,7 @@ def configuration(*, steps: int = STEPS, every_commits: int = 12) -> str:
     return f"""
 model_family = "gpt2-tiny"
 [data]
-sources = ["{SOURCE}"]
+sources = ["{TINY_SHAKESPEARE}"]
 tokenizer = "bytes"
 [model]
 n_layer = 2

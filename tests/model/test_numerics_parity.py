@@ -1,6 +1,5 @@
 """Every arithmetic learns real text as fp32 with stock kernels does: no further apart than other seeds lie."""
 
-import pydoc_data.topics
 import statistics
 
 import numpy as np
@@ -13,6 +12,7 @@ from model.data.sample_order import SampleOrder
 from model.data.token_windows import TokenWindows
 from model.training.train_state import TrainState
 from model.training.training_step import StepInputs, take_step
+from tests.text.shakespeare import TINY_SHAKESPEARE
 
 pytestmark = pytest.mark.xdist_group("numerics-parity")  # its runs are made once for all its tests
 
@@ -29,8 +29,8 @@ A_RATE_A_THIRD_TOO_LOW = {"lr": 2 / 3e3}
 
 def final_loss(*, seed: int = 1, **training) -> float:
     """Train from the seed's weights, on the same samples always; return the mean of the last losses in nats a token."""
-    text = "".join(pydoc_data.topics.topics.values()).encode()
-    windows = TokenWindows([np.frombuffer(text, dtype=np.uint8).astype(np.uint16)], MODEL.block_size, 256)
+    text = np.frombuffer(TINY_SHAKESPEARE.read_bytes(), dtype=np.uint8).astype(np.uint16)
+    windows = TokenWindows([text], MODEL.block_size, 256)
     order = SampleOrder(window_count=windows.window_count, seed=1, global_batch=BATCH)
     config = TrainingConfig(
         **{"steps": STEPS, "global_batch": BATCH, "seed": seed, "lr": 1e-3, "warmup_steps": 10, **EXACT, **training}

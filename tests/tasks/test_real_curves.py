@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pydoc_data.topics import topics
 
 import numpy as np
 import pytest
@@ -20,9 +19,10 @@ from model.training.training_step import StepInputs
 from storage.logs.run_entries import CurveVerdict
 from tasks.policy.curve_statistics import Curve
 from tasks.policy.curve_verdict import VerdictKind, judge
+from tests.text.shakespeare import TINY_SHAKESPEARE
 
 VOCAB, BLOCK, BATCH, EVALUATIONS = 257, 32, 8, 12
-TEXT: NDArray[np.uint16] = np.frombuffer("".join(topics.values()).encode(), dtype=np.uint8).astype(np.uint16)
+TEXT: NDArray[np.uint16] = np.frombuffer(TINY_SHAKESPEARE.read_bytes(), dtype=np.uint8).astype(np.uint16)
 SEEDS = (1, 2, 3)
 
 
@@ -97,9 +97,9 @@ def test_a_normal_run_is_healthy_at_every_evaluation(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_hundred_times_the_learning_rate_diverges_and_leaves_a_spike(seed: int) -> None:
+def test_three_hundred_times_the_learning_rate_diverges_from_the_first_evaluation_on(seed: int) -> None:
     found = kinds(RealRun(seed, training={"steps": 120, "lr": 1.0, "min_lr": 0.1}))
-    assert VerdictKind.DIVERGING in found and found[-1] in (VerdictKind.DIVERGING, VerdictKind.SPIKING)
+    assert found[:3] == [VerdictKind.DIVERGING] * 3
 
 
 @pytest.mark.parametrize("seed", SEEDS)
