@@ -26,14 +26,13 @@ REJECTED = "rejected.parquet"
 class OpenSnapshot:
     """A snapshot to train on: rows of tokens (N_k,), and the tokenizer as JSON text.
 
-    A row raises SnapshotDamaged at its first use if its shard is damaged. `train_files` are the shards on this machine.
+    A row raises SnapshotDamaged at its first use if its shard is damaged.
     """
 
     manifest: SnapshotManifest
     tokenizer_json: str
     train: tuple[VerifiedShard, ...]
     val: tuple[VerifiedShard, ...]
-    train_files: tuple[Path, ...] = ()
 
 
 def publish_snapshot(store: ObjectStore, folder: Path, manifest: SnapshotManifest) -> tuple[str, SnapshotManifest]:
@@ -139,12 +138,6 @@ class SnapshotFiles:
             raise IntegrityError(f"data/{self.snapshot_id}: {problem}")
         return tuple(shards)
 
-    def local_shards(self, split: SplitName) -> tuple[Path, ...]:
-        """Return the files of those shards of a split that are on this machine."""
-        keys = [(_key(self.snapshot_id, item.key), item.key) for item in self._shard_objects(split)]
-        paths = [self._store.local_path(key) or self._verified.get(name) for key, name in keys]
-        return tuple(path for path in paths if path is not None)
-
     def _shard_objects(self, split: SplitName) -> list[SnapshotObject]:
         return [self._objects[name] for name in sorted(self._objects) if name.startswith(f"{split}-")]
 
@@ -174,7 +167,6 @@ def open_snapshot(
         tokenizer_json=files.path(TOKENIZER).read_text(encoding="utf-8"),
         train=train,
         val=val,
-        train_files=files.local_shards("train"),
     )
 
 

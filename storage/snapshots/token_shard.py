@@ -195,6 +195,15 @@ class VerifiedShard:
                     self._tokens = tokens
         return self._tokens
 
+    def place_of(self, position: int) -> tuple[Path, int]:
+        """Return the shard's verified file and the byte in it at which the token at `position` begins."""
+        path = self._fetch()
+        with pa.memory_map(str(path), "r") as mapped:
+            content = mapped.read_buffer()
+            with pa.ipc.open_file(content) as reader:
+                column = reader.get_batch(0).column(0)
+                return path, column.buffers()[1].address - content.address + position * self.dtype.itemsize
+
     def __len__(self) -> int:
         return self._length  # needs no file
 

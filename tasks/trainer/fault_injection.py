@@ -9,8 +9,8 @@ import signal
 import threading
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
-from pathlib import Path
 
+from storage.snapshots.token_shard import VerifiedShard
 from storage.stores.object_store import ObjectStore
 from tasks.errors import TaskError
 
@@ -64,16 +64,14 @@ def inject_process_fault(kind: FaultKind) -> None:
             threading.Event().wait()
 
 
-def flip_byte(files: Iterable[Path], tokens: bytes) -> None:
-    """Flip the highest bit of the first of these little-endian 16-bit tokens in the file that holds them.
-
-    Raises `TaskError` if no file holds them.
-    """
-    for path in files:
-        with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as content:
-            position = content.find(tokens)
-            if position >= 0:
-                content[position + 1] ^= 0x80
+def flip_token(shards: Iterable[VerifiedShard], position: int) -> None:
+    """Flip the highest bit of the token at `position` of the shards in order, in its file on this disk."""
+    for shard in shards:
+        if position < len(shard):
+            path, first_byte = shard.place_of(position)
+            with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as content:
+                content[first_byte + shard.dtype.itemsize - 1] ^= 0x80
                 content.flush()
-                return
-    raise TaskError("CAIRN_FAULTS: bad-data: no shard on this disk holds the next batch; nothing was flipped")
+            return
+        position -= len(shard)
+    raise IndexError(f"token {position} lies behind the last shard")

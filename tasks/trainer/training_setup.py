@@ -2,9 +2,6 @@
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
-
-import numpy as np
 
 from model.data.batch_loader import BatchLoader
 from model.data.sample_order import SampleOrder
@@ -16,10 +13,10 @@ from model.training.training_step import StepInputs
 from storage.checkpoints.checkpoint import LoadedCheckpoint, load_checkpoint
 from storage.logs.log_entry import CheckpointReference
 from storage.snapshots.data_snapshot import OpenSnapshot, open_snapshot
-from storage.snapshots.token_shard import prefetch_shards
+from storage.snapshots.token_shard import VerifiedShard, prefetch_shards
 from storage.stores.object_store import ObjectStore
 from tasks.data.source_weights import weighted_components
-from tasks.trainer.fault_injection import flip_byte
+from tasks.trainer.fault_injection import flip_token
 from tasks.trainer.initial_weights import read_initial_weights
 from tasks.trainer.staging_buffer import StagingBuffer
 from tasks.trainer.tensor_exchange import to_tensors
@@ -31,18 +28,18 @@ _DOWNLOADS = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingData:
-    """The inputs of every step and the probe; `train_files` are the train shards on this disk."""
+    """The inputs of every step and the probe; `shards` are those of the train split."""
 
     inputs: StepInputs
     probe: Probe | None
     vocab_size: int
     end_of_text_id: int
-    train_files: tuple[Path, ...]
+    shards: tuple[VerifiedShard, ...]
 
     def corrupt_next_batch(self, step: int) -> None:
         """Flip a bit on disk in the first sample of step `step` + 1, for fault injection."""
-        window = self.inputs.order.windows_of(step)[:1]
-        flip_byte(self.train_files, self.inputs.windows.gather(window)[0].astype(np.uint16).tobytes())
+        first_window = int(self.inputs.order.windows_of(step)[0])
+        flip_token(self.shards, first_window * self.inputs.windows.block_size)
         assert self.inputs.loader is not None
         self.inputs.loader.forget()  # it may have read the batch before the flip
 
@@ -68,7 +65,7 @@ def open_training_data(store: ObjectStore, spec: TrainerSpec, place: Place) -> T
         probe=_probe(spec, snapshot) if place.ranks.is_first or place.ranks.is_sharded else None,
         vocab_size=manifest.vocab_size,
         end_of_text_id=manifest.end_of_text_id,
-        train_files=snapshot.train_files,
+        shards=snapshot.train,
     )
 
 

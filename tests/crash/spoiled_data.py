@@ -1,6 +1,8 @@
 """A snapshot in which one sample is bad though every hash is right, and a run opened on it: a sure quarantine."""
 
+from bisect import bisect_right
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 
 from model.data.sample_order import SampleOrder
@@ -9,6 +11,7 @@ from storage.logs.entry_log import this_writer
 from storage.logs.run_entries import RunOpened
 from storage.logs.run_log import RunLog
 from storage.snapshots.data_snapshot import open_snapshot, read_manifest
+from storage.snapshots.token_shard import VerifiedShard
 from storage.stores.document import encode, sha256
 from storage.stores.object_store import ObjectStore
 from tasks.configuration.run_configuration import RunConfig
@@ -20,7 +23,7 @@ ARITHMETIC = ("training.precision=fp32", "training.kernels=stock")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpoiledData:
-    """The window with one token outside the vocabulary, and the snapshot that has it."""
+    """The window with one token outside the vocabulary, which is in no other window, and the snapshot that has it."""
 
     window: int
     snapshot_id: str
@@ -34,9 +37,9 @@ def spoil(store: ObjectStore, config: RunConfig, folder: Path, *, step: int) -> 
     order = SampleOrder(
         window_count=windows.window_count, seed=config.training.seed, global_batch=config.training.global_batch
     )
-    drawn = order.windows_of(step)[:1]
-    tokens = windows.gather(drawn)[0].astype("<u2").tobytes()
-    return SpoiledData(window=int(drawn[0]), snapshot_id=_publish_spoiled(store, sound, tokens))
+    window = int(order.windows_of(step)[0])
+    second_token = window * windows.block_size + 1  # the first is also the last of the window before
+    return SpoiledData(window=window, snapshot_id=_publish_spoiled(store, sound, snapshot.train, second_token))
 
 
 def open_run(log: RunLog, config: RunConfig, snapshot_id: str) -> None:
@@ -54,12 +57,15 @@ def open_run(log: RunLog, config: RunConfig, snapshot_id: str) -> None:
     log.append(lambda state: opened, writer=this_writer())
 
 
-def _publish_spoiled(store: ObjectStore, snapshot_id: str, tokens: bytes) -> str:
-    """Publish the snapshot again with the first of these tokens too great, every object under its own hash."""
+def _publish_spoiled(store: ObjectStore, snapshot_id: str, shards: tuple[VerifiedShard, ...], position: int) -> str:
+    """Publish the snapshot again with the train token at `position` too great, every object under its own hash."""
     manifest = read_manifest(store, snapshot_id)
     found = {item.key: bytearray(store.read(f"data/{snapshot_id}/{item.key}")) for item in manifest.objects}
-    holder = next(content for content in found.values() if tokens in content)
-    holder[holder.find(tokens) + 1] ^= 0x80
+    keys = sorted(key for key in found if key.startswith("train-"))
+    starts = list(accumulate(map(len, shards), initial=0))
+    number = bisect_right(starts, position) - 1
+    _, first_byte = shards[number].place_of(position - starts[number])
+    found[keys[number]][first_byte + 1] ^= 0x80
     objects = tuple(replace(item, sha256=sha256(bytes(found[item.key]))) for item in manifest.objects)
     data = encode(replace(manifest, objects=objects))
     for key, content in found.items():
