@@ -45,9 +45,10 @@ def make_deterministic(*, seed: int, threads: int | None) -> None:
 
 
 def choose_deterministic_kernels() -> None:
-    """Choose deterministic kernels for the whole process; the first call imports for about a second."""
+    """Choose deterministic kernels for the whole process; compiled ones are chosen by `COMPILE_OPTIONS`."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True)
+    # As use_deterministic_algorithms(True), which also imports the compiler: a second that an evaluator does not need.
+    torch.set_deterministic_debug_mode("error")
     # Filling new memory only helps to find reads of uninitialised memory, and costs a pass over every buffer.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False

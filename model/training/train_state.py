@@ -72,13 +72,14 @@ class TrainState:
         if training_config.compile and training_config.kernels == "fused":
             compile_layers(model)
         ranks.wrap(model, device)
+        compiles_whole = training_config.compile and training_config.kernels == "stock"
         return cls(
             model=model,
             optimizer=make_optimizer(model, training_config),
             scaler=torch.amp.GradScaler(device.type) if training_config.precision == "fp16" else None,
             generators=generators,
             global_batch=training_config.global_batch,
-            network=torch.compile(model) if training_config.compile and training_config.kernels == "stock" else model,
+            network=torch.compile(model, options=COMPILE_OPTIONS) if compiles_whole else model,
             ranks=ranks,
         )
 

@@ -4,6 +4,7 @@ It never commits, so its work counts only once the parent has committed it. It e
 its parent. Where several processes train one model, torchrun's agent starts one trainer for each rank.
 """
 
+import importlib
 import os
 import platform
 import signal
@@ -13,7 +14,7 @@ from functools import partial
 import torch
 
 from model.errors import NonFiniteLoss, TokenOutOfRange
-from model.training.determinism import choose_deterministic_kernels, make_deterministic
+from model.training.determinism import make_deterministic
 from model.training.training_loop import StepObserver, StepResult, default_fetch_schedule, train_until
 from storage.checkpoints.checkpoint import checkpoint_target
 from storage.checkpoints.checkpoint_documents import TrainerDocument, small_tensor
@@ -121,7 +122,7 @@ def main() -> None:
         signal.signal(number, lambda *_: stop.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        choose_deterministic_kernels()  # before the spec arrives
+        importlib.import_module("torch._dynamo")  # before the spec arrives: the first optimizer step would wait for it
         spec = channel.read_spec()
         share = spec.threads // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         make_deterministic(seed=spec.training.seed, threads=max(1, share))

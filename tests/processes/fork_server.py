@@ -1,0 +1,113 @@
+"""Starts a Python program in a process forked from one that has imported torch, Prefect and Cairn already.
+
+The new process is a real child of the one that asks, with its own process id, files, environment, command line and
+exit code; only the seconds of importing are saved. `PROGRAMS` lists what can be started so; its own children of these
+programs are forked as well. Some tests start their commands without it, so that the true start stays tested.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PROGRAMS = frozenset({"cairn.cli.command", "tasks.trainer.trainer", "tasks.evaluator.evaluator"})
+ROOT = Path(__file__).parents[2]
+PADDING = 4096
+"""Bytes of command line that a fork server sets aside, for those of the processes it forks."""
+_LARGEST_REQUEST = 1 << 18
+_SINGLE_THREAD = {"JE_ARROW_MALLOC_CONF": "background_thread:false", "OMP_NUM_THREADS": "1"}
+_PATCHING = threading.Lock()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ForkRequest:
+    """What a forked process is to run; its files come beside it and take the numbers in `descriptors`."""
+
+    words: tuple[str, ...]
+    folder: str
+    environment: dict[str, str]
+    descriptors: tuple[int, ...]
+    new_session: bool
+
+    def encode(self) -> bytes:
+        """Return the request as JSON."""
+        return json.dumps({name: getattr(self, name) for name in self.__slots__}).encode()
+
+
+def decode_request(data: bytes) -> ForkRequest:
+    """Return the request that `encode` wrote."""
+    fields = json.loads(data)
+    return ForkRequest(**{**fields, "words": tuple(fields["words"]), "descriptors": tuple(fields["descriptors"])})
+
+
+class ForkServer:
+    """One process that has everything imported, and forks at request."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        """Start it; requests wait until its imports are done."""
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            words = [sys.executable, "-m", "tests.processes.forking", str(theirs.fileno()), "x" * PADDING]
+            self._process = subprocess.Popen(
+                words,
+                cwd=ROOT,
+                env={**environment, **_SINGLE_THREAD},
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    def popen(self, words: Sequence[str], **options: Any) -> "subprocess.Popen[bytes]":
+        """Start `words` as `subprocess.Popen` does, forked if they name one of `PROGRAMS`."""
+        with _PATCHING:
+            exec_process = subprocess._fork_exec  # type: ignore[attr-defined]
+            subprocess._fork_exec = ForkExec(self._socket, exec_process)  # type: ignore[attr-defined]
+            try:
+                return subprocess.Popen(words, **options)
+            finally:
+                subprocess._fork_exec = exec_process  # type: ignore[attr-defined]
+
+    def close(self) -> None:
+        """End it."""
+        self._socket.close()
+        self._process.wait()
+
+
+class ForkExec:
+    """In the place of the function by which `subprocess.Popen` starts a process: asks a fork server, where that can."""
+
+    def __init__(self, server: socket.socket, exec_process: Any) -> None:
+        """Ask `server`; what is not one of `PROGRAMS` is started by `exec_process`, the function replaced."""
+        self._server, self._exec_process, self._lock = server, exec_process, threading.Lock()
+
+    def __call__(self, words: Sequence[Any], *arguments: Any) -> int:
+        """Start a process and return its id; the arguments are those of `_posixsubprocess.fork_exec`."""
+        command = [os.fsdecode(word) for word in words]
+        if command[:2] != [sys.executable, "-m"] or command[2] not in PROGRAMS:
+            return int(self._exec_process(words, *arguments))
+        _, _, kept, folder, environment, stdin, _, _, stdout, _, stderr, _, error_pipe, _, new_session = arguments[:15]
+        own = [number for number in kept if number != error_pipe]
+        streams = [stream if stream >= 0 else number for number, stream in enumerate((stdin, stdout, stderr))]
+        variables = dict(os.fsdecode(item).split("=", 1) for item in environment) if environment else dict(os.environ)
+        request = ForkRequest(
+            words=tuple(command),
+            folder=os.fsdecode(folder) if folder else os.getcwd(),
+            environment=variables,
+            descriptors=(0, 1, 2, *own),
+            new_session=bool(new_session),
+        )
+        with self._lock:
+            socket.send_fds(self._server, [request.encode()], [*streams, *own])
+            return int(self._server.recv(64))
+
+
+def receive_request(server: socket.socket) -> tuple[ForkRequest, list[int]] | None:
+    """Wait for a request and return it with its files; None if nobody can ask any more."""
+    data, files, _, _ = socket.recv_fds(server, _LARGEST_REQUEST, 16)
+    return (decode_request(data), files) if data else None

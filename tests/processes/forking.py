@@ -1,0 +1,161 @@
+"""The fork server itself: `python -m tests.processes.forking SOCKET PADDING` (see `fork_server`).
+
+A forked process becomes a child of the process that asked by clone(2) with CLONE_PARENT, so that it can be waited for
+and killed like any other. A process that runs `cairn` gets a fork server of its own for its children, forked before it
+has threads.
+"""
+
+import ctypes
+import fcntl
+import gc
+import importlib
+import os
+import platform
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.processes.fork_server import PADDING, PROGRAMS, ForkExec, ForkRequest, receive_request
+
+_CLONE_PARENT = 0x8000
+_SYSCALL_CLONE = {"x86_64": 56, "aarch64": 220}[platform.machine()]
+_SET_NO_PARENT_SIGNAL = 1
+_FIRST_MOVED = 200
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_THREAD_BYTES = 4096
+_IMPORTS = (
+    "anyio._backends._asyncio",
+    "cairn.operations.prefect_session",
+    "encodings.idna",
+    "fastapi",
+    "flows.preparation.preflight",
+    "flows.train_gpt",
+    "flows.watch_runs",
+    "flows.watching.run_watcher",
+    "matplotlib.backends.backend_agg",
+    "prefect.engine",
+    "prefect.events.worker",
+    "prefect.flow_engine",
+    "prefect.task_engine",
+    "reports.plots.curve_plot",
+    "torch._dynamo",
+)
+_process = ctypes.PyDLL(None)  # keeps the interpreter's lock: a released one would stay so in the new process
+
+
+def main() -> None:
+    """Import everything, then fork at request; in a forked process, run its program."""
+    for name in (*PROGRAMS, *_IMPORTS):
+        importlib.import_module(name)
+    gc.freeze()  # a collection would copy every page
+    threads = os.listdir("/proc/self/task")
+    assert len(threads) == 1, "a process with threads cannot be forked safely"
+    _ignore_signals()
+    own = socket.socket(fileno=int(sys.argv[1]))
+    request = serve(own)
+    if request.words[2] == "cairn.cli.command":
+        serve_children()
+    run(request)
+
+
+def serve(server: socket.socket) -> ForkRequest:
+    """Fork at request; returns in each forked process with what it is to run, and ends this one when nobody asks."""
+    while received := receive_request(server):
+        request, files = received
+        child = clone_sibling()
+        if child == 0:
+            become(request, files)
+            server.send(str(os.getpid()).encode())
+            server.close()
+            return request
+        for file in files:
+            os.close(file)
+    os._exit(0)
+
+
+def serve_children() -> None:
+    """Fork a fork server for this process's own children, and have `subprocess` ask it."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork() == 0:
+        ours.close()
+        _ignore_signals()
+        set_command_line(["fork-server"])
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for number in range(3):
+            os.dup2(nowhere, number)
+        request = serve(theirs)
+        if request.words[2] == "cairn.cli.command":
+            serve_children()
+        run(request)
+    theirs.close()
+    subprocess._fork_exec = ForkExec(ours, subprocess._fork_exec)  # type: ignore[attr-defined]
+
+
+def clone_sibling() -> int:
+    """Fork a process whose parent is this one's parent; returns its id here and 0 there."""
+    thread_id = _thread_id_field()
+    ctypes.pythonapi.PyOS_BeforeFork()
+    child = int(_process.syscall(_SYSCALL_CLONE, _CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0))
+    if child:
+        ctypes.pythonapi.PyOS_AfterFork_Parent()
+        return child
+    thread_id.value = os.getpid()  # fork(3) would have told the C library
+    ctypes.pythonapi.PyOS_AfterFork_Child()
+    return 0
+
+
+def _thread_id_field() -> ctypes.c_int:
+    """Return where the C library keeps the id of this thread."""
+    _process.pthread_self.restype = ctypes.c_void_p
+    first = _process.pthread_self()
+    words = (ctypes.c_int * (_THREAD_BYTES // 4)).from_address(first)
+    place = next(number for number, word in enumerate(words) if word == os.getpid())
+    return ctypes.c_int.from_address(first + 4 * place)
+
+
+def become(request: ForkRequest, files: list[int]) -> None:
+    """Take the session, folder, environment, files and command line of the request."""
+    if request.new_session:
+        os.setsid()
+    os.chdir(request.folder)
+    os.environ.clear()
+    os.environ.update(request.environment)
+    moved = [fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, _FIRST_MOVED) for file in files]
+    for file in files:
+        os.close(file)
+    for file, number in zip(moved, request.descriptors, strict=True):
+        os.dup2(file, number)
+        os.close(file)
+    for number in _IGNORED:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    set_command_line(request.words)
+    sys.argv = [request.words[2], *request.words[3:]]
+
+
+def set_command_line(words: "list[str] | tuple[str, ...]") -> None:
+    """Show these words as the process's command line, over those that it was started with."""
+    start, end = (int(field) for field in Path("/proc/self/stat").read_text().rpartition(") ")[2].split()[45:47])
+    shown = b"".join(word.encode() + b"\0" for word in words)[: end - start - 1]
+    ctypes.memmove(start, shown.ljust(end - start, b"\0"), end - start)
+
+
+def run(request: ForkRequest) -> None:
+    """Run the program to its end, as `python -m` would."""
+    from prefect.context import refresh_global_settings_context
+
+    refresh_global_settings_context()
+    program: Callable[[], None] = importlib.import_module(request.words[2]).main
+    program()
+
+
+def _ignore_signals() -> None:
+    """Survive what a terminal or a test sends to a whole process group."""
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+
+
+if __name__ == "__main__":
+    main()
