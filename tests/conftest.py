@@ -13,7 +13,11 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tests.session_folder import close_session, open_session
+
 LOCAL_HOSTS = frozenset({"127.0.0.1", "::1", "localhost", "0.0.0.0", ""})
+
+_OWNS_SESSION = pytest.StashKey[bool]()
 
 settings.register_profile("cairn", deadline=None, derandomize=True, database=None, max_examples=50)
 
@@ -21,6 +25,7 @@ settings.register_profile("cairn", deadline=None, derandomize=True, database=Non
 def pytest_configure(config: pytest.Config) -> None:
     """Fix the environment before any package is imported; child processes inherit it."""
     settings.load_profile("cairn")
+    config.stash[_OWNS_SESSION] = open_session()
     _hear_signals()
     for name in [name for name in os.environ if name.startswith(("CAIRN_", "PREFECT_"))]:
         if not name.startswith(("CAIRN_TEST_", "CAIRN_SIMULATOR_")):
@@ -42,9 +47,11 @@ def _hear_signals() -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Remove this worker's Prefect home and work folder."""
+    """Remove this worker's Prefect home and work folder, and what the session shared."""
     import shutil
 
+    if config.stash[_OWNS_SESSION]:
+        close_session()
     for name in ("PREFECT_HOME", "CAIRN_CACHE"):
         shutil.rmtree(os.environ[name], ignore_errors=True)
 

@@ -19,7 +19,7 @@ from tasks.evaluator.checkpoint_model import CheckpointModel, open_model
 from tasks.evaluator.command_evaluator import guard_group, run_command
 from tasks.evaluator.evaluation_suite import CommandSuite, EvaluationResult, EvaluationSpec, Suite
 from tasks.evaluator.model_directory import write_model_directory
-from tasks.trainer.fault_injection import FaultPlan, inject_process_fault
+from tasks.trainer.fault_injection import IN_EVALUATOR, PAUSES, FaultPlan, inject_process_fault
 from tasks.trainer.parent_watch import watch_parent
 
 _NICENESS = 15
@@ -74,8 +74,8 @@ def main() -> None:
     watch_parent(os.getppid(), kill_group=True)
     spec = EvaluationSpec.model_validate_json(sys.stdin.buffer.read())
     faults = FaultPlan(open_store(spec.store_url), spec.run_prefix, spec.faults)
-    for kind in faults.due(spec.number, in_evaluator=True):
-        inject_process_fault(kind)
+    for kind in faults.due(spec.number, IN_EVALUATOR):
+        faults.pause(kind, spec.number) if kind in PAUSES else inject_process_fault(kind)
     os.nice(_NICENESS)
     seed = spec.suite.sample_seed if isinstance(spec.suite, Suite) else 0
     make_deterministic(seed=seed, threads=spec.threads)

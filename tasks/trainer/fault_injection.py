@@ -1,29 +1,42 @@
 """Injects faults that `CAIRN_FAULTS` lists (`kind@number,…`), for practice and tests: each once per run, and real.
 
-The number is a completed step; for `evaluator` it is the number of the evaluation.
+The number is a completed step; of `pause-load` it is the attempt, of the evaluator's kinds the evaluation. A pause ends
+when the object `faults/KIND-NUMBER-go.json` exists in the run's folder, so that a test chooses what happens meanwhile.
 """
 
 import mmap
 import os
 import signal
 import threading
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 
 from storage.snapshots.token_shard import VerifiedShard
 from storage.stores.object_store import ObjectStore
 from tasks.errors import TaskError
 
+_POLL_SECONDS = 0.02
+
 
 class FaultKind(StrEnum):
-    """What can be injected; all but the last into a trainer."""
+    """What can be injected."""
 
     PREEMPT = "preempt"
     KILL = "kill"
     OOM = "oom"
     BAD_DATA = "bad-data"
     HANG = "hang"
+    PAUSE = "pause"
+    PAUSE_LOAD = "pause-load"
     EVALUATOR = "evaluator"
+    PAUSE_EVALUATOR = "pause-evaluator"
+
+
+IN_LOAD = frozenset({FaultKind.PAUSE_LOAD})
+IN_EVALUATOR = frozenset({FaultKind.EVALUATOR, FaultKind.PAUSE_EVALUATOR})
+AFTER_STEP = frozenset(FaultKind) - IN_LOAD - IN_EVALUATOR
+PAUSES = frozenset({FaultKind.PAUSE, FaultKind.PAUSE_LOAD, FaultKind.PAUSE_EVALUATOR})
 
 
 class FaultPlan:
@@ -40,17 +53,23 @@ class FaultPlan:
             self._faults.append((FaultKind(kind), int(number)))
 
     @property
-    def numbers(self) -> list[int]:
-        """The steps, or evaluations, at which there are faults."""
-        return [number for _, number in self._faults]
+    def steps(self) -> list[int]:
+        """The steps after which there are faults."""
+        return [number for kind, number in self._faults if kind in AFTER_STEP]
 
-    def due(self, number: int, *, in_evaluator: bool = False) -> Iterator[FaultKind]:
-        """Yield the trainer's or the evaluator's faults due at `number`; each is marked first, so it comes once."""
+    def due(self, number: int, kinds: frozenset[FaultKind] = AFTER_STEP) -> Iterator[FaultKind]:
+        """Yield the faults of these kinds due at `number`; each is marked first, so it comes once."""
         for kind, at in self._faults:
-            marker = f"{self._run_prefix}/faults/{kind}-{at}.json"
-            is_due = at == number and (kind is FaultKind.EVALUATOR) == in_evaluator
-            if is_due and self._store.create(marker, b"{}\n"):
+            if at == number and kind in kinds and self._store.create(f"{self._name(kind, at)}.json", b"{}\n"):
                 yield kind
+
+    def pause(self, kind: FaultKind, number: int, *, stopping: Callable[[], bool] = lambda: False) -> None:
+        """Block until the object that ends this pause exists, or `stopping` returns True."""
+        while not stopping() and self._store.size(f"{self._name(kind, number)}-go.json") is None:
+            time.sleep(_POLL_SECONDS)
+
+    def _name(self, kind: FaultKind, number: int) -> str:
+        return f"{self._run_prefix}/faults/{kind}-{number}"
 
 
 def inject_process_fault(kind: FaultKind) -> None:

@@ -20,7 +20,7 @@ from storage.checkpoints.checkpoint import checkpoint_target
 from storage.checkpoints.checkpoint_documents import TrainerDocument, small_tensor
 from storage.logs.run_log import run_prefix
 from storage.stores.open_store import open_store
-from tasks.trainer.fault_injection import FaultKind, FaultPlan, inject_process_fault
+from tasks.trainer.fault_injection import IN_LOAD, FaultKind, FaultPlan, inject_process_fault
 from tasks.trainer.staging import HostCheckpoint, SharedStaging, Staging, StagingCallbacks
 from tasks.trainer.staging_buffer import StagingBuffer
 from tasks.trainer.step_results import SpikeCheck, StepReporter, raise_for_samples
@@ -61,6 +61,8 @@ class Trainer:
 
     def resume(self) -> None:
         """Restore the state from the spec's checkpoint or initial weights, and report that training can begin."""
+        for kind in self._faults.due(self._spec.attempt, IN_LOAD) if self._ranks.is_first else ():
+            self._faults.pause(kind, self._spec.attempt, stopping=self._stop.is_set)
         digest = restore_state(self._state, self._spec, self._store, self._load)
         step, parameters = self._state.step, self._state.model.parameter_count
         device = str(self._state.device)
@@ -74,7 +76,7 @@ class Trainer:
             stop_requested=lambda: self._ranks.any(self._stop.is_set()),
             probe=self._data.probe,
         )
-        schedule = default_fetch_schedule(self._state, at_steps=self._faults.numbers)
+        schedule = default_fetch_schedule(self._state, at_steps=self._faults.steps)
         try:
             stopped = train_until(self._state, self._data.inputs, observer, until_step=until_step, schedule=schedule)
         except (NonFiniteLoss, TokenOutOfRange) as error:
@@ -107,7 +109,9 @@ class Trainer:
         self._reporter.report(result)
         self._spikes.check(result)
         for kind in self._faults.due(result.step) if self._ranks.is_first else ():
-            if kind is FaultKind.OOM:
+            if kind is FaultKind.PAUSE:
+                self._faults.pause(kind, result.step, stopping=self._stop.is_set)
+            elif kind is FaultKind.OOM:
                 torch.empty(1 << 60, dtype=torch.uint8)
             elif kind is FaultKind.BAD_DATA:
                 self._data.corrupt_next_batch(self._state.step)

@@ -5,12 +5,14 @@ exit code; only the seconds of importing are saved. `PROGRAMS` lists what can be
 programs are forked as well. Some tests start their commands without it, so that the true start stays tested.
 """
 
+import functools
 import json
 import os
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +52,7 @@ class ForkServer:
     """One process that has everything imported, and forks at request."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        """Start it; requests wait until its imports are done."""
+        """Start it, and wait until its imports are done."""
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             words = [sys.executable, "-m", "tests.processes.forking", str(theirs.fileno()), "x" * PADDING]
@@ -62,6 +64,10 @@ class ForkServer:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
+
+        began = time.monotonic()
+        self._socket.recv(64)
+        self.start_seconds = time.monotonic() - began
 
     def popen(self, words: Sequence[str], **options: Any) -> "subprocess.Popen[bytes]":
         """Start `words` as `subprocess.Popen` does, forked if they name one of `PROGRAMS`."""
@@ -77,6 +83,17 @@ class ForkServer:
         """End it."""
         self._socket.close()
         self._process.wait()
+
+
+@functools.cache
+def fork_server() -> ForkServer:
+    """The fork server of this process, started at the first call."""
+    return ForkServer(os.environ)
+
+
+def start_seconds() -> float:
+    """How long a process took here to import everything: the measure for time limits."""
+    return fork_server().start_seconds
 
 
 class ForkExec:

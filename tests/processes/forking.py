@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.processes.fork_server import PADDING, PROGRAMS, ForkExec, ForkRequest, receive_request
+from tests.processes.fork_server import PROGRAMS, ForkExec, ForkRequest, receive_request
 
 _CLONE_PARENT = 0x8000
 _SYSCALL_CLONE = {"x86_64": 56, "aarch64": 220}[platform.machine()]
@@ -54,8 +54,9 @@ def main() -> None:
     threads = os.listdir("/proc/self/task")
     assert len(threads) == 1, "a process with threads cannot be forked safely"
     _ignore_signals()
-    own = socket.socket(fileno=int(sys.argv[1]))
-    request = serve(own)
+    asked = socket.socket(fileno=int(sys.argv[1]))
+    asked.send(b"ready")
+    request = serve(asked)
     if request.words[2] == "cairn.cli.command":
         serve_children()
     run(request)

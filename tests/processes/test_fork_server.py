@@ -1,0 +1,47 @@
+"""A forked process is like a started one: id, exit code, files, folder, environment and command line are its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+from tests.processes.fork_server import fork_server
+
+CAIRN = (sys.executable, "-m", "cairn.cli.command")
+
+
+def test_a_forked_command_prints_what_a_started_one_prints_and_leaves_with_the_same_code(tmp_path: Path) -> None:
+    words = (*CAIRN, "status", "nowhere", "--store", str(tmp_path), "--json")
+    forked = fork_server().popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    started = subprocess.run(words, capture_output=True, check=False)
+    assert forked.communicate() == (started.stdout, started.stderr)
+    assert forked.returncode == started.returncode != 0
+
+
+def test_it_is_a_child_of_its_starter_with_its_own_command_line_session_and_folder(tmp_path: Path) -> None:
+    words = (sys.executable, "-m", "tasks.trainer.trainer")
+    pipe = subprocess.PIPE
+    child = fork_server().popen(words, stdin=pipe, stdout=pipe, stderr=pipe, cwd=tmp_path, start_new_session=True)
+    process = psutil.Process(child.pid)
+    assert [word for word in process.cmdline() if word] == list(words)
+    assert (process.ppid(), Path(process.cwd()), os.getsid(child.pid)) == (os.getpid(), tmp_path, child.pid)
+    child.send_signal(signal.SIGKILL)
+    child.communicate()
+    assert child.returncode == -signal.SIGKILL
+
+
+def test_its_environment_is_the_one_it_was_given(tmp_path: Path) -> None:
+    words = (*CAIRN, "config", "training.steps", "--json")
+    asked = {"HOME": str(tmp_path), "CAIRN_TRAINING__STEPS": "77"}
+    child = fork_server().popen(words, stdout=subprocess.PIPE, cwd=tmp_path, env=asked)
+    started = subprocess.run(words, capture_output=True, cwd=tmp_path, env={**os.environ, **asked}, check=False)
+    assert json.loads(child.communicate()[0]) == json.loads(started.stdout)
+
+
+def test_what_is_not_a_program_of_the_fork_server_is_started_as_always() -> None:
+    child = fork_server().popen([sys.executable, "-c", "print(6 * 7)"], stdout=subprocess.PIPE)
+    assert child.communicate()[0] == b"42\n"
