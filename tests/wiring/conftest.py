@@ -1,0 +1,33 @@
+"""The worlds of the wiring tests."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.tasks.trainer_in_process import TrainingWorld
+from tests.wiring.flow_in_process import FlowWorld, call_tasks_directly
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> Iterator[None]:
+    """Several threads only wait for each other on tensors of this size."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def flow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FlowWorld:
+    """The flow without Prefect, with text and an empty store."""
+    world = FlowWorld(tmp_path)
+    call_tasks_directly(monkeypatch, world)
+    return world
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> TrainingWorld:
+    """A snapshot, and trainers of it in this process."""
+    return TrainingWorld(tmp_path)

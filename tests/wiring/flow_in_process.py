@@ -1,0 +1,200 @@
+"""The flow `train-gpt` in this very process: Prefect's tasks are called directly, and a trainer without tensors trains.
+
+Configuration, log, store, claims, receipts, commits, evaluations' records and promotion are the product's own. An
+evaluator's process is replaced by what it would print.
+"""
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.preparation.training_request import TrainingRequest, resolve_request
+from flows.run import attempt as attempt_flow
+from flows.run import attempt_evaluations, background_sweep, run_opening, run_promotion
+from flows.run.active_run import ActiveRun
+from flows.run.run_opening import open_run
+from flows.train_gpt import train_gpt
+from storage.logs.run_log import RunLog
+from storage.stores.local_store import LocalStore
+from tasks import sweep_checkpoints
+from tasks.attempt.shutdown_signal import ShutdownSignal
+from tasks.evaluator import evaluation_run
+from tasks.evaluator.evaluator_process import Outcome
+from tasks.trainer import warm_trainer
+from tasks.trainer.trainer_protocol import Finish, TrainerSpec, TrainUntil, decode_message
+from tasks.trainer.warm_trainer import TrainerChild, WarmTrainer
+from tests.wiring.tensorless_trainer import heard_by
+
+ROOT = Path(__file__).parents[2]
+RUN = "bard"
+CONFIG = """
+model_family = "gpt2-wiring"
+[data]
+sources = ["text.txt"]
+tokenizer = "bytes"
+val_fraction = 0.3
+[model]
+n_layer = 1
+n_head = 1
+n_embd = 8
+block_size = 8
+[training]
+steps = 20
+global_batch = 4
+device = "cpu"
+precision = "fp32"
+kernels = "stock"
+[checkpoint]
+every_steps = 10
+"""
+TEXT = "\n\n".join(f"paragraph {number} of stone {number * number % 97}" for number in range(60))
+
+
+class DirectFuture(Future[Any]):
+    """A future that is done, with the methods of Prefect's."""
+
+    def wait(self, timeout: float | None = None) -> None:
+        self.exception(timeout)
+
+
+class DirectTask:
+    """A Prefect task whose body is called at once, in this thread."""
+
+    def __init__(self, task: Any) -> None:
+        self._body = task.fn
+
+    def __call__(self, *arguments: Any, return_state: bool = False, **keywords: Any) -> Any:
+        return self._body(*arguments, **keywords)
+
+    def with_options(self, **options: Any) -> "DirectTask":
+        return self
+
+    def submit(self, *arguments: Any, wait_for: Sequence[Any] = (), **keywords: Any) -> DirectFuture:
+        future = DirectFuture()
+        try:
+            future.set_result(self._body(*arguments, **keywords))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+class NotedWarmTrainer(WarmTrainer):
+    """Starts trainers without tensors; notes how long the flow wants to wait between attempts, and does not wait."""
+
+    def __init__(self, *arguments: str) -> None:
+        command = (sys.executable, "-m", "tests.wiring.tensorless_trainer", *arguments)
+        super().__init__(partial(TrainerChild, command=command))
+        self.waited: list[float] = []
+        self._acquired: list[TrainerChild] = []
+
+    def acquire(self, work_dir: Path) -> TrainerChild:
+        self._acquired.append(super().acquire(work_dir))
+        return self._acquired[-1]
+
+    def back_off(self, seconds: float, work_dir: Path, **rest: Any) -> None:
+        self.waited.append(seconds)
+
+    def close(self) -> None:
+        """End every trainer, and close its pipes."""
+        self.discard()
+        for child in self._acquired:
+            child.discard()
+
+
+@dataclass(kw_only=True, slots=True)
+class Evaluators:
+    """What evaluators were given, and what they print: the losses in turn, the last one for ever."""
+
+    losses: list[float] = field(default_factory=lambda: [2.0])
+    specs: list[dict[str, Any]] = field(default_factory=list)
+    timeouts: list[float] = field(default_factory=list)
+
+    def run(self, spec: bytes, timeout_seconds: float, **rest: Any) -> Outcome:
+        self.specs.append(json.loads(spec))
+        self.timeouts.append(timeout_seconds)
+        loss = self.losses.pop(0) if len(self.losses) > 1 else self.losses[0]
+        return Outcome(result=json.dumps({"metrics": {"val_loss": loss}, "samples": []}).encode(), problem="")
+
+
+class FlowWorld:
+    """A folder with text and a store, and runs of the flow in it."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "text.txt").write_text(TEXT)
+        self.folder, self.store, self.evaluators = folder, LocalStore(folder / "store"), Evaluators()
+
+    def config(self, text: str = CONFIG) -> Path:
+        path = self.folder / "run.toml"
+        path.write_text(text)
+        return path
+
+    @property
+    def log(self) -> RunLog:
+        log = RunLog(self.store, RUN)
+        log.refresh()
+        return log
+
+    @contextmanager
+    def opened(
+        self,
+        *overrides: str,
+        text: str = CONFIG,
+        warm: NotedWarmTrainer | None = None,
+        shutdown: ShutdownSignal | None = None,
+    ) -> Iterator[ActiveRun]:
+        """Yield the run as the flow opens or continues it."""
+        given = TrainingRequest(
+            config=str(self.config(text)), run_id=RUN, overrides=overrides, store=str(self.folder / "store")
+        )
+        trainers = warm or NotedWarmTrainer()
+        try:
+            yield open_run(resolve_request(given, os.environ), shutdown or ShutdownSignal(), trainers)
+        finally:
+            trainers.close()
+
+    def train(self, *overrides: str, text: str = CONFIG, warm: NotedWarmTrainer | None = None) -> Any:
+        """Run the whole flow to its end and return its state."""
+        trainers = warm or NotedWarmTrainer()
+        token = warm_trainer._CURRENT.set(trainers)
+        try:
+            return train_gpt.fn(
+                config=str(self.config(text)), run_id=RUN, overrides=overrides, store=str(self.folder / "store")
+            )
+        finally:
+            warm_trainer._CURRENT.reset(token)
+            trainers.close()
+
+    def heard(self, attempt: int = 1) -> tuple[TrainerSpec, list[TrainUntil | Finish]]:
+        """Return what the trainer of an attempt was sent: its spec and its commands."""
+        path = heard_by(self.folder / "cache" / "work" / RUN, attempt)
+        spec, *commands = path.read_bytes().splitlines(keepends=True)
+        return TrainerSpec.model_validate_json(spec), [decode_message(line) for line in commands]  # type: ignore[misc]
+
+
+def call_tasks_directly(patch: pytest.MonkeyPatch, world: FlowWorld) -> None:
+    """Take Prefect and the evaluator's process out of the flow, and let the world's cache be its work folder."""
+    direct: Mapping[Any, Sequence[str]] = {
+        attempt_flow: ("train_segment", "commit_checkpoint"),
+        attempt_evaluations: ("evaluate",),
+        run_promotion: ("evaluate", "promote"),
+        background_sweep: ("sweep_checkpoints",),
+        run_opening: ("tokenize_and_split",),
+    }
+    for module, names in direct.items():
+        for name in names:
+            patch.setattr(module, name, DirectTask(getattr(module, name)))
+    for module in (run_opening, sweep_checkpoints):
+        patch.setattr(module, "get_run_logger", logging.getLogger, raising=False)
+    patch.setattr(evaluation_run, "run_evaluator", world.evaluators.run)
+    patch.setenv("CAIRN_CACHE", str(world.folder / "cache"))
+    patch.setenv("PYTHONPATH", str(ROOT))

@@ -1,0 +1,115 @@
+"""A trainer without tensors (`python -m tests.wiring.tensorless_trainer`): speaks the protocol and stages real objects.
+
+It trains nothing, so it starts in half a second. What it was sent stands in `attempt-NNNN.heard` of its work folder.
+`--die-at N` ends it by SIGKILL after step N, `--deaf` makes it ignore SIGTERM and hang before its first step.
+"""
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from storage.checkpoints.checkpoint import StagedCheckpoint, TensorGroup, checkpoint_target, stage_checkpoint
+from storage.checkpoints.checkpoint_documents import TrainerDocument
+from storage.checkpoints.tensor_record import TensorRecord
+from storage.logs.step_log import StepRecord
+from storage.stores.open_store import open_store
+from tasks.trainer.trainer_protocol import (
+    Event,
+    Ready,
+    SegmentDone,
+    StepDone,
+    TrainerSpec,
+    TrainUntil,
+    decode_message,
+    encode_message,
+)
+
+STEP_TOKENS, STEP_GPU_SECONDS, TOKENS_PER_SECOND = 7, 0.25, 1000.0
+
+
+def loss_of(step: int) -> float:
+    """Return the train loss that is reported for a step."""
+    return 5.0 - step / 100
+
+
+def heard_by(work_dir: Path, attempt: int) -> Path:
+    """Return the file of everything that the trainer of an attempt was sent."""
+    return work_dir / f"attempt-{attempt:04d}.heard"
+
+
+def main() -> None:
+    """Serve one attempt."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--die-at", type=int, default=-1)
+    parser.add_argument("--deaf", action="store_true")
+    chosen = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if chosen.deaf else signal.SIG_DFL)
+    line = sys.stdin.buffer.readline()
+    if not line:
+        return
+    spec = TrainerSpec.model_validate_json(line)
+    with heard_by(spec.work_dir, spec.attempt).open("ab", buffering=0) as heard:
+        heard.write(line)
+        step = first = spec.resume.step if spec.resume else 0
+        _send(Ready(step=step, state_sha256=None, parameters=3, device=spec.training.device))
+        for line in sys.stdin.buffer:
+            heard.write(line)
+            command = decode_message(line)
+            if not isinstance(command, TrainUntil):
+                return
+            if chosen.deaf:
+                signal.pause()
+            for event in _segment(spec, first, step, command.step, chosen.die_at):
+                _send(event)
+            step = command.step
+
+
+def _segment(spec: TrainerSpec, first: int, step: int, until: int, die_at: int) -> Iterator[Event]:
+    for number in range(step + 1, until + 1):
+        trained = number - first
+        yield StepDone(
+            record=_record(spec, number), tokens=trained * STEP_TOKENS, gpu_seconds=trained * STEP_GPU_SECONDS
+        )
+        if number == die_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+    tokens, gpu_seconds = (until - first) * STEP_TOKENS, (until - first) * STEP_GPU_SECONDS
+    yield SegmentDone(step=until, stopped=False, tokens=tokens, gpu_seconds=gpu_seconds)
+    yield _stage(spec, until)
+
+
+def _record(spec: TrainerSpec, step: int) -> StepRecord:
+    return StepRecord(
+        step=step,
+        attempt=spec.attempt,
+        train_loss=loss_of(step),
+        lr=0.01,
+        grad_norm=0.5,
+        tokens_per_second=TOKENS_PER_SECOND,
+        mfu=0.02,
+        memory_bytes=11,
+        seconds=STEP_GPU_SECONDS,
+        probe_loss=None,
+        sample=None,
+    )
+
+
+def _stage(spec: TrainerSpec, step: int) -> StagedCheckpoint:
+    weights = TensorRecord(name="w", dtype="U8", shape=(4,), data=memoryview(step.to_bytes(4, "little")))
+    return stage_checkpoint(
+        open_store(spec.store_url),
+        target=checkpoint_target(spec.run_id, step=step, attempt=spec.attempt),
+        groups=(TensorGroup(name="weights", records=(weights,)),),
+        trainer=TrainerDocument(version=1, step=step, cursor=step, learning_rate=0.01, versions={}, tensors=()),
+    )
+
+
+def _send(event: Event) -> None:
+    sys.stdout.buffer.write(encode_message(event))
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""What an evaluation measures follows from the configuration: the evaluator's own functions, on a real checkpoint."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from flows.operations.checkpoint_evaluation import plan_evaluation
+from model.data.token_windows import TokenWindows
+from model.inference.evaluation import held_out_loss
+from storage.logs.run_entries import EvaluationFailed, EvaluationRecorded
+from storage.snapshots.data_snapshot import open_snapshot
+from storage.stores.local_store import LocalStore
+from tasks.evaluator.evaluation_run import EvaluationPlan, record_evaluation
+from tasks.evaluator.evaluation_suite import EvaluationSpec, Suite
+from tasks.evaluator.evaluator import _measure_held_out, _open
+from tasks.evaluator.evaluator_process import Outcome
+from tests.tasks.committed_model import CommittedModel, commit_model, small_configuration
+
+SUITE: dict[str, Any] = {
+    "name": "own-words",
+    "batches": 3,
+    "batch_size": 5,
+    "prompts": ["Zeile ", "the "],
+    "sample_tokens": 7,
+    "sample_seed": 11,
+}
+
+
+class EvaluatorHere:
+    """Measures a spec as the evaluator's process does, in this one, and keeps it."""
+
+    def __init__(self) -> None:
+        self.specs: list[EvaluationSpec] = []
+        self.timeouts: list[float] = []
+
+    def __call__(self, spec: bytes, timeout_seconds: float) -> Outcome:
+        self.specs.append(EvaluationSpec.model_validate_json(spec))
+        self.timeouts.append(timeout_seconds)
+        suite = self.specs[-1].suite
+        assert isinstance(suite, Suite)
+        result = _measure_held_out(_open(self.specs[-1], self.specs[-1].device), suite)
+        return Outcome(result=msgspec.json.encode(result), problem="")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> CommittedModel:
+    folder = tmp_path_factory.mktemp("evaluated")
+    return commit_model(LocalStore(folder / "store"), folder, small_configuration())
+
+
+@pytest.fixture
+def evaluate(made: CommittedModel, tmp_path: Path) -> Callable[..., tuple[EvaluationRecorded, EvaluatorHere]]:
+    """Evaluate the checkpoint by the run's configuration with this `[evaluation]`."""
+
+    def run(training: Any = None, **evaluation: Any) -> tuple[EvaluationRecorded, EvaluatorHere]:
+        evaluator = EvaluatorHere()
+        recorded = record_evaluation(
+            made.log,
+            made.reference,
+            plan_of(made, tmp_path, training=training, **evaluation),
+            again=True,
+            measure=evaluator,
+        )
+        assert isinstance(recorded, EvaluationRecorded)
+        return recorded, evaluator
+
+    return run
+
+
+def plan_of(
+    made: CommittedModel, folder: Path, *, training: Any = None, budgets: Any = None, **evaluation: Any
+) -> EvaluationPlan:
+    document, opened = made.config.document(), made.log.refresh().opened
+    assert opened is not None
+    document["evaluation"] |= SUITE | evaluation
+    document["training"] |= training or {}
+    document["budgets"] |= budgets or {}
+    config = type(made.config).model_validate(document)
+    return plan_evaluation(config, opened.data_snapshot, folder, threads=1)
+
+
+def held_out(made: CommittedModel, folder: Path, split: str = "val", **slices: int) -> tuple[float, int, float]:
+    """Measure the network itself: the loss, the number of windows, and the bytes of a token of this split."""
+    opened = made.log.refresh().opened
+    assert opened is not None
+    snapshot = open_snapshot(made.log.store, opened.data_snapshot, folder / "judge")
+    windows = TokenWindows(getattr(snapshot, split), made.config.model.block_size, snapshot.manifest.vocab_size)
+    loss, count = held_out_loss(made.state.model, windows, **slices)
+    sizes = snapshot.manifest.split(split)  # type: ignore[arg-type]
+    return loss, count, sizes.bytes / sizes.tokens
+
+
+def test_the_loss_is_of_the_held_out_windows_that_the_suite_asks_for(
+    made: CommittedModel, evaluate: Any, tmp_path: Path
+) -> None:
+    recorded, _ = evaluate()
+    loss, count, _ = held_out(made, tmp_path, batches=3, batch_size=5)
+    assert recorded.metrics["val_loss"] == pytest.approx(loss, rel=1e-6) and recorded.metrics["samples"] == count == 15
+    assert held_out(made, tmp_path, "train", batches=3, batch_size=5)[0] != pytest.approx(loss, rel=1e-6)
+
+
+def test_bits_per_byte_divide_by_the_bytes_of_a_held_out_token(
+    made: CommittedModel, evaluate: Any, tmp_path: Path
+) -> None:
+    recorded, _ = evaluate()
+    *_, bytes_per_token = held_out(made, tmp_path, batches=1, batch_size=1)
+    bits = recorded.metrics["val_loss"] / math.log(2)
+    assert recorded.metrics["bits_per_byte"] == pytest.approx(bits / bytes_per_token, rel=1e-9)
+    *_, of_train = held_out(made, tmp_path, "train", batches=1, batch_size=1)
+    assert of_train != pytest.approx(bytes_per_token, rel=1e-6), "else the train split's would do"
+
+
+def test_samples_follow_from_prompts_length_and_seed(evaluate: Any) -> None:
+    recorded, _ = evaluate()
+    assert all(map(str.startswith, recorded.samples, SUITE["prompts"])) and len(recorded.samples) == 2
+    assert evaluate()[0].samples == recorded.samples
+    assert evaluate(sample_seed=12)[0].samples != recorded.samples
+    assert all(map(str.startswith, evaluate(sample_tokens=20)[0].samples, recorded.samples))
+    assert evaluate(sample_tokens=0)[0].samples == tuple(SUITE["prompts"])
+
+
+def test_the_evaluator_masks_documents_where_the_run_does(evaluate: Any) -> None:
+    masked, evaluator = evaluate(training={"mask_documents": True})
+    assert evaluator.specs[0].mask_documents
+    assert masked.metrics["val_loss"] != evaluate()[0].metrics["val_loss"]
+
+
+def test_an_evaluator_is_sent_what_plan_and_log_say(made: CommittedModel, evaluate: Any, tmp_path: Path) -> None:
+    recorded, evaluator = evaluate(timeout_seconds=77.5)
+    (spec,), opened = evaluator.specs, made.log.refresh().opened
+    assert opened is not None and evaluator.timeouts == [77.5]
+    assert (spec.snapshot_id, spec.model, spec.checkpoint) == (opened.data_snapshot, made.config.model, made.reference)
+    assert (spec.device, spec.threads, spec.cache_dir) == ("cpu", 1, tmp_path / "snapshots")
+    assert (recorded.suite, recorded.suite_sha256) == ("own-words", spec.suite.sha256)
+    assert (recorded.step, recorded.manifest_sha256) == (7, made.reference.manifest_sha256)
+    assert recorded.data_snapshot == opened.data_snapshot
+
+
+@pytest.mark.parametrize("retries", [0, 2])
+def test_a_failed_evaluator_is_run_again_as_often_as_its_budget_says(
+    made: CommittedModel, tmp_path: Path, retries: int
+) -> None:
+    plan = plan_of(made, tmp_path, budgets={"evaluator_failed": {"retries": retries}}, name=f"failing-{retries}")
+    runs: list[float] = []
+
+    def fall_over(spec: bytes, timeout_seconds: float) -> Outcome:
+        runs.append(timeout_seconds)
+        return Outcome(result=b"", problem="it fell over")
+
+    failed = record_evaluation(made.log, made.reference, plan, measure=fall_over)
+    assert isinstance(failed, EvaluationFailed) and len(runs) == retries + 1

@@ -1,0 +1,228 @@
+"""What the configuration says reaches trainer, log and evaluator through the flow: nothing but Prefect is left out."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from flows.run.attempt import Attempt, _trainer_spec, claim_next_attempt
+from storage.errors import Fenced
+from storage.logs.entry_log import this_writer
+from storage.logs.heartbeat import Heartbeat, read_heartbeat
+from storage.logs.run_entries import DataQuarantined
+from tasks.attempt.shutdown_signal import ShutdownSignal
+from tasks.errors import BudgetExhausted, TrainerGone
+from tasks.policy.failures import Evidence
+from tasks.trainer.trainer_process import TrainerProcess
+from tasks.trainer.trainer_protocol import Finish, TrainUntil
+from tests.wiring.flow_in_process import RUN, FlowWorld, NotedWarmTrainer, call_tasks_directly
+from tests.wiring.tensorless_trainer import STEP_GPU_SECONDS, STEP_TOKENS, loss_of
+
+SET = (
+    "training.micro_batch=2",
+    "training.threads=3",
+    "training.activation_checkpointing=true",
+    "divergence.rise_nats=0.75",
+    "checkpoint.patience_seconds=41.5",
+    'evaluation.prompts=["The first","The last"]',
+)
+
+
+def quarantine(flow: FlowWorld, windows: tuple[int, ...]) -> None:
+    body = DataQuarantined(attempt=1, reason="bad-data", windows=windows, detail="by the test")
+    flow.log.append(lambda state: body, writer=this_writer())
+
+
+def kill(flow: FlowWorld) -> FlowWorld:
+    """Leave a run whose only attempt was killed after step 13; its budget was spent by that."""
+    flow.train("budgets.lost.retries=0", warm=NotedWarmTrainer("--die-at", "13"))
+    return flow
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> FlowWorld:
+    """A killed run that tests only read."""
+    world = FlowWorld(tmp_path_factory.mktemp("killed"))
+    with pytest.MonkeyPatch.context() as patch:
+        call_tasks_directly(patch, world)
+        return kill(world)
+
+
+def test_the_spec_that_a_trainer_is_sent_says_what_configuration_and_log_say(
+    flow: FlowWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CAIRN_FAULTS", "hang@4711")
+    kill(flow)
+    quarantine(flow, (7, 3))
+    flow.train(*SET)
+    spec, _ = flow.heard(2)
+    config, state = spec.training, flow.log.state
+    assert state.opened is not None
+    assert (spec.run_id, spec.attempt, spec.store_url, spec.snapshot_id) == (
+        RUN,
+        2,
+        flow.store.url,
+        state.opened.data_snapshot,
+    )
+    assert (spec.micro_batch, config.global_batch, spec.activation_checkpointing) == (2, 4, True)
+    assert (spec.quarantined, spec.divergence.rise_nats, spec.patience_seconds) == ((3, 7), 0.75, 41.5)
+    assert (spec.threads, spec.prompt, spec.faults) == (3, "The first", "hang@4711")
+    assert spec.resume == state.checkpoints[0].committed.reference and spec.resume.step == 10
+    assert (spec.data.val_fraction, spec.model.n_embd, config.steps) == (0.3, 8, 20)
+
+
+def test_an_attempt_records_what_it_was_started_with(flow: FlowWorld) -> None:
+    quarantine(kill(flow), (7, 3))
+    with flow.opened(*SET) as run:
+        claim_next_attempt(run)
+    first, second = (record.started for record in flow.log.state.attempts)
+    assert (first.quarantined_samples, second.quarantined_samples) == (0, 2)
+    assert (second.micro_batch, second.activation_checkpointing, second.changed) == (2, True, "after lost")
+    assert (second.placement.threads, second.placement.device, second.placement.pid) == (3, "cpu", os.getpid())
+    assert second.config["divergence"]["rise_nats"] == 0.75 and first.config["divergence"]["rise_nats"] == 1.5
+
+
+def test_segments_end_where_the_configuration_commits(flow: FlowWorld) -> None:
+    flow.train("checkpoint.every_steps=7")
+    _, commands = flow.heard()
+    assert commands == [TrainUntil(step=7), TrainUntil(step=14), TrainUntil(step=20), Finish()]
+
+
+def test_a_limit_in_seconds_ends_segments_by_the_speed_of_the_last_step(flow: FlowWorld) -> None:
+    seconds_a_step = 4 * 8 / 1000
+    flow.train(f"checkpoint.every_seconds={4.5 * seconds_a_step}")
+    _, commands = flow.heard()
+    assert [command.step for command in commands[:-1] if isinstance(command, TrainUntil)] == [1, 5, 9, 10, 14, 18, 20]
+
+
+def test_the_flow_waits_between_attempts_as_the_budget_says_until_it_is_spent(flow: FlowWorld) -> None:
+    warm = NotedWarmTrainer("--die-at", "13")
+    state = flow.train("budgets.lost.retries=2", "budgets.lost.backoff_seconds=8", warm=warm)
+    first, second = warm.waited
+    assert 4 <= first <= 8 and 8 <= second <= 16
+    decided = [record.ended.decision.delay_seconds for record in flow.log.state.attempts if record.ended]
+    assert (decided, state.name) == ([first, second, 0.0], "BudgetExhausted")
+
+
+def test_device_time_lost_over_the_run_is_a_budget_too(flow: FlowWorld) -> None:
+    lost = 3 * STEP_GPU_SECONDS
+    flow.train(
+        "budgets.lost.retries=9",
+        f"budgets.lost.wasted_gpu_seconds={1.5 * lost}",
+        warm=NotedWarmTrainer("--die-at", "13"),
+    )
+    assert len(flow.log.state.attempts) == 2
+
+
+def test_a_receipt_counts_what_the_trainer_did_and_what_of_it_was_lost(killed: FlowWorld) -> None:
+    (record,) = killed.log.state.attempts
+    ended = record.ended
+    assert ended is not None and (ended.reason, ended.last_step) == ("lost", 13)
+    assert ended.tokens == 13 * STEP_TOKENS
+    assert (ended.gpu_seconds, ended.useful_gpu_seconds, ended.wasted_gpu_seconds) == (
+        13 * STEP_GPU_SECONDS,
+        10 * STEP_GPU_SECONDS,
+        3 * STEP_GPU_SECONDS,
+    )
+    assert ended.evidence["exit_code"] == -signal.SIGKILL and ended.evidence["heartbeat_step"] == 13
+
+
+def test_a_commit_counts_tokens_and_device_time_up_to_its_step(killed: FlowWorld) -> None:
+    committed = killed.log.state.checkpoints[0].committed
+    assert (committed.tokens, committed.gpu_seconds) == (10 * STEP_TOKENS, 10 * STEP_GPU_SECONDS)
+
+
+def test_the_last_heartbeat_says_how_far_the_trainer_got(killed: FlowWorld) -> None:
+    heartbeat = read_heartbeat(killed.store, killed.log.prefix, 1)
+    assert heartbeat is not None
+    assert heartbeat == Heartbeat(
+        attempt=1,
+        beat=heartbeat.beat,
+        step=13,
+        train_loss=loss_of(13),
+        tokens=13 * STEP_TOKENS,
+        gpu_seconds=13 * STEP_GPU_SECONDS,
+    )
+
+
+def test_the_run_ends_with_the_digest_of_its_last_checkpoint(flow: FlowWorld) -> None:
+    state = flow.train()
+    finished, newest = flow.log.state.finished, flow.log.state.newest_committed
+    assert finished is not None and newest is not None and state.name == "Completed"
+    assert (finished.step, finished.state_sha256) == (20, newest.committed.state_sha256)
+    assert finished.manifest_sha256 == newest.committed.manifest_sha256
+
+
+def test_a_run_that_stops_early_stops_where_its_policy_says(flow: FlowWorld) -> None:
+    flow.evaluators.losses[:] = [2.0, 2.5]
+    flow.train("checkpoint.every_steps=5", "early_stop.patience=1")
+    finished = flow.log.state.finished
+    assert finished is not None and (finished.step, finished.rule) == (10, "patience")
+
+
+@pytest.fixture
+def deaf(flow: FlowWorld) -> Callable[[float], AbstractContextManager[Attempt]]:
+    """A trainer that ignores SIGTERM, as soon as SIGTERM was passed on to it, with this grace."""
+
+    @contextmanager
+    def attempt_of(grace: float) -> Iterator[Attempt]:
+        shutdown, warm = ShutdownSignal(), NotedWarmTrainer("--deaf")
+        with flow.opened(f"checkpoint.grace_seconds={grace}", warm=warm, shutdown=shutdown) as run:
+            attempt = Attempt(run, claim_next_attempt(run))
+            trainer = TrainerProcess(
+                _trainer_spec(run, attempt._started),
+                warm.acquire(run.trainers.work_dir),
+                on_step=run.progress.step,
+                on_waiting=attempt._say_waiting,
+                detector=attempt._observation.watch,
+            )
+            with attempt._observation.observing(trainer):
+                trainer.wait_ready()
+                shutdown.request("SIGTERM")
+                yield attempt
+
+    return attempt_of
+
+
+def test_a_deaf_trainer_is_killed_when_its_grace_is_over(deaf: Any) -> None:
+    with deaf(0.05) as attempt:
+        evidence = attempt._evidence(TrainerGone())
+    assert (evidence.grace_ended, evidence.exit_code, evidence.stop_signal) == (True, -signal.SIGKILL, "SIGTERM")
+
+
+def test_the_grace_of_a_trainer_is_that_of_the_configuration(deaf: Any) -> None:
+    with deaf(612.0) as attempt:
+        timers = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+        evidence = attempt._evidence(Fenced("by the test"))
+    assert [timer.interval for timer in timers] == [612.0] and not evidence.grace_ended
+    for timer in timers:
+        timer.cancel()
+
+
+def test_a_trainer_that_is_silent_for_too_long_is_killed_as_hung(flow: FlowWorld) -> None:
+    state = flow.train("watchdog.startup_seconds=0.2", "budgets.hung.retries=0", warm=NotedWarmTrainer("--deaf"))
+    (record,) = flow.log.state.attempts
+    assert record.ended is not None and (state.name, record.ended.reason) == ("BudgetExhausted", "hung")
+    assert record.ended.evidence["allowed_seconds"] == 0.2 < record.ended.evidence["silent_seconds"]
+
+
+def test_a_claim_charges_the_lost_attempt_to_the_budget_of_the_configuration(flow: FlowWorld) -> None:
+    with flow.opened("budgets.lost.retries=0", "lease.seconds=0.4", "lease.heartbeat_seconds=0.1") as run:
+        started = claim_next_attempt(run)
+        elsewhere = replace(started, attempt=2, placement=replace(started.placement, host="elsewhere"))
+        Attempt(run, started)._end(Evidence(stop_signal="SIGTERM"))
+        run.log.append(lambda state: elsewhere, writer=this_writer())
+        with pytest.raises(BudgetExhausted):
+            claim_next_attempt(run)
+
+
+def test_a_run_is_opened_with_the_frozen_part_of_its_configuration(flow: FlowWorld) -> None:
+    with flow.opened() as run:
+        opened = run.log.state.opened
+    assert opened is not None and (opened.model_family, opened.total_steps) == ("gpt2-wiring", 20)
+    assert opened.config == run.config.frozen() and opened.config_sha256 == run.config.frozen_sha256()
