@@ -1,5 +1,6 @@
 """The entries of a run as tests fabricate them: one place for every field, each with a value of its own.
 
+No two fields are equal, none is zero, empty or its default, so that no column can stand in for another (test_entries).
 A test names what its claim is about; everything else is here.
 """
 
@@ -27,8 +28,8 @@ def writer(attempt: int | None = None) -> Writer:
 
 
 def placement(**changes: Any) -> Placement:
-    defaults = {"host": "here", "boot_id": "b", "pid": 1, "process_started": 1.0, "device": "cpu"}
-    return Placement(**{**defaults, "world_size": 1, "threads": 1, **changes})
+    defaults = {"host": "here", "boot_id": "b", "pid": 11, "process_started": 12.5, "device": "cpu"}
+    return Placement(**{**defaults, "world_size": 2, "threads": 3, **changes})
 
 
 def opened(run_id: str, **changes: Any) -> RunOpened:
@@ -39,6 +40,7 @@ def opened(run_id: str, **changes: Any) -> RunOpened:
         "data_snapshot": "d",
         "total_steps": 100,
         "code_version": "1",
+        "initial_weights_sha256": None,
     }
     return RunOpened(run_id=run_id, **{**defaults, **changes})
 
@@ -50,10 +52,23 @@ def started(attempt: int, **changes: Any) -> AttemptStarted:
         "config_sha256": "c",
         "code_version": "1",
         "flow_run_id": None,
-        "micro_batch": 1,
+        "micro_batch": 4,
         "resumed_from": None,
+        "quarantined_samples": 5,
+        "changed": "after lost: nothing",
     }
     return AttemptStarted(attempt=attempt, **{**defaults, **changes})
+
+
+def decided(**changes: Any) -> Decision:
+    defaults: dict[str, Any] = {
+        "action": "resume",
+        "reason": "so it was decided",
+        "left": {"retries": 3},
+        "delay_seconds": 4.25,
+        "changed": "nothing",
+    }
+    return Decision(**{**defaults, **changes})
 
 
 def ended(attempt: int, reason: str = "lost", **changes: Any) -> AttemptEnded:
@@ -66,8 +81,9 @@ def ended(attempt: int, reason: str = "lost", **changes: Any) -> AttemptEnded:
         "gpu_seconds": 2.0,
         "useful_gpu_seconds": 1.5,
         "wasted_gpu_seconds": 0.5,
-        "stderr_tail": (),
-        "decision": Decision(action="resume", reason="so it was decided"),
+        "stderr_tail": ("its last line",),
+        "decision": decided(),
+        "evidence": {"exit_code": 9},
     }
     return AttemptEnded(attempt=attempt, reason=reason, **{**defaults, **changes})
 
@@ -87,10 +103,10 @@ def evaluated(step: int, val_loss: float, **changes: Any) -> EvaluationRecorded:
         "suite": "held-out",
         "suite_sha256": "s",
         "data_snapshot": "d",
-        "metrics": {"val_loss": val_loss},
+        "metrics": {"val_loss": val_loss, "perplexity": 31.5, "bits_per_byte": 1.75},
         "samples": ("a",),
-        "evaluator_version": "1",
+        "evaluator_version": "2",
         "started_at": NOON,
-        "seconds": 1.0,
+        "seconds": 6.5,
     }
     return EvaluationRecorded(step=step, **{**defaults, **changes})

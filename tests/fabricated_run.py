@@ -28,7 +28,6 @@ from storage.logs.run_entries import (
     RUN_KINDS,
     AttemptStarted,
     CheckpointCommitted,
-    Decision,
     EvaluationFailed,
     EvaluationRecorded,
     Placement,
@@ -109,16 +108,14 @@ class FabricatedRun:
             trainer=TrainerDocument(version=1, step=step, cursor=step, learning_rate=0.1, versions={}, tensors=()),
         )
         writer = Writer(host="here", pid=1, attempt=attempt)
-        state = commit_checkpoint(self.log, staged, writer=writer, tokens=step, gpu_seconds=step / 10)
+        state = commit_checkpoint(self.log, staged, writer=writer, tokens=3 * step, gpu_seconds=step / 10)
         newest: CheckpointCommitted = state.checkpoints[-1].committed
         return newest.reference
 
-    def end(self, reason: str, *, action: str, charged: str | None = None, delay_seconds: float = 0.0) -> None:
+    def end(self, reason: str, *, action: str, charged: str | None = None, delay_seconds: float = 4.25) -> None:
         """End the open attempt."""
-        decision = Decision(
-            action=action, reason="so it was decided", charged=charged, left={"retries": 3}, delay_seconds=delay_seconds
-        )
-        body = entries.ended(self.log.state.latest_attempt, reason, tokens=1, decision=decision)
+        decision = entries.decided(action=action, charged=charged, delay_seconds=delay_seconds)
+        body = entries.ended(self.log.state.latest_attempt, reason, decision=decision)
         self.log.append(lambda state: body, writer=HUMAN)
 
     def finish(self, reference: CheckpointReference) -> None:
@@ -135,20 +132,20 @@ class FabricatedRun:
             "suite_sha256": suite_sha256,
             "data_snapshot": "d" * 64,
             "started_at": NOON + timedelta(seconds=self.log.seq + 1),
-            "seconds": 1.0,
+            "seconds": 6.5,
         }
         body: EvaluationRecorded | EvaluationFailed
         if loss is None:
             body = EvaluationFailed(**shared, detail="it exited with 1")
         else:
-            metrics = {"val_loss": loss, "perplexity": 2.0, "bits_per_byte": 1.0}
-            body = EvaluationRecorded(**shared, metrics=metrics, samples=("The end",), evaluator_version="1")
+            metrics = {"val_loss": loss, "perplexity": 31.5, "bits_per_byte": 1.75}
+            body = EvaluationRecorded(**shared, metrics=metrics, samples=("The end",), evaluator_version="2")
         self.log.append(lambda state: body, writer=HUMAN)
 
     def beat(self, step: int) -> None:
         """Write the open attempt's heartbeat."""
         heartbeat = Heartbeat(
-            attempt=self.log.state.latest_attempt, beat=1, step=step, train_loss=1.0, tokens=7, gpu_seconds=0.7
+            attempt=self.log.state.latest_attempt, beat=2, step=step, train_loss=1.25, tokens=9, gpu_seconds=0.75
         )
         write_heartbeat(self.log.store, self.log.prefix, heartbeat)
 

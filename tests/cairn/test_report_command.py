@@ -123,7 +123,7 @@ def test_a_run_without_attempts_has_a_report(fresh: Any) -> None:
 def test_money_is_an_estimate_and_absent_without_a_price(bard: Any) -> None:
     priced = markdown(bard, {"CAIRN_COST__GPU_HOUR_PRICE": "3600", "CAIRN_COST__CURRENCY": "EUR"})
     assert "money" not in markdown(bard)
-    assert "**money (an estimate)**: about 2.70 EUR, of it 0.50 lost; 3600 EUR a GPU hour" in priced
+    assert "**money (an estimate)**: about 2.75 EUR, of it 0.50 lost; 3600 EUR a GPU hour" in priced
 
 
 def test_the_price_of_the_configuration_is_used(fresh: Any) -> None:
@@ -134,8 +134,8 @@ def test_the_price_of_the_configuration_is_used(fresh: Any) -> None:
 
 def test_device_time_is_kept_lost_or_not_settled(bard: Any) -> None:
     cost = gather_report(bard.log, {})[0].cost
-    assert (cost.gpu_seconds, cost.useful_gpu_seconds, cost.wasted_gpu_seconds) == (2.7, 1.5, 0.5)
-    assert cost.open_gpu_seconds == 0.7
+    assert (cost.gpu_seconds, cost.useful_gpu_seconds, cost.wasted_gpu_seconds) == (2.75, 1.5, 0.5)
+    assert cost.open_gpu_seconds == 0.75
 
 
 def test_time_between_attempts_is_idle(bard: Any) -> None:
@@ -174,7 +174,7 @@ def test_the_page_is_well_formed_and_readable_without_seeing(bard: Any) -> None:
 
 def test_the_page_has_a_bar_for_each_attempt(bard: Any) -> None:
     titles = re.findall("<title>(attempt .+?)</title>", html(bard))
-    assert titles == ["attempt 1: preempted, steps 0 to 12, 5.0 s", "attempt 2: open, steps 20 to 33, 0.7 s"]
+    assert titles == ["attempt 1: preempted, steps 0 to 12, 5.0 s", "attempt 2: open, steps 20 to 33, 0.4 s"]
 
 
 def test_a_page_cannot_be_steered_from_inside_a_run(hostile: Any) -> None:

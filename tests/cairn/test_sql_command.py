@@ -147,8 +147,8 @@ def test_a_run_is_one_row_with_its_configuration(bard: FabricatedRun, work: Path
             "state": "running",
             "step": 33,
             "attempts": 2,
-            "tokens": 8,
-            "gpu_seconds": 2.7,
+            "tokens": 16,
+            "gpu_seconds": 2.75,
             "n_embd": 8,
             "global_batch": 2,
             "val_loss": 2.0,
@@ -318,9 +318,9 @@ def test_an_open_attempt_is_as_far_as_its_heartbeat_says_now(
 ) -> None:
     monkeypatch.setattr("storage.tables.table_cache.WORTH_RUNS", 1)
     sql = "select r.step, a.last_step, a.tokens from runs r join training_attempts a using (run_id) where attempt = 2"
-    assert ask(bard.log.store, sql, work) == [{"step": 33, "last_step": 33, "tokens": 7}]
+    assert ask(bard.log.store, sql, work) == [{"step": 33, "last_step": 33, "tokens": 9}]
     bard.beat(36)
-    assert ask(bard.log.store, sql, work) == [{"step": 36, "last_step": 36, "tokens": 7}]
+    assert ask(bard.log.store, sql, work) == [{"step": 36, "last_step": 36, "tokens": 9}]
 
 
 def test_an_owner_that_is_gone_interrupts_its_run(

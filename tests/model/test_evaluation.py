@@ -30,6 +30,15 @@ def test_the_batch_size_does_not_change_the_loss_of_the_slice(tiny_run):
     assert measure(run, batches=4, batch_size=3).val_loss == pytest.approx(measure(run).val_loss, rel=1e-6)
 
 
+def test_windows_of_a_last_batch_that_is_not_full_count_as_much_as_others(tiny_run):
+    run = tiny_run()
+    windows, count = run.windows, run.windows.window_count
+    one_by_one = measure(run, batches=count, batch_size=1).val_loss
+    for batch_size in (count - 1, count // 2 + 1):
+        loss, measured = held_out_loss(run.state.model, windows, batches=count, batch_size=batch_size)
+        assert (loss, measured) == (pytest.approx(one_by_one, rel=1e-6), count)
+
+
 def test_samples_counts_the_windows_that_were_there(tiny_run):
     run = tiny_run()
     assert measure(run).samples == 12

@@ -44,7 +44,7 @@ def test_a_receipt_has_every_field_of_the_contract(bard: Any) -> None:
 
 def test_a_receipt_says_where_the_attempt_ran(bard: Any) -> None:
     placement = printed(read_receipts(bard.log))[0]["placement"]
-    assert placement == {"host": "elsewhere", "pid": 1, "device": "cpu", "world_size": 1}
+    assert placement == {"host": "elsewhere", "pid": 11, "device": "cpu", "world_size": 2}
 
 
 def test_a_receipt_says_what_was_decided(bard: Any) -> None:
@@ -53,7 +53,7 @@ def test_a_receipt_says_what_was_decided(bard: Any) -> None:
         "reason": "so it was decided",
         "charged": "preempted",
         "left": {"retries": 3},
-        "delay_seconds": 0.0,
+        "delay_seconds": 4.25,
     }
 
 

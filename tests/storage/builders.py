@@ -63,9 +63,9 @@ def committed(step: int, attempt: int) -> CheckpointCommitted:
         prefix=checkpoint_prefix(f"runs/{RUN}", step=step, attempt=attempt),
         manifest_sha256=f"{step:064x}",
         state_sha256="s",
-        bytes=1,
-        tokens=1,
-        gpu_seconds=1.0,
+        bytes=17,
+        tokens=13,
+        gpu_seconds=1.5,
     )
 
 
@@ -136,7 +136,7 @@ def stage(store: ObjectStore, *, step: int, attempt: int, shard_bytes: int = 16)
 
 
 def commit(log: RunLog, staged: StagedCheckpoint) -> RunState:
-    return commit_checkpoint(log, staged, writer=writer(staged.attempt), tokens=1, gpu_seconds=1.0)
+    return commit_checkpoint(log, staged, writer=writer(staged.attempt), tokens=13, gpu_seconds=1.5)
 
 
 def run_with_commits(store: ObjectStore, *steps: int) -> RunLog:

@@ -82,7 +82,7 @@ def rows(found: GatheredTables, table: str = "training_attempts") -> list[tuple[
     tables = [fresh.rows for fresh in found.fresh if fresh.table == table]
     for part in found.parts:
         if part.table == table:
-            read = parquet.read_table(part.path, partitioning=None)
+            read = parquet.read_table(part.path, partitioning=None, columns=["run_id", column])
             tables.append(pa.Table.from_pylist([row for row in read.to_pylist() if row["run_id"] not in part.without]))
     return sorted((row["run_id"], row[column]) for table in tables for row in table.to_pylist())
 

@@ -73,6 +73,11 @@ def test_overfitting_must_last_for_its_patience_in_a_row() -> None:
     assert stop_of(policy, steps(3.1, 2.9, 3.1, 3.2, train=2.0)) == (40, "overfit_ratio")
 
 
+@pytest.mark.parametrize(("loss", "expected"), [(3.0, (10, "overfit_ratio")), (2.9999, None)])
+def test_a_held_out_loss_of_exactly_the_ratio_overfits(loss: float, expected: Any) -> None:
+    assert stop_of(EarlyStopConfig(overfit_ratio=1.5, overfit_patience=1), steps(loss, train=2.0)) == expected
+
+
 def test_without_a_train_loss_there_is_no_overfitting() -> None:
     assert stop_of(EarlyStopConfig(overfit_ratio=1.5, overfit_patience=1), steps(9.0)) is None
 

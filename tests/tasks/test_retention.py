@@ -123,7 +123,7 @@ def test_what_an_alias_reaches_is_kept() -> None:
 def test_what_is_held_is_kept_even_where_its_hold_is_over() -> None:
     state = run_of(1, 2, more=[hold(1, suite=SUITE)])
     found = verdict_on(state, 1, terms(dead=["h"]))
-    assert (found.is_over, found.why) == (False, "pinned by an evaluation on host here (pid 1)")
+    assert (found.is_over, found.why) == (False, "pinned by an evaluation on host here (pid 11)")
 
 
 def test_what_the_open_attempt_resumed_from_is_kept() -> None:

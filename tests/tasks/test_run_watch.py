@@ -109,7 +109,7 @@ def test_the_lease_is_the_one_of_the_attempt_itself(run: FabricatedRun) -> None:
 @pytest.mark.parametrize("reason", ["preempted", "lost", "storage"])
 def test_a_run_to_be_resumed_whose_process_is_gone_is_continued(run: FabricatedRun, reason: str) -> None:
     run.start()
-    run.end(reason, action="resume")
+    run.end(reason, action="resume", delay_seconds=0.0)
     assert isinstance(verdict(run, Life.GONE), Continue)
 
 
@@ -139,7 +139,7 @@ def test_a_process_elsewhere_has_its_lease_to_go_on_by_itself_after_its_back_off
 
 def test_a_process_elsewhere_that_was_preempted_does_not_go_on_so_nobody_waits_for_it(run: FabricatedRun) -> None:
     run.start()
-    run.end("preempted", action="resume")
+    run.end("preempted", action="resume", delay_seconds=0.0)
     assert isinstance(verdict(run, Life.UNKNOWN), Continue)
 
 

@@ -134,6 +134,17 @@ def test_a_watch_that_slept_gives_the_child_a_fresh_allowance(watch: HangDetecto
     assert watch.heartbeat_gap().seconds == 0.0
 
 
+@pytest.mark.parametrize(("late", "counted"), [(0.3, 0.0), (0.2, 13.0)])
+def test_a_poll_that_is_late_by_a_quarter_of_the_allowance_restarts_it(
+    watch: HangDetector, clock: FakeClock, late: float, counted: float
+) -> None:
+    speak(watch, clock, 1.0, 1.0, 1.0, 1.0)
+    watch.record_poll(1.0)
+    clock.pass_seconds(1.0 + late * 60.0)
+    watch.record_poll(1.0)
+    assert watch.heartbeat_gap().seconds == pytest.approx(counted)
+
+
 def test_a_watch_that_was_awake_lets_the_silence_count(watch: HangDetector, clock: FakeClock) -> None:
     speak(watch, clock, 1.0, 1.0, 1.0, 1.0)
     for _ in range(61):

@@ -1,0 +1,278 @@
+"""Every column of the SQL tables shows its own field: the expected value of each is read from the entries by hand."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from reports.queries.sql_rows import make_log_rows, make_step_rows
+from storage.logs.log_entry import CheckpointReference
+from storage.logs.registry import Promoted, Refused, RolledBack
+from storage.logs.run_entries import CurveVerdict, DataQuarantined, EvaluationFailed, RunFinished
+from storage.logs.run_state import RunState, fold
+from storage.logs.step_log import StepRecord
+from storage.tables.run_tables import ROWS, promotion_rows
+from tests.entries import NOON, decided, ended, evaluated, placement, started
+from tests.fabricated_run import configuration
+from tests.storage.builders import committed, entry, opened
+
+CONFIG = configuration(("training.seed=77", "model.dropout=0.25", "training.lr=0.0125", "model.n_layer=5")).frozen()
+OPENED = replace(opened(), config=CONFIG)
+REFERENCE = CheckpointReference(step=20, attempt=1, prefix="p", manifest_sha256=f"{20:064x}")
+FIRST = ended(1, decision=decided(charged="lost"))
+SECOND = ended(
+    2,
+    "preempted",
+    last_step=41,
+    tokens=19,
+    gpu_seconds=9.0,
+    useful_gpu_seconds=8.5,
+    wasted_gpu_seconds=0.25,
+    decision=decided(action="finish", reason="then", charged="preempted", left={"total": 6}, delay_seconds=17.5),
+)
+AGAIN = started(
+    2,
+    placement=placement(host="there", pid=13, device="cuda", world_size=6),
+    flow_run_id="flow 2",
+    resumed_from=REFERENCE,
+    config_sha256="c2",
+    code_version="2",
+    activation_checkpointing=True,
+)
+VERDICT = CurveVerdict(kind="healthy", why="it falls", numbers={"train_loss": 2.25})
+MEASURED = replace(evaluated(40, 2.5), verdict=VERDICT)
+FAILED = EvaluationFailed(
+    step=20,
+    manifest_sha256=f"{20:064x}",
+    suite="words",
+    suite_sha256="s2",
+    data_snapshot="d2",
+    detail="it fell over",
+    started_at=NOON + timedelta(seconds=90),
+    seconds=8.25,
+)
+QUARANTINED = DataQuarantined(attempt=1, reason="bad-data", windows=(3, 5, 8), detail="spoiled")
+FINISHED = RunFinished(attempt=2, step=40, manifest_sha256=f"{40:064x}", state_sha256="s40", stopped="overfit")
+PROMOTED = Promoted(
+    alias="best",
+    run_id="r1",
+    step=40,
+    prefix="p",
+    manifest_sha256="m40",
+    suite_sha256="s",
+    data_snapshot="d",
+    metrics={"val_loss": 2.5, "perplexity": 12.0},
+    by="run r1",
+    why="better",
+    previous="m0",
+    verdict="healthy",
+)
+REFUSED = Refused(
+    alias="best",
+    run_id="r2",
+    step=60,
+    manifest_sha256="m60",
+    gate="better",
+    detail="worse",
+    by="me",
+    why="a try",
+    suite_sha256="s2",
+    metrics={"val_loss": 3.5},
+)
+BACK = RolledBack(alias="best", manifest_sha256="m40", by="you", why="it stutters")
+STEP = StepRecord(
+    step=21,
+    attempt=2,
+    train_loss=2.75,
+    lr=0.011,
+    grad_norm=0.6,
+    tokens_per_second=123.0,
+    mfu=0.07,
+    memory_bytes=4096,
+    seconds=0.13,
+    probe_loss=2.875,
+    sample="The end",
+)
+
+
+@pytest.fixture(scope="module")
+def state() -> RunState:
+    """A finished run of two attempts; what only an attempt may say is said by the one that was open."""
+    bodies = [
+        (OPENED, None),
+        (started(1), None),
+        (committed(20, 1), 1),
+        (QUARANTINED, 1),
+        (FIRST, 1),
+        (AGAIN, None),
+        (replace(committed(40, 2), bytes=19, tokens=14, gpu_seconds=2.75, state_sha256="s40"), 2),
+        (MEASURED, None),
+        (FAILED, None),
+        (FINISHED, 2),
+        (SECOND, 2),
+        (committed(60, 1), 1),
+    ]
+    return fold([entry(body, attempt=attempt, seq=seq) for seq, (body, attempt) in enumerate(bodies)])
+
+
+def at(seq: int) -> Any:
+    return NOON + timedelta(seconds=seq)
+
+
+def expected(table: str) -> Mapping[str, Any]:
+    """Return the newest row of a table by column, from the entries above."""
+    return {
+        "training_attempts": {
+            "run_id": "r1",
+            "model_family": "tiny",
+            "attempt": 2,
+            "started_at": at(5),
+            "ended_at": at(10),
+            "termination_reason": "preempted",
+            "detail": "preempted it was",
+            "fingerprint": "f",
+            "config_sha256": "c2",
+            "data_snapshot": "d",
+            "code_version": "2",
+            "placement_host": "there",
+            "placement_pid": 13,
+            "placement_device": "cuda",
+            "placement_world_size": 6,
+            "flow_run_id": "flow 2",
+            "resumed_from_step": 20,
+            "resumed_from_manifest": f"{20:064x}",
+            "first_step": 20,
+            "last_step": 41,
+            "last_committed_step": 40,
+            "total_steps": 100,
+            "tokens": 19,
+            "gpu_seconds": 9.0,
+            "useful_gpu_seconds": 8.5,
+            "wasted_gpu_seconds": 0.25,
+            "micro_batch": 4,
+            "activation_checkpointing": True,
+            "quarantined_samples": 5,
+            "changed": "after lost: nothing",
+            "made_progress": True,
+            "decision_action": "finish",
+            "decision_reason": "then",
+            "decision_charged": "preempted",
+            "decision_left": {"total": 6},
+            "decision_delay_seconds": 17.5,
+            "config": AGAIN.config,
+        },
+        "checkpoints": {
+            "run_id": "r1",
+            "model_family": "tiny",
+            "attempt": 2,
+            "step": 40,
+            "state": "committed",
+            "prefix": "runs/r1/checkpoints/step-00000040-attempt-0002",
+            "manifest_sha256": f"{40:064x}",
+            "state_sha256": "s40",
+            "bytes": 19,
+            "tokens": 14,
+            "gpu_seconds": 2.75,
+            "committed_at": at(6),
+            "detail": "",
+        },
+        "evaluations": {
+            "run_id": "r1",
+            "model_family": "tiny",
+            "attempt": 1,
+            "step": 20,
+            "manifest_sha256": f"{20:064x}",
+            "suite": "words",
+            "suite_sha256": "s2",
+            "data_snapshot": "d2",
+            "status": "failed",
+            "val_loss": None,
+            "perplexity": None,
+            "bits_per_byte": None,
+            "metrics": {},
+            "samples": (),
+            "evaluator_version": None,
+            "verdict_kind": None,
+            "verdict_why": None,
+            "detail": "it fell over",
+            "started_at": at(90),
+            "seconds": 8.25,
+        },
+        "runs": {
+            "run_id": "r1",
+            "model_family": "tiny",
+            "state": "finished",
+            "step": 40,
+            "total_steps": 100,
+            "newest_committed_step": 40,
+            "attempts": 2,
+            "tokens": 7 + 19,
+            "gpu_seconds": 2.0 + 9.0,
+            "useful_gpu_seconds": 1.5 + 8.5,
+            "wasted_gpu_seconds": 0.5 + 0.25,
+            "opened_at": at(0),
+            "finished_at": at(6),
+            "stopped": "overfit",
+            "state_sha256": "s40",
+            "val_loss": 2.5,
+            "quarantined_windows": 3,
+            "refused_entries": 1,
+            "data_snapshot": "d",
+            "config_sha256": "c",
+            "code_version": "1",
+            "lr": 0.0125,
+            "global_batch": 2,
+            "seed": 77,
+            "precision": "fp32",
+            "n_layer": 5,
+            "n_head": 1,
+            "n_embd": 8,
+            "block_size": 8,
+            "dropout": 0.25,
+            "tokenizer": "bytes",
+            "detail": None,
+            "config": CONFIG,
+        },
+    }[table]
+
+
+def shown(row: Any) -> dict[str, Any]:
+    """Return a row by column, its configuration as a document."""
+    values = {name: getattr(row, name) for name in row.__slots__}
+    return values | ({"config": json.loads(values["config"])} if "config" in values else {})
+
+
+@pytest.mark.parametrize("table", ["training_attempts", "checkpoints", "evaluations", "runs"])
+def test_every_column_that_follows_from_the_log_shows_its_own_field(state: RunState, table: str) -> None:
+    newest = make_log_rows("r1", state, "finished")[table][-1]
+    assert shown(newest) == expected(table)
+    assert set(expected(table)) == set(ROWS[table].__slots__)
+
+
+def test_a_recorded_evaluation_shows_its_metrics_samples_and_verdict(state: RunState) -> None:
+    row = make_log_rows("r1", state, "finished")["evaluations"][0]
+    assert (row.val_loss, row.perplexity, row.bits_per_byte, row.seconds) == (2.5, 31.5, 1.75, 6.5)
+    assert (row.verdict_kind, row.verdict_why, row.status, row.samples) == ("healthy", "it falls", "recorded", ("a",))
+    assert (row.attempt, row.evaluator_version, row.metrics, row.detail) == (2, "2", MEASURED.metrics, None)
+
+
+def test_a_step_shows_its_record_and_the_tokens_up_to_it(state: RunState) -> None:
+    (row,) = make_step_rows("r1", state, [STEP])
+    own = {name: getattr(STEP, name) for name in STEP.__slots__}
+    assert shown(row) == own | {"run_id": "r1", "model_family": "tiny", "replays": 0, "tokens": 21 * 2 * 8}
+
+
+def test_every_decision_on_an_alias_shows_its_own_fields() -> None:
+    promoted, refused, back = map(shown, promotion_rows("best", [(at(1), PROMOTED), (at(2), REFUSED), (at(3), BACK)]))
+    of_promoted = {name: getattr(PROMOTED, name) for name in PROMOTED.__slots__ if name in promoted}
+    assert {name: promoted[name] for name in of_promoted} == of_promoted
+    assert (promoted["kind"], promoted["decided_at"], promoted["promoted_at"]) == ("promoted", at(1), at(1))
+    assert (promoted["val_loss"], promoted["current"], promoted["gate"]) == (2.5, False, None)
+    of_refused = {name: getattr(REFUSED, name) for name in REFUSED.__slots__ if name in refused}
+    assert {name: refused[name] for name in of_refused} == of_refused
+    assert (refused["kind"], refused["promoted_at"], refused["val_loss"]) == ("refused", None, 3.5)
+    assert (back["kind"], back["by"], back["why"], back["current"]) == ("rolled-back", "you", "it stutters", True)
+    assert (back["run_id"], back["step"], back["previous"], back["val_loss"]) == ("r1", 40, "m40", 2.5)
