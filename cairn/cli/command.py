@@ -21,7 +21,7 @@ from tasks.attempt.shutdown_signal import exit_on_sigterm
 from tasks.data.document import InvalidCorpus
 from tasks.errors import BudgetExhausted, ConfigDrift, GateRefused, InvalidConfiguration, LiveOwner
 from tasks.policy.termination import ExitCode
-from tasks.text.output import discard_stdout, say
+from tasks.text.output import discard_stdout, escape_unencodable_output, say
 
 _ERRORS: tuple[tuple[tuple[type[BaseException], ...], ExitCode], ...] = (
     ((InvalidConfiguration, RunNotFound, InvalidQuery, InvalidCorpus, InvalidInput, StoreUnsound), ExitCode.USAGE),
@@ -56,8 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and leave with its exit code."""
     os.umask(os.umask(0o777) | stat.S_IWOTH)  # whatever the umask allows, nothing is ever writable for everybody
     # With a stream closed, as by `>&-`, Python has None in its place.
-    nowhere = open(os.devnull, "w")  # noqa: SIM115 (for as long as the process lives)
+    nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (for as long as the process lives)
     sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
+    escape_unencodable_output()
     code = run_command(sys.argv[1:] if arguments is None else arguments)
     exit_on_sigterm(code)
     sys.exit(code)

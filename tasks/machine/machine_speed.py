@@ -87,7 +87,7 @@ def free_device_bytes(device: str) -> int | None:
 def cpu_facts(path: Path = Path("/proc/cpuinfo")) -> Mapping[str, str]:
     """Return the first core's lines of /proc/cpuinfo, or the platform's name where there is no such file."""
     with suppress(OSError):
-        first = path.read_text(errors="replace").partition("\n\n")[0]
+        first = path.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
         lines = (line.partition(":") for line in first.splitlines())
         return {name.strip(): value.strip() for name, _, value in lines if name.strip() in _CPU_LINES}
     return {"model name": platform.platform()}
@@ -111,7 +111,10 @@ def trains_on_cuda(device: str) -> bool:
 
 def _identity() -> str:
     settings = [f"{name}={os.environ.get(name, '')}" for name in _SETTINGS]
-    cards = [card.read_text(errors="replace") for card in sorted(Path(_CUDA_TRACES[0]).glob("*/information"))]
+    cards = [
+        card.read_text(encoding="utf-8", errors="replace")
+        for card in sorted(Path(_CUDA_TRACES[0]).glob("*/information"))
+    ]
     traces = [*filter(os.path.exists, _CUDA_TRACES), *cards]
     known = ["1", version("torch"), *map(str, sorted(cpu_facts().items())), *settings, *traces]
     return sha256("\n".join(known).encode())[:32]

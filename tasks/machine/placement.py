@@ -15,7 +15,7 @@ from storage.logs.run_entries import Placement
 def boot_id() -> str:
     """Return an identity of this boot of this machine."""
     path = Path("/proc/sys/kernel/random/boot_id")
-    return path.read_text().strip() if path.exists() else f"booted-{psutil.boot_time():.0f}"
+    return path.read_text(encoding="ascii").strip() if path.exists() else f"booted-{psutil.boot_time():.0f}"
 
 
 def usable_cores() -> int:

@@ -1,9 +1,12 @@
 """Prints results on stdout, as one JSON document or as text, and messages on stderr. All text is sanitized."""
 
+import codecs
+import io
+import json
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from typing import TextIO
 
 from storage.stores.document import encode
 from tasks.errors import TaskError
@@ -11,6 +14,7 @@ from tasks.text.format import format_value
 from tasks.text.sanitize import sanitize, sanitize_json
 
 _PIPE_COLUMNS = 200
+_ESCAPE = "cairn-escape"
 
 
 def print_document(record: object) -> None:
@@ -27,9 +31,20 @@ def print_document(record: object) -> None:
         raise TaskError(f"the output could not be written: {error}") from error
 
 
+def escape_unencodable_output() -> None:
+    r"""Let stdout write a character that its encoding lacks as \uXXXX, which JSON reads too; stderr escapes anyway."""
+    codecs.register_error(_ESCAPE, _escape_unencodable)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors=_ESCAPE)
+
+
 def discard_stdout() -> None:
     """Send all further output to nowhere, so that the interpreter's last flush does not fail."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _discard(sys.stdout)
+
+
+def _discard(stream: TextIO) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
@@ -64,6 +79,13 @@ def print_line(text: str) -> None:
 
 
 def say(message: str) -> None:
-    """Print a message on stderr at once; a closed stderr is ignored."""
-    with suppress(OSError):
+    """Print a message on stderr at once; a stderr that cannot be written is ignored from then on."""
+    try:
         print(sanitize(message), file=sys.stderr, flush=True)
+    except OSError:
+        _discard(sys.stderr)
+
+
+def _escape_unencodable(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
