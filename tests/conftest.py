@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tests.environment_allow_list import restrict_this_process
 from tests.session_folder import close_session, open_session
 
 LOCAL_HOSTS = frozenset({"127.0.0.1", "::1", "localhost", "0.0.0.0", ""})
@@ -27,15 +28,9 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("cairn")
     config.stash[_OWNS_SESSION] = open_session()
     _hear_signals()
-    for name in [name for name in os.environ if name.startswith(("CAIRN_", "PREFECT_"))]:
-        if not name.startswith(("CAIRN_TEST_", "CAIRN_SIMULATOR_")):
-            del os.environ[name]
+    restrict_this_process()
     os.environ.update(
-        CAIRN_CACHE=tempfile.mkdtemp(prefix="cairn-work-"),
-        DO_NOT_TRACK="1",
-        OMP_NUM_THREADS="1",
-        PREFECT_HOME=tempfile.mkdtemp(prefix="cairn-prefect-"),
-        PREFECT_SERVER_ANALYTICS_ENABLED="false",
+        CAIRN_CACHE=tempfile.mkdtemp(prefix="cairn-work-"), PREFECT_HOME=tempfile.mkdtemp(prefix="cairn-prefect-")
     )
 
 
