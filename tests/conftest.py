@@ -6,6 +6,7 @@ Owns the seams all suites share; refuses to know any package: each suite's own f
 import os
 import signal
 import socket
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -49,6 +50,14 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         close_session()
     for name in ("PREFECT_HOME", "CAIRN_CACHE"):
         shutil.rmtree(os.environ[name], ignore_errors=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip on other systems what needs Linux."""
+    if sys.platform != "linux":
+        for item in items:
+            if item.get_closest_marker("linux"):
+                item.add_marker(pytest.mark.skip(reason="needs Linux"))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

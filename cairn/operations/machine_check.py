@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from flows.orchestrator.server_address import authorization, server_address
+from tasks.machine.placement import usable_cores
 from tasks.machine.work_folder import work_folder
 
 _PACKAGES = ("cairn", "torch", "prefect", "fastapi", "fsspec", "pydantic", "pyarrow", "tokenizers", "safetensors")
@@ -53,7 +54,7 @@ def _check(name: str, question: Callable[[], str]) -> Check:
 
 
 def _python() -> str:
-    return f"{platform.python_version()} on {platform.platform(terse=True)}, {len(os.sched_getaffinity(0))} cores"
+    return f"{platform.python_version()} on {platform.platform(terse=True)}, {usable_cores()} cores"
 
 
 def _packages() -> str:

@@ -132,6 +132,7 @@ def test_death_at_any_system_call_of_a_commit_leaves_the_old_or_the_new_newest(
     assert at > 30
 
 
+@pytest.mark.linux  # /proc tells a file descriptor of a folder from one of a file
 def test_create_promises_nothing_before_file_and_folders_are_on_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,8 +143,6 @@ def test_create_promises_nothing_before_file_and_folders_are_on_disk(
         fsync(descriptor)
         synced.append("folder" if os.path.isdir(f"/proc/self/fd/{descriptor}") else "file")
 
-    if not os.path.isdir("/proc/self/fd"):
-        pytest.skip("needs /proc to tell a file descriptor of a folder from one of a file")
     monkeypatch.setattr(os, "fsync", recorded)
     LocalStore(tmp_path).create("a/b/c", b"x")
     assert synced == ["folder", "folder", "file", "folder"]

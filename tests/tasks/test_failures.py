@@ -34,6 +34,8 @@ from tests.tasks.real_ends.ends import (
 )
 from tests.tasks.real_ends.scenes import SCENES
 
+pytestmark = pytest.mark.linux  # its ends need /proc, control groups, glibc and /dev/full
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
