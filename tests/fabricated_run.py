@@ -243,7 +243,7 @@ def cairn(tmp_path: Path) -> Cairn:
             **environment,
         }
         done = subprocess.run(
-            command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=60, check=False
+            command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=240, check=False
         )
         return Ended(code=done.returncode, out=done.stdout, err=done.stderr)
 

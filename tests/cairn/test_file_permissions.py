@@ -22,7 +22,7 @@ def test_a_command_gives_everybody_no_right_to_write(bard: Any, tmp_path: Path, 
         umask=umask,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -81,7 +81,7 @@ def bash(tmp_path: Path) -> Iterator[Any]:
             $(complete -p cairn | sed 's/.*-F \\([^ ]*\\).*/\\1/') cairn '{words[-1]}' '{words[-2]}'
             printf '%s\\n' "${{COMPREPLY[@]}}" """
         command = ["bash", "--norc", "-c", code]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=240)
         return sorted(done.stdout.split())
 
     yield complete

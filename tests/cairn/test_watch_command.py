@@ -344,7 +344,7 @@ def test_the_loop_leaves_with_0_when_it_is_told_to_stop(store: LocalStore, tmp_p
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as loop:
         assert loop.stdout is not None and "action" in loop.stdout.readline()
         loop.send_signal(signal.SIGTERM)
-        _, errors = loop.communicate(timeout=30)
+        _, errors = loop.communicate(timeout=240)
     assert (loop.returncode, "stopped watching" in errors) == (0, True)
 
 

@@ -66,7 +66,7 @@ class StartedUp:
         """Ask the API."""
         data = None if body is None else json.dumps(body).encode()
         sent = {"Content-Type": "application/json", **headers}
-        with urllib.request.urlopen(urllib.request.Request(f"{self.url}/{path}", data, sent), timeout=30) as answer:
+        with urllib.request.urlopen(urllib.request.Request(f"{self.url}/{path}", data, sent), timeout=240) as answer:
             return json.loads(answer.read() or "null")
 
     def flow_runs(self, flow: str, **headers: str) -> list[dict[str, Any]]:

@@ -151,7 +151,7 @@ def test_a_command_opens_its_configuration_file_once(config: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT), "CAIRN_CACHE": str(config.parent / "cache"), "CAIRN_STORE": ""},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert done.stderr.split()[-2:] == ["0", "1"], done.stderr

@@ -15,7 +15,7 @@ print(*sorted(set({unwanted!r}) & set(sys.modules)))
 
 def printed_by(code: str, root: Path) -> str:
     finished = subprocess.run(
-        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False, timeout=240
     )
     assert finished.returncode == 0, finished.stderr
     return finished.stdout.strip()

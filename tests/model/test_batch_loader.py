@@ -28,7 +28,7 @@ class WatchedWindows(TokenWindows):
         self.may_gather.set()
 
     def gather(self, indexes, into=None):
-        assert self.may_gather.wait(30)
+        assert self.may_gather.wait(240)
         self.gathered += 1
         self.threads.add(threading.current_thread())
         try:
@@ -38,7 +38,7 @@ class WatchedWindows(TokenWindows):
 
     def wait_for(self, batches: int) -> None:
         for _ in range(batches):
-            assert self.has_gathered.acquire(timeout=30)
+            assert self.has_gathered.acquire(timeout=240)
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ def test_a_fused_run_killed_and_continued_in_other_processes_ends_in_the_bits_of
     path = tmp_path / "state.pt"
     for until in ("5", "12"):
         command = [sys.executable, "-c", IN_ANOTHER_PROCESS, str(path), until]
-        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=240)
         assert done.returncode == 0, done.stderr
     run = tiny_run(kernels="fused", precision="bf16", model={"dropout": 0.1, "block_size": 70})
     run.train(12)

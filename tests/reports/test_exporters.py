@@ -3,7 +3,6 @@
 import errno
 import math
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -236,6 +235,7 @@ class Faulty:
         self.steps: list[int] = []
         self.ended = threading.Event()
         self.written = threading.Event()
+        self.is_whole = threading.Event()
 
     def begin(self, state: RunState) -> None:
         self.begun += 1
@@ -245,6 +245,7 @@ class Faulty:
         self.written.set()
         self._act()
         self.steps += [timed.record.step for timed in update.steps]
+        self.is_whole.set()
 
     def end(self, state: RunState) -> None:
         self.ended.set()
@@ -257,7 +258,7 @@ def kept(run: ExportedRun, exporter: Exporter, said: list[str], **options: Any) 
 def test_the_exporter_is_whole_when_the_block_ends(store: LocalStore) -> None:
     run, exporter, said = interrupted_run(store), Faulty(), list[str]()
     with kept(run, exporter, said, every_seconds=60.0):
-        assert exporter.written.wait(10)
+        assert exporter.written.wait(120)
         run.train(21, 23)
     assert exporter.ended.is_set() and exporter.steps == list(range(1, 24)) and said == []
 
@@ -282,22 +283,18 @@ def test_a_exporter_that_raises_is_said_once_and_made_whole_later(store: LocalSt
     run, said = interrupted_run(store), list[str]()
     exporter = Faulty(fails(3, error))
     with kept(run, exporter, said):
-        deadline = time.monotonic() + 20
-        while exporter.begun < 4 and time.monotonic() < deadline:
-            exporter.written.clear()
-            exporter.written.wait(1)
-    assert exporter.steps == list(range(1, 21)) and exporter.begun >= 4, "told from the first step each time"
+        assert exporter.is_whole.wait(120)
+    assert exporter.steps == list(range(1, 21)) and exporter.begun == 4, "told from the first step each time"
     assert len(said) == 1 and said[0].startswith("Faulty cannot be kept up to date, training goes on: ")
     assert "\n" not in said[0]
 
 
-def test_a_exporter_that_hangs_costs_a_moment_at_the_end_and_nothing_before(store: LocalStore) -> None:
+def test_an_exporter_that_hangs_holds_up_neither_training_nor_its_end(store: LocalStore) -> None:
     run, said, let_go = interrupted_run(store), list[str](), threading.Event()
-    exporter = Faulty(lambda: print(let_go.wait(60)))
-    started = time.monotonic()
+    exporter = Faulty(lambda: print(let_go.wait()))
     with kept(run, exporter, said, final_seconds=0.2):
-        assert exporter.written.wait(10)
-    assert time.monotonic() - started < 10 and not exporter.ended.is_set()
+        assert exporter.written.wait(120)
+    assert not exporter.ended.is_set()  # the block has ended while the exporter still hangs
     assert said == ["Faulty has not received the last steps; the next process that trains this run sends them"]
     let_go.set()
 
@@ -308,6 +305,7 @@ def test_a_block_that_raises_raises_its_own(store: LocalStore) -> None:
         raise ZeroDivisionError
 
 
+@pytest.mark.linux  # writes to /dev/full
 def test_a_full_disk_is_met_by_a_new_file_that_is_whole(store: LocalStore, tmp_path: Path, board: Board) -> None:
     from tensorboard.summary.writer.record_writer import RecordWriter
 

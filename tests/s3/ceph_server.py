@@ -18,7 +18,7 @@ from pathlib import Path
 
 PROGRAMS = ("ceph-mon", "ceph-osd", "radosgw", "radosgw-admin", "ceph", "ceph-authtool", "monmaptool", "setpriv")
 ACCESS_KEY, SECRET_KEY = "test", "testsecret"
-START_SECONDS = 60.0
+START_SECONDS = 240.0
 CONFIGURATION = """
 [global]
 fsid = {fsid}

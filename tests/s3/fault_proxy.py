@@ -68,7 +68,7 @@ class FaultProxy:
         started = threading.Event()
         self.thread = threading.Thread(target=lambda: asyncio.run(self._serve(started)), daemon=True)
         self.thread.start()
-        assert started.wait(10)
+        assert started.wait(240)
         return self
 
     def __exit__(self, *_: object) -> None:

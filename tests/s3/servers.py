@@ -99,4 +99,4 @@ def _start(script: str, *arguments: str) -> S3Server:
 
 def _stop(process: "subprocess.Popen[str]") -> None:
     # Its standard input ends, so it ends; waiting for it is waiting for its daemons too.
-    process.communicate(timeout=30)
+    process.communicate(timeout=240)

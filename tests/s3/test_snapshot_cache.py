@@ -97,7 +97,7 @@ def test_processes_that_share_a_cache_too_small_for_them_read_every_token(
         subprocess.Popen(command, env=environment | server.environment(), stdout=subprocess.PIPE, text=True)
         for _ in range(3)
     ]
-    sums = [int(reader.communicate(timeout=120)[0]) for reader in readers]
+    sums = [int(reader.communicate(timeout=240)[0]) for reader in readers]
     assert sums == [int(TEXT.sum())] * 3
 
 

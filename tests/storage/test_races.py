@@ -124,7 +124,7 @@ class LateToExclude(MemoryStore):
 
     def create(self, key: str, data: bytes) -> bool:
         absent = self.size(key) is None
-        self.barrier.wait(10)
+        self.barrier.wait(240)
         if absent:
             self.write(key, data)
         return absent

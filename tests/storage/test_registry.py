@@ -72,7 +72,7 @@ def test_a_slower_promotion_whose_gate_now_refuses_changes_nothing(store: Object
     def promote_if_none(step: int) -> None:
         def decide(state: RegistryState) -> Promoted | Refused:
             if state.champion is None:
-                barrier.wait(10)
+                barrier.wait(240)
                 return promoted(step)
             return refused(step)
 

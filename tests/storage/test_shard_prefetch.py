@@ -10,7 +10,7 @@ from storage.errors import SnapshotDamaged
 from storage.snapshots.token_shard import ShardSchema, VerifiedShard, prefetch_shards, write_shard
 
 SCHEMA = ShardSchema(tokenizer_sha256="ab" * 32, vocab_size=1000)
-PATIENCE_SECONDS = 30
+PATIENCE_SECONDS = 240
 
 
 @pytest.fixture

@@ -92,7 +92,7 @@ def other_process(folder: Path) -> Iterator["subprocess.Popen[str]"]:
     assert process.stdout is not None and process.stdout.readline() == "in use\n"
     yield process
     process.kill()
-    process.communicate(timeout=30)
+    process.communicate(timeout=240)
 
 
 def test_what_another_living_process_uses_stays(
@@ -107,7 +107,7 @@ def test_what_a_killed_process_used_may_go(
     folder: Path, store: MemoryStore, other_process: "subprocess.Popen[str]"
 ) -> None:
     other_process.kill()
-    other_process.wait(timeout=30)
+    other_process.wait(timeout=240)
     use(folder, store, 2, limit_bytes=0)
     assert held(folder) == {2} and len(list((folder / "leases").iterdir())) == 1
 

@@ -1,6 +1,5 @@
 """The probe names what is wrong with a store, and finds nothing wrong with a sound one."""
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -109,10 +108,8 @@ def test_a_store_that_is_away_is_not_called_unsound() -> None:
         probe_store(Away())
 
 
-def test_the_doctors_race_is_quick_and_leaves_nothing(store: ObjectStore, request: pytest.FixtureRequest) -> None:
-    began = time.monotonic()
+def test_the_doctors_race_leaves_nothing(store: ObjectStore, request: pytest.FixtureRequest) -> None:
     probe_store(store, creators=32, rounds=20)
-    assert time.monotonic() - began < 30
     assert store.keys("probe") == []
 
 

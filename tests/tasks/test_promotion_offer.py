@@ -103,7 +103,7 @@ def test_of_many_threads_the_best_ends_as_champion_and_every_promotion_was_bette
     barrier = threading.Barrier(8)
 
     def run(step: int) -> bool:
-        barrier.wait(30)
+        barrier.wait(240)
         return offered(store, step)
 
     with ThreadPoolExecutor(8) as pool:
@@ -118,7 +118,7 @@ def test_of_many_threads_the_best_ends_as_champion_and_every_promotion_was_bette
 
 def offer_in_a_process(folder: Path, step: int, barrier: Barrier) -> None:
     store = LocalStore(folder)
-    barrier.wait(60)
+    barrier.wait(240)
     offered(store, step)
 
 
@@ -133,7 +133,7 @@ def test_of_two_processes_at_once_one_wins_and_the_other_is_judged_against_it(tm
     for process in processes:
         process.start()
     for process in processes:
-        process.join(120)
+        process.join(240)
     assert [process.exitcode for process in processes] == [0, 0]
     state = Registry(store, "champion").refresh()
     assert [kind for kind, _ in steps_of(state)] == ["Promoted", "Refused"]

@@ -40,7 +40,7 @@ class Lane(Ranks):
         self.lanes[self.rank].put(values)
 
     def receive_from(self, rank: int, values: torch.Tensor) -> None:
-        values.copy_(self.lanes[rank].get(timeout=30))
+        values.copy_(self.lanes[rank].get(timeout=240))
 
 
 class QueuedRendezvous:
@@ -57,7 +57,7 @@ class QueuedRendezvous:
 
     def get(self, name: str) -> bytes:
         with self._changed:
-            assert self._changed.wait_for(lambda: name in self._left, timeout=30)
+            assert self._changed.wait_for(lambda: name in self._left, timeout=240)
             return self._left[name]
 
 

@@ -99,6 +99,6 @@ def test_a_trainer_without_a_spec_exits_when_its_stdin_closes(tmp_path: Path) ->
     child = TrainerChild(tmp_path)
     assert child.process.stdin is not None
     child.process.stdin.close()
-    assert child.process.wait(timeout=120) == ORPHANED_EXIT_CODE
+    assert child.process.wait(timeout=240) == ORPHANED_EXIT_CODE
     assert child.stderr_path.read_text() == ""
     child.discard()

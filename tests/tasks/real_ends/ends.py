@@ -25,7 +25,7 @@ from tasks.trainer.trainer_protocol import decode_message
 from tests.storage.builders import claim, commit, run_log, run_with_commits, stage
 
 ROOT = Path(__file__).resolve().parents[3]
-DEADLINE_SECONDS = 120
+DEADLINE_SECONDS = 240
 LISTENER = """
 import sys, time
 from tasks.attempt.shutdown_signal import ShutdownSignal
@@ -52,7 +52,7 @@ def play_scenes(folder: Path, names: list[str]) -> dict[str, Evidence]:
     """Play scenes of a trainer that speaks and return the evidence each left."""
     folder.mkdir(exist_ok=True)
     command = [sys.executable, "-m", "tests.tasks.real_ends.scenes", str(folder), *names]
-    subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, check=True, timeout=2 * DEADLINE_SECONDS)
+    subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, check=True, timeout=DEADLINE_SECONDS)
     kinds = [name.partition("=")[0] for name in names]
     return {kind: _left_behind(folder / kind) for kind in kinds}
 
