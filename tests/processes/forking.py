@@ -130,6 +130,9 @@ def become(request: ForkRequest, files: list[int]) -> None:
     for file, number in zip(moved, request.descriptors, strict=True):
         os.dup2(file, number)
         os.close(file)
+    # The server's own streams remember what kind of file they were.
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
     for number in _IGNORED:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     set_command_line(request.words)
