@@ -1,22 +1,19 @@
-"""A real Prefect server for real `cairn train` runs, and the run nobody touched that they must equal."""
+"""A real Prefect server for real `cairn train` runs, the run nobody touched, and one that met every fault."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.crash.prefect_api import Prefect, prefect_command
-from tests.crash.prefect_server import Server
+from tests.crash.prefect_server import shared_server
+from tests.crash.session_runs import scarred_run, undisturbed_run
 from tests.crash.training_command import Command
 
 
 @pytest.fixture(scope="session")
-def api_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A real Prefect server on a free port of the loopback, for the whole session."""
-    # The page asks whom it came from; by default it would ask port 4200.
-    server = Server(tmp_path_factory.mktemp("prefect"), PREFECT_SERVER_UI_API_URL="/api")
-    yield server.url
-    server.stop()
+def api_url() -> str:
+    """The address of a real Prefect server on a free port of the loopback, one for the whole session."""
+    return shared_server()
 
 
 @pytest.fixture
@@ -39,8 +36,18 @@ def deployed(prefect: Prefect) -> None:
 
 
 @pytest.fixture(scope="session")
-def undisturbed_sha256(tmp_path_factory: pytest.TempPathFactory, api_url: str) -> str:
+def undisturbed(api_url: str) -> Command:
+    """The run nobody touched, made once a session and not to be changed."""
+    return undisturbed_run(api_url)
+
+
+@pytest.fixture(scope="session")
+def undisturbed_sha256(undisturbed: Command) -> str:
     """The digest of the run nobody touched."""
-    command = Command(tmp_path_factory.mktemp("undisturbed"), api_url)
-    command.train()
-    return command.state_sha256()
+    return undisturbed.state_sha256()
+
+
+@pytest.fixture(scope="session")
+def scarred(api_url: str) -> Command:
+    """The run that met every fault, made once a session and not to be changed."""
+    return scarred_run(api_url)

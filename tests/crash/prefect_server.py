@@ -10,6 +10,11 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from tests.session_folder import end_with_session, once, session_folder
+
+_SHARED: "list[Server]" = []
+"""Kept for the session: a process object that is forgotten warns."""
+
 
 class Server:
     """A Prefect server that may be killed and started again: the same port, the same database."""
@@ -47,9 +52,29 @@ class Server:
         self._process.wait()
 
     @property
+    def process_group(self) -> int:
+        """The process group of the server and its children."""
+        return self._process.pid
+
+    @property
     def is_alive(self) -> bool:
         """Whether it has not been ended."""
         return self._process.poll() is None
+
+
+def shared_server() -> str:
+    """Return the address of the session's server, started by the first process that asks."""
+    return once("prefect-server", _start_shared)
+
+
+def _start_shared() -> str:
+    home = session_folder() / "prefect"
+    home.mkdir()
+    # The page asks whom it came from; by default it would ask port 4200.
+    server = Server(home, PREFECT_SERVER_UI_API_URL="/api")
+    _SHARED.append(server)
+    end_with_session(server.process_group)
+    return server.url
 
 
 def wait_until_healthy(url: str, output: Path) -> None:

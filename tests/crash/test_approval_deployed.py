@@ -3,8 +3,8 @@
 import pytest
 
 from storage.logs.registry import Registry
+from tests.crash.approval import answer, offering
 from tests.crash.prefect_api import Prefect, flow_runs
-from tests.crash.test_approval import answer, offering
 from tests.crash.training_command import Command
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("approval")]

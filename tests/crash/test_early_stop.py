@@ -1,12 +1,11 @@
 """A run that stops early: what it says, what it keeps, and the same end however often it is killed."""
 
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.crash.training_command import Command
-from tests.crash.victims import kill_both, trained_steps, wait_for
+from tests.crash.victims import kill_both
 
 TINY = "\n\n".join(f"{number} stones lie on the hill; the walker counts {number + 1}." for number in range(12))
 OVERFIT = (
@@ -36,10 +35,6 @@ def _write_text(folder: Path) -> None:
     (folder / "tiny.txt").write_text(TINY)
 
 
-def _is_at(command: Command, step: int) -> bool:
-    return trained_steps(command) >= step
-
-
 @pytest.mark.slow
 def test_a_run_that_overfits_stops_says_why_and_ends_with_the_same_bits_through_kills(
     tiny: Command, tmp_path_factory: pytest.TempPathFactory
@@ -55,13 +50,10 @@ def test_a_run_that_overfits_stops_says_why_and_ends_with_the_same_bits_through_
     assert best.manifest_sha256 in {record.committed.manifest_sha256 for record in state.readable}
     assert all(item.verdict is not None for item in state.evaluations)
 
-    killed = Command(tmp_path_factory.mktemp("killed"), tiny._api_url)
+    killed = Command(tmp_path_factory.mktemp("killed"), tiny.api_url)
     _write_text(killed.folder)
-    for step in (finished.step // 2, finished.step + 1):
-        process = killed.start(*OVERFIT)
-        wait_for(partial(_is_at, killed, step), process, f"step {step}")
-        kill_both(process)
-        process.wait()
+    for step in (finished.step // 2, finished.step):
+        kill_both(killed.train_until(step, *OVERFIT))
     killed.train(*OVERFIT)
     again = killed.state()
     assert again.finished is not None and len(again.attempts) > 1

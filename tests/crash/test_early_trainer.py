@@ -7,10 +7,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.crash.test_exit_codes import SHORT_LEASE, beating
+from tests.crash.live_owner import SHORT_LEASE, beating
 from tests.crash.training_command import Command
-from tests.crash.victims import kill_flow, trainers_of, wait_for
+from tests.crash.victims import kill_flow, trainers_of
 from tests.fabricated_run import fabricate
+from tests.processes.waiting import patience_seconds, wait_for
 
 
 @pytest.fixture
@@ -37,8 +38,7 @@ def test_a_command_killed_before_its_run_begins_leaves_no_trainer(alone: Command
     trainers = trainers_of(process)
     assert alone.state().latest_attempt == 0
     kill_flow(process)
-    process.wait()
-    _, alive = psutil.wait_procs(trainers, timeout=60)  # it may have to import all of torch before it looks
+    _, alive = psutil.wait_procs(trainers, timeout=patience_seconds())
     assert trainers and not alive
 
 
@@ -49,5 +49,5 @@ def test_a_run_that_is_refused_while_its_trainer_waits_leaves_no_process(command
         process = command.start_verb("train", "--run-id", "bard", *SHORT_LEASE)
         seen = children_while(process)
     assert process.returncode == 7, command.output()
-    _, alive = psutil.wait_procs(seen, timeout=10)
+    _, alive = psutil.wait_procs(seen, timeout=patience_seconds())
     assert seen and not alive

@@ -7,13 +7,14 @@ import psutil
 import pytest
 
 from tests.crash.training_command import Command
-from tests.crash.victims import kill_flow, trained_steps, wait_for
+from tests.crash.victims import kill_flow
+from tests.processes.waiting import patience_seconds, wait_for
 
 
 @pytest.fixture
 def alone(tmp_path: Path) -> Command:
-    """A command that is told of no server."""
-    return Command(tmp_path, "")
+    """A command that is told of no server, truly started."""
+    return Command(tmp_path, "", forked=False)
 
 
 def servers_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
@@ -25,8 +26,7 @@ def servers_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
 def assert_dies_with(process: subprocess.Popen[bytes]) -> None:
     servers = servers_of(process)
     kill_flow(process)
-    process.wait()
-    _, alive = psutil.wait_procs(servers, timeout=20)
+    _, alive = psutil.wait_procs(servers, timeout=patience_seconds())
     assert servers and not alive
 
 
@@ -38,6 +38,5 @@ def test_a_command_killed_while_its_server_starts_leaves_none(alone: Command) ->
 
 @pytest.mark.slow
 def test_a_command_killed_while_it_trains_leaves_no_server(alone: Command) -> None:
-    process = alone.start()
-    wait_for(lambda: trained_steps(alone) >= 1, process, "step 1")
+    process = alone.train_until(1)
     assert_dies_with(process)

@@ -1,9 +1,6 @@
 """Evaluators killed in the middle, each of them: the run does not notice, and every evaluation is there once."""
 
-import subprocess
-import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -11,9 +8,10 @@ import pytest
 
 from storage.logs.run_log import RunLog
 from tests.crash.training_command import STEPS, Command
-from tests.crash.victims import wait_for
+from tests.processes.waiting import patience_seconds, wait_for
 
-pytestmark = pytest.mark.xdist_group("evaluator-kills")  # its run is made once for all its tests
+# One killed evaluator is in the default suite: test_practice_faults.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("evaluator-kills")]
 
 EVERY = ("--set", "checkpoint.every_steps=6", "--set", "evaluation.every_commits=2")
 
@@ -38,52 +36,12 @@ print('{"score": 1}')
 """
 
 
-def evaluators(process: subprocess.Popen[bytes]) -> Iterator[psutil.Process]:
-    """The evaluators of a command that run now."""
-    try:
-        children = psutil.Process(process.pid).children()
-    except psutil.NoSuchProcess:
-        return
-    for child in children:
-        try:
-            if "tasks.evaluator.evaluator" in child.cmdline():
-                yield child
-        except psutil.Error:
-            continue
-
-
-def is_in_the_middle(evaluator: psutil.Process) -> bool:
-    """Whether it has torch's library in memory: it is at work then, and the import of the rest is still ahead of it."""
-    try:
-        return any("libtorch" in mapped.path for mapped in evaluator.memory_maps())
-    except psutil.Error:
-        return False
-
-
-def kill_every_other(process: subprocess.Popen[bytes]) -> int:
-    """Kill each evaluation's first evaluator while it works, let the second live; return how many were killed."""
-    seen, killed = list[psutil.Process](), 0
-    deadline = time.monotonic() + 240
-    while process.poll() is None:
-        assert time.monotonic() < deadline, "the run does not end"
-        for evaluator in evaluators(process):
-            if evaluator not in seen:
-                seen.append(evaluator)
-            if seen.index(evaluator) % 2 == 0 and is_in_the_middle(evaluator):
-                evaluator.kill()
-                evaluator.wait()
-                killed += 1
-        time.sleep(0.02)
-    return killed
-
-
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory, api_url: str) -> Command:
-    """A run whose every evaluator was killed once."""
-    command = Command(tmp_path_factory.mktemp("killed"), api_url)
-    process = command.start(*EVERY)
-    kills = kill_every_other(process)
-    assert (process.wait(), kills) == (0, len(EVALUATED)), command.output()
+    """A run whose every evaluation had its first evaluator killed."""
+    faults = ",".join(f"evaluator@{2 * number + 1}" for number in range(len(EVALUATED)))
+    command = Command(tmp_path_factory.mktemp("killed"), api_url, environment={"CAIRN_FAULTS": faults})
+    command.train(*EVERY)
     return command
 
 
@@ -106,7 +64,6 @@ def test_no_attempt_was_lost_or_charged_for_it(killed: Command) -> None:
     assert attempt.ended is not None and (attempt.ended.reason, attempt.ended.decision.charged) == ("completed", None)
 
 
-@pytest.mark.slow
 def test_evaluators_of_ones_own_that_hang_crash_and_lie_touch_nothing(
     tmp_path: Path, api_url: str, undisturbed_sha256: str
 ) -> None:
@@ -133,7 +90,6 @@ def test_evaluators_of_ones_own_that_hang_crash_and_lie_touch_nothing(
     assert RunLog(command.store, "bard").refresh().finished is not None
 
 
-@pytest.mark.slow
 def test_a_run_that_has_to_leave_waits_for_no_evaluator(tmp_path: Path, api_url: str, undisturbed_sha256: str) -> None:
     command = Command(tmp_path, api_url)
     (tmp_path / "score.py").write_text(HANG)
@@ -142,7 +98,7 @@ def test_a_run_that_has_to_leave_waits_for_no_evaluator(tmp_path: Path, api_url:
     process = command.start(*rules)
     wait_for((tmp_path / "pid").exists, process, "the evaluator")
     process.terminate()
-    assert process.wait(timeout=60) == 75, command.output()
+    assert process.wait(timeout=patience_seconds()) == 75, command.output()
     assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
     assert "command" not in {item.suite for item in command.state().failed_evaluations}
     (tmp_path / "hang").unlink()

@@ -6,24 +6,19 @@ commands in tests/flows (0, 1, 2, 3, 5, 6, 75, 130) and, after real training, be
 
 import os
 import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from storage.logs.heartbeat import Heartbeat, write_heartbeat
 from storage.logs.run_entries import Placement
 from tasks.machine.placement import this_placement
+from tests.crash.live_owner import SHORT_LEASE, beating
 from tests.crash.short_lived_api import ShortLivedApi
 from tests.crash.training_command import Command
-from tests.crash.victims import wait_for
-from tests.fabricated_run import FabricatedRun, fabricate
-
-SHORT_LEASE = ("--set", "lease.seconds=3", "--set", "lease.heartbeat_seconds=0.3")
+from tests.fabricated_run import fabricate
+from tests.processes.waiting import patience_seconds, wait_for
 
 
 def continued(command: Command, *extra: str) -> int:
-    return command.start_verb("train", "--run-id", "bard", *SHORT_LEASE, *extra).wait(timeout=200)
+    return command.start_verb("train", "--run-id", "bard", *SHORT_LEASE, *extra).wait(timeout=patience_seconds())
 
 
 def vanished_here() -> Placement:
@@ -40,27 +35,6 @@ def vanished_here() -> Placement:
         world_size=1,
         threads=1,
     )
-
-
-@contextmanager
-def beating(run: FabricatedRun) -> Iterator[None]:
-    """Show life as a trainer elsewhere would."""
-    stopped = threading.Event()
-
-    def beat() -> None:
-        number = 0
-        while not stopped.wait(0.1):
-            number += 1
-            heartbeat = Heartbeat(attempt=1, beat=number, step=1, train_loss=1.0, tokens=1, gpu_seconds=1.0)
-            write_heartbeat(run.log.store, run.log.prefix, heartbeat)
-
-    thread = threading.Thread(target=beat)
-    thread.start()
-    try:
-        yield
-    finally:
-        stopped.set()
-        thread.join()
 
 
 def test_a_spent_budget_leaves_with_4_and_says_which(command: Command) -> None:
@@ -87,7 +61,7 @@ def test_a_command_told_to_go_after_it_has_said_why_it_leaves_keeps_its_code(com
         process = command.start_verb("train", "--run-id", "bard", *SHORT_LEASE)
         wait_for(lambda: "attempt 1 on elsewhere" in command.output(), process, "the refusal")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=60) == 7, command.output()
+        assert process.wait(timeout=patience_seconds()) == 7, command.output()
 
 
 def test_a_server_that_dies_between_its_first_answer_and_the_flow_is_replaced(tmp_path: Path) -> None:

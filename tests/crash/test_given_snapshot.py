@@ -9,6 +9,7 @@ import pytest
 
 from storage.logs.run_entries import RunOpened
 from tests.crash.training_command import Command
+from tests.processes.waiting import patience_seconds
 
 CONFIG = """
 [data]
@@ -40,7 +41,7 @@ def imported(command: Command) -> str:
     for name in ("train", "val"):
         numbers.integers(0, 90, 600).astype("<u2").tofile(command.folder / f"{name}.bin")
     arguments = ("--train", "train.bin", "--val", "val.bin", "--vocab-size", "100", "--json")
-    assert command.start_verb("import-tokens", *arguments).wait(timeout=60) == 0, command.output()
+    assert command.start_verb("import-tokens", *arguments).wait(timeout=patience_seconds()) == 0, command.output()
     return str(json.loads(command.output())["snapshot_id"])
 
 

@@ -1,86 +1,78 @@
-"""kill -9 of the trainer, of the flow process, and of both, at random moments: the run ends with the same bits."""
+"""kill -9 of the trainer, of the flow process, and of both, at random steps: the run ends with the same bits."""
 
 import random
 import subprocess
 from collections.abc import Callable
-from functools import partial
 
 import psutil
 import pytest
 
 from tests.crash.training_command import STEPS, Command
-from tests.crash.victims import kill_both, kill_flow, kill_trainer, trained_steps, trainers_of, wait_for
+from tests.crash.victims import kill_both, kill_flow, kill_trainer, trainers_of
+from tests.processes.waiting import patience_seconds
 
-KILLS = 10
-
-
-def moments(seed: int) -> list[int]:
-    """Return ten random steps, in order, at which something dies."""
-    return sorted(random.Random(seed).sample(range(1, STEPS), KILLS))
+Kill = Callable[["subprocess.Popen[bytes]"], None]
 
 
-def train_through(command: Command, kill_something: Callable[[subprocess.Popen[bytes]], None], seed: int) -> None:
-    """Run the command again and again, killing at each moment, until the run is finished."""
-    process = command.start()
-    for step in moments(seed):
+def train_through(command: Command, kill_something: Kill, steps: list[int]) -> None:
+    """Run the command again and again, killing after each of these steps, until the run is finished."""
+    faults = ",".join(f"pause@{step}" for step in steps)
+    process = command.start(CAIRN_FAULTS=faults)
+    for step in steps:
         if process.poll() is not None:
-            process = command.start()
-        wait_for(partial(_is_at, command, process, step), process, f"step {step}")
+            process = command.start(CAIRN_FAULTS=faults)
+        command.wait_for_fault(f"pause@{step}", process)
         kill_something(process)
-        if kill_something is not kill_trainer:
-            process.wait()
     if process.poll() is None:
-        process.wait(timeout=240)
+        process.wait(timeout=patience_seconds())
     command.train()
 
 
-def _is_at(command: Command, process: subprocess.Popen[bytes], step: int) -> bool:
-    return trained_steps(command) >= step and bool(trainers_of(process))
-
-
-def _has_claimed(command: Command, process: subprocess.Popen[bytes], attempt: int) -> bool:
-    return command.state().latest_attempt >= attempt and bool(trainers_of(process))
-
-
 @pytest.mark.parametrize(
-    ("victim", "seed"),
+    ("victim", "kills", "seed"),
     [
-        pytest.param(kill_trainer, 1, marks=pytest.mark.slow),
-        pytest.param(kill_flow, 2, marks=pytest.mark.slow),
-        (kill_both, 3),
+        (kill_both, 4, 3),
+        pytest.param(kill_trainer, 10, 1, marks=pytest.mark.slow),
+        pytest.param(kill_flow, 10, 2, marks=pytest.mark.slow),
+        pytest.param(kill_both, 10, 3, marks=pytest.mark.slow),
     ],
 )
-def test_ten_kills_at_random_moments_leave_the_same_bits(
-    command: Command, undisturbed_sha256: str, victim: Callable[[subprocess.Popen[bytes]], None], seed: int
+def test_kills_after_random_steps_leave_the_same_bits(
+    command: Command, undisturbed_sha256: str, victim: Kill, kills: int, seed: int
 ) -> None:
-    train_through(command, victim, seed)
+    train_through(command, victim, sorted(random.Random(seed).sample(range(1, STEPS), kills)))
     assert command.state_sha256() == undisturbed_sha256
     state = command.state()
-    assert len(state.attempts) >= KILLS // 2, "the kills must have cost attempts, else nothing was tested"
+    assert len(state.attempts) == kills + 1, "each kill costs an attempt"
     assert all(attempt.ended is not None for attempt in state.attempts), "every attempt leaves a receipt"
     assert state.refused == ()
 
 
 def test_two_kills_during_resume_leave_the_same_bits(command: Command, undisturbed_sha256: str) -> None:
-    process = command.start()
-    wait_for(lambda: trained_steps(command) >= 22, process, "step 22")
-    kill_both(process)
-    process.wait()
-    for attempt in (2, 3):
-        process = command.start()
-        wait_for(partial(_has_claimed, command, process, attempt), process, "a trainer that loads")
+    faults = ("pause@22", "pause-load@2", "pause-load@3")
+    for fault in faults:
+        process = command.start(CAIRN_FAULTS=",".join(faults))
+        command.wait_for_fault(fault, process)
         kill_both(process)
-        process.wait()
     command.train()
     assert command.state_sha256() == undisturbed_sha256
-    assert command.state().attempts[-1].started.resumed_from is not None
+    attempts = command.state().attempts
+    assert len(attempts) == 4 and attempts[-1].started.resumed_from is not None
 
 
-def test_a_killed_flow_leaves_no_orphan_trainer(command: Command, undisturbed_sha256: str) -> None:
-    process = command.start()
-    wait_for(lambda: trained_steps(command) >= 3, process, "step 3")
+def test_a_killed_flow_leaves_no_orphan_trainer(command: Command) -> None:
+    process = command.train_until(3)
     trainers = trainers_of(process)
     kill_flow(process)
-    process.wait()
-    _, alive = psutil.wait_procs(trainers, timeout=10)
+    _, alive = psutil.wait_procs(trainers, timeout=patience_seconds())
     assert trainers and not alive
+
+
+def test_without_the_fork_server_of_the_tests_a_killed_run_ends_with_the_same_bits(
+    command: Command, undisturbed_sha256: str
+) -> None:
+    started = Command(command.folder, command.api_url, forked=False)
+    kill_both(started.train_until(13))
+    started.train()
+    assert started.state_sha256() == undisturbed_sha256
+    assert len(started.state().attempts) == 2

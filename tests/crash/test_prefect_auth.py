@@ -7,6 +7,7 @@ import pytest
 
 from tests.crash.prefect_server import Server
 from tests.crash.training_command import Command, configuration
+from tests.processes.waiting import patience_seconds
 
 pytestmark = pytest.mark.slow
 PASSWORD = "admin:canary-of-auth"
@@ -22,7 +23,7 @@ def guarded_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def trained(folder: Path, api_url: str, **environment: str) -> tuple[int, str]:
     command = Command(folder, api_url, environment=environment)
     (folder / "run.toml").write_text(configuration(steps=5, every_commits=1))
-    return command.start().wait(timeout=240), command.output()
+    return command.start().wait(timeout=patience_seconds()), command.output()
 
 
 def test_a_run_that_gives_the_password_works_and_does_not_repeat_it(guarded_url: str, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from storage.logs.registry import Registry
 from tests.crash.prefect_server import Server
 from tests.crash.training_command import STEPS, Command
-from tests.crash.victims import trained_steps, wait_for
+from tests.processes.waiting import patience_seconds, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 AWAY_SECONDS = 25.0
@@ -34,18 +34,14 @@ def command(tmp_path: Path, server: Server) -> Command:
 
 
 def started(command: Command) -> subprocess.Popen[bytes]:
-    """Start to train, and return at step 12."""
-    process = command.start(*TWO_EVALUATIONS)
-    wait_for(lambda: trained_steps(command) >= 12, process, "step 12")
-    return process
+    """Start to train, and return at step 12, where the trainer waits for `let_go`."""
+    return command.train_until(12, *TWO_EVALUATIONS)
 
 
 def wait_until_nothing_is_left_to_do(command: Command, process: subprocess.Popen[bytes]) -> None:
-    """Wait until the log holds the end, the receipt and both evaluations, and the alias points at the run."""
-    deadline = time.monotonic() + 60
-    while not is_done(command):
-        assert process.poll() is None and time.monotonic() < deadline, command.output()
-        time.sleep(0.1)
+    """Train on until the log holds the end, the receipt and both evaluations, and the alias points at the run."""
+    command.let_go("pause@12")
+    wait_for(lambda: is_done(command), process, "the end", command.output)
 
 
 def is_done(command: Command) -> bool:
@@ -78,7 +74,7 @@ def test_a_run_is_trained_evaluated_and_promoted_while_the_server_is_dead_and_en
     wait_until_nothing_is_left_to_do(command, process)
     time.sleep(max(0.0, AWAY_SECONDS - (time.monotonic() - killed_at)))
     server.start()
-    assert process.wait(timeout=120) == 0, command.output()
+    assert process.wait(timeout=patience_seconds()) == 0, command.output()
     assert command.state_sha256() == undisturbed_sha256
     assert_nothing_lost_or_doubled(command)
 
@@ -92,7 +88,7 @@ def test_a_run_is_trained_evaluated_and_promoted_while_the_server_hangs(
     wait_until_nothing_is_left_to_do(command, process)
     time.sleep(max(0.0, AWAY_SECONDS - (time.monotonic() - stopped_at)))
     server.signal(signal.SIGCONT)
-    assert process.wait(timeout=120) == 0, command.output()
+    assert process.wait(timeout=patience_seconds()) == 0, command.output()
     assert command.state_sha256() == undisturbed_sha256
     assert_nothing_lost_or_doubled(command)
 
@@ -103,7 +99,8 @@ def test_a_server_that_is_restarted_is_hardly_noticed(
     process = started(command)
     server.kill()
     server.start()
-    assert process.wait(timeout=120) == 0, command.output()
+    command.let_go("pause@12")
+    assert process.wait(timeout=patience_seconds()) == 0, command.output()
     assert command.state_sha256() == undisturbed_sha256
     assert_nothing_lost_or_doubled(command)
 
@@ -115,7 +112,7 @@ def test_a_server_that_never_comes_back_costs_nothing_but_its_list_of_runs(
     process = started(command)
     server.kill()
     wait_until_nothing_is_left_to_do(command, process)
-    assert process.wait(timeout=120) == 0, command.output()
+    assert process.wait(timeout=patience_seconds()) == 0, command.output()
     assert "Prefect does not answer" in command.output()
     assert command.state_sha256() == undisturbed_sha256
     assert_nothing_lost_or_doubled(command)

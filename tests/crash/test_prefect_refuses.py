@@ -8,7 +8,7 @@ import pytest
 from storage.logs.registry import Registry
 from tests.crash.prefect_api import ask
 from tests.crash.refusing_api import RefusingApi
-from tests.crash.test_prefect_view import flow_run_of
+from tests.crash.shown_run import flow_run_of
 from tests.crash.training_command import Command
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

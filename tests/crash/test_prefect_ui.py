@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.crash.prefect_api import ask
-from tests.crash.test_prefect_view import Shown
+from tests.crash.shown_run import ShownRun
 from tests.crash.training_command import Command
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("ui")]
@@ -21,12 +21,12 @@ PAGE_MILLISECONDS = 30_000
 
 
 @pytest.fixture(scope="module")
-def shown(tmp_path_factory: pytest.TempPathFactory, api_url: str) -> Shown:
+def shown(tmp_path_factory: pytest.TempPathFactory, api_url: str) -> ShownRun:
     """A run whose trainer was killed once and whose machine was taken away once, finished by a second flow run."""
     command = Command(tmp_path_factory.mktemp("ui"), api_url, environment={"CAIRN_FAULTS": "kill@8,preempt@33"})
     command.train("--set", "evaluation.every_commits=4", exit_code=75)
     command.train("--set", "evaluation.every_commits=4")
-    return Shown(command, api_url)
+    return ShownRun(command)
 
 
 @pytest.fixture(scope="module")
@@ -56,17 +56,17 @@ def ui_of(api_url: str) -> str:
     return api_url.removesuffix("/api")
 
 
-def flow_run_ids(shown: Shown) -> list[str]:
+def flow_run_ids(shown: ShownRun) -> list[str]:
     """Both flow runs of the run, in order."""
     attempts = shown.command.state().attempts
     return list(dict.fromkeys(attempt.started.flow_run_id or "" for attempt in attempts))
 
 
-def open_flow_run(page: Any, shown: Shown, flow_run_id: str) -> None:
+def open_flow_run(page: Any, shown: ShownRun, flow_run_id: str) -> None:
     page.goto(f"{ui_of(shown.api_url)}/runs/flow-run/{flow_run_id}", wait_until="domcontentloaded")
 
 
-def open_artifact(page: Any, shown: Shown, name: str, *, ui: str = "") -> None:
+def open_artifact(page: Any, shown: ShownRun, name: str, *, ui: str = "") -> None:
     """Open the newest version of an artifact of the run."""
     rule = {"artifacts": {"key": {"any_": [f"cairn-bard-{name}"]}}}
     newest = ask(shown.api_url, "artifacts/latest/filter", rule)
@@ -79,7 +79,7 @@ def wait_for_words(page: Any, *words: str) -> None:
         page.get_by_text(word).first.wait_for(state="visible")
 
 
-def test_the_page_of_the_flow_run_names_the_reasons(page: Any, shown: Shown, tmp_path: Path) -> None:
+def test_the_page_of_the_flow_run_names_the_reasons(page: Any, shown: ShownRun, tmp_path: Path) -> None:
     first, second = flow_run_ids(shown)
     open_flow_run(page, shown, first)
     wait_for_words(page, "Preempted", "run:bard")
@@ -89,7 +89,7 @@ def test_the_page_of_the_flow_run_names_the_reasons(page: Any, shown: Shown, tmp
     page.screenshot(path=tmp_path / "completed.png")
 
 
-def test_the_tasks_of_the_flow_run_carry_their_attempt_and_its_end(page: Any, shown: Shown, tmp_path: Path) -> None:
+def test_the_tasks_of_the_flow_run_carry_their_attempt_and_its_end(page: Any, shown: ShownRun, tmp_path: Path) -> None:
     open_flow_run(page, shown, flow_run_ids(shown)[0])
     page.get_by_text("Task Runs", exact=True).first.click()
     wait_for_words(page, "attempt 2 (after lost)")
@@ -97,7 +97,7 @@ def test_the_tasks_of_the_flow_run_carry_their_attempt_and_its_end(page: Any, sh
     assert "Lost" in page.inner_text("body")
 
 
-def test_all_four_artifacts_are_listed_with_the_flow_run(page: Any, shown: Shown, tmp_path: Path) -> None:
+def test_all_four_artifacts_are_listed_with_the_flow_run(page: Any, shown: ShownRun, tmp_path: Path) -> None:
     open_flow_run(page, shown, flow_run_ids(shown)[1])
     page.get_by_text("Artifacts", exact=True).first.click()
     wait_for_words(page, *(f"cairn-bard-{name}" for name in ("receipts", "budgets", "evaluations", "curve")))
@@ -113,7 +113,7 @@ def test_all_four_artifacts_are_listed_with_the_flow_run(page: Any, shown: Shown
     ],
 )
 def test_a_table_is_a_table_on_its_page(
-    page: Any, shown: Shown, tmp_path: Path, name: str, words: tuple[str, ...]
+    page: Any, shown: ShownRun, tmp_path: Path, name: str, words: tuple[str, ...]
 ) -> None:
     open_artifact(page, shown, name)
     page.locator("table").first.wait_for(state="visible")
@@ -123,7 +123,7 @@ def test_a_table_is_a_table_on_its_page(
 
 
 @pytest.mark.parametrize("ui", ["", "/v2"], ids=["V1", "V2"])
-def test_the_curve_is_a_picture_that_was_drawn(page: Any, shown: Shown, tmp_path: Path, ui: str) -> None:
+def test_the_curve_is_a_picture_that_was_drawn(page: Any, shown: ShownRun, tmp_path: Path, ui: str) -> None:
     open_artifact(page, shown, "curve", ui=ui)
     picture = page.locator("img[alt='curves of bard']").first
     picture.wait_for(state="visible")
@@ -132,7 +132,7 @@ def test_the_curve_is_a_picture_that_was_drawn(page: Any, shown: Shown, tmp_path
     wait_for_words(page, "step 60 of 60")
 
 
-def test_the_page_asks_nobody_else_on_the_network_for_anything(page: Any, shown: Shown) -> None:
+def test_the_page_asks_nobody_else_on_the_network_for_anything(page: Any, shown: ShownRun) -> None:
     asked: set[str] = set()
     page.on("request", lambda request: asked.add(request.url))
     open_flow_run(page, shown, flow_run_ids(shown)[1])

@@ -9,6 +9,7 @@ from storage.logs.run_entries import DataQuarantined
 from storage.logs.run_log import RunLog
 from storage.stores.local_store import LocalStore
 from tasks.configuration.configuration_source import load_configuration
+from tests.crash.reference import reference_run
 from tests.crash.spoiled_data import ARITHMETIC, open_run, spoil
 from tests.crash.training_command import Command
 
@@ -55,6 +56,11 @@ def test_the_count_is_in_every_later_receipt(spoiled: SpoiledRun) -> None:
     assert starts[1].changed == "after bad-data: 1 sample(s) quarantined"
 
 
+def test_the_run_ends_with_the_bits_of_its_steps_trained_without_that_sample(spoiled: SpoiledRun) -> None:
+    assert spoiled.command.state_sha256() == reference_run(spoiled.command).state_sha256
+
+
+@pytest.mark.slow  # the quicker witness is the test above
 def test_the_run_ends_with_the_bits_of_one_that_began_with_that_quarantine(
     spoiled: SpoiledRun, tmp_path: Path, api_url: str
 ) -> None:

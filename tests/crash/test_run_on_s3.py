@@ -11,6 +11,7 @@ from storage.stores.retrying_store import RetryingStore
 from storage.stores.s3_store import S3Store
 from tests.crash.training_command import Command
 from tests.s3.servers import BUCKET, CEPH, S3Server, s3_server
+from tests.session_folder import session_folder
 
 CANARIES = {
     "AWS_ACCESS_KEY_ID": "CANARYKEYID0123456789",
@@ -58,7 +59,7 @@ def test_no_credential_is_in_anything_a_run_writes(
     server = s3_server("quick", tmp_path_factory.getbasetemp())  # the emulator lets anybody in
     store = RetryingStore(S3Store(server.bucket(), uuid.uuid4().hex))
     train_with_faults(tmp_path, api_url, store, {**server.environment(), **CANARIES})
-    written = dict(everything_written(tmp_path, tmp_path_factory.getbasetemp(), store))
+    written = dict(everything_written(tmp_path, session_folder() / "prefect", store))
     assert any(name.endswith(".db") for name in written), "Prefect's database must be among what is searched"
     secrets = [value.encode() for value in CANARIES.values()]
     assert [name for name, data in written.items() if any(secret in data for secret in secrets)] == []
@@ -69,6 +70,6 @@ def everything_written(folder: Path, session: Path, store: ObjectStore) -> Itera
     for room in ("runs", "data", "models"):
         for key in store.keys(room):
             yield f"s3://{BUCKET}/{key}", store.read(key)
-    for path in {*folder.rglob("*"), *session.rglob("prefect*/**/*")}:
+    for path in {*folder.rglob("*"), *session.rglob("*")}:
         if path.is_file():
             yield str(path), path.read_bytes()

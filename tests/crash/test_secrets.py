@@ -18,6 +18,7 @@ import pytest
 
 from tests.crash.prefect_api import ask
 from tests.crash.training_command import Command, configuration
+from tests.processes.waiting import patience_seconds
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("planted")]
 SECRETS = {
@@ -70,7 +71,7 @@ class Planted:
 
     def _printed_by(self, *arguments: str, store: str = "", code: int = 0) -> None:
         process = self.command.start_verb(*arguments, *(("--store", store) if store else ()))
-        assert process.wait(timeout=240) == code, f"{arguments}: {self.command.output()}"
+        assert process.wait(timeout=patience_seconds()) == code, f"{arguments}: {self.command.output()}"
 
 
 def told_by(api_url: str) -> bytes:

@@ -6,7 +6,8 @@ import pytest
 
 from tests.crash.prefect_api import ask
 from tests.crash.training_command import Command
-from tests.crash.victims import kill_both, trained_steps, wait_for
+from tests.crash.victims import kill_both
+from tests.processes.waiting import wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -23,13 +24,11 @@ def unfinished(api_url: str, flow_run_id: str) -> list[str]:
 
 
 def test_what_a_killed_flow_left_running_is_closed_by_the_next(command: Command, api_url: str) -> None:
-    process = command.start()
-    wait_for(lambda: trained_steps(command) >= 12, process, "step 12")
+    process = command.train_until(12)
     killed = command.state().attempts[0].started.flow_run_id
     assert killed is not None
     wait_for(lambda: bool(unfinished(api_url, killed)), process, "a task run at work")
     kill_both(process)
-    process.wait()
     command.train()
     assert unfinished(api_url, killed) == []
     flow_run = ask(api_url, "flow_runs/filter", {"flow_runs": {"id": {"any_": [killed]}}})[0]

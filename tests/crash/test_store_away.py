@@ -11,7 +11,7 @@ import pytest
 from storage.stores.retrying_store import RetryingStore
 from storage.stores.s3_store import S3Store
 from tests.crash.training_command import Command
-from tests.crash.victims import wait_for
+from tests.processes.waiting import patience_seconds, wait_for
 from tests.s3.fault_proxy import FaultProxy, NetworkFault
 from tests.s3.servers import S3Server, s3_server
 
@@ -63,7 +63,7 @@ def test_a_store_that_is_away_altogether_costs_no_attempt_and_no_bit(
 ) -> None:
     process = remote.start()
     send_away_when(proxy, process, "step-00000010-attempt-0001/manifest.json")
-    assert process.wait(timeout=240) == 0, remote.output()
+    assert process.wait(timeout=patience_seconds()) == 0, remote.output()
     assert len(remote.state().attempts) == 1
     assert remote.state_sha256() == undisturbed_sha256
 
@@ -75,7 +75,7 @@ def test_a_store_that_is_away_longer_than_the_runs_patience_is_continued_later_w
     process = remote.start("--set", "checkpoint.patience_seconds=1")
     wait_for(lambda: any("step-00000010-" in request for request in proxy.requests), process, "step 10")
     proxy.aim(NetworkFault.SLOW_DOWN, ".", times=1_000_000)
-    assert process.wait(timeout=240) != 0
+    assert process.wait(timeout=patience_seconds()) != 0
     proxy.aims.clear()
     remote.train()
     state = remote.state()

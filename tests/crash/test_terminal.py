@@ -12,12 +12,11 @@ import termios
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 
 import pytest
 
 from tests.crash.training_command import Command
-from tests.crash.victims import trained_steps, wait_for
+from tests.processes.waiting import patience_seconds, wait_for
 
 
 class Terminal:
@@ -63,7 +62,7 @@ def trained_at_a_terminal(command: Command, columns: int) -> Iterator[tuple[subp
     process = subprocess.Popen(
         [sys.executable, "-c", takes_it.replace("sys.argv[1:]", "['cairn', *sys.argv[1:]]") + runs, *arguments],
         cwd=command.folder,
-        env={**environment, "PREFECT_API_URL": command._api_url, "CAIRN_STORE": str(command.folder / "store")},
+        env={**environment, "PREFECT_API_URL": command.api_url, "CAIRN_STORE": str(command.folder / "store")},
         stdin=process_side,
         stdout=process_side,
         stderr=process_side,
@@ -81,20 +80,16 @@ def trained_at_a_terminal(command: Command, columns: int) -> Iterator[tuple[subp
 @pytest.mark.slow
 def test_a_resized_terminal_is_drawn_anew_and_a_closed_one_ends_the_run_as_a_preemption(command: Command) -> None:
     with trained_at_a_terminal(command, 120) as (process, terminal):
-        wait_for(partial(_has_trained, command, 5), process, "step 5")
+        command.wait_until_trained(5, process)
         wait_for(lambda: "tokens/s · ETA" in terminal.text, process, "a wide line")
         terminal.resize(40)
         # How much still fits depends on how long the time left is written: the speed never does.
         wait_for(lambda: "%)" in terminal.newest and "tokens/s" not in terminal.newest, process, "a narrow line")
         assert process.poll() is None
         terminal.close()
-        assert process.wait(timeout=60) == 75
+        assert process.wait(timeout=patience_seconds()) == 75
     ended = command.state().attempts[0].ended
     assert ended is not None and (ended.reason, ended.decision.action) == ("preempted", "resume")
     assert "terminal was closed" in ended.detail
     newest = command.state().newest_committed
     assert newest is not None and newest.committed.step == ended.last_step, "it committed where it was"
-
-
-def _has_trained(command: Command, step: int) -> bool:
-    return trained_steps(command) >= step

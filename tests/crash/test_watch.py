@@ -3,15 +3,14 @@
 import json
 import re
 import signal
-import time
-from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.crash.training_command import STEPS, Command
-from tests.crash.victims import kill, kill_flow, trained_steps, trainers_of, wait_for
+from tests.crash.victims import kill, kill_flow
+from tests.processes.waiting import patience_seconds, wait_until
 
 OUTPUT = re.compile(r"process (\d+), output in (.*)")
 
@@ -19,17 +18,14 @@ OUTPUT = re.compile(r"process (\d+), output in (.*)")
 @pytest.fixture
 def orphan(command: Command) -> Command:
     """A run whose flow process was killed at step 12, so that nothing is left of it on this machine."""
-    process = command.start()
-    wait_for(lambda: trained_steps(command) >= 12, process, "step 12")
-    kill_flow(process)
-    process.wait()
+    kill_flow(command.train_until(12))
     return command
 
 
 def looked(command: Command, *extra: str, **variables: str) -> list[dict[str, str]]:
     """Run `cairn watch --once` and return what it says it did."""
     process = command.start_verb("watch", "--once", "--json", *extra, **variables)
-    assert process.wait(timeout=60) == 0, command.output()
+    assert process.wait(timeout=patience_seconds()) == 0, command.output()
     rows: list[dict[str, str]] = json.loads(command.output())
     return rows
 
@@ -44,7 +40,7 @@ def continued(rows: list[dict[str, str]]) -> tuple[psutil.Process, Path]:
 @pytest.mark.slow
 def test_a_run_whose_process_was_killed_is_continued_by_one_look(orphan: Command, undisturbed_sha256: str) -> None:
     child, output = continued(looked(orphan))
-    psutil.wait_procs([child], timeout=120)
+    psutil.wait_procs([child], timeout=patience_seconds())
     assert orphan.state_sha256() == undisturbed_sha256, output.read_text()
     assert [attempt.ended.reason for attempt in orphan.state().attempts if attempt.ended] == ["lost", "completed"]
     assert looked(orphan)[0]["why"] == f"finished at step {STEPS}"
@@ -55,10 +51,10 @@ def test_watchers_of_two_machines_at_once_leave_one_trainer_and_the_same_bits(
     orphan: Command, undisturbed_sha256: str, tmp_path: Path
 ) -> None:
     watchers = [orphan.start_verb("watch", "--once", "--json", CAIRN_CACHE=str(tmp_path / machine)) for machine in "ab"]
-    assert [watcher.wait(timeout=60) for watcher in watchers] == [0, 0]
+    assert [watcher.wait(timeout=patience_seconds()) for watcher in watchers] == [0, 0]
     outputs = [orphan.folder / f"command-{number}.txt" for number in (2, 3)]
     children = [continued(json.loads(output.read_text())) for output in outputs]
-    psutil.wait_procs([child for child, _ in children], timeout=120)
+    psutil.wait_procs([child for child, _ in children], timeout=patience_seconds())
     state = orphan.state()
     assert orphan.state_sha256() == undisturbed_sha256
     assert len(state.attempts) == 2 and state.refused == ()
@@ -70,41 +66,32 @@ def test_watchers_of_two_machines_at_once_leave_one_trainer_and_the_same_bits(
 def test_a_loop_continues_a_run_however_often_it_is_killed_and_may_die_itself(
     orphan: Command, undisturbed_sha256: str
 ) -> None:
-    loop = orphan.start_verb("watch", "--every", "0.5", "--json")
-    for step in (24, 36):
-        wait_for(partial(_is_trained, orphan, step), loop, f"step {step}")
-        owner = orphan.state().attempts[-1].started.placement.pid
-        kill(owner)
-    wait_for(partial(_is_trained, orphan, 48), loop, "step 48")
+    pauses = ("pause@24", "pause@36", "pause@48")
+    loop = orphan.start_verb("watch", "--every", "0.5", "--json", CAIRN_FAULTS=",".join(pauses))
+    for pause in pauses[:-1]:
+        orphan.wait_for_fault(pause, loop)
+        kill(orphan.state().attempts[-1].started.placement.pid)
+    orphan.wait_for_fault(pauses[-1], loop)
     owner_process = psutil.Process(orphan.state().attempts[-1].started.placement.pid)
     loop.kill()
     loop.wait()
-    psutil.wait_procs([owner_process], timeout=120)
+    orphan.let_go(pauses[-1])
+    psutil.wait_procs([owner_process], timeout=patience_seconds())
     assert orphan.state_sha256() == undisturbed_sha256
     assert len(orphan.state().attempts) == 4
     assert looked(orphan)[0]["action"] == "left"
 
 
-def _is_trained(command: Command, step: int) -> bool:
-    return trained_steps(command) >= step
-
-
 @pytest.mark.slow
 def test_a_preempted_run_is_continued_and_an_interrupted_one_is_left(command: Command, undisturbed_sha256: str) -> None:
-    process = command.start()
-    wait_for(lambda: trained_steps(command) >= 8 and bool(trainers_of(process)), process, "step 8")
-    trainer = trainers_of(process)[0]
-    trainer.suspend()  # so that it is still there when the watcher looks
+    process = command.train_until(8)
     assert looked(command)[0]["why"].endswith("is alive")
-    trainer.resume()
     process.terminate()
-    assert process.wait(timeout=60) == 75
-    committed = trained_steps(command)
-    child, _ = continued(looked(command))
-    while not _is_trained(command, committed + 1):
-        time.sleep(0.01)
+    assert process.wait(timeout=patience_seconds()) == 75
+    child, _ = continued(looked(command, CAIRN_FAULTS="pause@20"))
+    wait_until(lambda: command.has_met("pause@20"), "step 20")
     child.send_signal(signal.SIGINT)
-    psutil.wait_procs([child], timeout=60)
+    psutil.wait_procs([child], timeout=patience_seconds())
     rows = looked(command)
     assert rows[0]["action"] == "left" and "a person stopped it" in rows[0]["why"]
     command.train()

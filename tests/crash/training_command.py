@@ -8,11 +8,14 @@ from pathlib import Path
 
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
+from storage.logs.step_log import read_step_records
 from storage.stores.local_store import LocalStore
 from storage.stores.object_store import ObjectStore
+from tests.processes.fork_server import fork_server
+from tests.processes.waiting import patience_seconds, wait_for
 from tests.text.shakespeare import TINY_SHAKESPEARE
 
-STEPS = 60
+RUN, STEPS = "bard", 60
 
 
 def configuration(*, steps: int = STEPS, every_commits: int = 12) -> str:
@@ -51,7 +54,10 @@ heartbeat_seconds = 0.3
 
 
 class Command:
-    """One folder with a configuration and a store, and the command that trains there."""
+    """One folder with a configuration and a store, and the command that trains there.
+
+    Its processes are forked from one that has imported everything, unless `forked` is False.
+    """
 
     def __init__(
         self,
@@ -60,23 +66,25 @@ class Command:
         *,
         store: ObjectStore | None = None,
         environment: Mapping[str, str] | None = None,
+        forked: bool = True,
     ) -> None:
-        self.folder, self._api_url = folder, api_url
+        self.folder, self.api_url = folder, api_url
         self.store = store or LocalStore(folder / "store")
         self._environment = dict(environment or {})
-        (folder / "run.toml").write_text(configuration())
+        self._popen = fork_server().popen if forked else subprocess.Popen
+        (folder / "run.toml").write_text(configuration(), encoding="utf-8")
         self._count = 0
 
-    def start(self, *extra: str) -> subprocess.Popen[bytes]:
+    def start(self, *extra: str, **variables: str) -> "subprocess.Popen[bytes]":
         """Start `cairn train` on the run; its output goes to files in the folder."""
-        return self.start_verb("train", "run.toml", "--run-id", "bard", *extra)
+        return self.start_verb("train", "run.toml", "--run-id", RUN, *extra, **variables)
 
-    def start_verb(self, *arguments: str, **variables: str) -> subprocess.Popen[bytes]:
+    def start_verb(self, *arguments: str, **variables: str) -> "subprocess.Popen[bytes]":
         """Start any verb of `cairn` on the store, with more environment if need be; its output goes to a file too."""
         self._count += 1
         environment = {
             **os.environ,
-            "PREFECT_API_URL": self._api_url,
+            "PREFECT_API_URL": self.api_url,
             "PREFECT_HOME": str(self.folder / "prefect"),
             "PREFECT_LOGGING_LEVEL": "CRITICAL",
             "CAIRN_CACHE": str(self.folder / "cache"),
@@ -86,21 +94,46 @@ class Command:
         url = self.store.url.removeprefix("file://")
         command = [sys.executable, "-m", "cairn.cli.command", *arguments, "--store", url]
         with (self.folder / f"command-{self._count}.txt").open("wb") as output:
-            return subprocess.Popen(command, cwd=self.folder, env=environment, stdout=output, stderr=output)
+            return self._popen(command, cwd=self.folder, env=environment, stdout=output, stderr=output)
 
-    def train(self, *extra: str, exit_code: int = 0) -> None:
+    def train(self, *extra: str, exit_code: int = 0, **variables: str) -> None:
         """Run the command to its end and check how it left."""
-        process = self.start(*extra)
-        code = process.wait(timeout=240)
+        code = self.start(*extra, **variables).wait(timeout=patience_seconds())
         assert code == exit_code, f"exit {code}\n{self.output()}"
+
+    def train_until(self, step: int, *extra: str) -> "subprocess.Popen[bytes]":
+        """Start the command and return once its trainer has completed `step`, after which it waits for `let_go`."""
+        process = self.start(*extra, CAIRN_FAULTS=f"pause@{step}")
+        self.wait_for_fault(f"pause@{step}", process)
+        return process
+
+    def wait_for_fault(self, fault: str, process: "subprocess.Popen[bytes]") -> None:
+        """Wait until a fault of `CAIRN_FAULTS` is met."""
+        wait_for(lambda: self.has_met(fault), process, fault, self.output)
+
+    def has_met(self, fault: str) -> bool:
+        """Whether a fault of `CAIRN_FAULTS` was met."""
+        return self.store.size(f"runs/{RUN}/faults/{fault.replace('@', '-')}.json") is not None
+
+    def let_go(self, pause: str) -> None:
+        """End a pause."""
+        self.store.create(f"runs/{RUN}/faults/{pause.replace('@', '-')}-go.json", b"{}\n")
+
+    def trained_steps(self) -> int:
+        """Return the greatest step any attempt has trained."""
+        return max((line.step for line in read_step_records(self.store, f"runs/{RUN}")), default=0)
+
+    def wait_until_trained(self, step: int, process: "subprocess.Popen[bytes]") -> None:
+        """Wait until an attempt has trained that far."""
+        wait_for(lambda: self.trained_steps() >= step, process, f"step {step}", self.output)
 
     def output(self) -> str:
         """Return what the last command printed."""
-        return (self.folder / f"command-{self._count}.txt").read_text(errors="replace")
+        return (self.folder / f"command-{self._count}.txt").read_text(encoding="utf-8", errors="replace")
 
     def state(self) -> RunState:
         """Return the run's state as a stranger reads it."""
-        return RunLog(self.store, "bard").refresh()
+        return RunLog(self.store, RUN).refresh()
 
     def state_sha256(self) -> str:
         """Return the digest of the finished run."""

@@ -1,24 +1,29 @@
-"""Who dies and when: finding trainers, killing for real, waiting for events of another process."""
+"""Who dies: finding trainers, and killing for real."""
 
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import psutil
 
-from storage.logs.step_log import read_step_records
-from tests.crash.training_command import Command
 
-
-def trainers_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    """Return the trainer processes below the command."""
+def descendants_with(process: "subprocess.Popen[bytes]", word: str) -> list[psutil.Process]:
+    """Return the processes below this one whose command line has `word`."""
+    found = []
     try:
-        children = psutil.Process(process.pid).children(recursive=True)
-        return [child for child in children if "tasks.trainer.trainer" in child.cmdline()]
+        for child in psutil.Process(process.pid).children(recursive=True):
+            with_words: Sequence[str] = child.cmdline() if child.is_running() else ()
+            if word in with_words:
+                found.append(child)
     except psutil.NoSuchProcess:
         return []
+    return found
+
+
+def trainers_of(process: "subprocess.Popen[bytes]") -> list[psutil.Process]:
+    """Return the trainer processes below the command."""
+    return descendants_with(process, "tasks.trainer.trainer")
 
 
 def kill(pid: int) -> None:
@@ -29,36 +34,22 @@ def kill(pid: int) -> None:
         return
 
 
-def kill_trainer(process: subprocess.Popen[bytes]) -> None:
+def kill_trainer(process: "subprocess.Popen[bytes]") -> None:
     """Kill the child alone."""
     for trainer in trainers_of(process):
         kill(trainer.pid)
 
 
-def kill_flow(process: subprocess.Popen[bytes]) -> None:
-    """Kill the parent alone."""
+def kill_flow(process: "subprocess.Popen[bytes]") -> None:
+    """Kill the parent alone, and wait for its end."""
     kill(process.pid)
+    process.wait()
 
 
-def kill_both(process: subprocess.Popen[bytes]) -> None:
-    """Kill parent and child."""
+def kill_both(process: "subprocess.Popen[bytes]") -> None:
+    """Kill parent and child, and wait for the parent's end."""
     trainers = trainers_of(process)
     kill(process.pid)
     for trainer in trainers:
         kill(trainer.pid)
-
-
-def trained_steps(command: Command) -> int:
-    """Return the greatest step any attempt has trained."""
-    return max((line.step for line in read_step_records(command.store, "runs/bard")), default=0)
-
-
-def wait_for(is_there: Callable[[], bool], process: subprocess.Popen[bytes], what: str) -> bool:
-    """Wait for an event of another process; False when the process ended first."""
-    deadline = time.monotonic() + 120
-    while not is_there():
-        if process.poll() is not None:
-            return is_there()
-        assert time.monotonic() < deadline, f"never saw {what}"
-        time.sleep(0.002)
-    return True
+    process.wait()

@@ -21,7 +21,7 @@ from typing import Any
 PROGRAMS = frozenset({"cairn.cli.command", "tasks.trainer.trainer", "tasks.evaluator.evaluator"})
 ROOT = Path(__file__).parents[2]
 PADDING = 4096
-"""Bytes of command line that a fork server sets aside, for those of the processes it forks."""
+"""Bytes of command line and of environment that a fork server sets aside, for those of the processes it forks."""
 _LARGEST_REQUEST = 1 << 18
 _SINGLE_THREAD = {"JE_ARROW_MALLOC_CONF": "background_thread:false", "OMP_NUM_THREADS": "1"}
 _PATCHING = threading.Lock()
@@ -59,7 +59,7 @@ class ForkServer:
             self._process = subprocess.Popen(
                 words,
                 cwd=ROOT,
-                env={**environment, **_SINGLE_THREAD},
+                env={**environment, **_SINGLE_THREAD, "PADDING": "x" * PADDING},
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,

@@ -15,7 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tests.processes.fork_server import PROGRAMS, ForkExec, ForkRequest, receive_request
@@ -83,7 +83,7 @@ def serve_children() -> None:
     if os.fork() == 0:
         ours.close()
         _ignore_signals()
-        set_command_line(["fork-server"])
+        show_as(["fork-server"], {})
         nowhere = os.open(os.devnull, os.O_RDWR)
         for number in range(3):
             os.dup2(nowhere, number)
@@ -135,22 +135,30 @@ def become(request: ForkRequest, files: list[int]) -> None:
     sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
     for number in _IGNORED:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-    set_command_line(request.words)
+    show_as(request.words, request.environment)
     sys.argv = [request.words[2], *request.words[3:]]
 
 
-def set_command_line(words: "list[str] | tuple[str, ...]") -> None:
-    """Show these words as the process's command line, over those that it was started with."""
-    start, end = (int(field) for field in Path("/proc/self/stat").read_text().rpartition(") ")[2].split()[45:47])
-    shown = b"".join(word.encode() + b"\0" for word in words)[: end - start - 1]
-    ctypes.memmove(start, shown.ljust(end - start, b"\0"), end - start)
+def show_as(words: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Show these words and variables as the process's own, over those that it was started with (proc(5))."""
+    fields = [int(field) for field in Path("/proc/self/stat").read_text().rpartition(") ")[2].split()[45:49]]
+    variables = [f"{name}={value}" for name, value in environment.items()]
+    regions: tuple[tuple[int, int, Sequence[str]], ...] = (
+        (fields[0], fields[1], words),
+        (fields[2], fields[3], variables),
+    )
+    for start, end, items in regions:
+        shown = b"".join(os.fsencode(item) + b"\0" for item in items)[: end - start - 1]
+        ctypes.memmove(start, shown.ljust(end - start, b"\0"), end - start)
 
 
 def run(request: ForkRequest) -> None:
     """Run the program to its end, as `python -m` would."""
     from prefect.context import refresh_global_settings_context
+    from prefect.logging.configuration import setup_logging
 
     refresh_global_settings_context()
+    setup_logging(incremental=False)
     program: Callable[[], None] = importlib.import_module(request.words[2]).main
     program()
 

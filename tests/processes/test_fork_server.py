@@ -25,8 +25,10 @@ def test_a_forked_command_prints_what_a_started_one_prints_and_leaves_with_the_s
 def test_it_is_a_child_of_its_starter_with_its_own_command_line_session_and_folder(tmp_path: Path) -> None:
     words = (sys.executable, "-m", "tasks.trainer.trainer")
     pipe = subprocess.PIPE
-    child = fork_server().popen(words, stdin=pipe, stdout=pipe, stderr=pipe, cwd=tmp_path, start_new_session=True)
+    given = {"env": {"RANK": "7"}, "cwd": tmp_path, "start_new_session": True}
+    child = fork_server().popen(words, stdin=pipe, stdout=pipe, stderr=pipe, **given)
     process = psutil.Process(child.pid)
+    assert process.environ()["RANK"] == "7"
     assert [word for word in process.cmdline() if word] == list(words)
     assert (process.ppid(), Path(process.cwd()), os.getsid(child.pid)) == (os.getpid(), tmp_path, child.pid)
     child.send_signal(signal.SIGKILL)

@@ -1,0 +1,31 @@
+"""Runs that are made once a session and looked at by many tests, in whatever process those run."""
+
+from tests.crash.training_command import Command
+from tests.session_folder import once, session_folder
+
+FAULTS = "preempt@12,kill@22,bad-data@31,hang@44,oom@52,evaluator@1"
+RULES = ("--set", "watchdog.floor_seconds=3")
+
+
+def undisturbed_run(api_url: str) -> Command:
+    """Return the run nobody touched."""
+    return _trained_once("undisturbed", api_url, [()])
+
+
+def scarred_run(api_url: str) -> Command:
+    """Return the run that met every fault of `CAIRN_FAULTS`, each once; after the first it was called again."""
+    return _trained_once("scarred", api_url, [RULES, RULES], CAIRN_FAULTS=FAULTS)
+
+
+def _trained_once(name: str, api_url: str, calls: list[tuple[str, ...]], **environment: str) -> Command:
+    folder = session_folder() / name
+
+    def train() -> str:
+        folder.mkdir()
+        command = Command(folder, api_url, environment=environment)
+        for place, extra in enumerate(calls):
+            command.train(*extra, exit_code=0 if place == len(calls) - 1 else 75)
+        return command.state_sha256()
+
+    once(name, train)
+    return Command(folder, api_url, environment=environment)

@@ -1,0 +1,37 @@
+"""What a Prefect server knows of a run's last flow run."""
+
+from tests.crash.prefect_api import ask
+from tests.crash.training_command import Command
+
+
+def flow_run_of(command: Command) -> str:
+    """Return the id of the flow run that the run's newest attempt belongs to."""
+    flow_run_id = command.state().attempts[-1].started.flow_run_id
+    assert flow_run_id is not None
+    return flow_run_id
+
+
+class ShownRun:
+    """A finished run, and what the server knows of it."""
+
+    def __init__(self, command: Command) -> None:
+        self.command, self.api_url, self.flow_run_id = command, command.api_url, flow_run_of(command)
+        self._filters = {"flow_runs": {"id": {"any_": [self.flow_run_id]}}, "limit": 200}
+
+    def task_runs(self) -> dict[str, str]:
+        """Return the state of each task run by its name."""
+        return {item["name"]: item["state_name"] for item in ask(self.api_url, "task_runs/filter", self._filters)}
+
+    def task_tags(self) -> list[list[str]]:
+        """Return the tags of the task runs that have any."""
+        return [item["tags"] for item in ask(self.api_url, "task_runs/filter", self._filters) if item["tags"]]
+
+    def tags(self) -> list[str]:
+        """Return the tags of the flow run."""
+        return sorted(ask(self.api_url, "flow_runs/filter", self._filters)[0]["tags"])
+
+    def newest_table(self, key: str) -> str:
+        """Return the newest artifact of this key that belongs to the flow run."""
+        filters = {"artifacts": {"key": {"any_": [key]}}, "sort": "CREATED_DESC", "limit": 200}
+        tables = ask(self.api_url, "artifacts/filter", filters)
+        return str(next(item["data"] for item in tables if item["flow_run_id"] == self.flow_run_id))
