@@ -1,6 +1,7 @@
 """Who stops reading loses the words: what the command does, and the code it leaves with, stay as they were."""
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 def command(tmp_path: Path, line: str, redirection: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "CAIRN_STORE": str(tmp_path / "store"), "PYTHONPATH": str(Path(__file__).parents[2])}
-    shell = ["sh", "-c", f"exec {sys.executable} -m cairn.cli.command {line} {redirection}"]
+    shell = ["sh", "-c", f"exec {shlex.quote(sys.executable)} -m cairn.cli.command {line} {redirection}"]
     return subprocess.run(shell, env={**environment, **variables}, check=False, timeout=240, stderr=-1, text=True)
 
 
