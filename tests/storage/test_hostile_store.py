@@ -1,5 +1,6 @@
 """A store somebody else can write to: what lies there under a foreign name, or is larger than anything of ours."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -108,8 +109,9 @@ def test_what_has_no_key_for_a_name_is_nobodys_object(tmp_path: Path, name: str)
     run_with_commits(store, 5)
     before = _listed(store)
     for folder in ("runs", "models", LOG, "runs/r1/checkpoints"):
-        (tmp_path / folder / name).mkdir(parents=True)
-        (tmp_path / folder / name / "file").write_bytes(b"")
+        made = tmp_path / folder / os.fsdecode(name.encode())  # UTF-8 in every locale
+        made.mkdir(parents=True)
+        (made / "file").write_bytes(b"")
     assert (_listed(store), before[1]) == (before, ["runs/r1"])
     assert all(check_key(key) for key in store.keys("runs"))
 
