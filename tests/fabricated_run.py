@@ -1,9 +1,6 @@
-"""A run as the reading verbs find it, made of entries alone: no tensors, no orchestrator; and the real command."""
+"""A run as the reading commands find it, made of entries alone: no tensors, no orchestrator."""
 
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import count
@@ -214,37 +211,4 @@ def bard(store: LocalStore) -> FabricatedRun:
     store.write("runs/bard/checkpoints/step-00000040-attempt-0002/weights-00001-of-00001.safetensors", b"half")
     promote(store, "bard", first, loss=3.0, alias="champion")
     promote(store, "bard", second, loss=2.0, alias="champion")
-    return run
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ended:
-    """How a command ended."""
-
-    code: int
-    out: str
-    err: str
-
-
-Cairn = Callable[..., Ended]
-
-
-@pytest.fixture
-def cairn(tmp_path: Path) -> Cairn:
-    """The real command in a process of its own, in `tmp_path`; a store is chosen unless the arguments name one."""
-
-    def run(*arguments: str, **environment: str) -> Ended:
-        command = [sys.executable, "-m", "cairn.cli.command", *arguments]
-        variables = {
-            **os.environ,
-            "CAIRN_STORE": str(tmp_path / "store"),
-            "CAIRN_CACHE": str(tmp_path / "cache"),
-            "PYTHONPATH": str(Path(__file__).parents[1]),
-            **environment,
-        }
-        done = subprocess.run(
-            command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=240, check=False
-        )
-        return Ended(code=done.returncode, out=done.stdout, err=done.stderr)
-
     return run

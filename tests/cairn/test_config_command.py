@@ -1,8 +1,6 @@
 """`cairn config`: all keys, one section, one key, and the refusal of a key that does not exist."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -62,11 +60,3 @@ def test_a_wrong_key_is_refused_with_the_one_that_was_meant(
 ) -> None:
     assert run_command(["config", key]) == 2
     assert words in capsys.readouterr().err
-
-
-def test_torch_and_prefect_are_not_loaded() -> None:
-    code = (
-        "import sys; from cairn.cli.command import run_command; run_command(['config']);"
-        "sys.exit('torch' in sys.modules or 'prefect' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0

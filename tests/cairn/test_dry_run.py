@@ -1,8 +1,6 @@
 """`cairn train --dry-run`: what it tells of new, interrupted, owned and finished runs, and that it changes nothing."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -92,14 +90,6 @@ def test_people_read_one_fact_a_line(capsys: pytest.CaptureFixture[str], config:
 def test_nothing_is_written(capsys: pytest.CaptureFixture[str], config: Path) -> None:
     told(capsys, config)
     assert sorted(path.name for path in config.parent.rglob("*")) == ["run.toml", "text.txt"]
-
-
-def test_neither_torch_nor_the_orchestrator_is_needed(config: Path) -> None:
-    code = "import sys, cairn.cli.command as c; c.run_command(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
-    command = [sys.executable, "-c", code, "train", str(config), "--dry-run", "--store", str(config.parent / "store")]
-    root = Path(__file__).parents[2]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True, timeout=240)
-    assert {"torch", "prefect"} & set(done.stderr.split()) == set()
 
 
 def test_text_that_was_tokenized_before_is_known(tmp_path: Path, store: LocalStore, written: WritingRun) -> None:

@@ -1,9 +1,6 @@
 """`cairn evaluate` on a real, small checkpoint: measured once, beside others, under files of one's own."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +18,7 @@ from tasks.configuration.run_configuration import RunConfig
 from tasks.data.snapshot_build import build_snapshot
 from tasks.trainer.tensor_exchange import to_group
 from tests import entries
+from tests.commands import run_here
 from tests.storage.builders import trainer_document
 
 pytestmark = pytest.mark.xdist_group("evaluate-verb")  # its run is made once for all its tests
@@ -101,20 +99,11 @@ def train(folder: Path, config: RunConfig) -> None:
 
 @pytest.fixture(scope="module")
 def evaluate(folder: Path) -> Evaluate:
-    """The real command, from the folder; its exit code and what it printed, the one or the other."""
+    """The command, from the folder; its exit code and what it printed, the one or the other."""
 
     def run(*arguments: str) -> tuple[int, str]:
-        environment = {
-            **os.environ,
-            "CAIRN_STORE": str(folder / "store"),
-            "CAIRN_CACHE": str(folder / "cache"),
-            "PYTHONPATH": str(Path(__file__).parents[2]),
-        }
-        command = [sys.executable, "-m", "cairn.cli.command", "evaluate", *arguments]
-        done = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False
-        )
-        return done.returncode, done.stdout or done.stderr
+        ended = run_here(("evaluate", *arguments), folder, {})
+        return ended.code, ended.out or ended.err
 
     return run
 

@@ -1,12 +1,9 @@
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-LISTS_LOADED = "import sys, cairn.cli.command as c; c.run_command(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
 SHORT = ("--days", "0.5", "--devices", "1024")
 CONFIG = """
 [data]
@@ -23,17 +20,6 @@ retries = 0
 def document(ended: Any) -> Any:
     assert ended.code == 0, ended.err
     return json.loads(ended.out)
-
-
-def test_a_published_run_is_simulated_without_torch_or_the_orchestrator(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", LISTS_LOADED, "simulate", "--store", str(tmp_path / "store")],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert {"torch", "prefect", "fsspec", "pyarrow"} & set(done.stderr.split()) == set()
 
 
 def test_the_answer_comes_first_and_all_fits_one_screen(cairn: Any) -> None:

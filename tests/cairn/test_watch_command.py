@@ -21,7 +21,8 @@ from storage.logs.log_entry import Writer
 from storage.logs.registry import Registry, RegistryState
 from storage.stores.local_store import LocalStore
 from tasks.machine.placement import boot_id, this_placement
-from tests.fabricated_run import Cairn, FabricatedRun, fabricate, promote
+from tests.commands import Cairn
+from tests.fabricated_run import FabricatedRun, fabricate, promote
 
 HERE = {"host": socket.gethostname(), "boot_id": boot_id()}  # its pid 1 was not started at second 1
 ABANDONED = pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")  # as a watcher does
@@ -356,19 +357,3 @@ def test_a_number_that_cannot_be_is_a_usage_error(cairn: Cairn, option: tuple[st
 def test_a_deployment_without_a_server_is_a_usage_error(cairn: Cairn) -> None:
     ended = cairn("watch", "--once", "--deployment", "train-gpt/train-gpt")
     assert ended.code == 2 and "PREFECT_API_URL" in ended.err
-
-
-def test_the_verb_imports_neither_torch_nor_the_orchestrator(bard: Any, tmp_path: Path) -> None:
-    bard.end("error", action="stop")
-    lists_loaded = (
-        "import sys, cairn.cli.command as c; c.run_command(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", lists_loaded, "watch", "--once", "--store", str(tmp_path / "store")],
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "CAIRN_CACHE": str(tmp_path / "cache")},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert {"torch", "prefect", "fsspec", "pyarrow"} & set(done.stderr.split()) == set()

@@ -1,5 +1,6 @@
-"""The fixtures of `tests.fabricated_run`."""
+"""The fixtures of `tests.commands` and `tests.fabricated_run`."""
 
-from tests.fabricated_run import bard, cairn, fresh, store
+from tests.commands import cairn, cairn_process
+from tests.fabricated_run import bard, fresh, store
 
-__all__ = ["bard", "cairn", "fresh", "store"]
+__all__ = ["bard", "cairn", "cairn_process", "fresh", "store"]

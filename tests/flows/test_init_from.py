@@ -3,7 +3,6 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,6 +10,7 @@ from storage.logs.log_entry import decode_entry
 from storage.logs.run_entries import RUN_KINDS, RunOpened
 from storage.logs.run_log import RunLog
 from storage.stores.local_store import LocalStore
+from tests.commands import Cairn
 from tests.tasks.committed_model import commit_model, small_configuration
 
 CONFIG = """
@@ -35,7 +35,7 @@ NOWHERE = "http://127.0.0.1:9/api"
 
 
 @pytest.fixture
-def exported(cairn: Any, store: LocalStore, tmp_path: Path) -> Path:
+def exported(cairn: Cairn, store: LocalStore, tmp_path: Path) -> Path:
     """A model in `here/out`, beside a configuration that begins from it; the command itself runs one folder above."""
     (tmp_path / "here").mkdir()
     commit_model(store, tmp_path / "here", small_configuration())
@@ -54,7 +54,7 @@ def exported(cairn: Any, store: LocalStore, tmp_path: Path) -> Path:
     ],
 )
 def test_weights_that_do_not_fit_are_refused_before_anything_is_started(
-    cairn: Any, exported: Path, override: str, words: tuple[str, ...]
+    cairn: Cairn, exported: Path, override: str, words: tuple[str, ...]
 ) -> None:
     ended = cairn("train", "here/run.toml", "--set", override, PREFECT_API_URL=NOWHERE)
     assert ended.code == 2 and [word for word in words if word not in ended.err] == []
@@ -72,13 +72,13 @@ def test_a_run_opened_before_the_key_existed_reads_as_ever(store: LocalStore) ->
 
 @pytest.mark.slow
 def test_a_run_begins_from_the_weights_and_goes_on_without_their_directory(
-    cairn: Any, exported: Path, store: LocalStore
+    cairn_process: Cairn, exported: Path, store: LocalStore
 ) -> None:
-    ended = cairn("train", "here/run.toml", "--set", "checkpoint.every_steps=2")
+    ended = cairn_process("train", "here/run.toml", "--set", "checkpoint.every_steps=2")
     assert ended.code == 0, ended.err
     state = RunLog(store, "run").refresh()
     assert state.opened is not None and state.finished is not None
     key = f"initial/{state.opened.initial_weights_sha256}/weights.safetensors"
     assert store.keys("initial") == [key]
     shutil.rmtree(exported / "out")
-    assert cairn("train", "--run-id", "run").code == 0
+    assert cairn_process("train", "--run-id", "run").code == 0
