@@ -9,6 +9,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from hypothesis import settings
 from tests.environment_allow_list import restrict_this_process
 from tests.session_folder import close_session, open_session
 
+LINUX_SUITES = frozenset({"chaos", "crash", "processes"})
 LOCAL_HOSTS = frozenset({"127.0.0.1", "::1", "localhost", "0.0.0.0", ""})
 
 _OWNS_SESSION = pytest.StashKey[bool]()
@@ -53,11 +55,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip on other systems what needs Linux."""
-    if sys.platform != "linux":
-        for item in items:
-            if item.get_closest_marker("linux"):
-                item.add_marker(pytest.mark.skip(reason="needs Linux"))
+    """Mark the suites that fork real commands or read /proc as needing Linux; skip on other systems what needs it."""
+    for item in items:
+        if item.path.relative_to(Path(__file__).parent).parts[0] in LINUX_SUITES:
+            item.add_marker(pytest.mark.linux)
+        if sys.platform != "linux" and item.get_closest_marker("linux"):
+            item.add_marker(pytest.mark.skip(reason="needs Linux"))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
