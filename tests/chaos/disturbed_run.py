@@ -3,15 +3,12 @@
 Owns the waiting for moments and the patience with a run that does not get there.
 """
 
-import os
-import signal
 import time
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from tests.chaos.environment import Environment
 from tests.chaos.faults import InjectedFault, inject
-from tests.chaos.plan import ENDING, Fault, Moment, RunPlan
+from tests.chaos.plan import ENDING, KILLS, Fault, Moment, RunPlan
 from tests.chaos.processes import Role
 
 _MOMENT_SECONDS = 90.0
@@ -19,6 +16,8 @@ _END_SECONDS = 240.0
 _LOOKED_AFTER_SECONDS = 0.25
 _LAST_COMMANDS = 4
 _EVALUATOR_SECONDS = 20.0
+_SLICED = frozenset({Moment.COMMIT, Moment.SWEEP, Moment.PROMOTION})
+_SLICE_SECONDS = 0.002
 _RARE_STEPS = 20
 """A moment that has not been seen within as many steps is given up, so that the next fault has its turn."""
 
@@ -48,7 +47,7 @@ def disturb(environment: Environment, plan: RunPlan) -> Course:
         if not _comes(environment, fault, after_attempt):
             missed.append(fault)
             continue
-        injected.append(inject(environment, fault))
+        injected.append(_inject_while_halted(environment, fault))
         after_attempt, resumes = injected[-1].first_attempt, fault.kind in ENDING and not injected[-1].skipped
     return Course(injected=tuple(injected), missed=tuple(missed))
 
@@ -79,26 +78,49 @@ def _comes(environment: Environment, fault: Fault, after_attempt: int) -> bool:
             return _evaluates(environment)
         if environment.observer.is_reached(fault, after_attempt):
             return True
+        environment.wake()
         if _is_over(environment, fault):
             return False
         if time.monotonic() - looked_after > _LOOKED_AFTER_SECONDS:
             looked_after = time.monotonic()
             if environment.observer.state().finished is None:
                 environment.keep_going()
-        time.sleep(0.003 if environment.proxy is None else 0.2)  # looking costs the emulator time
+        if _is_near(environment, fault):
+            time.sleep(_SLICE_SECONDS)
+            environment.halt(Role.FLOW)
+        else:
+            time.sleep(0.003 if environment.proxy is None else 0.2)  # looking costs the emulator time
+    environment.wake()
     return False
 
 
+def _is_near(environment: Environment, fault: Fault) -> bool:
+    """Whether the flow's next steps decide: it is then run in slices and looked at while it is halted."""
+    if fault.moment not in _SLICED:
+        return False
+    state = environment.observer.state()
+    return state.finished is not None or environment.observer.trained_step(state) >= fault.step - 1
+
+
+def _inject_while_halted(environment: Environment, fault: Fault) -> InjectedFault:
+    """Inject the fault; a process that is killed is halted until then, so that the moment cannot pass."""
+    if fault.kind not in KILLS:
+        environment.wake()
+    try:
+        return inject(environment, fault)
+    finally:
+        environment.wake()
+
+
 def _evaluates(environment: Environment) -> bool:
-    """Wait for an evaluator with the trainer halted, which is so much faster that it would be over before."""
-    halted = environment.processes.send_signal(signal.SIGSTOP, Role.TRAINER)
+    """Halt an evaluator as soon as there is one; the trainer, which is much faster, waits for it."""
+    environment.halt(Role.TRAINER)
     deadline = time.monotonic() + _EVALUATOR_SECONDS
-    while not (evaluators := environment.processes.of(Role.EVALUATOR)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    for pid in halted:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
-    return bool(evaluators)
+    while not environment.processes.of(Role.EVALUATOR) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    environment.wake()
+    environment.halt(Role.EVALUATOR)
+    return bool(environment.processes.of(Role.EVALUATOR))
 
 
 def _is_over(environment: Environment, fault: Fault) -> bool:

@@ -82,6 +82,8 @@ class Environment:
         self._deployed: Deployed | None = None
         self._alone_since: float | None = None
         self.next_variables: dict[str, str] = {}
+        self._halted: dict[Role, list[int]] = {}
+        self._is_halted = False
 
     def spoil(self, step: int) -> None:
         """Open the run on data whose first sample after `step` steps is bad, though every hash is right."""
@@ -138,6 +140,20 @@ class Environment:
         variables = {**self._variables_of_others(), "PYTHONPATH": str(Path(__file__).parents[2])}
         pipe = subprocess.PIPE
         return subprocess.Popen(words, cwd=self.folder, env=variables, stdin=pipe, stdout=pipe)
+
+    def halt(self, role: Role) -> None:
+        """Stop the processes of a role until `wake`."""
+        known = self._halted.get(role, [])
+        living = [pid for pid in known if _sent(pid, signal.SIGSTOP)]
+        self._halted[role] = living or self.processes.send_signal(signal.SIGSTOP, role)
+        self._is_halted = True
+
+    def wake(self) -> None:
+        """Let everything that was halted go on."""
+        if self._is_halted:
+            for pid in [pid for pids in self._halted.values() for pid in pids]:
+                _sent(pid, signal.SIGCONT)
+        self._is_halted = False
 
     def suffer(self, what: str) -> None:
         """Note what is done while these commands live."""
@@ -208,6 +224,14 @@ class Environment:
         for one in self.started:
             if one.code is None:
                 one.code = one.process.poll()
+
+
+def _sent(pid: int, number: signal.Signals) -> bool:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def mount(folder: Path) -> bool:

@@ -56,6 +56,8 @@ class Kind(StrEnum):
 _RUNNING = (Moment.STEP, Moment.COMMIT)
 _ANY = (*_RUNNING, Moment.RESUME, Moment.EVALUATION, Moment.SWEEP)
 _ALWAYS = (Moment.START, *_ANY)
+KILLS = frozenset(kind for kind in Kind if kind.startswith("kill-")) - {Kind.KILL_SERVER, Kind.KILL_SWEEP}
+"""Kinds that strike a process which is halted as surely as one that runs."""
 MOMENTS: dict[Kind, tuple[Moment, ...]] = {
     Kind.KILL_TRAINER: (*_RUNNING, Moment.RESUME),
     Kind.KILL_FLOW: _ALWAYS,

@@ -26,14 +26,16 @@ def faults(*planned: tuple[Kind, Moment, int]) -> tuple[Fault, ...]:
 
 
 def hold(campaign: Campaign, plan: RunPlan) -> None:
-    """Have the plan done to a run; everything must hold, and most must have struck: some moments are milliseconds."""
+    """Have the plan done to a run; everything must hold, and every fault must have struck that a moment was caused for.
+
+    A sweep is over in milliseconds, between two slices of the flow: it may be missed.
+    """
     outcome = campaign.run(plan)
     print(f"\n{one_line(outcome)}")
     assert outcome.violations == (), as_text(summarize([outcome], outcome.seconds))
-    skipped = [fault.skipped for fault in outcome.injected if fault.skipped]
-    assert len(outcome.struck) > len(plan.faults) // 2, (
-        f"missed {outcome.missed}, skipped {skipped}: nothing was tested"
-    )
+    missed = [fault for fault in outcome.missed if fault.moment is not Moment.SWEEP]
+    skipped = [fault.skipped for fault in outcome.injected if fault.skipped and "needs" not in fault.skipped]
+    assert (missed, skipped) == ([], [])
 
 
 def test_a_run_killed_during_start_commit_evaluation_sweep_and_promotion_holds(campaign: Campaign) -> None:
