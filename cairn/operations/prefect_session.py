@@ -28,6 +28,9 @@ QUIET = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
     "DO_NOT_TRACK": "1",
+    # A request to a server that is gone is given up after 15 s, longer than a restart takes; by default after half a
+    # minute, for each of many requests.
+    "PREFECT_CLIENT_MAX_RETRIES": "4",
 }
 _ABSENT_SECONDS = 10.0
 """A server that restarts is back in about this time; starting a temporary one takes as long."""

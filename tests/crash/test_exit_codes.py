@@ -65,7 +65,7 @@ def test_a_command_told_to_go_after_it_has_said_why_it_leaves_keeps_its_code(com
 
 
 def test_a_server_that_dies_between_its_first_answer_and_the_flow_is_replaced(tmp_path: Path) -> None:
-    command = Command(tmp_path, ShortLivedApi().url)
+    command = Command(tmp_path, ShortLivedApi().url, environment={"PREFECT_CLIENT_MAX_RETRIES": "1"})
     fabricate(command.store, "bard").start(placement=vanished_here())
     assert continued(command, "--set", "budgets.lost.retries=0") == 4, command.output()
     assert "Traceback" not in command.output()
