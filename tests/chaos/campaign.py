@@ -35,9 +35,12 @@ _SERVER_SECONDS = 60.0
 class Campaign:
     """One Prefect server, one undisturbed run, and as many disturbed ones as are asked for."""
 
-    def __init__(self, folder: Path) -> None:
-        """Start the server in the folder; the undisturbed run is trained when the first one needs it."""
-        self._folder = folder
+    def __init__(self, folder: Path, *, forked: bool = False) -> None:
+        """Start the server in the folder; the undisturbed run is trained when the first one needs it.
+
+        `forked` saves the processes their imports, and the campaign a part of what it may strike.
+        """
+        self._folder, self._forked = folder, forked
         self._home = folder / "prefect"
         self._home.mkdir(parents=True)
         self._server = Server(self._home)
@@ -50,7 +53,14 @@ class Campaign:
         self._wait_for_server()
         began = time.monotonic()
         small_disk = any(fault.kind is Kind.FULL_DISK for fault in plan.faults)
-        environment = Environment(folder, self._server, store=plan.store, driver=plan.driver, small_disk=small_disk)
+        environment = Environment(
+            folder,
+            self._server,
+            store=plan.store,
+            driver=plan.driver,
+            small_disk=small_disk,
+            forked=self._forked,
+        )
         keep = True
         try:
             outcome = _outcome(environment, plan, reference, began)
@@ -78,7 +88,7 @@ class Campaign:
     def _undisturbed(self) -> Reference:
         if self._reference is None:
             folder = self._folder / "undisturbed"
-            environment = Environment(folder, self._server, store="local", driver="command")
+            environment = Environment(folder, self._server, store="local", driver="command", forked=self._forked)
             environment.command.train()
             self._reference = reference_of(environment.observer.store)
             _check_twin(environment, self._reference)

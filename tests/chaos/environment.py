@@ -58,7 +58,9 @@ class Started:
 class Environment:
     """A run's folder and everything that is started for it."""
 
-    def __init__(self, folder: Path, server: Server, *, store: str, driver: str, small_disk: bool = False) -> None:
+    def __init__(
+        self, folder: Path, server: Server, *, store: str, driver: str, forked: bool, small_disk: bool = False
+    ) -> None:
         self.folder, self.server, self.driver = folder, server, driver
         folder.mkdir(parents=True)
         self.tag = uuid.uuid4().hex
@@ -73,7 +75,7 @@ class Environment:
             where = RetryingStore(S3Store(remote.bucket(), self.tag))
             variables |= remote.environment(self.proxy.endpoint)
         self._variables = variables
-        self.command = Command(folder, server.url, store=where, environment=variables)
+        self.command = Command(folder, server.url, store=where, environment=variables, forked=forked)
         (folder / "run.toml").write_text(CONFIG)
         self.observer = Observer(where, self.processes)
         self.started: list[Started] = []

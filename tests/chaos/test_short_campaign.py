@@ -16,7 +16,7 @@ RUNNING = (Moment.COMMIT, Moment.EVALUATION, Moment.SWEEP)
 @pytest.fixture(scope="module")
 def campaign(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Campaign]:
     """A server and an undisturbed run for all of them."""
-    campaign = Campaign(tmp_path_factory.mktemp("campaign") / "runs")
+    campaign = Campaign(tmp_path_factory.mktemp("campaign") / "runs", forked=True)
     yield campaign
     campaign.close()
 
