@@ -28,6 +28,7 @@ from tests.chaos.side_by_side import run_side_by_side
 from tests.chaos.summary import Outcome, Summary, added, summarize
 from tests.chaos.summary_text import as_json, as_markdown, as_text, from_json, one_line
 from tests.crash.prefect_server import Server, wait_until_healthy
+from tests.environment_allow_list import restrict_this_process
 
 _SERVER_SECONDS = 60.0
 
@@ -238,4 +239,5 @@ def _tell_violations(outcome: Outcome, options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
+    restrict_this_process()
     sys.exit(main())
