@@ -1,0 +1,250 @@
+"""Wrong wires between configuration, flow, trainer's spec and log: claims, receipts, heartbeats, budgets, watchers."""
+
+from tests.wiring.mutant import mutant
+
+ATTEMPT, FLOW, OBSERVATION = "flows/run/attempt.py", "flows/train_gpt.py", "flows/run/trainer_observation.py"
+OPENING, RECEIPT, CLAIM = (
+    "flows/run/run_opening.py",
+    "tasks/attempt/attempt_receipt.py",
+    "tasks/attempt/attempt_claim.py",
+)
+BUDGETS, EARLY_STOP, WATCH = "tasks/policy/budgets.py", "tasks/policy/early_stop.py", "tasks/policy/run_watch.py"
+TESTS = "tests/wiring/test_flow.py"
+SPEC = f"{TESTS}::test_the_spec_that_a_trainer_is_sent_says_what_configuration_and_log_say"
+STARTED = f"{TESTS}::test_an_attempt_records_what_it_was_started_with"
+BACK_OFF = f"{TESTS}::test_the_flow_waits_between_attempts_as_the_budget_says_until_it_is_spent"
+COUNTED = f"{TESTS}::test_a_receipt_counts_what_the_trainer_did_and_what_of_it_was_lost"
+HEARTBEAT = f"{TESTS}::test_the_last_heartbeat_says_how_far_the_trainer_got"
+COMMITTED = f"{TESTS}::test_a_commit_counts_tokens_and_device_time_up_to_its_step"
+SEGMENTS = f"{TESTS}::test_segments_end_where_the_configuration_commits"
+CLAIMED = f"{TESTS}::test_a_claim_charges_the_lost_attempt_to_the_budget_of_the_configuration"
+
+FLOW_MUTANTS = (
+    mutant("back-off-ignored", FLOW, "back_off(ended.decision.delay_seconds,", "back_off(0.0,", BACK_OFF),
+    mutant("back-off-never-doubles", BUDGETS, "* 2 ** min(spent.since_progress, 6)", "* 1", BACK_OFF),
+    mutant(
+        "spec-divergence-dropped", ATTEMPT, "divergence=config.divergence", "divergence=type(config.divergence)()", SPEC
+    ),
+    mutant(
+        "spec-patience-is-the-grace",
+        ATTEMPT,
+        "patience_seconds=config.checkpoint.patience_seconds",
+        "patience_seconds=config.checkpoint.grace_seconds",
+        SPEC,
+    ),
+    mutant(
+        "spec-quarantine-dropped",
+        ATTEMPT,
+        "quarantined=tuple(sorted(state.quarantined_windows))",
+        "quarantined=()",
+        SPEC,
+    ),
+    mutant("spec-resume-dropped", ATTEMPT, "resume=started.resumed_from,", "resume=None,", SPEC),
+    mutant(
+        "spec-whole-batch-at-once",
+        ATTEMPT,
+        "micro_batch=started.micro_batch",
+        "micro_batch=config.training.global_batch",
+        SPEC,
+    ),
+    mutant(
+        "spec-keeps-activations",
+        ATTEMPT,
+        "activation_checkpointing=started.activation_checkpointing",
+        "activation_checkpointing=False",
+        SPEC,
+    ),
+    mutant(
+        "spec-one-thread",
+        ATTEMPT,
+        "        threads=trainers.threads,\n        processes",
+        "        threads=1,\n        processes",
+        SPEC,
+    ),
+    mutant("spec-last-prompt", ATTEMPT, "config.evaluation.prompts[0]", "config.evaluation.prompts[-1]", SPEC),
+    mutant("spec-faults-dropped", ATTEMPT, "faults=trainers.faults", 'faults=""', SPEC),
+    mutant(
+        "attempt-forgets-the-quarantine",
+        ATTEMPT,
+        "quarantined_samples=len(state.quarantined_windows)",
+        "quarantined_samples=0",
+        STARTED,
+    ),
+    mutant(
+        "attempt-forgets-what-changed",
+        ATTEMPT,
+        'changed=_describe_change(ends[-1]) if ends else ""',
+        'changed=""',
+        STARTED,
+    ),
+    mutant(
+        "attempt-records-the-first-configuration",
+        ATTEMPT,
+        "config=run.config.document()",
+        "config=state.attempts[0].started.config if state.attempts else run.config.document()",
+        STARTED,
+    ),
+    mutant(
+        "segments-of-the-whole-run",
+        ATTEMPT,
+        "segment_end(step, config.checkpoint, total_steps=steps, step_seconds=step_seconds)",
+        "steps",
+        SEGMENTS,
+    ),
+    mutant(
+        "speed-of-a-step-unknown",
+        ATTEMPT,
+        "step_seconds = tokens / last.record.tokens_per_second if last else None",
+        "step_seconds = None",
+        f"{TESTS}::test_a_limit_in_seconds_ends_segments_by_the_speed_of_the_last_step",
+    ),
+    mutant(
+        "receipt-without-tokens",
+        ATTEMPT,
+        "            tokens=last.tokens if last else 0,\n            gpu_seconds=last.gpu_seconds if last else 0.0,\n"
+        "        )\n        over",
+        "            tokens=0,\n            gpu_seconds=last.gpu_seconds if last else 0.0,\n        )\n        over",
+        COUNTED,
+    ),
+    mutant(
+        "receipt-wastes-everything",
+        RECEIPT,
+        "        wasted_gpu_seconds=gpu_seconds - useful,\n        stderr_tail",
+        "        wasted_gpu_seconds=gpu_seconds,\n        stderr_tail",
+        COUNTED,
+    ),
+    mutant(
+        "budget-sees-no-waste",
+        RECEIPT,
+        "        wasted_gpu_seconds=gpu_seconds - useful,\n        activation_checkpointing",
+        "        wasted_gpu_seconds=0.0,\n        activation_checkpointing",
+        f"{TESTS}::test_device_time_lost_over_the_run_is_a_budget_too",
+    ),
+    mutant(
+        "receipt-by-default-budgets",
+        ATTEMPT,
+        "end_attempt(run.log, over, budgets=run.config.budgets,",
+        "end_attempt(run.log, over, budgets=type(run.config.budgets)(),",
+        BACK_OFF,
+    ),
+    mutant(
+        "claim-by-default-budgets",
+        ATTEMPT,
+        "        budgets=run.config.budgets,\n        writer",
+        "        budgets=type(run.config.budgets)(),\n        writer",
+        CLAIMED,
+    ),
+    mutant("evidence-without-exit-code", OBSERVATION, "exit_code=code", "exit_code=None", COUNTED),
+    mutant(
+        "evidence-without-heartbeat",
+        OBSERVATION,
+        "heartbeat_step=last.record.step if last else None",
+        "heartbeat_step=None",
+        COUNTED,
+    ),
+    mutant(
+        "heartbeat-loss-is-the-rate",
+        ATTEMPT,
+        "train_loss=last.record.train_loss",
+        "train_loss=last.record.lr",
+        HEARTBEAT,
+    ),
+    mutant(
+        "heartbeat-without-device-time",
+        ATTEMPT,
+        "gpu_seconds=last.gpu_seconds if last else 0.0,\n        )\n\n\ndef _claim",
+        "gpu_seconds=0.0,\n        )\n\n\ndef _claim",
+        HEARTBEAT,
+    ),
+    mutant(
+        "commit-tokens-and-time-swapped",
+        "tasks/commit_checkpoint.py",
+        "tokens, gpu_seconds = segment.tokens, segment.gpu_seconds",
+        "gpu_seconds, tokens = segment.tokens, segment.gpu_seconds",
+        COMMITTED,
+    ),
+    mutant(
+        "finished-with-the-digest-of-the-manifest",
+        ATTEMPT,
+        "state_sha256=newest.committed.state_sha256",
+        "state_sha256=newest.committed.manifest_sha256",
+        f"{TESTS}::test_the_run_ends_with_the_digest_of_its_last_checkpoint",
+    ),
+    mutant(
+        "grace-times-ten",
+        OBSERVATION,
+        "self._grace_seconds = config.checkpoint.grace_seconds",
+        "self._grace_seconds = 10 * config.checkpoint.grace_seconds",
+        f"{TESTS}::test_the_grace_of_a_trainer_is_that_of_the_configuration",
+    ),
+    mutant(
+        "watchdog-of-defaults",
+        OBSERVATION,
+        "HangDetector(config.watchdog)",
+        "HangDetector(type(config.watchdog)(startup_seconds=5.0))",
+        f"{TESTS}::test_a_trainer_that_is_silent_for_too_long_is_killed_as_hung",
+    ),
+    mutant(
+        "watchdog-share-times-ten",
+        "tasks/attempt/watchdog.py",
+        "_LATE_SHARE = 0.25",
+        "_LATE_SHARE = 2.5",
+        "tests/tasks/test_watchdog.py::test_a_poll_that_is_late_by_a_quarter_of_the_allowance_restarts_it",
+    ),
+    mutant(
+        "exactly-the-ratio-does-not-overfit",
+        EARLY_STOP,
+        "loss >= policy.overfit_ratio * train",
+        "loss > policy.overfit_ratio * train",
+        "tests/tasks/test_early_stop.py::test_a_held_out_loss_of_exactly_the_ratio_overfits",
+    ),
+    mutant(
+        "early-stop-of-defaults",
+        EARLY_STOP,
+        'policy=EarlyStopConfig.model_validate(config["early_stop"])',
+        "policy=EarlyStopConfig()",
+        f"{TESTS}::test_a_run_that_stops_early_stops_where_its_policy_says",
+    ),
+    mutant(
+        "claim-ignores-the-heartbeat",
+        CLAIM,
+        "if read_heartbeat(log.store, log.prefix, number) != seen:",
+        "if False:",
+        "tests/tasks/test_attempt_claim.py::test_an_owner_that_writes_its_heartbeat_is_left_alone",
+    ),
+    mutant(
+        "opened-with-another-length",
+        OPENING,
+        "total_steps=chosen.training.steps",
+        "total_steps=chosen.training.global_batch",
+        f"{TESTS}::test_a_run_is_opened_with_the_frozen_part_of_its_configuration",
+    ),
+    mutant(
+        "watch-by-the-default-lease",
+        WATCH,
+        'return float(state.attempts[-1].started.config["lease"]["seconds"])',
+        "return LeaseConfig().seconds",
+        "tests/tasks/test_run_watch.py::test_the_lease_is_the_one_of_the_attempt_itself",
+    ),
+    mutant(
+        "watch-ignores-the-back-off",
+        WATCH,
+        "observed.unchanged_since + decision.delay_seconds + may_go_on",
+        "observed.unchanged_since + may_go_on",
+        "tests/tasks/test_run_watch.py::test_a_back_off_counts_from_when_this_watcher_first_saw_the_end",
+    ),
+    mutant(
+        "staging-without-patience",
+        "tasks/trainer/staging.py",
+        "run_retry_policy(patience_seconds)",
+        "run_retry_policy(0.0)",
+        "tests/tasks/test_staging.py::test_a_store_that_is_away_for_a_while_costs_time_not_the_checkpoint",
+    ),
+    mutant(
+        "fenced-exits-as-an-error",
+        "tasks/policy/termination.py",
+        "FlowState.FENCED: ExitCode.LIVE_OWNER",
+        "FlowState.FENCED: ExitCode.ERROR",
+        "tests/cairn/test_exit_code.py::test_a_final_state_has_the_code_the_contract_gives_it",
+    ),
+)

@@ -1,0 +1,110 @@
+"""Wrong wires between the log and what is told of it: receipts, SQL columns, promotions, retention."""
+
+from tests.wiring.mutant import mutant
+
+ROWS, RECEIPTS, TABLES = "reports/queries/sql_rows.py", "reports/queries/receipts.py", "storage/tables/run_tables.py"
+COLUMNS = "tests/reports/test_sql_columns.py::test_every_column_that_follows_from_the_log_shows_its_own_field"
+RECORDED = "tests/reports/test_sql_columns.py::test_a_recorded_evaluation_shows_its_metrics_samples_and_verdict"
+STEPS = "tests/reports/test_sql_columns.py::test_a_step_shows_its_record_and_the_tokens_up_to_it"
+DECISIONS = "tests/reports/test_sql_columns.py::test_every_decision_on_an_alias_shows_its_own_fields"
+
+REPORT_MUTANTS = (
+    mutant(
+        "sql-run-wastes-what-is-useful",
+        ROWS,
+        "wasted_gpu_seconds=sum(ended.wasted_gpu_seconds",
+        "wasted_gpu_seconds=sum(ended.useful_gpu_seconds",
+        COLUMNS,
+    ),
+    mutant("sql-delay-is-zero", RECEIPTS, "delay_seconds=decision.delay_seconds", "delay_seconds=0.0", COLUMNS),
+    mutant(
+        "sql-attempt-useful-is-all",
+        RECEIPTS,
+        "useful_gpu_seconds=ended.useful_gpu_seconds",
+        "useful_gpu_seconds=ended.gpu_seconds",
+        COLUMNS,
+    ),
+    mutant(
+        "sql-attempt-ends-when-it-starts", RECEIPTS, "ended_at=record.ended_at", "ended_at=record.started_at", COLUMNS
+    ),
+    mutant(
+        "sql-attempt-reached-what-it-committed",
+        RECEIPTS,
+        "last_step=record.last_known_step",
+        "last_step=record.last_committed_step or 0",
+        COLUMNS,
+    ),
+    mutant(
+        "sql-processes-are-threads",
+        RECEIPTS,
+        "world_size=placement.world_size",
+        "world_size=placement.threads",
+        COLUMNS,
+    ),
+    mutant("sql-progress-is-constant", ROWS, "made_progress=record.made_progress", "made_progress=False", COLUMNS),
+    mutant(
+        "sql-checkpoint-time-is-the-runs",
+        ROWS,
+        "gpu_seconds=record.committed.gpu_seconds",
+        "gpu_seconds=float(record.committed.tokens)",
+        COLUMNS,
+    ),
+    mutant(
+        "sql-run-finished-when-opened",
+        ROWS,
+        "finished_at=committed_at.get(finished.manifest_sha256) if finished else None",
+        "finished_at=state.opened_at if finished else None",
+        COLUMNS,
+    ),
+    mutant(
+        "sql-heads-are-layers",
+        ROWS,
+        'n_head=_setting(config, "model", "n_head", int)',
+        'n_head=_setting(config, "model", "n_layer", int)',
+        COLUMNS,
+    ),
+    mutant(
+        "sql-quarantine-counts-entries",
+        ROWS,
+        "quarantined_windows=len(state.quarantined_windows)",
+        "quarantined_windows=len(state.quarantines)",
+        COLUMNS,
+    ),
+    mutant(
+        "sql-perplexity-is-the-loss",
+        ROWS,
+        'perplexity=summary.metrics.get("perplexity")',
+        'perplexity=summary.metrics.get("val_loss")',
+        RECORDED,
+    ),
+    mutant(
+        "sql-steps-count-windows",
+        ROWS,
+        "step_tokens = batch * block if batch and block else None",
+        "step_tokens = batch if batch and block else None",
+        STEPS,
+    ),
+    mutant("sql-refused-is-current", TABLES, 'if row.kind != "refused"', "if row.kind", DECISIONS),
+    mutant("sql-back-from-nowhere", TABLES, '"previous": points_at', '"previous": None', DECISIONS),
+    mutant(
+        "promotion-without-improvement",
+        "tasks/checkpoints/promotion.py",
+        "if loss < best and loss <= best - least:",
+        "if loss < best:",
+        "tests/tasks/test_promotion.py::test_the_loss_must_be_below_the_champions_by_the_improvement_asked_for",
+    ),
+    mutant(
+        "retention-keeps-one-less",
+        "tasks/checkpoints/retention.py",
+        "readable[: terms.policy.keep_last]",
+        "readable[: terms.policy.keep_last - 1]",
+        "tests/tasks/test_retention.py::test_the_newest_are_kept_and_the_others_go",
+    ),
+    mutant(
+        "sweep-of-the-default-policy",
+        "flows/operations/store_sweep.py",
+        "sweep_run(log, configuration.checkpoint,",
+        "sweep_run(log, type(configuration.checkpoint)(),",
+        "tests/flows/test_store_sweep.py::test_every_run_is_swept_by_its_own_policy",
+    ),
+)

@@ -1,0 +1,137 @@
+"""Wrong wires between spec, trainer, training loop and network, and in what an evaluator measures."""
+
+from tests.wiring.mutant import mutant
+
+STEP, SETUP = "model/training/training_step.py", "tasks/trainer/training_setup.py"
+RESULTS, TRAINER = "tasks/trainer/step_results.py", "tasks/trainer/trainer.py"
+EVALUATOR, RUN = "tasks/evaluator/evaluator.py", "tasks/evaluator/evaluation_run.py"
+PLAN, HELD_OUT = "flows/operations/checkpoint_evaluation.py", "model/inference/evaluation.py"
+TESTS, EVALUATIONS = "tests/wiring/test_trainer.py", "tests/wiring/test_evaluator.py"
+CLIPPED = f"{TESTS}::test_a_gradient_is_cut_to_its_greatest_norm"
+SPIKE = f"{TESTS}::test_a_diverged_run_blames_exactly_the_windows_of_the_spike"
+PROBE = f"{TESTS}::test_the_probe_measures_held_out_text_and_not_the_train_split"
+COUNTED = f"{TESTS}::test_tokens_and_device_time_count_from_the_start_of_the_attempt"
+SENT = f"{EVALUATIONS}::test_an_evaluator_is_sent_what_plan_and_log_say"
+WINDOWS = f"{EVALUATIONS}::test_the_loss_is_of_the_held_out_windows_that_the_suite_asks_for"
+SAMPLES = f"{EVALUATIONS}::test_samples_follow_from_prompts_length_and_seed"
+
+TRAINING_MUTANTS = (
+    mutant(
+        "documents-not-masked",
+        SETUP,
+        'training = spec.training.model_copy(update={"activation_checkpointing": spec.activation_checkpointing})',
+        'training = spec.training.model_copy(update={"mask_documents": False})',
+        f"{TESTS}::test_attention_stays_within_documents_where_the_run_says_so",
+    ),
+    mutant(
+        "clip-limit-times-ten",
+        STEP,
+        "grad_norm = float(_clip(state, limit=inputs.training.grad_clip))",
+        "grad_norm = float(_clip(state, limit=10 * inputs.training.grad_clip))",
+        CLIPPED,
+    ),
+    mutant(
+        "no-limit-clips-to-nothing",
+        STEP,
+        "    if limit > 0:",
+        "    if limit >= 0:",
+        f"{TESTS}::test_without_a_limit_the_gradient_is_taken_whole",
+    ),
+    mutant(
+        "last-held-out-batch-counts-whole",
+        HELD_OUT,
+        "* len(part)",
+        "* batch_size",
+        "tests/model/test_evaluation.py::test_windows_of_a_last_batch_that_is_not_full_count_as_much_as_others",
+    ),
+    mutant(
+        "bits-per-byte-of-the-train-split",
+        EVALUATOR,
+        'bytes_per_token("val")',
+        'bytes_per_token("train")',
+        f"{EVALUATIONS}::test_bits_per_byte_divide_by_the_bytes_of_a_held_out_token",
+    ),
+    mutant(
+        "held-out-loss-of-the-train-split",
+        EVALUATOR,
+        "TokenWindows(opened.snapshot.val",
+        "TokenWindows(opened.snapshot.train",
+        WINDOWS,
+    ),
+    mutant("evaluated-batch-size-for-batches", EVALUATOR, "batches=suite.batches", "batches=suite.batch_size", WINDOWS),
+    mutant("sample-seed-dropped", EVALUATOR, "        seed=suite.sample_seed,\n", "        seed=0,\n", SAMPLES),
+    mutant("sample-length-dropped", EVALUATOR, "new_tokens=suite.sample_tokens", "new_tokens=20", SAMPLES),
+    mutant(
+        "evaluated-without-masking",
+        PLAN,
+        "mask_documents=config.training.mask_documents",
+        "mask_documents=False",
+        f"{EVALUATIONS}::test_the_evaluator_masks_documents_where_the_run_does",
+    ),
+    mutant(
+        "evaluation-time-limit-dropped",
+        PLAN,
+        "timeout_seconds=config.evaluation.timeout_seconds",
+        "timeout_seconds=600.0",
+        SENT,
+    ),
+    mutant(
+        "evaluator-budget-of-another-reason",
+        PLAN,
+        "budget=config.budgets.evaluator_failed",
+        "budget=config.budgets.hung",
+        f"{EVALUATIONS}::test_a_failed_evaluator_is_run_again_as_often_as_its_budget_says",
+    ),
+    mutant("evaluation-of-another-step", RUN, '"step": reference.step', '"step": reference.attempt', SENT),
+    mutant(
+        "blames-the-windows-of-the-next-steps",
+        RESULTS,
+        "for window in self._order.windows_of(step - 1)]",
+        "for window in self._order.windows_of(step)]",
+        SPIKE,
+    ),
+    mutant(
+        "spike-of-the-default-patience",
+        TRAINER,
+        "SpikeCheck(spec.divergence,",
+        "SpikeCheck(type(spec.divergence)(),",
+        SPIKE,
+    ),
+    mutant("spike-one-step-long", RESULTS, "first = last - self._rule.patience_steps + 1", "first = last", SPIKE),
+    mutant(
+        "quarantine-dropped-in-the-trainer",
+        SETUP,
+        "quarantined=frozenset(spec.quarantined)",
+        "quarantined=frozenset()",
+        f"{TESTS}::test_no_step_draws_a_quarantined_window",
+    ),
+    mutant(
+        "probe-of-the-train-split",
+        SETUP,
+        "windows=TokenWindows(snapshot.val,",
+        "windows=TokenWindows(snapshot.train,",
+        PROBE,
+    ),
+    mutant("probe-batches-dropped", SETUP, "batches=spec.training.probe_batches", "batches=4", PROBE),
+    mutant(
+        "tokens-of-one-window",
+        RESULTS,
+        "spec.training.global_batch * spec.model.block_size",
+        "spec.model.block_size",
+        COUNTED,
+    ),
+    mutant(
+        "tokens-of-the-last-step",
+        RESULTS,
+        "self._tokens += self._step_tokens",
+        "self._tokens = self._step_tokens",
+        COUNTED,
+    ),
+    mutant(
+        "resumed-as-if-fresh",
+        TRAINER,
+        "CheckpointLoad(self._store, spec.resume, buffer)",
+        "CheckpointLoad(self._store, None, buffer)",
+        COUNTED,
+    ),
+)
