@@ -162,13 +162,15 @@ class FlowWorld:
         finally:
             trainers.close()
 
-    def train(self, *overrides: str, text: str = CONFIG, warm: NotedWarmTrainer | None = None) -> Any:
+    def train(
+        self, *overrides: str, run_id: str = RUN, text: str = CONFIG, warm: NotedWarmTrainer | None = None
+    ) -> Any:
         """Run the whole flow to its end and return its state."""
         trainers = warm or NotedWarmTrainer()
         token = warm_trainer._CURRENT.set(trainers)
         try:
             return train_gpt.fn(
-                config=str(self.config(text)), run_id=RUN, overrides=overrides, store=str(self.folder / "store")
+                config=str(self.config(text)), run_id=run_id, overrides=overrides, store=str(self.folder / "store")
             )
         finally:
             warm_trainer._CURRENT.reset(token)

@@ -1,0 +1,217 @@
+"""The keys of `[model]` and `[training]`, each seen in a trainer's tensors, records or process."""
+
+import os
+import signal
+import warnings
+from typing import Any, cast
+
+import pytest
+import torch
+
+from model.data.token_windows import TokenWindows
+from model.errors import InvalidInput
+from model.training.parallel import SINGLE_RANK
+from tasks.trainer import trainer as trainer_module
+from tasks.trainer import trainer_channel
+from tasks.trainer.trainer import Trainer
+from tasks.trainer.trainer_channel import ParentChannel, Place, RankChannel
+from tasks.trainer.trainer_protocol import Finish, StepDone, TrainerSpec
+from tests.tasks.trainer_in_process import MODEL, TRAINING, ParentEnd
+from tests.wiring.bench import Bench
+from tests.wiring.flow_in_process import NotedWarmTrainer
+from tests.wiring.key_table import acts, seen_by
+
+FLOW, TRAINER = "tests/wiring/test_flow.py", "tests/wiring/test_trainer.py"
+seen_by(f"{FLOW}::test_the_spec_that_a_trainer_is_sent_says_what_configuration_and_log_say", "training.micro_batch")
+seen_by(f"{TRAINER}::test_a_gradient_is_cut_to_its_greatest_norm", "training.grad_clip")
+seen_by(f"{TRAINER}::test_attention_stays_within_documents_where_the_run_says_so", "training.mask_documents")
+seen_by(f"{TRAINER}::test_the_probe_measures_held_out_text_and_not_the_train_split", "training.probe_batches")
+seen_by("tests/tasks/test_initial_weights.py::test_step_0_has_exactly_the_exported_weights", "training.init_from")
+seen_by(
+    "tests/flows/test_memory_check.py::test_nothing_is_refused_where_nobody_knows_or_nobody_wants_to",
+    "training.memory_check",
+)
+
+
+@acts("model.n_layer", "model.n_embd", "model.block_size", "model.bias")
+def the_shape_of_the_network(bench: Bench) -> None:
+    shape = {"n_layer": 3, "n_embd": 12, "block_size": 20, "bias": False}
+    tensors = bench.train(1, model=shape).tensors
+    assert {name.split(".")[2] for name in tensors if name.startswith("model.h.")} == {"0", "1", "2"}
+    assert tensors["model.wte.weight"].shape[1] == 12
+    assert tensors["model.wpe.weight"].shape == (20, 12)
+    assert not [name for name in tensors if name.endswith(".bias")]
+
+
+@acts("model.n_head")
+def heads_that_share_the_width(bench: Bench) -> None:
+    assert bench.differs(model={"n_head": 4})
+
+
+@acts("model.dropout")
+def activations_set_to_zero(bench: Bench) -> None:
+    sure = bench.train(1, model={"dropout": 0.0}).parent.losses
+    assert sure == bench.train(1, model={"dropout": 0.0}, training={"kernels": "fused"}).parent.losses
+    assert sure != bench.train(1, model={"dropout": 0.5}).parent.losses != bench.train(1).parent.losses
+
+
+@acts("training.steps", "training.lr", "training.min_lr", "training.warmup_steps")
+def the_schedule_of_the_learning_rate(bench: Bench) -> None:
+    schedule = {"steps": 6, "lr": 0.02, "min_lr": 0.005, "warmup_steps": 4}
+    rates = [record.lr for record in bench.train(6, training=schedule).parent.records]
+    assert rates[:4] == pytest.approx([0.005, 0.01, 0.015, 0.02])
+    assert rates[5] == 0.005 < rates[4] < 0.02
+
+
+@acts("training.global_batch")
+def the_windows_of_a_step(bench: Bench) -> None:
+    events = bench.train(2, training={"global_batch": 6}).parent.all(StepDone)
+    assert [event.tokens for event in events] == [6 * MODEL["block_size"], 12 * MODEL["block_size"]]
+
+
+@acts("training.weight_decay")
+def the_decay_of_the_matrices(bench: Bench) -> None:
+    rate = {"lr": 0.1, "warmup_steps": 1, "grad_clip": 0.0}
+    start, *after = (
+        bench.train(steps, training={**rate, "weight_decay": decay}).tensors["model.wte.weight"]
+        for steps, decay in ((0, 0.0), (1, 0.0), (1, 0.5))
+    )
+    assert torch.allclose(after[0] - after[1], 0.1 * 0.5 * start, rtol=1e-3, atol=1e-6)
+
+
+@acts("training.betas")
+def the_decay_of_the_moments(bench: Bench) -> None:
+    tensors = bench.train(1, training={"betas": (0.5, 0.75), "grad_clip": 0.01}).tensors
+    first = sum(float(tensor.square().sum()) for name, tensor in tensors.items() if name.endswith(".exp_avg"))
+    second = sum(float(tensor.sum()) for name, tensor in tensors.items() if name.endswith(".exp_avg_sq"))
+    assert first**0.5 / (1 - 0.5) == pytest.approx(0.01, rel=1e-3)
+    assert second / (1 - 0.75) == pytest.approx(0.01**2, rel=1e-3)
+
+
+@acts("training.precision")
+def another_number_format(bench: Bench) -> None:
+    assert bench.differs(training={"precision": "bf16"})
+
+
+@acts("training.compile", "training.kernels")
+def another_implementation(bench: Bench) -> None:
+    def opened(**training: Any) -> tuple[bool, bool]:
+        with bench.world.opened(bench.world.spec(900, training=training)) as (trainer, _):
+            model = trainer._state.model
+            return trainer._state.network is not model, bool(model.h[0].fused)
+
+    assert opened(kernels="stock") == (False, False)
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of torch's own imports
+        assert opened(kernels="stock", compile=True) == (True, False)
+    assert opened(kernels="fused") == (False, True)
+
+
+@acts("training.seed")
+def other_weights_and_another_order(bench: Bench) -> None:
+    drawn: list[list[int]] = []
+    gather = TokenWindows.gather
+
+    def noting(self: TokenWindows, indexes: Any, into: Any = None) -> Any:
+        drawn[-1].extend(indexes.tolist())
+        return gather(self, indexes, into)
+
+    bench.patch.setattr(TokenWindows, "gather", noting)
+    weights = []
+    for seed in (7, 8, 7):
+        drawn.append([])
+        weights.append(bench.train(0, training={"seed": seed}).tensors["model.wte.weight"])
+        bench.train(2, training={"seed": seed})
+    assert torch.equal(weights[0], weights[2]) and not torch.equal(weights[0], weights[1])
+    assert set(drawn[0]) == set(drawn[2]) != set(drawn[1])
+
+
+@acts("training.device")
+def the_device_of_the_tensors(bench: Bench) -> None:
+    join = ParentChannel.join
+    assert join(cast(Any, None), bench.world.spec(901)).device == torch.device("cpu")
+    with pytest.raises(InvalidInput, match="device='cuda:63'"):
+        join(cast(Any, None), bench.world.spec(902, training={"device": "cuda:63"}))
+
+
+@acts("training.activation_checkpointing")
+def activations_computed_twice(bench: Bench) -> None:
+    def forwards(recompute: bool) -> int:
+        calls: list[int] = []
+        with bench.world.opened(bench.world.spec(903, activation_checkpointing=recompute)) as (trainer, _):
+            trainer._state.model.h[0].register_forward_pre_hook(lambda *_: calls.append(1))
+            trainer.train_segment(1)
+        return len(calls)
+
+    assert forwards(True) == 2 * forwards(False) > 0
+    with bench.flow.opened("training.activation_checkpointing=true") as run:
+        assert run.config.training.activation_checkpointing
+
+
+@acts("training.probe_every_steps", "training.sample_tokens")
+def the_rhythm_of_the_probe(bench: Bench) -> None:
+    records = bench.train(6, training={"probe_every_steps": 3, "sample_tokens": 4}, prompt="a").parent.records
+    assert [record.probe_loss is not None for record in records] == [False, False, True] * 2
+    silent = bench.train(3, training={"probe_every_steps": 3, "sample_tokens": 0}).parent.records
+    assert records[2].sample is not None and silent[2].probe_loss is not None and silent[2].sample is None
+
+
+class Channel(ParentEnd):
+    """A channel whose parent sends a spec and then asks to finish."""
+
+    def __init__(self, spec: TrainerSpec) -> None:
+        super().__init__()
+        self._spec, self.threads = spec, 0
+
+    def read_spec(self) -> TrainerSpec:
+        return self._spec
+
+    def join(self, spec: TrainerSpec) -> Place:
+        return Place(device=torch.device("cpu"))
+
+    def next_command(self) -> Finish:
+        self.threads = torch.get_num_threads()
+        return Finish()
+
+
+class ClosedTrainer(Trainer):
+    """Closes its step log at the end, as the end of its process does."""
+
+    def finish(self) -> None:
+        super().finish()
+        self._reporter._log._file.close()
+
+
+@acts("training.threads")
+def the_threads_of_the_process(bench: Bench) -> None:
+    before, channel = torch.get_num_threads(), Channel(bench.world.spec(904, threads=3))
+    bench.patch.setattr(trainer_module, "open_channel", lambda: channel)
+    bench.patch.setattr(trainer_module, "Trainer", ClosedTrainer)
+    bench.patch.setattr(trainer_module.signal, "signal", lambda *_: signal.SIG_DFL)
+    bench.patch.setattr(os, "_exit", lambda code: None)
+    try:
+        trainer_module.main()
+    finally:
+        torch.set_num_threads(before)
+        torch.use_deterministic_algorithms(False)
+    assert channel.threads == 3
+    with bench.flow.opened("training.threads=5") as run:
+        assert run.trainers.threads == 5 and run.evaluation.threads == 2
+
+
+@acts("training.processes")
+def several_processes(bench: Bench) -> None:
+    warm = NotedWarmTrainer()
+    with bench.flow.opened("training.processes=2", warm=warm) as run:
+        assert run.trainers.group.size == 2
+        assert warm._command[1:] == ("-m", "tasks.trainer.rank_launcher", "--processes", "2")
+
+
+@acts("training.parallel")
+def how_they_share_the_network(bench: Bench) -> None:
+    asked: list[Any] = []
+    bench.patch.setattr(trainer_channel, "join_ranks", lambda *_, mode, **rest: asked.append(mode) or SINGLE_RANK)
+    channel = RankChannel.__new__(RankChannel)
+    channel._rank, channel._size, channel._rendezvous = 0, 2, cast(Any, type("Meeting", (), {"store": None}))
+    for mode in ("ddp", "fsdp"):
+        RankChannel.join(channel, bench.world.spec(905, training={"parallel": mode}))
+    assert asked == ["ddp", "fsdp"] and TRAINING["global_batch"] >= 2
