@@ -115,11 +115,11 @@ def equal_documents_left_out(bench: Bench) -> None:
 
 @acts("checkpoint.keep_last", "checkpoint.keep_best", "checkpoint.keep_every")
 def which_checkpoints_stay(bench: Bench) -> None:
-    bench.flow.evaluators.losses[:] = [3.0, 2.5, 1.0, 2.0, 0.75, 0.5]
-    kept = ("checkpoint.keep_last=2", "checkpoint.keep_best=3", "checkpoint.keep_every=15")
+    bench.flow.evaluators.losses[:] = [3.0, 2.5, 1.0, 0.75, 2.0, 0.5]
+    kept = ("checkpoint.keep_last=2", "checkpoint.keep_best=3", "checkpoint.keep_every=10")
     bench.flow.train("training.steps=30", "checkpoint.every_steps=5", *kept)
     readable = sorted(record.committed.step for record in bench.flow.log.state.readable)
-    assert readable == [15, 25, 30], "30 and 25 are the newest, 15 is the third best and a multiple"
+    assert readable == [10, 15, 20, 25, 30], "10 is a multiple, 15 only the third best, 25 only one of the newest"
 
 
 @acts("checkpoint.patience_seconds")

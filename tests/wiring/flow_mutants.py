@@ -1,6 +1,6 @@
 """Wrong wires between configuration, flow, trainer's spec and log: claims, receipts, heartbeats, budgets, watchers."""
 
-from tests.wiring.mutant import mutant
+from tests.wiring.mutant import key, mutant
 
 ATTEMPT, FLOW, OBSERVATION = "flows/run/attempt.py", "flows/train_gpt.py", "flows/run/trainer_observation.py"
 OPENING, RECEIPT, CLAIM = (
@@ -18,6 +18,10 @@ HEARTBEAT = f"{TESTS}::test_the_last_heartbeat_says_how_far_the_trainer_got"
 COMMITTED = f"{TESTS}::test_a_commit_counts_tokens_and_device_time_up_to_its_step"
 SEGMENTS = f"{TESTS}::test_segments_end_where_the_configuration_commits"
 CLAIMED = f"{TESTS}::test_a_claim_charges_the_lost_attempt_to_the_budget_of_the_configuration"
+PROMOTION, RULES = "flows/run/run_promotion.py", "flows/operations/promotion_by_person.py"
+ACTIVE = "flows/run/active_run.py"
+ALIAS, ASKED = key("an_alias_and_how_much_better_it_must_become"), key("a_person_is_asked")
+STAY, LIVE = key("which_checkpoints_stay"), key("how_a_live_attempt_is_recognized")
 
 FLOW_MUTANTS = (
     mutant("back-off-ignored", FLOW, "back_off(ended.decision.delay_seconds,", "back_off(0.0,", BACK_OFF),
@@ -246,5 +250,68 @@ FLOW_MUTANTS = (
         "FlowState.FENCED: ExitCode.LIVE_OWNER",
         "FlowState.FENCED: ExitCode.ERROR",
         "tests/cairn/test_exit_code.py::test_a_final_state_has_the_code_the_contract_gives_it",
+    ),
+    mutant(
+        "every-commit-is-evaluated",
+        EARLY_STOP,
+        'config["checkpoint"]["every_steps"] * config["evaluation"]["every_commits"]',
+        'config["checkpoint"]["every_steps"]',
+        key("when_a_checkpoint_is_evaluated"),
+    ),
+    mutant("always-the-champion", PROMOTION, "run.config.promotion.alias", '"champion"', ALIAS),
+    mutant(
+        "any-improvement-promotes",
+        RULES,
+        "min_improvement=config.promotion.min_improvement",
+        "min_improvement=0.0",
+        ALIAS,
+    ),
+    mutant(
+        "no-verdict-refuses",
+        RULES,
+        "refuse_verdicts=config.promotion.refuse_verdicts",
+        "refuse_verdicts=()",
+        key("verdicts_that_refuse"),
+    ),
+    mutant(
+        "approval-never-needed",
+        RULES,
+        "needs_approval=config.promotion.require_approval",
+        "needs_approval=False",
+        ASKED,
+    ),
+    mutant("approval-waits-a-day", PROMOTION, "run.config.promotion.approval_timeout_seconds", "86_400.0", ASKED),
+    mutant(
+        "sweep-beside-training-of-defaults",
+        OPENING,
+        "BackgroundSweep(log.store, log.run_id, config.checkpoint,",
+        "BackgroundSweep(log.store, log.run_id, type(config.checkpoint)(),",
+        STAY,
+    ),
+    mutant(
+        "sweep-knows-no-losses", OPENING, "config.checkpoint, evaluation.suite.sha256)", 'config.checkpoint, "")', STAY
+    ),
+    mutant(
+        "flow-of-default-patience",
+        OPENING,
+        "run_retry_policy(config.checkpoint.patience_seconds)",
+        "run_retry_policy(600.0)",
+        key("how_long_the_store_is_waited_for"),
+    ),
+    mutant("heartbeat-of-defaults", ATTEMPT, "self._run.config.lease.heartbeat_seconds", "3.0", LIVE),
+    mutant("lease-of-defaults", ATTEMPT, "lease=run.config.lease", "lease=type(run.config.lease)()", LIVE),
+    mutant(
+        "notices-polled-by-default",
+        ACTIVE,
+        "poll_seconds=rules.poll_seconds",
+        "poll_seconds=5.0",
+        key("notices_besides_signals"),
+    ),
+    mutant(
+        "schedulers-signal-unheard",
+        ACTIVE,
+        "self.shutdown.listening(rules.signal)",
+        "self.shutdown.listening()",
+        key("a_signal_of_the_scheduler"),
     ),
 )

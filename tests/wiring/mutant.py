@@ -31,3 +31,8 @@ class Mutant:
 def mutant(name: str, path: str, before: str, after: str, *tests: str) -> Mutant:
     """Return a mutant, one line each in the lists."""
     return Mutant(name=name, path=path, before=before, after=after, tests=tests)
+
+
+def key(case: str) -> str:
+    """Return the test of a case of the table of configuration keys."""
+    return f"tests/wiring/test_configuration_keys.py::test_the_key_acts[{case}]"

@@ -1,9 +1,9 @@
 """Wrong wires between spec, trainer, training loop and network, and in what an evaluator measures."""
 
-from tests.wiring.mutant import mutant
+from tests.wiring.mutant import key, mutant
 
 STEP, SETUP = "model/training/training_step.py", "tasks/trainer/training_setup.py"
-RESULTS, TRAINER = "tasks/trainer/step_results.py", "tasks/trainer/trainer.py"
+RESULTS, OPTIMIZER, TRAINER = "tasks/trainer/step_results.py", "model/training/optimizer.py", "tasks/trainer/trainer.py"
 EVALUATOR, RUN = "tasks/evaluator/evaluator.py", "tasks/evaluator/evaluation_run.py"
 PLAN, HELD_OUT = "flows/operations/checkpoint_evaluation.py", "model/inference/evaluation.py"
 TESTS, EVALUATIONS = "tests/wiring/test_trainer.py", "tests/wiring/test_evaluator.py"
@@ -14,6 +14,8 @@ COUNTED = f"{TESTS}::test_tokens_and_device_time_count_from_the_start_of_the_att
 SENT = f"{EVALUATIONS}::test_an_evaluator_is_sent_what_plan_and_log_say"
 WINDOWS = f"{EVALUATIONS}::test_the_loss_is_of_the_held_out_windows_that_the_suite_asks_for"
 SAMPLES = f"{EVALUATIONS}::test_samples_follow_from_prompts_length_and_seed"
+
+SCHEDULE = key("the_schedule_of_the_learning_rate")
 
 TRAINING_MUTANTS = (
     mutant(
@@ -133,5 +135,68 @@ TRAINING_MUTANTS = (
         "CheckpointLoad(self._store, spec.resume, buffer)",
         "CheckpointLoad(self._store, None, buffer)",
         COUNTED,
+    ),
+    mutant("lowest-rate-is-zero", STEP, "min_lr=training.min_lr", "min_lr=0.0", SCHEDULE),
+    mutant("no-warm-up", STEP, "warmup_steps=training.warmup_steps", "warmup_steps=0", SCHEDULE),
+    mutant(
+        "decay-is-the-default",
+        OPTIMIZER,
+        '"weight_decay": training.weight_decay',
+        '"weight_decay": 0.1',
+        key("the_decay_of_the_matrices"),
+    ),
+    mutant(
+        "betas-are-the-default", OPTIMIZER, "betas=training.betas", "betas=(0.9, 0.95)", key("the_decay_of_the_moments")
+    ),
+    mutant(
+        "precision-dropped",
+        STEP,
+        "AUTOCAST_DTYPES.get(training.precision)",
+        'AUTOCAST_DTYPES.get("fp32")',
+        key("another_number_format"),
+    ),
+    mutant("order-of-seed-zero", SETUP, "seed=training.seed", "seed=0", key("other_weights_and_another_order")),
+    mutant(
+        "weights-of-seed-zero",
+        "model/training/train_state.py",
+        "seeded_generators(training_config.seed, device)",
+        "seeded_generators(0, device)",
+        key("other_weights_and_another_order"),
+    ),
+    mutant(
+        "activations-always-kept",
+        SETUP,
+        '"activation_checkpointing": spec.activation_checkpointing',
+        '"activation_checkpointing": False',
+        key("activations_computed_twice"),
+    ),
+    mutant(
+        "probe-every-hundred",
+        SETUP,
+        "every_steps=spec.training.probe_every_steps",
+        "every_steps=100",
+        key("the_rhythm_of_the_probe"),
+    ),
+    mutant("trainer-of-one-thread", TRAINER, "threads=max(1, share)", "threads=1", key("the_threads_of_the_process")),
+    mutant(
+        "always-replicated",
+        "tasks/trainer/trainer_channel.py",
+        "mode, store = spec.training.parallel, self._rendezvous.store",
+        'mode, store = "ddp", self._rendezvous.store',
+        key("how_they_share_the_network"),
+    ),
+    mutant(
+        "always-one-process",
+        "tasks/trainer/trainer_group.py",
+        "    processes = training.processes\n",
+        "    processes = 1\n",
+        key("several_processes"),
+    ),
+    mutant(
+        "staging-of-default-patience",
+        TRAINER,
+        "patience_seconds=self._spec.patience_seconds",
+        "patience_seconds=600.0",
+        key("how_long_the_store_is_waited_for"),
     ),
 )
