@@ -13,7 +13,7 @@ SUITABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.11; do \
 	if $$name -c '$(SUITABLE)' >/dev/null 2>&1; then echo $$name; break; fi; done)
 
-.PHONY: help .venv train test test-slow test-matrix test-s3 chaos bench bench-memory bench-data bench-gpu bench-loader bench-sql bench-step bench-checkpoint bench-start bench-overhead check docs format up clean
+.PHONY: help .venv train test test-slow test-mutants test-matrix test-s3 chaos bench bench-memory bench-data bench-gpu bench-loader bench-sql bench-step bench-checkpoint bench-start bench-overhead check docs format up clean
 
 help:  ## show this list
 	@grep -E '^[.a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([.a-z-]+):[^#]*## /\1\t/' | expand -t 14
@@ -40,6 +40,9 @@ test: $(STAMP)  ## the default test suite: offline, CPU
 
 test-slow: $(STAMP)  ## the crash and chaos suites as well
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not s3 and not gpu" $(ARGS)
+
+test-mutants: $(STAMP)  ## wrong wires, one at a time: each must turn a test of the default suite red; ARGS="-k back-off" tries some
+	@$(BIN)/python -m pytest -n 2 -m slow tests/wiring/test_mutants.py $(ARGS)
 
 test-matrix: $(STAMP)  ## a part of the suite in foreign environments: variables, spaces in the path, nobody, other Pythons; ARGS= names the part
 	@$(BIN)/python -m tests.matrix $(or $(ARGS),-n 2 --dist loadgroup)

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import threading
 from typing import Any
 
 import pytest
@@ -306,9 +307,9 @@ def notices_besides_signals(bench: Bench) -> None:
     notice = bench.flow.folder / "leave"
     notice.write_text("now")
     with bench.flow.opened(f"preemption.notice_file={notice}", "preemption.poll_seconds=2.5") as run:
-        with run.running_services():
-            while run.shutdown.signal is None:
-                signal.sigtimedwait([], 0.01)
+        noticed = threading.Event()
+        with run.running_services(), run.shutdown.on_shutdown(noticed.set):
+            assert noticed.wait(60)
         assert polled == [2.5] and str(notice) in run.shutdown.detail
     with bench.flow.opened("preemption.metadata=aws") as run:
         (source,) = notice_sources(run.config.preemption, {})
