@@ -17,6 +17,7 @@ from hypothesis import settings
 
 from tests.environment_allow_list import restrict_this_process
 from tests.session_folder import close_session, open_session
+from tests.time_allowance import skip_when_time_is_over
 
 LINUX_SUITES = frozenset({"chaos", "crash", "processes"})
 LOCAL_HOSTS = frozenset({"127.0.0.1", "::1", "localhost", "0.0.0.0", ""})
@@ -61,6 +62,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.linux)
         if sys.platform != "linux" and item.get_closest_marker("linux"):
             item.add_marker(pytest.mark.skip(reason="needs Linux"))
+
+
+def pytest_runtest_setup() -> None:
+    """Begin no test when the time for it is over."""
+    skip_when_time_is_over()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -64,7 +64,6 @@ class ForkServer:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
-
         began = time.monotonic()
         self._socket.recv(64)
         self.start_seconds = time.monotonic() - began
