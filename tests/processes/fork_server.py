@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,9 +63,7 @@ class ForkServer:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
-        began = time.monotonic()
         self._socket.recv(64)
-        self.start_seconds = time.monotonic() - began
 
     def popen(self, words: Sequence[str], **options: Any) -> "subprocess.Popen[bytes]":
         """Start `words` as `subprocess.Popen` does, forked if they name one of `PROGRAMS`."""
@@ -88,11 +85,6 @@ class ForkServer:
 def fork_server() -> ForkServer:
     """The fork server of this process, started at the first call."""
     return ForkServer(os.environ)
-
-
-def start_seconds() -> float:
-    """How long a process took here to import everything: the measure for time limits."""
-    return fork_server().start_seconds
 
 
 class ForkExec:

@@ -1,18 +1,25 @@
 """Waiting for what another process does, with a time limit that scales with the machine."""
 
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 
-from tests.processes.fork_server import start_seconds
+from tests.session_folder import once
 
 _POLL_SECONDS = 0.01
-_LEAST_SECONDS, _STARTS = 120.0, 20.0
+_LEAST_SECONDS, _STARTS = 120.0, 400.0
 
 
 def patience_seconds() -> float:
-    """How long anything may take before it counts as hanging: twenty times the measured start of a process here."""
-    return max(_LEAST_SECONDS, _STARTS * start_seconds())
+    """How long anything may take before it counts as hanging: a multiple of a start of Python, measured here."""
+    return max(_LEAST_SECONDS, _STARTS * float(once("start-seconds", _measure_start)))
+
+
+def _measure_start() -> str:
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import asyncio, json, subprocess"], check=True)
+    return str(time.monotonic() - began)
 
 
 def wait_for(
