@@ -5,7 +5,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from tests.fabricated_run import FabricatedRun, fabricate, promote
 
 HERE = {"host": socket.gethostname(), "boot_id": boot_id()}  # its pid 1 was not started at second 1
 ABANDONED = pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")  # as a watcher does
-SLEEPS = (sys.executable, "-c", "import time; time.sleep(60)")
+SLEEPS = (sys.executable, "-c", "import signal; signal.pause()")
 
 
 class Recorded:
@@ -243,50 +243,49 @@ def standing(run: FabricatedRun) -> StalledRun:
     return StalledRun(run_id=run.log.run_id, state=run.log.state, seconds=0.0)
 
 
-def sleepers() -> list[psutil.Process]:
-    """Return the children that were continued, and no server another test has started."""
-    return [child for child in psutil.Process().children() if child.is_running() and is_sleeper(child)]
+@pytest.fixture
+def sleepers() -> Iterator[Callable[[], set[psutil.Process]]]:
+    """Return the living children that the test has started, and no server another test has started."""
+    before = set(psutil.Process().children())
 
+    def living() -> set[psutil.Process]:
+        started = set(psutil.Process().children()) - before
+        return {child for child in started if child.is_running() and child.status() != psutil.STATUS_ZOMBIE}
 
-def is_sleeper(child: psutil.Process) -> bool:
-    try:
-        return list(SLEEPS) == child.cmdline()[: len(SLEEPS)]
-    except psutil.ZombieProcess:
-        return False
+    yield living
+    for child in living():
+        child.kill()
+        child.wait()
 
 
 @ABANDONED
-def test_at_most_so_many_runs_are_continued_here_whoever_looks(store: LocalStore, tmp_path: Path) -> None:
+def test_at_most_so_many_runs_are_continued_here_whoever_looks(
+    store: LocalStore, tmp_path: Path, sleepers: Callable[[], set[psutil.Process]]
+) -> None:
     runs = [fabricate(store, name) for name in ("a", "b", "c")]
     began = []
     for run in (*runs, *runs):  # each time a watcher of its own: only the locks are shared
         here = ContinuationHere(tmp_path / "watch", "store", at_most=2, program=SLEEPS)
         began.append(here.begin(standing(run)))
     children = sleepers()
-    try:
-        assert [type(item) for item in began] == [Begun, Begun, Busy, Busy, Busy, Busy]
-        assert isinstance(began[2], Busy) and "--at-most" in began[2].why
-        assert isinstance(began[3], Busy) and "is continuing it" in began[3].why
-        assert len(children) == 2
-        assert {os.getsid(child.pid) for child in children} == {child.pid for child in children}
-    finally:
-        for child in children:
-            child.kill()
-            child.wait()
+    assert [type(item) for item in began] == [Begun, Begun, Busy, Busy, Busy, Busy]
+    assert isinstance(began[2], Busy) and "--at-most" in began[2].why
+    assert isinstance(began[3], Busy) and "is continuing it" in began[3].why
+    assert len(children) == 2
+    assert {os.getsid(child.pid) for child in children} == {child.pid for child in children}
 
 
 @ABANDONED
-def test_a_child_that_died_gives_its_place_back(store: LocalStore, tmp_path: Path) -> None:
+def test_a_child_that_died_gives_its_place_back(
+    store: LocalStore, tmp_path: Path, sleepers: Callable[[], set[psutil.Process]]
+) -> None:
     here = ContinuationHere(tmp_path / "watch", "store", at_most=1, program=SLEEPS)
     assert isinstance(here.begin(standing(fabricate(store, "a"))), Begun)
     (child,) = sleepers()
     child.kill()
-    while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
+    while sleepers():
         time.sleep(0.01)
     assert isinstance(here.begin(standing(fabricate(store, "b"))), Begun)
-    for child in sleepers():
-        child.kill()
-        child.wait()
 
 
 def test_one_look_reads_the_decisions_of_an_alias_once_however_many_runs_have_finished(

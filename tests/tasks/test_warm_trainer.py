@@ -48,8 +48,9 @@ def test_where_none_waits_a_new_one_is_taken(waiting: WarmTrainer, tmp_path: Pat
 
 
 def test_one_that_died_waiting_is_not_taken(waiting: WarmTrainer, tmp_path: Path) -> None:
+    before = set(psutil.Process().children())
     waiting.start(tmp_path)
-    (dead,) = (child for child in psutil.Process().children() if SAYS_SO_AND_WAITS in child.cmdline())
+    (dead,) = set(psutil.Process().children()) - before
     dead.kill()
     psutil.wait_procs([dead])
     child = waiting.acquire(tmp_path)
@@ -83,9 +84,10 @@ def test_what_it_said_while_it_waited_is_kept_under_the_attempts_name(waiting: W
 
 
 def test_the_end_of_the_block_leaves_neither_process_nor_file(tmp_path: Path) -> None:
+    before = set(psutil.Process().children())
     with pytest.raises(KeyError), warm_trainer() as trainer:
         trainer.start(tmp_path)
-        (child,) = (child for child in psutil.Process().children() if "tasks.trainer.trainer" in child.cmdline())
+        (child,) = set(psutil.Process().children()) - before
         raise KeyError("whatever kept the run from beginning")
     assert not child.is_running() and list(tmp_path.iterdir()) == []
 
