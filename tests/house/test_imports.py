@@ -1,3 +1,4 @@
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -5,12 +6,13 @@ from pathlib import Path
 import pytest
 
 IMPORT_ALL = """
-import importlib, pkgutil, sys
+import importlib, pkgutil, sys, threading
 package = importlib.import_module({package!r})
 for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
     importlib.import_module(module.name)
-print(*sorted(set({unwanted!r}) & set(sys.modules)))
+print("threads", threading.active_count(), *sys.modules)
 """
+pytestmark = pytest.mark.xdist_group("imports")  # each package is imported once for all tests
 
 
 def printed_by(code: str, root: Path) -> str:
@@ -19,6 +21,14 @@ def printed_by(code: str, root: Path) -> str:
     )
     assert finished.returncode == 0, finished.stderr
     return finished.stdout.strip()
+
+
+@functools.cache
+def import_all(package: str, root: Path) -> tuple[int, frozenset[str]]:
+    """Import every module of a package in a new process; returns how many threads there are, and what was imported."""
+    first, threads, *loaded = printed_by(IMPORT_ALL.format(package=package), root).split()
+    assert first == "threads", "something was printed"
+    return int(threads), frozenset(loaded)
 
 
 @pytest.mark.parametrize(
@@ -32,9 +42,8 @@ def printed_by(code: str, root: Path) -> str:
 def test_the_lower_packages_import_nothing_above_or_beside_them(
     package: str, unwanted: tuple[str, ...], root: Path
 ) -> None:
-    code = IMPORT_ALL.format(package=package, unwanted=unwanted)
     # torch imports fsspec by itself where it is installed; what model does is the import linter's to hold.
-    found = set(printed_by(code, root).split())
+    found = set(unwanted) & import_all(package, root)[1]
     assert found - ({"fsspec"} if package == "model" else set()) == set()
 
 
@@ -46,5 +55,4 @@ def test_reading_needs_neither_torch_nor_prefect(module: str, root: Path) -> Non
 
 @pytest.mark.parametrize("package", ["storage", "model"])
 def test_importing_a_package_prints_nothing_and_starts_no_thread(package: str, root: Path) -> None:
-    code = IMPORT_ALL.format(package=package, unwanted=()) + "import threading; print(threading.active_count())"
-    assert printed_by(code, root) == "1"
+    assert import_all(package, root)[0] == 1

@@ -1,6 +1,7 @@
 """What is gathered of a run for its plot, and that a plot comes of whatever was gathered."""
 
 import base64
+import functools
 import math
 import re
 import struct
@@ -64,6 +65,16 @@ def eventful() -> RunCurves:
         promotions=(PromotedPoint(step=100, alias="champion", current=True, val_loss=5.0),),
         end=RunEnd(step=100, stopped=""),
     )
+
+
+@functools.cache
+def eventful_png() -> bytes:
+    return draw_png(eventful())
+
+
+@functools.cache
+def eventful_svg() -> bytes:
+    return draw_svg(eventful())
 
 
 def size_of(png: bytes) -> tuple[int, int]:
@@ -135,17 +146,17 @@ def test_the_plot_has_the_size_asked_for(size: tuple[int, int]) -> None:
 
 
 def test_equal_curves_give_equal_bytes() -> None:
-    assert draw_png(eventful()) == draw_png(eventful())
-    assert draw_svg(eventful()) == draw_svg(eventful())
+    assert draw_png(eventful()) == eventful_png()
+    assert draw_svg(eventful()) == eventful_svg()
 
 
 def test_plots_hold_no_date() -> None:
-    assert b"<dc:date>" not in draw_svg(eventful())
-    assert b"tIME" not in draw_png(eventful()) and b"tEXt" not in draw_png(eventful())
+    assert b"<dc:date>" not in eventful_svg()
+    assert b"tIME" not in eventful_png() and b"tEXt" not in eventful_png()
 
 
 def test_tokens_may_run_along_the_bottom() -> None:
-    assert draw_png(eventful(), across="tokens") != draw_png(eventful())
+    assert draw_png(eventful(), across="tokens") != eventful_png()
     assert size_of(draw_png(replace(eventful(), tokens_per_step=0), across="tokens")) == (1200, 900)
 
 

@@ -34,7 +34,10 @@ from tests.tasks.real_ends.ends import (
 )
 from tests.tasks.real_ends.scenes import SCENES
 
-pytestmark = pytest.mark.linux  # its ends need /proc, control groups, glibc and /dev/full
+pytestmark = [
+    pytest.mark.linux,  # its ends need /proc, control groups, glibc and /dev/full
+    pytest.mark.xdist_group("real-ends"),  # the scenes are played once for all its tests
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

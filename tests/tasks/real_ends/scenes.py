@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch._dynamo  # what an optimizer would import, here once for all scenes
 
 from model.configuration.network import ModelConfig
 from model.configuration.training import TrainingConfig
