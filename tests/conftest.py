@@ -16,6 +16,7 @@ import pytest
 from hypothesis import settings
 
 from tests.environment_allow_list import restrict_this_process
+from tests.file_ceilings import FileCeilings, ceilings_asked_for
 from tests.session_folder import close_session, open_session
 from tests.time_allowance import skip_when_time_is_over
 
@@ -36,6 +37,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.update(
         CAIRN_CACHE=tempfile.mkdtemp(prefix="cairn-work-"), PREFECT_HOME=tempfile.mkdtemp(prefix="cairn-prefect-")
     )
+    if ceilings_asked_for():
+        config.pluginmanager.register(FileCeilings(config))
 
 
 def _hear_signals() -> None:
@@ -70,16 +73,19 @@ def pytest_runtest_setup() -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how much of the protocol was tried: what the tests noted, summed over all workers."""
+    """Say how many claims passed, and how much of the protocol was tried, summed over all workers."""
+    cases = [report.nodeid for report in terminalreporter.getreports("passed")]
+    claims = {node.partition("[")[0].partition("@")[0] for node in cases}  # xdist adds the group after @
+    terminalreporter.write_line(f"passed: {len(claims):,} claims (test functions) in {len(cases):,} cases")
     counts = {"protocol_cases": 0, "protocol_schedules": 0, "protocol_mutants": 0}
     for report in terminalreporter.getreports("passed"):
         for name, value in report.user_properties:
             if name in counts:
                 counts[name] += int(str(value))
     if any(counts.values()):
-        cases, schedules, mutants = counts.values()
+        tried, schedules, mutants = counts.values()
         terminalreporter.write_line(
-            f"protocol: {cases:,} operation × fault cases, {schedules:,} schedules, {mutants} mutants caught"
+            f"protocol: {tried:,} operation × fault cases, {schedules:,} schedules, {mutants} mutants caught"
         )
 
 

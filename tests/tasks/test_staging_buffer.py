@@ -209,7 +209,7 @@ PEAK = textwrap.dedent("""
 
     store = LocalStore(Path(sys.argv[1]))
     stagings = Stagings(store)
-    tensors = [NamedTensor(name=f"w{n}", group="weights", tensor=torch.ones(1 << 20)) for n in range(16)]
+    tensors = [NamedTensor(name=f"w{n}", group="weights", tensor=torch.ones(2 << 20)) for n in range(16)]
     state = sum(named.tensor.nbytes for named in tensors)
     before = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew

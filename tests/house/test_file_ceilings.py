@@ -1,0 +1,45 @@
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.file_ceilings import ceiling_of, too_dear
+
+FILE = "tests/cairn/test_help.py"
+SESSION = """
+import pytest, sys
+from tests import file_ceilings
+class Registers:
+    def pytest_configure(self, config):
+        config.pluginmanager.register(file_ceilings.FileCeilings(config))
+file_ceilings.USUAL_SECONDS = float(sys.argv[1])
+sys.exit(pytest.main([sys.argv[2], "-q", "-c", "/dev/null", "-p", "no:cacheprovider"], plugins=[Registers()]))
+"""
+BUSY = """
+import time
+def test_is_busy():
+    until = time.process_time() + 0.05
+    while time.process_time() < until:
+        pass
+"""
+
+
+def test_a_file_above_its_ceiling_is_named_with_both_numbers() -> None:
+    line = f"{FILE}: 21.5 processor seconds; its ceiling is 20 (tests/file_ceilings.py)"
+    assert too_dear(Counter({FILE: 21.5})) == [line]
+
+
+def test_a_file_at_its_ceiling_is_not_too_dear() -> None:
+    assert too_dear(Counter({FILE: ceiling_of(FILE)})) == []
+
+
+@pytest.mark.parametrize(("ceiling", "code"), [(0.04, 1), (60.0, 0)])
+def test_a_session_with_a_file_above_its_ceiling_fails(root: Path, tmp_path: Path, ceiling: float, code: int) -> None:
+    path = tmp_path / "test_busy.py"
+    path.write_text(BUSY)
+    done = subprocess.run(
+        [sys.executable, "-c", SESSION, str(ceiling), str(path)], cwd=root, capture_output=True, text=True, timeout=240
+    )
+    assert (done.returncode, "TOO DEAR" in done.stdout) == (code, bool(code)), done.stdout + done.stderr
