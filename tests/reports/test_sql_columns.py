@@ -271,6 +271,7 @@ def test_every_decision_on_an_alias_shows_its_own_fields() -> None:
     assert {name: promoted[name] for name in of_promoted} == of_promoted
     assert (promoted["kind"], promoted["decided_at"], promoted["promoted_at"]) == ("promoted", at(1), at(1))
     assert (promoted["val_loss"], promoted["current"], promoted["gate"]) == (2.5, False, None)
+    assert [row.current for row in promotion_rows("best", [(at(1), PROMOTED), (at(2), REFUSED)])] == [True, False]
     of_refused = {name: getattr(REFUSED, name) for name in REFUSED.__slots__ if name in refused}
     assert {name: refused[name] for name in of_refused} == of_refused
     assert (refused["kind"], refused["promoted_at"], refused["val_loss"]) == ("refused", None, 3.5)

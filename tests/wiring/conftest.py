@@ -10,7 +10,7 @@ from tests.tasks.trainer_in_process import TrainingWorld
 from tests.wiring.flow_in_process import FlowWorld, call_tasks_directly
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
     """Several threads only wait for each other on tensors of this size."""
     before = torch.get_num_threads()

@@ -199,16 +199,16 @@ def test_the_grace_of_a_trainer_is_that_of_the_configuration(deaf: Any) -> None:
     with deaf(612.0) as attempt:
         timers = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
         evidence = attempt._evidence(Fenced("by the test"))
-    assert [timer.interval for timer in timers] == [612.0] and not evidence.grace_ended
+    assert 612.0 in [timer.interval for timer in timers] and not evidence.grace_ended
     for timer in timers:
         timer.cancel()
 
 
 def test_a_trainer_that_is_silent_for_too_long_is_killed_as_hung(flow: FlowWorld) -> None:
-    state = flow.train("watchdog.startup_seconds=0.2", "budgets.hung.retries=0", warm=NotedWarmTrainer("--deaf"))
+    state = flow.train("watchdog.startup_seconds=1.0", "budgets.hung.retries=0", warm=NotedWarmTrainer("--deaf"))
     (record,) = flow.log.state.attempts
     assert record.ended is not None and (state.name, record.ended.reason) == ("BudgetExhausted", "hung")
-    assert record.ended.evidence["allowed_seconds"] == 0.2 < record.ended.evidence["silent_seconds"]
+    assert record.ended.evidence["allowed_seconds"] == 1.0 < record.ended.evidence["silent_seconds"]
 
 
 def test_a_claim_charges_the_lost_attempt_to_the_budget_of_the_configuration(flow: FlowWorld) -> None:

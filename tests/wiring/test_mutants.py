@@ -53,7 +53,9 @@ def _forget_bytecode(path: Path) -> None:
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_the_mutant_is_caught(mutant: Mutant, mutated: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *mutant.tests]
-    environment = {**os.environ, "PYTHONPATH": str(mutated)}
+    # A session of its own: what it shares with its processes must not reach the honest ones.
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("CAIRN_TEST_", "PYTEST_"))}
+    environment = {**own, "PYTHONPATH": str(mutated)}
     done = subprocess.run(command, cwd=mutated, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == SOME_TESTS_FAILED, f"{mutant.name} survived: {' '.join(mutant.tests)}\n{done.stdout}"
 
