@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from flows.preparation.training_request import TrainingRequest, resolve_request
+from flows.preparation.preflight import check_before_start
+from flows.preparation.training_request import ResolvedRequest, TrainingRequest, resolve_request
 from flows.run import attempt as attempt_flow
 from flows.run import attempt_evaluations, background_sweep, run_opening, run_promotion
 from flows.run.active_run import ActiveRun
@@ -28,6 +29,7 @@ from storage.logs.run_log import RunLog
 from storage.stores.local_store import LocalStore
 from tasks import sweep_checkpoints
 from tasks.attempt.shutdown_signal import ShutdownSignal
+from tasks.configuration.run_configuration import RunConfig
 from tasks.evaluator import evaluation_run
 from tasks.evaluator.evaluator_process import Outcome
 from tasks.trainer import warm_trainer
@@ -153,12 +155,9 @@ class FlowWorld:
         shutdown: ShutdownSignal | None = None,
     ) -> Iterator[ActiveRun]:
         """Yield the run as the flow opens or continues it."""
-        given = TrainingRequest(
-            config=str(self.config(text)), run_id=RUN, overrides=overrides, store=str(self.folder / "store")
-        )
         trainers = warm or NotedWarmTrainer()
         try:
-            yield open_run(resolve_request(given, os.environ), shutdown or ShutdownSignal(), trainers)
+            yield open_run(self._request(text, overrides), shutdown or ShutdownSignal(), trainers)
         finally:
             trainers.close()
 
@@ -175,6 +174,16 @@ class FlowWorld:
         finally:
             warm_trainer._CURRENT.reset(token)
             trainers.close()
+
+    def check(self, *overrides: str) -> RunConfig:
+        """Check a new run as the command does before it starts anything; returns its configuration."""
+        return check_before_start(self._request(CONFIG, overrides), self.log, os.environ)
+
+    def _request(self, text: str, overrides: tuple[str, ...]) -> ResolvedRequest:
+        given = TrainingRequest(
+            config=str(self.config(text)), run_id=RUN, overrides=overrides, store=str(self.folder / "store")
+        )
+        return resolve_request(given, os.environ)
 
     def heard(self, attempt: int = 1) -> tuple[TrainerSpec, list[TrainUntil | Finish]]:
         """Return what the trainer of an attempt was sent: its spec and its commands."""

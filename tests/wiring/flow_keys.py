@@ -10,20 +10,25 @@ import pytest
 
 from flows.operations.promotion_by_person import promotion_rules
 from flows.orchestrator.promotion_approval import Question
+from flows.preparation import preflight
+from flows.preparation.memory_check import AvailableMemory
 from flows.run import active_run, run_promotion
 from flows.run import attempt as attempt_flow
 from flows.run.attempt import Attempt, claim_next_attempt
 from flows.run.trainer_observation import TrainerObservation
+from model.estimates.size_estimate import TrainingPlace
 from storage.logs.registry import Registry
 from storage.snapshots.data_snapshot import read_manifest
 from storage.snapshots.snapshot_manifest import SnapshotManifest
 from tasks.attempt.preemption_notice import AwsMetadata, notice_sources
 from tasks.data.document import InvalidCorpus
+from tasks.errors import InvalidConfiguration
 from tasks.evaluator.evaluation_suite import CommandSuite
 from tasks.policy.failures import Evidence, ExceptionReport
 from tests.wiring.bench import Bench
 from tests.wiring.flow_in_process import TEXT, FlowWorld
 from tests.wiring.key_table import acts, seen_by
+from tests.wiring.tensorless_trainer import loss_of
 
 FLOW, EVALUATOR, TRAINER = (f"tests/wiring/test_{name}.py" for name in ("flow", "evaluator", "trainer"))
 EARLY_STOP, REPORT = "tests/tasks/test_early_stop.py", "tests/cairn/test_report_command.py"
@@ -43,8 +48,6 @@ seen_by(
     f"{EVALUATOR}::test_a_failed_evaluator_is_run_again_as_often_as_its_budget_says", "budgets.evaluator-failed.retries"
 )
 seen_by(f"{FLOW}::test_a_run_that_stops_early_stops_where_its_policy_says", "early_stop.patience")
-seen_by(f"{EARLY_STOP}::test_a_verdict_on_record_says_the_train_loss", "early_stop.overfit_ratio")
-seen_by(f"{EARLY_STOP}::test_overfitting_must_last_for_its_patience_in_a_row", "early_stop.overfit_patience")
 seen_by(
     f"{EARLY_STOP}::test_a_verdict_stops_where_the_policy_says_so", "early_stop.on_divergence", "early_stop.on_stuck"
 )
@@ -201,6 +204,15 @@ def how_much_better_is_better(bench: Bench) -> None:
     assert finished is not None and (finished.step, finished.rule) == (10, "patience")
 
 
+@acts("early_stop.overfit_ratio", "early_stop.overfit_patience")
+def how_far_the_held_out_loss_may_lie_above(bench: Bench) -> None:
+    bench.flow.evaluators.losses[:] = [1.1 * loss_of(50), 1.5 * loss_of(100), 1.5 * loss_of(150)]
+    overfit = ("early_stop.overfit_ratio=1.3", "early_stop.overfit_patience=2")
+    bench.flow.train("training.steps=250", "checkpoint.every_steps=50", *overfit)
+    finished = bench.flow.log.state.finished
+    assert finished is not None and (finished.step, finished.rule) == (150, "overfit_ratio")
+
+
 @acts("promotion.alias", "promotion.min_improvement")
 def an_alias_and_how_much_better_it_must_become(bench: Bench) -> None:
     ours = ("promotion.alias=best", "promotion.min_improvement=0.5")
@@ -314,6 +326,15 @@ def notices_besides_signals(bench: Bench) -> None:
     with bench.flow.opened("preemption.metadata=aws") as run:
         (source,) = notice_sources(run.config.preemption, {})
         assert isinstance(source, AwsMetadata)
+
+
+@acts("training.memory_check")
+def whether_a_size_that_cannot_fit_is_refused(bench: Bench) -> None:
+    little = AvailableMemory(bytes=1000, place=TrainingPlace(on_cuda=False, processes=1))
+    bench.patch.setattr(preflight, "available_memory", lambda *_: little)
+    with pytest.raises(InvalidConfiguration, match=r"training\.memory_check = false"):
+        bench.flow.check()
+    assert not bench.flow.check("training.memory_check=false").training.memory_check
 
 
 @acts("preemption.signal")

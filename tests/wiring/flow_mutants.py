@@ -314,4 +314,18 @@ FLOW_MUTANTS = (
         "self.shutdown.listening()",
         key("a_signal_of_the_scheduler"),
     ),
+    mutant(
+        "memory-never-checked",
+        "flows/preparation/preflight.py",
+        "if config.training.memory_check and not is_known_to_fit:",
+        "if not config.training.memory_check and not is_known_to_fit:",
+        key("whether_a_size_that_cannot_fit_is_refused"),
+    ),
+    mutant(
+        "verdict-on-the-gradients",
+        "tasks/evaluator/run_curve.py",
+        "train_losses=[record.train_loss for record in records]",
+        "train_losses=[record.grad_norm for record in records]",
+        key("how_far_the_held_out_loss_may_lie_above"),
+    ),
 )

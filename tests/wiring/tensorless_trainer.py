@@ -14,7 +14,8 @@ from pathlib import Path
 from storage.checkpoints.checkpoint import StagedCheckpoint, TensorGroup, checkpoint_target, stage_checkpoint
 from storage.checkpoints.checkpoint_documents import TrainerDocument
 from storage.checkpoints.tensor_record import TensorRecord
-from storage.logs.step_log import StepRecord
+from storage.logs.run_log import run_prefix
+from storage.logs.step_log import StepLog, StepRecord
 from storage.stores.open_store import open_store
 from tasks.trainer.trainer_protocol import (
     Event,
@@ -51,6 +52,8 @@ def main() -> None:
     if not line:
         return
     spec = TrainerSpec.model_validate_json(line)
+    store, prefix = open_store(spec.store_url), run_prefix(spec.run_id)
+    steps = StepLog(store, prefix, spec.attempt, spool_dir=spec.work_dir)
     with heard_by(spec.work_dir, spec.attempt).open("ab", buffering=0) as heard:
         heard.write(line)
         step = first = spec.resume.step if spec.resume else 0
@@ -63,6 +66,8 @@ def main() -> None:
             if chosen.deaf:
                 signal.pause()
             for event in _segment(spec, first, step, command.step, chosen.die_at):
+                if isinstance(event, StepDone):
+                    steps.write(event.record)
                 _send(event)
             step = command.step
 

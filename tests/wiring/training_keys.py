@@ -27,10 +27,6 @@ seen_by(f"{TRAINER}::test_a_gradient_is_cut_to_its_greatest_norm", "training.gra
 seen_by(f"{TRAINER}::test_attention_stays_within_documents_where_the_run_says_so", "training.mask_documents")
 seen_by(f"{TRAINER}::test_the_probe_measures_held_out_text_and_not_the_train_split", "training.probe_batches")
 seen_by("tests/tasks/test_initial_weights.py::test_step_0_has_exactly_the_exported_weights", "training.init_from")
-seen_by(
-    "tests/flows/test_memory_check.py::test_nothing_is_refused_where_nobody_knows_or_nobody_wants_to",
-    "training.memory_check",
-)
 
 
 @acts("model.n_layer", "model.n_embd", "model.block_size", "model.bias")
