@@ -6,6 +6,7 @@ import locale
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 
 KEPT = frozenset(
     {
@@ -43,4 +44,5 @@ def restrict_this_process() -> None:
     os.environ.clear()
     os.environ.update(restricted)
     time.tzset()
-    locale.setlocale(locale.LC_ALL, "")  # what this interpreter opens without an encoding is UTF-8 from here on
+    with suppress(locale.Error):  # a system without C.UTF-8
+        locale.setlocale(locale.LC_ALL, "")  # what this interpreter opens without an encoding is UTF-8 from here on
