@@ -29,6 +29,7 @@ from tests.chaos.summary import Outcome, Summary, added, summarize
 from tests.chaos.summary_text import as_json, as_markdown, as_text, from_json, one_line
 from tests.crash.prefect_server import Server, wait_until_healthy
 from tests.environment_allow_list import restrict_this_process
+from tests.session_folder import close_session, open_session
 
 _SERVER_SECONDS = 60.0
 
@@ -240,4 +241,9 @@ def _tell_violations(outcome: Outcome, options: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     restrict_this_process()
-    sys.exit(main())
+    owns_session = open_session()
+    try:
+        sys.exit(main())
+    finally:
+        if owns_session:
+            close_session()
