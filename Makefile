@@ -13,7 +13,7 @@ SUITABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.11; do \
 	if $$name -c '$(SUITABLE)' >/dev/null 2>&1; then echo $$name; break; fi; done)
 
-.PHONY: help .venv train test test-slow test-mutants test-matrix test-s3 chaos bench bench-memory bench-data bench-gpu bench-loader bench-sql bench-step bench-checkpoint bench-start bench-overhead check docs format up clean
+.PHONY: help .venv train test test-full test-slow test-mutants test-matrix test-s3 chaos bench bench-memory bench-data bench-gpu bench-loader bench-sql bench-step bench-checkpoint bench-start bench-overhead check docs format up clean
 
 help:  ## show this list
 	@grep -E '^[.a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([.a-z-]+):[^#]*## /\1\t/' | expand -t 14
@@ -37,6 +37,9 @@ train: $(STAMP)  ## train the quickstart on text every CPython carries; ARGS= ad
 
 test: $(STAMP)  ## the default test suite: offline, CPU
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+
+test-full: $(STAMP)  ## every case of the protocol's enumeration on files too, and thousands of schedules: of both `make test` tries a share
+	@CAIRN_TEST_FULL=1 $(BIN)/python -m pytest -n 2 --dist loadgroup tests/protocol $(ARGS)
 
 test-slow: $(STAMP)  ## the crash and chaos suites as well
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not s3 and not gpu" $(ARGS)

@@ -27,10 +27,12 @@ from storage.stores.retry_policy import RetryPolicy
 from storage.stores.s3_bucket import Fetched, S3Bucket
 from storage.stores.s3_error import ConditionFailed, error_code
 
+PAGE_KEYS = 1000
 _READS_AHEAD = 2
 _OBJECT_MARKERS = {"ContinuationToken": "NextContinuationToken"}
 _UPLOAD_MARKERS = {"KeyMarker": "NextKeyMarker", "UploadIdMarker": "NextUploadIdMarker"}
 _PART_MARKERS = {"PartNumberMarker": "NextPartNumberMarker"}
+_LIKE_THE_OTHERS: Mapping[str, Any] = {}
 _DEFAULT_RETRY_POLICY = RetryPolicy()
 
 
@@ -98,7 +100,7 @@ class S3Store(ObjectStore):
 
     def first(self, prefix: str) -> str | None:
         """Return the smallest key directly below the folder `prefix`, in one request unless folders precede it."""
-        pages = self._object_pages(prefix, Delimiter="/", first_page=1)
+        pages = self._object_pages(prefix, Delimiter="/", first_page={"MaxKeys": 1})
         return next((key for page in pages for key in self._objects(page)), None)
 
     def size(self, key: str) -> int | None:
@@ -116,7 +118,7 @@ class S3Store(ObjectStore):
     def unfinished(self, prefix: str) -> list[UnfinishedWrite]:
         """Return the multipart uploads below the folder `prefix`; their age is by the store's clock."""
         folder, found = self._name(prefix) + "/", []
-        for page in self._pages("list_multipart_uploads", _UPLOAD_MARKERS, {"Prefix": folder}, first_page={}):
+        for page in self._pages("list_multipart_uploads", _UPLOAD_MARKERS, {"Prefix": folder}, first_page=_LIKE_THE_OTHERS):
             date = page.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
             now = parsedate_to_datetime(date) if date else datetime.now(UTC)
             for upload in page.get("Uploads", ()):
@@ -165,9 +167,11 @@ class S3Store(ObjectStore):
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _object_pages(self, prefix: str, *, first_page: int = 1000, **parameters: Any) -> Iterator[Mapping[str, Any]]:
-        parameters |= {"Prefix": self._name(prefix) + "/", "MaxKeys": 1000}
-        return self._pages("list_objects_v2", _OBJECT_MARKERS, parameters, first_page={"MaxKeys": first_page})
+    def _object_pages(
+        self, prefix: str, *, first_page: Mapping[str, Any] = _LIKE_THE_OTHERS, **parameters: Any
+    ) -> Iterator[Mapping[str, Any]]:
+        parameters |= {"Prefix": self._name(prefix) + "/", "MaxKeys": PAGE_KEYS}
+        return self._pages("list_objects_v2", _OBJECT_MARKERS, parameters, first_page=first_page)
 
     def _pages(
         self, method: str, marker_names: Mapping[str, str], parameters: Mapping[str, Any], first_page: Mapping[str, Any]

@@ -47,6 +47,7 @@ class RawRun:
     status: dict[str, str] = field(default_factory=dict)
     holds: dict[str, dict[str, Any]] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)
+    resume: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def readable(self) -> list[str]:
@@ -61,11 +62,8 @@ class RawRun:
         take = getattr(self, f"_{kind.replace('-', '_')}", None)
         if take is not None:  # a kind that moves no checkpoint and no owner needs no rule of its own
             take(body, raw)
-        points = [
-            {name: self.commits[prefix][name] for name in ("step", "attempt", "prefix", "manifest_sha256")}
-            for prefix in self.readable[:RESUME_POINTS]
-        ]
-        require(raw["resume"] == points, "resume points", f"seq {raw['seq']} says {raw['resume']}, must say {points}")
+        must = self.resume
+        require(raw["resume"] == must, "resume points", f"seq {raw['seq']} says {raw['resume']}, must say {must}")
 
     def _run_opened(self, body: dict[str, Any], raw: dict[str, Any]) -> None:
         require(not self.opened and raw["seq"] == 0, "no entry twice", "a run is opened once, first")
@@ -89,7 +87,8 @@ class RawRun:
         require(body["attempt"] == self.owner == raw["writer"]["attempt"], "fencing", f"commit by {body['attempt']}")
         require(body["prefix"] not in self.status, "no entry twice", f"{body['prefix']} is committed twice")
         self.order.append(body["prefix"])
-        self.commits[body["prefix"]], self.status[body["prefix"]] = body, READABLE
+        self.commits[body["prefix"]] = body
+        self._set(body["prefix"], READABLE)
 
     def _checkpoint_quarantined(self, body: dict[str, Any], raw: dict[str, Any]) -> None:
         self._move(body, (READABLE,), BROKEN)
@@ -131,7 +130,14 @@ class RawRun:
         prefix = body["prefix"]
         legal = self.status.get(prefix) in before and self.commits[prefix]["manifest_sha256"] == body["manifest_sha256"]
         require(legal, "states follow in order", f"{prefix}: {self.status.get(prefix)} → {after}")
-        self.status[prefix] = after
+        self._set(prefix, after)
+
+    def _set(self, prefix: str, status: str) -> None:
+        self.status[prefix] = status
+        self.resume = [
+            {name: self.commits[prefix][name] for name in ("step", "attempt", "prefix", "manifest_sha256")}
+            for prefix in self.readable[:RESUME_POINTS]
+        ]
 
 
 def mirrored(

@@ -1,6 +1,7 @@
-"""Thousands of seeded schedules of trainers, evaluator, promoter and sweeper on one store.
+"""Hundreds of seeded schedules of trainers, evaluator, promoter and sweeper on one store.
 
 `CAIRN_SIMULATOR_SEED=n` replays one seed and prints its trace; `CAIRN_SIMULATOR_SCHEDULES=n` plays that many.
+`make test-full` plays thousands.
 """
 
 import os
@@ -8,11 +9,12 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.protocol.enumeration import FULL
 from tests.protocol.simulator import Simulation, simulate
 
-SCHEDULES = int(os.environ.get("CAIRN_SIMULATOR_SCHEDULES", "2400"))
+SCHEDULES = int(os.environ.get("CAIRN_SIMULATOR_SCHEDULES", "6000" if FULL else "600"))
 SEED = os.environ.get("CAIRN_SIMULATOR_SEED")
-CHUNKS = 24
+CHUNKS = 12
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))

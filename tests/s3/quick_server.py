@@ -4,43 +4,80 @@ Prints one JSON line `{"endpoint": …, "access_key": …, "secret_key": …}` w
 and ends when its standard input does, so it never outlives the process that started it.
 """
 
+import asyncio
 import io
 import json
-import logging
 import sys
-import threading
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
-from moto.server import ThreadedMotoServer
+from moto.moto_server.werkzeug_app import create_backend_app
 
-
-class OneAtATime:
-    """The emulator checks a condition and then writes: only one request at a time makes the two one step."""
-
-    def __init__(self, application: Callable[..., Iterable[bytes]]) -> None:
-        self._application, self._lock = application, threading.Lock()
-
-    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
-        with self._lock:
-            return self._application({**environ, "wsgi.input": io.BytesIO(body)}, start_response)
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-def main() -> None:
+@dataclass(frozen=True)
+class Application:
+    """moto's S3 behind HTTP: connections are kept, and one request at a time makes check and write one step."""
+
+    answer: Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+
+    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer the requests of one connection until it ends."""
+        try:
+            while True:
+                head, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").strip().split("\r\n")
+                headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+                if headers.get("expect", "").lower() == "100-continue":
+                    writer.write(_CONTINUE)
+                body = await reader.readexactly(int(headers.get("content-length", "0")))
+                writer.write(self._respond(head, headers, body))
+                await writer.drain()
+                if headers.get("connection", "").lower() == "close":
+                    break
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    def _respond(self, head: str, headers: dict[str, str], body: bytes) -> bytes:
+        method, target, _ = head.split(" ")
+        path, _, query = target.partition("?")
+        environ = {
+            "REQUEST_METHOD": method,
+            "SCRIPT_NAME": "",
+            "PATH_INFO": unquote(path, "latin-1"),
+            "QUERY_STRING": query,
+            "RAW_URI": target,
+            "SERVER_NAME": "127.0.0.1",
+            "SERVER_PORT": headers["host"].rpartition(":")[2],
+            "SERVER_PROTOCOL": "HTTP/1.1",
+            "CONTENT_TYPE": headers.get("content-type", ""),
+            "CONTENT_LENGTH": str(len(body)),
+            "wsgi.version": (1, 0),
+            "wsgi.url_scheme": "http",
+            "wsgi.input": io.BytesIO(body),
+            "wsgi.errors": sys.stderr,
+        } | {f"HTTP_{name.upper().replace('-', '_')}": value for name, value in headers.items()}
+        said: list[Any] = []
+        data = b"".join(self.answer(environ, lambda status, found, error=None: said.extend((status, found))))
+        sent = [f"{name}: {value}" for name, value in said[1]]
+        if "content-length" not in {name.lower() for name, _ in said[1]}:
+            sent.append(f"Content-Length: {len(data)}")
+        answer = "\r\n".join([f"HTTP/1.1 {said[0]}", *sent]).encode("latin-1") + b"\r\n\r\n"
+        return answer if method == "HEAD" else answer + data
+
+
+async def main() -> None:
     """Serve until standard input ends."""
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    assert server._server is not None
-    server._server.app = OneAtATime(server._server.app)
-    host, port = server.get_host_and_port()
-    print(
-        json.dumps({"endpoint": f"http://{host}:{port}", "access_key": "test", "secret_key": "testsecret"}), flush=True
-    )
-    sys.stdin.read()
-    server.stop()
+    application = Application(create_backend_app("s3"))
+    server = await asyncio.start_server(application.connected, "127.0.0.1", 0)
+    endpoint = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    print(json.dumps({"endpoint": endpoint, "access_key": "test", "secret_key": "testsecret"}), flush=True)
+    await asyncio.to_thread(sys.stdin.read)
 
 
 if __name__ == "__main__":
-    main()
+    asyncio.run(main())

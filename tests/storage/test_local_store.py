@@ -12,7 +12,7 @@ import pytest
 from storage.errors import IntegrityError, StorageError, StoreUnavailable
 from storage.stores.local_store import LocalStore
 from storage.stores.object_store import UnfinishedWrite
-from tests.storage.test_object_store import OPERATIONS
+from tests.storage.store_operations import OPERATIONS
 
 
 @pytest.fixture

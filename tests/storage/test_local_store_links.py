@@ -13,7 +13,7 @@ from storage.logs.step_log import StepLog
 from storage.stores.local_store import LocalStore
 from storage.stores.object_store import UnfinishedWrite
 from tests.storage.builders import run_with_commits
-from tests.storage.test_object_store import OPERATIONS
+from tests.storage.store_operations import OPERATIONS
 
 READS = ["read", "read_chunks", "size", "keys", "folders", "first", "unfinished", "local_path"]
 WRITES = ["create", "write", "write_stream", "delete", "discard"]

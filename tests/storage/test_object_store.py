@@ -1,40 +1,17 @@
 """What every backend must do alike, and the keys none may follow."""
 
 import hashlib
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from storage.errors import ObjectMissing, StorageError
-from storage.stores.object_store import ObjectStore, UnfinishedWrite, check_key
-
-OPERATIONS: dict[str, Callable[[Any, str], object]] = {
-    "read": lambda store, key: store.read(key),
-    "read_chunks": lambda store, key: list(store.read_chunks(key)),
-    "create": lambda store, key: store.create(key, b"x"),
-    "write": lambda store, key: store.write(key, b"x"),
-    "write_stream": lambda store, key: store.write_stream(key, [b"x"]),
-    "keys": lambda store, key: store.keys(key),
-    "folders": lambda store, key: store.folders(key),
-    "first": lambda store, key: store.first(key),
-    "size": lambda store, key: store.size(key),
-    "delete": lambda store, key: store.delete(key),
-    "unfinished": lambda store, key: store.unfinished(key),
-    "discard": lambda store, key: store.discard(UnfinishedWrite(key=key, bytes=0, age_seconds=0.0, token=".t")),
-    "local_path": lambda store, key: store.local_path(key),
-}
-BAD_KEYS = [
-    "", "/", "/etc/passwd", "..", "../x", "a/../b", "a/..", "a//b", "a/", "./a", ".hidden", "a/.b",
-    "a\\b", "a\0b", "a\n", "~/x", "a b", "C:/x", "-rf",
-]  # fmt: skip
+from storage.errors import ObjectMissing
+from storage.stores.object_store import ObjectStore, check_key
+from tests.storage.store_operations import OPERATIONS, refuse_bad_keys
 
 
-@pytest.mark.parametrize("key", BAD_KEYS)
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_a_key_that_could_leave_the_root_is_refused(store: ObjectStore, operation: str, key: str) -> None:
-    with pytest.raises(StorageError, match="each segment must match"):
-        OPERATIONS[operation](store, key)
+def test_a_key_that_could_leave_the_root_is_refused_by_every_operation(store: ObjectStore) -> None:
+    refuse_bad_keys(store)
 
 
 def test_every_operation_is_tried_with_bad_keys() -> None:

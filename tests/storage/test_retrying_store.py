@@ -10,7 +10,7 @@ from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore, UnfinishedWrite
 from storage.stores.retry_policy import RetryPolicy
 from storage.stores.retrying_store import RetryingStore
-from tests.storage.test_object_store import OPERATIONS
+from tests.storage.store_operations import OPERATIONS
 
 ONCE = {"create", "write_stream", "local_path"}
 
