@@ -1,5 +1,6 @@
 """A server of each kind with a proxy before it that breaks chosen requests."""
 
+import asyncio
 import uuid
 from collections.abc import Iterator
 
@@ -7,14 +8,26 @@ import pytest
 
 from storage.stores.retry_policy import RetryPolicy
 from storage.stores.retrying_store import RetryingStore
-from storage.stores.s3_bucket import S3Bucket, Timeouts
+from storage.stores.s3_bucket import S3Bucket
 from storage.stores.s3_store import S3Store
 from tests.s3.fault_proxy import FaultProxy
 from tests.s3.servers import CEPH, S3Server, s3_server
+from tests.storage.builders import no_sleep
 
-PART_BYTES = 5 * 1024 * 1024
-QUICK = RetryPolicy(tries=4, first_pause_seconds=0.01, longest_pause_seconds=0.05)
-TIMEOUTS = Timeouts(connect_seconds=1.0, answer_seconds=2.0, silence_seconds=2.0)
+QUICK = RetryPolicy(tries=4, sleep=no_sleep)
+
+
+class MovedClock:
+    """An event loop's clock that can be moved on, so that nobody waits for a time limit."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop, self.true_time, self.moved_seconds = loop, loop.time, 0.0
+        loop.time = lambda: self.true_time() + self.moved_seconds  # type: ignore[method-assign]
+
+    def pass_patience(self) -> None:
+        """Let an hour pass: every time limit of a request that is under way ends."""
+        self.moved_seconds += 3600.0
+        self.loop.call_soon_threadsafe(lambda: None)
 
 
 @pytest.fixture(scope="session", params=["quick", CEPH])
@@ -32,8 +45,10 @@ def shared_proxy(server: S3Server) -> Iterator[FaultProxy]:
 
 @pytest.fixture(scope="session")
 def proxied_bucket(server: S3Server, shared_proxy: FaultProxy) -> S3Bucket:
-    """A client that goes through the proxy and waits for two seconds only."""
-    return server.bucket(endpoint=shared_proxy.endpoint, timeouts=TIMEOUTS)
+    """A client that goes through the proxy; where no answer ever comes, its whole patience has passed at once."""
+    bucket = server.bucket(endpoint=shared_proxy.endpoint)
+    shared_proxy.on_hang = MovedClock(bucket._loop()).pass_patience
+    return bucket
 
 
 @pytest.fixture(scope="session")
@@ -51,9 +66,15 @@ def proxy(shared_proxy: FaultProxy) -> Iterator[FaultProxy]:
 
 
 @pytest.fixture
-def bare(proxied_bucket: S3Bucket, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> S3Store:
-    """An empty store behind the proxy that repeats pieces, the smallest S3 allows, but no whole operation."""
-    monkeypatch.setattr("storage.stores.multipart_upload.PART_BYTES", PART_BYTES)
+def part_bytes(server: S3Server) -> int:
+    """The size of a part: the smallest that the server allows."""
+    return server.smallest_part_bytes
+
+
+@pytest.fixture
+def bare(proxied_bucket: S3Bucket, proxy: FaultProxy, part_bytes: int, monkeypatch: pytest.MonkeyPatch) -> S3Store:
+    """An empty store behind the proxy that repeats small pieces, but no whole operation."""
+    monkeypatch.setattr("storage.stores.multipart_upload.PART_BYTES", part_bytes)
     return S3Store(proxied_bucket, uuid.uuid4().hex, retry_policy=QUICK)
 
 

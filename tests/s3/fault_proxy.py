@@ -6,6 +6,7 @@ HTTP-aware, so that it can aim; one request per connection, so that nothing of a
 import asyncio
 import re
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -51,13 +52,18 @@ class Aim:
 
 @dataclass
 class FaultProxy:
-    """A proxy on a free port of loopback while it is entered; `requests` is what came, in order."""
+    """A proxy on a free port of loopback while it is entered; `requests` is what came, in order.
+
+    `on_hang` is called when a request came that is never answered.
+    """
 
     upstream: str
     requests: list[str] = field(default_factory=list)
     aims: list[Aim] = field(default_factory=list)
     endpoint: str = ""
     loop: Any = None
+    on_hang: Callable[[], None] = lambda: None
+    tasks: "set[asyncio.Task[None] | None]" = field(default_factory=set)
 
     def aim(self, fault: NetworkFault, pattern: str, *, nth: int = 1, times: int = 1) -> Aim:
         """Break requests from now on."""
@@ -84,6 +90,8 @@ class FaultProxy:
         server.close()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        self.tasks.add(task)  # asyncio itself keeps only weak references, and a client that leaves takes the others
         try:
             head = await reader.readuntil(b"\r\n\r\n")
             if re.search(_EXPECT, head):
@@ -95,6 +103,7 @@ class FaultProxy:
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
+            self.tasks.discard(task)
             writer.close()
 
     async def _answer(
@@ -110,6 +119,7 @@ class FaultProxy:
             case NetworkFault.INTERNAL_ERROR:
                 answer = _error("500 Internal Server Error", "InternalError")
             case NetworkFault.HANG:
+                self.on_hang()
                 await reader.read()
                 return
             case NetworkFault.TORN_UP:

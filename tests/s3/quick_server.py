@@ -1,20 +1,20 @@
 """An S3 emulator in a process of its own; run as a script.
 
-Prints one JSON line `{"endpoint": …, "access_key": …, "secret_key": …}` when it serves on a free port of loopback,
-and ends when its standard input does, so it never outlives the process that started it.
+Prints one JSON line with the fields of an `S3Server` when it serves on a free port of loopback,
+and ends when its standard input does, so it never outlives the process that started it. Parts may be small here.
 """
 
 import asyncio
 import io
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
-from moto.moto_server.werkzeug_app import create_backend_app
-
+_SMALLEST_PART_BYTES = 64 * 1024
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -72,10 +72,14 @@ class Application:
 
 async def main() -> None:
     """Serve until standard input ends."""
+    os.environ["S3_UPLOAD_PART_MIN_SIZE"] = str(_SMALLEST_PART_BYTES)
+    from moto.moto_server.werkzeug_app import create_backend_app
+
     application = Application(create_backend_app("s3"))
     server = await asyncio.start_server(application.connected, "127.0.0.1", 0)
     endpoint = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    print(json.dumps({"endpoint": endpoint, "access_key": "test", "secret_key": "testsecret"}), flush=True)
+    keys = {"access_key": "test", "secret_key": "testsecret"}
+    print(json.dumps({"endpoint": endpoint, **keys, "smallest_part_bytes": _SMALLEST_PART_BYTES}), flush=True)
     await asyncio.to_thread(sys.stdin.read)
 
 

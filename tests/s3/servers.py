@@ -34,6 +34,7 @@ class S3Server:
     endpoint: str
     access_key: str
     secret_key: str
+    smallest_part_bytes: int = 5 * 1024 * 1024
 
     def environment(self, endpoint: str = "") -> dict[str, str]:
         """Return the AWS variables that lead here, or through a proxy at `endpoint`, and to nothing else."""

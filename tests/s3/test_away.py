@@ -13,12 +13,15 @@ from pathlib import Path
 import pytest
 
 from storage.errors import StoreUnavailable, StoreUnsound
-from storage.stores.open_store import open_store
+from storage.stores.retry_policy import RetryPolicy
+from storage.stores.retrying_store import RetryingStore
+from storage.stores.s3_bucket import S3Bucket
 from storage.stores.s3_store import S3Store
 from storage.stores.store_probe import probe_store
 from tests.s3.ceph_server import free_ports
 from tests.s3.fault_proxy import FaultProxy, NetworkFault
 from tests.s3.servers import S3Server, aws_environment
+from tests.storage.builders import no_sleep
 
 ROOT = Path(__file__).resolve().parents[2]
 NOWHERE = S3Server(endpoint="http://127.0.0.1:9", access_key="test", secret_key="canary-of-a-secret")
@@ -74,7 +77,7 @@ def test_the_error_names_the_store_and_what_was_tried() -> None:
         aws_environment(NOWHERE.environment()),
         pytest.raises(StoreUnavailable, match=r"s3://cairn/x/a/?: cannot list"),
     ):
-        open_store("s3://cairn/x").keys("a")
+        RetryingStore(S3Store(S3Bucket("cairn"), "x"), retry_policy=RetryPolicy(tries=2, sleep=no_sleep)).keys("a")
 
 
 @pytest.fixture

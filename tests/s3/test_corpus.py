@@ -1,3 +1,4 @@
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,17 +12,18 @@ from tests.tasks.corpus_files import packed, shaped
 TEXTS = [f"Document {number}." for number in range(10)]
 
 
-@pytest.fixture
-def bucket(server: S3Server, tmp_path: Path) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def bucket(server: S3Server) -> Iterator[str]:
     import s3fs
 
+    folder = f"{BUCKET}/{uuid.uuid4().hex}"
     with aws_environment(server.environment()):
         files = s3fs.S3FileSystem(skip_instance_cache=True)
         for number, name in enumerate(("jsonl.zst", "jsonl.gz", "parquet", "txt")):
             shape, _, compression = name.partition(".")
             content = packed(shaped(TEXTS, shape), f".{compression}" if compression else "")
-            files.pipe_file(f"{BUCKET}/{tmp_path.name}/in/{number}/a.{name}", content)
-        yield f"s3://{BUCKET}/{tmp_path.name}"
+            files.pipe_file(f"{folder}/in/{number}/a.{name}", content)
+        yield f"s3://{folder}"
 
 
 def texts_of(source: str) -> list[str]:

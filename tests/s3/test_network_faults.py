@@ -12,7 +12,6 @@ from storage.stores.retrying_store import RetryingStore
 from storage.stores.s3_store import S3Store
 from storage.stores.store_probe import probe_store
 from tests.entries import evaluated, writer
-from tests.s3.conftest import PART_BYTES
 from tests.s3.fault_proxy import FaultProxy, NetworkFault
 from tests.s3.servers import S3Server
 from tests.storage.builders import LOG, check_invariants, claim, commit, open_run, run_log, stage
@@ -88,10 +87,10 @@ def test_a_commit_survives_one_503_at_each_kind_of_request(
 @pytest.mark.parametrize("fault", BREAKS, ids=lambda fault: fault.name)
 @pytest.mark.parametrize("request_", MULTIPART)
 def test_a_stream_survives_any_break_of_any_of_its_requests(
-    bare: S3Store, direct: S3Store, proxy: FaultProxy, request_: str, fault: NetworkFault
+    bare: S3Store, direct: S3Store, proxy: FaultProxy, part_bytes: int, request_: str, fault: NetworkFault
 ) -> None:
     aim = proxy.aim(fault, MULTIPART[request_])
-    data = os.urandom(2 * PART_BYTES + 5)
+    data = os.urandom(2 * part_bytes + 5)
     written = bare.write_stream("a/b", [data])
     assert aim.fired
     assert written.sha256 == hashlib.sha256(data).hexdigest()
@@ -101,12 +100,12 @@ def test_a_stream_survives_any_break_of_any_of_its_requests(
 @pytest.mark.parametrize("fault", [NetworkFault.SLOW_DOWN, NetworkFault.TORN_UP, NetworkFault.RESPONSE_LOST])
 @pytest.mark.parametrize("request_", ["first-part", "complete"])
 def test_a_stream_that_never_gets_through_leaves_nothing(
-    bare: S3Store, direct: S3Store, proxy: FaultProxy, request_: str, fault: NetworkFault
+    bare: S3Store, direct: S3Store, proxy: FaultProxy, part_bytes: int, request_: str, fault: NetworkFault
 ) -> None:
     proxy.aim(fault, MULTIPART[request_], times=1000)
     proxy.aim(NetworkFault.SLOW_DOWN, "HEAD .*", times=1000)
     with pytest.raises(StoreUnavailable):
-        bare.write_stream("a/b", [bytes(2 * PART_BYTES + 5)])
+        bare.write_stream("a/b", [bytes(2 * part_bytes + 5)])
     there = request_ == "complete" and fault is NetworkFault.RESPONSE_LOST
     assert (direct.keys("a"), direct.unfinished("a")) == (["a/b"] if there else [], [])
 
@@ -130,8 +129,11 @@ def test_a_torn_download_is_never_used(bare: S3Store, store: RetryingStore, prox
     assert proxy.aims[-1].seen > 3
 
 
-def test_a_torn_download_goes_on_where_it_broke(bare: S3Store, proxy: FaultProxy) -> None:
-    data = os.urandom(5 * 8 * 1024 * 1024)
+def test_a_torn_download_goes_on_where_it_broke(
+    bare: S3Store, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.stores.s3_store.READ_CHUNK_BYTES", 50_000)
+    data = os.urandom(5 * 50_000)
     bare.write("a/b", data)
     proxy.requests.clear()
     proxy.aim(NetworkFault.TORN_DOWN, "GET", nth=3)

@@ -188,7 +188,7 @@ def test_a_stream_of_300_mb_holds_a_few_parts_at_once() -> None:
     chunk = bytes(1 << 20)
     written = upload_stream(bucket, "a", (chunk for _ in range(300)), retry_policy=RetryPolicy(tries=1))
     assert (written.bytes, bucket.parts, bucket.most) == (300 << 20, 19, CONCURRENT_PARTS)
-    assert (CONCURRENT_PARTS + 1) * PART_BYTES < 80_000_000
+    assert SMALL_PART_BYTES <= PART_BYTES and (CONCURRENT_PARTS + 1) * PART_BYTES < 80_000_000
 
 
 @pytest.mark.slow
