@@ -38,8 +38,8 @@ train: $(STAMP)  ## train the quickstart on text every CPython carries; ARGS= ad
 test: $(STAMP)  ## the default test suite: offline, CPU
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
 
-test-full: $(STAMP)  ## every case of the protocol's enumeration on files too, and thousands of schedules: of both `make test` tries a share
-	@CAIRN_TEST_FULL=1 $(BIN)/python -m pytest -n 2 --dist loadgroup tests/protocol $(ARGS)
+test-full: $(STAMP)  ## all cases of the protocol and thousands of schedules, where `make test` tries a share
+	@CAIRN_TEST_FULL=1 $(BIN)/python -m pytest -n 2 --dist loadgroup tests/protocol tests/storage/test_sweep.py $(ARGS)
 
 test-slow: $(STAMP)  ## the crash and chaos suites as well
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not s3 and not gpu" $(ARGS)

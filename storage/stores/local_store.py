@@ -234,8 +234,9 @@ def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(mode=0o775)
     except FileExistsError:
-        if not folder.is_dir():
-            raise
+        with suppress(FileNotFoundError):  # removed again at once: the caller tries again
+            if not stat.S_ISDIR(os.lstat(folder).st_mode) and not folder.is_dir():
+                raise
     except FileNotFoundError:
         return
     with suppress(FileNotFoundError, PermissionError):

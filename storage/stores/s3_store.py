@@ -118,7 +118,9 @@ class S3Store(ObjectStore):
     def unfinished(self, prefix: str) -> list[UnfinishedWrite]:
         """Return the multipart uploads below the folder `prefix`; their age is by the store's clock."""
         folder, found = self._name(prefix) + "/", []
-        for page in self._pages("list_multipart_uploads", _UPLOAD_MARKERS, {"Prefix": folder}, first_page=_LIKE_THE_OTHERS):
+        for page in self._pages(
+            "list_multipart_uploads", _UPLOAD_MARKERS, {"Prefix": folder}, first_page=_LIKE_THE_OTHERS
+        ):
             date = page.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
             now = parsedate_to_datetime(date) if date else datetime.now(UTC)
             for upload in page.get("Uploads", ()):
@@ -174,7 +176,11 @@ class S3Store(ObjectStore):
         return self._pages("list_objects_v2", _OBJECT_MARKERS, parameters, first_page=first_page)
 
     def _pages(
-        self, method: str, marker_names: Mapping[str, str], parameters: Mapping[str, Any], first_page: Mapping[str, Any]
+        self,
+        method: str,
+        marker_names: Mapping[str, str],
+        parameters: Mapping[str, Any],
+        first_page: Mapping[str, Any] = _LIKE_THE_OTHERS,
     ) -> Iterator[Mapping[str, Any]]:
         markers: dict[str, Any] = {}
         while True:

@@ -4,12 +4,12 @@ Owns which cases there are. Nothing is listed by hand: a scenario is first run t
 each operation and fault that differs there.
 """
 
-import os
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 
 from storage.stores.object_store import ObjectStore
+from tests.full_amount import share_of
 from tests.protocol import processes
 from tests.protocol.invariants import continue_run, examine
 from tests.protocol.processes import REFUSALS, Process
@@ -20,10 +20,6 @@ from tests.protocol.world import Copies, Ledger
 from tests.storage.faulty_store import Death, Fault, FaultyStore, applies
 
 Rival = Callable[[Process], None]
-
-FULL = "CAIRN_TEST_FULL" in os.environ
-"""Whether everything is tried (`make test-full`) or, of what takes long, a fixed share."""
-_LOCAL_SHARE = 8
 
 
 def take_over(process: Process) -> None:
@@ -94,7 +90,7 @@ def operations(scenario: Scenario, copies: Copies) -> FaultyStore:
 def all_cases(scenario: Scenario, copies: Copies) -> Iterator[Case]:
     """Yield every case that differs; on files every eighth, such that each operation meets two faults or three."""
     counted = operations(scenario, copies)
-    share = _LOCAL_SHARE if copies.kind == "local" and not FULL else 1
+    share = share_of(8) if copies.kind == "local" else 1
     for number, trouble in enumerate(TROUBLES):
         for at, name in enumerate(counted.operations):
             if applies(trouble.fault, name, counted.inner.inner) and (at + number) % share == 0:  # type: ignore[attr-defined]

@@ -4,7 +4,7 @@ Owns the patches around the product that change no decision of it.
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,23 +18,7 @@ from storage.logs.entry_log import EntryLog, ReadEntry
 from tests.protocol.processes import present_placement
 from tests.protocol.world import Ledger
 from tests.storage.builders import clock, no_sleep
-
-
-class InlineExecutor:
-    """A thread pool without threads, so that operations come in one order."""
-
-    def __init__(self, workers: int) -> None:
-        self.workers = workers
-
-    def __enter__(self) -> "InlineExecutor":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        return None
-
-    def map(self, function: Any, *arguments: Iterable[Any]) -> Iterator[Any]:
-        return map(function, *arguments)
-
+from tests.storage.inline_executor import InlineExecutor
 
 _LEDGERS: list[Ledger] = []
 

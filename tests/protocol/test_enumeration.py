@@ -10,7 +10,8 @@ import pytest
 from storage.logs.registry import MODEL_KINDS
 from storage.logs.run_entries import RUN_KINDS
 from storage.stores.object_store import ObjectStore
-from tests.protocol.enumeration import FULL, all_cases, operations, run_case
+from tests.full_amount import FULL
+from tests.protocol.enumeration import all_cases, operations, run_case
 from tests.protocol.invariants import continue_run, examine
 from tests.protocol.processes import ALIAS, PREFIX, Process
 from tests.protocol.raw_history import read_raw

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.protocol.enumeration import FULL
+from tests.full_amount import FULL
 from tests.protocol.simulator import Simulation, simulate
 
 SCHEDULES = int(os.environ.get("CAIRN_SIMULATOR_SCHEDULES", "6000" if FULL else "600"))

@@ -27,6 +27,7 @@ from storage.logs.run_entries import RUN_KINDS, AttemptEnded, CheckpointCommitte
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
 from storage.stores.document import encode
+from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore
 from tests import entries
 from tests.entries import NOON, ended, started, writer
@@ -148,8 +149,33 @@ def run_with_commits(store: ObjectStore, *steps: int) -> RunLog:
     return log
 
 
+def laid_out(store: ObjectStore, *steps: int) -> RunLog:
+    """Give the store such a run as copies of objects: for tests of what happens afterwards."""
+    made = MemoryStore("made")
+    run_with_commits(made, *steps)
+    copy_objects(made, store)
+    log = run_log(store)
+    log.refresh()
+    return log
+
+
+def copy_objects(source: MemoryStore, target: ObjectStore) -> None:
+    """Write every object of one store to another."""
+    for key, data in source._objects.items():
+        target.write(key, data)
+
+
+def _read_whole(store: ObjectStore) -> ObjectStore:
+    """Return what is in the store, each object read once, in memory."""
+    copy = MemoryStore("copy")
+    for key in store.keys("runs"):
+        copy.write(key, store.read(key))
+    return copy
+
+
 def check_invariants(store: ObjectStore, acknowledged: set[str]) -> RunState:
     """Read the run as a stranger would and check what ARCHITECTURE section 2 promises; returns the state."""
+    store = _read_whole(store)
     keys = store.keys(LOG)
     assert keys == [f"{LOG}/{entry_name(seq)}" for seq in reversed(range(len(keys)))], "the sequence has a hole"
     raw: list[dict[str, Any]] = [msgspec.json.decode(store.read(key)) for key in reversed(keys)]

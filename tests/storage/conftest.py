@@ -52,7 +52,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
     return RetryingStore(S3Store(request.getfixturevalue(f"{request.param}_bucket"), uuid.uuid4().hex))
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip fsync where a test kills processes, not power: the page cache outlives a process."""
+    """Skip fsync: the page cache outlives a process, and a test that is about fsync puts its own in place."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)

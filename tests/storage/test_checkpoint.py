@@ -23,7 +23,16 @@ from storage.stores.document import encode, sha256
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore
 from tests.entries import writer
-from tests.storage.builders import check_invariants, commit, floats, run_log, run_with_commits, stage, trainer_document
+from tests.storage.builders import (
+    check_invariants,
+    commit,
+    floats,
+    laid_out,
+    run_log,
+    run_with_commits,
+    stage,
+    trainer_document,
+)
 
 NAMES = (
     "weights-00001-of-00002.safetensors",
@@ -57,7 +66,7 @@ def test_a_checkpoint_has_the_objects_the_architecture_names(store: ObjectStore)
 def test_damage_to_any_object_quarantines_the_newest_and_resumes_from_the_one_before(
     store: ObjectStore, name: str, damage: Callable[[ObjectStore, str], None]
 ) -> None:
-    run_with_commits(store, 5, 10)
+    laid_out(store, 5, 10)
     prefix = newest_prefix(store)
     damage(store, f"{prefix}/{name}")
     found = newest_verified(run_log(store), writer=writer())
@@ -69,7 +78,7 @@ def test_damage_to_any_object_quarantines_the_newest_and_resumes_from_the_one_be
 
 
 def test_where_no_checkpoint_verifies_all_are_quarantined_and_nothing_begins_at_step_0(store: ObjectStore) -> None:
-    run_with_commits(store, 5, 10)
+    laid_out(store, 5, 10)
     for record in run_log(store).refresh().readable:
         flip(store, f"{record.committed.prefix}/trainer.json")
     with pytest.raises(NothingReadable, match="committed 2 checkpoints and none can be read"):
@@ -87,7 +96,7 @@ def test_a_commit_repeated_after_an_unknown_outcome_appends_nothing(store: Objec
 
 
 def test_a_sound_newest_checkpoint_is_returned_and_nothing_is_written(store: ObjectStore) -> None:
-    log = run_with_commits(store, 5, 10)
+    log = laid_out(store, 5, 10)
     before = log.seq
     found = newest_verified(log, writer=writer())
     assert found is not None
@@ -102,7 +111,7 @@ def test_a_staged_checkpoint_is_invisible_until_its_commit(store: ObjectStore) -
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_staged_checkpoint_with_an_object_missing_is_not_committed(store: ObjectStore, name: str) -> None:
-    log = run_with_commits(store, 5)
+    log = laid_out(store, 5)
     staged = stage(store, step=10, attempt=1)
     store.delete(f"{staged.prefix}/{name}")
     with pytest.raises(IntegrityError, match=name):
@@ -129,7 +138,7 @@ def test_loading_one_group_reads_no_other_shards(store: ObjectStore) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_loading_refuses_a_flipped_bit_in_any_object(store: ObjectStore, name: str) -> None:
-    run_with_commits(store, 5)
+    laid_out(store, 5)
     reference = run_log(store).refresh().resume[0]
     flip(store, f"{reference.prefix}/{name}")
     with pytest.raises(IntegrityError, match=name):

@@ -1,4 +1,4 @@
-"""A run with 10,000 entries and 2,000 checkpoints answers in a bounded number of requests, at once on local files."""
+"""A run with 2,000 entries and 400 checkpoints answers in a bounded number of requests."""
 
 import os
 import shutil
@@ -26,11 +26,12 @@ from tests.storage.faulty_store import FaultyStore
 
 pytestmark = pytest.mark.xdist_group("cold-start")  # its runs are made once for all its tests
 
-ENTRIES, CHECKPOINTS, KEPT = 10_000, 2_000, 3
+ENTRIES, CHECKPOINTS, KEPT = 2_000, 400, 3
+NEWEST = CHECKPOINTS * 10
 
 
 def history() -> Iterator[tuple[object, int | None]]:
-    """Yield bodies and their attempts: 1,000 attempts that commit, are evaluated, and leave old ones to retention."""
+    """Yield bodies and their attempts: 200 attempts that commit, are evaluated, and leave old ones to retention."""
     yield opened(), None
     attempt = 0
     for number in range(1, CHECKPOINTS + 1):
@@ -77,7 +78,7 @@ def long_run(tmp_path_factory: pytest.TempPathFactory) -> LocalStore:
 
 
 def evaluation(number: int, state: RunState) -> EvaluationRecorded:
-    return evaluated(20_000, 7.0 + number)
+    return evaluated(NEWEST, 7.0 + number)
 
 
 def requests_of(store: ObjectStore, read: Callable[[ObjectStore], object]) -> int:
@@ -90,14 +91,14 @@ def test_the_newest_committed_checkpoint_is_found_in_two_requests(long_run: Loca
     def newest(store: ObjectStore) -> None:
         found = EntryLog(store=store, prefix=LOG, kinds=RUN_KINDS).newest()
         assert found is not None
-        assert [reference.step for reference in found.entry.resume] == [20_000, 19_990, 19_980]
+        assert [reference.step for reference in found.entry.resume] == [NEWEST, NEWEST - 10, NEWEST - 20]
 
     assert requests_of(long_run, newest) == 2
 
 
 def test_status_needs_a_bounded_number_of_requests(long_run: LocalStore) -> None:
     def status(store: ObjectStore) -> None:
-        assert read_status(find_run(store, RUN)).newest_committed_step == 20_000
+        assert read_status(find_run(store, RUN)).newest_committed_step == NEWEST
 
     assert requests_of(long_run, status) <= FOLD_EVERY_ENTRIES + 4
 

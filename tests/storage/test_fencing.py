@@ -6,13 +6,13 @@ from storage.checkpoints.checkpoint import StagedCheckpoint
 from storage.errors import Fenced
 from storage.stores.object_store import ObjectStore
 from tests.entries import ended, started, writer
-from tests.storage.builders import LOG, claim, commit, committed, forge, opened, run_log, run_with_commits, stage
+from tests.storage.builders import LOG, claim, commit, committed, forge, laid_out, opened, run_log, stage
 
 
 @pytest.fixture
 def zombie(store: ObjectStore) -> StagedCheckpoint:
     """A checkpoint that attempt 1 staged before attempt 2 took over."""
-    log = run_with_commits(store, 5)
+    log = laid_out(store, 5)
     staged = stage(store, step=10, attempt=1)
     claim(log)
     return staged
@@ -28,7 +28,7 @@ def test_a_commit_after_a_newer_claim_is_refused_before_anything_is_written(
 
 
 def test_a_zombie_that_read_the_log_before_the_claim_is_fenced_all_the_same(store: ObjectStore) -> None:
-    stale = run_with_commits(store, 5)
+    stale = laid_out(store, 5)
     stale.refresh()
     staged = stage(store, step=10, attempt=1)
     claim(run_log(store))
@@ -37,7 +37,7 @@ def test_a_zombie_that_read_the_log_before_the_claim_is_fenced_all_the_same(stor
 
 
 def test_a_claim_between_the_check_and_the_put_fences_the_commit(store: ObjectStore) -> None:
-    log = run_with_commits(store, 5)
+    log = laid_out(store, 5)
     claims = iter([lambda: claim(run_log(store))])
 
     def decide(state: object) -> object:
@@ -69,7 +69,7 @@ def test_a_forged_commit_in_the_name_of_another_attempt_has_no_effect(
 
 
 def test_an_attempt_that_was_ended_commits_nothing_more(store: ObjectStore) -> None:
-    log = run_with_commits(store, 5)
+    log = laid_out(store, 5)
     log.append(lambda state: ended(1), writer=writer())
     with pytest.raises(Fenced, match="attempt 1 was ended by another process"):
         commit(log, stage(store, step=10, attempt=1))
@@ -85,7 +85,7 @@ def test_the_present_attempt_commits_after_its_predecessor_was_fenced(
 
 @pytest.mark.parametrize("number", [1, 2, 4])
 def test_a_claim_with_a_number_out_of_order_has_no_effect(store: ObjectStore, number: int) -> None:
-    run_with_commits(store, 5)
+    laid_out(store, 5)
     forge(store, ended(1))
     claim(run_log(store))
     forge(store, ended(2))
@@ -95,7 +95,7 @@ def test_a_claim_with_a_number_out_of_order_has_no_effect(store: ObjectStore, nu
 
 
 def test_a_claim_over_an_attempt_that_has_not_ended_is_refused_before_it_is_written(store: ObjectStore) -> None:
-    log = run_with_commits(store, 5)
+    log = laid_out(store, 5)
     before = store.keys(LOG)
     with pytest.raises(Fenced):
         log.append(lambda state: started(2), writer=writer())
@@ -103,7 +103,7 @@ def test_a_claim_over_an_attempt_that_has_not_ended_is_refused_before_it_is_writ
 
 
 def test_an_attempt_ends_once(store: ObjectStore) -> None:
-    log = run_with_commits(store, 5)
+    log = laid_out(store, 5)
     log.append(lambda state: ended(1, "preempted"), writer=writer(1))
     forge(store, ended(1, "lost"))
     record = log.refresh().attempts[0]
@@ -111,6 +111,6 @@ def test_an_attempt_ends_once(store: ObjectStore) -> None:
 
 
 def test_a_run_is_opened_once(store: ObjectStore) -> None:
-    log = run_with_commits(store, 5)
+    log = laid_out(store, 5)
     forge(store, opened())
     assert log.refresh().opened_at == log.read_entries()[0].at

@@ -13,7 +13,7 @@ from storage.logs.run_state import RunState, fold
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore
 from tests.entries import ended, evaluated, writer
-from tests.storage.builders import LOG, claim, commit, open_run, run_log, stage
+from tests.storage.builders import LOG, claim, commit, copy_objects, open_run, run_log, stage
 from tests.storage.faulty_store import Fault, FaultyStore
 
 KEY = "runs/r1/fold.json"
@@ -28,11 +28,13 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def cached(store: ObjectStore, often: None) -> ObjectStore:
     """A run with every kind of state in it, cached before its last entries."""
-    log = open_run(store)
+    made = MemoryStore()
+    log = open_run(made)
     for attempt, step in ((1, 5), (2, 10)):
         claim(log)
-        commit(log, stage(store, step=step, attempt=attempt))
+        commit(log, stage(made, step=step, attempt=attempt))
         log.append(lambda state, step=step: evaluated(step, 2.5), writer=writer())
+    copy_objects(made, store)
     assert store.size(KEY) is not None
     return store
 

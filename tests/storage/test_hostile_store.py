@@ -28,6 +28,7 @@ from tests.storage.builders import (
     commit,
     committed,
     forge,
+    laid_out,
     open_run,
     run_log,
     run_with_commits,
@@ -180,7 +181,7 @@ def test_memory_is_bounded_alike() -> None:
 def test_a_sweep_deletes_nothing_but_checkpoints_of_its_own_run(
     store: ObjectStore, prefix: str, is_superseded: bool
 ) -> None:
-    log = run_with_commits(store, 5, 10)
+    log = laid_out(store, 5, 10)
     for key in (
         "runs/other/checkpoints/step-00000005-attempt-0001/manifest.json",
         "models/champion/log/9999999999.json",

@@ -19,7 +19,7 @@ from tests.entries import evaluated, started, writer
 from tests.storage.builders import check_invariants, entry_log, open_run, run_log
 
 THREADS = 32
-ROUNDS = 20
+ROUNDS, WRITERS = 8, 8
 
 
 def at_once(number: int, work: Callable[[int], object]) -> list[object]:
@@ -42,14 +42,13 @@ def test_of_32_creators_exactly_one_wins_in_every_round(store: ObjectStore) -> N
         assert store.read(key) == b"%d" % won.index(True)
 
 
-@pytest.mark.usefixtures("no_fsync")
 def test_threads_that_append_at_once_leave_one_contiguous_log_with_every_acknowledged_entry(
     store: ObjectStore,
 ) -> None:
     open_run(store)
-    at_once(16, lambda index: run_log(store).append(lambda state: evaluated(index, 1.0), writer=writer()))
+    at_once(WRITERS, lambda index: run_log(store).append(lambda state: evaluated(index, 1.0), writer=writer()))
     state = check_invariants(store, set())
-    assert sorted(evaluation.step for evaluation in state.evaluations) == list(range(16))
+    assert sorted(evaluation.step for evaluation in state.evaluations) == list(range(WRITERS))
 
 
 def append_from_a_process(root: Path, first: int, number: int) -> None:
@@ -61,7 +60,8 @@ def append_from_a_process(root: Path, first: int, number: int) -> None:
 
 def test_processes_that_append_at_once_leave_one_contiguous_log_with_every_entry(tmp_path: Path) -> None:
     open_run(LocalStore(tmp_path))
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")  # imports once for all of them
+    context.set_forkserver_preload(["tests.storage.builders"])
     workers = [context.Process(target=append_from_a_process, args=(tmp_path, 10 * n, 8)) for n in range(4)]
     for worker in workers:
         worker.start()
@@ -72,7 +72,6 @@ def test_processes_that_append_at_once_leave_one_contiguous_log_with_every_entry
     assert sorted(item.step for item in state.evaluations) == [10 * n + k for n in range(4) for k in range(8)]
 
 
-@pytest.mark.usefixtures("no_fsync")
 def test_of_claimers_of_one_number_exactly_one_gets_it(store: ObjectStore) -> None:
     open_run(store)
 
@@ -84,14 +83,14 @@ def test_of_claimers_of_one_number_exactly_one_gets_it(store: ObjectStore) -> No
         log.append(decide, writer=Writer(host="here", pid=index))
         return [entry.writer.pid for entry in log.read_entries() if entry.kind == "attempt-started"] == [index]
 
-    assert at_once(16, claim_if_free).count(True) == 1
+    assert at_once(WRITERS, claim_if_free).count(True) == 1
     assert len(check_invariants(store, set()).attempts) == 1
 
 
 def test_of_appends_after_the_same_entry_exactly_one_is_committed(store: ObjectStore) -> None:
     open_run(store)
     head = entry_log(store).newest()
-    answers = at_once(16, lambda index: entry_log(store).append(started(1), after=head, writer=writer()))
+    answers = at_once(WRITERS, lambda index: entry_log(store).append(started(1), after=head, writer=writer()))
     assert sum(answer is not None for answer in answers) == 1
 
 
