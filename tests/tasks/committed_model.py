@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import torch
 from model.training.train_state import TrainState
 from storage.checkpoints.checkpoint import checkpoint_target, commit_checkpoint, stage_checkpoint
 from storage.logs.log_entry import CheckpointReference, Writer
-from storage.logs.run_entries import EvaluationRecorded, Placement
 from storage.logs.run_log import RunLog
 from storage.stores.object_store import ObjectStore
 from tasks.configuration.configuration_source import parse_configuration
@@ -22,7 +20,6 @@ from tests import entries
 from tests.storage.builders import trainer_document
 
 TEXT = "\n\n".join(f"Zeile {number} über Ünïcode, 東京 and stones;\n\tthe {number}th cairn." for number in range(200))
-PLACEMENT = Placement(host="here", boot_id="b", pid=1, process_started=1.0, device="cpu", world_size=1, threads=1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,17 +33,12 @@ class CommittedModel:
 
     def evaluate(self, loss: float) -> None:
         """Record an evaluation of these weights."""
-        body = EvaluationRecorded(
-            step=self.reference.step,
+        body = entries.evaluated(
+            self.reference.step,
+            loss,
             manifest_sha256=self.reference.manifest_sha256,
-            suite="held-out",
             suite_sha256="5" * 64,
             data_snapshot="d" * 64,
-            metrics={"val_loss": loss},
-            samples=(),
-            evaluator_version="1",
-            started_at=datetime(2026, 1, 1, tzinfo=UTC),
-            seconds=1.0,
         )
         self.log.append(lambda state: body, writer=Writer(host="here", pid=1))
 
@@ -80,7 +72,6 @@ def commit_model(store: ObjectStore, folder: Path, config: RunConfig, run_id: st
     )
     started = entries.started(
         1,
-        placement=PLACEMENT,
         config=config.document(),
         config_sha256=config.frozen_sha256(),
         code_version="0.1.0+abc",
@@ -95,7 +86,7 @@ def commit_model(store: ObjectStore, folder: Path, config: RunConfig, run_id: st
         groups=(to_group("weights", state.named_tensors()),),
         trainer=trainer_document(7),
     )
-    after = commit_checkpoint(log, staged, writer=Writer(host="here", pid=1, attempt=1), tokens=224, gpu_seconds=1.0)
+    after = commit_checkpoint(log, staged, writer=Writer(host="here", pid=1, attempt=1), tokens=224, gpu_seconds=1.5)
     return CommittedModel(log=log, config=config, reference=after.checkpoints[-1].committed.reference, state=state)
 
 

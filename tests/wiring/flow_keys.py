@@ -55,7 +55,7 @@ seen_by(SPIKE, "divergence.patience_steps", "divergence.rise_nats")
 seen_by(f"{FLOW}::test_a_trainer_that_is_silent_for_too_long_is_killed_as_hung", "watchdog.startup_seconds")
 seen_by(f"{REPORT}::test_the_price_of_the_configuration_is_used", "cost.gpu_hour_price")
 seen_by(f"{REPORT}::test_money_is_an_estimate_and_absent_without_a_price", "cost.currency")
-seen_by(f"{EXPORTERS}::test_both_mirrors_of_a_configuration_are_kept", "mirrors.tensorboard", "mirrors.mlflow")
+seen_by(f"{EXPORTERS}::test_both_mirrors_of_a_configuration_are_kept", "mirrors.mlflow")
 
 
 def built(bench: Bench, *overrides: str) -> SnapshotManifest:
@@ -347,3 +347,9 @@ def a_signal_of_the_scheduler(bench: Bench) -> None:
             assert (run.shutdown.signal, unheard) == ("SIGUSR1", [])
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+@acts("mirrors.tensorboard")
+def a_folder_that_tensorboard_reads(bench: Bench) -> None:
+    bench.flow.train("mirrors.tensorboard=board")
+    assert [path for path in (bench.flow.folder / "board").rglob("*tfevents*") if path.stat().st_size]

@@ -328,4 +328,11 @@ FLOW_MUTANTS = (
         "train_losses=[record.grad_norm for record in records]",
         key("how_far_the_held_out_loss_may_lie_above"),
     ),
+    mutant(
+        "exporters-of-defaults",
+        ACTIVE,
+        "run_exporters(self.log, self.config.mirrors,",
+        "run_exporters(self.log, type(self.config.mirrors)(),",
+        key("a_folder_that_tensorboard_reads"),
+    ),
 )
