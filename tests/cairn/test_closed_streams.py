@@ -5,9 +5,10 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+from tests.fabricated_run import FabricatedRun
 
 
 def command(tmp_path: Path, line: str, redirection: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -39,7 +40,7 @@ def codes_of(tmp_path: Path, lines: list[str], redirection: str) -> list[int]:
 
 
 @pytest.fixture
-def damaged(bard: Any, tmp_path: Path) -> Any:
+def damaged(bard: FabricatedRun, tmp_path: Path) -> FabricatedRun:
     [shard] = (tmp_path / "store").rglob("step-00000020-attempt-0001/weights-*")
     shard.write_bytes(b"?")
     return bard
@@ -48,12 +49,12 @@ def damaged(bard: Any, tmp_path: Path) -> Any:
 @pytest.mark.parametrize(
     "redirection", [">&-", "2>&-", ">&- 2>&-", pytest.param("2> /dev/full", marks=pytest.mark.linux)]
 )
-def test_a_verb_leaves_with_the_code_of_what_it_found(damaged: Any, tmp_path: Path, redirection: str) -> None:
+def test_a_verb_leaves_with_the_code_of_what_it_found(damaged: FabricatedRun, tmp_path: Path, redirection: str) -> None:
     lines = {"verify bard --json": 5, "status nobody": 2, "status bard --json": 0}
     assert codes_of(tmp_path, list(lines), redirection) == list(lines.values())
 
 
-def test_a_reader_that_has_gone_changes_no_code(damaged: Any, tmp_path: Path) -> None:
+def test_a_reader_that_has_gone_changes_no_code(damaged: FabricatedRun, tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     environment = {**os.environ, "CAIRN_STORE": str(tmp_path / "store")}
@@ -66,7 +67,9 @@ def test_a_reader_that_has_gone_changes_no_code(damaged: Any, tmp_path: Path) ->
 
 @pytest.mark.linux  # writes to /dev/full
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_output_that_finds_no_room_is_an_error_in_one_line(bard: Any, tmp_path: Path, unbuffered: str) -> None:
+def test_output_that_finds_no_room_is_an_error_in_one_line(
+    bard: FabricatedRun, tmp_path: Path, unbuffered: str
+) -> None:
     ended = command(tmp_path, "status bard --json", "> /dev/full", PYTHONUNBUFFERED=unbuffered)
     assert ended.returncode == 1
     assert ended.stderr == "cairn: the output could not be written: [Errno 28] No space left on device\n"

@@ -18,6 +18,8 @@ from storage.snapshots.data_snapshot import open_snapshot
 from storage.stores.local_store import LocalStore
 from tasks.data.snapshot_build import build_snapshot
 from tasks.data.source_weights import weighted_components
+from tests.commands import Cairn
+from tests.fabricated_run import FabricatedRun
 
 BLOCK = 64
 LISTS_LOADED = "import sys, cairn.cli.command as c; c.run_command(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
@@ -91,14 +93,14 @@ def test_the_beginning_of_an_id_is_enough(store: LocalStore, snapshot_id: str, t
     assert look(store, snapshot_id[:8], tmp_path).snapshot_id == snapshot_id
 
 
-def test_the_verb_answers_people_and_scripts(cairn: Any, snapshot_id: str) -> None:
+def test_the_verb_answers_people_and_scripts(cairn: Cairn, snapshot_id: str) -> None:
     people, script = cairn("data", snapshot_id[:12]), cairn("data", snapshot_id, "--json")
     assert (people.code, script.code, script.err) == (0, 0, "")
     assert "00.txt" in people.out and "train window 0, tokens 0 to 255, from" in people.out
     assert json.loads(script.out)["snapshot_id"] == snapshot_id
 
 
-def test_text_that_would_steer_the_terminal_is_shown_harmless(cairn: Any, store: LocalStore, tmp_path: Path) -> None:
+def test_text_that_would_steer_the_terminal_is_shown_harmless(cairn: Cairn, store: LocalStore, tmp_path: Path) -> None:
     for number in range(20):
         (tmp_path / f"{number}.txt").write_text(f"{number}\x1b[2J" * 20)
     config = DataConfig(sources=("*.txt",), tokenizer="bytes", val_fraction=0.5)
@@ -117,18 +119,18 @@ def test_the_verb_needs_neither_torch_nor_the_orchestrator(snapshot_id: str, tmp
     assert {"torch", "prefect", "fsspec"} & set(done.stderr.split()) == set()
 
 
-def test_a_window_that_is_not_there_is_refused_with_those_there_are(cairn: Any, snapshot_id: str) -> None:
+def test_a_window_that_is_not_there_is_refused_with_those_there_are(cairn: Cairn, snapshot_id: str) -> None:
     ended = cairn("data", snapshot_id, "--window", "999999", "--block-size", "64")
     assert ended.code == 2 and "train has windows 0 to" in ended.err
 
 
-def test_a_snapshot_that_is_not_there_is_refused_with_what_there_is(cairn: Any, snapshot_id: str) -> None:
+def test_a_snapshot_that_is_not_there_is_refused_with_what_there_is(cairn: Cairn, snapshot_id: str) -> None:
     ended = cairn("data", "nobody")
     assert ended.code == 2 and "no snapshot 'nobody', and no run 'nobody'" in ended.err
     assert f"snapshots here: {snapshot_id[:12]}" in ended.err
 
 
-def test_a_run_names_its_snapshot_and_its_window_size(bard: Any, store: LocalStore) -> None:
+def test_a_run_names_its_snapshot_and_its_window_size(bard: FabricatedRun, store: LocalStore) -> None:
     found = find_snapshot(store, "bard")
     assert (found.snapshot_id, found.run_id, found.block_size) == ("d" * 64, "bard", 8)
 
@@ -179,7 +181,7 @@ def test_a_window_is_shown_as_drawn_exactly_where_a_component_has_it(
 
 
 def test_people_are_told_of_weights_and_of_a_window_nobody_draws(
-    cairn: Any, store: LocalStore, weighted_run: str, tmp_path: Path
+    cairn: Cairn, store: LocalStore, weighted_run: str, tmp_path: Path
 ) -> None:
     first = look(store, "mixed", tmp_path).groups[0].train_tokens // BLOCK
     shown = cairn("data", "mixed", "--window", str(first)).out
@@ -194,7 +196,7 @@ def test_a_beginning_that_several_ids_have_is_refused_with_them(store: LocalStor
         find_snapshot(store, "cccccccc")
 
 
-def test_a_damaged_shard_is_never_shown(cairn: Any, snapshot_id: str, tmp_path: Path) -> None:
+def test_a_damaged_shard_is_never_shown(cairn: Cairn, snapshot_id: str, tmp_path: Path) -> None:
     shard = tmp_path / "store" / "data" / snapshot_id / "train-00000.arrow"
     data = bytearray(shard.read_bytes())
     data[1000] ^= 1
@@ -211,7 +213,7 @@ def tokenizer_file(tmp_path: Path) -> Path:
 
 
 def test_exported_and_imported_again_the_tokens_are_the_same(
-    cairn: Any, snapshot_id: str, tokenizer_file: Path, tmp_path: Path
+    cairn: Cairn, snapshot_id: str, tokenizer_file: Path, tmp_path: Path
 ) -> None:
     names = ("train_000000.bin", "val_000000.bin")
     first, second = tmp_path / "1", tmp_path / "2"
@@ -223,7 +225,7 @@ def test_exported_and_imported_again_the_tokens_are_the_same(
     assert [(first / name).read_bytes() for name in names] == [(second / name).read_bytes() for name in names]
 
 
-def test_ids_of_an_unknown_tokenizer_are_shown_as_numbers(cairn: Any, tmp_path: Path) -> None:
+def test_ids_of_an_unknown_tokenizer_are_shown_as_numbers(cairn: Cairn, tmp_path: Path) -> None:
     for name, first in (("train", 0), ("val", 5000)):
         np.arange(first, first + 1000, dtype="<u2").tofile(tmp_path / f"{name}.bin")
     made = cairn("import-tokens", "--train", "train.bin", "--val", "val.bin", "--vocab-size", "50257")
@@ -232,11 +234,11 @@ def test_ids_of_an_unknown_tokenizer_are_shown_as_numbers(cairn: Any, tmp_path: 
     assert "980 981 982" in cairn("data", snapshot_id, "--window", "98", "--block-size", "10").out
 
 
-def test_an_import_without_a_vocabulary_is_refused(cairn: Any) -> None:
+def test_an_import_without_a_vocabulary_is_refused(cairn: Cairn) -> None:
     ended = cairn("import-tokens", "--train", "train.bin", "--val", "val.bin")
     assert ended.code == 2 and "--tokenizer, --vocab-size: give one of them" in ended.err
 
 
-def test_a_file_that_is_not_there_is_a_usage_error(cairn: Any) -> None:
+def test_a_file_that_is_not_there_is_a_usage_error(cairn: Cairn) -> None:
     ended = cairn("import-tokens", "--train", "absent.bin", "--val", "val.bin", "--vocab-size", "300")
     assert ended.code == 2 and ".bin: cannot be read" in ended.err

@@ -11,6 +11,9 @@ from reports.queries.run_status import list_runs, read_status
 from storage.logs.log_entry import Writer
 from storage.logs.run_entries import CurveVerdict, RunFinished
 from storage.logs.step_log import StepRecord, step_log_key
+from storage.stores.local_store import LocalStore
+from tests.commands import Cairn
+from tests.fabricated_run import FabricatedRun
 
 FIELDS = {"run_id", "step", "total_steps", "verdict", "why", "numbers", "cures", "stopped_early", "evaluations"}
 
@@ -43,50 +46,50 @@ def give_vocabulary(run: Any, size: int) -> None:
 
 
 @pytest.fixture
-def trained(bard: Any) -> Any:
+def trained(bard: FabricatedRun) -> FabricatedRun:
     """The run with step records: the second attempt resumed at 20 and trained 21 to 25 again."""
     write_steps(bard, 1, range(1, 26))
     write_steps(bard, 2, range(21, 34))
     return bard
 
 
-def test_the_verdict_goes_by_the_surviving_line(trained: Any) -> None:
+def test_the_verdict_goes_by_the_surviving_line(trained: FabricatedRun) -> None:
     view = diagnose_run(trained.log)
     assert (view.verdict, view.step, view.total_steps, view.numbers["steps"]) == ("healthy", 33, 40, 33)
 
 
-def test_the_vocabulary_of_the_snapshot_says_what_a_uniform_guess_loses(trained: Any) -> None:
+def test_the_vocabulary_of_the_snapshot_says_what_a_uniform_guess_loses(trained: FabricatedRun) -> None:
     give_vocabulary(trained, 180)
     view = diagnose_run(trained.log)
     assert view.verdict == "stuck" and "ln(180) = 5.19" in view.why and view.cures
 
 
-def test_a_run_without_step_records_is_too_early(fresh: Any) -> None:
+def test_a_run_without_step_records_is_too_early(fresh: FabricatedRun) -> None:
     view = diagnose_run(fresh.log)
     assert (view.verdict, view.step, view.evaluations) == ("too-early", 0, ())
 
 
-def test_every_evaluation_of_the_line_is_listed_once_in_step_order(trained: Any) -> None:
+def test_every_evaluation_of_the_line_is_listed_once_in_step_order(trained: FabricatedRun) -> None:
     found = [(item.step, item.val_loss, item.kind) for item in diagnose_run(trained.log).evaluations]
     assert found == [(10, 3.0, None), (20, 2.0, None)]
 
 
-def test_json_is_one_document_with_the_fields_of_the_help(trained: Any, cairn: Any) -> None:
+def test_json_is_one_document_with_the_fields_of_the_help(trained: FabricatedRun, cairn: Cairn) -> None:
     ended = cairn("diagnose", "bard", "--json")
     assert (ended.code, ended.err, set(json.loads(ended.out))) == (0, "", FIELDS)
 
 
-def test_people_read_verdict_why_and_cures(trained: Any, cairn: Any) -> None:
+def test_people_read_verdict_why_and_cures(trained: FabricatedRun, cairn: Cairn) -> None:
     give_vocabulary(trained, 180)
     ended = cairn("diagnose", "bard")
     assert ended.code == 0 and all(word in ended.out for word in ("stuck", "uniform guess", "cure 1", "val_loss"))
 
 
-def test_an_unknown_run_is_a_usage_error(cairn: Any) -> None:
+def test_an_unknown_run_is_a_usage_error(cairn: Cairn) -> None:
     assert cairn("diagnose", "nobody").code == 2
 
 
-def test_a_run_that_stopped_early_says_where_and_why(trained: Any, store: Any, cairn: Any) -> None:
+def test_a_run_that_stopped_early_says_where_and_why(trained: FabricatedRun, store: LocalStore, cairn: Cairn) -> None:
     third = trained.log.state.newest_committed.committed
     body = RunFinished(
         attempt=2,
@@ -106,7 +109,7 @@ def test_a_run_that_stopped_early_says_where_and_why(trained: Any, store: Any, c
     assert "stopped early at step 30" in cairn("runs").out and cairn("status", "bard").code == 0
 
 
-def test_the_verdict_of_an_evaluation_is_in_its_json(trained: Any, cairn: Any) -> None:
+def test_the_verdict_of_an_evaluation_is_in_its_json(trained: FabricatedRun, cairn: Cairn) -> None:
     state = trained.log.state
     judged = CurveVerdict(kind="healthy", why="so", numbers={"train_loss": 2.0})
     body = state.evaluations[-1]

@@ -16,6 +16,7 @@ from storage.logs.run_log import RunLog
 from storage.logs.step_log import StepRecord, step_log_key
 from storage.stores.local_store import LocalStore
 from tasks.configuration.run_configuration import RunConfig
+from tests.commands import Cairn
 from tests.writing_run import WritingRun, configuration, open_writing_run
 
 UNKNOWN_MEMORY = AvailableMemory(bytes=None, place=TrainingPlace())
@@ -194,12 +195,12 @@ def test_commits_are_counted_to_the_last_step(
     assert (found.ahead, found.kept_at_most) == (ahead, kept)
 
 
-def test_a_changed_frozen_value_is_drift(written: WritingRun, tmp_path: Path, cairn: Any) -> None:
+def test_a_changed_frozen_value_is_drift(written: WritingRun, tmp_path: Path, cairn: Cairn) -> None:
     ended = cairn("train", "--run-id", "bard", "--dry-run", "--set", "training.lr=0.5")
     assert ended.code == 6 and "training.lr" in ended.err
 
 
-def test_an_invalid_configuration_is_a_usage_error(config: Path, cairn: Any) -> None:
+def test_an_invalid_configuration_is_a_usage_error(config: Path, cairn: Cairn) -> None:
     ended = cairn("train", "run.toml", "--dry-run", "--set", "model.n_head=3")
     assert ended.code == 2 and "n_embd=8" in ended.err
 

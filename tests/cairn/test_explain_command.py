@@ -3,6 +3,7 @@ import os
 import socket
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +15,14 @@ from storage.checkpoints.checkpoint import quarantine_checkpoint
 from storage.logs.log_entry import Writer
 from storage.logs.run_entries import AttemptEnded, DataQuarantined, Decision
 from storage.logs.run_state import RefusedEntry
+from storage.stores.local_store import LocalStore
 from tasks.attempt.attempt_receipt import AttemptOver, Usage, write_receipt
 from tasks.configuration.settings import BudgetsConfig
 from tasks.machine.placement import boot_id
 from tasks.policy.failures import Evidence, ExceptionReport, classify
 from tests import entries
+from tests.commands import Cairn
+from tests.fabricated_run import FabricatedRun
 
 HUMAN = Writer(host="here", pid=1)
 
@@ -39,32 +43,32 @@ def end_by(run: Any, evidence: Evidence, *, step: int, writer: Writer | None = N
     return body
 
 
-def test_the_newest_attempt_that_did_not_complete_is_explained(bard: Any) -> None:
+def test_the_newest_attempt_that_did_not_complete_is_explained(bard: FabricatedRun) -> None:
     assert gather_post_mortem(bard.log).receipt.attempt == 1  # type: ignore[union-attr]
 
 
-def test_without_a_failed_attempt_the_newest_is_explained(fresh: Any) -> None:
+def test_without_a_failed_attempt_the_newest_is_explained(fresh: FabricatedRun) -> None:
     fresh.start()
     fresh.finish(fresh.commit(40))
     fresh.end("completed", action="finish")
     assert explained(fresh).startswith("Attempt 1 of 1 of run fresh finished the run at step 40 of 40, on 2026-01-01")
 
 
-def test_an_unknown_attempt_is_refused_with_the_numbers_there_are(bard: Any, cairn: Any) -> None:
+def test_an_unknown_attempt_is_refused_with_the_numbers_there_are(bard: FabricatedRun, cairn: Cairn) -> None:
     ended = cairn("explain", "bard", "--attempt", "7")
     assert (ended.code, ended.err) == (2, "cairn: run bard has no attempt 7; it has attempts 1 to 2\n")
 
 
-def test_a_run_without_attempts_says_that_nothing_was_tried(fresh: Any) -> None:
+def test_a_run_without_attempts_says_that_nothing_was_tried(fresh: FabricatedRun) -> None:
     assert "has no attempts yet" in explained(fresh) and "cairn train --run-id fresh" in explained(fresh)
 
 
-def test_a_run_without_attempts_has_no_first_one(fresh: Any) -> None:
+def test_a_run_without_attempts_has_no_first_one(fresh: FabricatedRun) -> None:
     with pytest.raises(RunNotFound, match="it has none yet"):
         gather_post_mortem(fresh.log, 1)
 
 
-def test_a_kill_is_explained_by_its_signal_and_by_what_is_missing(fresh: Any) -> None:
+def test_a_kill_is_explained_by_its_signal_and_by_what_is_missing(fresh: FabricatedRun) -> None:
     fresh.start()
     fresh.commit(10)
     end_by(fresh, Evidence(exit_code=-9, rss_bytes=400_000_000), step=15)
@@ -73,21 +77,21 @@ def test_a_kill_is_explained_by_its_signal_and_by_what_is_missing(fresh: Any) ->
     assert "counted no kill for memory" in text and "used up to 400 MB" in text
 
 
-def test_what_was_lost_is_counted_in_steps_and_device_time(fresh: Any) -> None:
+def test_what_was_lost_is_counted_in_steps_and_device_time(fresh: FabricatedRun) -> None:
     fresh.start()
     fresh.commit(10)
     end_by(fresh, Evidence(exit_code=-9), step=15)
     assert "5 steps and 2.0 s of device time were lost; everything up to step 10 is kept." in explained(fresh)
 
 
-def test_one_step_is_one_step(fresh: Any) -> None:
+def test_one_step_is_one_step(fresh: FabricatedRun) -> None:
     fresh.start()
     fresh.commit(10)
     end_by(fresh, Evidence(exit_code=-9), step=11)
     assert "1 step (step 11), trained but not committed" in explained(fresh)
 
 
-def test_an_attempt_that_reached_no_step_says_so(fresh: Any) -> None:
+def test_an_attempt_that_reached_no_step_says_so(fresh: FabricatedRun) -> None:
     fresh.start()
     words = ExceptionReport(exception="FileNotFoundError", message="no text.txt", traceback=())
     end_by(fresh, Evidence(exit_code=1, last_words=words), step=0)
@@ -96,7 +100,7 @@ def test_an_attempt_that_reached_no_step_says_so(fresh: Any) -> None:
     assert "it ended before its first step was done" in text and "error costs no retry" in text
 
 
-def test_out_of_memory_tells_the_kernels_count_and_the_limit(fresh: Any) -> None:
+def test_out_of_memory_tells_the_kernels_count_and_the_limit(fresh: FabricatedRun) -> None:
     fresh.start()
     end_by(
         fresh, Evidence(exit_code=-9, oom_kills=1, rss_bytes=8_000_000_000, memory_limit_bytes=8_500_000_000), step=3
@@ -105,14 +109,14 @@ def test_out_of_memory_tells_the_kernels_count_and_the_limit(fresh: Any) -> None
     assert "1 kill for memory (oom_kill)" in text and "8.00 GB of 8.50 GB allowed" in text
 
 
-def test_what_a_decision_changed_is_told_with_the_next_attempt(fresh: Any) -> None:
+def test_what_a_decision_changed_is_told_with_the_next_attempt(fresh: FabricatedRun) -> None:
     fresh.start()
     end_by(fresh, Evidence(exit_code=-9, oom_kills=1), step=3)
     fresh.start()
     assert "try again: oom: resume from the newest committed checkpoint, micro-batch 2→1." in explained(fresh)
 
 
-def test_a_changed_configuration_is_shown_key_by_key(fresh: Any) -> None:
+def test_a_changed_configuration_is_shown_key_by_key(fresh: FabricatedRun) -> None:
     fresh.start()
     end_by(fresh, Evidence(exit_code=-9), step=3)
     fresh.start(overrides=["checkpoint.every_steps=7"])
@@ -121,14 +125,14 @@ def test_a_changed_configuration_is_shown_key_by_key(fresh: Any) -> None:
     assert changed in explained(fresh)
 
 
-def test_silence_is_measured_against_what_was_allowed(fresh: Any) -> None:
+def test_silence_is_measured_against_what_was_allowed(fresh: FabricatedRun) -> None:
     fresh.start()
     end_by(fresh, Evidence(exit_code=-9, silent_seconds=61.0, allowed_seconds=60.0, heartbeat_step=4), step=4)
     text = explained(fresh)
     assert "silent for 1 min 1 s after step 4; its own steps allowed 1 min, then it was killed" in text
 
 
-def test_a_notice_names_who_gave_it(fresh: Any) -> None:
+def test_a_notice_names_who_gave_it(fresh: FabricatedRun) -> None:
     fresh.start()
     fresh.commit(10)
     end_by(fresh, Evidence(exit_code=0, stop_signal="SIGTERM", notice="aws says so", grace_ended=True), step=10)
@@ -136,14 +140,14 @@ def test_a_notice_names_who_gave_it(fresh: Any) -> None:
     assert "notice to leave by SIGTERM: aws says so." in text and "grace period was over" in text
 
 
-def test_guilty_windows_are_named_and_cut_when_there_are_many(fresh: Any) -> None:
+def test_guilty_windows_are_named_and_cut_when_there_are_many(fresh: FabricatedRun) -> None:
     fresh.start()
     words = ExceptionReport(exception="BadBatch", message="bad", traceback=(), step=4, windows=tuple(range(20)))
     end_by(fresh, Evidence(exit_code=1, last_words=words), step=3)
     assert "(windows 0, 1, 2, 3, 4, 5, 6, 7, … and 12 more)" in explained(fresh)
 
 
-def test_quarantine_in_force_is_shown_with_its_reason(fresh: Any) -> None:
+def test_quarantine_in_force_is_shown_with_its_reason(fresh: FabricatedRun) -> None:
     fresh.start()
     body = DataQuarantined(attempt=1, reason="bad-data", windows=(5, 3), detail="token ids out of range")
     fresh.log.append(lambda state: body, writer=HUMAN)
@@ -155,7 +159,7 @@ def test_quarantine_in_force_is_shown_with_its_reason(fresh: Any) -> None:
     assert "quarantined (never" not in explained(fresh, 1)
 
 
-def test_an_end_that_somebody_else_recorded_says_who_and_how(fresh: Any) -> None:
+def test_an_end_that_somebody_else_recorded_says_who_and_how(fresh: FabricatedRun) -> None:
     fresh.start()
     end_by(fresh, Evidence(heartbeat_step=3), step=3, writer=Writer(host="rescuer", pid=77))
     text = explained(fresh)
@@ -163,18 +167,18 @@ def test_an_end_that_somebody_else_recorded_says_who_and_how(fresh: Any) -> None
     assert "the lease of 30 s" in text
 
 
-def test_an_end_found_on_the_same_host_names_the_missing_process(fresh: Any) -> None:
+def test_an_end_found_on_the_same_host_names_the_missing_process(fresh: FabricatedRun) -> None:
     fresh.start()
     end_by(fresh, Evidence(heartbeat_step=3), step=3, writer=Writer(host="elsewhere", pid=77))
     assert "on the same host, where process 11 was no longer there" in explained(fresh)
 
 
-def test_an_open_attempt_is_told_as_it_stands(bard: Any) -> None:
+def test_an_open_attempt_is_told_as_it_stands(bard: FabricatedRun) -> None:
     text = explained(bard, 2)
     assert text.startswith("Attempt 2 of 2 of run bard has not ended: it is at step 33 of 40; its last sign of life")
 
 
-def test_a_heartbeat_that_fell_silent_is_noticed(bard: Any, tmp_path: Any) -> None:
+def test_a_heartbeat_that_fell_silent_is_noticed(bard: FabricatedRun, tmp_path: Path) -> None:
     beat = tmp_path / "store" / "runs" / "bard" / "heartbeats" / "attempt-0002.json"
     os.utime(beat, (1_800_000_000, 1_800_000_000))
     now = datetime.fromtimestamp(1_800_003_600, tz=UTC)
@@ -182,17 +186,17 @@ def test_a_heartbeat_that_fell_silent_is_noticed(bard: Any, tmp_path: Any) -> No
     assert "fell silent; its last sign of life was 1 h ago" in text
 
 
-def test_an_owner_whose_process_is_gone_is_known_on_its_machine(fresh: Any) -> None:
+def test_an_owner_whose_process_is_gone_is_known_on_its_machine(fresh: FabricatedRun) -> None:
     fresh.start(host=socket.gethostname(), boot_id=boot_id())  # pid 1 was not started at second 1
     assert "when its process disappeared, and its end is not on record yet" in explained(fresh)
 
 
-def test_a_resumed_attempt_says_from_where_and_what_is_done_again(bard: Any) -> None:
+def test_a_resumed_attempt_says_from_where_and_what_is_done_again(bard: FabricatedRun) -> None:
     text = explained(bard, 2)
     assert "from step 20, committed by attempt 1 on 2026-01-01 12:00:03 UTC (step-00000020-attempt-0001" in text
 
 
-def test_a_checkpoint_that_could_not_be_read_is_passed_over_with_its_reason(fresh: Any) -> None:
+def test_a_checkpoint_that_could_not_be_read_is_passed_over_with_its_reason(fresh: FabricatedRun) -> None:
     fresh.start()
     fresh.commit(10)
     fresh.commit(20)
@@ -205,7 +209,7 @@ def test_a_checkpoint_that_could_not_be_read_is_passed_over_with_its_reason(fres
     assert "The attempt before had reached step 25; steps 11 to 25 had to be done again." in text
 
 
-def test_bytes_without_a_commit_are_passed_over_with_their_reason(fresh: Any, store: Any) -> None:
+def test_bytes_without_a_commit_are_passed_over_with_their_reason(fresh: FabricatedRun, store: LocalStore) -> None:
     fresh.start()
     fresh.commit(10)
     store.write(
@@ -216,7 +220,7 @@ def test_bytes_without_a_commit_are_passed_over_with_their_reason(fresh: Any, st
     assert "Not from step 20 of attempt 1: its bytes were being written, but never committed." in explained(fresh, 2)
 
 
-def test_an_entry_without_effect_says_why(fresh: Any) -> None:
+def test_an_entry_without_effect_says_why(fresh: FabricatedRun) -> None:
     fresh.start()
     end_by(fresh, Evidence(heartbeat_step=3), step=3, writer=HUMAN)
     fresh.start()
@@ -227,21 +231,21 @@ def test_an_entry_without_effect_says_why(fresh: Any) -> None:
     )
 
 
-def test_a_spent_budget_is_said_to_be_spent(fresh: Any) -> None:
+def test_a_spent_budget_is_said_to_be_spent(fresh: FabricatedRun) -> None:
     fresh.start()
     end_by(fresh, Evidence(exit_code=-9), step=3, lost={"retries": 0})
     text = explained(fresh)
     assert "lost had to pay for this end and could not: it is spent." in text and "raise budgets.lost.retries" in text
 
 
-def test_stderr_cannot_steer_the_terminal(fresh: Any) -> None:
+def test_stderr_cannot_steer_the_terminal(fresh: FabricatedRun) -> None:
     fresh.start()
     end_by(fresh, Evidence(exit_code=1, stderr_tail=("\x1b]0;owned\x07\x1b[31mred\x1b[0m", "\x07bell\x9b2J")), step=3)
     text = "\n".join(post_mortem_lines(gather_post_mortem(fresh.log)))
     assert "  red\n" in text and all(char.isprintable() or char == "\n" for char in text)
 
 
-def test_an_attempt_fits_one_screen_however_much_there_is(fresh: Any) -> None:
+def test_an_attempt_fits_one_screen_however_much_there_is(fresh: FabricatedRun) -> None:
     fresh.start()
     first = [fresh.commit(step) for step in range(1, 30)]
     for reference in first:
@@ -255,18 +259,18 @@ def test_an_attempt_fits_one_screen_however_much_there_is(fresh: Any) -> None:
     assert len(lines) <= 50 and max(map(len, lines)) <= 110
 
 
-def test_evaluations_of_its_checkpoints_are_told(bard: Any) -> None:
+def test_evaluations_of_its_checkpoints_are_told(bard: FabricatedRun) -> None:
     told = explained(bard, 1).replace("Step", "step")
     assert "step 20 held-out: val_loss 2, bits_per_byte 1.75, perplexity 31.5." in told
 
 
-def test_the_same_run_is_explained_in_the_same_words(fresh: Any) -> None:
+def test_the_same_run_is_explained_in_the_same_words(fresh: FabricatedRun) -> None:
     fresh.start()
     end_by(fresh, Evidence(exit_code=-9), step=3)
     assert explained(fresh) == explained(fresh)
 
 
-def test_json_has_the_facts_under_stable_names(bard: Any, cairn: Any) -> None:
+def test_json_has_the_facts_under_stable_names(bard: FabricatedRun, cairn: Cairn) -> None:
     facts = json.loads(cairn("explain", "bard", "--json").out)
     assert set(facts) == {
         "run_id", "model_family", "run_state", "run_attempts", "total_steps", "opened_at", "next", "budgets", "receipt",
@@ -275,7 +279,7 @@ def test_json_has_the_facts_under_stable_names(bard: Any, cairn: Any) -> None:
     }  # fmt: skip
 
 
-def test_a_fenced_end_blames_the_newer_attempt(fresh: Any) -> None:
+def test_a_fenced_end_blames_the_newer_attempt(fresh: FabricatedRun) -> None:
     fresh.start()
     decision = Decision(action="stop", reason="attempt 2 owns the run")
     body = entries.ended(
@@ -290,7 +294,7 @@ def test_a_fenced_end_blames_the_newer_attempt(fresh: Any) -> None:
     assert "gave way at step 3 of 40, on" in explained(fresh)
 
 
-def test_an_unknown_reason_and_bare_evidence_are_told_too(fresh: Any) -> None:
+def test_an_unknown_reason_and_bare_evidence_are_told_too(fresh: FabricatedRun) -> None:
     fresh.start()
     body = entries.ended(1, "moon-phase", evidence={}, decision=entries.decided(action="stop"))
     fresh.log.append(lambda state: body, writer=HUMAN)
@@ -298,7 +302,7 @@ def test_an_unknown_reason_and_bare_evidence_are_told_too(fresh: Any) -> None:
     assert "for the reason moon-phase" in text and "no exit code, no signal and no last words are on record" in text
 
 
-def test_a_many_device_placement_is_told(fresh: Any) -> None:
+def test_a_many_device_placement_is_told(fresh: FabricatedRun) -> None:
     place = entries.placement(host="node-3", pid=42, device="cuda", world_size=8)
     fresh.start(placement=place)
     assert "host node-3, process 42, cuda × 8, 3 threads, boot b" in explained(fresh)

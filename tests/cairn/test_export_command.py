@@ -4,12 +4,12 @@ import hashlib
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from safetensors.torch import load_file
 
 from storage.stores.local_store import LocalStore
+from tests.commands import Cairn
 from tests.fabricated_run import promote
 from tests.tasks.committed_model import CommittedModel, commit_model, small_configuration
 
@@ -28,7 +28,7 @@ def card_of(folder: Path) -> str:
 
 
 def test_an_export_lists_its_files_with_their_hashes_and_names_the_weights(
-    cairn: Any, model: CommittedModel, tmp_path: Path
+    cairn: Cairn, model: CommittedModel, tmp_path: Path
 ) -> None:
     ended = cairn("export", "champion", "out", "--json")
     found = json.loads(ended.out)
@@ -42,7 +42,7 @@ def test_an_export_lists_its_files_with_their_hashes_and_names_the_weights(
 
 
 def test_exporting_twice_gives_equal_bytes_and_never_overwrites(
-    cairn: Any, model: CommittedModel, tmp_path: Path
+    cairn: Cairn, model: CommittedModel, tmp_path: Path
 ) -> None:
     first, second, again = (cairn("export", "bard@7", folder, "--json") for folder in ("out", "two", "out"))
     assert json.loads(first.out)["files"] == json.loads(second.out)["files"]
@@ -50,7 +50,7 @@ def test_exporting_twice_gives_equal_bytes_and_never_overwrites(
 
 
 def test_the_card_says_where_the_weights_come_from_and_what_was_measured(
-    cairn: Any, model: CommittedModel, tmp_path: Path
+    cairn: Cairn, model: CommittedModel, tmp_path: Path
 ) -> None:
     cairn("export", "bard", "out")
     card, opened = card_of(tmp_path / "out"), model.log.state.opened
@@ -73,7 +73,7 @@ def test_the_card_says_where_the_weights_come_from_and_what_was_measured(
 
 
 def test_the_card_of_a_model_trained_across_documents_warns_of_nothing(
-    cairn: Any, store: LocalStore, tmp_path: Path
+    cairn: Cairn, store: LocalStore, tmp_path: Path
 ) -> None:
     commit_model(store, tmp_path, small_configuration())
     cairn("export", "bard", "out")
@@ -82,7 +82,7 @@ def test_the_card_of_a_model_trained_across_documents_warns_of_nothing(
 
 
 def test_a_checkpoint_that_does_not_verify_is_not_exported(
-    cairn: Any, model: CommittedModel, store: LocalStore, tmp_path: Path
+    cairn: Cairn, model: CommittedModel, store: LocalStore, tmp_path: Path
 ) -> None:
     key = f"{model.reference.prefix}/weights-00001-of-00001.safetensors"
     store.write(key, store.read(key)[:-1] + b"?")
@@ -91,7 +91,11 @@ def test_a_checkpoint_that_does_not_verify_is_not_exported(
 
 
 def test_the_cards_code_prints_text_of_the_model(
-    cairn: Any, model: CommittedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    cairn: Cairn,
+    model: CommittedModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     cairn("export", "bard", "out")

@@ -5,15 +5,16 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+from tests.fabricated_run import FabricatedRun
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o002, 0o022, 0o077], ids=oct)
-def test_a_command_gives_everybody_no_right_to_write(bard: Any, tmp_path: Path, umask: int) -> None:
+def test_a_command_gives_everybody_no_right_to_write(bard: FabricatedRun, tmp_path: Path, umask: int) -> None:
     before = set(tmp_path.rglob("*"))
     done = subprocess.run(
         [sys.executable, "-m", "cairn.cli.command", "report", "bard", "--html", "page.html", "--store", "store"],

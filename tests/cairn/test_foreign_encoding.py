@@ -5,9 +5,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+from tests.fabricated_run import FabricatedRun
 
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
@@ -21,13 +22,13 @@ def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]
 
 
 @pytest.mark.parametrize("arguments", ["status bard", "explain bard", "attempts bard", "--help"])
-def test_a_verb_escapes_what_an_ascii_stream_cannot_hold(bard: Any, tmp_path: Path, arguments: str) -> None:
+def test_a_verb_escapes_what_an_ascii_stream_cannot_hold(bard: FabricatedRun, tmp_path: Path, arguments: str) -> None:
     done = command(tmp_path, *arguments.split())
     assert done.returncode == 0, done.stderr
     assert done.stdout.isascii()
 
 
-def test_json_on_an_ascii_stream_is_the_same_document(bard: Any, tmp_path: Path) -> None:
+def test_json_on_an_ascii_stream_is_the_same_document(bard: FabricatedRun, tmp_path: Path) -> None:
     done = command(tmp_path, "sql", "select chr(233) || chr(128512) as word", "--json")
     assert json.loads(done.stdout) == [{"word": "é😀"}], done.stderr
     assert done.stdout.isascii()

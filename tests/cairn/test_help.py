@@ -3,14 +3,14 @@
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from cairn.cli.app import EXAMPLES, app
 from cairn.cli.command import run_command
+from tests.commands import Cairn
 
 VERBS = sorted(name for name in app if not name.startswith("-"))
 
@@ -67,7 +67,7 @@ def test_the_script_of_each_shell_knows_the_verbs(capsys: pytest.CaptureFixture[
 
 
 @pytest.fixture
-def bash(tmp_path: Path) -> Iterator[Any]:
+def bash(tmp_path: Path) -> Iterator[Callable[..., list[str]]]:
     """Completes a line in a real bash that has read the script, as pressing Tab would."""
     if shutil.which("bash") is None:
         pytest.skip("no bash here: completion in it cannot be tried")
@@ -87,26 +87,26 @@ def bash(tmp_path: Path) -> Iterator[Any]:
     yield complete
 
 
-def test_bash_completes_a_verb(bash: Any) -> None:
+def test_bash_completes_a_verb(bash: Callable[..., list[str]]) -> None:
     assert bash("cairn", "che") == ["checkpoints"]
 
 
-def test_bash_completes_an_option_of_the_verb(bash: Any) -> None:
+def test_bash_completes_an_option_of_the_verb(bash: Callable[..., list[str]]) -> None:
     assert bash("cairn", "train", "--run") == ["--run-id"]
 
 
-def test_bash_completes_a_choice(bash: Any) -> None:
+def test_bash_completes_a_choice(bash: Callable[..., list[str]]) -> None:
     assert bash("cairn", "completion", "z") == ["zsh"]
 
 
-def test_completion_is_installed_where_the_shell_looks(cairn: Any, tmp_path: Path) -> None:
+def test_completion_is_installed_where_the_shell_looks(cairn: Cairn, tmp_path: Path) -> None:
     ended = cairn("completion", "bash", "--install", "--json", HOME=str(tmp_path))
     assert ended.code == 0, ended.err
     installed = [path for path in tmp_path.rglob("*") if path.is_file() and "_cairn()" in path.read_text()]
     assert len(installed) == 1 and str(installed[0]) in ended.out
 
 
-def test_an_unwritable_home_is_refused_in_one_line(cairn: Any, tmp_path: Path) -> None:
+def test_an_unwritable_home_is_refused_in_one_line(cairn: Cairn, tmp_path: Path) -> None:
     (tmp_path / "home").write_text("a file where the folder should be")
     ended = cairn("completion", "bash", "--install", HOME=str(tmp_path / "home"))
     assert ended.code == 2 and len(ended.err.splitlines()) == 1 and "prints the script" in ended.err

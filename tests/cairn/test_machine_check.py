@@ -1,5 +1,7 @@
 """What `cairn doctor` says of CUDA devices, on machines that have none."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -8,8 +10,8 @@ from model.kernels import compilation
 
 
 @pytest.fixture
-def device_line(monkeypatch):
-    def line(*names, compiler=True):
+def device_line(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    def line(*names: str, compiler: bool = True) -> str:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: len(names))
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: names[number])
@@ -19,14 +21,14 @@ def device_line(monkeypatch):
     return line
 
 
-def test_each_device_is_named_with_the_rate_of_its_data_sheet(device_line):
+def test_each_device_is_named_with_the_rate_of_its_data_sheet(device_line: Callable[..., str]) -> None:
     said = device_line("NVIDIA H200", "NVIDIA A10")
     assert said == "cuda: NVIDIA H200 (989 TFLOP/s by its data sheet), NVIDIA A10 (125 TFLOP/s by its data sheet)"
 
 
-def test_a_device_without_a_known_rate_says_so(device_line):
+def test_a_device_without_a_known_rate_says_so(device_line: Callable[..., str]) -> None:
     assert device_line("A Toy") == "cuda: A Toy (not in the table of data sheets)"
 
 
-def test_a_machine_that_cannot_make_kernels_says_what_is_missing(device_line):
+def test_a_machine_that_cannot_make_kernels_says_what_is_missing(device_line: Callable[..., str]) -> None:
     assert "Triton or a C compiler is missing" in device_line("NVIDIA L4", compiler=False)

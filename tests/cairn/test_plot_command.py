@@ -4,9 +4,11 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+from tests.commands import Cairn
+from tests.fabricated_run import FabricatedRun
 
 PLOT_LISTS_LOADED = """
 import sys, cairn.cli.command as c
@@ -16,21 +18,23 @@ print(*sys.modules)
 
 
 @pytest.mark.parametrize(("name", "begins"), [("curve.png", b"\x89PNG"), ("curve.SVG", b"<?xml")])
-def test_the_suffix_says_the_format(bard: Any, cairn: Any, tmp_path: Path, name: str, begins: bytes) -> None:
+def test_the_suffix_says_the_format(
+    bard: FabricatedRun, cairn: Cairn, tmp_path: Path, name: str, begins: bytes
+) -> None:
     ended = cairn("plot", "bard", name)
     assert ended.code == 0, ended.err
     assert (tmp_path / name).read_bytes().startswith(begins)
     assert name in ended.out
 
 
-def test_with_json_stdout_says_what_was_written(bard: Any, cairn: Any, tmp_path: Path) -> None:
+def test_with_json_stdout_says_what_was_written(bard: FabricatedRun, cairn: Cairn, tmp_path: Path) -> None:
     said = json.loads(cairn("plot", "bard", "curve.png", "--width", "600", "--height", "450", "--json").out)
     assert said["bytes"] == (tmp_path / "curve.png").stat().st_size
     assert (said["run_id"], said["width_px"], said["height_px"]) == ("bard", 600, 450)
     assert (said["attempts"], said["interruptions"], said["last_step"]) == (2, {"preempted": 1}, 20)
 
 
-def test_a_picture_is_replaced_and_nothing_else_is_left(bard: Any, cairn: Any, tmp_path: Path) -> None:
+def test_a_picture_is_replaced_and_nothing_else_is_left(bard: FabricatedRun, cairn: Cairn, tmp_path: Path) -> None:
     (tmp_path / "curve.png").write_text("older")
     assert cairn("plot", "bard", "curve.png").code == 0
     assert sorted(path.name for path in tmp_path.glob("*curve*")) == ["curve.png"]
@@ -45,12 +49,14 @@ def test_a_picture_is_replaced_and_nothing_else_is_left(bard: Any, cairn: Any, t
         pytest.param(("brad", "curve.png"), "runs here: bard", id="run"),
     ],
 )
-def test_what_cannot_be_drawn_is_refused_by_name(bard: Any, cairn: Any, arguments: tuple[str, ...], said: str) -> None:
+def test_what_cannot_be_drawn_is_refused_by_name(
+    bard: FabricatedRun, cairn: Cairn, arguments: tuple[str, ...], said: str
+) -> None:
     ended = cairn("plot", *arguments)
     assert ended.code == 2 and said in ended.err
 
 
-def test_drawing_needs_neither_torch_nor_the_orchestrator_nor_pyplot(bard: Any, tmp_path: Path) -> None:
+def test_drawing_needs_neither_torch_nor_the_orchestrator_nor_pyplot(bard: FabricatedRun, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PLOT_LISTS_LOADED, str(tmp_path / "store"), str(tmp_path / "curve.png")],
         cwd=Path(__file__).parents[2],

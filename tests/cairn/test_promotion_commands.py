@@ -4,7 +4,6 @@ gone back to.
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +16,8 @@ from storage.logs.log_entry import Writer
 from storage.logs.registry import Promoted, Registry
 from storage.stores.local_store import LocalStore
 from tasks.attempt.shutdown_signal import ShutdownSignal
-from tests.fabricated_run import promote
+from tests.commands import Cairn
+from tests.fabricated_run import FabricatedRun, promote
 
 HUMAN = Writer(host="here", pid=1)
 DECISION = {
@@ -36,7 +36,7 @@ DECISION = {
 
 
 @pytest.fixture
-def three(bard: Any, store: LocalStore) -> Any:
+def three(bard: FabricatedRun, store: LocalStore) -> FabricatedRun:
     """The run whose steps 10, 20 and 30 were each the champion, in that order."""
     promote(store, "bard", bard.log.state.readable[0].committed.reference, loss=1.0, alias="champion")
     return bard
@@ -48,12 +48,12 @@ def champion(store: LocalStore) -> Promoted:
     return body
 
 
-def test_rolling_back_twice_walks_back_twice(three: Any, store: LocalStore) -> None:
+def test_rolling_back_twice_walks_back_twice(three: FabricatedRun, store: LocalStore) -> None:
     steps = [roll_back(store, "champion", by="ann").step for _ in range(2)]
     assert (steps, champion(store).step) == ([20, 10], 10)
 
 
-def test_a_rollback_says_who_why_and_what_it_left(three: Any, cairn: Any, store: LocalStore) -> None:
+def test_a_rollback_says_who_why_and_what_it_left(three: FabricatedRun, cairn: Cairn, store: LocalStore) -> None:
     assert cairn("rollback", "--why", "it repeats itself").code == 0
     view = list_decisions(store)[0]
     assert (view.decision, view.step, view.why) == (
@@ -64,20 +64,20 @@ def test_a_rollback_says_who_why_and_what_it_left(three: Any, cairn: Any, store:
     assert "@" in view.by and view.previous == three.log.state.readable[0].committed.manifest_sha256
 
 
-def test_a_rollback_passes_over_weights_that_are_quarantined(three: Any, store: LocalStore) -> None:
+def test_a_rollback_passes_over_weights_that_are_quarantined(three: FabricatedRun, store: LocalStore) -> None:
     broken = three.log.state.readable[1].committed
     quarantine_checkpoint(three.log, broken, "a flipped byte", writer=HUMAN)
     assert roll_back(store, "champion", by="ann").step == 10
     assert [view.step for view in list_promotions(store)] == [10]
 
 
-def test_a_rollback_passes_over_weights_whose_bytes_are_gone(three: Any, store: LocalStore) -> None:
+def test_a_rollback_passes_over_weights_whose_bytes_are_gone(three: FabricatedRun, store: LocalStore) -> None:
     store.delete(f"{three.log.state.readable[1].committed.prefix}/weights-00001-of-00001.safetensors")
     assert roll_back(store, "champion", by="ann").step == 10
 
 
 def test_a_rollback_to_nothing_that_can_be_read_is_refused_and_says_what_is_wrong(
-    three: Any, cairn: Any, store: LocalStore
+    three: FabricatedRun, cairn: Cairn, store: LocalStore
 ) -> None:
     for record in three.log.state.readable[1:]:
         store.delete(f"{record.committed.prefix}/manifest.json")
@@ -86,7 +86,9 @@ def test_a_rollback_to_nothing_that_can_be_read_is_refused_and_says_what_is_wron
     assert (cairn("rollback").code, champion(store).step) == (5, 30)
 
 
-def test_the_history_keeps_what_was_undone_and_what_was_refused(three: Any, cairn: Any, store: LocalStore) -> None:
+def test_the_history_keeps_what_was_undone_and_what_was_refused(
+    three: FabricatedRun, cairn: Cairn, store: LocalStore
+) -> None:
     roll_back(store, "champion", by="ann")
     assert cairn("promote", "bard@10", "--why", "nostalgia").code == 3
     views = list_decisions(store)
@@ -100,30 +102,30 @@ def test_the_history_keeps_what_was_undone_and_what_was_refused(three: Any, cair
     assert views[0].why.endswith("offered because nostalgia")
 
 
-def test_the_history_as_json_has_every_field_and_as_text_every_decision(three: Any, cairn: Any) -> None:
+def test_the_history_as_json_has_every_field_and_as_text_every_decision(three: FabricatedRun, cairn: Cairn) -> None:
     printed = json.loads(cairn("models", "--history", "--json").out)
     assert [set(item) for item in printed] == [DECISION] * 3
     assert cairn("models", "--history").out.count("promoted") >= 3
 
 
-def test_a_promotion_by_hand_carries_the_persons_words(bard: Any, cairn: Any, store: LocalStore) -> None:
+def test_a_promotion_by_hand_carries_the_persons_words(bard: FabricatedRun, cairn: Cairn, store: LocalStore) -> None:
     bard.evaluate(bard.log.state.readable[0].committed.reference, loss=1.0)
     assert cairn("promote", "bard@30", "--why", "it rhymes").code == 0
     assert champion(store).why == "val_loss 1.0000, before 2.0000: it rhymes"
 
 
-def question(bard: Any, store: LocalStore) -> Question:
+def question(bard: FabricatedRun, store: LocalStore) -> Question:
     proposal = champion(store)
     return Question(proposal=proposal, champion=proposal, timeout_seconds=60)
 
 
-def test_nobody_is_asked_where_no_server_is_named(bard: Any, store: LocalStore) -> None:
+def test_nobody_is_asked_where_no_server_is_named(bard: FabricatedRun, store: LocalStore) -> None:
     waiting = Waiting(shutdown=ShutdownSignal(), is_settled=lambda: False, say=print)
     answer = ask(question(bard, store), "0" * 8 + "-0000-0000-0000-" + "0" * 12, waiting)
     assert isinstance(answer, str) and "PREFECT_API_URL" in answer
 
 
-def test_the_question_shows_both_checkpoints_with_their_numbers(bard: Any, store: LocalStore) -> None:
+def test_the_question_shows_both_checkpoints_with_their_numbers(bard: FabricatedRun, store: LocalStore) -> None:
     text = describe(question(bard, store))
     assert "| val_loss | 2.0000 | 2.0000 |" in text and "bard@20" in text
 
@@ -133,7 +135,9 @@ def test_the_form_wants_a_name() -> None:
         PromotionApproval(approve=True, by="")
 
 
-def test_reading_the_history_needs_no_folder_of_the_runs(three: Any, store: LocalStore, tmp_path: Path) -> None:
+def test_reading_the_history_needs_no_folder_of_the_runs(
+    three: FabricatedRun, store: LocalStore, tmp_path: Path
+) -> None:
     for key in store.keys("runs"):
         store.delete(key)
     assert len(list_decisions(store)) == 3

@@ -1,11 +1,12 @@
 """What is refused is refused in one line that says what is wrong and what to do next, with the code of CONTRACT."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from cairn.cli.command import run_command
+from tests.fabricated_run import FabricatedRun
 
 REFUSALS: dict[str, tuple[int, str]] = {
     "statsu": (2, 'Did you mean "status"? `cairn --help` lists the commands'),
@@ -47,7 +48,7 @@ REFUSALS: dict[str, tuple[int, str]] = {
 
 
 @pytest.fixture
-def typed(bard: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def typed(bard: FabricatedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], int]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CAIRN_STORE", str(tmp_path / "store"))
     (tmp_path / "file").write_text("not a store")
@@ -56,7 +57,9 @@ def typed(bard: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("line", REFUSALS)
-def test_a_refusal_is_one_line_that_says_what_to_do(typed: Any, capsys: pytest.CaptureFixture[str], line: str) -> None:
+def test_a_refusal_is_one_line_that_says_what_to_do(
+    typed: Callable[[str], int], capsys: pytest.CaptureFixture[str], line: str
+) -> None:
     code, words = REFUSALS[line]
     found, printed = typed(line), capsys.readouterr()
     lines = printed.err.splitlines()
@@ -65,12 +68,14 @@ def test_a_refusal_is_one_line_that_says_what_to_do(typed: Any, capsys: pytest.C
 
 
 @pytest.mark.parametrize("line", ["runs --store s3://key:secret@bucket", "train --store s3://key:secret@bucket"])
-def test_no_refusal_repeats_a_secret(typed: Any, capsys: pytest.CaptureFixture[str], line: str) -> None:
+def test_no_refusal_repeats_a_secret(
+    typed: Callable[[str], int], capsys: pytest.CaptureFixture[str], line: str
+) -> None:
     assert typed(line) == 2 and "secret" not in capsys.readouterr().err
 
 
 def test_an_error_nobody_foresaw_has_its_traceback_and_its_own_code(
-    typed: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    typed: Callable[[str], int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reports.queries.run_status.list_runs", lambda store: 1 / 0)
     assert typed("runs") == 1 and "ZeroDivisionError" in capsys.readouterr().err

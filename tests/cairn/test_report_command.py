@@ -18,10 +18,12 @@ from reports.queries.run_status import list_runs, read_status
 from storage.logs.log_entry import Writer
 from storage.logs.run_entries import DataQuarantined, EvaluationRecorded
 from storage.logs.step_log import StepRecord
+from storage.stores.local_store import LocalStore
 from storage.stores.memory_store import MemoryStore
 from tasks.configuration.configuration_source import parse_configuration
+from tests.commands import Cairn
 from tests.entries import NOON
-from tests.fabricated_run import fabricate
+from tests.fabricated_run import FabricatedRun, fabricate
 
 HUMAN = Writer(host="here", pid=1)
 HOSTILE = '<script>alert(1)</script> </td> "quoted" \x1b[31m| `tick` ```'
@@ -81,7 +83,7 @@ class Seen(HTMLParser):
 
 
 @pytest.fixture
-def hostile(store: Any) -> Any:
+def hostile(store: LocalStore) -> FabricatedRun:
     """A run whose every free text is an attack."""
     run = fabricate(store, "hostile")
     run.start(host=HOSTILE)
@@ -94,18 +96,18 @@ def hostile(store: Any) -> Any:
     return run
 
 
-def test_markdown_has_every_section(bard: Any) -> None:
+def test_markdown_has_every_section(bard: FabricatedRun) -> None:
     assert re.findall("^## (.+)$", markdown(bard), re.MULTILINE) == [
         "In short", "Curve", "Timeline", "Why attempts ended", "Receipts", "Cost", "Budgets", "Evaluations", "Samples",
         "Checkpoints", "Promotions", "Data", "Environment", "How to make it again",
     ]  # fmt: skip
 
 
-def test_the_digest_of_the_newest_commit_is_in_the_headline(bard: Any) -> None:
+def test_the_digest_of_the_newest_commit_is_in_the_headline(bard: FabricatedRun) -> None:
     assert bard.log.state.newest_committed.committed.state_sha256 in markdown(bard).split("## Curve")[0]
 
 
-def test_rare_reasons_come_first_and_many_equal_ones_are_one_row(fresh: Any) -> None:
+def test_rare_reasons_come_first_and_many_equal_ones_are_one_row(fresh: FabricatedRun) -> None:
     for reason in ["preempted"] * 30 + ["oom"] + ["preempted"] * 20:
         fresh.start()
         fresh.end(reason, action="resume", charged=reason)
@@ -117,41 +119,41 @@ def test_rare_reasons_come_first_and_many_equal_ones_are_one_row(fresh: Any) -> 
     assert "preempted × 30" in receipts and "<summary>30 attempts in a row, 1 to 30: preempted" in text
 
 
-def test_a_run_without_attempts_has_a_report(fresh: Any) -> None:
+def test_a_run_without_attempts_has_a_report(fresh: FabricatedRun) -> None:
     assert "No step is on record yet." in markdown(fresh) and "No attempt yet." in html(fresh)
 
 
-def test_money_is_an_estimate_and_absent_without_a_price(bard: Any) -> None:
+def test_money_is_an_estimate_and_absent_without_a_price(bard: FabricatedRun) -> None:
     priced = markdown(bard, {"CAIRN_COST__GPU_HOUR_PRICE": "3600", "CAIRN_COST__CURRENCY": "EUR"})
     assert "money" not in markdown(bard)
     assert "**money (an estimate)**: about 2.75 EUR, of it 0.50 lost; 3600 EUR a GPU hour" in priced
 
 
-def test_the_price_of_the_configuration_is_used(fresh: Any) -> None:
+def test_the_price_of_the_configuration_is_used(fresh: FabricatedRun) -> None:
     fresh.start(overrides=["cost.gpu_hour_price=1800"])
     fresh.end("lost", action="resume", charged="lost")
     assert "about 1.00 USD, of it 0.25 lost" in markdown(fresh)
 
 
-def test_device_time_is_kept_lost_or_not_settled(bard: Any) -> None:
+def test_device_time_is_kept_lost_or_not_settled(bard: FabricatedRun) -> None:
     cost = gather_report(bard.log, {})[0].cost
     assert (cost.gpu_seconds, cost.useful_gpu_seconds, cost.wasted_gpu_seconds) == (2.75, 1.5, 0.5)
     assert cost.open_gpu_seconds == 0.75
 
 
-def test_time_between_attempts_is_idle(bard: Any) -> None:
+def test_time_between_attempts_is_idle(bard: FabricatedRun) -> None:
     first, second = bard.log.state.attempts
     between = (second.started_at - first.ended_at).total_seconds()
     assert gather_report(bard.log, {})[0].cost.between_seconds == between == 1.0
 
 
-def test_steps_trained_again_are_counted(bard: Any) -> None:
+def test_steps_trained_again_are_counted(bard: FabricatedRun) -> None:
     steps(bard, 1, 1, 25)
     steps(bard, 2, 21, 33)
     assert gather_report(bard.log, {})[0].cost.replayed_steps == 5
 
 
-def test_the_command_makes_a_run_of_the_same_identity(bard: Any) -> None:
+def test_the_command_makes_a_run_of_the_same_identity(bard: FabricatedRun) -> None:
     command = gather_report(bard.log, {})[0].reproduction.command
     words = shlex.split(command.replace("\\\n", " "))
     overrides = [after for before, after in pairwise(words) if before == "--set"]
@@ -159,41 +161,41 @@ def test_the_command_makes_a_run_of_the_same_identity(bard: Any) -> None:
     assert again.frozen_sha256() == bard.log.state.opened.config_sha256
 
 
-def test_the_page_is_one_file_that_loads_and_runs_nothing(bard: Any) -> None:
+def test_the_page_is_one_file_that_loads_and_runs_nothing(bard: FabricatedRun) -> None:
     steps(bard, 1, 1, 20)
     seen = Seen(html(bard))
     assert not {"script", "link", "iframe", "object"} & set(seen.tags)
     assert all(address.startswith(("#", "data:image/png;base64,")) for address in seen.addresses)
 
 
-def test_the_page_is_well_formed_and_readable_without_seeing(bard: Any) -> None:
+def test_the_page_is_well_formed_and_readable_without_seeing(bard: FabricatedRun) -> None:
     steps(bard, 1, 1, 20)
     seen = Seen(html(bard))
     assert seen.open == [] and seen.tags.count("h1") == 1 and "th" in seen.tags
     assert any("Loss over steps" in text for text in seen.alternatives)
 
 
-def test_the_page_has_a_bar_for_each_attempt(bard: Any) -> None:
+def test_the_page_has_a_bar_for_each_attempt(bard: FabricatedRun) -> None:
     titles = re.findall("<title>(attempt .+?)</title>", html(bard))
     assert titles == ["attempt 1: preempted, steps 0 to 12, 5.0 s", "attempt 2: open, steps 20 to 33, 0.4 s"]
 
 
-def test_a_page_cannot_be_steered_from_inside_a_run(hostile: Any) -> None:
+def test_a_page_cannot_be_steered_from_inside_a_run(hostile: FabricatedRun) -> None:
     seen = Seen(html(hostile))
     assert "script" not in seen.tags and "<script>alert(1)</script>" in seen.text and "\x1b" not in seen.text
 
 
-def test_markdown_cannot_be_steered_from_inside_a_run(hostile: Any) -> None:
+def test_markdown_cannot_be_steered_from_inside_a_run(hostile: FabricatedRun) -> None:
     text = markdown(hostile)
     assert "<script" not in text and "&lt;script&gt;" in text and "\x1b" not in text
 
 
-def test_no_text_of_a_run_breaks_a_table(hostile: Any) -> None:
+def test_no_text_of_a_run_breaks_a_table(hostile: FabricatedRun) -> None:
     for table in re.findall(r"(?:^\| .*\n)+", markdown(hostile), re.MULTILINE):
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1
 
 
-def test_a_sample_cannot_leave_its_fence(store: Any) -> None:
+def test_a_sample_cannot_leave_its_fence(store: LocalStore) -> None:
     run = fabricate(store, "sampled")
     run.start()
     reference = run.commit(10)
@@ -217,23 +219,23 @@ def test_a_thousand_attempts_stay_small_and_readable() -> None:
     assert len(re.findall("<rect class=.r-", page)) < 100
 
 
-def test_equal_runs_give_equal_pages(bard: Any) -> None:
+def test_equal_runs_give_equal_pages(bard: FabricatedRun) -> None:
     steps(bard, 1, 1, 20)
     assert html(bard) == html(bard)
 
 
-def test_with_html_the_file_is_written_and_named(bard: Any, cairn: Any, tmp_path: Path) -> None:
+def test_with_html_the_file_is_written_and_named(bard: FabricatedRun, cairn: Cairn, tmp_path: Path) -> None:
     steps(bard, 1, 1, 20)
     ended = cairn("report", "bard", "--html", "page.html")
     assert (ended.code, ended.out) == (0, "") and "page.html" in ended.err
     assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
 
 
-def test_a_file_that_cannot_be_written_is_a_usage_error(bard: Any, cairn: Any) -> None:
+def test_a_file_that_cannot_be_written_is_a_usage_error(bard: FabricatedRun, cairn: Cairn) -> None:
     assert cairn("report", "bard", "--html", "missing/page.html").code == 2
 
 
-def test_json_has_the_report_under_stable_names(bard: Any, cairn: Any) -> None:
+def test_json_has_the_report_under_stable_names(bard: FabricatedRun, cairn: Cairn) -> None:
     report = json.loads(cairn("report", "bard", "--json").out)
     assert set(report) >= {
         "run_id", "newest_seq", "model_family", "opened_at", "status", "state_sha256", "best", "cost", "reasons",
@@ -246,7 +248,7 @@ def test_losses_become_a_line_of_bars() -> None:
     assert (sparkline([3.0, 2.0, float("nan"), 1.0]), sparkline([]), sparkline([1.0])) == ("█▅ ▁", "", "▁")
 
 
-def test_a_status_says_that_data_is_quarantined(fresh: Any, cairn: Any) -> None:
+def test_a_status_says_that_data_is_quarantined(fresh: FabricatedRun, cairn: Cairn) -> None:
     fresh.start()
     body = DataQuarantined(attempt=1, reason="bad-data", windows=(3,), detail="why")
     fresh.log.append(lambda state: body, writer=HUMAN)
@@ -254,7 +256,7 @@ def test_a_status_says_that_data_is_quarantined(fresh: Any, cairn: Any) -> None:
     assert "1 window of the data, never drawn again" in cairn("status", "fresh").out
 
 
-def test_a_run_that_needs_a_person_says_so_in_the_list(fresh: Any, store: Any) -> None:
+def test_a_run_that_needs_a_person_says_so_in_the_list(fresh: FabricatedRun, store: LocalStore) -> None:
     fresh.start()
     fresh.end("error", action="stop")
     assert [row.detail for row in list_runs(store)] == ["attempt 1 ended: error; `cairn explain fresh` says why"]

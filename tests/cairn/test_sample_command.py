@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -50,20 +49,22 @@ def sample(here: None, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]
     return run
 
 
-def test_a_text_begins_with_its_prompt_and_ends_with_a_newline(bard: WritingRun, sample: Any) -> None:
+def test_a_text_begins_with_its_prompt_and_ends_with_a_newline(bard: WritingRun, sample: Callable[..., str]) -> None:
     bard.commit(10)
     text = sample(RUN, "--prompt", "To be", "--tokens", "30")
     assert text.startswith("To be") and text.endswith("\n") and len(text) > len("To be\n")
 
 
-def test_what_is_streamed_is_what_the_document_holds(bard: WritingRun, sample: Any) -> None:
+def test_what_is_streamed_is_what_the_document_holds(bard: WritingRun, sample: Callable[..., str]) -> None:
     bard.commit(10)
     arguments = (RUN, "--prompt", "To be", "--tokens", "90", "--seed", "3", "--top-p", "0.9", "--ignore-end-of-text")
     document = json.loads(sample(*arguments, "--json"))
     assert sample(*arguments) == f"To be{document['text']}\n" and document["tokens"] == 90
 
 
-def test_the_document_names_the_weights_the_seed_and_what_ended_the_text(bard: WritingRun, sample: Any) -> None:
+def test_the_document_names_the_weights_the_seed_and_what_ended_the_text(
+    bard: WritingRun, sample: Callable[..., str]
+) -> None:
     reference = bard.commit(10)
     document = json.loads(sample(f"{RUN}@10", "--tokens", "3", "--seed", "5", "--ignore-end-of-text", "--json"))
     del document["text"]
@@ -78,25 +79,25 @@ def test_the_document_names_the_weights_the_seed_and_what_ended_the_text(bard: W
     }
 
 
-def test_several_texts_are_those_of_the_seeds_one_by_one(bard: WritingRun, sample: Any) -> None:
+def test_several_texts_are_those_of_the_seeds_one_by_one(bard: WritingRun, sample: Callable[..., str]) -> None:
     bard.commit(10)
     together = json.loads(sample(RUN, "--tokens", "20", "--count", "3", "--seed", "7", "--json"))
     alone = [json.loads(sample(RUN, "--tokens", "20", "--seed", str(seed), "--json")) for seed in (7, 8, 9)]
     assert together == alone
 
 
-def test_count_makes_the_document_a_list_even_of_one(bard: WritingRun, sample: Any) -> None:
+def test_count_makes_the_document_a_list_even_of_one(bard: WritingRun, sample: Callable[..., str]) -> None:
     bard.commit(10)
     assert len(json.loads(sample(RUN, "--tokens", "2", "--count", "1", "--json"))) == 1
 
 
-def test_several_texts_stand_under_headings(bard: WritingRun, sample: Any) -> None:
+def test_several_texts_stand_under_headings(bard: WritingRun, sample: Callable[..., str]) -> None:
     bard.commit(10)
     text = sample(RUN, "--tokens", "0", "--count", "2", "--prompt", "x")
     assert text == "sample 1 of 2 · seed 0\nx\n\nsample 2 of 2 · seed 1\nx\n"
 
 
-def test_a_text_stops_before_the_end_of_text_and_says_so(bard: WritingRun, sample: Any) -> None:
+def test_a_text_stops_before_the_end_of_text_and_says_so(bard: WritingRun, sample: Callable[..., str]) -> None:
     bard.commit(10, scale=0.0)  # every token is as likely: one in 257 ends the text
     arguments = (RUN, "--tokens", "1500", "--top-k", "0", "--temperature", "1", "--json")
     ended = json.loads(sample(*arguments))
@@ -152,7 +153,7 @@ def test_a_prompt_comes_from_the_command_line_from_stdin_or_from_a_file(tmp_path
 
 
 def test_a_hyphen_as_prompt_is_stdin_and_a_prompt_may_begin_with_one(
-    bard: WritingRun, sample: Any, monkeypatch: pytest.MonkeyPatch
+    bard: WritingRun, sample: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bard.commit(10)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"To be\n")))
@@ -363,7 +364,9 @@ def started(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
         process.communicate()
 
 
-def test_text_comes_while_it_is_drawn_and_ctrl_c_ends_it_with_130(bard: WritingRun, started: Any) -> None:
+def test_text_comes_while_it_is_drawn_and_ctrl_c_ends_it_with_130(
+    bard: WritingRun, started: Callable[..., subprocess.Popen[bytes]]
+) -> None:
     bard.commit(10)
     process = started(RUN, "--prompt", "To be", "--tokens", "100000000", "--ignore-end-of-text")
     assert len(process.stdout.read(200)) == 200  # long before the last token
@@ -372,7 +375,9 @@ def test_text_comes_while_it_is_drawn_and_ctrl_c_ends_it_with_130(bard: WritingR
     assert (process.returncode, errors.decode()) == (130, "interrupted\n")
 
 
-def test_a_reader_who_has_seen_enough_ends_it_quietly(bard: WritingRun, started: Any) -> None:
+def test_a_reader_who_has_seen_enough_ends_it_quietly(
+    bard: WritingRun, started: Callable[..., subprocess.Popen[bytes]]
+) -> None:
     bard.commit(10)
     process = started(RUN, "--tokens", "100000000", "--ignore-end-of-text")
     process.stdout.read(50)
@@ -381,7 +386,9 @@ def test_a_reader_who_has_seen_enough_ends_it_quietly(bard: WritingRun, started:
     assert (process.wait(timeout=240), errors) == (0, b"")
 
 
-def test_the_command_follows_a_run_to_its_end(bard: WritingRun, started: Any) -> None:
+def test_the_command_follows_a_run_to_its_end(
+    bard: WritingRun, started: Callable[..., subprocess.Popen[bytes]]
+) -> None:
     bard.commit(10)
     process = started(RUN, "--follow", "--every", "0.05", "--tokens", "0", "--prompt", "To be")
     heard = [process.stdout.readline() for _ in range(3)]

@@ -4,6 +4,9 @@ from typing import Any
 
 import pytest
 
+from tests.commands import Cairn
+from tests.fabricated_run import FabricatedRun
+
 SHORT = ("--days", "0.5", "--devices", "1024")
 CONFIG = """
 [data]
@@ -22,19 +25,19 @@ def document(ended: Any) -> Any:
     return json.loads(ended.out)
 
 
-def test_the_answer_comes_first_and_all_fits_one_screen(cairn: Any) -> None:
+def test_the_answer_comes_first_and_all_fits_one_screen(cairn: Cairn) -> None:
     ended = cairn("simulate")
     lines = ended.out.splitlines()
     assert lines[0].startswith("this policy finishes after ") and "gives up after" in lines[0]
     assert len(lines) <= 24 and ended.err == ""
 
 
-def test_no_store_is_opened_where_no_run_is_named(cairn: Any, tmp_path: Path) -> None:
+def test_no_store_is_opened_where_no_run_is_named(cairn: Cairn, tmp_path: Path) -> None:
     cairn("simulate", *SHORT)
     assert not (tmp_path / "store").exists()
 
 
-def test_the_fields_are_the_promised_ones(cairn: Any) -> None:
+def test_the_fields_are_the_promised_ones(cairn: Cairn) -> None:
     view = document(cairn("simulate", *SHORT, "--json"))
     assert view.keys() == {"run_id", "seed", "plan", "trace", "outcomes", "intervals"}
     assert view["trace"].keys() == {"source", "hours_between_failures", "per_device_day", "recorded"}
@@ -59,33 +62,33 @@ def test_the_fields_are_the_promised_ones(cairn: Any) -> None:
     }
 
 
-def test_equal_seeds_print_equal_documents_and_others_do_not(cairn: Any) -> None:
+def test_equal_seeds_print_equal_documents_and_others_do_not(cairn: Cairn) -> None:
     first, again, other = (cairn("simulate", *SHORT, "--json", "--seed", seed).out for seed in ("1", "1", "2"))
     assert first == again and first != other
 
 
-def test_times_and_sizes_are_taken_from_the_options(cairn: Any) -> None:
+def test_times_and_sizes_are_taken_from_the_options(cairn: Cairn) -> None:
     options = ("--step-seconds", "3", "--checkpoint-seconds", "1", "--restart-seconds", "60")
     plan = document(cairn("simulate", *SHORT, *options, "--json"))["plan"]
     told = (plan["total_steps"], plan["devices"], plan["checkpoint_seconds"], plan["restart_seconds"])
     assert told == (14_400, 1024, 1.0, 60.0)
 
 
-def test_budgets_and_interval_come_from_the_configuration(cairn: Any, tmp_path: Path) -> None:
+def test_budgets_and_interval_come_from_the_configuration(cairn: Cairn, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(CONFIG, encoding="utf-8")
     view = document(cairn("simulate", "--config", "run.toml", "--json"))
     assert view["plan"]["every_steps"] == 77
     assert view["outcomes"][0]["stopped_by"].startswith("lost: budget lost is spent (retries)")
 
 
-def test_rates_come_from_a_file(cairn: Any, tmp_path: Path) -> None:
+def test_rates_come_from_a_file(cairn: Cairn, tmp_path: Path) -> None:
     (tmp_path / "rates.toml").write_text('source = "ours"\n[per_device_day]\nerror = 1.0\n', encoding="utf-8")
     view = document(cairn("simulate", "--trace", "rates.toml", *SHORT, "--json"))
     assert (view["trace"]["source"], view["trace"]["per_device_day"]) == ("ours", {"error": 1.0})
     assert (view["outcomes"][0]["finished"], view["outcomes"][0]["attempts"]) == (False, 1)
 
 
-def test_a_stored_run_is_replayed_with_its_own_times_and_policy(bard: Any, cairn: Any) -> None:
+def test_a_stored_run_is_replayed_with_its_own_times_and_policy(bard: FabricatedRun, cairn: Cairn) -> None:
     view = document(cairn("simulate", "bard", "--json"))
     plan = view["plan"]
     assert (view["run_id"], view["trace"]["recorded"], plan["total_steps"], plan["devices"]) == ("bard", 1, 40, 2)
@@ -94,17 +97,17 @@ def test_a_stored_run_is_replayed_with_its_own_times_and_policy(bard: Any, cairn
     assert view["outcomes"][0]["finished"]
 
 
-def test_people_see_a_stored_run_replayed(bard: Any, cairn: Any) -> None:
+def test_people_see_a_stored_run_replayed(bard: FabricatedRun, cairn: Cairn) -> None:
     ended = cairn("simulate", "bard")
     assert (ended.code, ended.err) == (0, "") and "run bard: 1 failures" in ended.out
 
 
-def test_a_run_that_committed_nothing_needs_a_step_time(fresh: Any, cairn: Any) -> None:
+def test_a_run_that_committed_nothing_needs_a_step_time(fresh: FabricatedRun, cairn: Cairn) -> None:
     ended = cairn("simulate", "fresh")
     assert ended.code == 2 and "--step-seconds" in ended.err
 
 
-def test_a_run_that_never_failed_finishes_under_every_policy(fresh: Any, cairn: Any) -> None:
+def test_a_run_that_never_failed_finishes_under_every_policy(fresh: FabricatedRun, cairn: Cairn) -> None:
     view = document(cairn("simulate", "fresh", "--step-seconds", "1", "--json"))
     assert [outcome["finished"] for outcome in view["outcomes"]] == [True] * 3
     assert view["intervals"]["simulated"] is None
@@ -122,6 +125,6 @@ def test_a_run_that_never_failed_finishes_under_every_policy(fresh: Any, cairn: 
         (("nobody",), "no run 'nobody'"),
     ],
 )
-def test_what_cannot_be_simulated_is_refused_as_usage(cairn: Any, arguments: tuple[str, ...], told: str) -> None:
+def test_what_cannot_be_simulated_is_refused_as_usage(cairn: Cairn, arguments: tuple[str, ...], told: str) -> None:
     ended = cairn("simulate", *arguments)
     assert ended.code == 2 and told in ended.err and "Traceback" not in ended.err

@@ -25,6 +25,7 @@ from storage.stores.document import encode, sha256
 from storage.stores.local_store import LocalStore
 from storage.stores.object_store import ObjectStore
 from storage.tables.run_tables import ROWS
+from tests.commands import Cairn
 from tests.fabricated_run import HUMAN, FabricatedRun, fabricate
 
 CONTRACT = """
@@ -55,7 +56,7 @@ def steps(run: FabricatedRun, attempt: int, first: int, last: int) -> None:
     run.log.store.write(step_log_key(run.log.prefix, attempt), written + b'{"torn')
 
 
-def test_the_query_of_the_contract_runs_as_it_stands(store: LocalStore, cairn: Any) -> None:
+def test_the_query_of_the_contract_runs_as_it_stands(store: LocalStore, cairn: Cairn) -> None:
     run = fabricate(store, "recent", opened_at=datetime.now(UTC) - timedelta(days=1))
     for reason in ("preempted", "preempted", "oom"):
         run.start()
@@ -166,7 +167,7 @@ def test_an_empty_store_has_empty_tables_of_the_right_types(store: LocalStore, w
 
 
 def test_a_run_that_cannot_be_believed_is_said_and_leaves_the_others(
-    bard: FabricatedRun, fresh: FabricatedRun, cairn: Any, tmp_path: Path
+    bard: FabricatedRun, fresh: FabricatedRun, cairn: Cairn, tmp_path: Path
 ) -> None:
     entry = tmp_path / "store" / "runs" / "bard" / "log" / "9999999997.json"
     entry.write_text(entry.read_text().replace("here", "there"))
@@ -229,26 +230,26 @@ def test_a_query_reaches_nothing_but_the_tables(bard: FabricatedRun, work: Path,
         ask(bard.log.store, f"select run_id from runs; {sql}", work)
 
 
-def test_a_mistake_is_one_line_that_says_what_there_is(bard: FabricatedRun, cairn: Any) -> None:
+def test_a_mistake_is_one_line_that_says_what_there_is(bard: FabricatedRun, cairn: Cairn) -> None:
     ended = cairn("sql", "select gpu_hours\nfrom training_attempts")
     assert (ended.code, ended.out, len(ended.err.splitlines())) == (2, "", 1)
     assert "gpu_hours" in ended.err and "training_attempts, checkpoints" in ended.err
 
 
 @pytest.mark.parametrize("sql", [";", "-- nothing", "selec 1"])
-def test_what_is_no_query_is_a_usage_error(cairn: Any, sql: str) -> None:
+def test_what_is_no_query_is_a_usage_error(cairn: Cairn, sql: str) -> None:
     ended = cairn("sql", sql)
     assert ended.code == 2 and "Traceback" not in ended.err
 
 
-def test_without_a_query_the_columns_are_listed(cairn: Any) -> None:
+def test_without_a_query_the_columns_are_listed(cairn: Cairn) -> None:
     listed = json.loads(cairn("sql", "--json").out)
     assert {"table": "runs", "column": "run_id", "type": "VARCHAR"} in listed
     assert {item["table"] for item in listed} == set(ROWS)
     assert "training_attempts" in cairn("sql").out
 
 
-def test_json_has_null_for_what_is_no_number_and_values_of_every_type(cairn: Any) -> None:
+def test_json_has_null_for_what_is_no_number_and_values_of_every_type(cairn: Cairn) -> None:
     sql = """select 'nan'::double as a, null as b, map {'x': 1.5} as c, 170141183460469231731687303715884105727 as d,
         timestamptz '2026-01-01 00:00:00+00' as e, 1.10 as f, '{"y": [1]}'::json as g, [true] as h, 1 as i, 2 as i"""
     assert json.loads(cairn("sql", sql, "--json").out) == [
@@ -267,7 +268,7 @@ def test_json_has_null_for_what_is_no_number_and_values_of_every_type(cairn: Any
     ]
 
 
-def test_csv_is_read_back_by_any_reader_of_it(bard: FabricatedRun, cairn: Any) -> None:
+def test_csv_is_read_back_by_any_reader_of_it(bard: FabricatedRun, cairn: Cairn) -> None:
     sql = "select attempt, started_at, termination_reason as why, decision_left from training_attempts"
     out = cairn("sql", sql, "--csv").out
     rows = list(csv.DictReader(io.StringIO(out)))

@@ -7,6 +7,8 @@ import pytest
 
 from storage.logs.registry import Registry
 from storage.stores.local_store import LocalStore
+from tests.commands import Cairn
+from tests.fabricated_run import FabricatedRun
 
 STAGED = "runs/bard/checkpoints/step-00000040-attempt-0002"
 ORPHAN = "runs/bard/checkpoints/step-00000025-attempt-0001"
@@ -17,7 +19,7 @@ def prefix_of(step: int, attempt: int) -> str:
 
 
 @pytest.fixture
-def long(bard: Any, store: LocalStore) -> Any:
+def long(bard: FabricatedRun, store: LocalStore) -> FabricatedRun:
     """bard with two more commits and an orphan of its first attempt: 10 goes unless the alias needs it."""
     for step in (35, 38):
         bard.commit(step)
@@ -29,7 +31,7 @@ def committed_bytes(run: Any, step: int) -> int:
     return next(record.committed.bytes for record in run.log.refresh().checkpoints if record.committed.step == step)
 
 
-def test_a_dry_run_as_json_names_every_field_of_every_item(long: Any, cairn: Any) -> None:
+def test_a_dry_run_as_json_names_every_field_of_every_item(long: FabricatedRun, cairn: Cairn) -> None:
     ended = cairn("sweep", "bard", "--dry-run", "--json")
     document = json.loads(ended.out)
     assert (ended.code, ended.err, set(document)) == (0, "", {"run_id", "dry_run", "items", "freed_bytes"})
@@ -39,7 +41,7 @@ def test_a_dry_run_as_json_names_every_field_of_every_item(long: Any, cairn: Any
     }
 
 
-def test_a_dry_run_says_what_and_why(long: Any, cairn: Any) -> None:
+def test_a_dry_run_says_what_and_why(long: FabricatedRun, cairn: Cairn) -> None:
     items = json.loads(cairn("sweep", "bard", "--dry-run", "--json").out)["items"]
     assert [(item["kind"], item["step"], item["action"], item["why"]) for item in items] == [
         ("checkpoint", 10, "keep", "alias champion"),
@@ -52,18 +54,18 @@ def test_a_dry_run_says_what_and_why(long: Any, cairn: Any) -> None:
     ]
 
 
-def test_a_dry_run_changes_nothing(long: Any, cairn: Any, store: LocalStore) -> None:
+def test_a_dry_run_changes_nothing(long: FabricatedRun, cairn: Cairn, store: LocalStore) -> None:
     before = store.keys("runs")
     assert (cairn("sweep", "bard", "--dry-run").code, store.keys("runs")) == (0, before)
 
 
-def test_a_sweep_deletes_what_its_dry_run_named(long: Any, cairn: Any, store: LocalStore) -> None:
+def test_a_sweep_deletes_what_its_dry_run_named(long: FabricatedRun, cairn: Cairn, store: LocalStore) -> None:
     ended = cairn("sweep", "bard", "--json")
     assert (ended.code, json.loads(ended.out)["dry_run"]) == (0, False)
     assert store.keys(ORPHAN) == [] and store.keys(STAGED) != []
 
 
-def test_the_policy_is_the_newest_attempts(long: Any, cairn: Any, store: LocalStore) -> None:
+def test_the_policy_is_the_newest_attempts(long: FabricatedRun, cairn: Cairn, store: LocalStore) -> None:
     for key in store.keys("models"):
         store.delete(key)
     document = json.loads(cairn("sweep", "bard", "--json").out)
@@ -72,7 +74,9 @@ def test_the_policy_is_the_newest_attempts(long: Any, cairn: Any, store: LocalSt
     assert document["freed_bytes"] == committed_bytes(long, 10) + 4
 
 
-def test_a_deleted_checkpoint_is_still_listed_with_its_state(long: Any, cairn: Any, store: LocalStore) -> None:
+def test_a_deleted_checkpoint_is_still_listed_with_its_state(
+    long: FabricatedRun, cairn: Cairn, store: LocalStore
+) -> None:
     for key in store.keys("models"):
         store.delete(key)
     cairn("sweep", "bard")
@@ -84,13 +88,13 @@ def test_a_deleted_checkpoint_is_still_listed_with_its_state(long: Any, cairn: A
     }
 
 
-def test_people_read_what_happens_why_and_a_total(long: Any, cairn: Any) -> None:
+def test_people_read_what_happens_why_and_a_total(long: FabricatedRun, cairn: Cairn) -> None:
     lines = cairn("sweep", "bard").out.splitlines()
     assert lines[0].split() == ["action", "what", "step", "attempt", "bytes", "why", "where"]
     assert lines[-1] == "run bard: kept 6, deleted 1; freed 4 bytes"
 
 
-def test_people_are_told_that_a_dry_run_changed_nothing(long: Any, cairn: Any) -> None:
+def test_people_are_told_that_a_dry_run_changed_nothing(long: FabricatedRun, cairn: Cairn) -> None:
     assert (
         cairn("sweep", "bard", "--dry-run")
         .out.splitlines()[-1]
@@ -99,7 +103,7 @@ def test_people_are_told_that_a_dry_run_changed_nothing(long: Any, cairn: Any) -
 
 
 def test_a_registry_that_cannot_be_read_is_an_integrity_error_and_keeps_everything(
-    long: Any, cairn: Any, store: LocalStore
+    long: FabricatedRun, cairn: Cairn, store: LocalStore
 ) -> None:
     store.write(store.keys("models/champion/log")[0], b"{}")
     before, ended = store.keys("runs"), cairn("sweep", "bard")
@@ -107,12 +111,12 @@ def test_a_registry_that_cannot_be_read_is_an_integrity_error_and_keeps_everythi
     assert "alias champion cannot be read" in ended.err
 
 
-def test_the_alias_still_resolves_after_a_sweep(long: Any, cairn: Any, store: LocalStore) -> None:
+def test_the_alias_still_resolves_after_a_sweep(long: FabricatedRun, cairn: Cairn, store: LocalStore) -> None:
     cairn("sweep", "bard")
     assert cairn("verify", "bard").err.count("checkpoints/") == 0
     champion = Registry(store, "champion").refresh().champion
     assert champion is not None and store.keys(champion.prefix) != []
 
 
-def test_an_unknown_run_is_a_usage_error(long: Any, cairn: Any) -> None:
+def test_an_unknown_run_is_a_usage_error(long: FabricatedRun, cairn: Cairn) -> None:
     assert cairn("sweep", "brad").code == 2

@@ -7,10 +7,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+
+from tests.commands import Cairn, Ended
+from tests.fabricated_run import FabricatedRun
 
 ROOT = str(Path(__file__).parents[2])
 TEXT = "".join(f"line {number} of a text\n\n" for number in range(200))
@@ -30,7 +32,7 @@ global_batch = 2
 
 
 @pytest.fixture
-def train(tmp_path: Path, cairn: Any) -> Callable[..., Any]:
+def train(tmp_path: Path, cairn: Cairn) -> Callable[..., Ended]:
     (tmp_path / "run.toml").write_text(CONFIG)
     (tmp_path / "text.txt").write_text(TEXT)
     # Nobody listens there: a command that went as far as the orchestrator would not end with 2.
@@ -61,12 +63,14 @@ def train(tmp_path: Path, cairn: Any) -> Callable[..., Any]:
         pytest.param("training.steps", ("--set", "section.key=value"), id="no value"),
     ],
 )
-def test_a_value_that_cannot_work_is_named_with_its_rule(train: Any, override: str, words: tuple[str, ...]) -> None:
+def test_a_value_that_cannot_work_is_named_with_its_rule(
+    train: Callable[..., Ended], override: str, words: tuple[str, ...]
+) -> None:
     ended = train("--set", override)
     assert ended.code == 2 and [word for word in words if word not in ended.err] == []
 
 
-def test_a_weighted_source_with_too_little_text_is_named(train: Any, tmp_path: Path) -> None:
+def test_a_weighted_source_with_too_little_text_is_named(train: Callable[..., Ended], tmp_path: Path) -> None:
     (tmp_path / "small.txt").write_text("abc")
     ended = train("--set", 'data.sources=["text.txt", "small.txt"]', "--set", "data.weights=[3, 1]")
     assert ended.code == 2 and "data.sources = 'small.txt': " in ended.err
@@ -77,19 +81,21 @@ def snapshot_config(source: str) -> str:
     return CONFIG.replace('tokenizer = "bytes"\n', "").replace("text.txt", source)
 
 
-def test_a_snapshot_that_is_not_there_is_refused_with_what_to_do(train: Any, tmp_path: Path) -> None:
+def test_a_snapshot_that_is_not_there_is_refused_with_what_to_do(train: Callable[..., Ended], tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(snapshot_config("snapshot:0123abcd"))
     ended = train()
     assert ended.code == 2 and "no such snapshot in " in ended.err and "cairn import-tokens" in ended.err
 
 
-def test_a_tokenizer_beside_a_snapshot_is_refused_by_name(train: Any, tmp_path: Path) -> None:
+def test_a_tokenizer_beside_a_snapshot_is_refused_by_name(train: Callable[..., Ended], tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(CONFIG.replace("text.txt", "snapshot:0123abcd"))
     ended = train()
     assert ended.code == 2 and "tokenizer: decided by 'snapshot:0123abcd' already" in ended.err
 
 
-def test_a_block_longer_than_a_split_of_the_snapshot_is_refused(train: Any, cairn: Any, tmp_path: Path) -> None:
+def test_a_block_longer_than_a_split_of_the_snapshot_is_refused(
+    train: Callable[..., Ended], cairn: Cairn, tmp_path: Path
+) -> None:
     for name, first in (("train", 0), ("val", 100)):
         np.arange(first, first + 100, dtype="<u2").tofile(tmp_path / f"{name}.bin")
     made = cairn("import-tokens", "--train", "train.bin", "--val", "val.bin", "--vocab-size", "300", "--json")
@@ -98,49 +104,49 @@ def test_a_block_longer_than_a_split_of_the_snapshot_is_refused(train: Any, cair
     assert ended.code == 2 and "model.block_size = 100: the " in ended.err
 
 
-def test_an_unknown_key_in_the_file_is_named_with_the_file(train: Any, tmp_path: Path) -> None:
+def test_an_unknown_key_in_the_file_is_named_with_the_file(train: Callable[..., Ended], tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(CONFIG.replace("n_layer", "n_leyer"))
     ended = train()
     assert ended.code == 2 and "run.toml: model.n_leyer = 1: unknown key" in ended.err
 
 
-def test_an_undecodable_byte_is_named_by_file_and_offset(train: Any, tmp_path: Path) -> None:
+def test_an_undecodable_byte_is_named_by_file_and_offset(train: Callable[..., Ended], tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_bytes(b"abc \xff def")
     ended = train()
     assert ended.code == 2 and "text.txt: undecodable byte 0xff at offset 4" in ended.err
 
 
-def test_an_empty_source_is_named(train: Any, tmp_path: Path) -> None:
+def test_an_empty_source_is_named(train: Callable[..., Ended], tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_bytes(b"")
     ended = train()
     assert ended.code == 2 and "text.txt: the file is empty" in ended.err
 
 
-def test_a_store_that_cannot_be_written_is_named(train: Any, tmp_path: Path) -> None:
+def test_a_store_that_cannot_be_written_is_named(train: Callable[..., Ended], tmp_path: Path) -> None:
     (tmp_path / "store").write_text("a file where the folder should be")
     ended = train()
     assert ended.code == 2 and str(tmp_path / "store") in ended.err and "cannot be written" in ended.err
 
 
-def test_a_missing_configuration_is_named(cairn: Any) -> None:
+def test_a_missing_configuration_is_named(cairn: Cairn) -> None:
     ended = cairn("train", "nowhere.toml")
     assert ended.code == 2 and "nowhere.toml: no such configuration file" in ended.err
 
 
-def test_a_command_that_names_no_run_is_refused(cairn: Any) -> None:
+def test_a_command_that_names_no_run_is_refused(cairn: Cairn) -> None:
     assert cairn("train").code == 2
 
 
-def test_drift_of_a_frozen_value_is_refused_with_the_difference(bard: Any, cairn: Any) -> None:
+def test_drift_of_a_frozen_value_is_refused_with_the_difference(bard: FabricatedRun, cairn: Cairn) -> None:
     ended = cairn("train", "--run-id", "bard", "--set", "training.steps=50")
     assert ended.code == 6 and "training.steps: run has 40, this command has 50" in ended.err
 
 
-def test_a_refusal_has_no_traceback(train: Any) -> None:
+def test_a_refusal_has_no_traceback(train: Callable[..., Ended]) -> None:
     assert "Traceback" not in train("--set", "model.n_embd=9").err
 
 
-def test_a_refused_run_does_not_exist(train: Any, cairn: Any) -> None:
+def test_a_refused_run_does_not_exist(train: Callable[..., Ended], cairn: Cairn) -> None:
     train("--set", "model.block_size=5000")
     assert cairn("runs", "--json").out.strip() == "[]"
 

@@ -90,7 +90,9 @@ def orphan(store: LocalStore) -> FabricatedRun:
     return run
 
 
-def test_a_run_whose_process_is_gone_is_continued_once_while_it_stands(orphan: Any, watch: Any, clock: Clock) -> None:
+def test_a_run_whose_process_is_gone_is_continued_once_while_it_stands(
+    orphan: FabricatedRun, watch: Callable[..., RunWatcher], clock: Clock
+) -> None:
     recorded = Recorded()
     actions = []
     for _ in range(3):
@@ -99,7 +101,7 @@ def test_a_run_whose_process_is_gone_is_continued_once_while_it_stands(orphan: A
     assert (recorded.begun, actions) == (["orphan"], ["continued", "waits", "waits"])
 
 
-def test_what_moved_since_is_continued_anew(orphan: Any, watch: Any) -> None:
+def test_what_moved_since_is_continued_anew(orphan: FabricatedRun, watch: Callable[..., RunWatcher]) -> None:
     recorded = Recorded()
     watch(recorded).look()
     orphan.end("lost", action="resume")
@@ -109,7 +111,7 @@ def test_what_moved_since_is_continued_anew(orphan: Any, watch: Any) -> None:
 
 
 def test_a_run_that_no_continuation_helps_is_tried_ever_later_and_says_where_to_look(
-    orphan: Any, watch: Any, clock: Clock
+    orphan: FabricatedRun, watch: Callable[..., RunWatcher], clock: Clock
 ) -> None:
     recorded = Recorded()
     for _ in range(60):
@@ -120,14 +122,16 @@ def test_a_run_that_no_continuation_helps_is_tried_ever_later_and_says_where_to_
 
 
 def test_a_silent_owner_elsewhere_is_outwaited_within_one_patient_look(
-    store: LocalStore, watch: Any, clock: Clock
+    store: LocalStore, watch: Callable[..., RunWatcher], clock: Clock
 ) -> None:
     fabricate(store, "far").start()
     assert one(watch(Recorded()).look_patiently()).action == "continued"
     assert clock.now == pytest.approx(1030, abs=1)
 
 
-def test_an_owner_elsewhere_that_beats_is_left_as_soon_as_it_beats(store: LocalStore, watch: Any, clock: Clock) -> None:
+def test_an_owner_elsewhere_that_beats_is_left_as_soon_as_it_beats(
+    store: LocalStore, watch: Callable[..., RunWatcher], clock: Clock
+) -> None:
     run = fabricate(store, "far")
     run.start()
     clock.meanwhile = lambda: run.beat(7)
@@ -135,7 +139,7 @@ def test_an_owner_elsewhere_that_beats_is_left_as_soon_as_it_beats(store: LocalS
     assert (row.action, clock.now < 1002) == ("left", True)
 
 
-def test_an_owner_elsewhere_that_commits_is_alive(store: LocalStore, watch: Any) -> None:
+def test_an_owner_elsewhere_that_commits_is_alive(store: LocalStore, watch: Callable[..., RunWatcher]) -> None:
     run = fabricate(store, "far")
     run.start()
     watch(Recorded()).look()
@@ -144,7 +148,7 @@ def test_an_owner_elsewhere_that_commits_is_alive(store: LocalStore, watch: Any)
 
 
 def test_watchers_started_anew_for_every_look_outwait_a_silent_owner_elsewhere(
-    store: LocalStore, watch: Any, clock: Clock
+    store: LocalStore, watch: Callable[..., RunWatcher], clock: Clock
 ) -> None:
     fabricate(store, "far").start()
     actions = []
@@ -154,7 +158,9 @@ def test_watchers_started_anew_for_every_look_outwait_a_silent_owner_elsewhere(
     assert actions == ["waits", "waits", "waits", "continued"]
 
 
-def test_a_long_back_off_is_reported_and_not_waited_for(store: LocalStore, watch: Any, clock: Clock) -> None:
+def test_a_long_back_off_is_reported_and_not_waited_for(
+    store: LocalStore, watch: Callable[..., RunWatcher], clock: Clock
+) -> None:
     run = fabricate(store, "backing-off")
     run.start(**HERE)
     run.end("storage", action="resume", delay_seconds=300.0)
@@ -164,7 +170,9 @@ def test_a_long_back_off_is_reported_and_not_waited_for(store: LocalStore, watch
     assert one(watch(Recorded()).look_patiently()).action == "continued"
 
 
-def test_memory_of_another_boot_is_forgotten(store: LocalStore, watch: Any, clock: Clock, tmp_path: Path) -> None:
+def test_memory_of_another_boot_is_forgotten(
+    store: LocalStore, watch: Callable[..., RunWatcher], clock: Clock, tmp_path: Path
+) -> None:
     fabricate(store, "far").start()
     watch(Recorded()).look()
     clock.sleep(100)
@@ -173,14 +181,14 @@ def test_memory_of_another_boot_is_forgotten(store: LocalStore, watch: Any, cloc
     assert one(watch(Recorded()).look()).action == "waits"
 
 
-def test_damaged_memory_costs_only_time(store: LocalStore, watch: Any, tmp_path: Path) -> None:
+def test_damaged_memory_costs_only_time(store: LocalStore, watch: Callable[..., RunWatcher], tmp_path: Path) -> None:
     fabricate(store, "far").start()
     (tmp_path / "sightings.json").write_text("{")
     assert one(watch(Recorded()).look()).action == "waits"
 
 
 def test_an_unreadable_run_and_one_that_cannot_be_continued_do_not_stop_the_others(
-    orphan: Any, store: LocalStore, watch: Any, tmp_path: Path
+    orphan: FabricatedRun, store: LocalStore, watch: Callable[..., RunWatcher], tmp_path: Path
 ) -> None:
     for name in ("a-bad", "b-stuck"):
         fabricate(store, name).start(**HERE)
@@ -194,14 +202,18 @@ def test_an_unreadable_run_and_one_that_cannot_be_continued_do_not_stop_the_othe
     assert recorded.begun == ["orphan"]
 
 
-def test_a_run_nobody_claimed_is_continued_when_its_opener_is_gone(store: LocalStore, watch: Any) -> None:
+def test_a_run_nobody_claimed_is_continued_when_its_opener_is_gone(
+    store: LocalStore, watch: Callable[..., RunWatcher]
+) -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
     fabricate(store, "opened", opener=Writer(host=socket.gethostname(), pid=child.pid))
     assert one(watch(Recorded()).look()).action == "continued"
 
 
-def test_a_run_nobody_claimed_is_left_to_the_process_that_opened_it(store: LocalStore, watch: Any) -> None:
+def test_a_run_nobody_claimed_is_left_to_the_process_that_opened_it(
+    store: LocalStore, watch: Callable[..., RunWatcher]
+) -> None:
     opener = Writer(host=socket.gethostname(), pid=os.getpid())
     fabricate(store, "opened", opener=opener, opened_at=datetime.now(UTC))
     assert one(watch(Recorded()).look()).action == "left"
@@ -212,7 +224,7 @@ class Stop(BaseException):
 
 
 def test_the_loop_tells_only_what_is_new_and_outlives_a_store_that_is_away(
-    store: LocalStore, watch: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    store: LocalStore, watch: Callable[..., RunWatcher], clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fabricate(store, "far").start()
     told: list[list[str]] = []
@@ -331,7 +343,7 @@ def test_the_verb_leaves_what_is_finished_stopped_or_alive_and_says_why(store: L
     assert [run.log.seq for run in (alive, done, stopped)] == before, "nothing was started"
 
 
-def test_the_verb_prints_a_table_for_people(bard: Any, cairn: Cairn) -> None:
+def test_the_verb_prints_a_table_for_people(bard: FabricatedRun, cairn: Cairn) -> None:
     bard.end("error", action="stop")
     ended = cairn("watch", "--once")
     assert ended.code == 0 and "a person decides" in ended.out

@@ -15,7 +15,7 @@ from tasks.attempt.shutdown_signal import ShutdownSignal
 from tasks.configuration.evaluation_settings import EvaluationConfig
 from tasks.evaluator.evaluation_run import EvaluationPlan
 from tasks.evaluator.evaluation_suite import suite_of
-from tests.fabricated_run import configuration
+from tests.fabricated_run import FabricatedRun, configuration
 
 SUITE = suite_of(EvaluationConfig())
 PATIENT = ("checkpoint.every_steps=5", "early_stop.patience=1")
@@ -49,7 +49,7 @@ def stopping_of(run: Any, folder: Path, notice: ShutdownSignal | None = None) ->
 
 
 @pytest.fixture
-def worse(fresh: Any) -> Any:
+def worse(fresh: FabricatedRun) -> FabricatedRun:
     """A run with a policy whose second evaluation is worse than its first, and a commit beyond it."""
     fresh.start(overrides=PATIENT)
     for step, loss in ((5, 2.0), (10, 2.5)):
@@ -59,7 +59,7 @@ def worse(fresh: Any) -> Any:
 
 
 def test_the_deciding_step_becomes_the_last_one_and_what_lies_beyond_is_nobodys_resume(
-    worse: Any, tmp_path: Path
+    worse: FabricatedRun, tmp_path: Path
 ) -> None:
     stopping = stopping_of(worse, tmp_path)
     assert stopping.is_over(()) and stopping.finish_early(writer(worse))
@@ -72,7 +72,7 @@ def test_the_deciding_step_becomes_the_last_one_and_what_lies_beyond_is_nobodys_
 
 
 def test_whoever_died_between_any_two_entries_of_the_end_is_continued_to_the_same_end(
-    worse: Any, tmp_path: Path
+    worse: FabricatedRun, tmp_path: Path
 ) -> None:
     stopping_of(worse, tmp_path).finish_early(writer(worse))
     worse.end("lost", action="resume")
@@ -82,7 +82,9 @@ def test_whoever_died_between_any_two_entries_of_the_end_is_continued_to_the_sam
     assert not again.finish_early(writer(worse)) and worse.log.state.finished.attempt == 1
 
 
-def test_the_next_attempt_finds_the_stop_in_the_log_though_it_resumed_beyond_it(worse: Any, tmp_path: Path) -> None:
+def test_the_next_attempt_finds_the_stop_in_the_log_though_it_resumed_beyond_it(
+    worse: FabricatedRun, tmp_path: Path
+) -> None:
     worse.end("lost", action="resume")
     worse.start(overrides=PATIENT)
     stopping = stopping_of(worse, tmp_path)
@@ -90,27 +92,27 @@ def test_the_next_attempt_finds_the_stop_in_the_log_though_it_resumed_beyond_it(
     assert worse.log.refresh().finished.step == 10
 
 
-def test_without_a_policy_nothing_is_waited_for(worse: Any, tmp_path: Path) -> None:
+def test_without_a_policy_nothing_is_waited_for(worse: FabricatedRun, tmp_path: Path) -> None:
     worse.end("lost", action="resume")
     worse.start(overrides=("checkpoint.every_steps=5",))
     never: Any = Future()
     assert not stopping_of(worse, tmp_path).is_over((never,))
 
 
-def test_an_evaluation_under_way_is_waited_for(worse: Any, tmp_path: Path) -> None:
+def test_an_evaluation_under_way_is_waited_for(worse: FabricatedRun, tmp_path: Path) -> None:
     done: Any = Future()
     done.set_result(None)
     assert stopping_of(worse, tmp_path).is_over((done,))
 
 
-def test_a_notice_to_leave_ends_the_wait(worse: Any, tmp_path: Path) -> None:
+def test_a_notice_to_leave_ends_the_wait(worse: FabricatedRun, tmp_path: Path) -> None:
     notice = ShutdownSignal()
     notice.request("SIGTERM")
     never: Any = Future()
     assert stopping_of(worse, tmp_path, notice).is_over((never,)), "what the log knows already counts"
 
 
-def test_evaluations_lost_with_their_flow_are_found_in_step_order(fresh: Any, tmp_path: Path) -> None:
+def test_evaluations_lost_with_their_flow_are_found_in_step_order(fresh: FabricatedRun, tmp_path: Path) -> None:
     fresh.start(overrides=PATIENT)
     for step in (5, 7, 10):
         fresh.commit(step)
@@ -119,6 +121,6 @@ def test_evaluations_lost_with_their_flow_are_found_in_step_order(fresh: Any, tm
     assert [reference.step for _, reference in stopping_of(fresh, tmp_path).missing()] == [5, 10]
 
 
-def test_a_commit_beside_the_rhythm_is_not_due(worse: Any, tmp_path: Path) -> None:
+def test_a_commit_beside_the_rhythm_is_not_due(worse: FabricatedRun, tmp_path: Path) -> None:
     stopping = stopping_of(worse, tmp_path)
     assert [step for step in (5, 7, 10, 12) if stopping.is_due(step)] == [5, 10]

@@ -10,6 +10,7 @@ from tasks.configuration.configuration_source import parse_configuration
 from tasks.configuration.run_configuration import RunConfig
 from tasks.configuration.stored_configuration import check_drift, keep_numerics
 from tasks.errors import ConfigDrift
+from tests.fabricated_run import FabricatedRun
 
 BY_ID = resolve_request(TrainingRequest(run_id="bard"), {})
 OPENED_IN_HALF = {"precision": "bf16", "kernels": "fused"}
@@ -50,11 +51,11 @@ def test_saying_what_is_frozen_is_no_drift() -> None:
     check_drift(frozen, keep_numerics(configured(**OPENED_IN_HALF), frozen), run_id="bard")
 
 
-def test_a_run_continued_by_its_id_asks_for_nothing_new(fresh: Any) -> None:
+def test_a_run_continued_by_its_id_asks_for_nothing_new(fresh: FabricatedRun) -> None:
     wanted = configure_run(BY_ID, fresh.log.state, {})
     assert (wanted.training.precision, wanted.training.kernels) == ("fp32", "stock")
 
 
-def test_asking_for_the_choice_again_does_not_change_a_run(fresh: Any) -> None:
+def test_asking_for_the_choice_again_does_not_change_a_run(fresh: FabricatedRun) -> None:
     wanted = configure_run(BY_ID, fresh.log.state, {"CAIRN_TRAINING__PRECISION": "auto"})
     assert wanted.training.precision == "fp32"

@@ -11,6 +11,7 @@ import pytest
 
 from flows.orchestrator.server_address import authorization, is_server_answering, server_address
 from tasks.errors import InvalidConfiguration
+from tests.commands import Cairn
 
 PASSWORD = "admin:canary-of-auth"
 
@@ -100,7 +101,7 @@ def test_doctor_never_repeats_an_address_with_a_secret(monkeypatch: pytest.Monke
     assert (check.ok, "canary" in check.detail, "PREFECT_API_AUTH_STRING" in check.detail) == (False, False, True)
 
 
-def test_training_refuses_an_address_with_a_secret_in_one_line(cairn: Any, tmp_path: Path) -> None:
+def test_training_refuses_an_address_with_a_secret_in_one_line(cairn: Cairn, tmp_path: Path) -> None:
     (tmp_path / "none.toml").write_text('[data]\nsources = ["none.toml"]\ntokenizer = "bytes"\n')
     ended = cairn("train", "none.toml", PREFECT_API_URL="http://user:canary@127.0.0.1:1/api")
     assert ended.code == 2 and "canary" not in ended.out + ended.err and "Traceback" not in ended.err

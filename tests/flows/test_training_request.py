@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import fsspec
 import pytest
@@ -23,6 +22,7 @@ from flows.preparation.training_request import (
 from storage.logs.run_state import RunState
 from tasks.configuration.configuration_source import load_configuration
 from tasks.errors import InvalidConfiguration
+from tests.fabricated_run import FabricatedRun
 
 CONFIG = """
 store = "kept/here"
@@ -77,19 +77,19 @@ def test_commands_to_try_name_the_store_only_where_it_would_not_be_found(chosen:
     assert store_option(chosen, {"CAIRN_STORE": "here"}) == option
 
 
-def test_a_run_continued_by_its_id_keeps_the_settings_of_its_newest_attempt(fresh: Any) -> None:
+def test_a_run_continued_by_its_id_keeps_the_settings_of_its_newest_attempt(fresh: FabricatedRun) -> None:
     fresh.start(overrides=("checkpoint.every_steps=5", "budgets.lost.retries=2"))
     wanted = configure_run(BY_ID, fresh.log.state, {})
     assert (wanted.checkpoint.every_steps, wanted.budgets.lost.retries) == (5, 2)
 
 
-def test_overrides_lie_on_top_of_what_the_log_says(fresh: Any) -> None:
+def test_overrides_lie_on_top_of_what_the_log_says(fresh: FabricatedRun) -> None:
     fresh.start(overrides=("checkpoint.every_steps=5",))
     wanted = configure_run(BY_ID, fresh.log.state, {"CAIRN_CHECKPOINT__EVERY_STEPS": "7"})
     assert wanted.checkpoint.every_steps == 7
 
 
-def test_a_run_nobody_has_trained_yet_keeps_what_is_frozen(fresh: Any) -> None:
+def test_a_run_nobody_has_trained_yet_keeps_what_is_frozen(fresh: FabricatedRun) -> None:
     assert configure_run(BY_ID, fresh.log.state, {}).training.steps == 40
 
 

@@ -7,6 +7,7 @@ import re
 import struct
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,8 +23,10 @@ from reports.plots.curve_reduction import Series, smooth, thin_out
 from reports.plots.plot_axis import PlotAxis
 from reports.plots.run_curves import HeldOutPoint, Interruption, PromotedPoint, Replay, RunCurves, RunEnd, gather_curves
 from storage.logs.step_log import StepPoint, StepRecord, step_log_key
+from storage.stores.local_store import LocalStore
 from storage.stores.object_store import ObjectStore
 from tasks.policy.termination import TerminationReason
+from tests.fabricated_run import FabricatedRun
 
 
 def line(step: int, *, attempt: int = 1, loss: float = 3.0, **values: Any) -> StepRecord:
@@ -89,7 +92,7 @@ def record(store: ObjectStore, attempt: int, steps: range) -> None:
 
 
 def test_the_line_goes_on_from_the_commit_and_the_repeated_steps_are_named(
-    bard: Any, store: Any, tmp_path: Any
+    bard: FabricatedRun, store: LocalStore, tmp_path: Path
 ) -> None:
     record(store, 1, range(1, 28))
     record(store, 2, range(21, 34))
@@ -99,25 +102,25 @@ def test_the_line_goes_on_from_the_commit_and_the_repeated_steps_are_named(
     assert (found.last_step, found.total_steps, found.attempts, found.state) == (33, 40, 2, "running")
 
 
-def test_an_attempt_is_marked_where_its_records_end_with_why_it_ended(bard: Any, store: Any) -> None:
+def test_an_attempt_is_marked_where_its_records_end_with_why_it_ended(bard: FabricatedRun, store: LocalStore) -> None:
     record(store, 1, range(1, 28))
     assert gather_curves(bard.log).interruptions == (Interruption(step=27, attempt=1, reason="preempted"),)
 
 
-def test_the_champion_and_what_was_promoted_before_it_are_marked(bard: Any) -> None:
+def test_the_champion_and_what_was_promoted_before_it_are_marked(bard: FabricatedRun) -> None:
     assert gather_curves(bard.log).promotions == (
         PromotedPoint(step=10, alias="champion", current=False, val_loss=3.0),
         PromotedPoint(step=20, alias="champion", current=True, val_loss=2.0),
     )
 
 
-def test_the_best_is_the_least_held_out_loss(bard: Any) -> None:
+def test_the_best_is_the_least_held_out_loss(bard: FabricatedRun) -> None:
     found = gather_curves(bard.log)
     assert [(point.step, point.val_loss) for point in found.held_out] == [(10, 3.0), (20, 2.0)]
     assert found.best is not None and found.best.step == 20
 
 
-def test_losses_measured_by_another_suite_are_not_drawn_into_the_line(fresh: Any) -> None:
+def test_losses_measured_by_another_suite_are_not_drawn_into_the_line(fresh: FabricatedRun) -> None:
     fresh.start()
     first, second = fresh.commit(10), fresh.commit(20)
     fresh.evaluate(first, loss=3.0)
@@ -126,7 +129,7 @@ def test_losses_measured_by_another_suite_are_not_drawn_into_the_line(fresh: Any
     assert [point.val_loss for point in gather_curves(fresh.log).held_out] == [3.0, 2.0]
 
 
-def test_a_loss_measured_again_replaces_the_one_before(fresh: Any) -> None:
+def test_a_loss_measured_again_replaces_the_one_before(fresh: FabricatedRun) -> None:
     fresh.start()
     first = fresh.commit(10)
     fresh.evaluate(first, loss=3.0)
@@ -134,7 +137,7 @@ def test_a_loss_measured_again_replaces_the_one_before(fresh: Any) -> None:
     assert [point.val_loss for point in gather_curves(fresh.log).held_out] == [2.5]
 
 
-def test_a_run_that_was_only_opened_has_a_record_and_a_plot(fresh: Any) -> None:
+def test_a_run_that_was_only_opened_has_a_record_and_a_plot(fresh: FabricatedRun) -> None:
     found = gather_curves(fresh.log)
     assert (found.last_step, found.best, found.tokens_per_step) == (0, None, 16)
     assert size_of(draw_png(found)) == (1200, 900)
@@ -287,7 +290,7 @@ def test_numbers_on_axes_are_short() -> None:
     ]
 
 
-def test_the_artifact_holds_the_plot_itself(bard: Any, store: Any) -> None:
+def test_the_artifact_holds_the_plot_itself(bard: FabricatedRun, store: LocalStore) -> None:
     record(store, 1, range(1, 28))
     markdown = curve_markdown(bard.log)
     assert markdown is not None and len(markdown) < 200_000
@@ -295,7 +298,7 @@ def test_the_artifact_holds_the_plot_itself(bard: Any, store: Any) -> None:
     assert plot is not None and size_of(base64.b64decode(plot[1])) == (900, 600)
 
 
-def test_there_is_no_artifact_before_there_is_a_step(fresh: Any) -> None:
+def test_there_is_no_artifact_before_there_is_a_step(fresh: FabricatedRun) -> None:
     assert curve_markdown(fresh.log) is None
 
 

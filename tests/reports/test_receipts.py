@@ -8,6 +8,7 @@ from reports.queries.receipts import read_receipts
 from reports.queries.run_status import read_status
 from storage.stores.document import encode
 from storage.stores.local_store import LocalStore
+from tests.fabricated_run import FabricatedRun
 
 # fmt: off
 ATTEMPT = {
@@ -38,16 +39,16 @@ def printed(view: object) -> Any:
     return json.loads(encode(view))
 
 
-def test_a_receipt_has_every_field_of_the_contract(bard: Any) -> None:
+def test_a_receipt_has_every_field_of_the_contract(bard: FabricatedRun) -> None:
     assert [set(item) for item in printed(read_receipts(bard.log))] == [ATTEMPT, ATTEMPT]
 
 
-def test_a_receipt_says_where_the_attempt_ran(bard: Any) -> None:
+def test_a_receipt_says_where_the_attempt_ran(bard: FabricatedRun) -> None:
     placement = printed(read_receipts(bard.log))[0]["placement"]
     assert placement == {"host": "elsewhere", "pid": 11, "device": "cpu", "world_size": 2}
 
 
-def test_a_receipt_says_what_was_decided(bard: Any) -> None:
+def test_a_receipt_says_what_was_decided(bard: FabricatedRun) -> None:
     assert printed(read_receipts(bard.log))[0]["decision"] == {
         "action": "resume",
         "reason": "so it was decided",
@@ -57,48 +58,48 @@ def test_a_receipt_says_what_was_decided(bard: Any) -> None:
     }
 
 
-def test_an_open_attempt_has_no_termination_reason(bard: Any) -> None:
+def test_an_open_attempt_has_no_termination_reason(bard: FabricatedRun) -> None:
     assert printed(read_receipts(bard.log))[1]["termination_reason"] is None
 
 
-def test_an_open_attempt_is_as_far_as_its_heartbeat_says(bard: Any) -> None:
+def test_an_open_attempt_is_as_far_as_its_heartbeat_says(bard: FabricatedRun) -> None:
     assert read_receipts(bard.log)[1].last_step == 33
 
 
-def test_a_resumed_attempt_sets_out_from_the_commit_it_resumed(bard: Any) -> None:
+def test_a_resumed_attempt_sets_out_from_the_commit_it_resumed(bard: FabricatedRun) -> None:
     second = read_receipts(bard.log)[1]
     assert (second.first_step, second.resumed_from_step) == (20, 20)
 
 
-def test_times_are_iso_8601_in_utc(bard: Any) -> None:
+def test_times_are_iso_8601_in_utc(bard: FabricatedRun) -> None:
     assert printed(read_receipts(bard.log))[0]["started_at"] == "2026-01-01T12:00:01Z"
 
 
-def test_a_checkpoint_has_every_field_of_the_contract(bard: Any) -> None:
+def test_a_checkpoint_has_every_field_of_the_contract(bard: FabricatedRun) -> None:
     assert all(set(item) == CHECKPOINT for item in printed(read_checkpoints(bard.log)))
 
 
-def test_a_staged_checkpoint_is_shown_as_writing(bard: Any) -> None:
+def test_a_staged_checkpoint_is_shown_as_writing(bard: FabricatedRun) -> None:
     states = [(item.step, item.state) for item in read_checkpoints(bard.log)]
     assert states == [(10, "committed"), (20, "committed"), (30, "committed"), (40, "writing")]
 
 
-def test_an_evaluation_has_every_field_of_the_contract(bard: Any) -> None:
+def test_an_evaluation_has_every_field_of_the_contract(bard: FabricatedRun) -> None:
     assert all(set(item) >= EVALUATION for item in printed(list_evaluations(bard.log.state)))
 
 
-def test_a_failed_evaluation_is_listed_with_its_detail(bard: Any) -> None:
+def test_a_failed_evaluation_is_listed_with_its_detail(bard: FabricatedRun) -> None:
     failed = list_evaluations(bard.log.state)[-1]
     assert (failed.status, failed.detail) == ("failed", "it exited with 1")
 
 
-def test_a_status_has_every_field_of_the_contract(bard: Any) -> None:
+def test_a_status_has_every_field_of_the_contract(bard: FabricatedRun) -> None:
     assert set(printed(read_status(bard.log))) == STATUS
 
 
-def test_a_model_has_every_field_of_the_contract(bard: Any, store: LocalStore) -> None:
+def test_a_model_has_every_field_of_the_contract(bard: FabricatedRun, store: LocalStore) -> None:
     assert all(set(item) >= MODEL for item in printed(list_promotions(store)))
 
 
-def test_the_present_champion_comes_first(bard: Any, store: LocalStore) -> None:
+def test_the_present_champion_comes_first(bard: FabricatedRun, store: LocalStore) -> None:
     assert [(view.step, view.current) for view in list_promotions(store)] == [(20, True), (10, False)]

@@ -1,31 +1,31 @@
 import socket
-from typing import Any
 
 import pytest
 
 from reports.queries.run_status import list_runs, read_status
 from storage.stores.local_store import LocalStore
 from tasks.machine.placement import boot_id
+from tests.fabricated_run import FabricatedRun
 
 
-def test_a_run_without_attempts_is_opened(fresh: Any) -> None:
+def test_a_run_without_attempts_is_opened(fresh: FabricatedRun) -> None:
     assert read_status(fresh.log).state == "opened"
 
 
-def test_a_run_whose_owner_may_live_is_running(bard: Any) -> None:
+def test_a_run_whose_owner_may_live_is_running(bard: FabricatedRun) -> None:
     assert read_status(bard.log).state == "running"
 
 
-def test_a_running_run_names_its_owner(bard: Any) -> None:
+def test_a_running_run_names_its_owner(bard: FabricatedRun) -> None:
     owner = read_status(bard.log).owner
     assert owner is not None and owner.host == "elsewhere"
 
 
-def test_a_running_run_is_at_the_step_its_heartbeat_says(bard: Any) -> None:
+def test_a_running_run_is_at_the_step_its_heartbeat_says(bard: FabricatedRun) -> None:
     assert read_status(bard.log).step == 33
 
 
-def test_a_run_whose_owner_is_known_dead_is_interrupted(fresh: Any) -> None:
+def test_a_run_whose_owner_is_known_dead_is_interrupted(fresh: FabricatedRun) -> None:
     fresh.start(host=socket.gethostname(), boot_id=boot_id())  # pid 1 was not started at second 1
     status = read_status(fresh.log)
     assert (status.state, status.owner) == ("interrupted", None)
@@ -41,28 +41,28 @@ def test_a_run_whose_owner_is_known_dead_is_interrupted(fresh: Any) -> None:
     ],
 )
 def test_an_ended_attempt_leaves_the_run_resumable_or_to_a_person(
-    fresh: Any, reason: str, action: str, state: str
+    fresh: FabricatedRun, reason: str, action: str, state: str
 ) -> None:
     fresh.start()
     fresh.end(reason, action=action)
     assert read_status(fresh.log).state == state
 
 
-def test_a_run_with_its_last_step_committed_is_finished(fresh: Any) -> None:
+def test_a_run_with_its_last_step_committed_is_finished(fresh: FabricatedRun) -> None:
     fresh.start()
     fresh.finish(fresh.commit(40))
     fresh.end("completed", action="finish")
     assert read_status(fresh.log).state == "finished"
 
 
-def test_an_interrupted_run_stands_at_its_newest_commit(fresh: Any) -> None:
+def test_an_interrupted_run_stands_at_its_newest_commit(fresh: FabricatedRun) -> None:
     fresh.start()
     fresh.commit(10)
     fresh.end("preempted", action="resume", charged="preempted")
     assert read_status(fresh.log).step == 10
 
 
-def test_a_budget_shows_what_was_charged_since_the_last_progress(fresh: Any) -> None:
+def test_a_budget_shows_what_was_charged_since_the_last_progress(fresh: FabricatedRun) -> None:
     for _ in range(2):
         fresh.start()
         fresh.end("lost", action="resume", charged="lost")
@@ -70,7 +70,7 @@ def test_a_budget_shows_what_was_charged_since_the_last_progress(fresh: Any) -> 
     assert (budget.spent, budget.left, budget.spent_total) == (2, 18, 2)
 
 
-def test_a_refilled_budget_has_nothing_spent_but_keeps_its_total(bard: Any, fresh: Any) -> None:
+def test_a_refilled_budget_has_nothing_spent_but_keeps_its_total(bard: FabricatedRun, fresh: FabricatedRun) -> None:
     fresh.start()
     fresh.end("lost", action="resume", charged="lost")
     fresh.start()
@@ -79,11 +79,11 @@ def test_a_refilled_budget_has_nothing_spent_but_keeps_its_total(bard: Any, fres
     assert (budget.spent, budget.left, budget.spent_total) == (0, 20, 1)
 
 
-def test_what_happens_next_names_the_command(fresh: Any) -> None:
+def test_what_happens_next_names_the_command(fresh: FabricatedRun) -> None:
     assert "cairn train --run-id fresh" in read_status(fresh.log).next
 
 
-def test_an_unreadable_run_does_not_hide_the_others(bard: Any, store: LocalStore) -> None:
+def test_an_unreadable_run_does_not_hide_the_others(bard: FabricatedRun, store: LocalStore) -> None:
     store.create("runs/broken/log/9999999999.json", b"not an entry")
     assert [(row.run_id, row.state) for row in list_runs(store)] == [("bard", "running"), ("broken", "unreadable")]
 

@@ -48,20 +48,22 @@ def family(named: str) -> str:
     return read_configuration(named, overrides=(), environment={}).model_family
 
 
-def test_a_bare_name_is_a_file_of_deployments_wherever_one_stands(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_bare_name_is_a_file_of_deployments_wherever_one_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert family("quickstart") == "gpt2-tiny"
     assert configuration_folder("quickstart").name == "deployments"
 
 
-def test_deployments_of_the_working_directory_come_first(tmp_path: Path, monkeypatch: Any) -> None:
+def test_deployments_of_the_working_directory_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "deployments").mkdir()
     (tmp_path / "deployments" / "quickstart.toml").write_text(TEXT)
     monkeypatch.chdir(tmp_path)
     assert family("quickstart") == "far-away"
 
 
-def test_an_unknown_name_is_answered_with_the_names_there_are(tmp_path: Path, monkeypatch: Any) -> None:
+def test_an_unknown_name_is_answered_with_the_names_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InvalidConfiguration, match=r"'quickstar': .* quickstart, tiny-shakespeare"):
         family("quickstar")
@@ -84,7 +86,7 @@ def test_a_configuration_is_read_from_any_fsspec_url() -> None:
 
 
 def test_relative_paths_of_a_configuration_from_a_url_start_at_the_working_directory(
-    tmp_path: Path, monkeypatch: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert configuration_folder("s3://bucket/runs/bard.toml") == tmp_path

@@ -6,6 +6,7 @@ import textwrap
 import threading
 from collections.abc import Iterable
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -226,7 +227,7 @@ PEAK = textwrap.dedent("""
 
 
 @pytest.mark.linux  # reads /proc
-def test_staging_and_resuming_take_the_memory_of_one_state_beside_the_state(tmp_path) -> None:
+def test_staging_and_resuming_take_the_memory_of_one_state_beside_the_state(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PEAK, str(tmp_path)], capture_output=True, text=True, timeout=240, check=False
     )
