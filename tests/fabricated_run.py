@@ -194,8 +194,7 @@ def fresh(store: LocalStore) -> FabricatedRun:
     return fabricate(store, "fresh")
 
 
-@pytest.fixture
-def bard(store: LocalStore) -> FabricatedRun:
+def store_bard(store: ObjectStore) -> FabricatedRun:
     """A run with a preempted attempt, a running one, commits at 10, 20 and 30, and evaluations; 20 is champion."""
     run = fabricate(store, "bard")
     run.start()
@@ -212,3 +211,9 @@ def bard(store: LocalStore) -> FabricatedRun:
     promote(store, "bard", first, loss=3.0, alias="champion")
     promote(store, "bard", second, loss=2.0, alias="champion")
     return run
+
+
+@pytest.fixture
+def bard(store: LocalStore) -> FabricatedRun:
+    """The run of `store_bard`."""
+    return store_bard(store)

@@ -1,5 +1,6 @@
 """Every command once in a process of its own: its exit code, and what it imports. The other tests run it in theirs."""
 
+import json
 import os
 import subprocess
 import sys
@@ -9,13 +10,28 @@ from pathlib import Path
 import pytest
 
 from cairn.cli.app import EXAMPLES
-from tests.commands import ROOT, chosen_folders
-from tests.fabricated_run import FabricatedRun
+from storage.stores.local_store import LocalStore
+from tests.commands import ROOT
+from tests.fabricated_run import store_bard
 
-LISTS_LOADED = (
-    "import atexit, sys, cairn.cli.command as c;"
-    "atexit.register(lambda: print('loaded', *sys.modules, file=sys.stderr)); c.main()"
-)
+pytestmark = pytest.mark.xdist_group("real-commands")  # they run once for all tests
+
+RUNS_ALL = """
+import json, os, pathlib, shutil, sys, cairn.cli.command as c
+here = pathlib.Path.cwd()
+for number, line in enumerate(json.load(sys.stdin)):
+    child = os.fork()
+    if child == 0:
+        os.chdir(shutil.copytree(here / "template", here / str(number)))
+        os.dup2(os.open("output.txt", os.O_WRONLY | os.O_CREAT), 1)
+        os.dup2(1, 2)
+        try:
+            c.main(line.split())
+        finally:
+            pathlib.Path("loaded.txt").write_text(" ".join(sys.modules))
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    (here / str(number) / "code.txt").write_text(str(code))
+"""
 HEAVY = frozenset({"torch", "prefect"})
 STORES = frozenset({"fsspec", "pyarrow"})
 SETTINGS, PAGES = frozenset({"pydantic"}), frozenset({"jinja2"})
@@ -73,32 +89,46 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize("command", [*READING, *OTHERS], ids=lambda command: command.line)
-def test_a_command_leaves_with_its_code_and_imports_no_more_than_it_needs(
-    bard: FabricatedRun, tmp_path: Path, command: Real
-) -> None:
-    bard.end("error", action="stop")
-    (tmp_path / "run.toml").write_text(CONFIG)
-    (tmp_path / "text.txt").write_text("".join(f"line {number} of a text\n\n" for number in range(200)))
-    done = subprocess.run(
-        [sys.executable, "-c", LISTS_LOADED, *command.line.split()],
-        cwd=tmp_path,
+COMMANDS = [*READING, *OTHERS]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Where each command ran: with a store for itself, in a process forked after the imports that all share."""
+    folder = tmp_path_factory.mktemp("commands")
+    template = folder / "template"
+    template.mkdir()
+    (template / "run.toml").write_text(CONFIG)
+    (template / "text.txt").write_text("".join(f"line {number} of a text\n\n" for number in range(200)))
+    store_bard(LocalStore(template / "store")).end("error", action="stop")
+    subprocess.run(
+        [sys.executable, "-c", RUNS_ALL],
+        cwd=folder,
         env={
             **os.environ,
-            **chosen_folders(tmp_path),
+            "CAIRN_STORE": "store",
+            "CAIRN_CACHE": "cache",
             "PYTHONPATH": str(ROOT),
             "PREFECT_API_URL": "http://127.0.0.1:9/api",  # nobody listens: what asks the orchestrator fails
         },
-        capture_output=True,
+        input=json.dumps([command.line for command in COMMANDS]),
         text=True,
         timeout=240,
-        check=False,
+        check=True,
     )
-    said, _, loaded = done.stderr.rpartition("loaded ")
-    assert done.returncode == command.code, said
-    assert command.unwanted & set(loaded.split()) == set()
-    assert command.most_modules is None or len(loaded.split()) < command.most_modules
+    return {command.line: folder / str(number) for number, command in enumerate(COMMANDS)}
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.line)
+def test_a_command_leaves_with_its_code_and_imports_no_more_than_it_needs(
+    folders: dict[str, Path], command: Real
+) -> None:
+    folder = folders[command.line]
+    loaded = (folder / "loaded.txt").read_text().split()
+    assert int((folder / "code.txt").read_text()) == command.code, (folder / "output.txt").read_text()
+    assert command.unwanted & set(loaded) == set()
+    assert command.most_modules is None or len(loaded) < command.most_modules
 
 
 def test_no_command_is_missing() -> None:
-    assert {command.line.split()[0] for command in [*READING, *OTHERS]} == set(EXAMPLES)
+    assert {command.line.split()[0] for command in COMMANDS} == set(EXAMPLES)
