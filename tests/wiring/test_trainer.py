@@ -1,5 +1,7 @@
 """What the spec says reaches the network: a trainer in this process, judged by the tensors and records it leaves."""
 
+import os
+import time
 from statistics import median
 from typing import Any
 
@@ -8,12 +10,17 @@ import pytest
 import torch
 
 from model.data.token_windows import TokenWindows
-from model.errors import LossExploded
+from model.errors import BadBatch, LossExploded
 from model.inference.evaluation import held_out_loss
+from model.training.parallel import Ranks
+from storage.checkpoints.checkpoint import load_checkpoint
 from storage.snapshots.data_snapshot import open_snapshot
 from tasks.configuration.settings import DivergenceConfig
-from tasks.trainer.trainer_protocol import StepDone
-from tests.tasks.trainer_in_process import MODEL, TRAINING, TrainingWorld
+from tasks.policy.failures import ExceptionReport
+from tasks.trainer.step_results import StepReporter
+from tasks.trainer.trainer_channel import exit_on_error
+from tasks.trainer.trainer_protocol import SegmentDone, StepDone
+from tests.tasks.trainer_in_process import MODEL, TRAINING, ParentEnd, TrainingWorld, reference_of
 
 STEP_TOKENS = TRAINING["global_batch"] * MODEL["block_size"]
 
@@ -97,3 +104,41 @@ def test_a_diverged_run_blames_exactly_the_windows_of_the_spike(
     blamed = np.concatenate([order.windows_of(step) for step in range(last - patience, last)])
     assert (error.step, error.spike_step) == (last, last - patience + 1)
     assert sorted(error.windows) == sorted(blamed.tolist())
+
+
+def test_a_checkpoint_says_at_which_rate_it_was_reached(world: TrainingWorld) -> None:
+    trained = world.train(world.spec(), 3)
+    document = load_checkpoint(world.store, reference_of(trained.staged)).trainer
+    rates = [record.lr for record in trained.parent.records]
+    assert (document.step, document.learning_rate, document.cursor) == (3, rates[2], 3 * TRAINING["global_batch"])
+    assert len(set(rates)) == 3
+
+
+def test_device_time_counts_every_process(world: TrainingWorld) -> None:
+    parent: Any = ParentEnd()
+    reporter = StepReporter(world.spec(), world.store, "runs/many", parent, Ranks(rank=0, size=4))
+    reporter._started -= 100.0
+    reporter.report_segment(step=5, stopped=False)
+    reporter._log._file.close()
+    (done,) = parent.all(SegmentDone)
+    assert 400.0 <= done.gpu_seconds <= 4 * (time.monotonic() - reporter._started)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        BadBatch(step=3, windows=(5, 8), why="by the test"),
+        LossExploded(step=9, spike_step=7, level=5.0, baseline=2.0, windows=(1, 2)),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_reaches_the_parent_with_its_step_and_windows(
+    error: BadBatch | LossExploded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent, codes = ParentEnd(), list[int]()
+    monkeypatch.setattr(os, "_exit", codes.append)
+    exit_on_error(parent, error)  # type: ignore[arg-type]
+    report = parent.last(ExceptionReport)
+    assert (report.exception, report.message, codes) == (type(error).__name__, str(error), [1])
+    assert (report.step, report.windows) == (error.step, error.windows)
+    assert report.spike_step == getattr(error, "spike_step", None)

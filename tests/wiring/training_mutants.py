@@ -199,4 +199,25 @@ TRAINING_MUTANTS = (
         "patience_seconds=600.0",
         key("how_long_the_store_is_waited_for"),
     ),
+    mutant(
+        "checkpoint-forgets-its-rate",
+        RESULTS,
+        "self.learning_rate = result.lr",
+        "self.learning_rate = 0.0",
+        f"{TESTS}::test_a_checkpoint_says_at_which_rate_it_was_reached",
+    ),
+    mutant(
+        "device-time-of-one-process",
+        RESULTS,
+        "(time.monotonic() - self._started) * self._ranks.size",
+        "time.monotonic() - self._started",
+        f"{TESTS}::test_device_time_counts_every_process",
+    ),
+    mutant(
+        "error-without-its-windows",
+        "tasks/trainer/trainer_channel.py",
+        'windows=tuple(getattr(error, "windows", ()))',
+        "windows=()",
+        f"{TESTS}::test_an_error_reaches_the_parent_with_its_step_and_windows",
+    ),
 )
