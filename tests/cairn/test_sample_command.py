@@ -18,6 +18,8 @@ from storage.logs.log_entry import CheckpointReference
 from storage.logs.run_log import RunLog
 from storage.stores.local_store import LocalStore
 from tasks.errors import InvalidConfiguration
+from tests.commands import ROOT, chosen_folders
+from tests.processes.fork_server import fork_server
 from tests.writing_run import RUN, WritingRun, open_writing_run
 
 
@@ -341,20 +343,19 @@ def test_following_one_step_is_refused(bard: WritingRun, here: None) -> None:
     assert run_command(["sample", f"{RUN}@10", "--follow"]) == 2
 
 
+Started = Callable[..., "subprocess.Popen[bytes]"]
+
+
 @pytest.fixture
-def started(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Start the real `cairn sample`; whatever is still alive at the end is killed."""
+def started(tmp_path: Path) -> Iterator[Started]:
+    """Start the real `cairn sample`, forked with its imports done if wished; what is alive at the end is killed."""
     processes: list[subprocess.Popen[bytes]] = []
 
-    def start(*arguments: str) -> subprocess.Popen[bytes]:
-        environment = {
-            **os.environ,
-            "CAIRN_STORE": str(tmp_path / "store"),
-            "CAIRN_CACHE": str(tmp_path / "cache"),
-            "PYTHONPATH": str(Path(__file__).parents[2]),
-        }
+    def start(*arguments: str, forked: bool = True) -> "subprocess.Popen[bytes]":
+        environment = {**os.environ, **chosen_folders(tmp_path), "PYTHONPATH": str(ROOT)}
         command = [sys.executable, "-m", "cairn.cli.command", "sample", *arguments]
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        popen = fork_server().popen if forked else subprocess.Popen
+        process = popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         processes.append(process)
         return process
 
@@ -364,20 +365,16 @@ def started(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
         process.communicate()
 
 
-def test_text_comes_while_it_is_drawn_and_ctrl_c_ends_it_with_130(
-    bard: WritingRun, started: Callable[..., subprocess.Popen[bytes]]
-) -> None:
+def test_text_comes_while_it_is_drawn_and_ctrl_c_ends_it_with_130(bard: WritingRun, started: Started) -> None:
     bard.commit(10)
-    process = started(RUN, "--prompt", "To be", "--tokens", "100000000", "--ignore-end-of-text")
+    process = started(RUN, "--prompt", "To be", "--tokens", "100000000", "--ignore-end-of-text", forked=False)
     assert len(process.stdout.read(200)) == 200  # long before the last token
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=240)
     assert (process.returncode, errors.decode()) == (130, "interrupted\n")
 
 
-def test_a_reader_who_has_seen_enough_ends_it_quietly(
-    bard: WritingRun, started: Callable[..., subprocess.Popen[bytes]]
-) -> None:
+def test_a_reader_who_has_seen_enough_ends_it_quietly(bard: WritingRun, started: Started) -> None:
     bard.commit(10)
     process = started(RUN, "--tokens", "100000000", "--ignore-end-of-text")
     process.stdout.read(50)
@@ -386,9 +383,7 @@ def test_a_reader_who_has_seen_enough_ends_it_quietly(
     assert (process.wait(timeout=240), errors) == (0, b"")
 
 
-def test_the_command_follows_a_run_to_its_end(
-    bard: WritingRun, started: Callable[..., subprocess.Popen[bytes]]
-) -> None:
+def test_the_command_follows_a_run_to_its_end(bard: WritingRun, started: Started) -> None:
     bard.commit(10)
     process = started(RUN, "--follow", "--every", "0.05", "--tokens", "0", "--prompt", "To be")
     heard = [process.stdout.readline() for _ in range(3)]

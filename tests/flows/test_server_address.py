@@ -32,7 +32,7 @@ class Guarded(BaseHTTPRequestHandler):
 @pytest.fixture
 def guarded() -> Iterator[str]:
     server = HTTPServer(("127.0.0.1", 0), Guarded)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}/api"
     server.shutdown()
