@@ -19,6 +19,7 @@ from tasks.data.snapshot_build import build_snapshot
 from tasks.trainer.tensor_exchange import to_group
 from tests import entries
 from tests.commands import run_here
+from tests.processes.fork_server import fork_server
 from tests.storage.builders import trainer_document
 
 pytestmark = pytest.mark.xdist_group("evaluate-verb")  # its run is made once for all its tests
@@ -99,10 +100,11 @@ def train(folder: Path, config: RunConfig) -> None:
 
 @pytest.fixture(scope="module")
 def evaluate(folder: Path) -> Evaluate:
-    """The command, from the folder; its exit code and what it printed, the one or the other."""
+    """The command, from the folder: exit code, and stdout or else stderr. Its evaluators are forked with torch imported."""
 
     def run(*arguments: str) -> tuple[int, str]:
-        ended = run_here(("evaluate", *arguments), folder, {})
+        with fork_server().forking():
+            ended = run_here(("evaluate", *arguments), folder, {})
         return ended.code, ended.out or ended.err
 
     return run

@@ -12,7 +12,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,11 +68,17 @@ class ForkServer:
 
     def popen(self, words: Sequence[str], **options: Any) -> "subprocess.Popen[bytes]":
         """Start `words` as `subprocess.Popen` does, forked if they name one of `PROGRAMS`."""
+        with self.forking():
+            return subprocess.Popen(words, **options)
+
+    @contextmanager
+    def forking(self) -> Iterator[None]:
+        """Fork what this process starts within the block, where it is one of `PROGRAMS`."""
         with _PATCHING:
             exec_process = subprocess._fork_exec  # type: ignore[attr-defined]
             subprocess._fork_exec = ForkExec(self._socket, exec_process)  # type: ignore[attr-defined]
             try:
-                return subprocess.Popen(words, **options)
+                yield
             finally:
                 subprocess._fork_exec = exec_process  # type: ignore[attr-defined]
 
