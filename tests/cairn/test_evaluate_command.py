@@ -100,7 +100,7 @@ def train(folder: Path, config: RunConfig) -> None:
 
 @pytest.fixture(scope="module")
 def evaluate(folder: Path) -> Evaluate:
-    """The command, from the folder: exit code, and stdout or else stderr. Its evaluators are forked with torch imported."""
+    """The command, from the folder: exit code, and stdout or else stderr; evaluators are forked with torch imported."""
 
     def run(*arguments: str) -> tuple[int, str]:
         with fork_server().forking():
