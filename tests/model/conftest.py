@@ -1,21 +1,11 @@
-"""A tiny training set-up for the model tests."""
+"""A tiny training set-up for the model tests, on one thread."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-import numpy as np
 import pytest
 import torch
 
-from model.configuration.network import ModelConfig
-from model.configuration.training import TrainingConfig
-from model.data.sample_order import SampleOrder
-from model.data.token_windows import TokenWindows
-from model.training.train_state import TrainState
-from model.training.training_loop import StepObserver, StepResult, train_until
-from model.training.training_step import StepInputs
-
-VOCAB = 61
-CPU = torch.device("cpu")
+from tests.model.tiny_run import TinyRun
 
 
 @pytest.fixture(autouse=True)
@@ -24,41 +14,6 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-class TinyRun:
-    """A run of a two-layer model on random tokens that can be trained, captured and continued."""
-
-    def __init__(self, *, model: dict | None = None, device: torch.device = CPU, **training: object) -> None:
-        self.model_config = ModelConfig(**{"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": 8, **(model or {})})
-        exact = {"precision": "fp32", "kernels": "stock"}
-        self.training = TrainingConfig(**{"steps": 12, "global_batch": 6, "warmup_steps": 2, **exact, **training})
-        tokens = np.random.default_rng(5).integers(0, VOCAB, 401).astype(np.uint16)
-        self.windows = TokenWindows([tokens[:150], tokens[150:]], self.model_config.block_size, VOCAB)
-        self.order = SampleOrder(
-            window_count=self.windows.window_count, seed=3, global_batch=self.training.global_batch
-        )
-        self.state = TrainState.create(self.model_config, self.training, VOCAB, device)
-
-    def train(self, until_step: int, *, probe=None, stop: Callable[[], bool] = lambda: False, **changes):
-        """Train on and return the records."""
-        records: list[StepResult] = []
-        observer = StepObserver(on_step=records.append, stop_requested=stop, probe=probe)
-        self.stopped = train_until(self.state, self.inputs(**changes), observer, until_step=until_step)
-        return records
-
-    def inputs(self, **changes) -> StepInputs:
-        """Return what its steps read, with `changes`."""
-        own = {"windows": self.windows, "order": self.order, "training": self.training}
-        return StepInputs(**{**own, "micro_batch": self.training.micro_batch, **changes})
-
-    def bits(self) -> dict[str, bytes]:
-        """Return every tensor of the state as bytes."""
-        return {named.name: named.tensor.numpy().tobytes() for named in self.state.named_tensors()}
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the captured state."""
-        return {named.name: named.tensor for named in self.state.named_tensors()}
 
 
 @pytest.fixture

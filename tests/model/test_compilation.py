@@ -5,7 +5,7 @@ import torch
 
 from model.kernels.compilation import can_compile
 from model.training.train_state import compile_layers
-from tests.model.conftest import CPU
+from tests.model.tiny_run import CPU
 
 FUSED = {"precision": "fp32", "kernels": "fused"}
 

@@ -16,7 +16,7 @@ from tests.text.shakespeare import TINY_SHAKESPEARE
 
 pytestmark = pytest.mark.xdist_group("numerics-parity")  # its runs are made once for all its tests
 
-STEPS, SMOOTHED, BATCH = 120, 40, 4
+STEPS, SMOOTHED, BATCH = 60, 30, 4
 MODEL = ModelConfig(n_layer=2, n_head=2, n_embd=32, block_size=80)  # more than one block of attention's queries
 EXACT = {"precision": "fp32", "kernels": "stock"}
 NUMERICS = {

@@ -1,0 +1,55 @@
+"""A tiny run for the model tests."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from model.configuration.network import ModelConfig
+from model.configuration.training import TrainingConfig
+from model.data.sample_order import SampleOrder
+from model.data.token_windows import TokenWindows
+from model.training.train_state import TrainState
+from model.training.training_loop import StepObserver, StepResult, train_until
+from model.training.training_step import StepInputs
+
+VOCAB = 61
+CPU = torch.device("cpu")
+
+
+class TinyRun:
+    """A run of a two-layer model on random tokens that can be trained, captured and continued."""
+
+    def __init__(self, *, model: dict[str, Any] | None = None, device: torch.device = CPU, **training: Any) -> None:
+        self.model_config = ModelConfig(**{"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": 8, **(model or {})})
+        exact = {"precision": "fp32", "kernels": "stock"}
+        self.training = TrainingConfig(**{"steps": 12, "global_batch": 6, "warmup_steps": 2, **exact, **training})
+        tokens = np.random.default_rng(5).integers(0, VOCAB, 401).astype(np.uint16)
+        self.windows = TokenWindows([tokens[:150], tokens[150:]], self.model_config.block_size, VOCAB)
+        self.order = SampleOrder(
+            window_count=self.windows.window_count, seed=3, global_batch=self.training.global_batch
+        )
+        self.state = TrainState.create(self.model_config, self.training, VOCAB, device)
+
+    def train(
+        self, until_step: int, *, probe: Any = None, stop: Callable[[], bool] = lambda: False, **changes: Any
+    ) -> list[StepResult]:
+        """Train on and return the records."""
+        records: list[StepResult] = []
+        observer = StepObserver(on_step=records.append, stop_requested=stop, probe=probe)
+        self.stopped = train_until(self.state, self.inputs(**changes), observer, until_step=until_step)
+        return records
+
+    def inputs(self, **changes: Any) -> StepInputs:
+        """Return what its steps read, with `changes`."""
+        own = {"windows": self.windows, "order": self.order, "training": self.training}
+        return StepInputs(**{**own, "micro_batch": self.training.micro_batch, **changes})
+
+    def bits(self) -> dict[str, bytes]:
+        """Return every tensor of the state as bytes."""
+        return {named.name: named.tensor.numpy().tobytes() for named in self.state.named_tensors()}
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return the captured state."""
+        return {named.name: named.tensor for named in self.state.named_tensors()}
