@@ -4,7 +4,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +22,7 @@ from storage.stores.local_store import LocalStore
 from tasks.machine.placement import boot_id, this_placement
 from tests.commands import Cairn
 from tests.fabricated_run import FabricatedRun, fabricate, promote
+from tests.processes.waiting import wait_until
 
 HERE = {"host": socket.gethostname(), "boot_id": boot_id()}  # its pid 1 was not started at second 1
 ABANDONED = pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")  # as a watcher does
@@ -295,8 +295,7 @@ def test_a_child_that_died_gives_its_place_back(
     assert isinstance(here.begin(standing(fabricate(store, "a"))), Begun)
     (child,) = sleepers()
     child.kill()
-    while sleepers():
-        time.sleep(0.01)
+    wait_until(lambda: not sleepers(), "the end of the child")
     assert isinstance(here.begin(standing(fabricate(store, "b"))), Begun)
 
 

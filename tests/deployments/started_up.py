@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,10 +17,10 @@ from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
 from storage.stores.local_store import LocalStore
 from tests.crash.training_command import configuration
+from tests.processes.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "deployments" / "up.sh"
-START_SECONDS = 240.0
 
 
 class StartedUp:
@@ -36,7 +35,7 @@ class StartedUp:
             self._process = subprocess.Popen(
                 [str(SCRIPT)], cwd=folder, env=self.environment, stdout=output, stderr=output, start_new_session=True
             )
-        self._wait_until("stop it all")
+        wait_for(lambda: "stop it all" in self.output(), self._process, "that everything has started", self.output)
 
     @property
     def url(self) -> str:
@@ -103,12 +102,6 @@ class StartedUp:
             )
         except psutil.Error:
             return False
-
-    def _wait_until(self, words: str) -> None:
-        deadline = time.monotonic() + START_SECONDS
-        while words not in self.output():
-            assert self._process.poll() is None and time.monotonic() < deadline, self.output()
-            time.sleep(0.2)
 
 
 def up_environment(folder: Path, port: int) -> dict[str, str]:

@@ -6,7 +6,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from tests.deployments.started_up import SCRIPT, StartedUp, free_port, up_environment
+from tests.processes.waiting import wait_until
 
 slow = pytest.mark.slow
 pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("up")]
@@ -30,13 +31,6 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartedUp]:
     started = StartedUp(tmp_path_factory.mktemp("up"))
     yield started
     started.stop(signal.SIGTERM)
-
-
-def wait_for(is_there: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 240
-    while not is_there():
-        assert time.monotonic() < deadline, f"never saw {what}"
-        time.sleep(0.2)
 
 
 def test_a_port_that_something_else_uses_is_named(tmp_path: Path) -> None:
@@ -154,7 +148,7 @@ def test_the_log_of_the_flow_run_tells_what_a_terminal_would(up: StartedUp) -> N
     def is_told() -> bool:
         return any("attempt 1 starts at step 0 of 10" in line["message"] for line in up.ask("api/logs/filter", rule))
 
-    wait_for(is_told, "the attempt's beginning in the flow run's log")
+    wait_until(is_told, "the attempt's beginning in the flow run's log")
 
 
 @slow
@@ -185,7 +179,7 @@ def test_a_watcher_that_dies_before_it_begins_does_not_hold_up_the_others_for_ev
             for item in up.flow_runs("watch-runs")
         )
 
-    wait_for(has_completed, "a watcher that was let in")
+    wait_until(has_completed, "a watcher that was let in")
 
 
 @slow
@@ -224,7 +218,7 @@ def test_told_to_stop_in_the_middle_of_a_run_it_lets_it_commit_and_leaves_no_pro
         endless = ("-p", f"config={up.config}", "-p", 'overrides=["training.steps=100000"]')
         asked = up.prefect("deployment", "run", "train-gpt/train-gpt", *endless)
         assert asked.returncode == 0, asked.stdout + asked.stderr
-        wait_for(lambda: len(up.state("bard").checkpoints) > 1, "a commit")
+        wait_until(lambda: len(up.state("bard").checkpoints) > 1, "a commit")
     finally:
         code = up.stop(number)
     assert code == 0, up.output()

@@ -4,7 +4,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 
 import psutil
@@ -13,6 +12,7 @@ import pytest
 from tasks.errors import EvaluationInterrupted
 from tasks.evaluator import evaluator_process
 from tasks.evaluator.evaluator_process import Outcome, run_evaluator
+from tests.processes.waiting import wait_until
 
 PATIENCE_SECONDS = 240.0
 LEAVE_A_CHILD = """
@@ -27,13 +27,6 @@ note.with_suffix(".part").rename(note)
 
 def ran(code: str, *, spec: bytes = b"", timeout_seconds: float = PATIENCE_SECONDS) -> Outcome:
     return run_evaluator(spec, timeout_seconds, command=(sys.executable, "-c", code))
-
-
-def wait_until(is_so: object, what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not is_so():  # type: ignore[operator]
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.02)
 
 
 def is_running(pid: int) -> bool:

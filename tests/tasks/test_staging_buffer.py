@@ -14,17 +14,13 @@ import torch
 from model.configuration.network import ModelConfig
 from model.configuration.training import TrainingConfig
 from model.training.train_state import NamedTensor, TrainState
-from storage.checkpoints.checkpoint import checkpoint_target, load_checkpoint
-from storage.checkpoints.checkpoint_documents import TrainerDocument, small_tensor
 from storage.checkpoints.tensor_record import state_sha256
-from storage.logs.log_entry import CheckpointReference
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import WrittenObject
-from tasks.trainer.staging import HostCheckpoint, Staging, StagingCallbacks
 from tasks.trainer.staging_buffer import StagingBuffer
-from tasks.trainer.tensor_exchange import to_group, to_record, to_tensors
+from tasks.trainer.tensor_exchange import to_record, to_tensors
 from tasks.trainer.training_setup import CheckpointLoad
-from tests.storage.builders import RUN, trainer_document
+from tests.tasks.stagings import Stagings, checkpoint
 
 CPU = torch.device("cpu")
 MODEL = ModelConfig(n_layer=2, n_head=2, n_embd=16, block_size=8)
@@ -46,18 +42,6 @@ def bits(tensors: Iterable[NamedTensor]) -> list[tuple[str, str, bytes]]:
     return [(named.name, named.group, named.tensor.numpy().tobytes()) for named in tensors]
 
 
-def checkpoint(tensors: tuple[NamedTensor, ...], step: int) -> HostCheckpoint:
-    document: TrainerDocument = trainer_document(step)
-    small = tuple(small_tensor(record) for record in to_group("trainer", tensors).records)
-    return HostCheckpoint(
-        target=checkpoint_target(RUN, step=step, attempt=1),
-        tensors=tensors,
-        document=TrainerDocument(
-            version=1, step=step, cursor=0, learning_rate=0.0, versions=document.versions, tensors=small
-        ),
-    )
-
-
 class SlowStore(MemoryStore):
     """Uploads wait until they may begin, and read what they upload only then."""
 
@@ -69,33 +53,6 @@ class SlowStore(MemoryStore):
         self.asked.set()
         assert self.may.wait(240)
         return super().write_stream(key, chunks)
-
-
-class Stagings:
-    """A staging over a store, and what it staged."""
-
-    def __init__(self, store: MemoryStore) -> None:
-        self.store, self.staged = store, list[CheckpointReference]()
-        reports = StagingCallbacks(
-            on_staged=self._on_staged, on_waiting=lambda step, why, seconds: None, on_failed=self._on_failed
-        )
-        self.staging = Staging(store, reports, patience_seconds=60)
-
-    def _on_staged(self, staged) -> None:
-        self.staged.append(
-            CheckpointReference(
-                step=staged.step,
-                attempt=staged.attempt,
-                prefix=staged.prefix,
-                manifest_sha256=staged.manifest_sha256,
-            )
-        )
-
-    def _on_failed(self, error: Exception) -> None:
-        raise error
-
-    def loaded(self, number: int):
-        return load_checkpoint(self.store, self.staged[number])
 
 
 def test_a_copy_holds_the_bits_of_the_state() -> None:
@@ -202,7 +159,7 @@ PEAK = textwrap.dedent("""
     from tasks.trainer.training_setup import CheckpointLoad
     from tasks.trainer.staging_buffer import StagingBuffer
     from tasks.trainer.tensor_exchange import to_tensors
-    from tests.tasks.test_staging_buffer import Stagings, checkpoint
+    from tests.tasks.stagings import Stagings, checkpoint
 
     def resident(field):  # getrusage's maximum would begin with that of the process that started this one
         lines = Path("/proc/self/status").read_text().splitlines()

@@ -1,0 +1,49 @@
+"""A staging of checkpoints as tests use it: what it staged is kept, and read back."""
+
+from model.training.train_state import NamedTensor
+from storage.checkpoints.checkpoint import LoadedCheckpoint, StagedCheckpoint, checkpoint_target, load_checkpoint
+from storage.checkpoints.checkpoint_documents import TrainerDocument, small_tensor
+from storage.logs.log_entry import CheckpointReference
+from storage.stores.object_store import ObjectStore
+from tasks.trainer.staging import HostCheckpoint, Staging, StagingCallbacks
+from tasks.trainer.tensor_exchange import to_group
+from tests.storage.builders import RUN, trainer_document
+
+
+def checkpoint(tensors: tuple[NamedTensor, ...], step: int) -> HostCheckpoint:
+    document: TrainerDocument = trainer_document(step)
+    small = tuple(small_tensor(record) for record in to_group("trainer", tensors).records)
+    return HostCheckpoint(
+        target=checkpoint_target(RUN, step=step, attempt=1),
+        tensors=tensors,
+        document=TrainerDocument(
+            version=1, step=step, cursor=0, learning_rate=0.0, versions=document.versions, tensors=small
+        ),
+    )
+
+
+class Stagings:
+    """A staging over a store, and what it staged."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self.store, self.staged = store, list[CheckpointReference]()
+        reports = StagingCallbacks(
+            on_staged=self._on_staged, on_waiting=lambda step, why, seconds: None, on_failed=self._on_failed
+        )
+        self.staging = Staging(store, reports, patience_seconds=60)
+
+    def _on_staged(self, staged: StagedCheckpoint) -> None:
+        self.staged.append(
+            CheckpointReference(
+                step=staged.step,
+                attempt=staged.attempt,
+                prefix=staged.prefix,
+                manifest_sha256=staged.manifest_sha256,
+            )
+        )
+
+    def _on_failed(self, error: Exception) -> None:
+        raise error
+
+    def loaded(self, number: int) -> LoadedCheckpoint:
+        return load_checkpoint(self.store, self.staged[number])
