@@ -12,6 +12,7 @@ from model.data.sample_order import SampleOrder
 from model.data.source_mixture import Component
 from model.data.token_windows import TokenWindows
 from model.errors import InvalidInput, TokenOutOfRange
+from tests.model.tiny_run import TinyRun
 
 CPU = torch.device("cpu")
 DROPOUT = {"dropout": 0.1}
@@ -42,7 +43,7 @@ class WatchedWindows(TokenWindows):
 
 
 @pytest.fixture
-def watched(tiny_run):
+def watched(tiny_run: type[TinyRun]) -> WatchedWindows:
     return WatchedWindows(tiny_run().windows._shards)
 
 
@@ -63,7 +64,7 @@ def only_at_step(order, wanted: int) -> int:
 
 
 @pytest.mark.parametrize("micro_batch", [1, 2, 3, 4, 5, 6])
-def test_prefetching_changes_no_bit_of_training(tiny_run, micro_batch):
+def test_prefetching_changes_no_bit_of_training(tiny_run: type[TinyRun], micro_batch) -> None:
     plain, ahead = tiny_run(model=DROPOUT), tiny_run(model=DROPOUT)
     plain.train(12, micro_batch=micro_batch)
     with loader_of(ahead) as loader:
@@ -72,7 +73,9 @@ def test_prefetching_changes_no_bit_of_training(tiny_run, micro_batch):
 
 
 @pytest.mark.parametrize("steps_ahead", [1, 2, 4])
-def test_a_run_resumed_with_a_new_loader_ends_with_the_bits_of_a_run_without_a_loader(tiny_run, steps_ahead):
+def test_a_run_resumed_with_a_new_loader_ends_with_the_bits_of_a_run_without_a_loader(
+    tiny_run: type[TinyRun], steps_ahead
+) -> None:
     plain, killed, resumed = (tiny_run(model=DROPOUT) for _ in range(3))
     plain.train(12)
     with loader_of(killed, steps_ahead=steps_ahead) as loader:
@@ -83,7 +86,7 @@ def test_a_run_resumed_with_a_new_loader_ends_with_the_bits_of_a_run_without_a_l
     assert resumed.bits() == plain.bits()
 
 
-def test_prefetching_changes_no_bit_of_a_mixture_with_a_quarantine(tiny_run):
+def test_prefetching_changes_no_bit_of_a_mixture_with_a_quarantine(tiny_run: type[TinyRun]) -> None:
     def run():
         made = tiny_run()
         parts = (
@@ -102,7 +105,7 @@ def test_prefetching_changes_no_bit_of_a_mixture_with_a_quarantine(tiny_run):
     assert ahead.bits() == plain.bits()
 
 
-def test_a_batch_is_a_pure_function_of_its_step(tiny_run):
+def test_a_batch_is_a_pure_function_of_its_step(tiny_run: type[TinyRun]) -> None:
     run = tiny_run()
     with loader_of(run) as loader:
         for step in (0, 1, 5, 6, 2, 2, 11):
@@ -111,7 +114,9 @@ def test_a_batch_is_a_pure_function_of_its_step(tiny_run):
             assert torch.equal(got.tokens, expected.tokens) and got.windows == expected.windows
 
 
-def test_a_batch_does_not_depend_on_the_draws_per_call(tiny_run, monkeypatch):
+def test_a_batch_does_not_depend_on_the_draws_per_call(
+    tiny_run: type[TinyRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = tiny_run()
     for draws in (1, 13, 4096):
         monkeypatch.setattr(batch_loader, "DRAWS_PER_CALL", draws)
@@ -119,7 +124,7 @@ def test_a_batch_does_not_depend_on_the_draws_per_call(tiny_run, monkeypatch):
             assert [loader.batch(s).windows for s in range(9)] == [tuple(run.order.windows_of(s)) for s in range(9)]
 
 
-def test_a_returned_batch_has_its_own_memory(tiny_run):
+def test_a_returned_batch_has_its_own_memory(tiny_run: type[TinyRun]) -> None:
     run = tiny_run()
     with loader_of(run) as loader:
         batches = [loader.batch(step) for step in range(6)]
@@ -127,7 +132,7 @@ def test_a_returned_batch_has_its_own_memory(tiny_run):
     assert all(torch.equal(got.tokens, wanted.tokens) for got, wanted in zip(batches, expected, strict=True))
 
 
-def test_a_bad_token_is_raised_at_the_step_that_draws_it_with_its_window(tiny_run):
+def test_a_bad_token_is_raised_at_the_step_that_draws_it_with_its_window(tiny_run: type[TinyRun]) -> None:
     run = tiny_run()
     window = only_at_step(run.order, BAD_STEP)
     with_bad_token(run, window)
@@ -136,7 +141,7 @@ def test_a_bad_token_is_raised_at_the_step_that_draws_it_with_its_window(tiny_ru
     assert run.state.step == BAD_STEP and caught.value.window == window
 
 
-def test_a_bad_token_of_a_step_that_is_not_trained_is_never_raised(tiny_run):
+def test_a_bad_token_of_a_step_that_is_not_trained_is_never_raised(tiny_run: type[TinyRun]) -> None:
     run, plain = tiny_run(), tiny_run()
     with_bad_token(run, only_at_step(run.order, BAD_STEP))
     with loader_of(run, steps_ahead=4) as loader:
@@ -145,26 +150,26 @@ def test_a_bad_token_of_a_step_that_is_not_trained_is_never_raised(tiny_run):
     assert run.bits() == plain.bits()
 
 
-def test_the_next_batches_are_gathered_in_the_background(tiny_run, watched):
+def test_the_next_batches_are_gathered_in_the_background(tiny_run: type[TinyRun], watched: WatchedWindows) -> None:
     with BatchLoader(watched, tiny_run().order, CPU, end_step=12, steps_ahead=3) as loader:
         loader.batch(0)
         watched.wait_for(1 + 3)
         assert watched.gathered == 1 + 3
 
 
-def test_no_batch_is_gathered_from_the_end_on(tiny_run, watched):
+def test_no_batch_is_gathered_from_the_end_on(tiny_run: type[TinyRun], watched: WatchedWindows) -> None:
     with BatchLoader(watched, tiny_run().order, CPU, end_step=3, steps_ahead=4) as loader:
         for step in range(3):
             loader.batch(step)
     assert watched.gathered == 3
 
 
-def test_nothing_is_gathered_before_the_first_batch_call(tiny_run, watched):
+def test_nothing_is_gathered_before_the_first_batch_call(tiny_run: type[TinyRun], watched: WatchedWindows) -> None:
     BatchLoader(watched, tiny_run().order, CPU, end_step=3).close()
     assert watched.gathered == 0
 
 
-def test_forget_gathers_prefetched_batches_again(tiny_run):
+def test_forget_gathers_prefetched_batches_again(tiny_run: type[TinyRun]) -> None:
     run = tiny_run()
     tokens = np.concatenate(run.windows._shards).copy()
     run.windows = WatchedWindows([tokens])
@@ -176,7 +181,7 @@ def test_forget_gathers_prefetched_batches_again(tiny_run):
         assert (loader.batch(1).tokens == 7).all()
 
 
-def test_closing_leaves_no_thread_even_with_pending_batches(tiny_run, watched):
+def test_closing_leaves_no_thread_even_with_pending_batches(tiny_run: type[TinyRun], watched: WatchedWindows) -> None:
     loader = BatchLoader(watched, tiny_run().order, CPU, end_step=12, steps_ahead=4)
     loader.batch(0)
     watched.may_gather.clear()
@@ -185,7 +190,7 @@ def test_closing_leaves_no_thread_even_with_pending_batches(tiny_run, watched):
     assert watched.threads and not any(thread.is_alive() for thread in watched.threads)
 
 
-def test_a_loader_of_another_order_is_refused(tiny_run):
+def test_a_loader_of_another_order_is_refused(tiny_run: type[TinyRun]) -> None:
     run = tiny_run()
     other = SampleOrder(window_count=50, seed=4, global_batch=6)
     with (
@@ -195,6 +200,6 @@ def test_a_loader_of_another_order_is_refused(tiny_run):
         run.train(1, loader=loader)
 
 
-def test_a_loader_without_prefetching_is_refused(tiny_run):
+def test_a_loader_without_prefetching_is_refused(tiny_run: type[TinyRun]) -> None:
     with pytest.raises(InvalidInput, match="steps_ahead=0"):
         loader_of(tiny_run(), steps_ahead=0)

@@ -35,7 +35,7 @@ def stock(time, dtype, visible=None):
 
 @pytest.mark.parametrize("time", [1, 7, 64, 65, 130, 300])
 @pytest.mark.parametrize("masked", [False, True])
-def test_blocks_attend_as_the_whole_does(time, masked):
+def test_blocks_attend_as_the_whole_does(time, masked) -> None:
     tokens = torch.arange(2 * time).view(2, time) % 11
     visible = same_document_mask(tokens, 3) if masked else None
     results = zip(by_blocks(time, torch.float32, visible), stock(time, torch.float32, visible), strict=True)
@@ -43,14 +43,14 @@ def test_blocks_attend_as_the_whole_does(time, masked):
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_half_precision_is_as_near_to_fp32_as_the_stock_kernel_is():
+def test_half_precision_is_as_near_to_fp32_as_the_stock_kernel_is() -> None:
     exact = stock(200, torch.float32)
     for whole, ours, theirs in zip(exact, by_blocks(200, torch.bfloat16), stock(200, torch.bfloat16), strict=True):
         ours_off, theirs_off = ((found.float() - whole).abs().mean() for found in (ours, theirs))
         assert ours_off < 1.5 * theirs_off + 1e-6
 
 
-def test_the_gradient_with_dropout_is_that_of_the_function_it_drew():
+def test_the_gradient_with_dropout_is_that_of_the_function_it_drew() -> None:
     joint, gradient = example(70, torch.bfloat16)
     torch.manual_seed(4)
     mixed, saved = attend(joint, HEADS, None, 0.4)
@@ -67,7 +67,7 @@ def test_the_gradient_with_dropout_is_that_of_the_function_it_drew():
     torch.testing.assert_close(of_joint.float(), leaf.grad, rtol=0.05, atol=0.05)
 
 
-def test_dropout_keeps_the_mean_and_drops_something():
+def test_dropout_keeps_the_mean_and_drops_something() -> None:
     joint, _ = example(40, torch.bfloat16)
     plain, _ = attend(joint, HEADS, None, 0.0)
     torch.manual_seed(0)

@@ -11,7 +11,7 @@ from model.configuration.network import ModelConfig
 from model.configuration.training import UNFROZEN_TRAINING, TrainingConfig
 
 
-def test_reading_the_configuration_module_does_not_import_torch():
+def test_reading_the_configuration_module_does_not_import_torch() -> None:
     code = "import sys, model.configuration; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -25,7 +25,7 @@ def test_reading_the_configuration_module_does_not_import_torch():
         ({"layers": 3}, ["layers", "not permitted"]),
     ],
 )
-def test_an_impossible_model_is_refused_with_field_value_and_rule(fields, words):
+def test_an_impossible_model_is_refused_with_field_value_and_rule(fields, words) -> None:
     with pytest.raises(ValidationError) as caught:
         ModelConfig(**fields)
     assert all(word in str(caught.value) for word in words)
@@ -43,61 +43,61 @@ def test_an_impossible_model_is_refused_with_field_value_and_rule(fields, words)
         ({"betas": (0.9, 1.0)}, ["betas", "less than 1"]),
     ],
 )
-def test_impossible_training_is_refused_with_field_value_and_rule(fields, words):
+def test_impossible_training_is_refused_with_field_value_and_rule(fields, words) -> None:
     with pytest.raises(ValidationError) as caught:
         TrainingConfig(**{"steps": 10, **fields})
     assert all(word in str(caught.value) for word in words)
 
 
 @pytest.mark.parametrize("given", [{}, {"micro_batch": None}])
-def test_the_micro_batch_is_the_global_batch_unless_said(given):
+def test_the_micro_batch_is_the_global_batch_unless_said(given) -> None:
     assert TrainingConfig(steps=10, global_batch=12, **given).micro_batch == 12
 
 
-def test_unfrozen_fields_are_fields():
+def test_unfrozen_fields_are_fields() -> None:
     assert set(TrainingConfig.model_fields) >= UNFROZEN_TRAINING
 
 
-def test_attention_crosses_documents_unless_said_and_that_is_frozen():
+def test_attention_crosses_documents_unless_said_and_that_is_frozen() -> None:
     assert not TrainingConfig(steps=1).mask_documents and "mask_documents" not in UNFROZEN_TRAINING
 
 
-def test_the_arithmetic_is_left_to_cairn_until_it_is_said_and_then_it_is_frozen():
+def test_the_arithmetic_is_left_to_cairn_until_it_is_said_and_then_it_is_frozen() -> None:
     assert (TrainingConfig(steps=1).precision, TrainingConfig(steps=1).kernels) == ("auto", "auto")
     assert {"precision", "kernels"}.isdisjoint(UNFROZEN_TRAINING)
 
 
 @pytest.mark.parametrize("kernels", ["auto", "stock", "fused"])
-def test_what_is_said_of_kernels_reaches_the_trainer(kernels):
+def test_what_is_said_of_kernels_reaches_the_trainer(kernels) -> None:
     said = TrainingConfig(steps=1, kernels=kernels)
     assert TrainingConfig.model_validate_json(said.model_dump_json()) == said
 
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "bpe:257", "somewhere/tokenizer.json"])
-def test_known_tokenizers_are_accepted(tokenizer):
+def test_known_tokenizers_are_accepted(tokenizer) -> None:
     assert DataConfig(sources=("a.txt",), tokenizer=tokenizer).tokenizer == tokenizer
 
 
 @pytest.mark.parametrize("tokenizer", ["byte", "bpe:", "bpe:256", "bpe:-1", "bpe:1e3", "words:300"])
-def test_unknown_tokenizers_are_refused_by_name(tokenizer):
+def test_unknown_tokenizers_are_refused_by_name(tokenizer) -> None:
     with pytest.raises(ValidationError, match=tokenizer):
         DataConfig(sources=("a.txt",), tokenizer=tokenizer)
 
 
 @pytest.mark.parametrize("fields", [{"sources": ()}, {"sources": ("",)}, {"sources": ("a",), "val_fraction": 0.0}])
-def test_data_that_yields_nothing_is_refused(fields):
+def test_data_that_yields_nothing_is_refused(fields) -> None:
     with pytest.raises(ValidationError):
         DataConfig(**fields)
 
 
 @pytest.mark.parametrize("field", ["", 'a"b', "a\\b", "a\nb"])
-def test_a_text_field_no_reader_can_look_for_is_refused(field):
+def test_a_text_field_no_reader_can_look_for_is_refused(field) -> None:
     with pytest.raises(ValidationError, match="text_field"):
         DataConfig(sources=("a",), text_field=field)
 
 
 @pytest.mark.parametrize("config", [DataConfig(sources=("a", "b"), weights=(3, 1)), TrainingConfig(steps=1)])
-def test_every_key_is_written_to_the_log_and_read_back(config):
+def test_every_key_is_written_to_the_log_and_read_back(config) -> None:
     document = config.model_dump(mode="json")
     assert set(document) == set(type(config).model_fields) and type(config).model_validate(document) == config
 
@@ -114,12 +114,12 @@ def test_every_key_is_written_to_the_log_and_read_back(config):
         ((1.0, 1e-12), "round them to fewer digits"),
     ],
 )
-def test_weights_that_cannot_be_drawn_by_are_refused(weights, rule):
+def test_weights_that_cannot_be_drawn_by_are_refused(weights, rule) -> None:
     with pytest.raises(ValidationError, match=rule):
         DataConfig(sources=("a", "b"), weights=weights)
 
 
-def test_an_entry_that_stands_there_twice_cannot_have_two_weights():
+def test_an_entry_that_stands_there_twice_cannot_have_two_weights() -> None:
     with pytest.raises(ValidationError, match="sources name 'a' twice"):
         DataConfig(sources=("in/a", "./in/a"), weights=(1, 2))
 
@@ -135,11 +135,11 @@ def test_an_entry_that_stands_there_twice_cannot_have_two_weights():
         (("s3://bucket/x/*.txt", "x/a.txt", "python:topics"), ("s3://bucket/x/*.txt", "a.txt", "python:topics")),
     ],
 )
-def test_a_source_is_named_from_the_folder_all_paths_share(sources, names):
+def test_a_source_is_named_from_the_folder_all_paths_share(sources, names) -> None:
     assert DataConfig(sources=sources).source_names == names
 
 
-def test_a_snapshot_is_a_source():
+def test_a_snapshot_is_a_source() -> None:
     assert DataConfig(sources=("snapshot:0123abcd",)).snapshot == "0123abcd"
     assert DataConfig(sources=("a.txt",)).snapshot is None
 
@@ -155,11 +155,11 @@ def test_a_snapshot_is_a_source():
         ({"sources": ("snapshot:0123abcd",), "tokenizer": "bytes", "val_fraction": 0.5}, "val_fraction, tokenizer: "),
     ],
 )
-def test_a_snapshot_is_taken_as_it_is(fields, rule):
+def test_a_snapshot_is_taken_as_it_is(fields, rule) -> None:
     with pytest.raises(ValidationError, match=rule):
         DataConfig(**fields)
 
 
-def test_a_configuration_survives_its_own_json():
+def test_a_configuration_survives_its_own_json() -> None:
     config = TrainingConfig(steps=10, betas=(0.8, 0.9), micro_batch=7)
     assert TrainingConfig.model_validate_json(config.model_dump_json()) == config

@@ -21,15 +21,15 @@ assert torch.get_num_threads() == 1
 """
 
 
-def test_seeding_and_settings_hold_for_the_whole_process():
+def test_seeding_and_settings_hold_for_the_whole_process() -> None:
     done = subprocess.run([sys.executable, "-c", SETTINGS], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
-def test_auto_is_a_device_that_exists():
+def test_auto_is_a_device_that_exists() -> None:
     assert resolve_device("auto").type in {"cpu", "cuda"}
 
 
-def test_a_cuda_device_that_is_not_there_is_refused():
+def test_a_cuda_device_that_is_not_there_is_refused() -> None:
     with pytest.raises(InvalidInput, match=f"cuda:{torch.cuda.device_count()}"):
         resolve_device(f"cuda:{torch.cuda.device_count()}")

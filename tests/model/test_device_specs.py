@@ -26,21 +26,21 @@ AS_DRIVERS_SAY = {
 
 
 @pytest.mark.parametrize("name", AS_DRIVERS_SAY)
-def test_a_device_has_the_rate_of_its_own_specification(name):
+def test_a_device_has_the_rate_of_its_own_specification(name) -> None:
     assert peak_flops_of_device(name, "bf16") == pytest.approx(AS_DRIVERS_SAY[name] * 1e12)
     assert peak_flops_of_device(name, "fp16") == peak_flops_of_device(name, "bf16")
 
 
 @pytest.mark.parametrize("name", ["NVIDIA H2000", "NVIDIA GeForce GTX 1080", "NVIDIA A1000 Laptop GPU", "cpu", ""])
-def test_an_unlisted_device_has_no_rate(name):
+def test_an_unlisted_device_has_no_rate(name) -> None:
     assert peak_flops_of_device(name, "bf16") is None
 
 
-def test_older_devices_have_a_rate_in_fp16_alone():
+def test_older_devices_have_a_rate_in_fp16_alone() -> None:
     assert peak_flops_of_device("Tesla T4", "fp16") == 65e12
     assert peak_flops_of_device("Tesla V100-SXM2-16GB", "fp16") == 125e12
     assert peak_flops_of_device("Tesla T4", "bf16") is None
 
 
-def test_fp32_has_no_rate_of_the_matrix_units():
+def test_fp32_has_no_rate_of_the_matrix_units() -> None:
     assert peak_flops_of_device("NVIDIA H200", "fp32") is None

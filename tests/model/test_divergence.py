@@ -10,6 +10,7 @@ from model.data.token_windows import TokenWindows
 from model.kernels.head_loss import head_loss
 from model.training import training_step
 from model.training.divergence import BASELINE_STEPS, find_bad_windows, find_spike
+from tests.model.tiny_run import TinyRun
 
 
 def drawn(run):
@@ -29,19 +30,19 @@ def only_in(run, window: int) -> int:
     return next(iter(rows[window] - others))
 
 
-def test_a_sound_batch_has_no_bad_window(tiny_run):
+def test_a_sound_batch_has_no_bad_window(tiny_run: type[TinyRun]) -> None:
     run = tiny_run()
     assert find_bad_windows(run.state, run.windows, drawn(run), training=run.training) == ()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_non_finite_embedding_makes_every_window_bad_through_the_tied_head(tiny_run, value):
+def test_a_non_finite_embedding_makes_every_window_bad_through_the_tied_head(tiny_run: type[TinyRun], value) -> None:
     run = tiny_run()
     poison_token(run, 7, value)
     assert set(find_bad_windows(run.state, run.windows, drawn(run), training=run.training)) == set(drawn(run).tolist())
 
 
-def test_a_token_of_one_window_alone_makes_that_window_bad_alone(tiny_run):
+def test_a_token_of_one_window_alone_makes_that_window_bad_alone(tiny_run: type[TinyRun]) -> None:
     run = tiny_run()
     bad = int(drawn(run)[2])
     token = only_in(run, bad)
@@ -49,7 +50,7 @@ def test_a_token_of_one_window_alone_makes_that_window_bad_alone(tiny_run):
     assert find_bad_windows(run.state, run.windows, drawn(run), training=run.training) == (bad,)
 
 
-def test_a_token_outside_the_vocabulary_makes_its_window_bad(tiny_run):
+def test_a_token_outside_the_vocabulary_makes_its_window_bad(tiny_run: type[TinyRun]) -> None:
     run = tiny_run()
     tokens = np.concatenate(run.windows._shards).copy()
     bad = int(drawn(run)[3])
@@ -59,7 +60,9 @@ def test_a_token_outside_the_vocabulary_makes_its_window_bad(tiny_run):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_failure_of_the_runs_own_kernels_is_found_with_them(tiny_run, monkeypatch, precision):
+def test_a_failure_of_the_runs_own_kernels_is_found_with_them(
+    tiny_run: type[TinyRun], monkeypatch: pytest.MonkeyPatch, precision
+) -> None:
     run = tiny_run(precision=precision, kernels="fused")
     bad = int(drawn(run)[2])
     token = only_in(run, bad)
@@ -73,7 +76,7 @@ def test_a_failure_of_the_runs_own_kernels_is_found_with_them(tiny_run, monkeypa
     assert find_bad_windows(run.state, run.windows, drawn(run), training=stock) == ()
 
 
-def test_the_trial_changes_no_bit(tiny_run):
+def test_the_trial_changes_no_bit(tiny_run: type[TinyRun]) -> None:
     run = tiny_run(model={"dropout": 0.1})
     run.train(2)
     before = run.bits()
@@ -88,22 +91,22 @@ def ask(losses):
     return find_spike(losses, patience=8, rise=1.5)
 
 
-def test_a_loss_that_rises_and_stays_high_is_a_spike():
+def test_a_loss_that_rises_and_stays_high_is_a_spike() -> None:
     spike = ask([*FALLING, *[7.0] * 8])
     assert spike is not None and spike[0] == 7.0
 
 
 @pytest.mark.parametrize("tail", [[7.0] * 7 + [4.4], [4.4] * 8, [5.5] * 8, [30.0] + [4.4] * 7])
-def test_one_bad_step_a_plateau_and_a_small_rise_are_no_spike(tail):
+def test_one_bad_step_a_plateau_and_a_small_rise_are_no_spike(tail) -> None:
     assert ask([*FALLING, *tail]) is None
 
 
-def test_too_short_a_history_has_no_spike():
+def test_too_short_a_history_has_no_spike() -> None:
     assert ask([*FALLING[1:], *[9.0] * 8]) is None
 
 
 @given(st.lists(st.floats(0.0, 10.0), min_size=BASELINE_STEPS + 8, max_size=BASELINE_STEPS + 40))
-def test_a_spike_lies_above_its_baseline_in_every_step(losses):
+def test_a_spike_lies_above_its_baseline_in_every_step(losses) -> None:
     spike = ask(losses)
     if spike is not None:
         assert all(loss > spike[1] + 1.5 for loss in losses[-8:])

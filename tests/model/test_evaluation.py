@@ -8,29 +8,30 @@ import torch
 from model.data.token_windows import TokenWindows
 from model.errors import InvalidInput
 from model.inference.evaluation import evaluate, held_out_loss
+from tests.model.tiny_run import TinyRun
 
 
 def measure(run, **changes):
     return evaluate(run.state.model, run.windows, **{"batches": 3, "batch_size": 4, "bytes_per_token": 2.0, **changes})
 
 
-def test_the_same_model_has_the_same_metrics(tiny_run):
+def test_the_same_model_has_the_same_metrics(tiny_run: type[TinyRun]) -> None:
     run = tiny_run(model={"dropout": 0.5})
     assert measure(run) == measure(run)
 
 
-def test_metrics_are_one_loss_in_three_units(tiny_run):
+def test_metrics_are_one_loss_in_three_units(tiny_run: type[TinyRun]) -> None:
     metrics = measure(tiny_run())
     assert metrics.perplexity == pytest.approx(math.exp(metrics.val_loss))
     assert metrics.bits_per_byte == pytest.approx(metrics.val_loss / math.log(2) / 2.0)
 
 
-def test_the_batch_size_does_not_change_the_loss_of_the_slice(tiny_run):
+def test_the_batch_size_does_not_change_the_loss_of_the_slice(tiny_run: type[TinyRun]) -> None:
     run = tiny_run()
     assert measure(run, batches=4, batch_size=3).val_loss == pytest.approx(measure(run).val_loss, rel=1e-6)
 
 
-def test_windows_of_a_last_batch_that_is_not_full_count_as_much_as_others(tiny_run):
+def test_windows_of_a_last_batch_that_is_not_full_count_as_much_as_others(tiny_run: type[TinyRun]) -> None:
     run = tiny_run()
     windows, count = run.windows, run.windows.window_count
     one_by_one = measure(run, batches=count, batch_size=1).val_loss
@@ -39,14 +40,16 @@ def test_windows_of_a_last_batch_that_is_not_full_count_as_much_as_others(tiny_r
         assert (loss, measured) == (pytest.approx(one_by_one, rel=1e-6), count)
 
 
-def test_samples_counts_the_windows_that_were_there(tiny_run):
+def test_samples_counts_the_windows_that_were_there(tiny_run: type[TinyRun]) -> None:
     run = tiny_run()
     assert measure(run).samples == 12
     assert measure(run, batches=1000).samples == run.windows.window_count
 
 
 @pytest.mark.parametrize(("wanted", "chosen"), [(4, [0, 25, 50, 75]), (1000, list(range(100)))])
-def test_the_slice_is_spread_over_all_windows(tiny_run, monkeypatch, wanted, chosen):
+def test_the_slice_is_spread_over_all_windows(
+    tiny_run: type[TinyRun], monkeypatch: pytest.MonkeyPatch, wanted, chosen
+) -> None:
     run, gathered = tiny_run(), []
     gather = run.windows.gather
     monkeypatch.setattr(TokenWindows, "window_count", 100)
@@ -55,7 +58,7 @@ def test_the_slice_is_spread_over_all_windows(tiny_run, monkeypatch, wanted, cho
     assert gathered == chosen
 
 
-def test_evaluating_draws_no_random_number(tiny_run):
+def test_evaluating_draws_no_random_number(tiny_run: type[TinyRun]) -> None:
     run = tiny_run(model={"dropout": 0.5})
     before = torch.get_rng_state()
     measure(run)
@@ -63,12 +66,12 @@ def test_evaluating_draws_no_random_number(tiny_run):
 
 
 @pytest.mark.parametrize("changes", [{"batches": 0}, {"batch_size": 0}, {"bytes_per_token": 0.0}])
-def test_an_evaluation_of_nothing_is_refused(tiny_run, changes):
+def test_an_evaluation_of_nothing_is_refused(tiny_run: type[TinyRun], changes) -> None:
     with pytest.raises(InvalidInput, match=f"{next(iter(changes))}="):
         measure(tiny_run(), **changes)
 
 
-def test_a_network_that_masks_documents_is_measured_masked(tiny_run):
+def test_a_network_that_masks_documents_is_measured_masked(tiny_run: type[TinyRun]) -> None:
     plain, masked = tiny_run(), tiny_run()
     masked.state.model.boundary_id = 7
     assert measure(masked, batches=1000).val_loss != measure(plain, batches=1000).val_loss

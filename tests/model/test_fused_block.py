@@ -6,6 +6,7 @@ import torch
 from model.architectures.gpt import Block, same_document_mask
 from model.configuration.network import ModelConfig
 from model.kernels.fused_block import _tables
+from tests.model.tiny_run import TinyRun
 
 WIDTH, TIME = 48, 70
 
@@ -30,7 +31,7 @@ def results(block, *, half=True, visible=None):
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("masked", [False, True])
-def test_it_is_as_near_to_fp32_as_autocast_is(bias, masked):
+def test_it_is_as_near_to_fp32_as_autocast_is(bias, masked) -> None:
     visible = same_document_mask(torch.arange(2 * TIME).view(2, TIME) % 11, 3) if masked else None
     exact = results(layer(fused=False, bias=bias), half=False, visible=visible)
     theirs = results(layer(fused=False, bias=bias), visible=visible)
@@ -45,12 +46,12 @@ def test_it_is_as_near_to_fp32_as_autocast_is(bias, masked):
         assert ours_off < 0.02 * whole.norm(), name
 
 
-def test_in_fp32_it_is_the_stock_layer_bit_for_bit():
+def test_in_fp32_it_is_the_stock_layer_bit_for_bit() -> None:
     stock, fused = (results(layer(fused=fused), half=False) for fused in (False, True))
     assert all(torch.equal(stock[name], fused[name]) for name in stock)
 
 
-def test_the_gradient_with_dropout_is_that_of_the_function_it_drew():
+def test_the_gradient_with_dropout_is_that_of_the_function_it_drew() -> None:
     # Moving against the gradient by a little must lower the loss by what the gradient says.
     block, losses = layer(fused=True, dropout=0.3), []
     x = torch.randn(2, TIME, WIDTH, generator=torch.Generator().manual_seed(1))
@@ -69,12 +70,12 @@ def test_the_gradient_with_dropout_is_that_of_the_function_it_drew():
     assert losses[0] - losses[1] == pytest.approx(0.05 * slope.sqrt().item(), rel=0.1)
 
 
-def test_dropout_is_off_while_it_does_not_train():
+def test_dropout_is_off_while_it_does_not_train() -> None:
     plain, dropping = results(layer(fused=True)), layer(fused=True, dropout=0.3)
     assert torch.equal(results(dropping.eval())["result"], plain["result"])
 
 
-def test_the_same_generator_gives_the_same_bits():
+def test_the_same_generator_gives_the_same_bits() -> None:
     found = []
     for _ in range(2):
         block = layer(fused=True, dropout=0.3)
@@ -83,7 +84,7 @@ def test_the_same_generator_gives_the_same_bits():
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
 
-def test_recomputing_it_changes_no_bit(tiny_run):
+def test_recomputing_it_changes_no_bit(tiny_run: type[TinyRun]) -> None:
     plain, recomputed = (
         tiny_run(kernels="fused", precision="bf16", activation_checkpointing=recompute, model={"dropout": 0.1})
         for recompute in (False, True)
@@ -92,6 +93,6 @@ def test_recomputing_it_changes_no_bit(tiny_run):
     assert plain.bits() == recomputed.bits()
 
 
-def test_the_first_layer_of_a_process_can_be_recomputed(tiny_run):
+def test_the_first_layer_of_a_process_can_be_recomputed(tiny_run: type[TinyRun]) -> None:
     _tables.cache_clear()
     tiny_run(kernels="fused", precision="bf16", activation_checkpointing=True).train(1)

@@ -10,37 +10,38 @@ from model.configuration.network import ModelConfig
 from model.errors import InvalidInput, ModelError
 from model.inference.evaluation import evaluation_mode
 from model.inference.generation import Sampling, generate, generate_stream
+from tests.model.tiny_run import TinyRun
 
 VOCAB, END = 61, 7
 
 
-def test_equal_seeds_give_equal_text(tiny_run):
+def test_equal_seeds_give_equal_text(tiny_run: type[TinyRun]) -> None:
     model = tiny_run(model={"dropout": 0.5}).state.model
     assert generate(model, [1], new_tokens=20, seed=4) == generate(model, [1], new_tokens=20, seed=4)
 
 
-def test_another_seed_gives_another_text(tiny_run):
+def test_another_seed_gives_another_text(tiny_run: type[TinyRun]) -> None:
     model = tiny_run().state.model
     assert generate(model, [1], new_tokens=20, seed=4) != generate(model, [1], new_tokens=20, seed=5)
 
 
-def test_text_may_grow_longer_than_the_block(tiny_run):
+def test_text_may_grow_longer_than_the_block(tiny_run: type[TinyRun]) -> None:
     assert len(generate(tiny_run().state.model, range(12), new_tokens=20)) == 20
 
 
-def test_only_the_last_block_of_the_prompt_counts(tiny_run):
+def test_only_the_last_block_of_the_prompt_counts(tiny_run: type[TinyRun]) -> None:
     model = tiny_run().state.model
     long, short = [3, 1, 4, 1, 5, *range(8)], list(range(8))
     assert generate(model, long, new_tokens=6, seed=1) == generate(model, short, new_tokens=6, seed=1)
 
 
-def test_temperature_zero_is_the_likeliest_token_whatever_the_seed(tiny_run):
+def test_temperature_zero_is_the_likeliest_token_whatever_the_seed(tiny_run: type[TinyRun]) -> None:
     model = tiny_run().state.model
     greedy = [generate(model, [2], new_tokens=9, temperature=0.0, seed=seed) for seed in (1, 2)]
     assert greedy[0] == greedy[1] == generate(model, [2], new_tokens=9, top_k=1)
 
 
-def test_generating_leaves_mode_and_process_generator_alone(tiny_run):
+def test_generating_leaves_mode_and_process_generator_alone(tiny_run: type[TinyRun]) -> None:
     model = tiny_run(model={"dropout": 0.5}).state.model.train()
     before = torch.get_rng_state()
     generate(model, [0], new_tokens=4)
@@ -58,12 +59,12 @@ def test_generating_leaves_mode_and_process_generator_alone(tiny_run):
         ([0], {"new_tokens": -1}, "new_tokens=-1"),
     ],
 )
-def test_impossible_requests_are_refused(tiny_run, prompt, settings, words):
+def test_impossible_requests_are_refused(tiny_run: type[TinyRun], prompt, settings, words) -> None:
     with pytest.raises(InvalidInput, match=words):
         generate(tiny_run().state.model, prompt, **{"new_tokens": 3, **settings})
 
 
-def test_a_network_that_masks_documents_continues_the_last_document_alone(tiny_run):
+def test_a_network_that_masks_documents_continues_the_last_document_alone(tiny_run: type[TinyRun]) -> None:
     model = tiny_run().state.model
     model.boundary_id = 7
     ids = [generate(model, [*before, 7, 3], new_tokens=2, seed=1) for before in ([1, 2, 4], [5, 6, 8])]
@@ -94,7 +95,7 @@ def pieces(sizes):
 
 @pytest.mark.parametrize("boundary_id", [None, END])
 @pytest.mark.parametrize("sizes", [[1] * 32, [32], [20, *[1] * 12], [5, 9, 1, 17]])
-def test_with_a_cache_the_logits_of_every_position_are_those_of_the_whole_text(sizes, boundary_id):
+def test_with_a_cache_the_logits_of_every_position_are_those_of_the_whole_text(sizes, boundary_id) -> None:
     model, ids = network(boundary_id=boundary_id), text(32, 0, 6, 11, 12, 31)
     cache = KeyValueCache(model.config, device=model.device)
     with torch.no_grad():
@@ -103,7 +104,7 @@ def test_with_a_cache_the_logits_of_every_position_are_those_of_the_whole_text(s
             torch.testing.assert_close(model.extend(ids[:, piece], cache)[0], whole[piece.stop - 1], atol=1e-5, rtol=0)
 
 
-def test_without_bias_the_cache_changes_no_logit():
+def test_without_bias_the_cache_changes_no_logit() -> None:
     model, ids = network(bias=False), text(32)
     cache = KeyValueCache(model.config, device=model.device)
     with torch.no_grad():
@@ -111,7 +112,7 @@ def test_without_bias_the_cache_changes_no_logit():
         torch.testing.assert_close(torch.stack(last), model(ids)[0], atol=1e-5, rtol=0)
 
 
-def test_a_forgotten_text_leaves_nothing_behind():
+def test_a_forgotten_text_leaves_nothing_behind() -> None:
     model, cache = network(), KeyValueCache(network().config, device=torch.device("cpu"))
     with torch.no_grad():
         model.extend(text(32), cache)
@@ -119,7 +120,7 @@ def test_a_forgotten_text_leaves_nothing_behind():
         torch.testing.assert_close(model.extend(text(9, 4), cache)[0], model(text(9, 4))[0, -1], atol=1e-5, rtol=0)
 
 
-def test_a_text_longer_than_the_block_is_refused_and_the_cache_stays_as_it_was():
+def test_a_text_longer_than_the_block_is_refused_and_the_cache_stays_as_it_was() -> None:
     model = network()
     cache = KeyValueCache(model.config, device=model.device)
     with torch.no_grad():
@@ -131,7 +132,7 @@ def test_a_text_longer_than_the_block_is_refused_and_the_cache_stays_as_it_was()
 
 @pytest.mark.parametrize("boundary_id", [None, END])
 @pytest.mark.parametrize("sampling", [Sampling(temperature=0), Sampling(temperature=0.8, top_k=20)])
-def test_within_a_block_the_stream_equals_full_passes(sampling, boundary_id):
+def test_within_a_block_the_stream_equals_full_passes(sampling, boundary_id) -> None:
     model = network(boundary_id=boundary_id)
     settings = {"temperature": sampling.temperature, "top_k": sampling.top_k}
     stream = generate_stream(model, [5, END, 3], new_tokens=29, sampling=sampling, seed=2)
@@ -140,7 +141,7 @@ def test_within_a_block_the_stream_equals_full_passes(sampling, boundary_id):
 
 @pytest.mark.parametrize("boundary_id", [None, END])
 @pytest.mark.parametrize("block_size", [1, 2, 7, 16])
-def test_beyond_the_block_the_stream_continues_from_the_newest_half(block_size, boundary_id):
+def test_beyond_the_block_the_stream_continues_from_the_newest_half(block_size, boundary_id) -> None:
     model, prompt = network(block_size, boundary_id), [1, 2, END, 3, 9, 4, 12, 30, 8]
     expected, seen = [], prompt[-block_size:]
     with torch.no_grad():
@@ -151,20 +152,20 @@ def test_beyond_the_block_the_stream_continues_from_the_newest_half(block_size, 
     assert list(generate_stream(model, prompt, new_tokens=40, sampling=Sampling(temperature=0))) == expected
 
 
-def test_the_stream_draws_each_token_on_demand(tiny_run):
+def test_the_stream_draws_each_token_on_demand(tiny_run: type[TinyRun]) -> None:
     model = tiny_run().state.model
     asked = generate_stream(model, [1], new_tokens=10**9, sampling=Sampling(), seed=4)
     assert list(islice(asked, 20)) == list(generate_stream(model, [1], new_tokens=20, sampling=Sampling(), seed=4))
 
 
-def test_between_two_tokens_of_a_stream_the_network_keeps_its_mode(tiny_run):
+def test_between_two_tokens_of_a_stream_the_network_keeps_its_mode(tiny_run: type[TinyRun]) -> None:
     model, before = tiny_run(model={"dropout": 0.5}).state.model.train(), torch.get_rng_state()
     for _ in generate_stream(model, [0], new_tokens=3, sampling=Sampling()):
         assert model.training and torch.is_grad_enabled()
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_an_impossible_stream_is_refused_before_its_first_token(tiny_run):
+def test_an_impossible_stream_is_refused_before_its_first_token(tiny_run: type[TinyRun]) -> None:
     with pytest.raises(InvalidInput, match="prompt_ids is empty"):
         generate_stream(tiny_run().state.model, [], new_tokens=3, sampling=Sampling())
 
@@ -178,35 +179,35 @@ def drawn(chances, sampling, *, times=400):
     ("top_p", "kept"),
     [(0.01, {1}), (0.39, {1}), (0.45, {1, 3}), (0.75, {1, 3, 0}), (0.99, {0, 1, 2, 3}), (1.0, {0, 1, 2, 3})],
 )
-def test_the_nucleus_is_the_fewest_likeliest_tokens_that_hold_top_p(top_p, kept):
+def test_the_nucleus_is_the_fewest_likeliest_tokens_that_hold_top_p(top_p, kept) -> None:
     assert drawn([0.2, 0.4, 0.1, 0.3], Sampling(top_p=top_p)) == kept
 
 
-def test_equally_likely_tokens_do_not_all_enter_the_nucleus():
+def test_equally_likely_tokens_do_not_all_enter_the_nucleus() -> None:
     assert drawn([0.25] * 4, Sampling(top_p=0.5)) == {0, 1}
 
 
-def test_the_nucleus_is_taken_after_top_k():
+def test_the_nucleus_is_taken_after_top_k() -> None:
     assert drawn([0.2, 0.4, 0.1, 0.3], Sampling(top_k=2, top_p=0.57)) == {1}  # 0.4 of 0.7 left
 
 
-def test_a_flat_temperature_widens_the_nucleus():
+def test_a_flat_temperature_widens_the_nucleus() -> None:
     sharp, flat = Sampling(temperature=0.5, top_p=0.5), Sampling(temperature=100.0, top_p=0.5)
     assert len(drawn([0.2, 0.4, 0.1, 0.3], sharp)) < len(drawn([0.2, 0.4, 0.1, 0.3], flat))
 
 
-def test_a_temperature_next_to_zero_takes_the_likeliest_token():
+def test_a_temperature_next_to_zero_takes_the_likeliest_token() -> None:
     assert drawn([0.2, 0.4, 0.1, 0.3], Sampling(temperature=1e-40)) == {1}
 
 
 @pytest.mark.parametrize("top_p", [0.0, 1.1, float("nan")])
-def test_a_top_p_that_is_not_a_share_is_refused(top_p):
+def test_a_top_p_that_is_not_a_share_is_refused(top_p) -> None:
     with pytest.raises(InvalidInput, match="top_p"):
         Sampling(top_p=top_p)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_diverged_network_generates_nothing(tiny_run, temperature):
+def test_a_diverged_network_generates_nothing(tiny_run: type[TinyRun], temperature) -> None:
     model = tiny_run().state.model
     with torch.no_grad():
         model.wte.weight[3, 0] = float("nan")

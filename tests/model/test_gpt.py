@@ -22,58 +22,58 @@ def tokens(rows=4, length=16, vocab_size=61):
     return torch.randint(0, vocab_size, (rows, length), generator=torch.Generator().manual_seed(1))
 
 
-def test_logits_have_one_score_per_position_and_token():
+def test_logits_have_one_score_per_position_and_token() -> None:
     assert make()(tokens()).shape == (4, 16, 61)
 
 
-def test_the_initial_loss_is_that_of_guessing():
+def test_the_initial_loss_is_that_of_guessing() -> None:
     ids = tokens(32)
     loss = token_loss(make()(ids[:, :-1]), ids[:, 1:])
     assert abs(loss.item() - math.log(61)) < 0.1
 
 
-def test_no_position_sees_a_later_token():
+def test_no_position_sees_a_later_token() -> None:
     model, ids = make(), tokens()
     changed = ids.clone()
     changed[:, 10] = (changed[:, 10] + 1) % 61
     assert torch.equal(model(ids)[:, :10], model(changed)[:, :10])
 
 
-def test_a_position_sees_an_earlier_token():
+def test_a_position_sees_an_earlier_token() -> None:
     model, ids = make(), tokens()
     changed = ids.clone()
     changed[:, 3] = (changed[:, 3] + 1) % 61
     assert not torch.equal(model(ids)[:, 10], model(changed)[:, 10])
 
 
-def test_the_head_is_the_embedding_stored_once():
+def test_the_head_is_the_embedding_stored_once() -> None:
     names = [name for name, _ in make().named_parameters()]
     assert not any("head" in name for name in names) and names.count("wte.weight") == 1
 
 
-def test_the_parameter_count_leaves_the_position_table_out():
+def test_the_parameter_count_leaves_the_position_table_out() -> None:
     # 12 C^2 + 13 C per layer with biases, final norm 2 C, embedding V C.
     assert make().parameter_count == 2 * (12 * 32**2 + 13 * 32) + 2 * 32 + 61 * 32
 
 
-def test_gpt2_small_has_its_published_size():
+def test_gpt2_small_has_its_published_size() -> None:
     with torch.device("meta"):
         model = GPT(ModelConfig(n_layer=12, n_head=12, n_embd=768, block_size=1024), 50257)
     assert model.parameter_count + 1024 * 768 == 124_439_808
 
 
-def test_without_bias_there_is_no_bias():
+def test_without_bias_there_is_no_bias() -> None:
     model = make(CONFIG.model_copy(update={"bias": False}))
     assert not any(name.endswith("bias") for name, _ in model.named_parameters())
 
 
-def test_residual_projections_start_smaller_by_the_root_of_twice_the_layers():
+def test_residual_projections_start_smaller_by_the_root_of_twice_the_layers() -> None:
     weights = dict(make(ModelConfig(n_layer=8, n_head=2, n_embd=128, block_size=8)).named_parameters())
     ratio = weights["h.0.mlp.c_fc.weight"].std() / weights["h.0.mlp.c_proj.weight"].std()
     assert abs(ratio.item() - 4.0) < 0.1
 
 
-def test_activation_checkpointing_changes_no_bit_of_the_gradients_even_with_dropout():
+def test_activation_checkpointing_changes_no_bit_of_the_gradients_even_with_dropout() -> None:
     config = CONFIG.model_copy(update={"dropout": 0.2})
     gradients = []
     for recompute in (False, True):
@@ -84,7 +84,7 @@ def test_activation_checkpointing_changes_no_bit_of_the_gradients_even_with_drop
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
-def test_a_sequence_longer_than_the_block_is_refused():
+def test_a_sequence_longer_than_the_block_is_refused() -> None:
     with pytest.raises(InvalidInput, match=r"17 tokens.*block_size=16"):
         make()(tokens(length=17))
 
@@ -105,7 +105,7 @@ def masked(boundary_id=END, config=CONFIG, **more):
 
 
 @pytest.mark.parametrize("ends", [(5,), (5, 6, 11), (0, 15)])
-def test_masked_each_token_sees_its_own_document_up_to_itself(ends):
+def test_masked_each_token_sees_its_own_document_up_to_itself(ends) -> None:
     ids = with_boundaries(*ends, rows=1)[0].tolist()
     document = [sum(token == END for token in ids[: place + 1]) for place in range(16)]
     expected = [[document[key] == document[query] and key <= query for key in range(16)] for query in range(16)]
@@ -114,7 +114,7 @@ def test_masked_each_token_sees_its_own_document_up_to_itself(ends):
 
 @pytest.mark.parametrize("length", [16, 600])  # beyond 512 keys the kernel works in blocks, some wholly hidden
 @pytest.mark.parametrize("training", [False, True])
-def test_masked_the_tokens_of_a_document_change_no_logit_of_the_next(length, training):
+def test_masked_the_tokens_of_a_document_change_no_logit_of_the_next(length, training) -> None:
     model = masked(config=CONFIG.model_copy(update={"block_size": 600})).train(training)
     border = length - 7
     ids = with_boundaries(border, length=length)
@@ -124,7 +124,7 @@ def test_masked_the_tokens_of_a_document_change_no_logit_of_the_next(length, tra
     assert torch.equal(before[:, border:], after[:, border:]) and not torch.equal(before, after)
 
 
-def test_masked_a_later_document_changes_no_gradient_of_an_earlier_one():
+def test_masked_a_later_document_changes_no_gradient_of_an_earlier_one() -> None:
     gradients = []
     for shift in (0, 1):
         model, ids = masked(), with_boundaries(9)
@@ -134,19 +134,19 @@ def test_masked_a_later_document_changes_no_gradient_of_an_earlier_one():
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
-def test_unmasked_an_earlier_document_is_visible():
+def test_unmasked_an_earlier_document_is_visible() -> None:
     model, ids = make(), with_boundaries(9)
     changed = ids.clone()
     changed[:, :9] = (ids[:, :9] + 1) % END
     assert not torch.equal(model(ids)[:, 10:], model(changed)[:, 10:])
 
 
-def test_a_window_within_one_document_has_the_same_logits_masked_or_not():
+def test_a_window_within_one_document_has_the_same_logits_masked_or_not() -> None:
     ids = tokens(vocab_size=END)
     torch.testing.assert_close(masked()(ids), make().eval()(ids))
 
 
-def test_masked_positions_are_not_reset_between_documents():
+def test_masked_positions_are_not_reset_between_documents() -> None:
     model, ids = masked(), with_boundaries(8)
     alone = model(ids[:, 8:])
     assert not torch.allclose(model(ids)[:, 8:], alone)
@@ -155,7 +155,7 @@ def test_masked_positions_are_not_reset_between_documents():
     torch.testing.assert_close(model(ids)[:, 8:], model(ids[:, 8:]))
 
 
-def test_masked_activation_checkpointing_changes_no_bit_of_the_gradients():
+def test_masked_activation_checkpointing_changes_no_bit_of_the_gradients() -> None:
     config, gradients = CONFIG.model_copy(update={"dropout": 0.2}), []
     for recompute in (False, True):
         model = masked(config=config, activation_checkpointing=recompute).train()

@@ -32,7 +32,7 @@ def whole(hidden, weight, targets):
         *((padded_head_loss, LARGE, 1e-5, chunk_bytes) for chunk_bytes in (1, 4 * TILE * 256, 2**30)),
     ],
 )
-def test_loss_and_gradients_are_those_of_whole_logits(head, size, rtol, chunk_bytes):
+def test_loss_and_gradients_are_those_of_whole_logits(head, size, rtol, chunk_bytes) -> None:
     results = []
     for loss_of in (whole, lambda h, w, t: head(h, w, t, chunk_bytes=chunk_bytes)):
         hidden, weight, targets = example(size)
@@ -44,7 +44,7 @@ def test_loss_and_gradients_are_those_of_whole_logits(head, size, rtol, chunk_by
 
 
 @HEADS
-def test_products_use_autocasts_precision_and_results_stay_fp32(head, size, rtol):
+def test_products_use_autocasts_precision_and_results_stay_fp32(head, size, rtol) -> None:
     hidden, weight, targets = example(size)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = head(hidden, weight, targets)
@@ -56,7 +56,7 @@ def test_products_use_autocasts_precision_and_results_stay_fp32(head, size, rtol
 
 
 @HEADS
-def test_a_weight_that_is_used_twice_gets_both_gradients(head, size, rtol):
+def test_a_weight_that_is_used_twice_gets_both_gradients(head, size, rtol) -> None:
     gradients = []
     for loss_of in (whole, head):
         _, weight, targets = example(size)
@@ -67,21 +67,21 @@ def test_a_weight_that_is_used_twice_gets_both_gradients(head, size, rtol):
 
 @HEADS
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_loss_that_is_not_finite_stays_so(head, size, rtol, bad):
+def test_a_loss_that_is_not_finite_stays_so(head, size, rtol, bad) -> None:
     hidden, weight, targets = example(size)
     with torch.no_grad():
         hidden[0, 0, 0] = bad
     assert not torch.isfinite(head(hidden, weight, targets))
 
 
-def test_the_chunked_head_turns_not_a_number_into_not_a_number():
+def test_the_chunked_head_turns_not_a_number_into_not_a_number() -> None:
     hidden, weight, targets = example()
     with torch.no_grad():
         hidden[0, 0, 0] = float("nan")
     assert torch.isnan(head_loss(hidden, weight, targets))
 
 
-def test_whole_logits_never_exist_in_the_chunked_head():
+def test_whole_logits_never_exist_in_the_chunked_head() -> None:
     hidden, weight, targets = example()
     seen = []
 
@@ -98,7 +98,7 @@ def test_whole_logits_never_exist_in_the_chunked_head():
     assert rows - {WIDTH} == {4, 3}  # the transposed table is (WIDTH, VOCAB)
 
 
-def test_padding_has_neither_probability_nor_gradient():
+def test_padding_has_neither_probability_nor_gradient() -> None:
     logits = torch.full((2, TILE), 50.0)
     logits[:, :VOCAB] = 0.0
     losses, gradient = loss_and_gradient(logits, torch.tensor([0, VOCAB - 1]), VOCAB)
@@ -107,14 +107,14 @@ def test_padding_has_neither_probability_nor_gradient():
     torch.testing.assert_close(gradient.sum(dim=1), torch.zeros(2), rtol=0, atol=1e-6)
 
 
-def test_the_vocabulary_is_padded_to_whole_tiles():
+def test_the_vocabulary_is_padded_to_whole_tiles() -> None:
     assert [padded_vocabulary(size) for size in (1, 128, 129, 50257)] == [128, 128, 256, 50304]
 
 
 @pytest.mark.parametrize("positions", [1, 127, 128, 5000, 65536])
 @pytest.mark.parametrize("vocab_size", [65, 50257])
 @pytest.mark.parametrize("chunk_bytes", [1, 2**26, 2**30])
-def test_chunks_are_few_equal_and_no_larger_than_they_may_be(positions, vocab_size, chunk_bytes):
+def test_chunks_are_few_equal_and_no_larger_than_they_may_be(positions, vocab_size, chunk_bytes) -> None:
     rows = chunk_rows(positions, vocab_size, chunk_bytes=chunk_bytes, number_bytes=2)
     most = max(TILE, chunk_bytes // (2 * padded_vocabulary(vocab_size)))
     assert 1 <= rows <= min(positions, most)
@@ -124,7 +124,7 @@ def test_chunks_are_few_equal_and_no_larger_than_they_may_be(positions, vocab_si
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the compiler has its own
-def test_the_compiled_loss_and_gradient_equal_the_plain_ones():
+def test_the_compiled_loss_and_gradient_equal_the_plain_ones() -> None:
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(TILE, 2 * TILE, generator=generator).bfloat16()
     targets = torch.randint(0, 200, (TILE,), generator=generator)

@@ -21,7 +21,7 @@ print(kept, faults())
 
 
 @pytest.mark.linux  # the setting is glibc's
-def test_a_block_taken_again_is_not_cleared_again():
+def test_a_block_taken_again_is_not_cleared_again() -> None:
     done = subprocess.run([sys.executable, "-c", MEASURED], check=True, capture_output=True, text=True, timeout=240)
     kept, faults = done.stdout.split()
     assert kept == "False" or int(faults) < 100

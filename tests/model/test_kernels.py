@@ -21,13 +21,13 @@ torch.save(run.tensors(), sys.argv[1])
 """
 
 
-def test_fused_kernels_say_the_loss_of_the_stock_ones_at_the_first_step(tiny_run):
+def test_fused_kernels_say_the_loss_of_the_stock_ones_at_the_first_step(tiny_run: type[TinyRun]) -> None:
     stock, fused = (tiny_run(kernels=kernels).train(1)[0] for kernels in ("stock", "fused"))
     assert fused.train_loss == pytest.approx(stock.train_loss, rel=1e-6)
     assert fused.grad_norm == pytest.approx(stock.grad_norm, rel=1e-5)
 
 
-def test_fused_kernels_keep_attention_within_documents(tiny_run):
+def test_fused_kernels_keep_attention_within_documents(tiny_run: type[TinyRun]) -> None:
     def first(kernels):
         run = tiny_run(kernels=kernels, precision="bf16", mask_documents=True)
         run.state.model.boundary_id = 7
@@ -51,7 +51,7 @@ def test_a_fused_run_begun_in_one_process_and_continued_in_another_ends_in_the_b
     assert continued.bits() == whole.bits()
 
 
-def test_a_probe_sees_the_network_in_fp32_whatever_kernels_train_it(tiny_run):
+def test_a_probe_sees_the_network_in_fp32_whatever_kernels_train_it(tiny_run: type[TinyRun]) -> None:
     run = tiny_run(kernels="fused", precision="bf16")
     tokens = torch.arange(16).view(2, 8)
     expected = tiny_run().state.model(tokens)

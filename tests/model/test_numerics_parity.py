@@ -56,9 +56,9 @@ def noise(exact: float) -> float:
 
 
 @pytest.mark.parametrize("numerics", NUMERICS.values(), ids=NUMERICS)
-def test_every_numerics_ends_within_the_noise_of_fp32(exact, noise, numerics):
+def test_every_numerics_ends_within_the_noise_of_fp32(exact: float, noise: float, numerics) -> None:
     assert abs(final_loss(**numerics) - exact) < noise / 2
 
 
-def test_a_step_that_learns_something_else_ends_far_outside_it(exact, noise):
+def test_a_step_that_learns_something_else_ends_far_outside_it(exact: float, noise: float) -> None:
     assert abs(final_loss(**A_RATE_A_THIRD_TOO_LOW) - exact) > 2 * noise

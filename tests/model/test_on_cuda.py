@@ -1,5 +1,7 @@
 """What only a CUDA device can show: run with `pytest -m gpu`."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,6 +16,7 @@ from model.training.deferred_metrics import UpdateGuard
 from model.training.determinism import make_deterministic
 from model.training.training_loop import DEFERRED_STEPS, default_fetch_schedule
 from model.training.training_step import launch_step
+from tests.model.tiny_run import TinyRun
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
 SHAPE = {"n_layer": 2, "n_head": 2, "n_embd": 128, "block_size": 64, "dropout": 0.1}
@@ -23,7 +26,7 @@ COMPILED = {**FUSED, "compile": True}
 
 
 @pytest.fixture
-def cuda():
+def cuda() -> Iterator[torch.device]:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     make_deterministic(seed=1, threads=1)
@@ -32,7 +35,7 @@ def cuda():
 
 
 @pytest.mark.parametrize("mode", [STOCK, FUSED, COMPILED], ids=["stock", "fused", "fused and compiled"])
-def test_a_continued_run_has_the_bits_of_an_undisturbed_one(tiny_run, cuda, mode):
+def test_a_continued_run_has_the_bits_of_an_undisturbed_one(tiny_run: type[TinyRun], cuda: torch.device, mode) -> None:
     whole, first, second = (tiny_run(model=SHAPE, device=cuda, **mode) for _ in range(3))
     whole.train(12)
     first.train(5)
@@ -41,7 +44,7 @@ def test_a_continued_run_has_the_bits_of_an_undisturbed_one(tiny_run, cuda, mode
     assert second.bits() == whole.bits()
 
 
-def test_a_bad_step_found_late_has_changed_nothing(tiny_run, cuda):
+def test_a_bad_step_found_late_has_changed_nothing(tiny_run: type[TinyRun], cuda: torch.device) -> None:
     run, good = (tiny_run(model=SHAPE, device=cuda, **FUSED) for _ in range(2))
     run.state.model.ln_f.weight.register_hook(lambda g: g * float("nan") if run.state.step == 5 else g)
     assert default_fetch_schedule(run.state).every_steps == DEFERRED_STEPS
@@ -51,7 +54,7 @@ def test_a_bad_step_found_late_has_changed_nothing(tiny_run, cuda):
     assert caught.value.step == 6 and run.bits() == good.bits()
 
 
-def test_the_host_waits_for_no_step(tiny_run, cuda):
+def test_the_host_waits_for_no_step(tiny_run: type[TinyRun], cuda: torch.device) -> None:
     run = tiny_run(model=SHAPE, device=cuda, **FUSED)
     run.train(2)
     measure_peak_flops(cuda, "bf16")
@@ -68,7 +71,7 @@ def test_the_host_waits_for_no_step(tiny_run, cuda):
 
 
 @pytest.mark.parametrize("vocab_size", [1000, 50257])
-def test_the_head_says_what_whole_logits_say(cuda, vocab_size):
+def test_the_head_says_what_whole_logits_say(cuda: torch.device, vocab_size) -> None:
     generator = torch.Generator(cuda).manual_seed(1)
     hidden = torch.randn((4, 100, 64), generator=generator, device=cuda)
     weight = torch.randn((vocab_size, 64), generator=generator, device=cuda) * 0.1
@@ -84,5 +87,5 @@ def test_the_head_says_what_whole_logits_say(cuda, vocab_size):
         torch.testing.assert_close(got, expected, rtol=2e-2, atol=1e-4)
 
 
-def test_kernels_can_be_made_here(cuda):
+def test_kernels_can_be_made_here(cuda: torch.device) -> None:
     assert can_compile(cuda)

@@ -21,23 +21,23 @@ def decay_of(model, optimizer):
     return {name: decays[id(p)] for name, p in model.named_parameters()}
 
 
-def test_matrices_and_embeddings_decay():
+def test_matrices_and_embeddings_decay() -> None:
     model, optimizer = make()
     assert {decay_of(model, optimizer)[name] for name, p in model.named_parameters() if p.ndim == 2} == {0.3}
 
 
-def test_norms_and_biases_do_not_decay():
+def test_norms_and_biases_do_not_decay() -> None:
     model, optimizer = make()
     decays = decay_of(model, optimizer)
     assert {decays[name] for name in decays if "ln_" in name or name.endswith("bias")} == {0.0}
 
 
-def test_every_parameter_has_its_moments_before_the_first_step():
+def test_every_parameter_has_its_moments_before_the_first_step() -> None:
     model, optimizer = make()
     assert all(set(optimizer.state[p]) == {"step", "exp_avg", "exp_avg_sq"} for p in model.parameters())
 
 
-def test_moments_made_beforehand_give_the_update_torch_would_give():
+def test_moments_made_beforehand_give_the_update_torch_would_give() -> None:
     model, optimizer = make()
     reference = GPT(model.config, 11)
     reference.load_state_dict(model.state_dict())
@@ -58,19 +58,19 @@ SETTINGS = {"steps": 110, "warmup_steps": 10, "lr": 1.0, "min_lr": 0.1}
 @pytest.mark.parametrize(
     ("step", "rate"), [(1, 0.1), (5, 0.5), (10, 1.0), (60, 0.55), (110, 0.1), (111, 0.1), (10_000, 0.1)]
 )
-def test_the_rate_warms_up_linearly_and_falls_as_a_cosine_to_its_floor(step, rate):
+def test_the_rate_warms_up_linearly_and_falls_as_a_cosine_to_its_floor(step, rate) -> None:
     assert learning_rate(step, **SETTINGS) == pytest.approx(rate)
 
 
-def test_a_quarter_of_the_way_down_the_cosine_has_its_value():
+def test_a_quarter_of_the_way_down_the_cosine_has_its_value() -> None:
     assert learning_rate(35, **SETTINGS) == pytest.approx(0.1 + 0.9 * 0.5 * (1 + 0.5**0.5))
 
 
 @given(st.integers(1, 200), st.integers(0, 110))
-def test_the_rate_is_positive_and_never_above_the_peak(step, warmup_steps):
+def test_the_rate_is_positive_and_never_above_the_peak(step, warmup_steps) -> None:
     assert 0 < learning_rate(step, **{**SETTINGS, "warmup_steps": warmup_steps}) <= 1.0
 
 
 @given(st.integers(10, 200))
-def test_the_rate_never_rises_after_the_warm_up(step):
+def test_the_rate_never_rises_after_the_warm_up(step) -> None:
     assert learning_rate(step + 1, **SETTINGS) <= learning_rate(step, **SETTINGS)

@@ -41,7 +41,7 @@ def draws(order, steps):
     return np.concatenate([order.windows_of(step) for step in range(steps)])
 
 
-def test_a_batch_does_not_depend_on_what_was_asked_before():
+def test_a_batch_does_not_depend_on_what_was_asked_before() -> None:
     warm = SampleOrder(**SIZES)
     draws(warm, 20)
     assert np.array_equal(warm.windows_of(4), SampleOrder(**SIZES).windows_of(4))
@@ -49,41 +49,41 @@ def test_a_batch_does_not_depend_on_what_was_asked_before():
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 60), st.integers(1, 90), st.integers(0, 2**63 - 1))
-def test_every_epoch_draws_every_window_exactly_once(window_count, global_batch, seed):
+def test_every_epoch_draws_every_window_exactly_once(window_count, global_batch, seed) -> None:
     order = SampleOrder(window_count=window_count, seed=seed, global_batch=global_batch)
     epochs = draws(order, -(-3 * window_count // global_batch))[: 3 * window_count].reshape(3, window_count)
     assert all(np.array_equal(np.sort(epoch), np.arange(window_count)) for epoch in epochs)
 
 
-def test_each_epoch_has_its_own_order():
+def test_each_epoch_has_its_own_order() -> None:
     epochs = draws(SampleOrder(**{**SIZES, "global_batch": 50}), 2).reshape(2, 50)
     assert not np.array_equal(epochs[0], epochs[1])
 
 
-def test_another_seed_gives_another_order():
+def test_another_seed_gives_another_order() -> None:
     assert not np.array_equal(SampleOrder(**SIZES).windows_of(0), SampleOrder(**{**SIZES, "seed": 10}).windows_of(0))
 
 
-def test_the_global_batch_only_cuts_one_stream_of_draws():
+def test_the_global_batch_only_cuts_one_stream_of_draws() -> None:
     assert np.array_equal(draws(SampleOrder(**SIZES), 10), draws(SampleOrder(**{**SIZES, "global_batch": 10}), 7))
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.frozensets(st.integers(0, 49), max_size=49))
-def test_a_quarantined_window_is_never_drawn(quarantined):
+def test_a_quarantined_window_is_never_drawn(quarantined) -> None:
     order = SampleOrder(**SIZES, quarantined=quarantined)
     assert not quarantined & set(draws(order, 20).tolist())
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.frozensets(st.integers(0, 49), max_size=10))
-def test_a_quarantine_moves_no_other_draw(quarantined):
+def test_a_quarantine_moves_no_other_draw(quarantined) -> None:
     before, after = draws(SampleOrder(**SIZES), 20), draws(SampleOrder(**SIZES, quarantined=quarantined), 20)
     readable = ~np.isin(before, list(quarantined))
     assert np.array_equal(before[readable], after[readable])
 
 
-def test_a_replacement_is_the_same_every_time():
+def test_a_replacement_is_the_same_every_time() -> None:
     orders = [SampleOrder(**SIZES, quarantined=frozenset({3, 30})) for _ in range(2)]
     assert np.array_equal(draws(orders[0], 20), draws(orders[1], 20))
 
@@ -100,28 +100,28 @@ def test_a_replacement_is_the_same_every_time():
         ({"components": (Component(first_window=40, window_count=11),)}, r"\[40, 51\) must lie in \[0, 50\)"),
     ],
 )
-def test_an_order_with_nothing_to_draw_is_refused(changes, words):
+def test_an_order_with_nothing_to_draw_is_refused(changes, words) -> None:
     with pytest.raises(InvalidInput, match=words):
         SampleOrder(**{**SIZES, **changes})
 
 
-def test_a_negative_step_is_refused():
+def test_a_negative_step_is_refused() -> None:
     with pytest.raises(InvalidInput, match="step=-1"):
         SampleOrder(**SIZES).windows_of(-1)
 
 
-def test_an_order_without_components_is_the_order_of_a_single_one_of_any_weight():
+def test_an_order_without_components_is_the_order_of_a_single_one_of_any_weight() -> None:
     single = SampleOrder(**SIZES, components=(Component(first_window=0, window_count=50, weight=7.5),))
     assert np.array_equal(draws(single, 20), draws(SampleOrder(**SIZES), 20))
 
 
-def test_the_order_of_one_source_is_for_ever_this_one():
+def test_the_order_of_one_source_is_for_ever_this_one() -> None:
     order = SampleOrder(**SIZES, quarantined=frozenset({14}))
     assert draws(order, 3).tolist() == PINNED
 
 
 @given(mixed_orders())
-def test_every_epoch_of_a_component_draws_each_of_its_windows_exactly_once(order):
+def test_every_epoch_of_a_component_draws_each_of_its_windows_exactly_once(order) -> None:
     drawn = draws(order, 200 // order.global_batch)
     for component in order.components:
         mine = of_component(drawn, component)
@@ -133,24 +133,24 @@ def test_every_epoch_of_a_component_draws_each_of_its_windows_exactly_once(order
 
 
 @given(mixed_orders())
-def test_no_draw_is_of_a_window_outside_the_components(order):
+def test_no_draw_is_of_a_window_outside_the_components(order) -> None:
     drawn = draws(order, 200 // order.global_batch)
     assert sum(len(of_component(drawn, component)) for component in order.components) == len(drawn)
 
 
-def test_long_run_shares_are_exactly_the_weights():
+def test_long_run_shares_are_exactly_the_weights() -> None:
     drawn = draws(SampleOrder(**{**SIZES, "global_batch": 8}, components=THREE), 500)
     assert [len(of_component(drawn, component)) for component in THREE] == [2500, 1000, 500]
 
 
 @given(mixed_orders(), st.integers(0, 2**40))
-def test_steps_drawn_together_are_the_steps_drawn_alone(order, step):
+def test_steps_drawn_together_are_the_steps_drawn_alone(order, step) -> None:
     together = order.windows_between(step, step + 4)
     assert np.array_equal(together, [order.windows_of(alone) for alone in range(step, step + 4)])
 
 
 @given(mixed_orders(), st.integers(0, 2**40))
-def test_a_far_step_is_drawn_as_a_cut_of_the_same_stream(order, step):
+def test_a_far_step_is_drawn_as_a_cut_of_the_same_stream(order, step) -> None:
     one_by_one = SampleOrder(
         window_count=order.window_count, seed=order.seed, global_batch=1, components=order.components
     )
@@ -160,7 +160,7 @@ def test_a_far_step_is_drawn_as_a_cut_of_the_same_stream(order, step):
 
 
 @given(mixed_orders(), st.data())
-def test_a_quarantine_moves_no_other_draw_of_any_source(order, data):
+def test_a_quarantine_moves_no_other_draw_of_any_source(order, data) -> None:
     bad = frozenset(part.first_window + data.draw(st.integers(0, part.window_count - 1)) for part in order.components)
     clean = SampleOrder(
         window_count=order.window_count,
@@ -175,7 +175,7 @@ def test_a_quarantine_moves_no_other_draw_of_any_source(order, data):
 
 
 @given(mixed_orders(), st.data())
-def test_a_replacement_comes_from_the_source_of_the_window_it_replaces(order, data):
+def test_a_replacement_comes_from_the_source_of_the_window_it_replaces(order, data) -> None:
     part = data.draw(st.sampled_from(order.components))
     clean = SampleOrder(
         window_count=order.window_count,
@@ -187,7 +187,7 @@ def test_a_replacement_comes_from_the_source_of_the_window_it_replaces(order, da
     assert len(of_component(draws(clean, 5), part)) == len(of_component(draws(order, 5), part))
 
 
-def test_another_source_at_the_end_leaves_the_permutations_of_the_others_as_they_were():
+def test_another_source_at_the_end_leaves_the_permutations_of_the_others_as_they_were() -> None:
     two, three = (SampleOrder(**{**SIZES, "global_batch": 56}, components=THREE[:count]) for count in (2, 3))
     for component in THREE[:2]:
         mine = [of_component(draws(order, 4), component) for order in (two, three)]

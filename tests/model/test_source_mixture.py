@@ -32,14 +32,14 @@ def counts(shares, draws):
 
 
 @given(SMALL_WEIGHTS, FAR)
-def test_every_period_gives_each_component_exactly_its_share(weights, start):
+def test_every_period_gives_each_component_exactly_its_share(weights, start) -> None:
     shares = draw_shares(weights)
     chosen, _ = split(weights, start, sum(shares))
     assert tuple(np.bincount(chosen, minlength=len(weights))) == shares
 
 
 @given(WEIGHTS, FAR)
-def test_counts_stay_within_half_a_draw_for_each_component_of_their_share(weights, draws):
+def test_counts_stay_within_half_a_draw_for_each_component_of_their_share(weights, draws) -> None:
     shares = draw_shares(weights)
     wanted = [Fraction(draws * share, sum(shares)) for share in shares]
     strays = [abs(count - share) for count, share in zip(counts(shares, draws), wanted, strict=True)]
@@ -47,7 +47,7 @@ def test_counts_stay_within_half_a_draw_for_each_component_of_their_share(weight
 
 
 @given(WEIGHTS, FAR, st.integers(1, 40))
-def test_the_draws_of_a_component_are_numbered_without_gaps_from_its_count(weights, first, count):
+def test_the_draws_of_a_component_are_numbered_without_gaps_from_its_count(weights, first, count) -> None:
     chosen, own = split(weights, first, count)
     before = counts(draw_shares(weights), first)
     for component, start in enumerate(before):
@@ -56,22 +56,22 @@ def test_the_draws_of_a_component_are_numbered_without_gaps_from_its_count(weigh
 
 
 @given(WEIGHTS, FAR, st.integers(1, 40))
-def test_a_draw_asked_for_alone_is_the_one_found_in_sequence(weights, first, count):
+def test_a_draw_asked_for_alone_is_the_one_found_in_sequence(weights, first, count) -> None:
     chosen, own = split(weights, first, count)
     alone = [split(weights, draw, 1) for draw in range(first, first + count)]
     assert [(int(c[0]), int(o[0])) for c, o in alone] == list(zip(chosen.tolist(), own.tolist(), strict=True))
 
 
-def test_only_the_ratio_of_weights_counts():
+def test_only_the_ratio_of_weights_counts() -> None:
     assert draw_shares((0.1, 0.3)) == draw_shares((2.0, 6.0)) == (1, 3)
 
 
-def test_equal_weights_alternate():
+def test_equal_weights_alternate() -> None:
     assert split((1.0, 1.0), 0, 6)[0].tolist() == [0, 1, 0, 1, 0, 1]
 
 
 @pytest.mark.parametrize("weights", [(), (1.0, 1e-12)])
-def test_weights_without_a_schedule_are_refused(weights):
+def test_weights_without_a_schedule_are_refused(weights) -> None:
     with pytest.raises(InvalidInput, match="weights"):
         require_short_period(weights)
 
@@ -85,13 +85,13 @@ def test_weights_without_a_schedule_are_refused(weights):
         ({"first_window": -1}, "first_window=-1"),
     ],
 )
-def test_a_component_without_draws_is_refused(changes, words):
+def test_a_component_without_draws_is_refused(changes, words) -> None:
     with pytest.raises(InvalidInput, match=words):
         Component(**{"first_window": 0, "window_count": 4, **changes})
 
 
 @given(st.lists(st.integers(20, 60), min_size=1, max_size=5), st.integers(1, 8))
-def test_every_window_of_a_component_lies_in_its_source_and_no_other_does(token_counts, block_size):
+def test_every_window_of_a_component_lies_in_its_source_and_no_other_does(token_counts, block_size) -> None:
     stream = np.repeat(np.arange(len(token_counts)), token_counts).astype(np.uint16)
     windows = TokenWindows([stream], block_size, 10)
     gathered = windows.gather(np.arange(windows.window_count))
@@ -100,18 +100,18 @@ def test_every_window_of_a_component_lies_in_its_source_and_no_other_does(token_
     assert whole == [set(range(part.first_window, part.end_window)) for part in components]
 
 
-def test_a_single_source_keeps_every_window():
+def test_a_single_source_keeps_every_window() -> None:
     windows = TokenWindows([np.zeros(401, dtype=np.uint16)], 8, 10)
     assert cut_components([401], [2.0], 8) == (
         Component(first_window=0, window_count=windows.window_count, weight=2.0),
     )
 
 
-def test_a_source_too_small_for_a_window_is_refused_by_number():
+def test_a_source_too_small_for_a_window_is_refused_by_number() -> None:
     with pytest.raises(InvalidInput, match="source 1 has 9 tokens"):
         cut_components([50, 9, 50], [1.0, 1.0, 1.0], 8)
 
 
-def test_a_source_without_a_weight_is_refused():
+def test_a_source_without_a_weight_is_refused() -> None:
     with pytest.raises(InvalidInput, match=r"1 weights.*2 sources"):
         cut_components([50, 50], [1.0], 8)

@@ -1,5 +1,7 @@
 """The cut of shards into windows."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,7 +13,7 @@ from model.errors import InvalidInput, TokenOutOfRange
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.integers(1, 7), st.sampled_from([np.uint16, np.uint32]))
-def test_windows_are_those_of_the_concatenation_however_it_is_sharded(lengths, block_size, dtype):
+def test_windows_are_those_of_the_concatenation_however_it_is_sharded(lengths, block_size, dtype) -> None:
     total = sum(lengths)
     tokens = np.arange(total, dtype=dtype)
     shards = np.split(tokens, np.cumsum(lengths)[:-1])
@@ -25,16 +27,16 @@ def test_windows_are_those_of_the_concatenation_however_it_is_sharded(lengths, b
     assert windows.window_count == count and windows.gather(np.arange(count)).tolist() == expected
 
 
-def test_gather_keeps_the_order_of_the_indexes():
+def test_gather_keeps_the_order_of_the_indexes() -> None:
     windows = TokenWindows([np.arange(13, dtype=np.uint16)], 4, 13)
     assert windows.gather(np.array([2, 0, 2]))[:, 0].tolist() == [8, 0, 8]
 
 
-def test_gathered_ids_are_int64():
+def test_gathered_ids_are_int64() -> None:
     assert TokenWindows([np.arange(13, dtype=np.uint16)], 4, 13).gather(np.array([1])).dtype == np.int64
 
 
-def test_a_memory_map_is_read_in_place(tmp_path):
+def test_a_memory_map_is_read_in_place(tmp_path: Path) -> None:
     np.arange(100, dtype=np.uint16).tofile(tmp_path / "shard")
     mapped = np.memmap(tmp_path / "shard", dtype=np.uint16, mode="r")
     windows = TokenWindows([mapped], 4, 100)
@@ -42,7 +44,7 @@ def test_a_memory_map_is_read_in_place(tmp_path):
     assert windows._shards[0] is mapped
 
 
-def test_a_token_outside_the_vocabulary_is_an_error_that_names_its_window():
+def test_a_token_outside_the_vocabulary_is_an_error_that_names_its_window() -> None:
     tokens = np.arange(13, dtype=np.uint32)
     tokens[6] = 70_000
     with pytest.raises(TokenOutOfRange, match="window 1: token id 70000") as caught:
@@ -51,12 +53,12 @@ def test_a_token_outside_the_vocabulary_is_an_error_that_names_its_window():
 
 
 @pytest.mark.parametrize("shard", [np.zeros(9, dtype=np.int64), np.zeros((3, 3), dtype=np.uint16)])
-def test_a_shard_of_another_shape_or_dtype_is_refused(shard):
+def test_a_shard_of_another_shape_or_dtype_is_refused(shard) -> None:
     with pytest.raises(InvalidInput, match="shard 0"):
         TokenWindows([shard], 2, 10)
 
 
 @pytest.mark.parametrize("index", [-1, 3])
-def test_a_window_outside_the_data_is_refused(index):
+def test_a_window_outside_the_data_is_refused(index) -> None:
     with pytest.raises(InvalidInput, match=rf"window {index} .*\[0, 3\)"):
         TokenWindows([np.arange(13, dtype=np.uint16)], 4, 13).gather(np.array([index]))

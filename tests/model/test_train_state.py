@@ -6,6 +6,7 @@ import torch
 from model.architectures.gpt import GPT
 from model.errors import StateMismatch
 from model.training.train_state import load_weights
+from tests.model.tiny_run import TinyRun
 
 MODES = {
     "fp32": {},
@@ -22,7 +23,7 @@ every_mode = pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 
 
 @every_mode
-def test_two_runs_of_one_configuration_end_in_the_same_bits(tiny_run, mode):
+def test_two_runs_of_one_configuration_end_in_the_same_bits(tiny_run: type[TinyRun], mode) -> None:
     first, second = tiny_run(**mode), tiny_run(**mode)
     first.train(12)
     torch.rand(17)  # what else the process draws must not matter
@@ -31,7 +32,7 @@ def test_two_runs_of_one_configuration_end_in_the_same_bits(tiny_run, mode):
 
 
 @every_mode
-def test_a_run_continued_from_its_capture_ends_in_the_bits_of_an_undisturbed_one(tiny_run, mode):
+def test_a_run_continued_from_its_capture_ends_in_the_bits_of_an_undisturbed_one(tiny_run: type[TinyRun], mode) -> None:
     undisturbed, killed, continued = tiny_run(**mode), tiny_run(**mode), tiny_run(**mode)
     undisturbed.train(12)
     killed.train(5)
@@ -44,7 +45,7 @@ def test_a_run_continued_from_its_capture_ends_in_the_bits_of_an_undisturbed_one
     assert again.bits() == undisturbed.bits()
 
 
-def test_continued_losses_are_those_of_the_undisturbed_run(tiny_run):
+def test_continued_losses_are_those_of_the_undisturbed_run(tiny_run: type[TinyRun]) -> None:
     undisturbed, killed, continued = (tiny_run(model={"dropout": 0.1}) for _ in range(3))
     expected = [(r.step, r.train_loss, r.lr, r.grad_norm) for r in undisturbed.train(12)][5:]
     killed.train(5)
@@ -52,14 +53,14 @@ def test_continued_losses_are_those_of_the_undisturbed_run(tiny_run):
     assert [(r.step, r.train_loss, r.lr, r.grad_norm) for r in continued.train(12)] == expected
 
 
-def test_activation_checkpointing_does_not_change_which_run_it_is(tiny_run):
+def test_activation_checkpointing_does_not_change_which_run_it_is(tiny_run: type[TinyRun]) -> None:
     plain, recomputing = (tiny_run(model={"dropout": 0.2}, activation_checkpointing=flag) for flag in (False, True))
     plain.train(6)
     recomputing.train(6)
     assert plain.bits() == recomputing.bits()
 
 
-def test_loading_returns_to_the_captured_bits_exactly(tiny_run):
+def test_loading_returns_to_the_captured_bits_exactly(tiny_run: type[TinyRun]) -> None:
     run = tiny_run(precision="fp16")
     run.train(3)
     captured, bits = run.tensors(), run.bits()
@@ -68,7 +69,7 @@ def test_loading_returns_to_the_captured_bits_exactly(tiny_run):
     assert run.bits() == bits
 
 
-def test_names_are_the_same_at_every_step_and_sorted(tiny_run):
+def test_names_are_the_same_at_every_step_and_sorted(tiny_run: type[TinyRun]) -> None:
     run = tiny_run()
     before = [named.name for named in run.state.named_tensors()]
     run.train(2)
@@ -76,7 +77,7 @@ def test_names_are_the_same_at_every_step_and_sorted(tiny_run):
     assert before == after == sorted(after)
 
 
-def test_a_capture_is_not_changed_by_later_training(tiny_run):
+def test_a_capture_is_not_changed_by_later_training(tiny_run: type[TinyRun]) -> None:
     run = tiny_run()
     run.train(2)
     captured = run.tensors()
@@ -85,7 +86,7 @@ def test_a_capture_is_not_changed_by_later_training(tiny_run):
     assert all(torch.equal(captured[name], copies[name]) for name in captured)
 
 
-def test_loading_copies_the_tensors(tiny_run):
+def test_loading_copies_the_tensors(tiny_run: type[TinyRun]) -> None:
     source, target = tiny_run(), tiny_run()
     source.train(2)
     given = source.tensors()
@@ -96,7 +97,7 @@ def test_loading_copies_the_tensors(tiny_run):
     assert target.bits() == expected
 
 
-def test_the_trainer_group_holds_step_cursor_and_generator(tiny_run):
+def test_the_trainer_group_holds_step_cursor_and_generator(tiny_run: type[TinyRun]) -> None:
     run = tiny_run()
     run.train(4)
     trainer = {named.name: named.tensor for named in run.state.named_tensors() if named.group == "trainer"}
@@ -104,16 +105,16 @@ def test_the_trainer_group_holds_step_cursor_and_generator(tiny_run):
     assert (int(trainer["step"]), int(trainer["cursor"])) == (4, 4 * run.order.global_batch)
 
 
-def test_an_fp16_state_holds_its_scaler(tiny_run):
+def test_an_fp16_state_holds_its_scaler(tiny_run: type[TinyRun]) -> None:
     assert {"scaler.scale", "scaler.growth_tracker"} <= tiny_run(precision="fp16").tensors().keys()
 
 
-def test_a_new_state_is_a_function_of_its_seed(tiny_run):
+def test_a_new_state_is_a_function_of_its_seed(tiny_run: type[TinyRun]) -> None:
     assert tiny_run(seed=1).bits() == tiny_run(seed=1).bits()
     assert tiny_run(seed=1).bits() != tiny_run(seed=2).bits()
 
 
-def test_making_a_state_and_training_leave_the_process_generator_alone(tiny_run):
+def test_making_a_state_and_training_leave_the_process_generator_alone(tiny_run: type[TinyRun]) -> None:
     before = torch.get_rng_state()
     tiny_run(model={"dropout": 0.5}).train(2)
     assert torch.equal(torch.get_rng_state(), before)
@@ -129,7 +130,7 @@ def test_making_a_state_and_training_leave_the_process_generator_alone(tiny_run)
         (lambda t: t.update(cursor=torch.tensor(5)), "cursor=5 must be step=0"),
     ],
 )
-def test_wrong_tensors_are_named_refused_and_change_nothing(tiny_run, change, words):
+def test_wrong_tensors_are_named_refused_and_change_nothing(tiny_run: type[TinyRun], change, words) -> None:
     run, tensors = tiny_run(), tiny_run(seed=4).tensors()
     before = run.bits()
     change(tensors)
@@ -138,7 +139,7 @@ def test_wrong_tensors_are_named_refused_and_change_nothing(tiny_run, change, wo
     assert run.bits() == before
 
 
-def test_weights_alone_can_be_loaded_into_a_network(tiny_run):
+def test_weights_alone_can_be_loaded_into_a_network(tiny_run: type[TinyRun]) -> None:
     run = tiny_run()
     run.train(2)
     network = GPT(run.model_config, 61)
@@ -146,7 +147,7 @@ def test_weights_alone_can_be_loaded_into_a_network(tiny_run):
     assert all(torch.equal(a, b) for a, b in zip(network.parameters(), run.state.model.parameters(), strict=True))
 
 
-def test_weights_of_another_model_are_refused(tiny_run):
+def test_weights_of_another_model_are_refused(tiny_run: type[TinyRun]) -> None:
     with pytest.raises(StateMismatch, match=r"model\.wte\.weight"):
         load_weights(GPT(tiny_run().model_config, 62), tiny_run().tensors())
 
@@ -154,7 +155,7 @@ def test_weights_of_another_model_are_refused(tiny_run):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @every_mode
-def test_a_continued_run_ends_in_the_undisturbed_bits_on_cuda(tiny_run, mode):
+def test_a_continued_run_ends_in_the_undisturbed_bits_on_cuda(tiny_run: type[TinyRun], mode) -> None:
     cuda = torch.device("cuda")
     undisturbed, killed, continued = (tiny_run(**mode, device=cuda) for _ in range(3))
     undisturbed.train(12)
@@ -164,7 +165,7 @@ def test_a_continued_run_ends_in_the_undisturbed_bits_on_cuda(tiny_run, mode):
     assert continued.bits() == undisturbed.bits()
 
 
-def test_a_generator_of_another_device_is_kept(tiny_run):
+def test_a_generator_of_another_device_is_kept(tiny_run: type[TinyRun]) -> None:
     source, target = tiny_run(), tiny_run()
     target.state.load({**source.tensors(), "rng.cuda": torch.arange(16, dtype=torch.uint8)})
     target.train(2)

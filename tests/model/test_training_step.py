@@ -7,6 +7,7 @@ import torch
 
 from model.errors import InvalidInput, NonFiniteLoss, TokenOutOfRange
 from model.training.training_step import take_step
+from tests.model.tiny_run import TinyRun
 
 
 def step(run, **changes):
@@ -14,7 +15,7 @@ def step(run, **changes):
 
 
 @pytest.mark.parametrize("micro_batch", [1, 2, 3, 4, 5])
-def test_accumulating_micro_batches_equals_the_full_batch(tiny_run, micro_batch):
+def test_accumulating_micro_batches_equals_the_full_batch(tiny_run: type[TinyRun], micro_batch) -> None:
     whole, parts = tiny_run(), tiny_run()
     expected, got = step(whole), step(parts, micro_batch=micro_batch)
     assert got.loss == pytest.approx(expected.loss, rel=1e-6)
@@ -23,12 +24,12 @@ def test_accumulating_micro_batches_equals_the_full_batch(tiny_run, micro_batch)
         torch.testing.assert_close(a, b, rtol=1e-4, atol=2e-5)
 
 
-def test_the_recorded_norm_is_the_one_before_clipping(tiny_run):
+def test_the_recorded_norm_is_the_one_before_clipping(tiny_run: type[TinyRun]) -> None:
     free, clipped = step(tiny_run(grad_clip=0.0)), step(tiny_run(grad_clip=1e-3))
     assert clipped.grad_norm == free.grad_norm > 1e-3
 
 
-def test_clipping_changes_the_moments(tiny_run):
+def test_clipping_changes_the_moments(tiny_run: type[TinyRun]) -> None:
     free, clipped = tiny_run(grad_clip=0.0), tiny_run(grad_clip=1e-3)
     step(free)
     step(clipped)
@@ -36,7 +37,7 @@ def test_clipping_changes_the_moments(tiny_run):
     assert sizes[1] < sizes[0] / 10
 
 
-def test_a_non_finite_loss_is_raised_before_any_weight_changes(tiny_run):
+def test_a_non_finite_loss_is_raised_before_any_weight_changes(tiny_run: type[TinyRun]) -> None:
     run = tiny_run(model={"dropout": 0.1})
     run.train(2)
     with torch.no_grad():
@@ -49,7 +50,7 @@ def test_a_non_finite_loss_is_raised_before_any_weight_changes(tiny_run):
     assert run.bits() == before
 
 
-def test_a_non_finite_gradient_is_raised_before_any_weight_changes(tiny_run):
+def test_a_non_finite_gradient_is_raised_before_any_weight_changes(tiny_run: type[TinyRun]) -> None:
     run = tiny_run()
     run.state.model.wte.weight.register_hook(lambda gradient: gradient * float("inf"))
     before = run.bits()
@@ -58,7 +59,7 @@ def test_a_non_finite_gradient_is_raised_before_any_weight_changes(tiny_run):
     assert run.bits() == before
 
 
-def test_fp16_skips_an_update_with_a_non_finite_gradient_and_lowers_its_scale(tiny_run):
+def test_fp16_skips_an_update_with_a_non_finite_gradient_and_lowers_its_scale(tiny_run: type[TinyRun]) -> None:
     run = tiny_run(precision="fp16")
     step(run)
     weights, scale = [p.clone() for p in run.state.model.parameters()], run.state.scaler.get_scale()
@@ -69,7 +70,7 @@ def test_fp16_skips_an_update_with_a_non_finite_gradient_and_lowers_its_scale(ti
     assert all(torch.equal(a, b) for a, b in zip(weights, run.state.model.parameters(), strict=True))
 
 
-def test_a_bad_token_leaves_the_state_as_it_was(tiny_run):
+def test_a_bad_token_leaves_the_state_as_it_was(tiny_run: type[TinyRun]) -> None:
     run = tiny_run()
     run.train(1)
     run.windows.vocab_size = 3
@@ -80,6 +81,6 @@ def test_a_bad_token_leaves_the_state_as_it_was(tiny_run):
 
 
 @pytest.mark.parametrize("micro_batch", [0, 7])
-def test_an_impossible_micro_batch_is_refused(tiny_run, micro_batch):
+def test_an_impossible_micro_batch_is_refused(tiny_run: type[TinyRun], micro_batch) -> None:
     with pytest.raises(InvalidInput, match=f"micro_batch={micro_batch}"):
         step(tiny_run(), micro_batch=micro_batch)

@@ -8,15 +8,15 @@ from model.estimates.utilization import flops_per_token, measure_peak_flops, rea
 CPU = torch.device("cpu")
 
 
-def test_flops_are_six_per_parameter_and_the_attention():
+def test_flops_are_six_per_parameter_and_the_attention() -> None:
     assert flops_per_token(ModelConfig(n_layer=2, n_embd=128, block_size=64), 1000) == 6000 + 12 * 2 * 128 * 64
 
 
-def test_the_peak_is_measured_once_and_draws_no_random_number():
+def test_the_peak_is_measured_once_and_draws_no_random_number() -> None:
     before = torch.get_rng_state()
     assert measure_peak_flops(CPU, "fp32") == measure_peak_flops(CPU, "fp32") > 1e6
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_memory_of_this_process_is_more_than_a_megabyte():
+def test_memory_of_this_process_is_more_than_a_megabyte() -> None:
     assert read_memory_bytes(CPU) > 2**20

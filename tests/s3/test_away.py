@@ -6,7 +6,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from storage.stores.retrying_store import RetryingStore
 from storage.stores.s3_bucket import S3Bucket
 from storage.stores.s3_store import S3Store
 from storage.stores.store_probe import probe_store
+from tests.processes.waiting import wait_for
 from tests.s3.ceph_server import free_ports
 from tests.s3.fault_proxy import FaultProxy, NetworkFault
 from tests.s3.servers import S3Server, aws_environment
@@ -80,6 +80,11 @@ def test_the_error_names_the_store_and_what_was_tried() -> None:
         RetryingStore(S3Store(S3Bucket("cairn"), "x"), retry_policy=RetryPolicy(tries=2, sleep=no_sleep)).keys("a")
 
 
+def is_served(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 @pytest.fixture
 def rclone(tmp_path: Path) -> Iterator[S3Server]:
     """A real server that knows no conditions; skips where rclone is not installed."""
@@ -94,13 +99,7 @@ def rclone(tmp_path: Path) -> Iterator[S3Server]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-            break
-        except OSError:
-            assert process.poll() is None, "rclone ended before it listened"
-            time.sleep(0.05)
+    wait_for(lambda: is_served(port), process, "rclone listens")
     yield S3Server(endpoint=f"http://127.0.0.1:{port}", access_key="test", secret_key="testsecret")
     process.kill()
     process.wait()

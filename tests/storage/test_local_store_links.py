@@ -4,7 +4,6 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -141,7 +140,7 @@ def umask(request: pytest.FixtureRequest) -> Iterator[int]:
     os.umask(before)
 
 
-def test_a_store_gives_nobody_more_than_its_user_wishes(tmp_path: Path, umask: Any) -> None:
+def test_a_store_gives_nobody_more_than_its_user_wishes(tmp_path: Path, umask: int) -> None:
     run_with_commits(LocalStore(tmp_path / "store"), 5)
     modes = {path: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "store").rglob("*")}
     assert {path: oct(mode) for path, mode in modes.items() if mode & (umask | stat.S_IWOTH)} == {}

@@ -287,14 +287,16 @@ def test_a_bucket_that_does_not_exist_is_refused(absent_bucket: S3Bucket, operat
         OPERATIONS[operation](S3Store(absent_bucket, "x"), "a/b")
 
 
-def test_without_credentials_it_is_said_which_to_set(environment: dict[str, str], monkeypatch: Any) -> None:
+def test_without_credentials_it_is_said_which_to_set(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     with pytest.raises(StoreRefused, match="AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"):
         open_store("s3://cairn").keys("a")
 
 
-def test_a_profile_that_does_not_exist_is_named(environment: dict[str, str], monkeypatch: Any) -> None:
+def test_a_profile_that_does_not_exist_is_named(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_PROFILE", "nobody")
     with pytest.raises(StoreRefused, match=r"nobody.*correct AWS_PROFILE"):
         open_store("s3://cairn").keys("a")
@@ -303,7 +305,7 @@ def test_a_profile_that_does_not_exist_is_named(environment: dict[str, str], mon
 @pytest.mark.s3
 @pytest.mark.parametrize("wrong", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"])
 def test_wrong_credentials_are_refused_without_repeating_them(
-    ceph_server: S3Server, wrong: str, monkeypatch: Any
+    ceph_server: S3Server, wrong: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with aws_environment(ceph_server.environment()):
         monkeypatch.setenv(wrong, "canary-of-a-secret")
@@ -312,7 +314,9 @@ def test_wrong_credentials_are_refused_without_repeating_them(
     assert "canary" not in str(refused.value)
 
 
-def test_credentials_in_the_endpoint_are_not_repeated(environment: dict[str, str], monkeypatch: Any) -> None:
+def test_credentials_in_the_endpoint_are_not_repeated(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://user:canary-of-a-secret@127.0.0.1:9")
     with pytest.raises(StorageError) as refused:
         S3Store(S3Bucket("cairn"), "x").read("a/b")

@@ -1,6 +1,6 @@
 """Packs are a cache: whatever becomes of them, the rows are those of the logs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -171,7 +171,7 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-def test_damage_costs_time_and_changes_nothing(tmp_path: Path, damage: Any) -> None:
+def test_damage_costs_time_and_changes_nothing(tmp_path: Path, damage: Callable[[ObjectStore], None]) -> None:
     store = fill(LocalStore(tmp_path / "store"))
     before, _ = gather(store, tmp_path)
     expected = rows(before)
