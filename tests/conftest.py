@@ -25,6 +25,7 @@ LOCAL_HOSTS = frozenset({"127.0.0.1", "::1", "localhost", "0.0.0.0", ""})
 
 _OWNS_SESSION = pytest.StashKey[bool]()
 
+restrict_this_process()  # now, since the conftest of a folder may import torch
 settings.register_profile("cairn", deadline=None, derandomize=True, database=None, max_examples=50)
 
 
@@ -33,7 +34,6 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("cairn")
     config.stash[_OWNS_SESSION] = open_session()
     _hear_signals()
-    restrict_this_process()
     os.environ.update(
         CAIRN_CACHE=tempfile.mkdtemp(prefix="cairn-work-"), PREFECT_HOME=tempfile.mkdtemp(prefix="cairn-prefect-")
     )

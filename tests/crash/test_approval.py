@@ -94,8 +94,9 @@ def test_a_notice_while_a_person_is_waited_for_ends_the_command_resumable(
 
 def test_a_run_killed_between_its_end_and_its_promotion_is_promoted_by_the_same_command(command: Command) -> None:
     process = command.start(CAIRN_FAULTS="pause-evaluator@1")
+    command.wait_for_fault("pause-evaluator@1", process)  # promotion waits for the evaluator
     wait_for(lambda: command.state().finished is not None, process, "the end", command.output)
-    kill_flow(process)  # promotion waits for the evaluator
+    kill_flow(process)
     assert registry(command, "champion").history == ()
     command.train()
     assert [type(body) for _, body in registry(command, "champion").history] == [Promoted]

@@ -1,4 +1,5 @@
 import functools
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -56,3 +57,13 @@ def test_reading_needs_neither_torch_nor_prefect(module: str, root: Path) -> Non
 @pytest.mark.parametrize("package", ["storage", "model"])
 def test_importing_a_package_prints_nothing_and_starts_no_thread(package: str, root: Path) -> None:
     assert import_all(package, root)[0] == 1
+
+
+def test_no_test_imports_another_test_or_a_conftest(root: Path) -> None:
+    imports = re.compile(r"^\s*(?:from|import) (tests\.\S*\b(?:test_\w+|conftest))\b", re.MULTILINE)
+    found = {
+        str(path.relative_to(root)): names
+        for path in sorted((root / "tests").rglob("*.py"))
+        if (names := imports.findall(path.read_text(encoding="utf-8")))
+    }
+    assert found == {}
