@@ -1,4 +1,4 @@
-"""`cairn export`: the real command on a store with a real, small model."""
+"""`cairn export` on a store with a real, small model."""
 
 import hashlib
 import json

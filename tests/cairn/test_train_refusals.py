@@ -1,4 +1,4 @@
-"""Bad input is refused before the orchestrator is even imported: each command here would hang on its first request."""
+"""Bad input is refused before the orchestrator is asked; that it is not even imported is in `test_real_commands`."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""`training.init_from` through the real command: refused before the orchestrator, or kept at run-opened."""
+"""`training.init_from` through the command: refused before the orchestrator, or kept at run-opened."""
 
 import json
 import shutil
