@@ -38,7 +38,7 @@ class Campaign:
     """One Prefect server, one undisturbed run, and as many disturbed ones as are asked for."""
 
     def __init__(self, folder: Path, *, forked: bool = False) -> None:
-        """Start the server in the folder; the undisturbed run is trained when the first one needs it.
+        """Start a server in the folder; the undisturbed run is trained when the first one needs it.
 
         `forked` saves the processes their imports, and the campaign a part of what it may strike.
         """

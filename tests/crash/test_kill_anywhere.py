@@ -68,11 +68,11 @@ def test_a_killed_flow_leaves_no_orphan_trainer(command: Command) -> None:
     assert trainers and not alive
 
 
-def test_without_the_fork_server_of_the_tests_a_killed_run_ends_with_the_same_bits(
+def test_processes_that_the_tests_do_not_fork_continue_a_killed_run_to_the_same_bits(
     command: Command, undisturbed_sha256: str
 ) -> None:
+    kill_both(command.train_until(13))
     started = Command(command.folder, command.api_url, forked=False)
-    kill_both(started.train_until(13))
     started.train()
     assert started.state_sha256() == undisturbed_sha256
     assert len(started.state().attempts) == 2

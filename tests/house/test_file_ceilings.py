@@ -27,8 +27,9 @@ def test_is_busy():
 
 
 def test_a_file_above_its_ceiling_is_named_with_both_numbers() -> None:
-    line = f"{FILE}: 21.5 processor seconds; its ceiling is 20 (tests/file_ceilings.py)"
-    assert too_dear(Counter({FILE: 21.5})) == [line]
+    ceiling = ceiling_of(FILE)
+    line = f"{FILE}: {ceiling + 1:.1f} processor seconds; its ceiling is {ceiling:.0f} (tests/file_ceilings.py)"
+    assert too_dear(Counter({FILE: ceiling + 1})) == [line]
 
 
 def test_a_file_at_its_ceiling_is_not_too_dear() -> None:
