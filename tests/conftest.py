@@ -58,11 +58,18 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         shutil.rmtree(os.environ[name], ignore_errors=True)
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the suites that fork real commands or read /proc as needing Linux; skip on other systems what needs it."""
+    """Mark the suites that fork real commands or read /proc as needing Linux; skip on other systems what needs it.
+
+    Of the other suites, whose tests are short, one worker runs a whole file: to hand out each test takes longer.
+    """
     for item in items:
-        if item.path.relative_to(Path(__file__).parent).parts[0] in LINUX_SUITES:
+        path = item.path.relative_to(Path(__file__).parent)
+        if path.parts[0] in LINUX_SUITES:
             item.add_marker(pytest.mark.linux)
+        elif item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(str(path)))
         if sys.platform != "linux" and item.get_closest_marker("linux"):
             item.add_marker(pytest.mark.skip(reason="needs Linux"))
 

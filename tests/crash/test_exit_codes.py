@@ -8,6 +8,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from storage.logs.run_entries import Placement
 from tasks.machine.placement import this_placement
 from tests.crash.live_owner import SHORT_LEASE, beating
@@ -64,6 +66,7 @@ def test_a_command_told_to_go_after_it_has_said_why_it_leaves_keeps_its_code(com
         assert process.wait(timeout=patience_seconds()) == 7, command.output()
 
 
+@pytest.mark.slow  # its quicker witness is in tests/cairn/test_prefect_session.py
 def test_a_server_that_dies_between_its_first_answer_and_the_flow_is_replaced(tmp_path: Path) -> None:
     command = Command(tmp_path, ShortLivedApi().url, environment={"PREFECT_CLIENT_MAX_RETRIES": "1"})
     fabricate(command.store, "bard").start(placement=vanished_here())

@@ -8,6 +8,8 @@ from storage.logs.run_entries import AttemptEnded
 from tests.crash.reference import reference_run
 from tests.crash.training_command import STEPS, Command
 
+pytestmark = pytest.mark.xdist_group("scarred")  # no other worker waits for that run
+
 
 def receipts(command: Command) -> list[AttemptEnded]:
     return [attempt.ended for attempt in command.state().attempts if attempt.ended is not None]

@@ -8,6 +8,8 @@ from tests.crash.training_command import Command
 from tests.crash.victims import trainers_of
 from tests.processes.waiting import patience_seconds
 
+pytestmark = pytest.mark.xdist_group("scarred")  # no other worker waits for that run
+
 
 @pytest.fixture(scope="module")
 def shown(scarred: Command) -> ShownRun:
