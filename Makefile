@@ -36,19 +36,19 @@ train: $(STAMP)  ## train the quickstart on text every CPython carries; ARGS= ad
 	@$(BIN)/cairn train deployments/quickstart.toml $(ARGS)
 
 test: $(STAMP)  ## the default test suite: offline, CPU
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 test-full: $(STAMP)  ## all cases of the protocol and thousands of schedules, where `make test` tries a share
-	@CAIRN_TEST_FULL=1 $(BIN)/python -m pytest -n 2 --dist loadgroup tests/protocol tests/storage/test_sweep.py $(ARGS)
+	@CAIRN_TEST_FULL=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder tests/protocol tests/storage/test_sweep.py $(ARGS)
 
 test-slow: $(STAMP)  ## the crash and chaos suites as well
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not s3 and not gpu" $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder -m "not s3 and not gpu" $(ARGS)
 
 test-mutants: $(STAMP)  ## wrong wires, one at a time: each must turn a test of the default suite red; ARGS="-k back-off" tries some
 	@$(BIN)/python -m pytest -n 2 -m slow tests/wiring/test_mutants.py $(ARGS)
 
 test-matrix: $(STAMP)  ## a part of the suite in foreign environments: variables, spaces in the path, nobody, other Pythons; ARGS= names the part
-	@$(BIN)/python -m tests.matrix $(or $(ARGS),-n 2 --dist loadgroup)
+	@$(BIN)/python -m tests.matrix $(or $(ARGS),-n 2 --dist loadgroup --no-loadscope-reorder)
 
 # As root on Debian the programs are installed; anybody else is told what to ask for.
 CEPH := ceph-mon ceph-osd radosgw ceph-common

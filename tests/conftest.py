@@ -62,16 +62,21 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the suites that fork real commands or read /proc as needing Linux; skip on other systems what needs it.
 
-    Of the other suites, whose tests are short, one worker runs a whole file: to hand out each test takes longer.
+    Real commands come first, each test on its own, so that both workers end together. Of the other suites, whose tests
+    are short, one worker runs a whole file: to hand out each test takes longer.
     """
+    items.sort(key=lambda item: _suite(item) not in LINUX_SUITES)
     for item in items:
-        path = item.path.relative_to(Path(__file__).parent)
-        if path.parts[0] in LINUX_SUITES:
+        if _suite(item) in LINUX_SUITES:
             item.add_marker(pytest.mark.linux)
         elif item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(str(path)))
+            item.add_marker(pytest.mark.xdist_group(str(item.path)))
         if sys.platform != "linux" and item.get_closest_marker("linux"):
             item.add_marker(pytest.mark.skip(reason="needs Linux"))
+
+
+def _suite(item: pytest.Item) -> str:
+    return item.path.relative_to(Path(__file__).parent).parts[0]
 
 
 def pytest_runtest_setup() -> None:
