@@ -70,7 +70,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if _suite(item) in LINUX_SUITES:
             item.add_marker(pytest.mark.linux)
         elif item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(str(item.path)))
+            item.add_marker(pytest.mark.xdist_group(f"{_suite(item)}-{item.path.stem}"))
         if sys.platform != "linux" and item.get_closest_marker("linux"):
             item.add_marker(pytest.mark.skip(reason="needs Linux"))
 
