@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from tests.chaos.environment import Environment
 from tests.chaos.faults import InjectedFault, inject
-from tests.chaos.plan import ENDING, KILLS, Fault, Moment, RunPlan
+from tests.chaos.plan import ENDING, EVALUATED_STEPS, KILLS, Fault, Moment, RunPlan
 from tests.chaos.processes import Role
 
 _MOMENT_SECONDS = 90.0
@@ -74,7 +74,7 @@ def _comes(environment: Environment, fault: Fault, after_attempt: int) -> bool:
     """Wait for the fault's moment; False where it will not come any more."""
     deadline, looked_after = time.monotonic() + _MOMENT_SECONDS, 0.0
     while time.monotonic() < deadline:
-        if fault.moment is Moment.EVALUATION and environment.observer.has_committed(fault.step):
+        if fault.moment is Moment.EVALUATION and environment.observer.has_committed(_next_evaluation(fault.step)):
             return _evaluates(environment)
         if environment.observer.is_reached(fault, after_attempt):
             return True
@@ -92,6 +92,11 @@ def _comes(environment: Environment, fault: Fault, after_attempt: int) -> bool:
             time.sleep(0.003 if environment.proxy is None else 0.2)  # looking costs the emulator time
     environment.wake()
     return False
+
+
+def _next_evaluation(step: int) -> int:
+    """Return the first step from this one on whose checkpoint is evaluated."""
+    return -(-step // EVALUATED_STEPS) * EVALUATED_STEPS
 
 
 def _is_near(environment: Environment, fault: Fault) -> bool:

@@ -18,7 +18,7 @@ from storage.stores.s3_store import S3Store
 from tasks.configuration.configuration_source import load_configuration
 from tests.chaos.deployed import DEPLOYMENT, Deployed
 from tests.chaos.observer import RUN, Observer
-from tests.chaos.plan import COMMAND, STEPS, WORKER
+from tests.chaos.plan import COMMAND, COMMITS_PER_EVALUATION, STEPS, WORKER
 from tests.chaos.processes import TAG, Processes, Role
 from tests.crash.prefect_server import Server
 from tests.crash.spoiled_data import ARITHMETIC, SpoiledData, open_run, spoil
@@ -27,7 +27,7 @@ from tests.s3.fault_proxy import FaultProxy
 from tests.s3.servers import S3Server, s3_server
 
 CONFIG = (
-    configuration(steps=STEPS, every_commits=4)
+    configuration(steps=STEPS, every_commits=COMMITS_PER_EVALUATION)
     + """
 [budgets.evaluator-failed]
 retries = 8

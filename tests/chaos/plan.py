@@ -10,6 +10,7 @@ from enum import StrEnum
 STEPS = 80
 LAST_STRUCK_STEP = 74
 FAULTS_PER_RUN = 12
+COMMITS_PER_EVALUATION, EVALUATED_STEPS = 4, 20
 
 
 class Moment(StrEnum):

@@ -47,7 +47,7 @@ def kill_sweep(environment: Environment) -> tuple[int, str]:
         return int(is_alive), ""
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
 
 
 def _waits_for_work(environment: Environment) -> bool:

@@ -28,14 +28,18 @@ def faults(*planned: tuple[Kind, Moment, int]) -> tuple[Fault, ...]:
 def hold(campaign: Campaign, plan: RunPlan) -> None:
     """Have the plan done to a run; everything must hold, and every fault must have struck that a moment was caused for.
 
-    A sweep is over in milliseconds, between two slices of the flow: it may be missed.
+    A sweep is over in milliseconds, between two slices of the flow: it may be missed. So may a kill of the server while
+    it is started again.
     """
     outcome = campaign.run(plan)
     print(f"\n{one_line(outcome)}")
     assert outcome.violations == (), as_text(summarize([outcome], outcome.seconds))
-    missed = [fault for fault in outcome.missed if fault.moment is not Moment.SWEEP]
-    skipped = [fault.skipped for fault in outcome.injected if fault.skipped and "needs" not in fault.skipped]
-    assert (missed, skipped) == ([], [])
+    may_miss = {Moment.SWEEP, Kind.KILL_SWEEP, Kind.KILL_SERVER}
+    missed = [fault for fault in outcome.missed if not {fault.moment, fault.kind} & may_miss]
+    skipped = [item for item in outcome.injected if item.skipped and item.fault.kind not in may_miss]
+    assert missed == []
+    assert [item.skipped for item in skipped if "needs" not in item.skipped] == []
+    assert outcome.struck, "nothing was tested"
 
 
 def test_a_run_killed_during_start_commit_evaluation_sweep_and_promotion_holds(campaign: Campaign) -> None:
