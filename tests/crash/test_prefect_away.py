@@ -30,7 +30,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 @pytest.fixture
 def command(tmp_path: Path, server: Server) -> Command:
     """A fresh folder to train in, told of that server; Prefect gives up on it sooner than it would by itself."""
-    return Command(tmp_path, server.url, environment={"PREFECT_CLIENT_MAX_RETRIES": "4"})
+    return Command(tmp_path, server.url, environment={"PREFECT_CLIENT_MAX_RETRIES": "4"}, forked=False)
 
 
 def started(command: Command) -> subprocess.Popen[bytes]:
@@ -108,7 +108,7 @@ def test_a_server_that_is_restarted_is_hardly_noticed(
 def test_a_server_that_never_comes_back_costs_nothing_but_its_list_of_runs(
     tmp_path: Path, server: Server, undisturbed_sha256: str
 ) -> None:
-    command = Command(tmp_path, server.url, environment={"PREFECT_CLIENT_MAX_RETRIES": "1"})
+    command = Command(tmp_path, server.url, environment={"PREFECT_CLIENT_MAX_RETRIES": "1"}, forked=False)
     process = started(command)
     server.kill()
     wait_until_nothing_is_left_to_do(command, process)
