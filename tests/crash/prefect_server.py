@@ -5,11 +5,11 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 
+from tests.processes.waiting import wait_until
 from tests.session_folder import end_with_session, once, session_folder
 
 _SHARED: "list[Server]" = []
@@ -79,11 +79,12 @@ def _start_shared() -> str:
 
 def wait_until_healthy(url: str, output: Path) -> None:
     """Wait until a Prefect server answers; show what it said where it never does."""
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
+
+    def answers() -> bool:
         try:
             with urllib.request.urlopen(url, timeout=5):
-                return
+                return True
         except (urllib.error.URLError, ConnectionError, TimeoutError):
-            time.sleep(0.2)
-    raise AssertionError(f"the Prefect server did not start:\n{output.read_text()}")
+            return False
+
+    wait_until(answers, "an answer of the Prefect server", output.read_text)

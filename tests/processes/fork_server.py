@@ -82,11 +82,6 @@ class ForkServer:
             finally:
                 subprocess._fork_exec = exec_process  # type: ignore[attr-defined]
 
-    def close(self) -> None:
-        """End it."""
-        self._socket.close()
-        self._process.wait()
-
 
 @functools.cache
 def fork_server() -> ForkServer:

@@ -22,7 +22,6 @@ from tests.processes.fork_server import PROGRAMS, ForkExec, ForkRequest, receive
 
 _CLONE_PARENT = 0x8000
 _SYSCALL_CLONE = {"x86_64": 56, "aarch64": 220}[platform.machine()]
-_SET_NO_PARENT_SIGNAL = 1
 _FIRST_MOVED = 200
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _THREAD_BYTES = 4096
@@ -56,10 +55,7 @@ def main() -> None:
     _ignore_signals()
     asked = socket.socket(fileno=int(sys.argv[1]))
     asked.send(b"ready")
-    request = serve(asked)
-    if request.words[2] == "cairn.cli.command":
-        serve_children()
-    run(request)
+    run(serve(asked))
 
 
 def serve(server: socket.socket) -> ForkRequest:
@@ -87,10 +83,7 @@ def serve_children() -> None:
         nowhere = os.open(os.devnull, os.O_RDWR)
         for number in range(3):
             os.dup2(nowhere, number)
-        request = serve(theirs)
-        if request.words[2] == "cairn.cli.command":
-            serve_children()
-        run(request)
+        run(serve(theirs))
     theirs.close()
     subprocess._fork_exec = ForkExec(ours, subprocess._fork_exec)  # type: ignore[attr-defined]
 
@@ -153,7 +146,9 @@ def show_as(words: Sequence[str], environment: Mapping[str, str]) -> None:
 
 
 def run(request: ForkRequest) -> None:
-    """Run the program to its end, as `python -m` would."""
+    """Run the program to its end, as `python -m` would; `cairn` gets a fork server of its own first."""
+    if request.words[2] == "cairn.cli.command":
+        serve_children()
     from prefect.context import refresh_global_settings_context
     from prefect.logging.configuration import setup_logging
 

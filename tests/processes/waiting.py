@@ -29,17 +29,20 @@ def wait_for(
     output: Callable[[], str] = lambda: "",
 ) -> None:
     """Wait for an event of another process; fails if that ends before the event, or if it takes far too long."""
-    deadline = time.monotonic() + patience_seconds()
-    while not is_there():
+
+    def is_there_or_process_ended() -> bool:
+        if is_there():
+            return True
         code = process.poll()
         assert code is None or is_there(), f"the process left with {code} before {what}\n{output()}"
-        assert time.monotonic() < deadline, f"never saw {what}\n{output()}"
-        time.sleep(_POLL_SECONDS)
+        return code is not None
+
+    wait_until(is_there_or_process_ended, what, output)
 
 
-def wait_until(is_there: Callable[[], bool], what: str) -> None:
+def wait_until(is_there: Callable[[], bool], what: str, output: Callable[[], str] = lambda: "") -> None:
     """Wait for an event; fails if it takes far too long."""
     deadline = time.monotonic() + patience_seconds()
     while not is_there():
-        assert time.monotonic() < deadline, f"never saw {what}"
+        assert time.monotonic() < deadline, f"never saw {what}\n{output()}"
         time.sleep(_POLL_SECONDS)
