@@ -2,15 +2,17 @@
 
 import socket
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import psutil
 import pytest
+from torch import Tensor
 
 from storage.checkpoints.checkpoint import load_checkpoint
 from storage.logs.step_log import read_step_records
 from tasks.trainer.tensor_exchange import to_tensors
+from tests.crash.reference import reference_run
 from tests.crash.training_command import Command
 from tests.crash.victims import kill, kill_both, kill_flow, trainers_of
 from tests.processes.waiting import patience_seconds
@@ -57,29 +59,27 @@ def world_sizes(command: Command) -> list[int]:
     return [attempt.started.placement.world_size for attempt in command.state().attempts]
 
 
-def greatest_difference(one: Command, other: Command) -> float:
-    """How far any weight of one finished run is from the other's."""
-    states = []
-    for command in (one, other):
-        newest = command.state().newest_committed
-        assert newest is not None
-        states.append(to_tensors(load_checkpoint(command.store, newest.committed.reference, group="weights").tensors))
-    first, second = states
+def weights(command: Command) -> dict[str, Tensor]:
+    """The weights of a finished run."""
+    newest = command.state().newest_committed
+    assert newest is not None
+    return to_tensors(load_checkpoint(command.store, newest.committed.reference, group="weights").tensors)
+
+
+def greatest_difference(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
+    """How far any weight is from the other's."""
     assert first.keys() == second.keys()
     return max(float((first[name] - second[name]).abs().max()) for name in first)
 
 
-def test_from_one_process_to_two_and_back_every_step_has_its_samples(
-    command: Command, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    alone = Command(tmp_path_factory.mktemp("alone"), command.api_url)
-    alone.train(*by(1, *PLAIN))
+def test_from_one_process_to_two_and_back_every_step_has_its_samples(command: Command) -> None:
     train_and_kill(command, 9, *by(1, *PLAIN))
     train_and_kill(command, 17, *by(2, *PLAIN))
     command.train(*by(1, *PLAIN))
     assert world_sizes(command) == [1, 2, 1]
-    assert losses(command) == pytest.approx(losses(alone), rel=1e-5)
-    assert greatest_difference(command, alone) < 1e-5
+    alone = reference_run(command)
+    assert losses(command) == pytest.approx(dict(alone.curve), rel=1e-5)
+    assert greatest_difference(weights(command), alone.weights) < 1e-5
 
 
 @pytest.mark.slow
@@ -117,7 +117,7 @@ def test_a_sharded_run_goes_on_replicated_and_then_alone(
     command.train(*by(1, *PLAIN))
     assert world_sizes(command) == [2, 2, 1]
     assert losses(command) == pytest.approx(losses(alone), rel=1e-5)
-    assert greatest_difference(command, alone) < 1e-5
+    assert greatest_difference(weights(command), weights(alone)) < 1e-5
 
 
 @pytest.mark.slow
