@@ -67,7 +67,7 @@ def train(
         say(f"cairn: {end.message}")
     if json:
         print_document(read_status(log))
-    leave_undelivered(end.code)
+    leave_undelivered(end.code, server)
     return end.code
 
 

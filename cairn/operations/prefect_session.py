@@ -24,6 +24,7 @@ from tasks.policy.termination import EXIT_CODES, ExitCode, final_state
 QUIET = {
     "PREFECT_LOGGING_LEVEL": "CRITICAL",
     "PREFECT_LOGGING_ROOT_LEVEL": "CRITICAL",
+    "PREFECT_INTERNAL_LOGGING_LEVEL": "CRITICAL",
     "PREFECT_LOGGING_TO_API_ENABLED": "false",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
@@ -56,6 +57,11 @@ class PrefectServer:
         self._environment, self._say = environment, say
         self._ephemeral: EphemeralServer | None = None
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether a temporary server died so often that it is not started again."""
+        return self._ephemeral is not None and self._ephemeral.is_lost
+
     def start_ephemeral(self) -> None:
         """Start a temporary server if none is named or started, and name it for later imports of Prefect."""
         environment = self._environment
@@ -64,7 +70,7 @@ class PrefectServer:
         quieten(environment)
         if password := environment.get("PREFECT_SERVER_API_AUTH_STRING"):  # the server will ask its clients for it
             environment["PREFECT_API_AUTH_STRING"] = password
-        self._ephemeral = EphemeralServer(environment)
+        self._ephemeral = EphemeralServer(environment, say=self._say)
         self._ephemeral.name_in(environment)
 
     def choose(self) -> None:
@@ -162,14 +168,14 @@ def _end_without_prefect(error: Exception, log: RunLog, before: int) -> FlowEnd 
     return None
 
 
-def leave_undelivered(code: ExitCode) -> None:
+def leave_undelivered(code: ExitCode, server: PrefectServer) -> None:
     """Exit at once with `code` if Prefect's API does not take the events that are left.
 
     At exit Prefect retries each event for seconds, which takes hours after a long run that lost its server.
     """
     from prefect.events.worker import EventsWorker
 
-    outcome: Any = EventsWorker.drain_all(timeout=30.0)
+    outcome: Any = EventsWorker.drain_all(timeout=0.0 if server.is_lost else 30.0)
     if outcome.not_done:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -1,8 +1,8 @@
 """A temporary Prefect server for one command: a child process that ends with the command, however that ends.
 
-Its address is known before it answers: the socket listens from the start, so there is no race for a port. It ignores
-signals, which a terminal or scheduler sends to every process of a job; end of file on stdin ends it. The temporary
-server that Prefect itself starts outlives a killed command, and its parent has to import all of the server first.
+The command holds the listening socket, so the address is known before the server answers, requests wait for a server
+that is started again, and no other program can take the port. The server ignores signals, which a terminal or scheduler
+sends to every process of a job; end of file on stdin ends it. Prefect's own temporary server outlives a killed command.
 Run as `python -m flows.orchestrator.ephemeral_server` with the socket's number as its only argument.
 """
 
@@ -15,8 +15,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, MutableMapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, MutableMapping
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
 
 from flows.orchestrator.server_address import is_server_answering
 
@@ -28,6 +30,10 @@ _MARK = "CAIRN_EPHEMERAL_SERVER"
 _START_SECONDS = 180.0
 _STOP_SECONDS, _FLUSH_SECONDS = 8.0, 5.0
 _ANSWER_SECONDS, _POLL_SECONDS = 10.0, 0.1
+_BACKOFF_SECONDS = (0.0, 1.0, 2.0, 4.0, 8.0)
+"""How long each restart waits; after as many in a row the server is given up."""
+_LONG_LIFE_SECONDS = 60.0
+"""A server that has lived so long begins a new row."""
 _IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _SERVER = {
     "PREFECT_UI_ENABLED": "0",
@@ -36,24 +42,26 @@ _SERVER = {
     # The catalogue of block types is only for the UI, and takes a second.
     "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false",
 }
-# Checked twice a minute, automations that wait for something not to happen take little CPU from training.
-_SERVER_MAY = {"PREFECT_SERVER_EVENTS_PROACTIVE_GRANULARITY": "PT30S"}
+_SERVER_MAY = {
+    # Checked twice a minute, automations that wait for something not to happen take little CPU from training.
+    "PREFECT_SERVER_EVENTS_PROACTIVE_GRANULARITY": "PT30S",
+    # One that is stopped while it records events prints a traceback for each.
+    "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
+}
 
 
 class EphemeralServer:
-    """A server that is starting or runs; it is stopped when this process ends."""
+    """A server that is starting or runs; it is started again if it dies, and stopped when this process ends."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        """Start it with this environment; `wait_ready` says when it answers."""
-        with socket.create_server(("127.0.0.1", 0)) as listening:
-            self.api_url = f"http://127.0.0.1:{listening.getsockname()[1]}/api"
-            self._child = subprocess.Popen(
-                [sys.executable, "-m", "flows.orchestrator.ephemeral_server", str(listening.fileno())],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                pass_fds=(listening.fileno(),),
-                env={**_SERVER_MAY, **environment, **_SERVER},
-            )
+    def __init__(self, environment: Mapping[str, str], *, say: Callable[[str], None]) -> None:
+        """Start it with this environment; `wait_ready` says when it answers, and `say` is told when it is given up."""
+        self._environment = {**_SERVER_MAY, **environment, **_SERVER}
+        self._say, self._stopping, self._lock = say, threading.Event(), threading.Lock()
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.api_url = f"http://127.0.0.1:{self._listening.getsockname()[1]}/api"
+        self.is_lost = False
+        self._start()
+        threading.Thread(target=self._supervise, name="prefect-server", daemon=True).start()
         atexit.register(self.stop)
 
     def name_in(self, environment: MutableMapping[str, str]) -> None:
@@ -66,19 +74,21 @@ class EphemeralServer:
             environment.pop(name, None)
 
     def wait_ready(self) -> None:
-        """Wait until it answers; raises RuntimeError if it ends instead, or has not answered in three minutes."""
+        """Wait until it answers; raises RuntimeError if it is given up first, or has not answered in three minutes."""
         deadline = time.monotonic() + _START_SECONDS
         # The listening socket keeps the request until the server answers it.
-        while not is_server_answering(self.api_url, timeout_seconds=_ANSWER_SECONDS, proxies=False):
-            time.sleep(_POLL_SECONDS)
-            code = self._child.poll()
-            if code is not None or time.monotonic() > deadline:
+        while self.is_lost or not is_server_answering(self.api_url, timeout_seconds=_ANSWER_SECONDS, proxies=False):
+            if self.is_lost or time.monotonic() > deadline:
                 self.stop()
-                why = f"it ended with code {code}" if code is not None else f"no answer in {_START_SECONDS:.0f} s"
+                why = f"it ended with code {self._child.returncode}"
+                why = why if self.is_lost else f"no answer in {_START_SECONDS:.0f} s"
                 raise RuntimeError(f"the temporary Prefect server did not start: {why}; set PREFECT_API_URL to another")
+            time.sleep(_POLL_SECONDS)
 
     def stop(self) -> None:
         """Stop it, by SIGKILL if it takes too long; one that has ended is no error."""
+        with self._lock:
+            self._stopping.set()
         assert self._child.stdin is not None
         self._child.stdin.close()
         try:
@@ -86,7 +96,54 @@ class EphemeralServer:
         except subprocess.TimeoutExpired:
             self._child.kill()
             self._child.wait()
+        if not self.is_lost:
+            self._listening.close()
         atexit.unregister(self.stop)
+
+    def _start(self) -> None:
+        with self._lock:
+            if not self._stopping.is_set():
+                self._child = subprocess.Popen(
+                    [sys.executable, "-m", "flows.orchestrator.ephemeral_server", str(self._listening.fileno())],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=(self._listening.fileno(),),
+                    env=self._environment,
+                )
+
+    def _supervise(self) -> None:
+        restarts = 0
+        while True:
+            began = time.monotonic()
+            with self._child as child:  # its stdin stays open for as long as it lives
+                child.wait()
+            restarts = 0 if time.monotonic() - began >= _LONG_LIFE_SECONDS else restarts
+            if restarts == len(_BACKOFF_SECONDS) or self._stopping.wait(_BACKOFF_SECONDS[restarts]):
+                break
+            restarts += 1
+            self._start()
+        if not self._stopping.is_set():
+            self.is_lost = True
+            self._say(f"the temporary Prefect server died {restarts + 1} times: its pages miss the rest of this run")
+            _answer_gone(self._listening)
+
+
+class _Gone(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_error(HTTPStatus.GONE)
+
+    do_POST = do_PUT = do_PATCH = do_DELETE = do_GET
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        return
+
+
+def _answer_gone(listening: socket.socket) -> None:
+    """Answer every request in the server's place: Prefect's client then gives up at once, without retries."""
+    server = ThreadingHTTPServer(("", 0), _Gone, bind_and_activate=False)
+    server.socket.close()
+    server.socket = listening
+    server.serve_forever()
 
 
 def is_ephemeral_server(environment: Mapping[str, str]) -> bool:

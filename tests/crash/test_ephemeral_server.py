@@ -1,14 +1,19 @@
-"""The temporary Prefect server, started where none is named: it never outlives the command, however that dies."""
+"""The temporary Prefect server, started where none is named: it never outlives the command, and is started again."""
 
+import sqlite3
 import subprocess
+import time
+from contextlib import closing
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.crash.training_command import Command
-from tests.crash.victims import kill_flow
+from tests.crash.training_command import RUN, Command
+from tests.crash.victims import descendants_with, kill_flow
 from tests.processes.waiting import patience_seconds, wait_for
+
+MOST_SERVERS = 6
 
 
 @pytest.fixture
@@ -17,10 +22,39 @@ def alone(tmp_path: Path) -> Command:
     return Command(tmp_path, "", forked=False)
 
 
+@pytest.fixture
+def forked(tmp_path: Path) -> Command:
+    """A command that is told of no server."""
+    return Command(tmp_path, "")
+
+
 def servers_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
     """Return the command's temporary servers."""
-    children = psutil.Process(process.pid).children()
-    return [child for child in children if "flows.orchestrator.ephemeral_server" in child.cmdline()]
+    return descendants_with(process, "flows.orchestrator.ephemeral_server")
+
+
+def kill_server(process: subprocess.Popen[bytes]) -> psutil.Process:
+    """Kill the server as soon as there is one; returns which it was."""
+    found = list[psutil.Process]()
+    wait_for(lambda: bool(found.extend(servers_of(process)) or found), process, "a server")
+    found[0].kill()
+    return found[0]
+
+
+def assert_ends_well(command: Command, process: subprocess.Popen[bytes], bits: str) -> None:
+    """The command ends within a minute of now on any usual machine, with the run that nobody touched."""
+    killed_at = time.monotonic()
+    assert process.wait(timeout=patience_seconds()) == 0, command.output()
+    assert time.monotonic() - killed_at < patience_seconds() / 2, command.output()
+    assert command.state_sha256() == bits
+    assert [attempt.ended.reason for attempt in command.state().attempts if attempt.ended] == ["completed"]
+    assert f"promoted: champion → {RUN}@60" in command.output()
+
+
+def shown_states(command: Command) -> list[str]:
+    """Return the states of the flow runs in the server's database."""
+    with closing(sqlite3.connect(command.folder / "prefect" / "prefect.db")) as database:
+        return [name for (name,) in database.execute("select state_name from flow_run")]
 
 
 def assert_dies_with(process: subprocess.Popen[bytes]) -> None:
@@ -40,3 +74,47 @@ def test_a_command_killed_while_its_server_starts_leaves_none(alone: Command) ->
 def test_a_command_killed_while_it_trains_leaves_no_server(alone: Command) -> None:
     process = alone.train_until(1)
     assert_dies_with(process)
+
+
+def test_a_server_killed_while_training_waits_is_started_again_and_shows_the_end(
+    forked: Command, undisturbed_sha256: str
+) -> None:
+    process = forked.train_until(12)
+    kill_server(process)
+    forked.let_go("pause@12")
+    assert_ends_well(forked, process, undisturbed_sha256)
+    assert shown_states(forked) == ["Completed"]
+
+
+@pytest.mark.slow  # quick witness: the test above, and `tests/flows/test_ephemeral_server.py` for the start
+def test_a_server_killed_while_it_starts_is_started_again(forked: Command, undisturbed_sha256: str) -> None:
+    process = forked.start()
+    kill_server(process)
+    assert_ends_well(forked, process, undisturbed_sha256)
+    assert shown_states(forked) == ["Completed"]
+
+
+@pytest.mark.slow  # quick witness: the test of a server killed while training waits
+def test_a_server_killed_between_evaluation_and_promotion_is_started_again(
+    forked: Command, undisturbed_sha256: str
+) -> None:
+    process = forked.start(CAIRN_FAULTS="pause-evaluator@1")
+    wait_for(lambda: forked.state().finished is not None, process, "the end of training", forked.output)
+    kill_server(process)
+    forked.let_go("pause-evaluator@1")
+    assert_ends_well(forked, process, undisturbed_sha256)
+    assert shown_states(forked) == ["Completed"]
+
+
+@pytest.mark.slow  # quick witness: `tests/flows/test_ephemeral_server.py`, a server that cannot live
+def test_a_run_whose_server_cannot_live_trains_to_its_end_and_says_once_that_the_pages_miss_the_rest(
+    forked: Command, undisturbed_sha256: str
+) -> None:
+    process = forked.train_until(12)
+    for _ in range(MOST_SERVERS):
+        psutil.wait_procs([kill_server(process)], timeout=patience_seconds())
+    wait_for(lambda: "pages miss the rest" in forked.output(), process, "the server given up", forked.output)
+    forked.let_go("pause@12")
+    assert_ends_well(forked, process, undisturbed_sha256)
+    assert forked.output().count("temporary Prefect server died") == 1
+    assert "ERROR" not in forked.output()
