@@ -14,7 +14,7 @@ class StoreUnavailable(StorageError):
 
 
 class StoreRefused(StoreUnavailable):
-    """The store answered and a retry cannot help: no such bucket, no permission, unknown credentials."""
+    """The store refused the operation, nothing happened, and a retry cannot help: no such bucket, no permission."""
 
 
 class StoreUnsound(StorageError):
@@ -39,3 +39,7 @@ class Fenced(StorageError):
 
 class AppendUnknown(StorageError):
     """The outcome of an append could not be established: stop, acknowledge nothing, read the log again later."""
+
+
+class NotDurable(AppendUnknown):
+    """The object is visible, but may vanish in a power cut: its folder's fsync failed. No retry can prove otherwise."""

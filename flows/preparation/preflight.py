@@ -4,7 +4,6 @@ The server takes seconds to start, so mistakes are found before that. A text is 
 every tokenizer; tokenizing checks sizes again, exactly.
 """
 
-import errno
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -34,9 +33,6 @@ from tasks.machine.machine_speed import trains_on_cuda
 from tasks.policy.attempt_sizes import next_sizes
 from tasks.trainer.initial_weights import check_directory, find_directory
 from tasks.trainer.trainer_group import trainer_group
-
-_NEVER_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
-"""Errors that no retry cures; a full disk is not among them."""
 
 
 def check_before_start(
@@ -96,8 +92,7 @@ def _check_store(store: ObjectStore) -> None:
     try:
         probe_store(store)
     except StoreUnavailable as error:
-        cause = error.__cause__
-        if not isinstance(error, StoreRefused) and not (isinstance(cause, OSError) and cause.errno in _NEVER_WRITABLE):
+        if not isinstance(error, StoreRefused):
             raise  # unavailable or full for now: the same command may work in a minute
         raise InvalidConfiguration(
             f"store {store.url}: cannot be written: {error}; rule: a folder or bucket this user may write to, "

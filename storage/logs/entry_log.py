@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from itertools import count, takewhile
 from typing import Any
 
-from storage.errors import AppendUnknown, IntegrityError, ObjectMissing, StoreUnavailable
+from storage.errors import AppendUnknown, IntegrityError, ObjectMissing, StoreRefused, StoreUnavailable
 from storage.logs.log_entry import FORMAT_VERSION, CheckpointReference, Entry, Writer, decode_entry, entry_name, seq_of
 from storage.stores.document import encode, sha256
 from storage.stores.object_store import ObjectStore
@@ -106,8 +106,9 @@ class EntryLog:
     ) -> ReadEntry | None:
         """Append `body` right after `after`; return the new entry, or None if another writer took its number.
 
-        Raises `AppendUnknown` when the outcome could not be established, and `IntegrityError` before anything is
-        written for a body that cannot be read back (JSON has no NaN).
+        Raises `StoreRefused` when the store refused and nothing was written, `AppendUnknown` when the outcome could not
+        be established, and `IntegrityError` before anything is written for a body that cannot be read back (JSON has no
+        NaN).
         """
         entry = Entry(
             version=FORMAT_VERSION,
@@ -126,20 +127,27 @@ class EntryLog:
 
     def _put(self, key: str, data: bytes, write_id: str) -> bool:
         problem: StoreUnavailable | None = None
+        may_be_written = False
         for number in range(_TRIES):
             if number:
                 self.sleep(min(0.1 * 2**number, 5.0))
             try:
                 if self.store.create(key, data):
                     return True
+                may_be_written = True  # a 412 may answer a PUT that was sent twice
             except StoreUnavailable as error:
                 problem = error
+                may_be_written |= not isinstance(error, StoreRefused)
             try:
                 return decode_entry(self.store.read(key), {}, where=key).write_id == write_id
             except ObjectMissing:
-                continue
+                pass
             except StoreUnavailable as error:
-                problem = error
+                problem = problem if isinstance(problem, StoreRefused) else error
+            if isinstance(problem, StoreRefused):
+                if not may_be_written:
+                    raise problem
+                break
         raise AppendUnknown(
-            f"{key}: not settled after {_TRIES} tries, nothing is acknowledged; run the same command again: {problem}"
+            f"{key}: not settled in {number + 1} tries, nothing is acknowledged; run the same command again: {problem}"
         ) from problem

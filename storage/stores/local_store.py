@@ -16,7 +16,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import BinaryIO
 
-from storage.errors import IntegrityError, ObjectMissing, StorageError, StoreUnavailable
+from storage.errors import IntegrityError, NotDurable, ObjectMissing, StorageError, StoreRefused, StoreUnavailable
 from storage.stores.object_store import (
     MAX_READ_BYTES,
     READ_CHUNK_BYTES,
@@ -60,10 +60,13 @@ class LocalStore:
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as missing:
             raise ObjectMissing(f"{self.url}/{key}: no such object") from missing
         except OSError as error:
-            raise StoreUnavailable(f"{self.url}/{key}: cannot read: {error}") from error
+            raise _store_error(error, f"{self.url}/{key}: cannot read") from error
 
     def create(self, key: str, data: bytes) -> bool:
-        """Create the object if it is absent; returns False if it exists."""
+        """Create the object if it is absent; returns False if it exists.
+
+        Raises NotDurable if the object is visible and the fsync of its folder failed.
+        """
         path = self._writable_path(key)
         with self._temporary_file(path) as (file, temporary):
             file.write(data)
@@ -73,7 +76,13 @@ class LocalStore:
                 os.link(temporary, path)
             except FileExistsError:
                 return False
-            fsync_path(path.parent)
+            try:
+                fsync_path(path.parent)
+            except OSError as error:
+                raise NotDurable(
+                    f"{self.url}/{key}: is visible, but the fsync of its folder failed, so a power cut may take it "
+                    f"back: {error}; nothing is acknowledged: check the disk, then run the same command again"
+                ) from error
             return True
 
     def write(self, key: str, data: bytes) -> None:
@@ -119,7 +128,7 @@ class LocalStore:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            raise _unavailable(error, f"{self.url}/{key}: cannot stat") from error
+            raise _store_error(error, f"{self.url}/{key}: cannot stat") from error
         return found.st_size if stat.S_ISREG(found.st_mode) else None
 
     def delete(self, key: str) -> None:
@@ -174,12 +183,12 @@ class LocalStore:
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
-            raise StoreUnavailable(f"{self.url}/{prefix}: cannot list: {error}") from error
+            raise _store_error(error, f"{self.url}/{prefix}: cannot list") from error
 
     def _raise_walk_error(self, error: OSError) -> None:
         # An absent folder holds nothing; one that cannot be listed could hold anything.
         if not isinstance(error, FileNotFoundError | NotADirectoryError):
-            raise _unavailable(error, f"{self.url}: cannot list {error.filename}") from error
+            raise _store_error(error, f"{self.url}: cannot list {error.filename}") from error
 
     def _unlink(self, path: Path, problem: str) -> None:
         try:
@@ -187,7 +196,7 @@ class LocalStore:
         except NotADirectoryError:
             return
         except OSError as error:
-            raise _unavailable(error, problem) from error
+            raise _store_error(error, problem) from error
         with suppress(OSError):
             path.parent.rmdir()
 
@@ -198,7 +207,7 @@ class LocalStore:
             with _open_temporary(temporary) as file:
                 yield file, temporary
         except OSError as error:
-            raise _unavailable(error, f"{self.url}: cannot write {path.name}") from error
+            raise _store_error(error, f"{self.url}: cannot write {path.name}") from error
         finally:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
@@ -239,8 +248,14 @@ def _make_folder(folder: Path) -> None:
                 raise
     except FileNotFoundError:
         return
-    with suppress(FileNotFoundError, PermissionError):
+    try:
         fsync_path(folder.parent)
+    except (FileNotFoundError, PermissionError):
+        return
+    except OSError:
+        with suppress(OSError):
+            folder.rmdir()  # a retry makes it anew: an fsync after a failed one proves nothing of the first
+        raise
 
 
 def _start_writeback(file: BinaryIO, flushed_bytes: int, size_bytes: int) -> int:
@@ -252,13 +267,15 @@ def _start_writeback(file: BinaryIO, flushed_bytes: int, size_bytes: int) -> int
     return size_bytes
 
 
-def _unavailable(error: OSError, problem: str) -> StorageError:
-    hint = {
+def _store_error(error: OSError, problem: str) -> StoreUnavailable:
+    refused = {
         errno.EACCES: "make it writable or choose another --store",
         errno.EROFS: "the file system is read-only; choose another --store",
-        errno.ENOSPC: "the disk is full; free space and run the same command again",
         errno.ENOTDIR: "a file stands where the store's folder should be; choose another --store",
         errno.EEXIST: "a file stands where the store's folder should be; choose another --store",
         errno.EPERM: "this file system may not support hard links, which the log needs; choose another --store",
-    }.get(error.errno or 0, "see the cause")
-    return StoreUnavailable(f"{problem}: {error} ({hint})")
+    }
+    if hint := refused.get(error.errno or 0):
+        return StoreRefused(f"{problem}: {error} ({hint})")
+    full = "the disk is full; free space and run the same command again"
+    return StoreUnavailable(f"{problem}: {error} ({full if error.errno == errno.ENOSPC else 'see the cause'})")

@@ -44,8 +44,8 @@ class UnfinishedWrite:
 class ObjectStore(Protocol):
     """Immutable objects below one root, with a create that excludes.
 
-    Every method raises StoreUnavailable if the store gives no clear answer, and StoreRefused if a retry cannot help. A
-    store that inherits has no unfinished writes and no local files, unless it says otherwise.
+    Every method raises StoreUnavailable if the store gives no clear answer, and StoreRefused if it refuses, so that a
+    retry cannot help. A store that inherits has no unfinished writes and no local files, unless it says otherwise.
     """
 
     @property

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from storage.errors import AppendUnknown, StorageError, StoreRefused, StoreUnavailable
+from storage.errors import AppendUnknown, NotDurable, StorageError, StoreRefused, StoreUnavailable
 
 T = TypeVar("T")
 
@@ -33,14 +33,14 @@ class RetryPolicy:
     def call(self, operation: Callable[[], T], *, on_retry: Callable[[StorageError, float], None] | None = None) -> T:
         """Return the operation's result; the operation must be idempotent. Raises its last error when tries run out.
 
-        Retries StoreUnavailable (but not StoreRefused) and AppendUnknown (appends are idempotent by write_id); calls
-        on_retry(error, seconds since the first try) before each retry.
+        Retries StoreUnavailable (but not StoreRefused) and AppendUnknown (but not NotDurable), because appends are
+        idempotent by write_id; calls on_retry(error, seconds since the first try) before each retry.
         """
         began = self.clock()
         for number in range(self.tries):
             try:
                 return operation()
-            except StoreRefused:
+            except (StoreRefused, NotDurable):
                 raise
             except (StoreUnavailable, AppendUnknown) as error:
                 doubled_seconds = self.first_pause_seconds * 2.0 ** min(number, 30)

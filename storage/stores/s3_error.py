@@ -31,10 +31,12 @@ _ADVICE = {
     "correct AWS_PROFILE, or unset it": "ProfileNotFound",
     "correct the AWS configuration file": "ConfigParseError",
     "this server cannot do what the store needs: choose another one": "NotImplemented 501",
-    "correct AWS_ENDPOINT_URL: it must be http(s)" + "://host[:port]": "ValueError",
+    "correct AWS_ENDPOINT_URL: it must be http(s)" + "://host[:port]": "InvalidEndpoint EndpointResolutionError",
 }
 _REFUSED = {code: advice for advice, codes in _ADVICE.items() for code in codes.split()}
 _USER_INFO = re.compile(r"(//)[^/@\s]*@")
+_INVALID_ENDPOINT = ("Invalid endpoint: ", "Invalid IPv6 URL")
+"""How the plain ValueErrors begin that botocore and urllib raise for an endpoint; any other one is a bug."""
 _SIGNED_QUERY = re.compile(r"(?i)((?:x-amz-[a-z-]+|awsaccesskeyid|signature)=)[^&\s\"']+")
 
 
@@ -63,6 +65,8 @@ def error_code(error: BaseException) -> str:
         response = getattr(candidate, "response", None)
         if isinstance(response, dict) and response.get("Error", {}).get("Code"):
             return str(response["Error"]["Code"])
+    if isinstance(error, ValueError) and str(error).startswith(_INVALID_ENDPOINT):
+        return "InvalidEndpoint"
     return type(error).__name__
 
 

@@ -49,15 +49,17 @@ def take_over_and_sweep(process: Process) -> None:
 
 @dataclass(frozen=True)
 class Trouble:
-    """A fault, and for a slow operation who acts first."""
+    """A fault, for a slow operation who acts first, and whether power fails once the process has ended."""
 
     name: str
     fault: Fault
     rival: Rival | None = None
+    power_cut: bool = False
 
 
 TROUBLES = (
     *(Trouble(fault.name.lower(), fault) for fault in Fault if fault is not Fault.SLOW),
+    Trouble("not_durable_and_a_power_cut", Fault.NOT_DURABLE, power_cut=True),
     Trouble("slow_while_taken_over", Fault.SLOW, take_over),
     Trouble("slow_while_swept", Fault.SLOW, processes.sweep),
     Trouble("slow_while_promoted", Fault.SLOW, promote_oldest),
@@ -110,6 +112,8 @@ def run_case(case: Case, copies: Copies) -> None:
         with witnessed(ledger):
             _act(case, Process(store=faulty, ledger=ledger, host="victim"))
         require(faulty.fired, "deterministic", "the operation was not reached")
+        if case.trouble.power_cut:
+            survivor.inner.delete(faulty.keys_asked[case.at])
         examine(survivor, ledger)
         continue_run(survivor, ledger)
     except Violation as violation:

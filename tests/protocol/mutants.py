@@ -20,7 +20,7 @@ import tasks.checkpoints.promotion_offer as promotion_offer
 import tasks.checkpoints.retention as retention
 from storage.checkpoints.checkpoint import StagedCheckpoint
 from storage.checkpoints.sweep import Verdict
-from storage.errors import ObjectMissing, StoreUnavailable
+from storage.errors import NotDurable, ObjectMissing, StoreUnavailable
 from storage.logs.entry_log import EntryLog, ReadEntry
 from storage.logs.log_entry import FORMAT_VERSION, CheckpointReference, Entry, decode_entry, entry_name
 from storage.logs.run_entries import CheckpointCommitted
@@ -179,6 +179,19 @@ def claim_on_an_old_look(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(attempt_claim, "_next_attempt", next_attempt)
 
 
+def fsync_error_swallowed(patch: pytest.MonkeyPatch) -> None:
+    """After a failed fsync of the folder, reading the entry back from the page cache counts as committed."""
+    put = EntryLog._put
+
+    def read_back(self: EntryLog, key: str, data: bytes, write_id: str) -> bool:
+        try:
+            return put(self, key, data, write_id)
+        except NotDurable:
+            return decode_entry(self.store.read(key), {}, where=key).write_id == write_id
+
+    patch.setattr(EntryLog, "_put", read_back)
+
+
 MUTANTS = (
     Mutant("marker-before-payload", marker_before_payload, ("stage-and-commit",), ("committed verifies",)),
     Mutant("blind-retry", blind_retry, ("commit", "promote"), ("no entry twice",)),
@@ -208,5 +221,6 @@ MUTANTS = (
         ("promote-oldest",),
         ("nothing needed is superseded",),
     ),
+    Mutant("fsync-error-swallowed", fsync_error_swallowed, ("commit",), ("nothing acknowledged is lost",)),
     Mutant("claim-on-an-old-look", claim_on_an_old_look, (), ("resumes from the newest",)),
 )

@@ -29,7 +29,7 @@ from storage.checkpoints.checkpoint import (
     checkpoint_prefix,
     checkpoint_target,
 )
-from storage.errors import AppendUnknown, Fenced, IntegrityError, StorageError
+from storage.errors import AppendUnknown, Fenced, IntegrityError, NotDurable, StorageError
 from storage.logs.heartbeat import Heartbeat, write_heartbeat
 from storage.logs.log_entry import CheckpointReference, Writer
 from storage.logs.registry import Registry, SuiteReference
@@ -182,6 +182,8 @@ def commit(process: Process, log: RunLog, staged: StagedCheckpoint) -> None:
     )
     try:
         act()
+    except NotDurable:
+        raise  # the run ends here too: what it reads back may vanish
     except AppendUnknown:
         _commit_again(process, staged.attempt, act)
     process.ledger.committed[staged.prefix] = staged.state_sha256

@@ -10,7 +10,7 @@ from enum import Enum
 from inspect import isgeneratorfunction
 from typing import Any
 
-from storage.errors import StoreUnavailable
+from storage.errors import NotDurable, StoreUnavailable
 from storage.stores.object_store import ObjectStore
 
 
@@ -31,6 +31,7 @@ class Fault(Enum):
     THROTTLED = "503 SlowDown, for this operation and the next three"
     LOST_THEN_THROTTLED = "it happened, the answer did not arrive, and 503 SlowDown for the next eleven operations"
     OUTAGE = "503 SlowDown from here on"
+    NOT_DURABLE = "it happened and is visible, but the fsync of its folder failed, so a power cut may take it back"
     SLOW = "it takes so long that somebody else acts first"
 
 
@@ -102,6 +103,9 @@ def perform(
             raise slow_down()
         case Fault.RESPONSE_LOST | Fault.LOST_THEN_THROTTLED:
             _finish(operation(*args, **named))
+        case Fault.NOT_DURABLE:
+            _finish(operation(*args, **named))
+            raise NotDurable(f"injected at {name}: {fault.value}")
         case Fault.DEATH_AFTER:
             _finish(operation(*args, **named))
             raise Death
@@ -125,6 +129,8 @@ def applies(fault: Fault, name: str, store: object) -> bool:
     operation = getattr(store, name)
     if fault is Fault.TORN_VISIBLE:
         return name in ("write", "write_stream")
+    if fault is Fault.NOT_DURABLE:
+        return name == "create"  # a failed write is made again from its first byte
     return fault not in _TORN or name == "write_stream" or isgeneratorfunction(operation)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from storage.errors import AppendUnknown, Fenced, IntegrityError, StoreUnavailable
+from storage.errors import AppendUnknown, Fenced, IntegrityError, NotDurable, StoreRefused, StoreUnavailable
 from storage.logs.entry_log import EntryLog
 from storage.logs.log_entry import entry_name
 from storage.logs.run_entries import CheckpointCommitted
@@ -13,17 +13,22 @@ from storage.logs.run_state import RunState
 from storage.stores.document import encode
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore
+from storage.stores.retry_policy import RetryPolicy
 from tests.entries import ended, evaluated, writer
 from tests.storage.builders import (
     LOG,
     check_invariants,
+    claim,
+    commit,
     committed,
     entry,
     entry_log,
+    no_sleep,
     open_run,
     opened,
     run_log,
     run_with_commits,
+    stage,
 )
 from tests.storage.faulty_store import FaultyStore
 
@@ -55,6 +60,11 @@ class ScriptedStore:
                 self.inner.create(key, encode(entry(opened())))
             case "somebody else":
                 return not self.inner.create(key, encode(entry(opened())))
+            case "refused":
+                raise StoreRefused("AccessDenied")
+            case "not durable":
+                self.inner.create(key, data)
+                raise NotDurable("fsync: EIO")
             case "honest":
                 return self.inner.create(key, data)
         raise StoreUnavailable("scripted")
@@ -107,6 +117,45 @@ def test_an_unsettled_append_puts_the_same_bytes_again_and_a_bounded_number_of_t
     with pytest.raises(AppendUnknown):
         append_first(scripted)
     assert scripted.creates == 6
+
+
+def test_an_append_that_the_store_refuses_is_tried_once_however_long_the_run_waits(store: ObjectStore) -> None:
+    scripted = ScriptedStore(store, *["refused"] * 999)
+    with pytest.raises(StoreRefused, match="AccessDenied"):
+        RetryPolicy(tries=999, total_seconds=600.0, sleep=no_sleep).call(lambda: append_first(scripted))
+    assert scripted.creates == 1
+
+
+def test_an_append_that_is_refused_although_reading_back_fails_is_refused(store: ObjectStore) -> None:
+    with pytest.raises(StoreRefused):
+        append_first(ScriptedStore(store, "refused", "read fails"))
+
+
+def test_a_refusal_after_a_put_that_may_still_land_is_unknown_and_ends_the_tries(store: ObjectStore) -> None:
+    scripted = ScriptedStore(store, "nothing happened", *["refused"] * 9)
+    with pytest.raises(AppendUnknown, match="not settled in 2 tries"):
+        append_first(scripted)
+
+
+def test_a_refusal_after_a_put_that_did_land_is_settled_by_reading_back(store: ObjectStore) -> None:
+    assert append_first(ScriptedStore(store, "response lost", "read fails", "refused"))
+
+
+def test_an_entry_that_is_visible_and_may_not_be_durable_is_not_acknowledged(store: ObjectStore) -> None:
+    scripted = ScriptedStore(store, "not durable")
+    with pytest.raises(NotDurable):
+        RetryPolicy(tries=9, sleep=no_sleep).call(lambda: append_first(scripted))
+    assert scripted.creates == 1
+
+
+def test_a_commit_that_may_not_be_durable_is_found_by_the_next_process_and_not_repeated(store: ObjectStore) -> None:
+    claim(open_run(store))
+    staged = stage(store, step=5, attempt=1)
+    with pytest.raises(NotDurable):
+        commit(run_log(ScriptedStore(store, "not durable")), staged)  # type: ignore[arg-type]
+    entries = len(store.keys(LOG))
+    commit(run_log(store), staged)
+    assert len(store.keys(LOG)) == entries
 
 
 def test_an_append_waits_longer_from_try_to_try() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from storage.errors import IntegrityError, StorageError, StoreUnavailable
+from storage.errors import IntegrityError, StorageError, StoreRefused, StoreUnavailable
 from storage.stores.local_store import LocalStore
 from storage.stores.object_store import UnfinishedWrite
 from tests.storage.store_operations import OPERATIONS
@@ -75,23 +75,25 @@ def test_a_file_where_the_folder_should_be_holds_nothing(tmp_path: Path, operati
 
 
 @pytest.mark.parametrize(
-    ("number", "hint"),
+    ("number", "kind", "hint"),
     [
-        (errno.ENOSPC, "the disk is full"),
-        (errno.EROFS, "the file system is read-only"),
-        (errno.EPERM, "may not support hard links"),
-        (errno.EIO, "see the cause"),
+        (errno.ENOSPC, StoreUnavailable, "the disk is full"),
+        (errno.EACCES, StoreRefused, "make it writable"),
+        (errno.EROFS, StoreRefused, "the file system is read-only"),
+        (errno.EPERM, StoreRefused, "may not support hard links"),
+        (errno.EIO, StoreUnavailable, "see the cause"),
     ],
 )
-def test_an_error_of_the_operating_system_carries_a_hint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, hint: str
+def test_an_error_of_the_operating_system_has_a_kind_and_a_hint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[StoreUnavailable], hint: str
 ) -> None:
     def fails(*args: Any) -> None:
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "link", fails)
-    with pytest.raises(StoreUnavailable, match=hint):
+    with pytest.raises(StoreUnavailable, match=hint) as raised:
         LocalStore(tmp_path).create("a/b", b"x")
+    assert type(raised.value) is kind
 
 
 @pytest.mark.parametrize("call", ["link", "fsync", "replace"])

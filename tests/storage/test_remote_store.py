@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from storage.errors import IntegrityError, ObjectMissing, StorageError, StoreRefused
+from storage.errors import IntegrityError, ObjectMissing, StorageError, StoreRefused, StoreUnavailable
 from storage.stores.multipart_upload import CONCURRENT_PARTS, upload_stream
 from storage.stores.object_store import PART_BYTES
 from storage.stores.open_store import open_store
@@ -21,6 +21,7 @@ from storage.stores.remote_store import RemoteStore
 from storage.stores.retry_policy import RetryPolicy
 from storage.stores.retrying_store import RetryingStore
 from storage.stores.s3_bucket import S3Bucket, Timeouts
+from storage.stores.s3_error import convert_error
 from storage.stores.s3_store import S3Store
 from tests.entries import evaluated, writer
 from tests.s3.servers import CEPH, S3Server, aws_environment
@@ -312,6 +313,20 @@ def test_wrong_credentials_are_refused_without_repeating_them(
         with pytest.raises(StoreRefused, match="AWS_ACCESS_KEY_ID") as refused:
             S3Store(S3Bucket("cairn"), "x").read("a/b")
     assert "canary" not in str(refused.value)
+
+
+@pytest.mark.parametrize("endpoint", ["127.0.0.1:9", "https://[::1", "ftp://127.0.0.1:9", "http://127.0.0.1:port"])
+def test_an_endpoint_that_is_no_address_is_refused_with_what_to_set(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, endpoint: str
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    with pytest.raises(StoreRefused, match="correct AWS_ENDPOINT_URL"):
+        S3Store(S3Bucket("cairn"), "x").read("a/b")
+
+
+def test_a_value_error_that_speaks_of_no_endpoint_is_no_refusal() -> None:
+    error = convert_error(ValueError("a bug"), action="read", where="s3://cairn/a")
+    assert type(error) is StoreUnavailable
 
 
 def test_credentials_in_the_endpoint_are_not_repeated(

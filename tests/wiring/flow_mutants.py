@@ -20,6 +20,7 @@ SEGMENTS = f"{TESTS}::test_segments_end_where_the_configuration_commits"
 CLAIMED = f"{TESTS}::test_a_claim_charges_the_lost_attempt_to_the_budget_of_the_configuration"
 PROMOTION, RULES = "flows/run/run_promotion.py", "flows/operations/promotion_by_person.py"
 ACTIVE = "flows/run/active_run.py"
+ENTRY_LOG = "tests/storage/test_entry_log.py"
 ALIAS, ASKED = key("an_alias_and_how_much_better_it_must_become"), key("a_person_is_asked")
 STAY, LIVE = key("which_checkpoints_stay"), key("how_a_live_attempt_is_recognized")
 
@@ -243,6 +244,28 @@ FLOW_MUTANTS = (
         "run_retry_policy(patience_seconds)",
         "run_retry_policy(0.0)",
         "tests/tasks/test_staging.py::test_a_store_that_is_away_for_a_while_costs_time_not_the_checkpoint",
+    ),
+    mutant(
+        "refusal-retried",
+        "storage/stores/retry_policy.py",
+        "except (StoreRefused, NotDurable):",
+        "except NotDurable:",
+        f"{ENTRY_LOG}::test_an_append_that_the_store_refuses_is_tried_once_however_long_the_run_waits",
+    ),
+    mutant(
+        "refused-append-unknown",
+        "storage/logs/entry_log.py",
+        "may_be_written |= not isinstance(error, StoreRefused)",
+        "may_be_written = True",
+        f"{ENTRY_LOG}::test_an_append_that_the_store_refuses_is_tried_once_however_long_the_run_waits",
+    ),
+    mutant(
+        "folder-fsync-forgiven",
+        "storage/stores/local_store.py",
+        "except (FileNotFoundError, PermissionError):\n        return",
+        "except OSError:\n        return",
+        "tests/storage/test_local_store_fsync.py::"
+        "test_a_new_folder_whose_name_is_not_on_disk_is_made_anew_by_a_repetition",
     ),
     mutant(
         "fenced-exits-as-an-error",
