@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,7 @@ class Campaign:
             store=plan.store,
             driver=plan.driver,
             small_disk=small_disk,
+            own_server=plan.has_own_server,
             forked=self._forked,
         )
         keep = True
@@ -91,8 +93,10 @@ class Campaign:
         if self._reference is None:
             folder = self._folder / "undisturbed"
             environment = Environment(folder, self._server, store="local", driver="command", forked=self._forked)
+            began = time.monotonic()
             environment.command.train()
-            self._reference = reference_of(environment.observer.store)
+            seconds = time.monotonic() - began
+            self._reference = replace(reference_of(environment.observer.store), seconds=seconds)
             if not self._forked:
                 _check_twin(environment, self._reference)
             environment.close()
@@ -138,6 +142,7 @@ def _outcome(environment: Environment, plan: RunPlan, reference: Reference, bega
         gpu_seconds=told.gpu_seconds,
         useful_gpu_seconds=told.useful_gpu_seconds,
         violations=told.violations,
+        ends=tuple(one.end for one in environment.exits() if one.end is not None),
     )
 
 

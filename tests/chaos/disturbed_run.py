@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 
 from tests.chaos.environment import Environment
 from tests.chaos.faults import InjectedFault, inject
-from tests.chaos.plan import ENDING, EVALUATED_STEPS, KILLS, Fault, Moment, RunPlan
+from tests.chaos.plan import ENDING, EVALUATED_STEPS, KILLS, Fault, Kind, Moment, RunPlan
 from tests.chaos.processes import Role
 
 _MOMENT_SECONDS = 90.0
 _END_SECONDS = 240.0
 _LOOKED_AFTER_SECONDS = 0.25
 _LAST_COMMANDS = 4
-_EVALUATOR_SECONDS = 20.0
+_EVALUATOR_SECONDS, _SERVER_SECONDS = 20.0, 30.0
 _SLICED = frozenset({Moment.COMMIT, Moment.SWEEP, Moment.PROMOTION})
 _SLICE_SECONDS = 0.002
 _RARE_STEPS = 20
@@ -44,8 +44,11 @@ def disturb(environment: Environment, plan: RunPlan) -> Course:
         # What was to make the run resume may have been missed or skipped.
         is_resume = planned.moment is Moment.RESUME
         fault = replace(planned, moment=Moment.STEP) if is_resume and not resumes else planned
+        if fault.kind is Kind.KILL_OWN_SERVER:
+            _await_own_server(environment)
         if not _comes(environment, fault, after_attempt):
             missed.append(fault)
+            environment.leave_alone(f"{fault.kind}, which never came")
             continue
         injected.append(_inject_while_halted(environment, fault))
         after_attempt, resumes = injected[-1].first_attempt, fault.kind in ENDING and not injected[-1].skipped
@@ -56,6 +59,7 @@ def finish(environment: Environment) -> None:
     """Have the run finished by who continues it, then by the command until it leaves with 0; raises `DoesNotEnd`."""
     deadline = time.monotonic() + _END_SECONDS
     while environment.observer.state().finished is None or environment.processes.of(Role.FLOW):
+        environment.exits()
         if environment.observer.state().finished is None:
             environment.keep_going()
         if time.monotonic() > deadline:
@@ -65,6 +69,7 @@ def finish(environment: Environment) -> None:
     environment.next_variables = {}
     for _ in range(_LAST_COMMANDS):
         code = environment.train().process.wait(timeout=_END_SECONDS)
+        environment.exits()
         if code == 0:
             return
     raise DoesNotEnd(f"the command left with {code} again and again: {_last_words(environment)}")
@@ -83,6 +88,7 @@ def _comes(environment: Environment, fault: Fault, after_attempt: int) -> bool:
             return False
         if time.monotonic() - looked_after > _LOOKED_AFTER_SECONDS:
             looked_after = time.monotonic()
+            environment.exits()
             if environment.observer.state().finished is None:
                 environment.keep_going()
         if _is_near(environment, fault):
@@ -115,6 +121,19 @@ def _inject_while_halted(environment: Environment, fault: Fault) -> InjectedFaul
         return inject(environment, fault)
     finally:
         environment.wake()
+        environment.leave_alone(fault.kind)
+
+
+def _await_own_server(environment: Environment) -> None:
+    """Halt the trainer until the command has a server: one that was killed comes back later than the next moment."""
+    deadline = time.monotonic() + _SERVER_SECONDS
+    while not environment.processes.of(Role.SERVER) and time.monotonic() < deadline:
+        if environment.observer.state().finished is not None:
+            break
+        environment.halt(Role.TRAINER)
+        environment.keep_going()
+        time.sleep(0.02)
+    environment.wake()
 
 
 def _evaluates(environment: Environment) -> bool:

@@ -44,6 +44,14 @@ _RESTARTED_AFTER_SECONDS = {"watch": 12.0, WORKER: 45.0}
 """A run that a watcher has not continued by then is continued by hand, as an impatient person would."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CommandEnd:
+    """How long a command took to its end after the last thing that was done to the run, or after its own start."""
+
+    after: str
+    seconds: float
+
+
 @dataclass(kw_only=True)
 class Started:
     """A command of the campaign's own: its process, its output, how it left and what was done to it meanwhile."""
@@ -53,13 +61,23 @@ class Started:
     number: int
     suffered: set[str] = field(default_factory=set)
     code: int | None = None
+    began_at: float = field(default_factory=time.monotonic)
+    end: CommandEnd | None = None
 
 
 class Environment:
     """A run's folder and everything that is started for it."""
 
     def __init__(
-        self, folder: Path, server: Server, *, store: str, driver: str, forked: bool, small_disk: bool = False
+        self,
+        folder: Path,
+        server: Server,
+        *,
+        store: str,
+        driver: str,
+        forked: bool,
+        small_disk: bool = False,
+        own_server: bool = False,
     ) -> None:
         self.folder, self.server, self.driver = folder, server, driver
         folder.mkdir(parents=True)
@@ -75,10 +93,12 @@ class Environment:
             where = RetryingStore(S3Store(remote.bucket(), self.tag))
             variables |= remote.environment(self.proxy.endpoint)
         self._variables = variables
-        self.command = Command(folder, server.url, store=where, environment=variables, forked=forked)
+        named = "" if own_server else server.url
+        self.command = Command(folder, named, store=where, environment=variables, forked=forked)
         (folder / "run.toml").write_text(CONFIG)
         self.observer = Observer(where, self.processes)
         self.started: list[Started] = []
+        self._last_fault, self._left_alone_at = "start", time.monotonic()
         self.spoiled: SpoiledData | None = None
         self._watcher: subprocess.Popen[bytes] | None = None
         self._deployed: Deployed | None = None
@@ -163,6 +183,10 @@ class Environment:
             if one.process.poll() is None:
                 one.suffered.add(what)
 
+    def leave_alone(self, after: str) -> None:
+        """Note that from now on nothing is done to the run: `after` was the last fault."""
+        self._last_fault, self._left_alone_at = after, time.monotonic()
+
     def dismiss_watcher(self) -> None:
         """End watcher and worker, so that only what is started by hand goes on."""
         if self._watcher is not None:
@@ -226,6 +250,10 @@ class Environment:
         for one in self.started:
             if one.code is None:
                 one.code = one.process.poll()
+                if one.code is not None:
+                    is_new = one.began_at > self._left_alone_at
+                    since = time.monotonic() - max(one.began_at, self._left_alone_at)
+                    one.end = CommandEnd(after="start" if is_new else self._last_fault, seconds=round(since, 1))
 
 
 def _sent(pid: int, number: signal.Signals) -> bool:

@@ -283,6 +283,7 @@ _DEEDS: dict[Kind, Callable[[Environment], int]] = {
     Kind.KILL_BOTH: _kill(Role.FLOW, Role.TRAINER),
     Kind.KILL_EVALUATOR: _kill_evaluator,
     Kind.KILL_SERVER: _kill_server,
+    Kind.KILL_OWN_SERVER: _kill(Role.SERVER),
     Kind.KILL_WATCHER: _kill(Role.WATCHER),
     Kind.KILL_WORKER: _kill(Role.WORKER),
     Kind.KILL_SWEEP: _kill_sweep,

@@ -23,6 +23,7 @@ from tests.chaos.faults import LIES_IN_WAIT, REASONS, InjectedFault
 from tests.chaos.observer import RUN
 from tests.chaos.plan import Kind, RunPlan
 from tests.chaos.reference_run import schedule_of, train_reference_run
+from tests.processes.waiting import patience_seconds
 from tests.protocol.raw_history import BROKEN, READABLE, RawRun, Violation, mirrored, read_raw, tell_aliases, tell_run
 
 PREFIX = f"runs/{RUN}"
@@ -31,17 +32,19 @@ UNTOUCHED = "the run nobody touched"
 _FINE_CODES = frozenset({0, 7, 75, -9})
 _TOLD_TO_GO = -15
 _GONE = frozenset({"lost", "preempted"})
+_OVER = _GONE | {COMPLETED}
 _STORE_FAULTS = {Kind.FULL_DISK, Kind.STORE_AWAY, Kind.STORE_THROTTLED, Kind.STORE_LOSES_ANSWERS}
 _OLD_SECONDS = 2 * 86_400.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reference:
-    """The run nobody touched: its last digest, its curve, its held-out losses."""
+    """The run nobody touched: its last digest, its curve, its held-out losses, and how long its command took."""
 
     state_sha256: str
     curve: tuple[tuple[int, float], ...]
     losses: frozenset[tuple[int, float]]
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,6 +83,7 @@ def judge(
         lambda: _receipts(state, injected, plan),
         lambda: _quarantines(environment, plan, state),
         lambda: _commands(environment.exits()),
+        lambda: _ends(environment.exits(), state, reference.seconds),
         lambda: _swept(environment),
         lambda: _verified(environment),
     ]
@@ -220,6 +224,15 @@ def _commands(ended: list[Started]) -> Iterator[str]:
         has_not_begun = one.code == _TOLD_TO_GO and not words  # the interpreter itself was still starting
         if one.code not in _FINE_CODES and not is_excused and not has_not_begun:
             yield f"exit: command {one.number} left with {one.code} after {sorted(one.suffered)}: {' / '.join(words)}"
+
+
+def _ends(ended: list[Started], state: RunState, undisturbed_seconds: float) -> Iterator[str]:
+    """Left alone, a command ends in the time of an undisturbed one for each attempt that it may have had to make."""
+    failed = sum(attempt.ended is not None and attempt.ended.reason not in _OVER for attempt in state.attempts)
+    bound = (undisturbed_seconds + patience_seconds() / 2) * (1 + failed)
+    for one in ended:
+        if one.end is not None and one.end.seconds > bound:
+            yield f"end: command {one.number} left {one.end.seconds:.0f} s after {one.end.after}, {bound:.0f} allowed"
 
 
 def _swept(environment: Environment) -> Iterator[str]:

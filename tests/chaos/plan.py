@@ -36,6 +36,7 @@ class Kind(StrEnum):
     KILL_BOTH = "kill-both"
     KILL_EVALUATOR = "kill-evaluator"
     KILL_SERVER = "kill-server"
+    KILL_OWN_SERVER = "kill-own-server"
     KILL_WATCHER = "kill-watcher"
     KILL_WORKER = "kill-worker"
     KILL_SWEEP = "kill-sweep"
@@ -65,6 +66,7 @@ MOMENTS: dict[Kind, tuple[Moment, ...]] = {
     Kind.KILL_BOTH: _ANY,
     Kind.KILL_EVALUATOR: (Moment.EVALUATION,),
     Kind.KILL_SERVER: _ALWAYS,
+    Kind.KILL_OWN_SERVER: _ALWAYS,
     Kind.KILL_WATCHER: (*_RUNNING, Moment.RESUME),
     Kind.KILL_WORKER: _ALWAYS,
     Kind.KILL_SWEEP: (Moment.STEP, Moment.RESUME),
@@ -124,6 +126,7 @@ AT_THE_END = (
     Kind.KILL_BOTH,
     Kind.KILL_EVALUATOR,
     Kind.KILL_SERVER,
+    Kind.KILL_OWN_SERVER,
     Kind.KILL_WORKER,
     Kind.NOTICE,
     Kind.ZOMBIE,
@@ -137,10 +140,10 @@ STORES = ("local", "s3", "ceph")
 COMMAND, WATCH, WORKER = "command", "watch", "worker"
 _NOT_FOR: dict[str, frozenset[Kind]] = {
     COMMAND: frozenset({Kind.KILL_WATCHER, Kind.KILL_WORKER}),
-    WATCH: frozenset({Kind.KILL_WORKER}),
-    WORKER: frozenset(),
+    WATCH: frozenset({Kind.KILL_WORKER, Kind.KILL_OWN_SERVER}),
+    WORKER: frozenset({Kind.KILL_OWN_SERVER}),
 }
-_SPOILED_SHARE = 0.2
+_SPOILED_SHARE, _OWN_SERVER_SHARE = 0.2, 0.5
 _FIRST_SPOILED_STEP, _LAST_SPOILED_STEP = 10, 60
 
 
@@ -167,6 +170,11 @@ class RunPlan:
     faults: tuple[Fault, ...]
     spoiled_step: int | None = None
 
+    @property
+    def has_own_server(self) -> bool:
+        """Whether its commands start a Prefect server each, as they do where none is named."""
+        return any(fault.kind is Kind.KILL_OWN_SERVER for fault in self.faults)
+
 
 def plan_run(seed: int, *, store: str, faults: int = FAULTS_PER_RUN, driver: str = "") -> RunPlan:
     """Return the plan of one run: faults in step order, now and then one between the last step and the promotion."""
@@ -174,6 +182,8 @@ def plan_run(seed: int, *, store: str, faults: int = FAULTS_PER_RUN, driver: str
     driver = driver or chance.choice((COMMAND, COMMAND, WATCH, WORKER))
     spoiled = chance.randrange(_FIRST_SPOILED_STEP, _LAST_SPOILED_STEP) if chance.random() < _SPOILED_SHARE else None
     kinds = possible_kinds(store, driver, is_spoiled=spoiled is not None)
+    if driver == COMMAND:
+        kinds.remove(Kind.KILL_SERVER if chance.random() < _OWN_SERVER_SHARE else Kind.KILL_OWN_SERVER)
     drawn = chance.choices(kinds, [WEIGHTS.get(kind, 1) for kind in kinds], k=faults)
     planned = sorted((_drawn(chance, kind) for kind in drawn), key=lambda fault: fault.step)
     for place, fault in enumerate(planned):

@@ -20,6 +20,7 @@ class Role(StrEnum):
     WATCHER = "watcher"
     WORKER = "worker"
     SWEEPER = "sweeper"
+    SERVER = "server"
     OTHER = "other"
 
 
@@ -90,6 +91,8 @@ def role_of(words: list[str]) -> Role:
         return Role.EVALUATOR
     if any(word.startswith(_ENGINES) for word in words):  # the flow run of a worker
         return Role.FLOW
+    if "flows.orchestrator.ephemeral_server" in words:
+        return Role.SERVER
     if "tests.chaos.waiting_sweep" in words:
         return Role.SWEEPER
     if words[1:5] == ["-m", "prefect", "worker", "start"]:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from tests.chaos.environment import CommandEnd
 from tests.chaos.faults import InjectedFault
 from tests.chaos.plan import Fault, RunPlan
 
@@ -22,6 +23,7 @@ class Outcome:
     gpu_seconds: float = 0.0
     useful_gpu_seconds: float = 0.0
     violations: tuple[str, ...] = ()
+    ends: tuple[CommandEnd, ...] = ()
 
     @property
     def struck(self) -> list[InjectedFault]:
@@ -55,6 +57,7 @@ class RunRow:
     seconds: float
     violations: tuple[str, ...]
     reference_run: str = ""
+    ends: tuple[CommandEnd, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,4 +150,5 @@ def _row(outcome: Outcome) -> RunRow:
         seconds=round(outcome.seconds, 1),
         violations=outcome.violations,
         reference_run=outcome.reference_run,
+        ends=outcome.ends,
     )

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from statistics import median
 
 from storage.stores.document import decode, encode
 from tests.chaos.plan import Kind, Moment
@@ -97,8 +98,19 @@ def _totals(summary: Summary) -> list[str]:
         f"compared with {', '.join(f'{name} ({count})' for name, count in sorted(reference_runs.items())) or '–'}",
         f"planned, but the moment never came: {missed}" + _most(summary.missed),
         f"seeds: {seeds(summary.rows)}",
+        *_ends(summary.rows),
     ]
     return said + [f"not done {count} time(s): {words}" for words, count in sorted(skipped.items())]
+
+
+def _ends(rows: Iterable[RunRow]) -> list[str]:
+    """Return how long commands took from the last fault to their end, the slowest kind of fault first."""
+    seconds: dict[str, list[float]] = {}
+    for end in (end for row in rows for end in row.ends):
+        seconds.setdefault(end.after, []).append(end.seconds)
+    slowest = sorted(seconds.items(), key=lambda item: -max(item[1]))
+    shown = "; ".join(f"{name} {len(taken)}: {median(taken):.1f}, {max(taken):.1f}" for name, taken in slowest)
+    return [f"from the last fault to the command's end, in seconds (median, longest): {shown}"] if shown else []
 
 
 def _most(cells: Iterable[Cell]) -> str:

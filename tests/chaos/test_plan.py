@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.environment import CommandEnd
 from tests.chaos.faults import REASONS, InjectedFault, flipped
 from tests.chaos.plan import ENDING, MOMENTS, STEPS, Fault, Kind, Moment, plan_run, possible_kinds
 from tests.chaos.processes import Role, role_of
@@ -40,13 +41,14 @@ def test_a_resume_is_struck_only_after_something_that_makes_the_run_resume() -> 
 @pytest.mark.parametrize("store", ["local", "s3"])
 def test_only_what_means_something_for_the_store_is_drawn(store: str) -> None:
     drawn = {fault.kind for plan in PLANS if plan.store == store for fault in plan.faults}
-    assert drawn == set(possible_kinds(store, "worker"))
+    assert drawn == {*possible_kinds(store, "worker"), Kind.KILL_OWN_SERVER}
 
 
 def test_faults_that_must_cost_nothing_explain_no_end() -> None:
     assert set(Kind) - REASONS.keys() == {
         Kind.KILL_EVALUATOR,
         Kind.KILL_SERVER,
+        Kind.KILL_OWN_SERVER,
         Kind.KILL_WATCHER,
         Kind.KILL_WORKER,
         Kind.KILL_SWEEP,
@@ -67,6 +69,7 @@ def test_one_bit_is_flipped() -> None:
         (["python", "-m", "tests.chaos.waiting_sweep", "bard", "store"], Role.SWEEPER),
         (["python", "-m", "prefect", "worker", "start", "--pool", "cairn"], Role.WORKER),
         (["python", "-m", "prefect.engine"], Role.FLOW),
+        (["python", "-m", "flows.orchestrator.ephemeral_server", "7"], Role.SERVER),
         (["python", "-m", "tasks.trainer.trainer"], Role.TRAINER),
         (["python", "-m", "tasks.evaluator.evaluator"], Role.EVALUATOR),
         (["sh", "-c", "true"], Role.OTHER),
@@ -95,7 +98,18 @@ def outcome(seed: int, *violations: str) -> Outcome:
         gpu_seconds=10.0,
         useful_gpu_seconds=8.0,
         violations=violations,
+        ends=(CommandEnd(after=Kind.KILL_FLOW, seconds=4.0), CommandEnd(after=Kind.KILL_FLOW, seconds=7.0)),
     )
+
+
+def test_only_a_command_has_a_server_of_its_own_and_no_other_is_killed_then() -> None:
+    own = [plan for plan in PLANS if plan.has_own_server]
+    assert {plan.driver for plan in own} == {"command"}
+    assert all(fault.kind is not Kind.KILL_SERVER for plan in own for fault in plan.faults)
+
+
+def test_the_summary_says_how_long_commands_took_from_the_last_fault_to_their_end() -> None:
+    assert "(median, longest): kill-flow 2: 5.5, 7.0" in as_text(summarize([outcome(7)], 60.0))
 
 
 def test_the_summary_names_kills_goodput_and_the_seed_of_each_violation() -> None:

@@ -34,7 +34,7 @@ def hold(campaign: Campaign, plan: RunPlan) -> None:
     outcome = campaign.run(plan)
     print(f"\n{one_line(outcome)}")
     assert outcome.violations == (), as_text(summarize([outcome], outcome.seconds))
-    may_miss = {Moment.SWEEP, Kind.KILL_SWEEP, Kind.KILL_SERVER}
+    may_miss = {Moment.SWEEP, Kind.KILL_SWEEP, Kind.KILL_SERVER, Kind.KILL_OWN_SERVER}
     missed = [fault for fault in outcome.missed if not {fault.moment, fault.kind} & may_miss]
     skipped = [item for item in outcome.injected if item.skipped and item.fault.kind not in may_miss]
     assert missed == []
@@ -85,6 +85,17 @@ def test_a_run_holds_when_the_prefect_server_is_killed_during_start_commit_resum
     first, last = (Kind.KILL_SERVER, Moment.START, 0), (Kind.KILL_SERVER, Moment.PROMOTION, 80)
     planned = faults(first, *struck, *resumed, last)
     hold(campaign, RunPlan(seed=4, store="local", driver="command", faults=planned))
+
+
+@pytest.mark.slow  # quick witness: tests/crash/test_ephemeral_server.py
+def test_a_run_holds_when_its_own_prefect_server_is_killed_during_start_commit_resume_evaluation_sweep_and_promotion(
+    campaign: Campaign,
+) -> None:
+    struck = [(Kind.KILL_OWN_SERVER, moment, 20 + 15 * place) for place, moment in enumerate(RUNNING)]
+    resumed = [(Kind.KILL_BOTH, Moment.STEP, 66), (Kind.KILL_OWN_SERVER, Moment.RESUME, 66)]
+    first, last = (Kind.KILL_OWN_SERVER, Moment.START, 0), (Kind.KILL_OWN_SERVER, Moment.PROMOTION, 80)
+    planned = faults(first, *struck, *resumed, last)
+    hold(campaign, RunPlan(seed=10, store="local", driver="command", faults=planned))
 
 
 @pytest.mark.slow

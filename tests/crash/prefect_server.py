@@ -35,7 +35,11 @@ class Server:
             self._process = subprocess.Popen(
                 command, env=environment, stdout=output, stderr=output, start_new_session=True
             )
-        wait_until_healthy(f"{self.url}/health", self._home / "server.txt")
+        try:
+            wait_until_healthy(f"{self.url}/health", self._home / "server.txt")
+        except BaseException:  # nobody has this server yet who could end it, also when a signal ends its starter
+            self.kill()
+            raise
 
     def signal(self, number: signal.Signals) -> None:
         """Send all of it a signal."""

@@ -1,0 +1,47 @@
+"""Ends: a campaign that is told to go leaves nothing behind, and a command that does not end is a violation."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from storage.logs.run_state import fold
+from tests.chaos.environment import CommandEnd, Started
+from tests.chaos.judge import _ends
+from tests.chaos.plan import Kind
+from tests.processes.waiting import patience_seconds, wait_for
+
+pytestmark = pytest.mark.xdist_group("chaos")
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(30.0, 0), (1e6, 1)])
+def test_a_command_that_does_not_end_after_the_last_fault_is_a_violation(
+    tmp_path: Path, seconds: float, said: int
+) -> None:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    end = CommandEnd(after=Kind.KILL_OWN_SERVER, seconds=seconds)
+    command = Started(process=process, output=tmp_path, number=1, end=end)
+    assert len(list(_ends([command], fold([]), 10.0))) == said
+
+
+@pytest.mark.slow
+def test_a_campaign_that_is_terminated_while_its_server_starts_leaves_no_server(tmp_path: Path) -> None:
+    output = tmp_path / "output.txt"
+    with output.open("wb") as file:
+        words = [sys.executable, "-m", "tests.chaos.campaign", "--runs", "1", "--out", str(tmp_path)]
+        campaign = subprocess.Popen(words, stdout=file, stderr=file)
+    started = list[psutil.Process]()
+
+    def has_server() -> bool:
+        children = psutil.Process(campaign.pid).children()
+        started.extend(child for child in children if child.cmdline()[2:5] == ["prefect", "server", "start"])
+        return bool(started)
+
+    wait_for(has_server, campaign, "a server that starts", output.read_text)
+    campaign.terminate()
+    assert campaign.wait(timeout=patience_seconds()) == 143, output.read_text()
+    _, left = psutil.wait_procs(started, timeout=5.0)
+    assert left == []
