@@ -29,6 +29,18 @@ class SnapshotDamaged(IntegrityError):
     """An object of a data snapshot does not match its manifest; it can be built again from its source."""
 
 
+class ObjectDamaged(IntegrityError):
+    """An object does not read as promised: what was expected and what was found, for the evidence."""
+
+    def __init__(self, key: str, *, expected: str, found: str) -> None:
+        super().__init__(f"{key}: {found}, must be {expected}")
+        self.key, self.expected, self.found = key, expected, found
+
+
+class WriterTooOld(StorageError):
+    """A newer program has written to this log: this one may read it, but not append, supersede or delete."""
+
+
 class NothingReadable(IntegrityError):
     """A run has committed checkpoints and none can be read; a person decides whether it starts over."""
 

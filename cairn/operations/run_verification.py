@@ -16,7 +16,7 @@ from storage.logs.run_log import RunLog, list_run_ids, run_prefix
 from storage.logs.run_state import RunState, fold
 from storage.snapshots.data_snapshot import read_manifest
 from storage.stores.object_store import ObjectStore
-from storage.stores.verified_object import ExpectedObject, check_object, find_problem
+from storage.stores.verified_object import ExpectedObject, check_object, find_damage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +57,7 @@ def verify_run(store: ObjectStore, run_id: str) -> Verification:
     ]
     problems += _data_problems(store, state)
     for record in state.readable:
-        problems += verify_checkpoint(store, record.committed.reference)
+        problems += map(str, verify_checkpoint(store, record.committed.reference))
     return Verification(
         run_id=run_id,
         entries=len(entries),
@@ -109,8 +109,8 @@ def _data_problems(store: ObjectStore, state: RunState) -> Iterator[str]:
     try:
         for item in read_manifest(store, state.opened.data_snapshot).objects:
             expected = ExpectedObject(key=f"{folder}/{item.key}", bytes=item.bytes, sha256=item.sha256)
-            if (problem := find_problem(store, expected)) is not None:
-                yield problem
+            if (damage := find_damage(store, expected)) is not None:
+                yield str(damage)
     except (ObjectMissing, IntegrityError) as error:
         yield str(error)
     if state.opened.initial_weights_sha256 is not None:

@@ -11,7 +11,7 @@ from typing import Any
 from prefect.futures import PrefectFuture
 
 from flows.run.active_run import ActiveRun
-from storage.checkpoints.checkpoint import quarantine_checkpoint
+from storage.checkpoints.resume_point import quarantine_checkpoint
 from storage.logs.log_entry import CheckpointReference, Writer
 from storage.logs.run_entries import RunFinished
 from tasks.evaluate import evaluate, task_name

@@ -1,7 +1,7 @@
 """Checkpoints: stage payload and manifest, commit with one log entry, load only what verifies."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 
@@ -25,16 +25,18 @@ from storage.checkpoints.shard_transfer import (
 )
 from storage.checkpoints.tensor_record import TensorRecord, state_sha256
 from storage.checkpoints.tensor_shard import shard_chunks
-from storage.errors import IntegrityError, NothingReadable, ObjectMissing
+from storage.errors import IntegrityError, ObjectDamaged, ObjectMissing, StoreUnavailable
 from storage.logs.log_entry import CheckpointReference, Writer
-from storage.logs.run_entries import CheckpointCommitted, CheckpointQuarantined
+from storage.logs.run_entries import CheckpointCommitted
 from storage.logs.run_log import RunLog, run_prefix
 from storage.logs.run_state import RunState
 from storage.stores.document import decode, encode, sha256
 from storage.stores.object_store import ObjectStore
-from storage.stores.verified_object import ExpectedObject, find_problem, read_verified
+from storage.stores.verified_object import ExpectedObject, find_damage, read_verified
 
 TRAINER = "trainer.json"
+UNREADABLE = "cannot be read"
+"""How the finding begins where the store had no answer for an object."""
 _CHECKS = 4
 _LARGE_BYTES = 64 * 1024 * 1024
 """Below this, starting threads takes longer than checking the checkpoint."""
@@ -195,27 +197,36 @@ def read_manifest(store: ObjectStore, prefix: str, manifest_sha256: str) -> Mani
     try:
         data = store.read(key)
     except ObjectMissing as missing:
-        raise IntegrityError(f"{key}: missing") from missing
+        raise ObjectDamaged(key, expected=manifest_sha256, found="missing") from missing
     if sha256(data) != manifest_sha256:
-        raise IntegrityError(f"{key}: sha256 is {sha256(data)}, the log says {manifest_sha256}")
+        raise ObjectDamaged(key, expected=manifest_sha256, found=f"sha256 is {sha256(data)}")
     return decode_manifest(data, where=key)
 
 
-def verify_checkpoint(store: ObjectStore, reference: CheckpointReference) -> tuple[str, ...]:
-    """Return one line for each object that is missing or changed; none means that the checkpoint verifies.
+def verify_checkpoint(
+    store: ObjectStore, reference: CheckpointReference, *, only: Collection[str] = ()
+) -> tuple[ObjectDamaged, ...]:
+    """Return what is wrong with each object that does not read as promised; none means that the checkpoint verifies.
 
-    Objects are read in pieces, so little memory is needed.
+    With `only`, these keys are read and no others, beside the manifest. Objects are read in pieces, so little memory is
+    needed. An object for which the store has no answer counts as one that cannot be read.
     """
     try:
         manifest = read_manifest(store, reference.prefix, reference.manifest_sha256)
+    except ObjectDamaged as damage:
+        return (damage,)
+    except StoreUnavailable as error:
+        return (_unreadable(f"{reference.prefix}/manifest.json", reference.manifest_sha256, error),)
     except IntegrityError as error:
-        return (str(error),)
+        key = f"{reference.prefix}/manifest.json"
+        return (ObjectDamaged(key, expected="a manifest of this version", found=str(error)),)
     objects = [_expected(reference.prefix, item) for item in manifest.objects]
+    objects = [expected for expected in objects if not only or expected.key in only]
     at_once = _CHECKS if sum(expected.bytes for expected in objects) >= _LARGE_BYTES else 1
     with transfers(at_once) as run:
-        checks = [run(find_problem, store, expected) for expected in objects]
-        problems = [check() for check in checks]
-    return tuple(problem for problem in problems if problem is not None)
+        checks = [run(_find_damage, store, expected) for expected in objects]
+        found = [check() for check in checks]
+    return tuple(damage for damage in found if damage is not None)
 
 
 def load_checkpoint(
@@ -253,42 +264,20 @@ def load_checkpoint(
     )
 
 
-def newest_verified(log: RunLog, *, writer: Writer) -> CheckpointReference | None:
-    """Return the newest committed checkpoint that verifies and quarantine those that do not; None without a commit.
-
-    Raises `NothingReadable` if there were commits and none verifies: a person decides whether the run starts over.
-    """
-    while True:
-        state = log.refresh()
-        newest = state.newest_committed
-        if newest is None:
-            if not state.checkpoints:
-                return None
-            lost = state.checkpoints[-1]
-            committed = f"run {log.run_id} has committed {len(state.checkpoints)} checkpoints"
-            raise NothingReadable(
-                f"{committed} and none can be read; the newest, step {lost.committed.step}, is {lost.state}: "
-                f"{lost.detail}. Restore its objects, or start over at step 0 with `cairn train --start-over`"
-            )
-        problems = verify_checkpoint(log.store, newest.committed.reference)
-        if not problems:
-            return newest.committed.reference
-        quarantine_checkpoint(log, newest.committed, "; ".join(problems), writer=writer)
-
-
-def quarantine_checkpoint(log: RunLog, committed: CheckpointCommitted, detail: str, *, writer: Writer) -> RunState:
-    """Append that no resume uses this checkpoint any more, and why, unless it is no longer committed."""
-    body = CheckpointQuarantined(**asdict(committed.reference), detail=detail)
-
-    def unless_unreadable(state: RunState) -> CheckpointQuarantined | None:
-        return body if any(record.committed.prefix == body.prefix for record in state.readable) else None
-
-    return log.append(unless_unreadable, writer=writer)
-
-
 def _unless_committed(body: CheckpointCommitted, state: RunState) -> CheckpointCommitted | None:
     known = state.find(body.prefix)
     return None if known is not None and known.committed.manifest_sha256 == body.manifest_sha256 else body
+
+
+def _find_damage(store: ObjectStore, expected: ExpectedObject) -> ObjectDamaged | None:
+    try:
+        return find_damage(store, expected)
+    except StoreUnavailable as error:
+        return _unreadable(expected.key, expected.sha256, error)
+
+
+def _unreadable(key: str, expected: str, error: StoreUnavailable) -> ObjectDamaged:
+    return ObjectDamaged(key, expected=expected, found=f"{UNREADABLE}: {error}")
 
 
 def _expected(prefix: str, item: ManifestObject) -> ExpectedObject:

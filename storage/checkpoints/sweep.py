@@ -12,8 +12,9 @@ from functools import partial
 from typing import Any
 
 from storage.checkpoints.checkpoint_pin import unpin_entry
+from storage.checkpoints.resume_point import LOOKS, fails_alike, look_again, restored_entry
 from storage.errors import IntegrityError
-from storage.logs.log_entry import Writer
+from storage.logs.log_entry import Writer, refuse_old_writer
 from storage.logs.run_entries import CheckpointDeleted, CheckpointSuperseded
 from storage.logs.run_log import RunLog, imagined_entry
 from storage.logs.run_state import CheckpointRecord, CheckpointState, RunState, fold
@@ -112,11 +113,13 @@ class _Sweep:
         self._folder = f"{log.prefix}/checkpoints"
         self._items: list[SweepItem] = []
         self._state = RunState()
+        self._confirmed: set[str] = set()
 
     def run(self) -> SweepReport:
         folders = self._store.folders(self._folder)  # before the log: a commit after it is no orphan
         unfinished = self._store.unfinished(self._log.prefix)
         self._state = self._log.refresh()
+        refuse_old_writer(self._state.closed_to_writers(), f"run {self._log.run_id}")
         self._unpin()
         self._supersede()
         for record in self._state.checkpoints:
@@ -139,6 +142,9 @@ class _Sweep:
         for verdict in self._plan(self._state, ()).checkpoints:
             if verdict.is_over:
                 self._check_own(verdict.key)
+                if kept := self._reason_to_spare(self._record(verdict.key)):
+                    self._note(SweepKind.CHECKPOINT, replace(verdict, is_over=False, why=kept), SweepAction.KEEP)
+                    continue
                 self._append(partial(self._superseding, verdict.key))
             record = self._record(verdict.key)
             # It may have been needed again since this began: then the reason comes from the newest state.
@@ -146,10 +152,30 @@ class _Sweep:
             decided = replace(newest or verdict, is_over=not record.is_kept)
             self._note(SweepKind.CHECKPOINT, decided, SweepAction.SUPERSEDE, size=record.committed.bytes)
 
+    def _reason_to_spare(self, record: CheckpointRecord) -> str:
+        """Look afresh at a quarantined checkpoint before it is given up; one that verifies is taken back.
+
+        The look stands before the entry because a superseded checkpoint is final: deletions are not fenced.
+        """
+        if not record.may_be_restored:
+            return ""
+        fresh = look_again(self._log, record, looks=LOOKS, sleep=lambda seconds: None)
+        if not fresh:
+            self._append(partial(restored_entry, record.committed))
+            return "was quarantined, and verifies again: taken back"
+        if not fails_alike(fresh, record.evidence):
+            return (
+                f"quarantined ({record.detail}), and fresh looks fail in another way: {fresh[0].key}: {fresh[0].found}"
+            )
+        self._confirmed.add(record.committed.prefix)
+        return ""
+
     def _superseding(self, prefix: str, state: RunState) -> CheckpointSuperseded | None:
-        """Decide again on the newest state: it may be pinned, resumed from or needed by now."""
+        """Decide again on the newest state: it may be pinned, resumed from, needed or quarantined by now."""
         record, verdict = state.find(prefix), self._verdict(prefix, state)
         if record is None or verdict is None or not verdict.is_over or state.is_needed(prefix):
+            return None
+        if record.may_be_restored and prefix not in self._confirmed:
             return None
         return CheckpointSuperseded(why=verdict.why, **asdict(record.committed.reference))
 
@@ -186,6 +212,7 @@ class _Sweep:
     def _delete_bytes(self, prefix: str) -> None:
         """Delete everything under the folder, the manifest last."""
         self._check_own(prefix)
+        refuse_old_writer(self._state.closed_to_writers(), f"run {self._log.run_id}")
         keys = [] if self._dry_run else self._store.keys(prefix)
         for key in sorted(keys, key=lambda key: (key == f"{prefix}/manifest.json", key)):
             self._store.delete(key)

@@ -9,10 +9,13 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from storage.errors import IntegrityError
+from storage.errors import IntegrityError, WriterTooOld
 from storage.stores.document import convert, decode
 
 FORMAT_VERSION = 1
+"""The newest version of an entry that this program understands."""
+WRITER_VERSION = 1
+"""The version of the rules that this program follows when it appends, supersedes and deletes."""
 LAST_SEQ = 9_999_999_999
 
 
@@ -49,6 +52,31 @@ class Entry:
     writer: Writer
     resume: tuple[CheckpointReference, ...]
     body: Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NewerEntry:
+    """The first entry of a log that this program does not understand: a newer one has written there."""
+
+    seq: int
+    kind: str
+    version: int
+
+
+def newer_entry(entry: Entry) -> NewerEntry:
+    """Return what is known of an entry that this program does not understand."""
+    return NewerEntry(seq=entry.seq, kind=entry.kind, version=entry.version)
+
+
+def told_newer(newer: NewerEntry) -> str:
+    """Return in words why a log with this entry is closed to this program's writers."""
+    return f"seq {newer.seq} is a {newer.kind} of version {newer.version}, which a newer Cairn has written"
+
+
+def refuse_old_writer(why: str, what: str) -> None:
+    """Raise `WriterTooOld` if there is a reason why this program may not write."""
+    if why:
+        raise WriterTooOld(f"{what}: {why}; it can be read here, but only a newer Cairn may go on with it: update it")
 
 
 def entry_name(seq: int) -> str:

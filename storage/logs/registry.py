@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from storage.logs.entry_log import EntryLog, ReadEntry, this_writer
+from storage.logs.log_entry import Entry, NewerEntry, newer_entry, refuse_old_writer, told_newer
 from storage.stores.object_store import ObjectStore, check_key
 
 
@@ -83,11 +84,16 @@ class RegistryState:
     champions: tuple[tuple[datetime, Promoted], ...] = ()
     history: tuple[tuple[datetime, ModelDecision], ...] = ()
     decided_pins: frozenset[str] = frozenset()
+    newer: NewerEntry | None = None
 
     @property
     def champion(self) -> Promoted | None:
         """The current promotion, or None."""
         return self.champions[-1][1] if self.champions else None
+
+    def closed_to_writers(self) -> str:
+        """Return why this program may not append here, nor delete what the alias might need; empty if it may."""
+        return told_newer(self.newer) if self.newer else ""
 
     @property
     def refusals(self) -> tuple[tuple[datetime, Refused], ...]:
@@ -113,7 +119,8 @@ class Registry:
     def append(self, decide: Callable[[RegistryState], ModelDecision | None]) -> RegistryState:
         """Append what `decide` returns for the newest state, and call it again each time a race is lost."""
         while True:
-            body = decide(self.refresh())
+            refuse_old_writer(self.refresh().closed_to_writers(), f"alias {self.alias}")
+            body = decide(self.state)
             if body is None:
                 return self.state
             read = self._log.append(body, after=self._head, writer=this_writer())
@@ -123,7 +130,7 @@ class Registry:
 
     def _accept(self, read: ReadEntry) -> None:
         self._head = read
-        self.state = _apply(self.state, read.entry.at, read.entry.body)
+        self.state = _apply(self.state, read.entry)
 
 
 def list_aliases(store: ObjectStore) -> list[str]:
@@ -131,9 +138,10 @@ def list_aliases(store: ObjectStore) -> list[str]:
     return [key.split("/")[1] for key in store.folders("models")]
 
 
-def _apply(state: RegistryState, at: datetime, body: object) -> RegistryState:
+def _apply(state: RegistryState, entry: Entry) -> RegistryState:
+    at, body = entry.at, entry.body
     if not isinstance(body, Promoted | Refused | RolledBack):
-        return state
+        return state if state.newer else replace(state, newer=newer_entry(entry))
     champions, decided = state.champions, state.decided_pins
     if isinstance(body, Promoted):
         champions = (*champions, (at, body))

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from storage.errors import StorageError
-from storage.logs.log_entry import CheckpointReference
+from storage.logs.log_entry import WRITER_VERSION, CheckpointReference
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +38,10 @@ class Decision:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunOpened:
-    """A run exists: its frozen configuration, its data, and its initial weights unless they are drawn from the seed."""
+    """A run exists: its frozen configuration, its data, and its initial weights unless they are drawn from the seed.
+
+    `smallest_writer_version` is the smallest `WRITER_VERSION` that may append to the run.
+    """
 
     run_id: str
     model_family: str
@@ -48,6 +51,7 @@ class RunOpened:
     total_steps: int
     code_version: str
     initial_weights_sha256: str | None = None
+    smallest_writer_version: int = WRITER_VERSION
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -173,8 +177,34 @@ class DataQuarantined:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ReadEvidence:
+    """An object that did not read as promised: what was expected and found, how often it was read, on which host."""
+
+    key: str
+    expected: str
+    found: str
+    looks: int
+    host: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointQuarantined:
-    """A committed checkpoint was found unreadable, and why; later resumes skip it."""
+    """No resume uses this checkpoint, and why.
+
+    With evidence it could not be read, and is taken back when it can; without, what it holds is not wanted.
+    """
+
+    step: int
+    attempt: int
+    prefix: str
+    manifest_sha256: str
+    detail: str
+    evidence: tuple[ReadEvidence, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointRestored:
+    """A checkpoint that was quarantined on evidence verifies: resumes may use it again."""
 
     step: int
     attempt: int
@@ -264,6 +294,7 @@ RUN_KINDS: Mapping[str, type] = {
     "evaluation-failed": EvaluationFailed,
     "data-quarantined": DataQuarantined,
     "checkpoint-quarantined": CheckpointQuarantined,
+    "checkpoint-restored": CheckpointRestored,
     "checkpoint-held": CheckpointPinned,
     "checkpoint-released": CheckpointUnpinned,
     "checkpoint-superseded": CheckpointSuperseded,

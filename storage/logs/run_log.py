@@ -8,13 +8,13 @@ from typing import Any
 
 from storage.errors import Fenced, IntegrityError, ObjectMissing, StorageError
 from storage.logs.entry_log import EntryLog, ReadEntry, utc_now
-from storage.logs.log_entry import FORMAT_VERSION, Entry, Writer
+from storage.logs.log_entry import FORMAT_VERSION, Entry, Writer, refuse_old_writer
 from storage.logs.run_entries import RUN_KINDS
 from storage.logs.run_state import RunState, fold
 from storage.stores.document import decode, encode, sha256
 from storage.stores.object_store import ObjectStore, check_key
 
-FOLD_VERSION = 2
+FOLD_VERSION = 3
 FOLD_EVERY_ENTRIES = 128
 """A run's folded state is cached after so many entries; the cache may be deleted at any time."""
 
@@ -127,6 +127,7 @@ class RunLog:
         with self._lock:
             while True:
                 state = self.refresh()
+                refuse_old_writer(state.closed_to_writers(), f"run {self.run_id}")
                 if state.fences(writer.attempt):
                     by = f"is fenced by attempt {state.latest_attempt}"
                     if state.latest_attempt == writer.attempt:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 
-from storage.logs.log_entry import CheckpointReference, Entry
+from storage.logs.log_entry import WRITER_VERSION, CheckpointReference, Entry, NewerEntry, newer_entry, told_newer
 from storage.logs.run_entries import (
     AttemptEnded,
     AttemptStarted,
@@ -17,11 +17,13 @@ from storage.logs.run_entries import (
     CheckpointDeleted,
     CheckpointPinned,
     CheckpointQuarantined,
+    CheckpointRestored,
     CheckpointSuperseded,
     CheckpointUnpinned,
     DataQuarantined,
     EvaluationFailed,
     EvaluationRecorded,
+    ReadEvidence,
     RunFinished,
     RunOpened,
 )
@@ -55,17 +57,26 @@ class AttemptRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointRecord:
-    """A checkpoint in the log: its state (committed, quarantined, superseded, deleted) and the reason for it."""
+    """A checkpoint in the log: its state (committed, quarantined, superseded, deleted) and the reason for it.
+
+    `evidence` is that of its last quarantine.
+    """
 
     committed: CheckpointCommitted
     committed_at: datetime
     state: CheckpointState = CheckpointState.COMMITTED
     detail: str = ""
+    evidence: tuple[ReadEvidence, ...] = ()
 
     @property
     def is_committed(self) -> bool:
         """Whether a resume can use it."""
         return self.state == CheckpointState.COMMITTED
+
+    @property
+    def may_be_restored(self) -> bool:
+        """Whether it is quarantined because it could not be read: a look that succeeds takes it back."""
+        return self.state == CheckpointState.QUARANTINED and bool(self.evidence)
 
     @property
     def is_kept(self) -> bool:
@@ -96,6 +107,7 @@ class RunState:
     quarantines: tuple[DataQuarantined, ...] = ()
     finished: RunFinished | None = None
     refused: tuple[RefusedEntry, ...] = ()
+    newer: NewerEntry | None = None
 
     @property
     def latest_attempt(self) -> int:
@@ -132,6 +144,11 @@ class RunState:
         return tuple(sorted(line, key=lambda record: record.committed.step))
 
     @property
+    def candidates(self) -> tuple[CheckpointRecord, ...]:
+        """What a resume may look at, newest commit first: readable checkpoints, and those that may be restored."""
+        return tuple(record for record in reversed(self.checkpoints) if record.is_committed or record.may_be_restored)
+
+    @property
     def newest_committed(self) -> CheckpointRecord | None:
         """The checkpoint that a resume starts from, or None."""
         return next(iter(self.readable), None)
@@ -161,6 +178,13 @@ class RunState:
             or all(record.committed.step >= newer.committed.step for newer in self.readable)
         )
 
+    def closed_to_writers(self) -> str:
+        """Return why this program may not append to the run, supersede or delete in it; empty if it may."""
+        smallest = self.opened.smallest_writer_version if self.opened else WRITER_VERSION
+        if smallest > WRITER_VERSION:
+            return f"its run-opened asks for writer version {smallest}, this program has {WRITER_VERSION}"
+        return told_newer(self.newer) if self.newer else ""
+
     def fences(self, attempt: int | None) -> bool:
         """Whether an entry written by `attempt` has no effect now; an entry of no attempt is never fenced."""
         if attempt is None:
@@ -178,6 +202,8 @@ def fold(entries: Iterable[Entry], state: RunState | None = None) -> RunState:
 
 def _apply(state: RunState, entry: Entry) -> RunState:
     body, owner = entry.body, state.open_attempt
+    if isinstance(body, dict):
+        return state if state.newer else replace(state, newer=newer_entry(entry))
     if isinstance(body, AttemptStarted):
         if body.attempt != state.latest_attempt + 1 or owner is not None:
             return _refuse(state, entry)
@@ -210,7 +236,7 @@ def _apply_checkpoint_entry(state: RunState, entry: Entry) -> RunState:
     match body := entry.body:
         case CheckpointCommitted():
             return _commit(state, entry, body)
-        case CheckpointQuarantined() | CheckpointSuperseded() | CheckpointDeleted():
+        case CheckpointQuarantined() | CheckpointRestored() | CheckpointSuperseded() | CheckpointDeleted():
             return _move_checkpoint(state, entry, body)
         case CheckpointPinned():
             record = state.find(body.prefix)
@@ -245,14 +271,19 @@ def _without_pin(pins: tuple[CheckpointPinned, ...], hold_id: str | None) -> tup
 
 
 def _move_checkpoint(
-    state: RunState, entry: Entry, body: CheckpointQuarantined | CheckpointSuperseded | CheckpointDeleted
+    state: RunState,
+    entry: Entry,
+    body: CheckpointQuarantined | CheckpointRestored | CheckpointSuperseded | CheckpointDeleted,
 ) -> RunState:
     record = state.find(body.prefix)
     if record is None or record.committed.manifest_sha256 != body.manifest_sha256:
         return _refuse(state, entry)
     match body:
         case CheckpointQuarantined() if record.is_committed:
-            moved = replace(record, state=CheckpointState.QUARANTINED, detail=body.detail or record.detail)
+            detail = body.detail or record.detail
+            moved = replace(record, state=CheckpointState.QUARANTINED, detail=detail, evidence=body.evidence)
+        case CheckpointRestored() if record.may_be_restored:
+            moved = replace(record, state=CheckpointState.COMMITTED, detail=body.detail)
         case CheckpointSuperseded() if record.is_kept and not state.is_needed(body.prefix):
             moved = replace(record, state=CheckpointState.SUPERSEDED, detail=body.why or record.detail)
         case CheckpointDeleted() if record.state == CheckpointState.SUPERSEDED:

@@ -15,7 +15,7 @@ from storage.snapshots.snapshot_manifest import SnapshotManifest, SnapshotObject
 from storage.snapshots.token_shard import SHARD_SUFFIX, VerifiedShard, count_tokens
 from storage.stores.document import decode, encode, sha256
 from storage.stores.object_store import ObjectStore
-from storage.stores.verified_object import ExpectedObject, describe_file, find_problem, upload_file
+from storage.stores.verified_object import ExpectedObject, describe_file, find_damage, upload_file
 
 TOKENIZER = "tokenizer.json"
 DOCUMENTS = "documents.parquet"
@@ -78,7 +78,7 @@ def list_snapshots(store: ObjectStore) -> tuple[str, ...]:
 def find_damaged_objects(store: ObjectStore, snapshot_id: str) -> tuple[SnapshotObject, ...]:
     """Return the missing and damaged objects of a snapshot; reads every byte."""
     manifest = read_manifest(store, snapshot_id)
-    return tuple(item for item in manifest.objects if find_problem(store, _expected(snapshot_id, item)))
+    return tuple(item for item in manifest.objects if find_damage(store, _expected(snapshot_id, item)))
 
 
 def drop_damaged_copies(cache_dir: Path, manifest: SnapshotManifest) -> int:

@@ -28,6 +28,13 @@ from storage.stores.object_store import (
 )
 
 
+def forget_cached_bytes(path: Path) -> None:
+    """Have the next read of a file come from its disk and not from memory, where the system can be asked for that."""
+    if hasattr(os, "posix_fadvise"):
+        with suppress(OSError), path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 class LocalStore:
     """An `ObjectStore` over files below one root folder."""
 

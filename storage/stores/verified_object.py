@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from storage.errors import IntegrityError, ObjectMissing
+from storage.errors import ObjectDamaged, ObjectMissing
 from storage.stores.object_store import READ_CHUNK_BYTES, ObjectStore, WrittenObject
 
 
@@ -19,22 +19,22 @@ class ExpectedObject:
 
 
 def check_object(store: ObjectStore, expected: ExpectedObject) -> None:
-    """Read the whole object; raises IntegrityError if it is missing or different."""
+    """Read the whole object; raises ObjectDamaged if it is missing or different."""
     for _ in _verified_chunks(store, expected):
         pass
 
 
-def find_problem(store: ObjectStore, expected: ExpectedObject) -> str | None:
+def find_damage(store: ObjectStore, expected: ExpectedObject) -> ObjectDamaged | None:
     """Read the whole object; returns what is wrong with it, or None."""
     try:
         check_object(store, expected)
-    except IntegrityError as error:
-        return str(error)
+    except ObjectDamaged as damage:
+        return damage
     return None
 
 
 def read_verified(store: ObjectStore, expected: ExpectedObject) -> memoryview:
-    """Return the object's bytes in one buffer; raises IntegrityError if it is missing or different."""
+    """Return the object's bytes in one buffer; raises ObjectDamaged if it is missing or different."""
     check_size(store, expected)
     buffer = memoryview(bytearray(expected.bytes))
     read_verified_into(buffer, store, expected)
@@ -50,9 +50,9 @@ def read_verified_into(buffer: memoryview, store: ObjectStore, expected: Expecte
 
 
 def check_size(store: ObjectStore, expected: ExpectedObject) -> None:
-    """Raise IntegrityError if a large object has another size, before memory is allocated for it."""
+    """Raise ObjectDamaged if a large object has another size, before memory is allocated for it."""
     if expected.bytes > 64 * 1024 * 1024 and (found := store.size(expected.key)) != expected.bytes:
-        raise IntegrityError(f"{expected.key}: {found or 0} bytes, its manifest says {expected.bytes}")
+        raise _wrong_size(expected, f"{found or 0} bytes")
 
 
 def save_verified(store: ObjectStore, expected: ExpectedObject, path: Path) -> None:
@@ -86,13 +86,16 @@ def _verified_chunks(store: ObjectStore, expected: ExpectedObject) -> Iterator[b
         for chunk in store.read_chunks(expected.key):
             size_bytes += len(chunk)
             if size_bytes > expected.bytes:
-                raise IntegrityError(f"{expected.key}: more than the {expected.bytes} bytes its manifest says")
+                raise _wrong_size(expected, f"{size_bytes} bytes or more")
             digest.update(chunk)
             yield chunk
     except ObjectMissing as missing:
-        raise IntegrityError(f"{expected.key}: missing") from missing
+        raise _wrong_size(expected, "missing") from missing
     if size_bytes != expected.bytes:
-        raise IntegrityError(f"{expected.key}: {size_bytes} bytes, its manifest says {expected.bytes}")
+        raise _wrong_size(expected, f"{size_bytes} bytes")
     if digest.hexdigest() != expected.sha256:
-        found, promised = digest.hexdigest()[:12], expected.sha256[:12]
-        raise IntegrityError(f"{expected.key}: sha256 is {found}…, its manifest says {promised}…")
+        raise ObjectDamaged(expected.key, expected=expected.sha256, found=f"sha256 is {digest.hexdigest()}")
+
+
+def _wrong_size(expected: ExpectedObject, found: str) -> ObjectDamaged:
+    return ObjectDamaged(expected.key, expected=f"{expected.bytes} bytes", found=found)

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 
-from storage.checkpoints.checkpoint import newest_verified
+from storage.checkpoints.resume_point import newest_verified
 from storage.errors import NothingReadable, StorageError
 from storage.logs.heartbeat import Heartbeat, read_heartbeat, write_heartbeat
 from storage.logs.log_entry import CheckpointReference, Writer
@@ -55,7 +55,8 @@ def claim_attempt(log: RunLog, claimant: Claimant, start: Start) -> AttemptStart
         _end_as_lost(log, owner, claimant)
     while True:
         try:
-            reference = newest_verified(log, writer=claimant.writer)
+            at_most = len(log.state.checkpoints) if claimant.start_over else 1
+            reference = newest_verified(log, writer=claimant.writer, sleep=claimant.sleep, quarantines_at_most=at_most)
         except NothingReadable:
             if not claimant.start_over:
                 raise

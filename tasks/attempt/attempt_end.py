@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from model.configuration.data import DataConfig
-from storage.checkpoints.checkpoint import quarantine_checkpoint
+from storage.checkpoints.resume_point import quarantine_checkpoint
 from storage.errors import Fenced, SnapshotDamaged
 from storage.logs.log_entry import Writer
 from storage.logs.run_entries import AttemptEnded, DataQuarantined

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from storage.checkpoints.sweep import SweepReport, sweep
-from storage.errors import IntegrityError
+from storage.errors import IntegrityError, WriterTooOld
 from storage.logs.entry_log import this_writer
+from storage.logs.log_entry import refuse_old_writer
 from storage.logs.registry import Refused, Registry, RegistryState, list_aliases
 from storage.logs.run_entries import CheckpointPinned, Placement
 from storage.logs.run_log import RunLog
@@ -51,7 +52,8 @@ def _reach(log: RunLog, alias: str, dead: Iterable[CheckpointPinned]) -> AliasRe
         for pin in dead:
             if pin.alias == alias:
                 state = registry.append(partial(_abandoned, log.run_id, pin))
-    except IntegrityError as error:
+        refuse_old_writer(state.closed_to_writers(), f"alias {alias}")
+    except (IntegrityError, WriterTooOld) as error:
         raise IntegrityError(
             f"alias {alias} cannot be read, so nothing of run {log.run_id} is superseded or deleted: {error}"
         ) from error

@@ -10,7 +10,7 @@ import pytest
 from cairn.operations.alias_rollback import roll_back
 from flows.orchestrator.promotion_approval import PromotionApproval, Question, Waiting, ask, describe
 from reports.queries.alias_history import list_decisions, list_promotions
-from storage.checkpoints.checkpoint import quarantine_checkpoint
+from storage.checkpoints.resume_point import quarantine_checkpoint
 from storage.errors import IntegrityError
 from storage.logs.log_entry import Writer
 from storage.logs.registry import Promoted, Registry

@@ -95,8 +95,9 @@ def all_cases(scenario: Scenario, copies: Copies) -> Iterator[Case]:
     share = share_of(8) if copies.kind == "local" else 1
     for number, trouble in enumerate(TROUBLES):
         for at, name in enumerate(counted.operations):
-            if applies(trouble.fault, name, counted.inner.inner) and (at + number) % share == 0:  # type: ignore[attr-defined]
-                yield Case(scenario, trouble, at, f"{name} {counted.keys_asked[at]}")
+            key, store = counted.keys_asked[at], counted.inner.inner  # type: ignore[attr-defined]
+            if applies(trouble.fault, name, store, key) and (at + number) % share == 0:
+                yield Case(scenario, trouble, at, f"{name} {key}")
 
 
 def run_case(case: Case, copies: Copies) -> None:

@@ -4,8 +4,6 @@ Owns the final examination and the liveness that follows: a fresh attempt claims
 single entries and single deletions are in `raw_history`.
 """
 
-import hashlib
-import json
 from typing import Any
 
 from storage.checkpoints.checkpoint import checkpoint_prefix
@@ -17,10 +15,12 @@ from tasks.errors import TaskError
 from tests.protocol.processes import PREFIX, Process, commit, end_attempt, load_resume_point, stage
 from tests.protocol.processes import claim as claim_attempt
 from tests.protocol.raw_history import (
+    BROKEN,
     GONE,
     READABLE,
     RawRun,
     Violation,
+    find_damage,
     mirrored,
     reached,
     read_raw,
@@ -47,7 +47,7 @@ def continue_run(store: WatchedStore, ledger: Ledger) -> None:
     process = Process(store=store, ledger=ledger, host="afterwards", shard_bytes=1024)
     log = process.log()
     try:
-        if log.refresh().opened is None:
+        if log.refresh().opened is None or tell_run(mirrored(store.inner), PREFIX).closed:
             return
         started = claim_attempt(process, log)
         step = load_resume_point(process, started) + 1
@@ -98,22 +98,16 @@ def _require_acknowledged(store: ObjectStore, told: RawRun, ledger: Ledger) -> N
 def _require_bytes(store: ObjectStore, told: RawRun, ledger: Ledger) -> None:
     for prefix, status in told.status.items():
         if status == READABLE and prefix not in ledger.broken:
-            _require_whole(store, told.commits[prefix])
+            damage = find_damage(store, told.commits[prefix])
+            require(damage is None, "committed verifies", damage)
+        if status == BROKEN:
+            require(
+                prefix in ledger.broken | ledger.condemned,
+                "no verdict on one look",
+                f"{prefix} is quarantined and sound",
+            )
         if status == GONE:
             require(store.keys(prefix) == [], "deleted is deleted", prefix)
     for promoted in reached(store):
         status = told.status[promoted["prefix"]]
         require(status == READABLE, "nothing needed is superseded", f"{promoted['prefix']} is a champion and {status}")
-
-
-def _require_whole(store: ObjectStore, body: dict[str, Any]) -> None:
-    """Hash a committed checkpoint with nothing of the product's."""
-    prefix = body["prefix"]
-    try:
-        data = store.read(f"{prefix}/manifest.json")
-        require(hashlib.sha256(data).hexdigest() == body["manifest_sha256"], "committed verifies", prefix)
-        for item in json.loads(data)["objects"]:
-            found = hashlib.sha256(store.read(f"{prefix}/{item['name']}")).hexdigest()
-            require(found == item["sha256"], "committed verifies", f"{prefix}/{item['name']}")
-    except StorageError as error:
-        require(False, "committed verifies", error)

@@ -13,6 +13,7 @@ from uuid import uuid4
 import pytest
 
 import storage.checkpoints.checkpoint as checkpoint
+import storage.checkpoints.resume_point as resume_point
 import storage.checkpoints.sweep as sweep
 import storage.logs.run_log as run_log
 import tasks.attempt.attempt_claim as attempt_claim
@@ -116,7 +117,7 @@ def promote_without_hold(patch: pytest.MonkeyPatch) -> None:
 
 def resume_without_verification(patch: pytest.MonkeyPatch) -> None:
     """The newest committed checkpoint is believed."""
-    patch.setattr(checkpoint, "verify_checkpoint", lambda store, reference: ())
+    patch.setattr(resume_point, "verify_checkpoint", lambda store, reference, only=(): ())
 
 
 def no_read_back(patch: pytest.MonkeyPatch) -> None:
@@ -192,6 +193,21 @@ def fsync_error_swallowed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(EntryLog, "_put", read_back)
 
 
+def quarantine_without_reread(patch: pytest.MonkeyPatch) -> None:
+    """What failed one look is condemned."""
+    patch.setattr(resume_point, "LOOKS", 1)
+
+
+def deletion_without_a_look(patch: pytest.MonkeyPatch) -> None:
+    """A quarantined checkpoint is given up on the old evidence."""
+    patch.setattr(sweep._Sweep, "_reason_to_spare", lambda self, record: self._confirmed.add(record.committed.prefix))
+
+
+def no_version_gate(patch: pytest.MonkeyPatch) -> None:
+    """What cannot be understood is passed over, by writers too."""
+    patch.setattr(RunState, "closed_to_writers", lambda self: "")
+
+
 MUTANTS = (
     Mutant("marker-before-payload", marker_before_payload, ("stage-and-commit",), ("committed verifies",)),
     Mutant("blind-retry", blind_retry, ("commit", "promote"), ("no entry twice",)),
@@ -223,4 +239,7 @@ MUTANTS = (
     ),
     Mutant("fsync-error-swallowed", fsync_error_swallowed, ("commit",), ("nothing acknowledged is lost",)),
     Mutant("claim-on-an-old-look", claim_on_an_old_look, (), ("resumes from the newest",)),
+    Mutant("quarantine-without-reread", quarantine_without_reread, ("resume",), ("no verdict on one look",)),
+    Mutant("deletion-without-a-look", deletion_without_a_look, ("sweep-of-quarantined",), ("no verdict on one look",)),
+    Mutant("no-version-gate", no_version_gate, ("commit-after-a-newer-program",), ("an old writer stops",)),
 )

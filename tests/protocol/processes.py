@@ -31,11 +31,12 @@ from storage.checkpoints.checkpoint import (
 )
 from storage.errors import AppendUnknown, Fenced, IntegrityError, NotDurable, StorageError
 from storage.logs.heartbeat import Heartbeat, write_heartbeat
-from storage.logs.log_entry import CheckpointReference, Writer
+from storage.logs.log_entry import CheckpointReference, Writer, entry_name
 from storage.logs.registry import Registry, SuiteReference
 from storage.logs.run_entries import AttemptStarted, EvaluationFailed, Placement, RunFinished
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
+from storage.stores.document import encode, sha256
 from storage.stores.object_store import ObjectStore
 from tasks.checkpoints.promotion import Candidate, PromotionRules, evaluations_of
 from tasks.configuration.settings import BudgetsConfig, CheckpointConfig, LeaseConfig
@@ -43,7 +44,7 @@ from tasks.errors import CheckpointGone, GateRefused, TaskError
 from tasks.evaluator.evaluation_run import EvaluationPlan, Outcome
 from tasks.evaluator.evaluation_suite import Suite
 from tests.entries import CONFIG, NOON, ended
-from tests.protocol.raw_history import require, tell_run
+from tests.protocol.raw_history import read_raw, require, tell_run
 from tests.protocol.world import Ledger, as_store
 from tests.storage.builders import RUN, floats, opened, trainer_document
 
@@ -156,7 +157,10 @@ def load(process: Process, reference: CheckpointReference | None) -> int:
     """Load what an attempt resumes from and return its step; the content must be what was once staged."""
     if reference is None:
         return 0
-    loaded = checkpoint.load_checkpoint(as_store(process.store), reference)
+    try:
+        loaded = checkpoint.load_checkpoint(as_store(process.store), reference)
+    except IntegrityError:  # one bad read is no damage: whoever comes next reads again
+        loaded = checkpoint.load_checkpoint(as_store(process.store), reference)
     expected = process.ledger.committed.get(reference.prefix, loaded.state_sha256)
     require(loaded.state_sha256 == expected, "content", f"{reference.prefix} is not what was committed")
     require(loaded.trainer.step == reference.step, "content", f"{reference.prefix} is of step {loaded.trainer.step}")
@@ -335,6 +339,17 @@ def load_resume_point(process: Process, started: AttemptStarted) -> int:
         told = tell_run(process.store.inner, PREFIX)
         require(told.owner != started.attempt, "a resume point can be read", f"{started.attempt}: {error}")
         raise
+
+
+def write_as_a_newer_program(process: Process) -> None:
+    """Claim the run as a program of tomorrow does: with an entry that this one cannot understand."""
+    store, log = as_store(process.store), f"{PREFIX}/log"
+    last = read_raw(store, log)[-1]
+    seq = last["seq"] + 1
+    body = {"attempt": 2, "something": "new"}
+    claim = {**last, "version": 2, "kind": "attempt-started", "seq": seq, "body": body, "write_id": "newer"}
+    claim["prev"] = sha256(store.read(f"{log}/{entry_name(last['seq'])}"))
+    store.create(f"{log}/{entry_name(seq)}", encode(claim))
 
 
 def break_object(store: ObjectStore, key: str) -> None:

@@ -14,13 +14,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from storage.errors import StorageError
 from storage.logs.log_entry import entry_name
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore
 
 READABLE, BROKEN, GIVEN_UP, GONE = "committed", "quarantined", "superseded", "deleted"
 RESUME_POINTS = 8
-_NO_LOGS = frozenset({"checkpoints", "heartbeats"})
+VERSION = 1
+_NO_LOGS = frozenset({"heartbeats"})
 
 
 class Violation(AssertionError):
@@ -47,6 +49,8 @@ class RawRun:
     status: dict[str, str] = field(default_factory=dict)
     holds: dict[str, dict[str, Any]] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)
+    condemned: set[str] = field(default_factory=set)
+    closed: bool = False
     resume: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -57,6 +61,10 @@ class RawRun:
     def take(self, raw: dict[str, Any]) -> None:
         """Add one entry; raises `Violation` where it may not stand here."""
         kind, body, attempt = raw["kind"], raw["body"], raw["writer"]["attempt"]
+        require(not self.closed, "an old writer stops", f"seq {raw['seq']} behind an entry of a newer version")
+        if raw["version"] > VERSION:
+            self.closed = True
+            return
         if attempt is not None:
             require(attempt == self.owner, "fencing", f"seq {raw['seq']} by attempt {attempt}, owner is {self.owner}")
         take = getattr(self, f"_{kind.replace('-', '_')}", None)
@@ -92,6 +100,11 @@ class RawRun:
 
     def _checkpoint_quarantined(self, body: dict[str, Any], raw: dict[str, Any]) -> None:
         self._move(body, (READABLE,), BROKEN)
+        self.condemned.add(body["prefix"])
+
+    def _checkpoint_restored(self, body: dict[str, Any], raw: dict[str, Any]) -> None:
+        self._move(body, (BROKEN,), READABLE)
+        self.condemned.discard(body["prefix"])
 
     def _checkpoint_superseded(self, body: dict[str, Any], raw: dict[str, Any]) -> None:
         prefix, step = body["prefix"], body["step"]
@@ -203,6 +216,22 @@ def tell_run(store: ObjectStore, run: str) -> RawRun:
     return told
 
 
+def find_damage(store: ObjectStore, body: dict[str, Any]) -> str | None:
+    """Hash a committed checkpoint with nothing of the product's; returns what is wrong with it, or None."""
+    prefix = body["prefix"]
+    try:
+        data = store.read(f"{prefix}/manifest.json")
+        if hashlib.sha256(data).hexdigest() != body["manifest_sha256"]:
+            return f"{prefix}: manifest"
+        for item in json.loads(data)["objects"]:
+            found = hashlib.sha256(store.read(f"{prefix}/{item['name']}")).hexdigest()
+            if found != item["sha256"]:
+                return f"{prefix}/{item['name']}"
+    except StorageError as error:
+        return str(error)
+    return None
+
+
 def tell_aliases(store: ObjectStore) -> dict[str, list[dict[str, Any]]]:
     """Return what each alias points at and could be rolled back to, newest last."""
     stacks: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -243,6 +272,8 @@ def _prove_checkpoint_deletable(store: ObjectStore, told: RawRun, prefix: str, r
         require(int(prefix.rsplit("-", 1)[1]) in told.ended, rule, f"{prefix}: its attempt has not ended")
         return
     require(status in (GIVEN_UP, GONE), rule, f"{prefix}: is {status}")
+    sound = prefix in told.condemned and find_damage(store, told.commits[prefix]) is None
+    require(not sound, "no verdict on one look", f"{prefix}: was quarantined, verifies, and is deleted")
     require(not told.holders(prefix), rule, f"{prefix}: is held")
     require(told.resumed != prefix, rule, f"{prefix}: an attempt resumes from it")
     require(all(body["prefix"] != prefix for body in reached(store)), rule, f"{prefix}: an alias reaches it")

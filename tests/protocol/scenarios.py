@@ -5,11 +5,14 @@ entry and each method of the store is used by one of them is itself tested.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 
-import storage.checkpoints.checkpoint as checkpoint
+import storage.checkpoints.resume_point as resume_point
 from storage.checkpoints.checkpoint import checkpoint_prefix
+from storage.errors import WriterTooOld
+from storage.logs.run_entries import ReadEvidence
 from storage.logs.run_log import RunLog, list_run_ids
 from storage.stores.memory_store import MemoryStore
 from tasks.evaluator.evaluation_run import Outcome
@@ -89,6 +92,42 @@ def second_is_broken(process: Process) -> None:
     """One bit of the newest checkpoint has flipped and nobody has noticed."""
     ended(process)
     break_checkpoint(process, at(2))
+
+
+def second_is_condemned(process: Process) -> None:
+    """A sick host has quarantined the newest checkpoint, which is sound."""
+    ended(process)
+    condemn(process, at(2))
+    process.ledger.condemned.add(at(2))
+
+
+def condemn(process: Process, prefix: str) -> None:
+    """Quarantine a checkpoint as a host does that reads it wrongly every time."""
+    log = process.log()
+    record = log.refresh().find(prefix)
+    assert record is not None
+    key = f"{prefix}/trainer.json"
+    evidence = (ReadEvidence(key=key, expected="a", found="sha256 is b", looks=3, host="sick"),)
+    resume_point.quarantine_checkpoint(log, record.committed, "b", evidence=evidence, writer=process.writer())
+
+
+def condemned_and_aged(process: Process) -> None:
+    """Of four checkpoints the first is quarantined though it is sound, the second because it is not."""
+    log, number = training(process)
+    for step in (3, 4):
+        processes.commit(process, log, processes.stage(process, step=step, attempt=number))
+    processes.end_attempt(process, log, number)
+    condemn(process, at(1))
+    condemn(process, at(2))
+    processes.break_object(as_store(process.store), f"{at(2)}/trainer.json")
+    process.ledger.broken.add(at(2))
+    process.ledger.condemned.add(at(1))
+
+
+def taken_over_by_a_newer_program(process: Process) -> None:
+    """Step 3 is staged, and a program of tomorrow has claimed the run."""
+    staged(process)
+    processes.write_as_a_newer_program(process)
 
 
 def break_checkpoint(process: Process, prefix: str) -> None:
@@ -183,7 +222,7 @@ def act_read_back(process: Process) -> None:
     if RUN not in list_run_ids(store):
         raise AssertionError("the run is not listed")
     log = process.log()
-    reference = checkpoint.newest_verified(log, writer=process.writer())
+    reference = resume_point.newest_verified(log, writer=process.writer(), sleep=process.clock.sleep)
     processes.load(process, reference)
     process.ledger.acknowledge(f"read {reference}")
 
@@ -195,6 +234,16 @@ def act_end(process: Process) -> None:
 def act_finish(process: Process) -> None:
     log = process.log()
     processes.finish_run(process, log, 1)
+
+
+def refused(act: Act) -> Act:
+    """Return an act that is not let in, because a newer program has written."""
+
+    def act_in_vain(process: Process) -> None:
+        with suppress(WriterTooOld):
+            act(process)
+
+    return act_in_vain
 
 
 SCENARIOS = (
@@ -212,6 +261,10 @@ SCENARIOS = (
     Scenario("roll-back", promoted, processes.go_back),
     Scenario("quarantine-and-resume", second_is_broken, act_resume),
     Scenario("resume", ended, act_resume),
+    Scenario("restore-and-resume", second_is_condemned, act_resume),
+    Scenario("sweep-of-quarantined", condemned_and_aged, processes.sweep),
+    Scenario("commit-after-a-newer-program", taken_over_by_a_newer_program, refused(act_commit)),
+    Scenario("sweep-after-a-newer-program", taken_over_by_a_newer_program, refused(processes.sweep)),
     Scenario("supersede-and-delete", evaluated, processes.sweep),
     Scenario("sweep", aged, processes.sweep),
     Scenario("read-back", ended, act_read_back),

@@ -26,6 +26,7 @@ class Ledger:
     committed: dict[str, str] = field(default_factory=dict)
     promised: list[str] = field(default_factory=list)
     broken: set[str] = field(default_factory=set)
+    condemned: set[str] = field(default_factory=set)
     dead: set[int] = field(default_factory=set)
     keep_last: int = 1
 

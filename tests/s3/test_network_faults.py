@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from storage.checkpoints.checkpoint import newest_verified
+from storage.checkpoints.resume_point import newest_verified
 from storage.errors import IntegrityError, StoreUnavailable, StoreUnsound
 from storage.stores.retrying_store import RetryingStore
 from storage.stores.s3_store import S3Store

@@ -32,6 +32,7 @@ class Fault(Enum):
     LOST_THEN_THROTTLED = "it happened, the answer did not arrive, and 503 SlowDown for the next eleven operations"
     OUTAGE = "503 SlowDown from here on"
     NOT_DURABLE = "it happened and is visible, but the fsync of its folder failed, so a power cut may take it back"
+    BAD_READ = "one bit of a checkpoint arrives flipped, this once"
     SLOW = "it takes so long that somebody else acts first"
 
 
@@ -99,6 +100,9 @@ def perform(
     match fault:
         case Fault.SLOW:
             return operation(*args, **named)
+        case Fault.BAD_READ:
+            result = operation(*args, **named)
+            return _flipped(result) if _reads_a_checkpoint(name, args[0]) else result
         case Fault.THROTTLED | Fault.OUTAGE:
             raise slow_down()
         case Fault.RESPONSE_LOST | Fault.LOST_THEN_THROTTLED:
@@ -124,9 +128,11 @@ def perform(
     raise error
 
 
-def applies(fault: Fault, name: str, store: object) -> bool:
+def applies(fault: Fault, name: str, store: object, key: str = "") -> bool:
     """Whether this fault differs, at this operation, from a plainer one that is tried as well."""
     operation = getattr(store, name)
+    if fault is Fault.BAD_READ:
+        return _reads_a_checkpoint(name, key)
     if fault is Fault.TORN_VISIBLE:
         return name in ("write", "write_stream")
     if fault is Fault.NOT_DURABLE:
@@ -144,6 +150,18 @@ def torn(chunks: Iterable[bytes | memoryview], broken: BaseException) -> Iterato
     first = memoryview(next(iter(chunks)))
     yield first[: len(first) // 2]
     raise broken
+
+
+def _reads_a_checkpoint(name: str, key: str) -> bool:
+    return name in ("read", "read_chunks") and "/checkpoints/" in key
+
+
+def _flipped(result: Any) -> Any:
+    """Return what was read with the lowest bit of its first byte turned over."""
+    if isinstance(result, bytes):
+        return bytes([result[0] ^ 1]) + result[1:]
+    first = next(result)
+    return iter([bytes([first[0] ^ 1]) + bytes(first[1:]), *result])
 
 
 def _finish(result: object) -> None:

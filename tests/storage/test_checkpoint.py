@@ -1,7 +1,6 @@
 """A checkpoint is used only where every byte is what the log says; where it is not, the one before is."""
 
 import struct
-from collections.abc import Callable
 
 import pytest
 
@@ -10,21 +9,18 @@ from storage.checkpoints.checkpoint import (
     TensorGroup,
     UploadOptions,
     load_checkpoint,
-    newest_verified,
     stage_checkpoint,
     verify_checkpoint,
 )
 from storage.checkpoints.checkpoint_documents import Manifest, ManifestObject, decode_manifest
 from storage.checkpoints.tensor_record import TensorRecord
 from storage.checkpoints.tensor_shard import parse_shard
-from storage.errors import IntegrityError, NothingReadable
+from storage.errors import IntegrityError
 from storage.logs.log_entry import CheckpointReference
 from storage.stores.document import encode, sha256
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore
-from tests.entries import writer
 from tests.storage.builders import (
-    check_invariants,
     commit,
     floats,
     laid_out,
@@ -61,31 +57,6 @@ def test_a_checkpoint_has_the_objects_the_architecture_names(store: ObjectStore)
     assert store.keys(prefix) == sorted(f"{prefix}/{name}" for name in NAMES)
 
 
-@pytest.mark.parametrize("damage", [flip, lambda store, key: store.delete(key)], ids=["flipped-bit", "missing"])
-@pytest.mark.parametrize("name", NAMES)
-def test_damage_to_any_object_quarantines_the_newest_and_resumes_from_the_one_before(
-    store: ObjectStore, name: str, damage: Callable[[ObjectStore, str], None]
-) -> None:
-    laid_out(store, 5, 10)
-    prefix = newest_prefix(store)
-    damage(store, f"{prefix}/{name}")
-    found = newest_verified(run_log(store), writer=writer())
-    assert found is not None
-    assert found.step == 5
-    bad = run_log(store).refresh().checkpoints[-1]
-    assert (bad.state, f"{prefix}/{name}" in bad.detail) == ("quarantined", True)
-    check_invariants(store, {found.prefix, prefix})
-
-
-def test_where_no_checkpoint_verifies_all_are_quarantined_and_nothing_begins_at_step_0(store: ObjectStore) -> None:
-    laid_out(store, 5, 10)
-    for record in run_log(store).refresh().readable:
-        flip(store, f"{record.committed.prefix}/trainer.json")
-    with pytest.raises(NothingReadable, match="committed 2 checkpoints and none can be read"):
-        newest_verified(run_log(store), writer=writer())
-    assert [record.state for record in run_log(store).refresh().checkpoints] == ["quarantined", "quarantined"]
-
-
 def test_a_commit_repeated_after_an_unknown_outcome_appends_nothing(store: ObjectStore) -> None:
     log = run_with_commits(store, 5)
     staged = stage(store, step=10, attempt=1)
@@ -93,14 +64,6 @@ def test_a_commit_repeated_after_an_unknown_outcome_appends_nothing(store: Objec
     before = log.seq
     commit(log, staged)
     assert log.seq == before
-
-
-def test_a_sound_newest_checkpoint_is_returned_and_nothing_is_written(store: ObjectStore) -> None:
-    log = laid_out(store, 5, 10)
-    before = log.seq
-    found = newest_verified(log, writer=writer())
-    assert found is not None
-    assert (found.step, log.seq) == (10, before)
 
 
 def test_a_staged_checkpoint_is_invisible_until_its_commit(store: ObjectStore) -> None:
@@ -161,7 +124,7 @@ def test_a_manifest_that_points_outside_its_folder_is_refused(name: str) -> None
     reference = planted(store, encode({**listed, "objects": [{"name": name, "bytes": 1, "sha256": sha256(b"x")}]}))
     with pytest.raises(IntegrityError, match="may not leave its folder"):
         load_checkpoint(store, reference)
-    assert "may not leave its folder" in verify_checkpoint(store, reference)[0]
+    assert "may not leave its folder" in str(verify_checkpoint(store, reference)[0])
 
 
 def manifest_of(**changed: object) -> Manifest:

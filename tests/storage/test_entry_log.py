@@ -1,13 +1,23 @@
 """The three outcomes of an append, and what a reader makes of a log."""
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 
-from storage.errors import AppendUnknown, Fenced, IntegrityError, NotDurable, StoreRefused, StoreUnavailable
+from storage.errors import (
+    AppendUnknown,
+    Fenced,
+    IntegrityError,
+    NotDurable,
+    StoreRefused,
+    StoreUnavailable,
+    WriterTooOld,
+)
 from storage.logs.entry_log import EntryLog
-from storage.logs.log_entry import entry_name
+from storage.logs.log_entry import FORMAT_VERSION, WRITER_VERSION, entry_name
+from storage.logs.registry import MODEL_KINDS, Registry, RolledBack
 from storage.logs.run_entries import CheckpointCommitted
 from storage.logs.run_state import RunState
 from storage.stores.document import encode
@@ -244,17 +254,65 @@ def test_reading_again_reads_only_what_is_new(store: ObjectStore) -> None:
     assert counting.operations == ["read"]
 
 
-def test_an_entry_of_a_newer_kind_does_not_stop_an_older_reader(store: ObjectStore) -> None:
-    log = run_with_commits(store, 5)
+def append_as_a_newer_program(store: ObjectStore, **changed: object) -> None:
+    """Append an entry that this program cannot understand."""
     last = entry_log(store).newest()
     assert last is not None
     document = msgspec.json.decode(store.read(f"{LOG}/{entry_name(last.entry.seq)}"))
-    document |= {"seq": last.entry.seq + 1, "kind": "checkpoint-blessed", "prev": last.sha256, "write_id": "new"}
+    document |= {"seq": last.entry.seq + 1, "prev": last.sha256, "write_id": "new", **changed}
     document["body"] = {"anything": [1, {"deep": None}]}
     store.create(f"{LOG}/{entry_name(last.entry.seq + 1)}", msgspec.json.encode(document))
+
+
+NEWER: tuple[dict[str, object], ...] = (
+    {"kind": "checkpoint-blessed"},
+    {"kind": "attempt-started", "version": FORMAT_VERSION + 1},
+)
+
+
+@pytest.mark.parametrize("changed", NEWER, ids=["kind", "version"])
+def test_an_entry_of_a_newer_program_does_not_stop_an_older_reader(
+    store: ObjectStore, changed: dict[str, object]
+) -> None:
+    log = run_with_commits(store, 5)
+    append_as_a_newer_program(store, **changed)
     newest = log.refresh().newest_committed
     assert newest is not None
     assert newest.committed.step == 5
+
+
+@pytest.mark.parametrize("changed", NEWER, ids=["kind", "version"])
+def test_an_entry_of_a_newer_program_stops_an_older_writer(store: ObjectStore, changed: dict[str, object]) -> None:
+    log = run_with_commits(store, 5)
+    staged = stage(store, step=10, attempt=1)
+    append_as_a_newer_program(store, **changed)
+    before = len(store.keys(LOG))
+    with pytest.raises(WriterTooOld, match="only a newer Cairn may go on with it"):
+        commit(log, staged)
+    assert len(store.keys(LOG)) == before
+
+
+def test_a_run_that_asks_for_a_newer_writer_is_read_and_not_written(store: ObjectStore) -> None:
+    log = run_log(store)
+    body = replace(opened(), smallest_writer_version=WRITER_VERSION + 1)
+    log.append(lambda state: body, writer=writer())
+    assert log.refresh().opened == body
+    with pytest.raises(WriterTooOld, match=f"asks for writer version {WRITER_VERSION + 1}"):
+        claim(log)
+
+
+def test_a_registry_with_an_entry_of_a_newer_program_is_read_and_not_written(store: ObjectStore) -> None:
+    log = entry_log(store, "models/champion/log", MODEL_KINDS)
+    decision = RolledBack(alias="champion", manifest_sha256=None, by="me", why="")
+    first = log.append(decision, after=None, writer=writer())
+    document = msgspec.json.decode(store.read(f"models/champion/log/{entry_name(0)}"))
+    assert first is not None
+    document |= {"seq": 1, "prev": first.sha256, "kind": "blessed"}
+    store.create(f"models/champion/log/{entry_name(1)}", msgspec.json.encode(document))
+    registry = Registry(store, "champion")
+    assert len(registry.refresh().history) == 1
+    with pytest.raises(WriterTooOld, match="seq 1 is a blessed"):
+        registry.append(lambda state: decision)
 
 
 def append_nothing(state: RunState) -> CheckpointCommitted | None:

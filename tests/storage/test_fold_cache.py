@@ -69,7 +69,7 @@ def halve(data: bytes) -> bytes:
 
 
 def foretell(data: bytes) -> bytes:
-    return data.replace(b'"version": 2', b'"version": 3', 1)
+    return data.replace(b'"version": 3', b'"version": 4', 1)
 
 
 def garble(data: bytes) -> bytes:

@@ -14,12 +14,13 @@ import pytest
 
 from storage.checkpoints.checkpoint import checkpoint_prefix, verify_checkpoint
 from storage.checkpoints.checkpoint_pin import pin_checkpoint
+from storage.checkpoints.resume_point import quarantine_checkpoint
 from storage.checkpoints.sweep import SweepReport, sweep
 from storage.errors import IntegrityError, StorageError
 from storage.logs.entry_log import EntryLog
 from storage.logs.log_entry import CheckpointReference
 from storage.logs.registry import MODEL_KINDS, Promoted, Registry, RolledBack
-from storage.logs.run_entries import CheckpointPinned, CheckpointQuarantined, Placement
+from storage.logs.run_entries import CheckpointPinned, CheckpointQuarantined, Placement, ReadEvidence
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
 from storage.stores.local_store import LocalStore
@@ -194,11 +195,44 @@ def test_a_quarantined_checkpoint_goes_once_enough_newer_ones_can_be_read(store:
     assert record is not None
     of = record.committed.reference
     body = CheckpointQuarantined(
-        step=of.step, attempt=of.attempt, prefix=of.prefix, manifest_sha256=of.manifest_sha256, detail="flipped"
+        step=of.step, attempt=of.attempt, prefix=of.prefix, manifest_sha256=of.manifest_sha256, detail="a spike"
     )
     log.append(lambda state: body, writer=writer())
     swept(store)
     assert folders(store) == [20, 30]
+
+
+def condemn(log: RunLog, step: int, found: str = "sha256 is 0") -> str:
+    """Quarantine a checkpoint on evidence; returns the object that is said to be damaged."""
+    record = log.refresh().find(prefix_of(step))
+    assert record is not None
+    key = f"{prefix_of(step)}/trainer.json"
+    evidence = (ReadEvidence(key=key, expected="1", found=found, looks=3, host="sick"),)
+    quarantine_checkpoint(log, record.committed, "flipped", evidence=evidence, writer=writer())
+    return key
+
+
+def test_a_quarantined_checkpoint_that_verifies_is_taken_back_by_whoever_would_delete_it(store: ObjectStore) -> None:
+    log = laid_out(store, 10, 20, 30)
+    condemn(log, 10)
+    swept(store)
+    record = log.refresh().find(prefix_of(10))
+    assert record is not None and record.state == "committed" and "verified on host" in record.detail
+    assert folders(store) == [10, 20, 30]
+
+
+def test_a_quarantined_checkpoint_is_deleted_when_a_fresh_look_fails_as_the_first_did(store: ObjectStore) -> None:
+    log = laid_out(store, 10, 20, 30)
+    store.write(condemn(log, 10), b"spoiled")
+    swept(store)
+    assert folders(store) == [20, 30]
+
+
+def test_a_quarantined_checkpoint_that_fails_in_another_way_is_kept(store: ObjectStore) -> None:
+    log = laid_out(store, 10, 20, 30)
+    store.write(condemn(log, 10, found="cannot be read: EIO"), b"spoiled")
+    swept(store)
+    assert folders(store) == [10, 20, 30]
 
 
 def test_the_live_attempts_staged_folder_is_not_touched_until_it_ends(store: ObjectStore) -> None:
