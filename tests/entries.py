@@ -4,6 +4,7 @@ No two fields are equal, none is zero, empty or its default, so that no column c
 A test names what its claim is about; everything else is here.
 """
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,6 +19,7 @@ from storage.logs.run_entries import (
     RunOpened,
 )
 from tasks.configuration.run_configuration import RunConfig
+from tasks.machine.placement import this_placement
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 CONFIG = RunConfig.model_validate({"data": {"sources": ["a.txt"]}, "training": {"steps": 100}}).document()
@@ -28,8 +30,13 @@ def writer(attempt: int | None = None) -> Writer:
 
 
 def placement(**changes: Any) -> Placement:
-    defaults = {"host": "here", "boot_id": "b", "pid": 11, "process_started": 12.5, "device": "cpu"}
-    return Placement(**{**defaults, "world_size": 2, "threads": 3, **changes})
+    defaults = {"host": "here", "boot_id": "b", "pid_namespace": "pid:[4]", "pid": 11, "start_ticks": 1250}
+    return Placement(**{**defaults, "device": "cpu", "world_size": 2, "threads": 3, **changes})
+
+
+def gone_placement() -> Placement:
+    """Return a placement on this machine whose process is gone: another one has its pid now."""
+    return replace(this_placement(device="cpu", threads=1), start_ticks=0)
 
 
 def opened(run_id: str, **changes: Any) -> RunOpened:

@@ -73,12 +73,11 @@ class FabricatedRun:
         self,
         *,
         host: str = "elsewhere",
-        boot_id: str = "b",
         overrides: Sequence[str] = (),
         placement: Placement | None = None,
     ) -> int:
         """Start the next attempt on `host`, or where `placement` says; returns its number."""
-        placement = placement or entries.placement(host=host, boot_id=boot_id)
+        placement = placement or entries.placement(host=host)
         config = configuration(overrides)
 
         def decide(state: Any) -> AttemptStarted:

@@ -17,7 +17,7 @@ from storage.errors import IntegrityError
 from storage.logs.heartbeat import read_heartbeat
 from storage.logs.run_log import RunLog
 from storage.stores.document import decode, encode
-from tasks.machine.placement import boot_id, is_known_dead
+from tasks.machine.placement import boot_id, is_known_dead, shares_pids
 from tasks.policy.run_watch import Life, Observed
 
 
@@ -99,7 +99,7 @@ def _life(log: RunLog) -> Life:
     if not log.state.attempts:
         return _life_of_opener(log)
     placement = log.state.attempts[-1].started.placement
-    if placement.host != socket.gethostname() or placement.boot_id != boot_id():
+    if not shares_pids(placement):
         return Life.UNKNOWN
     return Life.GONE if is_known_dead(placement) else Life.HERE
 

@@ -187,7 +187,7 @@ def _lease_seconds(record: AttemptRecord) -> float | None:
 
 
 def _open(log: RunLog, record: AttemptRecord, now: datetime) -> OpenAttempt:
-    from tasks.machine.placement import is_known_dead  # psutil: only an open attempt pays for it
+    from tasks.machine.placement import is_known_dead  # only an open attempt pays for it
 
     return OpenAttempt(
         is_gone=is_known_dead(record.started.placement),

@@ -112,7 +112,7 @@ def _open_attempts(store: ObjectStore, stamps: Sequence[RunStamp]) -> tuple[Open
 
 
 def _open_attempt(store: ObjectStore, stamp: RunStamp) -> OpenAttempt:
-    from tasks.machine.placement import is_known_dead  # psutil: only open attempts pay for it
+    from tasks.machine.placement import is_known_dead  # only open attempts pay for it
 
     beat = read_heartbeat(store, run_prefix(stamp.run_id), stamp.latest_attempt)
     return OpenAttempt(

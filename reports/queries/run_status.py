@@ -153,7 +153,7 @@ def standing_of(state: RunState) -> RunPhase:
 
 
 def _is_gone(owner: AttemptRecord) -> bool:
-    from tasks.machine.placement import is_known_dead  # psutil: only an open attempt pays for it
+    from tasks.machine.placement import is_known_dead  # only an open attempt pays for it
 
     return is_known_dead(owner.started.placement)
 

@@ -11,12 +11,17 @@ from storage.logs.log_entry import WRITER_VERSION, CheckpointReference
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placement:
-    """Where an attempt ran; `process_started` distinguishes its process from a later one with the same pid."""
+    """Where an attempt ran; host, boot and pid namespace say where its pid counts.
+
+    `start_ticks` are the clock ticks from the boot to the start of its process, which tell it from a later process with
+    the same pid, however often the clock is set.
+    """
 
     host: str
     boot_id: str
+    pid_namespace: str
     pid: int
-    process_started: float
+    start_ticks: int
     device: str
     world_size: int
     threads: int

@@ -1,7 +1,8 @@
 """Claiming a run: check that no live process owns it, end a lost attempt, start the next one; and its heartbeat.
 
-The lease is measured on this process's monotonic clock, as the time in which the owner's heartbeat stays the same. It
-only avoids conflicts; safety comes from the log's sequence alone.
+An owner is dead once its heartbeat has stayed the same for the lease or, if its process is known to be gone, for a
+little more than one heartbeat, on this process's monotonic clock. This only avoids conflicts; safety comes from the
+log's sequence alone.
 """
 
 import threading
@@ -25,6 +26,9 @@ from tasks.machine.background_thread import running_beside
 from tasks.machine.placement import is_known_dead
 from tasks.policy.failures import Evidence, classify
 from tasks.policy.termination import DecisionAction
+
+_DEAD_SILENT_BEATS = 1.5
+"""Heartbeats for which an owner whose process is gone must be silent: a heartbeat that moves outvotes a missing pid."""
 
 Start = Callable[[int, CheckpointReference | None, RunState], AttemptStarted]
 """Makes the entry from attempt number, resume point and state."""
@@ -103,8 +107,10 @@ def _wait_until_dead(log: RunLog, owner: AttemptRecord, claimant: Claimant) -> N
     number = owner.started.attempt
     seen = read_heartbeat(log.store, log.prefix, number)
     unchanged_since = claimant.monotonic()
-    while not is_known_dead(owner.started.placement):
-        if claimant.monotonic() - unchanged_since >= claimant.lease.seconds:
+    while True:
+        is_dead = is_known_dead(owner.started.placement)
+        patience = _DEAD_SILENT_BEATS * claimant.lease.heartbeat_seconds if is_dead else claimant.lease.seconds
+        if claimant.monotonic() - unchanged_since >= patience:
             return
         claimant.sleep(min(0.5, claimant.lease.heartbeat_seconds))
         if read_heartbeat(log.store, log.prefix, number) != seen:

@@ -1,21 +1,37 @@
-"""This process and machine: placement, code version, cores, and whether another process is alive."""
+"""This process and machine: placement, code version, cores, and whether another process is known to be dead."""
 
 import os
 import socket
 import subprocess
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-import psutil
-
 from storage.logs.run_entries import Placement
+
+_PROC = Path("/proc")
+_ONE_NAMESPACE = "one"
+"""The pid namespace of a system that has no /proc, and so no namespaces."""
 
 
 @cache
 def boot_id() -> str:
     """Return an identity of this boot of this machine."""
-    path = Path("/proc/sys/kernel/random/boot_id")
-    return path.read_text(encoding="ascii").strip() if path.exists() else f"booted-{psutil.boot_time():.0f}"
+    path = _PROC / "sys/kernel/random/boot_id"
+    if path.exists():
+        return path.read_text(encoding="ascii").strip()
+    import psutil
+
+    return f"booted-{psutil.boot_time():.0f}"
+
+
+def pid_namespace() -> str:
+    """Return the namespace in which this process's pid counts; empty if it cannot be read, which matches no other."""
+    if not _PROC.is_dir():
+        return _ONE_NAMESPACE
+    with suppress(OSError):
+        return os.readlink(_PROC / "self/ns/pid")
+    return ""
 
 
 def usable_cores() -> int:
@@ -38,30 +54,52 @@ def code_version() -> str:
 
 
 def this_placement(*, device: str, threads: int, world_size: int = 1) -> Placement:
-    """Return where this process runs."""
-    process = psutil.Process()
+    """Return where this process runs; `start_ticks` is 0 on a system without /proc."""
+    found = _state_and_start_ticks("self")
     return Placement(
         host=socket.gethostname(),
         boot_id=boot_id(),
-        pid=process.pid,
-        process_started=process.create_time(),
+        pid_namespace=pid_namespace(),
+        pid=os.getpid(),
+        start_ticks=found[1] if found else 0,
         device=device,
         world_size=world_size,
         threads=threads,
     )
 
 
-def is_known_dead(placement: Placement) -> bool:
-    """Whether the process certainly no longer exists: same host and boot, and no process with its pid and start time.
+def shares_pids(placement: Placement) -> bool:
+    """Whether the placement's pid names the same process here: same host, boot and pid namespace."""
+    here = (socket.gethostname(), boot_id(), pid_namespace())
+    return bool(placement.pid_namespace) and (placement.host, placement.boot_id, placement.pid_namespace) == here
 
-    False means unknown, not alive.
+
+def is_known_dead(placement: Placement) -> bool:
+    """Whether the process no longer exists: its pid counts here, and no process has this pid and start time.
+
+    A zombie is dead. False means unknown, not alive: another pid namespace, a process that /proc hides, or, on a system
+    without /proc, any process that has the pid now.
     """
-    if placement.host != socket.gethostname() or placement.boot_id != boot_id():
+    if not shares_pids(placement):
         return False
     try:
-        process = psutil.Process(placement.pid)
-        return bool(process.create_time() != placement.process_started) or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
+        os.kill(placement.pid, 0)
+    except ProcessLookupError:
         return True
-    except psutil.AccessDenied:
-        return False
+    except (PermissionError, OverflowError):
+        pass
+    with suppress(OSError):
+        if os.readlink(_PROC / "self") != str(os.getpid()):
+            return False  # this /proc is of another pid namespace
+    found = _state_and_start_ticks(placement.pid)
+    return found is not None and (found[0] in "ZX" or found[1] != placement.start_ticks)
+
+
+def _state_and_start_ticks(pid: int | str) -> tuple[str, int] | None:
+    """Return a process's state and start (clock ticks since the boot; proc(5), stat), or None if it is not shown."""
+    try:
+        stat = (_PROC / str(pid) / "stat").read_bytes()
+    except OSError:
+        return None
+    state, *after = stat.rpartition(b")")[2].split()  # the name in brackets may hold anything
+    return state.decode(), int(after[18])

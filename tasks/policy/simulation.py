@@ -241,7 +241,7 @@ def _with_attempt(run: SimulatedRun, stretch: Stretch) -> RunState:
     started = AttemptStarted(
         attempt=number,
         placement=Placement(
-            host="", boot_id="", pid=1, process_started=0.0, device="", world_size=plan.devices, threads=1
+            host="", boot_id="", pid_namespace="", pid=1, start_ticks=0, device="", world_size=plan.devices, threads=1
         ),
         config={},
         config_sha256="",

@@ -99,8 +99,9 @@ def _attempt(attempt: int, at: datetime, config: Any, resumed: Any, chance: rand
     placement = Placement(
         host=f"gpu-{chance.randrange(200):03d}",
         boot_id=chance.randbytes(16).hex(),
+        pid_namespace="pid:[4026531836]",
         pid=chance.randrange(1, 60_000),
-        process_started=at.timestamp(),
+        start_ticks=int(at.timestamp()),
         device="cuda",
         world_size=8,
         threads=8,

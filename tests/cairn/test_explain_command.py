@@ -1,6 +1,5 @@
 import json
 import os
-import socket
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +17,6 @@ from storage.logs.run_state import RefusedEntry
 from storage.stores.local_store import LocalStore
 from tasks.attempt.attempt_receipt import AttemptOver, Usage, write_receipt
 from tasks.configuration.settings import BudgetsConfig
-from tasks.machine.placement import boot_id
 from tasks.policy.failures import Evidence, ExceptionReport, classify
 from tests import entries
 from tests.commands import Cairn
@@ -187,7 +185,7 @@ def test_a_heartbeat_that_fell_silent_is_noticed(bard: FabricatedRun, tmp_path: 
 
 
 def test_an_owner_whose_process_is_gone_is_known_on_its_machine(fresh: FabricatedRun) -> None:
-    fresh.start(host=socket.gethostname(), boot_id=boot_id())  # pid 1 was not started at second 1
+    fresh.start(placement=entries.gone_placement())
     assert "when its process disappeared, and its end is not on record yet" in explained(fresh)
 
 

@@ -21,10 +21,10 @@ from storage.logs.registry import Registry, RegistryState
 from storage.stores.local_store import LocalStore
 from tasks.machine.placement import boot_id, this_placement
 from tests.commands import Cairn
+from tests.entries import gone_placement
 from tests.fabricated_run import FabricatedRun, fabricate, promote
 from tests.processes.waiting import wait_until
 
-HERE = {"host": socket.gethostname(), "boot_id": boot_id()}  # its pid 1 was not started at second 1
 ABANDONED = pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")  # as a watcher does
 SLEEPS = (sys.executable, "-c", "import signal; signal.pause()")
 
@@ -86,7 +86,7 @@ def one(rows: tuple[WatchRow, ...]) -> WatchRow:
 def orphan(store: LocalStore) -> FabricatedRun:
     """A run whose process on this machine is gone."""
     run = fabricate(store, "orphan")
-    run.start(**HERE)
+    run.start(placement=gone_placement())
     return run
 
 
@@ -105,7 +105,7 @@ def test_what_moved_since_is_continued_anew(orphan: FabricatedRun, watch: Callab
     recorded = Recorded()
     watch(recorded).look()
     orphan.end("lost", action="resume")
-    orphan.start(**HERE)
+    orphan.start(placement=gone_placement())
     watch(recorded).look()
     assert recorded.begun == ["orphan", "orphan"]
 
@@ -162,7 +162,7 @@ def test_a_long_back_off_is_reported_and_not_waited_for(
     store: LocalStore, watch: Callable[..., RunWatcher], clock: Clock
 ) -> None:
     run = fabricate(store, "backing-off")
-    run.start(**HERE)
+    run.start(placement=gone_placement())
     run.end("storage", action="resume", delay_seconds=300.0)
     row = one(watch(Recorded()).look_patiently())
     assert (row.action, row.seconds, clock.now) == ("waits", 300.0, 1000.0)
@@ -191,7 +191,7 @@ def test_an_unreadable_run_and_one_that_cannot_be_continued_do_not_stop_the_othe
     orphan: FabricatedRun, store: LocalStore, watch: Callable[..., RunWatcher], tmp_path: Path
 ) -> None:
     for name in ("a-bad", "b-stuck"):
-        fabricate(store, name).start(**HERE)
+        fabricate(store, name).start(placement=gone_placement())
     entry = tmp_path / "store" / "runs" / "a-bad" / "log" / "9999999998.json"
     entry.write_text(entry.read_text().replace("gpt", "gtp"))
     newest = tmp_path / "store" / "runs" / "a-bad" / "log" / "9999999999.json"

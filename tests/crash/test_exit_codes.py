@@ -4,17 +4,15 @@
 commands in tests/flows (0, 1, 2, 3, 5, 6, 75, 130) and, after real training, beside this file (0, 4, 7, 75, 130).
 """
 
-import os
 import signal
 from pathlib import Path
 
 import pytest
 
-from storage.logs.run_entries import Placement
-from tasks.machine.placement import this_placement
 from tests.crash.live_owner import SHORT_LEASE, beating
 from tests.crash.short_lived_api import ShortLivedApi
 from tests.crash.training_command import Command
+from tests.entries import gone_placement
 from tests.fabricated_run import fabricate
 from tests.processes.waiting import patience_seconds, wait_for
 
@@ -23,24 +21,8 @@ def continued(command: Command, *extra: str) -> int:
     return command.start_verb("train", "--run-id", "bard", *SHORT_LEASE, *extra).wait(timeout=patience_seconds())
 
 
-def vanished_here() -> Placement:
-    """A placement on this machine whose process is no more."""
-    process = os.posix_spawn("/bin/true", ["true"], {})
-    os.waitpid(process, 0)
-    here = this_placement(device="cpu", threads=1)
-    return Placement(
-        host=here.host,
-        boot_id=here.boot_id,
-        pid=process,
-        process_started=here.process_started,
-        device="cpu",
-        world_size=1,
-        threads=1,
-    )
-
-
 def test_a_spent_budget_leaves_with_4_and_says_which(command: Command) -> None:
-    fabricate(command.store, "bard").start(placement=vanished_here())
+    fabricate(command.store, "bard").start(placement=gone_placement())
     assert continued(command, "--set", "budgets.lost.retries=0") == 4, command.output()
     ended = command.state().attempts[-1].ended
     assert ended is not None and (ended.reason, ended.decision.action) == ("lost", "stop")
@@ -69,6 +51,6 @@ def test_a_command_told_to_go_after_it_has_said_why_it_leaves_keeps_its_code(com
 @pytest.mark.slow  # its quicker witness is in tests/cairn/test_prefect_session.py
 def test_a_server_that_dies_between_its_first_answer_and_the_flow_is_replaced(tmp_path: Path) -> None:
     command = Command(tmp_path, ShortLivedApi().url, environment={"PREFECT_CLIENT_MAX_RETRIES": "1"})
-    fabricate(command.store, "bard").start(placement=vanished_here())
+    fabricate(command.store, "bard").start(placement=gone_placement())
     assert continued(command, "--set", "budgets.lost.retries=0") == 4, command.output()
     assert "Traceback" not in command.output()

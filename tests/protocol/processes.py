@@ -92,7 +92,14 @@ class Process:
     @property
     def placement(self) -> Placement:
         return Placement(
-            host=self.host, boot_id="b", pid=self.pid, process_started=1.0, device="cpu", world_size=1, threads=1
+            host=self.host,
+            boot_id="b",
+            pid_namespace="pid:[4]",
+            pid=self.pid,
+            start_ticks=100,
+            device="cpu",
+            world_size=1,
+            threads=1,
         )
 
     def writer(self, attempt: int | None = None) -> Writer:

@@ -1,10 +1,8 @@
-import socket
-
 import pytest
 
 from reports.queries.run_status import list_runs, read_status
 from storage.stores.local_store import LocalStore
-from tasks.machine.placement import boot_id
+from tests.entries import gone_placement
 from tests.fabricated_run import FabricatedRun
 
 
@@ -26,7 +24,7 @@ def test_a_running_run_is_at_the_step_its_heartbeat_says(bard: FabricatedRun) ->
 
 
 def test_a_run_whose_owner_is_known_dead_is_interrupted(fresh: FabricatedRun) -> None:
-    fresh.start(host=socket.gethostname(), boot_id=boot_id())  # pid 1 was not started at second 1
+    fresh.start(placement=gone_placement())
     status = read_status(fresh.log)
     assert (status.state, status.owner) == ("interrupted", None)
 

@@ -71,6 +71,24 @@ def test_an_owner_that_writes_its_heartbeat_is_left_alone(owned: FabricatedRun) 
         claim(owned, clock)
 
 
+def test_an_owner_whose_process_is_gone_is_followed_after_little_more_than_one_heartbeat() -> None:
+    run = fabricate(MemoryStore("claims"), "bard")
+    run.start(placement=entries.gone_placement())
+    run.beat(3)
+    clock = Clock()
+    assert claim(run, clock).attempt == 2
+    assert 0.3 < clock.now < 0.7
+
+
+def test_a_heartbeat_that_moves_outvotes_a_missing_process() -> None:
+    run = fabricate(MemoryStore("claims"), "bard")
+    run.start(placement=entries.gone_placement())
+    clock = Clock()
+    clock.during_sleep = lambda: run.beat(4)
+    with pytest.raises(LiveOwner, match="still writes its heartbeat"):
+        claim(run, clock)
+
+
 def test_an_owner_that_commits_between_two_heartbeats_is_left_alone(owned: FabricatedRun) -> None:
     clock = Clock()
     clock.during_sleep = lambda: None if owned.log.state.checkpoints else owned.commit(10) and None
