@@ -29,7 +29,7 @@ from tasks.errors import CheckpointGone
 from tasks.evaluator.evaluation_suite import AnySuite, CommandSuite, EvaluationResult, EvaluationSpec
 from tasks.evaluator.evaluator_process import Outcome, run_evaluator
 from tasks.evaluator.run_curve import with_verdict
-from tasks.machine.placement import this_placement
+from tasks.machine.placement import pid_namespace, this_placement
 from tasks.policy.budgets import evaluator_retries_left
 
 Measure = Callable[[bytes, float], Outcome]
@@ -163,14 +163,18 @@ def _measure_once(trial: _Trial, measure: Measure) -> EvaluationRecorded | Evalu
 
 @contextmanager
 def evaluation_folder(parent: Path) -> Iterator[Path]:
-    """Make a folder under `parent` for the block and remove it afterwards; also removes those of dead processes."""
+    """Make a folder under `parent` for the block and remove it afterwards; also removes those of dead processes.
+
+    Those of another host or pid namespace stay.
+    """
     writer = this_writer()
     parent.mkdir(parents=True, exist_ok=True)
-    for abandoned in parent.glob(f"{writer.host}+*+*"):
-        pid = abandoned.name.split("+")[1]
+    here = f"{writer.host}+{pid_namespace().strip('pid:[]')}"
+    for abandoned in parent.glob(f"{here}+*+*"):
+        pid = abandoned.name.removeprefix(f"{here}+").split("+")[0]
         if pid.isdigit() and not psutil.pid_exists(int(pid)):
             shutil.rmtree(abandoned, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(prefix=f"{writer.host}+{writer.pid}+", dir=parent.absolute()))
+    folder = Path(tempfile.mkdtemp(prefix=f"{here}+{writer.pid}+", dir=parent.absolute()))
     try:
         yield folder
     finally:

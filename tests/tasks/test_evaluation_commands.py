@@ -160,10 +160,10 @@ def test_an_evaluations_folder_is_gone_afterwards(tmp_path: Path) -> None:
 
 def test_folders_of_processes_that_died_are_removed_by_the_next_one(tmp_path: Path) -> None:
     with evaluation_folder(tmp_path) as folder:
-        host, mine, _ = folder.name.split("+")
-        dead, elsewhere = tmp_path / f"{host}+999999999+x", tmp_path / f"another-{host}+999999999+x"
-        dead.mkdir()
-        elsewhere.mkdir()
+        host, namespace, mine, _ = folder.name.split("+")
+        names = (f"{host}+{namespace}+999999999+x", f"another-{host}+{namespace}+999999999+x", f"{host}+1+999999999+x")
+        for name in names:
+            (tmp_path / name).mkdir()
         with evaluation_folder(tmp_path):
-            assert (folder.exists(), dead.exists(), elsewhere.exists()) == (True, False, True)
+            assert [(tmp_path / name).exists() for name in (folder.name, *names)] == [True, False, True, True]
         assert mine == str(os.getpid())
