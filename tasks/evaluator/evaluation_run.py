@@ -77,11 +77,12 @@ def pin_for_evaluation(
 ) -> str | None:
     """Pin the checkpoint until this evaluation is recorded; returns the pin's id, or None if it is not committed.
 
-    With `during_attempt` the pin also ends when a later attempt starts, which fences that attempt.
+    With `during_attempt` the pin also ends when a later attempt starts, which fences that attempt; and a pin from the
+    commit is taken over, because an attempt evaluates a checkpoint under a suite only once at a time.
     """
     suite_sha256, holder = plan.suite.sha256, this_placement(device=plan.device, threads=plan.threads)
     wanted = (reference.prefix, suite_sha256, during_attempt, holder)
-    for pin in log.refresh().pins:
+    for pin in log.refresh().pins if during_attempt is not None else ():
         if (pin.prefix, pin.suite_sha256, pin.during_attempt, pin.holder) == wanted:
             return pin.hold_id
     pin = new_pin(reference, holder, suite_sha256=suite_sha256, during_attempt=during_attempt)

@@ -5,7 +5,7 @@ tested.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from uuid import uuid4
@@ -13,18 +13,20 @@ from uuid import uuid4
 import pytest
 
 import storage.checkpoints.checkpoint as checkpoint
+import storage.checkpoints.checkpoint_pin as checkpoint_pin
 import storage.checkpoints.resume_point as resume_point
 import storage.checkpoints.sweep as sweep
 import storage.logs.run_log as run_log
 import tasks.attempt.attempt_claim as attempt_claim
 import tasks.checkpoints.promotion_offer as promotion_offer
 import tasks.checkpoints.retention as retention
+import tasks.evaluator.evaluation_run as evaluation_run
 from storage.checkpoints.checkpoint import StagedCheckpoint
 from storage.checkpoints.sweep import Verdict
 from storage.errors import NotDurable, ObjectMissing, StoreUnavailable
 from storage.logs.entry_log import EntryLog, ReadEntry
 from storage.logs.log_entry import FORMAT_VERSION, CheckpointReference, Entry, decode_entry, entry_name
-from storage.logs.run_entries import CheckpointCommitted
+from storage.logs.run_entries import CheckpointCommitted, CheckpointPinned, Placement
 from storage.logs.run_log import FoldedLog
 from storage.logs.run_state import RunState
 from storage.stores.document import decode, encode, sha256
@@ -208,6 +210,20 @@ def no_version_gate(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RunState, "closed_to_writers", lambda self: "")
 
 
+def heartbeat_ignored(patch: pytest.MonkeyPatch) -> None:
+    """An owner that seems to be gone is not looked at."""
+    patch.setattr(attempt_claim, "_DEAD_SILENT_BEATS", 0.0)
+
+
+def shared_pin(patch: pytest.MonkeyPatch) -> None:
+    """A pin is named after its checkpoint, so two evaluators share it and the first to end releases it."""
+
+    def new_pin(reference: CheckpointReference, holder: Placement, **named: Any) -> CheckpointPinned:
+        return replace(checkpoint_pin.new_pin(reference, holder, **named), hold_id=sha256(reference.prefix.encode()))
+
+    patch.setattr(evaluation_run, "new_pin", new_pin)
+
+
 MUTANTS = (
     Mutant("marker-before-payload", marker_before_payload, ("stage-and-commit",), ("committed verifies",)),
     Mutant("blind-retry", blind_retry, ("commit", "promote"), ("no entry twice",)),
@@ -238,6 +254,13 @@ MUTANTS = (
         ("nothing needed is superseded",),
     ),
     Mutant("fsync-error-swallowed", fsync_error_swallowed, ("commit",), ("nothing acknowledged is lost",)),
+    Mutant(
+        "heartbeat-ignored",
+        heartbeat_ignored,
+        ("claim-from-a-beating-owner",),
+        ("a heartbeat outvotes a missing pid",),
+    ),
+    Mutant("shared-pin", shared_pin, ("evaluate-beside-another",), ("what is held stays",)),
     Mutant("claim-on-an-old-look", claim_on_an_old_look, (), ("resumes from the newest",)),
     Mutant("quarantine-without-reread", quarantine_without_reread, ("resume",), ("no verdict on one look",)),
     Mutant("deletion-without-a-look", deletion_without_a_look, ("sweep-of-quarantined",), ("no verdict on one look",)),

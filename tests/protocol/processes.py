@@ -79,6 +79,17 @@ class VirtualClock:
 
 
 @dataclass
+class EventfulClock(VirtualClock):
+    """Something happens whenever the process sleeps."""
+
+    during_sleep: Callable[[], None] = lambda: None
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        self.during_sleep()
+
+
+@dataclass
 class Process:
     """One process: its store, its identity, its clock, and the ledger that everybody shares."""
 
@@ -88,6 +99,7 @@ class Process:
     pid: int = field(default_factory=lambda: next(_PIDS))
     clock: VirtualClock = field(default_factory=VirtualClock)
     shard_bytes: int = 16
+    mistaken: Callable[[], bool] = lambda: False
 
     @property
     def placement(self) -> Placement:
@@ -102,6 +114,12 @@ class Process:
             threads=1,
         )
 
+    def believes_dead(self, placement: Placement) -> bool:
+        """Whether it takes another process for dead: one that is, or, mistaken, any."""
+        if placement.pid not in self.ledger.dead and self.mistaken():
+            self.ledger.mourned.add(placement.pid)
+        return placement.pid in self.ledger.dead | self.ledger.mourned
+
     def writer(self, attempt: int | None = None) -> Writer:
         return Writer(host=self.host, pid=self.pid, attempt=attempt)
 
@@ -114,7 +132,7 @@ _PRESENT: ContextVar[Process] = ContextVar("present")
 
 @contextmanager
 def being(process: Process) -> Iterator[None]:
-    """Within this, holds are taken in the name of the process."""
+    """Within this, holds are taken, and others believed dead, in the name of the process."""
     token = _PRESENT.set(process)
     try:
         yield
@@ -125,6 +143,11 @@ def being(process: Process) -> Iterator[None]:
 def present_placement(*, device: str, threads: int) -> Placement:
     """Stand in for `this_placement`: every process of these tests is this one process."""
     return _PRESENT.get().placement
+
+
+def present_belief(placement: Placement) -> bool:
+    """Stand in for `is_known_dead`, for the same reason."""
+    return _PRESENT.get().believes_dead(placement)
 
 
 def open_run(process: Process) -> None:
@@ -142,7 +165,8 @@ def claim(process: Process, log: RunLog) -> AttemptStarted:
         monotonic=process.clock.monotonic,
         sleep=process.clock.sleep,
     )
-    started = attempt_claim.claim_attempt(log, claimant, partial(_start, process))
+    with being(process):
+        started = attempt_claim.claim_attempt(log, claimant, partial(_start, process))
     process.ledger.acknowledge(f"claimed {started.attempt}")
     return started
 
@@ -256,8 +280,14 @@ def measured(loss: float) -> Callable[[bytes, float], Outcome]:
     return lambda order, timeout: Outcome(result=result, problem="")
 
 
-def evaluate(process: Process, prefix: str, measure: Callable[[bytes, float], Outcome], during: int | None) -> None:
-    """Evaluate a committed checkpoint, reading its bytes as the evaluator would."""
+def evaluate(
+    process: Process,
+    prefix: str,
+    measure: Callable[[bytes, float], Outcome],
+    during: int | None,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> None:
+    """Evaluate a committed checkpoint, reading its bytes as the evaluator would, after what happens meanwhile."""
     log = process.log()
     record = log.refresh().find(prefix)
     if record is None:
@@ -265,10 +295,11 @@ def evaluate(process: Process, prefix: str, measure: Callable[[bytes, float], Ou
     reference = record.committed.reference
 
     def read_and_measure(order: bytes, timeout: float) -> Outcome:
+        meanwhile()
         try:
             load(process, reference)
         except IntegrityError as error:
-            _require_gone_for_a_reason(process, prefix, error)
+            _require_gone_for_a_reason(process, prefix, during, error)
         return measure(order, timeout)
 
     with being(process):
@@ -279,9 +310,10 @@ def evaluate(process: Process, prefix: str, measure: Callable[[bytes, float], Ou
     process.ledger.acknowledge(f"{'failed' if failed else 'evaluated'} {prefix}")
 
 
-def _require_gone_for_a_reason(process: Process, prefix: str, error: IntegrityError) -> None:
-    told = tell_run(process.store.inner, PREFIX)
-    gone = told.status[prefix] != "committed" or prefix in process.ledger.broken
+def _require_gone_for_a_reason(process: Process, prefix: str, during: int | None, error: IntegrityError) -> None:
+    """Only a broken checkpoint, a later attempt, or one that takes the evaluator for dead takes its bytes away."""
+    is_over = during is not None and during != tell_run(process.store.inner, PREFIX).claims
+    gone = is_over or prefix in process.ledger.broken or process.pid in process.ledger.mourned
     require(gone, "what is held stays", f"{prefix}: {error}")
     raise CheckpointGone(prefix) from error
 
@@ -315,9 +347,7 @@ def go_back(process: Process) -> None:
 def sweep(process: Process) -> None:
     """Sweep the run as the verb and the flow do."""
     policy = CheckpointConfig(keep_last=process.ledger.keep_last, keep_best=0)
-    checkpoint_sweep.sweep_run(
-        process.log(), policy, SUITE.sha256, is_dead=lambda placement: placement.pid in process.ledger.dead
-    )
+    checkpoint_sweep.sweep_run(process.log(), policy, SUITE.sha256, is_dead=process.believes_dead)
     process.ledger.acknowledge("swept")
 
 

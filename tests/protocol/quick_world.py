@@ -12,10 +12,11 @@ import pytest
 
 import storage.logs.entry_log
 import storage.logs.run_log
+import tasks.attempt.attempt_claim
 import tasks.checkpoints.promotion_offer
 import tasks.evaluator.evaluation_run
 from storage.logs.entry_log import EntryLog, ReadEntry
-from tests.protocol.processes import present_placement
+from tests.protocol.processes import present_belief, present_placement
 from tests.protocol.world import Ledger
 from tests.storage.builders import clock, no_sleep
 from tests.storage.inline_executor import InlineExecutor
@@ -52,4 +53,5 @@ def quick_world() -> Iterator[pytest.MonkeyPatch]:
         patch.setattr(storage.logs.run_log, "FOLD_EVERY_ENTRIES", 3)
         patch.setattr(tasks.evaluator.evaluation_run, "this_placement", present_placement)
         patch.setattr(tasks.checkpoints.promotion_offer, "this_placement", present_placement)
+        patch.setattr(tasks.attempt.attempt_claim, "is_known_dead", present_belief)
         yield patch

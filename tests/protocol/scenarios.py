@@ -6,8 +6,9 @@ entry and each method of the store is used by one of them is itself tested.
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from itertools import count
 
 import storage.checkpoints.resume_point as resume_point
 from storage.checkpoints.checkpoint import checkpoint_prefix
@@ -15,9 +16,11 @@ from storage.errors import WriterTooOld
 from storage.logs.run_entries import ReadEvidence
 from storage.logs.run_log import RunLog, list_run_ids
 from storage.stores.memory_store import MemoryStore
+from tasks.errors import LiveOwner
 from tasks.evaluator.evaluation_run import Outcome
 from tests.protocol import processes
-from tests.protocol.processes import PREFIX, Process, measured
+from tests.protocol.processes import PREFIX, EventfulClock, Process, measured
+from tests.protocol.raw_history import Violation, tell_run
 from tests.protocol.world import Ledger, Snapshot, WatchedStore, as_store, take_snapshot
 from tests.storage.builders import RUN
 from tests.storage.faulty_store import Death, Fault, FaultyStore
@@ -200,6 +203,21 @@ def act_evaluate(process: Process) -> None:
     processes.evaluate(process, at(2), measured(0.5), None)
 
 
+def act_evaluate_beside_another(process: Process) -> None:
+    """While it reads, another process evaluates the same checkpoint to its end, and then a sweep needs the room."""
+
+    def meanwhile() -> None:
+        processes.evaluate(beside(process), at(1), measured(0.5), None)
+        processes.sweep(beside(process))
+
+    processes.evaluate(process, at(1), measured(0.5), None, meanwhile)
+
+
+def beside(process: Process) -> Process:
+    """Another process on the same store, to which nothing happens."""
+    return Process(store=process.store.inner, ledger=process.ledger, host="beside")
+
+
 def act_evaluate_in_vain(process: Process) -> None:
     processes.evaluate(process, at(2), lambda order, timeout: Outcome(result=b"", problem="exited with 1"), None)
 
@@ -210,6 +228,24 @@ def act_promote(process: Process) -> None:
 
 def act_promote_oldest(process: Process) -> None:
     processes.promote(process, at(1))
+
+
+def act_claim_from_a_beating_owner(process: Process) -> None:
+    """The process of the owner seems to be gone, but its heartbeat moves."""
+
+    def beat() -> None:
+        owner = tell_run(process.store.inner, PREFIX).owner
+        if owner is not None:
+            processes.beat(beside(process), owner, next(beats))
+
+    beats = count(1)
+    believer = replace(process, clock=EventfulClock(during_sleep=beat), mistaken=lambda: True)
+    try:
+        processes.claim(believer, believer.log())
+    except LiveOwner:
+        process.ledger.acknowledge("left alone")
+    else:
+        raise Violation("a heartbeat outvotes a missing pid: its attempt was ended")
 
 
 def act_resume(process: Process) -> None:
@@ -250,10 +286,12 @@ SCENARIOS = (
     Scenario("open-run", nothing, processes.open_run),
     Scenario("claim-first", opened, act_claim),
     Scenario("claim-and-take-over", owned, act_claim),
+    Scenario("claim-from-a-beating-owner", owned, act_claim_from_a_beating_owner),
     Scenario("stage", owned, act_stage),
     Scenario("commit", staged, act_commit),
     Scenario("stage-and-commit", owned, act_stage_and_commit),
     Scenario("evaluate", owned, act_evaluate),
+    Scenario("evaluate-beside-another", ended, act_evaluate_beside_another),
     Scenario("evaluate-in-vain", ended, act_evaluate_in_vain),
     Scenario("promote", promoted_oldest, act_promote),
     Scenario("promote-oldest", evaluated, act_promote_oldest),

@@ -72,6 +72,11 @@ def _sweep(process: Process, chance: random.Random) -> None:
         processes.sweep(process)
 
 
+def _is_mistaken(chance: random.Random, rate: float) -> bool:
+    """Whether a process takes a living one for dead."""
+    return chance.random() < rate
+
+
 TRAINER = Role("trainer", _train)
 ROLES = (TRAINER, TRAINER, Role("evaluator", _evaluate), Role("promoter", _promote), Role("sweeper", _sweep))
 WORLDS = tuple({item.before: item for item in SCENARIOS if item.before.__name__ != "second_is_broken"}.values())
@@ -89,6 +94,7 @@ class Actor:
             host=self.name,
             pid=10_000 + number,
             clock=self.clock,
+            mistaken=partial(_is_mistaken, random.Random(f"mistaken {seed}"), simulation.mistake_rate),
             shard_bytes=1024,
         )
         self.greenlet: Any = greenlet(partial(self._live, random.Random(seed)))
@@ -163,6 +169,7 @@ class Simulation:
         self.trace.append(f"world: {scenario.before.__name__}")
         self.fault_rate = self.chance.choice((0.0, 0.02, 0.05, 0.1))
         self.pause_rate = self.chance.choice((0.0, 0.02, 0.05))
+        self.mistake_rate = self.chance.choice((0.0, 0.0, 0.1, 0.5))
         self.step, self.started, self.restarts = 0, 0, self.chance.randint(0, 3)
         self.actors: list[Actor] = []
         for role in [TRAINER, *self.chance.choices(ROLES, k=self.chance.randint(1, 3))]:

@@ -46,3 +46,7 @@ def test_schedules_let_every_role_finish_fail_and_die() -> None:
     roles = ("trainer", "evaluator", "promoter", "sweeper")
     assert {f"{role} {end}" for role in roles for end in ("done", "dead", "StoreUnavailable")} <= ends
     assert {"trainer Fenced", "trainer LiveOwner", "evaluator CheckpointGone"} <= ends
+
+
+def test_schedules_take_living_owners_and_holders_for_dead() -> None:
+    assert sum(bool(simulate(seed).ledger.mourned) for seed in range(100)) > 10

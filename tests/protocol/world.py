@@ -20,7 +20,10 @@ from tests.storage.faulty_store import Death
 
 @dataclass
 class Ledger:
-    """What was acknowledged to somebody, what is broken on purpose, who is dead, how much a sweep keeps."""
+    """What was acknowledged to somebody, what is broken on purpose, who is dead, how much a sweep keeps.
+
+    In `mourned` are those that somebody took for dead, rightly or not.
+    """
 
     entries: dict[str, str] = field(default_factory=dict)
     committed: dict[str, str] = field(default_factory=dict)
@@ -28,6 +31,7 @@ class Ledger:
     broken: set[str] = field(default_factory=set)
     condemned: set[str] = field(default_factory=set)
     dead: set[int] = field(default_factory=set)
+    mourned: set[int] = field(default_factory=set)
     keep_last: int = 1
 
     def acknowledge(self, what: str) -> None:

@@ -128,6 +128,22 @@ def test_two_evaluators_of_the_same_leave_one_outcome_and_no_hold(log: RunLog, p
     assert losses(log) == [2.0] and log.state.pins == ()
 
 
+@pytest.mark.parametrize("other", ["the same suite", "another suite"])
+def test_the_end_of_one_evaluation_leaves_the_pin_of_another(log: RunLog, plan: EvaluationPlan, other: str) -> None:
+    pins = []
+
+    def outlast(spec: bytes, timeout_seconds: float) -> Outcome:
+        own = {pin.hold_id for pin in log.refresh().pins}
+        beside = plan if other == "the same suite" else of_command(plan)
+        record_evaluation(RunLog(log.store, log.run_id), newest(log), beside, measure=Evaluator(2.0))
+        pins.append((own, {pin.hold_id for pin in log.refresh().pins}))
+        return Evaluator(9.0)(spec, timeout_seconds)
+
+    record_evaluation(log, newest(log), plan, measure=outlast)
+    ((before, after),) = pins
+    assert len(before) == 1 and after == before
+
+
 def test_an_interrupted_one_leaves_nothing_on_record(log: RunLog, plan: EvaluationPlan) -> None:
     def interrupted(spec: bytes, timeout_seconds: float) -> Outcome:
         raise EvaluationInterrupted("leaving")
