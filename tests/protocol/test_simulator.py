@@ -37,7 +37,7 @@ def test_a_seed_gives_the_same_schedule_every_time() -> None:
 
 def test_schedules_let_every_role_finish_fail_and_die() -> None:
     ends: set[str] = set()
-    for seed in range(100):
+    for seed in range(300):
         simulation: Simulation = simulate(seed)
         for line in simulation.trace:
             name, _, end = line.strip().partition(": ")
