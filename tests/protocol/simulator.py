@@ -169,7 +169,7 @@ class Simulation:
         self.trace.append(f"world: {scenario.before.__name__}")
         self.fault_rate = self.chance.choice((0.0, 0.02, 0.05, 0.1))
         self.pause_rate = self.chance.choice((0.0, 0.02, 0.05))
-        self.mistake_rate = random.Random(f"mistakes {self.seed}").choice((0.0, 0.0, 0.1, 0.5))
+        self.mistake_rate = random.Random(f"mistakes {self.seed}").choice((0.0, 0.2, 0.7))
         self.step, self.started, self.restarts = 0, 0, self.chance.randint(0, 3)
         self.actors: list[Actor] = []
         for role in [TRAINER, *self.chance.choices(ROLES, k=self.chance.randint(1, 3))]:

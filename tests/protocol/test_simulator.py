@@ -49,4 +49,4 @@ def test_schedules_let_every_role_finish_fail_and_die() -> None:
 
 
 def test_schedules_take_living_owners_and_holders_for_dead() -> None:
-    assert sum(bool(simulate(seed).ledger.mourned) for seed in range(100)) > 10
+    assert sum(bool(simulate(seed).ledger.mourned) for seed in range(100)) >= 10
