@@ -17,7 +17,7 @@ from tests.protocol.quick_world import witnessed
 from tests.protocol.raw_history import Violation, require
 from tests.protocol.scenarios import Scenario
 from tests.protocol.world import Copies, Ledger
-from tests.storage.faulty_store import Death, Fault, FaultyStore, applies
+from tests.storage.faulty_store import ArrivingStore, Death, Fault, FaultyStore, applies
 
 Rival = Callable[[Process], None]
 
@@ -65,6 +65,8 @@ TROUBLES = (
     Trouble("slow_while_promoted", Fault.SLOW, promote_oldest),
     Trouble("slow_while_taken_over_and_swept", Fault.SLOW, take_over_and_sweep),
 )
+LATEST = 24
+"""A late request arrives before one of so many first operations of whoever goes on."""
 # One of these at the entry's own PUT must be settled, and the scenario acknowledged.
 SETTLED = frozenset({Fault.ERROR_BEFORE, Fault.RESPONSE_LOST, Fault.THROTTLED})
 
@@ -89,10 +91,14 @@ def operations(scenario: Scenario, copies: Copies) -> FaultyStore:
     return counting
 
 
-def all_cases(scenario: Scenario, copies: Copies) -> Iterator[Case]:
-    """Yield every case that differs; on files every eighth, such that each operation meets two faults or three."""
+def default_cases(scenario: Scenario, copies: Copies) -> Iterator[Case]:
+    """Yield every second case in memory and every eighth on files; all of them in the full amount."""
+    return all_cases(scenario, copies, share=share_of(8 if copies.kind == "local" else 2))
+
+
+def all_cases(scenario: Scenario, copies: Copies, *, share: int = 1) -> Iterator[Case]:
+    """Yield every case that differs, or one in `share`: each operation then meets a share of the faults."""
     counted = operations(scenario, copies)
-    share = share_of(8) if copies.kind == "local" else 1
     for number, trouble in enumerate(TROUBLES):
         for at, name in enumerate(counted.operations):
             key, store = counted.keys_asked[at], counted.inner.inner  # type: ignore[attr-defined]
@@ -116,7 +122,8 @@ def run_case(case: Case, copies: Copies) -> None:
         if case.trouble.power_cut:
             survivor.inner.delete(faulty.keys_asked[case.at])
         examine(survivor, ledger)
-        continue_run(survivor, ledger)
+        arriving = ArrivingStore(survivor, faulty.late, at=case.at * 7 % LATEST) if faulty.late else None
+        continue_run(survivor, ledger, seen_as=arriving)
     except Violation as violation:
         raise Violation(f"{violation} [{case}]") from violation
 

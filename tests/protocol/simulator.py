@@ -22,7 +22,7 @@ from tests.protocol.quick_world import witnessed
 from tests.protocol.raw_history import Violation
 from tests.protocol.scenarios import SCENARIOS, Scenario, world_before
 from tests.protocol.world import Snapshot, WatchedStore, copied
-from tests.storage.faulty_store import DEADLY, FOLLOWING, Death, Fault, perform
+from tests.storage.faulty_store import DEADLY, FOLLOWING, Death, Fault, applies, on_its_way, perform
 
 LONGEST = 400
 _FATES = (
@@ -35,6 +35,9 @@ _FATES = (
     Fault.TORN_DEATH,
     Fault.THROTTLED,
     Fault.LOST_THEN_THROTTLED,
+    Fault.LATE,
+    Fault.LATE,
+    Fault.BAD_READ,
 )
 
 
@@ -100,7 +103,7 @@ class Actor:
         self.greenlet: Any = greenlet(partial(self._live, random.Random(seed)))
         self.pending = "begin"
         self.throttled = self.asleep_until = 0
-        self.is_dead = False
+        self.is_dead = self.has_misread = False
         self.end = ""
 
     def _live(self, chance: random.Random) -> None:
@@ -151,6 +154,8 @@ class SimulatedStore:
         fate = self.actor.ask(f"{name} {next((arg for arg in args if isinstance(arg, str)), '')}")
         if fate is None:
             return operation(*args, **named)
+        if fate is Fault.LATE and applies(fate, name, self.inner):
+            self.actor.simulation.late.append(on_its_way(operation, args, named))
         return perform(fate, self.inner, name, operation, args, named)
 
 
@@ -172,6 +177,7 @@ class Simulation:
         self.mistake_rate = random.Random(f"mistakes {self.seed}").choice((0.0, 0.2, 0.7))
         self.step, self.started, self.restarts = 0, 0, self.chance.randint(0, 3)
         self.actors: list[Actor] = []
+        self.late: list[Callable[[], object]] = []
         for role in [TRAINER, *self.chance.choices(ROLES, k=self.chance.randint(1, 3))]:
             self._start(role)
 
@@ -184,6 +190,8 @@ class Simulation:
                 actor.is_dead = True
                 if actor.greenlet:  # one that never began has nothing to leave
                     actor.greenlet.throw(Death)
+            while self.late:
+                self._arrive()
         examine(self.store, self.ledger)
         continue_run(self.store, self.ledger)
 
@@ -200,6 +208,8 @@ class Simulation:
 
     def _advance(self, actor: Actor) -> None:
         self.step += 1
+        if self.late and self.chance.random() < 0.05:
+            self._arrive()
         fate = self._fate(actor)
         self.trace.append(f"{self.step:4} {actor.name}: {actor.pending}" + (f"  ← {fate.name}" if fate else ""))
         actor.greenlet.switch(*([] if actor.pending == "begin" else [fate]))
@@ -215,9 +225,18 @@ class Simulation:
         if self.chance.random() >= self.fault_rate:
             return None
         fate = self.chance.choice(_FATES)
+        if fate is Fault.BAD_READ:
+            if actor.has_misread:
+                return None
+            actor.has_misread = True
         actor.throttled = FOLLOWING.get(fate, 0)
         actor.is_dead = fate in DEADLY
         return fate
+
+    def _arrive(self) -> None:
+        """Let one request of somebody dead arrive."""
+        self.trace.append("     a late request arrives")
+        self.late.pop(self.chance.randrange(len(self.late)))()
 
     def _bury(self, actor: Actor) -> None:
         self.trace.append(f"     {actor.name}: {actor.end}")

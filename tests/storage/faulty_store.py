@@ -7,6 +7,7 @@ tomorrow is covered without anybody remembering it. Deterministic: no clock, no 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from inspect import isgeneratorfunction
 from typing import Any
 
@@ -32,13 +33,15 @@ class Fault(Enum):
     LOST_THEN_THROTTLED = "it happened, the answer did not arrive, and 503 SlowDown for the next eleven operations"
     OUTAGE = "503 SlowDown from here on"
     NOT_DURABLE = "it happened and is visible, but the fsync of its folder failed, so a power cut may take it back"
+    LATE = "the process dies, and its request arrives when others are at work"
     BAD_READ = "one bit of a checkpoint arrives flipped, this once"
     SLOW = "it takes so long that somebody else acts first"
 
 
 # Eleven: with the lost answer itself exactly what an append tries before it calls its outcome unknown.
 FOLLOWING = {Fault.THROTTLED: 3, Fault.LOST_THEN_THROTTLED: 11, Fault.OUTAGE: 1_000_000}
-DEADLY = frozenset({Fault.DEATH_BEFORE, Fault.DEATH_AFTER, Fault.TORN_DEATH})
+DEADLY = frozenset({Fault.DEATH_BEFORE, Fault.DEATH_AFTER, Fault.TORN_DEATH, Fault.LATE})
+_CHANGES = frozenset({"create", "write", "write_stream", "delete", "discard"})
 _TORN = frozenset({Fault.TORN_ERROR, Fault.TORN_DEATH})
 
 
@@ -57,6 +60,7 @@ class FaultyStore:
     fired: bool = False
     rival: Callable[[ObjectStore], None] | None = None
     keys_asked: list[str] = field(default_factory=list)
+    late: Callable[[], object] | None = None
 
     def __getattr__(self, name: str) -> Any:
         """Return the wrapped store's attribute; anything callable is an operation."""
@@ -76,6 +80,8 @@ class FaultyStore:
         self.fired = True
         if self.fault is Fault.SLOW and self.rival is not None:
             self.rival(self.inner)
+        if self.fault is Fault.LATE:
+            self.late = on_its_way(operation, args, named)
         return perform(self.fault, self.inner, name, operation, args, named)
 
     def _afterwards(self, number: int, operation: Callable[..., Any], args: tuple[Any, ...], named: Any) -> Any:
@@ -83,6 +89,34 @@ class FaultyStore:
             raise Death
         if number <= (self.at or 0) + FOLLOWING.get(self.fault, 0):
             raise slow_down()
+        return operation(*args, **named)
+
+
+def on_its_way(operation: Callable[..., Any], args: tuple[Any, ...], named: Any = None) -> Callable[[], object]:
+    """Return a request that its sender has sent with all its bytes, and that arrives when it is called."""
+    if is_stream(args):
+        args = (args[0], [bytes(chunk) for chunk in args[1]])
+    return lambda: operation(*args, **(named or {}))
+
+
+@dataclass
+class ArrivingStore:
+    """A store at which a late request arrives before operation number `at` of whoever uses it now."""
+
+    inner: Any
+    late: Callable[[], object]
+    at: int
+    seen: int = 0
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the wrapped store's attribute; anything callable is an operation."""
+        value = getattr(self.inner, name)
+        return partial(self._operate, value) if callable(value) else value
+
+    def _operate(self, operation: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        if self.seen == self.at:
+            self.late()
+        self.seen += 1
         return operation(*args, **named)
 
 
@@ -113,7 +147,7 @@ def perform(
         case Fault.DEATH_AFTER:
             _finish(operation(*args, **named))
             raise Death
-        case Fault.DEATH_BEFORE:
+        case Fault.DEATH_BEFORE | Fault.LATE:
             raise Death
         case Fault.TORN_ERROR | Fault.TORN_DEATH if is_stream(args):
             operation(args[0], torn(args[1], error if fault is Fault.TORN_ERROR else Death()))
@@ -131,6 +165,8 @@ def perform(
 def applies(fault: Fault, name: str, store: object, key: str = "") -> bool:
     """Whether this fault differs, at this operation, from a plainer one that is tried as well."""
     operation = getattr(store, name)
+    if fault is Fault.LATE:
+        return name in _CHANGES
     if fault is Fault.BAD_READ:
         return _reads_a_checkpoint(name, key)
     if fault is Fault.TORN_VISIBLE:
