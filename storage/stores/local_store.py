@@ -40,6 +40,7 @@ class LocalStore:
 
     def __init__(self, root: Path) -> None:
         self._root = root.absolute()  # created by the first write
+        self._synced = set[Path]()  # folders whose names this process has brought to disk
 
     @property
     def url(self) -> str:
@@ -211,13 +212,44 @@ class LocalStore:
     def _temporary_file(self, path: Path) -> Iterator[tuple[BinaryIO, Path]]:
         temporary = path.parent / f".{path.name}.{uuid.uuid4().hex}"
         try:
-            with _open_temporary(temporary) as file:
+            with self._open_temporary(temporary) as file:
                 yield file, temporary
         except OSError as error:
             raise _store_error(error, f"{self.url}: cannot write {path.name}") from error
         finally:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
+
+    def _open_temporary(self, temporary: Path) -> BinaryIO:
+        # A concurrent `delete` of the last object may remove the folder between the two calls.
+        for _ in range(8):
+            self._make_folder(temporary.parent)
+            with suppress(FileNotFoundError):
+                return open(temporary, "xb", opener=_open_0664)
+        return open(temporary, "xb", opener=_open_0664)
+
+    def _make_folder(self, folder: Path) -> None:
+        # The process that made a folder may have died before it synced its name: each process does so once.
+        if folder.is_dir() and (folder in self._synced or not folder.is_relative_to(self._root)):
+            return
+        self._make_folder(folder.parent)
+        try:
+            folder.mkdir(mode=0o775)
+        except FileExistsError:
+            with suppress(FileNotFoundError):  # removed again at once: the caller tries again
+                if not stat.S_ISDIR(os.lstat(folder).st_mode) and not folder.is_dir():
+                    raise
+        except FileNotFoundError:
+            return
+        try:
+            fsync_path(folder.parent)
+            self._synced.add(folder)
+        except (FileNotFoundError, PermissionError):
+            return
+        except OSError:
+            with suppress(OSError):
+                folder.rmdir()  # a retry makes it anew: an fsync after a failed one proves nothing of the first
+            raise
 
 
 def fsync_path(path: Path) -> None:
@@ -232,37 +264,6 @@ def fsync_path(path: Path) -> None:
 def _open_0664(path: str, flags: int) -> int:
     # Not world-writable whatever the umask: write access to a store decides what is trained.
     return os.open(path, flags, 0o664)
-
-
-def _open_temporary(temporary: Path) -> BinaryIO:
-    # A concurrent `delete` of the last object may remove the folder between the two calls.
-    for _ in range(8):
-        _make_folder(temporary.parent)
-        with suppress(FileNotFoundError):
-            return open(temporary, "xb", opener=_open_0664)
-    return open(temporary, "xb", opener=_open_0664)
-
-
-def _make_folder(folder: Path) -> None:
-    if folder.is_dir():
-        return
-    _make_folder(folder.parent)
-    try:
-        folder.mkdir(mode=0o775)
-    except FileExistsError:
-        with suppress(FileNotFoundError):  # removed again at once: the caller tries again
-            if not stat.S_ISDIR(os.lstat(folder).st_mode) and not folder.is_dir():
-                raise
-    except FileNotFoundError:
-        return
-    try:
-        fsync_path(folder.parent)
-    except (FileNotFoundError, PermissionError):
-        return
-    except OSError:
-        with suppress(OSError):
-            folder.rmdir()  # a retry makes it anew: an fsync after a failed one proves nothing of the first
-        raise
 
 
 def _start_writeback(file: BinaryIO, flushed_bytes: int, size_bytes: int) -> int:

@@ -262,10 +262,25 @@ FLOW_MUTANTS = (
     mutant(
         "folder-fsync-forgiven",
         "storage/stores/local_store.py",
-        "except (FileNotFoundError, PermissionError):\n        return",
-        "except OSError:\n        return",
+        "except (FileNotFoundError, PermissionError):\n            return",
+        "except OSError:\n            return",
         "tests/storage/test_local_store_fsync.py::"
         "test_a_new_folder_whose_name_is_not_on_disk_is_made_anew_by_a_repetition",
+    ),
+    mutant(
+        "folder-synced-by-its-maker-only",
+        "storage/stores/local_store.py",
+        "if folder.is_dir() and (folder in self._synced or not folder.is_relative_to(self._root)):",
+        "if folder.is_dir():",
+        "tests/protocol/test_power_cuts.py::"
+        "test_a_folder_made_by_a_process_that_died_before_it_was_synced_is_synced_by_the_next_that_writes_there",
+    ),
+    mutant(
+        "dead-server-left-dead",
+        "flows/orchestrator/ephemeral_server.py",
+        "if restarts == len(_BACKOFF_SECONDS) or",
+        "if restarts >= 0 or",
+        "tests/flows/test_ephemeral_server.py::test_a_request_waits_for_the_server_that_is_started_again",
     ),
     mutant(
         "fenced-exits-as-an-error",
