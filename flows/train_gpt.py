@@ -20,7 +20,7 @@ from flows.run.active_run import ActiveRun
 from flows.run.attempt import Attempt, claim_next_attempt
 from flows.run.run_opening import open_run
 from flows.run.run_promotion import offer_best
-from storage.errors import Fenced
+from storage.errors import Fenced, NotDurable, StoreRefused
 from storage.logs.run_entries import AttemptEnded, AttemptStarted
 from tasks.attempt.shutdown_signal import ShutdownSignal
 from tasks.policy.termination import RESTARTABLE, DecisionAction, FlowState, final_state
@@ -67,6 +67,8 @@ def _train(run: ActiveRun) -> State[None]:
         except Fenced as fenced:
             run.say(f"fenced: {fenced}")
             return Failed(name=FlowState.FENCED, message=str(fenced))
+        except (StoreRefused, NotDurable) as error:  # not even the receipt: the next claim writes it
+            return Failed(name=FlowState.STORAGE, message=f"{error}; the same command continues")
         if stopped := _stopped_state(run, ended):
             return stopped
         if ended.decision.action != DecisionAction.FINISH:
@@ -103,7 +105,7 @@ def _stopped_state(run: ActiveRun, ended: AttemptEnded) -> State[None] | None:
         return None
     if run.cancellation.is_cancelling():
         return Cancelled(message=f"{ended.detail}; the same command continues")
-    name = final_state(ended.reason, decision.action)
+    name = final_state(ended.reason, decision.action, decision.charged)
     if name is None:
         run.say(f"  {decision.reason}; left: {decision.left}")
         return None

@@ -59,12 +59,13 @@ def train(
         say("preempted; the same command continues")
         return ExitCode.PREEMPTED
     exit_on_sigterm(end.code)
-    log.refresh()
+    if end.code is not ExitCode.DONE:
+        say(f"cairn: {end.message}")  # first: the store that ended it may refuse to be read
+    if end.code is ExitCode.DONE or json:
+        log.refresh()
     if end.code is ExitCode.DONE:
         for line in _summarize(log, configuration, resolved, end.message):
             say(line)
-    else:
-        say(f"cairn: {end.message}")
     if json:
         print_document(read_status(log))
     leave_undelivered(end.code, server)

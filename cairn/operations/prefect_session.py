@@ -159,7 +159,7 @@ def _end_without_prefect(error: Exception, log: RunLog, before: int) -> FlowEnd 
     state = log.refresh()
     ended = state.attempts[-1].ended if state.attempts else None
     if ended is not None and (ended.attempt != before or state.finished is not None):
-        name = final_state(ended.reason, ended.decision.action)
+        name = final_state(ended.reason, ended.decision.action, ended.decision.charged)
         if name is not None:
             message = f"{ended.detail}; Prefect does not answer, so it shows no end: {error}"
             return FlowEnd(code=EXIT_CODES[name], message=message)

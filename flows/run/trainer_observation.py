@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from flows.orchestrator.cancellation import CancellationWatch
-from storage.errors import Fenced, StorageError, StoreRefused
+from storage.errors import Fenced, StorageError
 from tasks.attempt.shutdown_signal import ShutdownSignal
 from tasks.attempt.watchdog import HangDetector, HeartbeatGap, detecting_hangs
 from tasks.configuration.run_configuration import RunConfig
 from tasks.errors import TrainerGone
 from tasks.machine.process_memory import MemoryReading, MemoryWatch, sampling
-from tasks.policy.failures import Evidence, ExceptionReport
+from tasks.policy.error_kind import kind_of
+from tasks.policy.failures import Evidence
 from tasks.trainer.trainer_process import TrainerProcess
 
 
@@ -45,8 +46,6 @@ class TrainerObservation:
             is_over = isinstance(problem, TrainerGone)
             code = trainer.reap() if is_over else trainer.finish() if problem is None else trainer.kill()
             report = trainer.received.exception
-        if isinstance(problem, StoreRefused):  # no retry cures it, so the trainer's exception does not count
-            report = ExceptionReport(exception=type(problem).__name__, message=str(problem), traceback=())
         memory = self._memory.reading() if self._memory else MemoryReading()
         last = trainer.received.last_step if trainer else None
         return Evidence(
@@ -59,6 +58,7 @@ class TrainerObservation:
             cancelling=self._cancellation.is_cancelling(),
             fenced=str(problem) if isinstance(problem, Fenced) else None,
             store_error=str(problem) if isinstance(problem, StorageError) else None,
+            store_error_kind=kind_of(problem) if isinstance(problem, StorageError) else None,
             silent_seconds=self._gap.seconds if self._gap else None,
             allowed_seconds=self._gap.allowed_seconds if self._gap else None,
             oom_kills=memory.oom_kills,

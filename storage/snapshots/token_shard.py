@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from storage.errors import IntegrityError, StorageError
+from storage.errors import IntegrityError, SnapshotDamaged, StorageError
 
 SHARD_VERSION = 1
 SHARD_SUFFIX = ".arrow"
@@ -188,10 +188,13 @@ class VerifiedShard:
         if self._tokens is None:
             with self._lock:
                 if self._tokens is None:
-                    tokens = map_shard(self._fetch(), self._schema, where=self._where)
+                    try:
+                        tokens = map_shard(self._fetch(), self._schema, where=self._where)
+                    except IntegrityError as error:
+                        raise SnapshotDamaged(str(error)) from error
                     if len(tokens) != self._length:
                         problem = f"holds {len(tokens)} tokens, its manifest says {self._length}"
-                        raise IntegrityError(f"{self._where}: {problem}")
+                        raise SnapshotDamaged(f"{self._where}: {problem}")
                     self._tokens = tokens
         return self._tokens
 

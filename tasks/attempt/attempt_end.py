@@ -9,7 +9,7 @@ from pathlib import Path
 
 from model.configuration.data import DataConfig
 from storage.checkpoints.resume_point import quarantine_checkpoint
-from storage.errors import Fenced, SnapshotDamaged
+from storage.errors import Fenced, IntegrityError, ObjectMissing
 from storage.logs.log_entry import Writer
 from storage.logs.run_entries import AttemptEnded, DataQuarantined
 from storage.logs.run_log import RunLog
@@ -42,7 +42,7 @@ def end_attempt(
     failure, remedy = classify(over.evidence), NO_REMEDY
     try:
         remedy = _find_remedy(log, failure, over.evidence.last_words, origin)
-    except SnapshotDamaged as error:
+    except (IntegrityError, ObjectMissing) as error:  # no remedy: the manifest or the sources are damaged or gone
         failure = replace(failure, detail=f"{failure.detail}; {error}")
     receipt = write_receipt(log.refresh(), failure, over, budgets=budgets, remedy=remedy)
     if receipt.decision.action == DecisionAction.RESUME:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from storage.logs.run_entries import Decision, EvaluationFailed
 from storage.logs.run_state import AttemptRecord, RunState
-from tasks.policy.failures import Failure
+from tasks.policy.error_kind import ErrorKind
+from tasks.policy.failures import WAITS_FOR_A_PERSON, Failure
 from tasks.policy.termination import DecisionAction, TerminationReason
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ _REPEATS_ARE_FUTILE = frozenset(
     {TerminationReason.OOM, TerminationReason.BAD_DATA, TerminationReason.DIVERGED, TerminationReason.HUNG}
 )
 """Reasons in the run itself; a preemption or an unavailable store may happen twice at one step by chance."""
+_TWICE_IS_FUTILE = frozenset({ErrorKind.MISSING, ErrorKind.DAMAGED}) | WAITS_FOR_A_PERSON
+"""The next claim looks at a checkpoint again; after a second failure at the same step a person does."""
 _NEED_A_REMEDY = frozenset({TerminationReason.BAD_DATA, TerminationReason.DIVERGED})
 
 
@@ -86,11 +89,14 @@ def decide(
     budget: BudgetConfig | None = getattr(budgets, failure.reason.replace("-", "_"), None)
     if budget is None:
         return _stop(f"there is no retry budget for {failure.reason}")
-    change = _change(failure, impact)
+    change, is_futile = _change(failure, impact), _is_futile(state, failure, impact.last_step)
     if not change.summary and failure.reason in _NEED_A_REMEDY:
         return _stop(f"{failure.reason}: no remedy is known, so a retry would fail the same way")
-    if not change.summary and _is_futile(state, failure, impact.last_step):
-        return _stop(f"the same failure at step {impact.last_step} with nothing changed since: no retry")
+    if not change.summary and is_futile:
+        again = f"the same failure at step {impact.last_step} with nothing changed since: no retry"
+        return _stop(again, charged=failure.reason if failure.kind in _TWICE_IS_FUTILE else None)
+    if failure.kind in WAITS_FOR_A_PERSON:
+        return _stop(f"{failure.kind}: asking again cannot help; once that is mended, the same command continues")
     return _charged(budget, state, failure, impact, change, jitter)
 
 
@@ -103,8 +109,8 @@ def evaluator_retries_left(
     return max(budget.retries + 1 - spent, 0)
 
 
-def _stop(reason: str) -> Decision:
-    return Decision(action=DecisionAction.STOP, reason=reason)
+def _stop(reason: str, *, charged: str | None = None) -> Decision:
+    return Decision(action=DecisionAction.STOP, reason=reason, charged=charged)
 
 
 def _change(failure: Failure, impact: FailureImpact) -> _Change:
@@ -165,7 +171,7 @@ def _spent(state: RunState, reason: str, spent: Spending, wasted: float, limit: 
 
 def _is_futile(state: RunState, failure: Failure, last_step: int) -> bool:
     """Whether the same failure ended an attempt at the same step before, and no attempt got further since."""
-    if failure.reason not in _REPEATS_ARE_FUTILE:
+    if failure.reason not in _REPEATS_ARE_FUTILE and failure.kind not in _TWICE_IS_FUTILE:
         return False
     for attempt in reversed(state.attempts[:-1]):
         before = attempt.ended

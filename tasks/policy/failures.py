@@ -2,9 +2,10 @@
 
 import re
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from storage.stores.document import sha256
+from tasks.policy.error_kind import ErrorKind, kind_in
 from tasks.policy.termination import ExitCode, TerminationReason
 
 ORPHANED_EXIT_CODE = 76
@@ -20,6 +21,7 @@ class ExceptionReport:
     The trainer sends it as its last event, and the receipt stores it as `last_words`.
     """
 
+    kind: ErrorKind
     exception: str
     message: str
     traceback: tuple[str, ...]
@@ -34,7 +36,8 @@ class Evidence:
 
     `exit_code` is negative for a signal's number. `stop_signal` names the first shutdown request and `notice` describes
     it; `grace_ended` means that the trainer was killed after the grace period. `silent_seconds` is the heartbeat gap at
-    which the watchdog killed it, `allowed_seconds` the gap that its history allowed.
+    which the watchdog killed it, `allowed_seconds` the gap that its history allowed. `store_error` is an error of the
+    parent's own.
     """
 
     exit_code: int | None = None
@@ -47,6 +50,7 @@ class Evidence:
     cancelling: bool = False
     fenced: str | None = None
     store_error: str | None = None
+    store_error_kind: ErrorKind | None = None
     silent_seconds: float | None = None
     allowed_seconds: float | None = None
     oom_kills: int = 0
@@ -59,43 +63,29 @@ class Evidence:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
-    """A classified end: reason, a sentence, and a fingerprint that is equal for equal causes."""
+    """A classified end: reason, a sentence, a fingerprint that is equal for equal causes, and the kind of an error."""
 
     reason: TerminationReason
     detail: str
     fingerprint: str
+    kind: ErrorKind | None = None
 
 
-_BY_EXCEPTION = {
-    "OutOfMemoryError": TerminationReason.OOM,
-    "MemoryError": TerminationReason.OOM,
-    "_ArrayMemoryError": TerminationReason.OOM,
-    "ArrowMemoryError": TerminationReason.OOM,
-    "BadBatch": TerminationReason.BAD_DATA,
-    "TokenOutOfRange": TerminationReason.BAD_DATA,
-    "SnapshotDamaged": TerminationReason.BAD_DATA,
-    "NonFiniteLoss": TerminationReason.DIVERGED,
-    "LossExploded": TerminationReason.DIVERGED,
-    "StoreUnavailable": TerminationReason.STORAGE,
-    "AppendUnknown": TerminationReason.STORAGE,
-    "Fenced": TerminationReason.FENCED,
-    "DistBackendError": TerminationReason.LOST,
-    "DistNetworkError": TerminationReason.LOST,
+_BY_KIND = {
+    ErrorKind.REFUSED: TerminationReason.STORAGE,
+    ErrorKind.UNAVAILABLE: TerminationReason.STORAGE,
+    ErrorKind.NOT_DURABLE: TerminationReason.STORAGE,
+    ErrorKind.MISSING: TerminationReason.STORAGE,
+    ErrorKind.DAMAGED: TerminationReason.STORAGE,
+    ErrorKind.BAD_DATA: TerminationReason.BAD_DATA,
+    ErrorKind.DIVERGED: TerminationReason.DIVERGED,
+    ErrorKind.OUT_OF_MEMORY: TerminationReason.OOM,
+    ErrorKind.DEVICE_LOST: TerminationReason.LOST,
+    ErrorKind.FENCED: TerminationReason.FENCED,
+    ErrorKind.BUG: TerminationReason.ERROR,
 }
-_BY_PHRASE = {
-    "can't allocate memory": TerminationReason.OOM,
-    "Cannot allocate memory": TerminationReason.OOM,
-    "out of memory": TerminationReason.OOM,
-    "not enough memory: you tried to allocate": TerminationReason.OOM,
-    "ALLOC_FAILED": TerminationReason.OOM,
-    "std::bad_alloc": TerminationReason.OOM,
-    "MemoryError": TerminationReason.OOM,
-    "No space left on device": TerminationReason.STORAGE,
-    "Disk quota exceeded": TerminationReason.STORAGE,
-    "uncorrectable ECC error": TerminationReason.LOST,
-    "fallen off the bus": TerminationReason.LOST,
-    "NCCL error": TerminationReason.LOST,
-}
+WAITS_FOR_A_PERSON = frozenset({ErrorKind.REFUSED, ErrorKind.NOT_DURABLE})
+"""Kinds that no retry cures: no permission, expired credentials, a disk that does not keep what is written."""
 _FOLDERS = re.compile(r'(?<=File ").*[/\\]')
 _RANDOM_NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d{3,}")
 """Addresses, ports and process ids, which differ although the cause is the same."""
@@ -137,27 +127,25 @@ def classify(evidence: Evidence) -> Failure:
         silent, allowed = evidence.silent_seconds, evidence.allowed_seconds or 0.0
         detail = f"no sign of life for {silent:.0f} s; its own steps allowed {allowed:.0f} s"
         return _failure(TerminationReason.HUNG, detail, f"hung after step {evidence.heartbeat_step}")
-    if evidence.last_words is not None:
+    # What no retry cures for the parent, no remedy for its trainer's exception cures either.
+    if evidence.last_words is not None and evidence.store_error_kind not in WAITS_FOR_A_PERSON:
         return _from_exception(evidence.last_words)
     if evidence.store_error is not None:
-        return _failure(TerminationReason.STORAGE, evidence.store_error, "")
+        return _from_kind(evidence.store_error_kind or ErrorKind.UNAVAILABLE, evidence.store_error, "")
     return _from_exit(evidence)
 
 
 def _from_exception(report: ExceptionReport) -> Failure:
-    reason = _BY_EXCEPTION.get(report.exception) or _reason_in(report.message)
-    if reason is None and report.exception == "IntegrityError" and report.message.startswith("data/"):
-        reason = TerminationReason.BAD_DATA
     origin = next((line.strip() for line in reversed(report.traceback) if line.lstrip().startswith("File ")), "")
     # Independent of the installation folder; other samples are another cause.
     chain = [line.partition(":")[0] for line in report.traceback if not line.startswith((" ", "\n", "Traceback"))]
     cause = f"{report.exception} {chain} {_FOLDERS.sub('', origin)} {sorted(report.windows)}"
     detail = f"{report.exception}: {report.message}" if report.message else report.exception
-    return _failure(reason or TerminationReason.ERROR, detail, cause)
+    return _from_kind(report.kind, detail, cause)
 
 
-def _reason_in(text: str) -> TerminationReason | None:
-    return next((reason for phrase, reason in _BY_PHRASE.items() if phrase in text), None)
+def _from_kind(kind: ErrorKind, detail: str, cause: str) -> Failure:
+    return replace(_failure(_BY_KIND[kind], detail, cause), kind=kind)
 
 
 def _from_exit(evidence: Evidence) -> Failure:
@@ -192,8 +180,8 @@ def _unexplained(code: int, stderr_tail: tuple[str, ...]) -> Failure:
     how = f"was killed by {name}" if code < 0 else f"exited with {code}"
     # An abort prints its cause before the stack trace; otherwise only the last lines belong to the exit.
     lines = stderr_tail if code == -signal.SIGABRT else stderr_tail[-3:]
-    reason = next(filter(None, map(_reason_in, lines)), TerminationReason.ERROR)
-    return _failure(reason, f"the trainer {how}: {tail}", _RANDOM_NUMBERS.sub("#", f"{code} {tail}"))
+    kind = next(filter(None, map(kind_in, lines)), ErrorKind.BUG)
+    return _from_kind(kind, f"the trainer {how}: {tail}", _RANDOM_NUMBERS.sub("#", f"{code} {tail}"))
 
 
 def _memory(evidence: Evidence) -> str:

@@ -53,6 +53,7 @@ class FlowState(StrEnum):
     CANCELLING = "Cancelling"
     CANCELLED = "Cancelled"
     BUDGET_EXHAUSTED = "BudgetExhausted"
+    STORAGE = "Storage"
     FENCED = "Fenced"
     ERROR = "Error"
 
@@ -135,6 +136,7 @@ EXIT_CODES: Mapping[str, ExitCode] = {
     FlowState.CANCELLING: ExitCode.INTERRUPTED,
     FlowState.CANCELLED: ExitCode.INTERRUPTED,
     FlowState.BUDGET_EXHAUSTED: ExitCode.BUDGET_EXHAUSTED,
+    FlowState.STORAGE: ExitCode.PREEMPTED,
     FlowState.FENCED: ExitCode.LIVE_OWNER,
     FlowState.ERROR: ExitCode.ERROR,
 }
@@ -144,8 +146,13 @@ RESTARTABLE: frozenset[str] = frozenset({TerminationReason.PREEMPTED, Terminatio
 """After these the flow ends whatever was decided, and the same command continues the run later."""
 
 
-def final_state(reason: str, action: str) -> FlowState | None:
-    """Return the flow's final state after an attempt that ended for `reason`, or None if the flow starts another."""
+def final_state(reason: str, action: str, charged: str | None) -> FlowState | None:
+    """Return the flow's final state after an attempt that ended for `reason`, or None if the flow starts another.
+
+    A store that refuses charges no budget: the same command continues once it allows the operation.
+    """
     if action == DecisionAction.RESUME and reason not in RESTARTABLE:
         return None
+    if reason == TerminationReason.STORAGE and charged is None:
+        return FlowState.STORAGE
     return TERMINATIONS[reason].flow_state if reason in TERMINATIONS else FlowState.BUDGET_EXHAUSTED

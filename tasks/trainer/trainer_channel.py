@@ -20,6 +20,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from model.training.determinism import resolve_device
 from model.training.parallel import SINGLE_RANK, Ranks, is_peer_loss, join_ranks
+from tasks.policy.error_kind import ErrorKind, kind_of
 from tasks.policy.failures import ORPHANED_EXIT_CODE, PEER_LOST_EXIT_CODE, ExceptionReport
 from tasks.trainer.parent_watch import kill_with_parent
 from tasks.trainer.trainer_group import rank_stderr
@@ -205,6 +206,7 @@ def exit_on_error(channel: Channel, error: BaseException) -> NoReturn:
         os._exit(PEER_LOST_EXIT_CODE)
     channel.send(
         ExceptionReport(
+            kind=ErrorKind.DEVICE_LOST if is_peer_loss(error) else kind_of(error),
             exception=type(error).__name__,
             message=str(error),
             traceback=tuple(trace),

@@ -11,6 +11,7 @@ from model.training.probe import Probe
 from model.training.train_state import WEIGHT_PREFIX, TrainState, load_weights
 from model.training.training_step import StepInputs
 from storage.checkpoints.checkpoint import LoadedCheckpoint, load_checkpoint
+from storage.errors import IntegrityError, ObjectMissing, SnapshotDamaged
 from storage.logs.log_entry import CheckpointReference
 from storage.snapshots.data_snapshot import OpenSnapshot, open_snapshot
 from storage.snapshots.token_shard import VerifiedShard, prefetch_shards
@@ -46,7 +47,10 @@ class TrainingData:
 
 def open_training_data(store: ObjectStore, spec: TrainerSpec, place: Place) -> TrainingData:
     """Open the spec's snapshot; its shards are verified ahead, in the background."""
-    snapshot = open_snapshot(store, spec.snapshot_id, spec.cache_dir)
+    try:
+        snapshot = open_snapshot(store, spec.snapshot_id, spec.cache_dir)
+    except (ObjectMissing, IntegrityError) as error:  # of data, which has a remedy of its own
+        raise SnapshotDamaged(str(error)) from error
     prefetch_shards(snapshot.train, threads=_DOWNLOADS)
     manifest, training = snapshot.manifest, spec.training
     windows = TokenWindows(snapshot.train, spec.model.block_size, manifest.vocab_size)

@@ -24,7 +24,15 @@ from tasks.errors import (
 )
 from tasks.policy.termination import EXIT_CODES, ExitCode
 
-STATES = {"Completed": 0, "Error": 1, "BudgetExhausted": 4, "Fenced": 7, "Preempted": 75, "Interrupted": 130}
+STATES = {
+    "Completed": 0,
+    "Error": 1,
+    "BudgetExhausted": 4,
+    "Storage": 75,
+    "Fenced": 7,
+    "Preempted": 75,
+    "Interrupted": 130,
+}
 ERRORS: dict[type[BaseException], int] = {
     ZeroDivisionError: 1,
     ReportError: 1,

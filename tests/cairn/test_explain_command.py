@@ -17,6 +17,7 @@ from storage.logs.run_state import RefusedEntry
 from storage.stores.local_store import LocalStore
 from tasks.attempt.attempt_receipt import AttemptOver, Usage, write_receipt
 from tasks.configuration.settings import BudgetsConfig
+from tasks.policy.error_kind import ErrorKind
 from tasks.policy.failures import Evidence, ExceptionReport, classify
 from tests import entries
 from tests.commands import Cairn
@@ -91,7 +92,7 @@ def test_one_step_is_one_step(fresh: FabricatedRun) -> None:
 
 def test_an_attempt_that_reached_no_step_says_so(fresh: FabricatedRun) -> None:
     fresh.start()
-    words = ExceptionReport(exception="FileNotFoundError", message="no text.txt", traceback=())
+    words = ExceptionReport(kind=ErrorKind.BUG, exception="FileNotFoundError", message="no text.txt", traceback=())
     end_by(fresh, Evidence(exit_code=1, last_words=words), step=0)
     text = explained(fresh)
     assert "It had trained no step yet, so nothing was lost." in text
@@ -140,7 +141,14 @@ def test_a_notice_names_who_gave_it(fresh: FabricatedRun) -> None:
 
 def test_guilty_windows_are_named_and_cut_when_there_are_many(fresh: FabricatedRun) -> None:
     fresh.start()
-    words = ExceptionReport(exception="BadBatch", message="bad", traceback=(), step=4, windows=tuple(range(20)))
+    words = ExceptionReport(
+        kind=ErrorKind.BAD_DATA,
+        exception="BadBatch",
+        message="bad",
+        traceback=(),
+        step=4,
+        windows=tuple(range(20)),
+    )
     end_by(fresh, Evidence(exit_code=1, last_words=words), step=3)
     assert "(windows 0, 1, 2, 3, 4, 5, 6, 7, … and 12 more)" in explained(fresh)
 

@@ -24,6 +24,8 @@ class NetworkFault(Enum):
     TORN_UP = "half of the body arrives, then the connection is reset"
     TORN_DOWN = "done, and half of the answer arrives, then the connection is reset"
     HANG = "accepted, never answered"
+    REFUSED = "403 before anything happened: the permission is revoked"
+    EXPIRED = "400 before anything happened: the token has expired"
     STRIP = "the If-None-Match header is removed on the way"
 
 
@@ -118,6 +120,10 @@ class FaultProxy:
                 answer = _error("503 Slow Down", "SlowDown")
             case NetworkFault.INTERNAL_ERROR:
                 answer = _error("500 Internal Server Error", "InternalError")
+            case NetworkFault.REFUSED:
+                answer = _error("403 Forbidden", "AccessDenied")
+            case NetworkFault.EXPIRED:
+                answer = _error("400 Bad Request", "ExpiredToken")
             case NetworkFault.HANG:
                 self.on_hang()
                 await reader.read()

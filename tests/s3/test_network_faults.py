@@ -7,16 +7,18 @@ import re
 import pytest
 
 from storage.checkpoints.resume_point import newest_verified
-from storage.errors import IntegrityError, StoreUnavailable, StoreUnsound
+from storage.errors import IntegrityError, StoreRefused, StoreUnavailable, StoreUnsound
 from storage.stores.retrying_store import RetryingStore
 from storage.stores.s3_store import S3Store
 from storage.stores.store_probe import probe_store
+from tasks.attempt.store_retry import run_retry_policy
 from tests.entries import evaluated, writer
 from tests.s3.fault_proxy import FaultProxy, NetworkFault
 from tests.s3.servers import S3Server
 from tests.storage.builders import LOG, check_invariants, claim, commit, open_run, run_log, stage
 
-BREAKS = [fault for fault in NetworkFault if fault is not NetworkFault.STRIP]
+REFUSALS = [NetworkFault.REFUSED, NetworkFault.EXPIRED]
+BREAKS = [fault for fault in NetworkFault if fault not in (NetworkFault.STRIP, *REFUSALS)]
 ENTRY = rf"PUT .*{LOG}/"
 MULTIPART = {
     "begin": r"POST .*\?uploads",
@@ -49,6 +51,20 @@ def test_an_append_is_in_the_log_once_though_reading_it_back_breaks_too(
     aim = proxy.aim(fault, rf"GET .*{LOG}/9999999998")
     log.append(lambda state: evaluated(1, 1.0), writer=writer())
     assert aim.fired
+    assert [item.step for item in check_invariants(direct, set()).evaluations] == [1]
+
+
+@pytest.mark.parametrize("fault", REFUSALS, ids=lambda fault: fault.name)
+def test_an_append_that_is_refused_is_one_request_and_is_made_once_it_is_allowed(
+    store: RetryingStore, direct: S3Store, proxy: FaultProxy, fault: NetworkFault
+) -> None:
+    log = open_run(store)
+    aim = proxy.aim(fault, ENTRY, times=1000)
+    with pytest.raises(StoreRefused, match=f"{LOG}/.*(AccessDenied.*allow|ExpiredToken.*renew)"):
+        run_retry_policy(600.0).call(lambda: log.append(lambda state: evaluated(1, 1.0), writer=writer()))
+    assert aim.seen == 1
+    proxy.aims.clear()
+    log.append(lambda state: evaluated(1, 1.0), writer=writer())
     assert [item.step for item in check_invariants(direct, set()).evaluations] == [1]
 
 

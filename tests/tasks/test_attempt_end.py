@@ -13,6 +13,7 @@ from tasks.attempt.attempt_end import DataOrigin, end_attempt
 from tasks.attempt.attempt_receipt import AttemptOver, Usage
 from tasks.configuration.settings import BudgetsConfig
 from tasks.data.snapshot_build import build_snapshot
+from tasks.policy.error_kind import ErrorKind
 from tasks.policy.failures import Evidence, ExceptionReport
 from tests.entries import writer
 from tests.storage.builders import claim, commit, open_run, run_log, stage
@@ -55,8 +56,8 @@ def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path)
 
 
-def words(exception: str, **more: Any) -> ExceptionReport:
-    return ExceptionReport(exception=exception, message="m", traceback=(), **more)
+def words(kind: ErrorKind, **more: Any) -> ExceptionReport:
+    return ExceptionReport(kind=kind, exception="E", message="m", traceback=(), **more)
 
 
 def flip(path: Path) -> None:
@@ -66,7 +67,7 @@ def flip(path: Path) -> None:
 
 
 def test_guilty_samples_are_quarantined_before_the_receipt_is_written(scene: Scene) -> None:
-    ended = scene.end(last_words=words("BadBatch", step=13, windows=(3, 1)))
+    ended = scene.end(last_words=words(ErrorKind.BAD_DATA, step=13, windows=(3, 1)))
     assert (ended.reason, ended.decision.action, ended.decision.changed) == (
         "bad-data",
         "resume",
@@ -78,7 +79,7 @@ def test_guilty_samples_are_quarantined_before_the_receipt_is_written(scene: Sce
 
 def test_more_guilty_samples_than_the_budget_allows_are_not_quarantined_and_the_run_stops(scene: Scene) -> None:
     budgets = BudgetsConfig.model_validate({"bad-data": {"retries": 5, "samples": 1}})
-    ended = scene.end(budgets=budgets, last_words=words("BadBatch", step=13, windows=(3, 1)))
+    ended = scene.end(budgets=budgets, last_words=words(ErrorKind.BAD_DATA, step=13, windows=(3, 1)))
     assert ended.decision.action == "stop"
     assert "raise budgets.bad-data.samples" in ended.decision.reason
     assert scene.log.state.quarantined_windows == frozenset()
@@ -87,7 +88,7 @@ def test_more_guilty_samples_than_the_budget_allows_are_not_quarantined_and_the_
 def test_a_damaged_shard_is_made_anew_byte_for_byte_and_nothing_is_quarantined(scene: Scene) -> None:
     before = scene.shard.read_bytes()
     flip(scene.shard)
-    ended = scene.end(last_words=words("BadBatch", step=13, windows=(3,)))
+    ended = scene.end(last_words=words(ErrorKind.BAD_DATA, step=13, windows=(3,)))
     assert scene.shard.read_bytes() == before
     assert (ended.decision.action, scene.log.state.quarantines) == ("resume", ())
     assert "rebuilt" in ended.decision.changed
@@ -96,7 +97,7 @@ def test_a_damaged_shard_is_made_anew_byte_for_byte_and_nothing_is_quarantined(s
 def test_a_damaged_shard_whose_source_is_gone_stops_the_run_and_says_so(scene: Scene) -> None:
     flip(scene.shard)
     (scene.folder / "a.txt").unlink()
-    ended = scene.end(last_words=words("BadBatch", step=13, windows=(3,)))
+    ended = scene.end(last_words=words(ErrorKind.BAD_DATA, step=13, windows=(3,)))
     assert ended.decision.action == "stop"
     assert "its sources are not available" in ended.detail
 
@@ -105,12 +106,12 @@ def test_a_damaged_shard_whose_source_has_changed_is_left_as_it_is(scene: Scene)
     flip(scene.shard)
     damaged = scene.shard.read_bytes()
     (scene.folder / "a.txt").write_text("\n\n".join([*PARAGRAPHS, "One more."] * 2))
-    ended = scene.end(last_words=words("BadBatch", step=13, windows=(3,)))
+    ended = scene.end(last_words=words(ErrorKind.BAD_DATA, step=13, windows=(3,)))
     assert (ended.decision.action, scene.shard.read_bytes()) == ("stop", damaged)
 
 
 def test_a_spike_is_gone_back_behind_and_its_data_left_out(scene: Scene) -> None:
-    ended = scene.end(last_words=words("LossExploded", step=12, spike_step=8, windows=(4, 5)))
+    ended = scene.end(last_words=words(ErrorKind.DIVERGED, step=12, spike_step=8, windows=(4, 5)))
     state = scene.log.state
     assert (ended.reason, ended.decision.action) == ("diverged", "resume")
     assert [record.committed.step for record in state.readable] == [5]
@@ -118,14 +119,14 @@ def test_a_spike_is_gone_back_behind_and_its_data_left_out(scene: Scene) -> None
 
 
 def test_an_only_checkpoint_is_never_given_up_for_a_spike(scene: Scene) -> None:
-    scene.end(last_words=words("LossExploded", step=12, spike_step=2, windows=(4,)))
+    scene.end(last_words=words(ErrorKind.DIVERGED, step=12, spike_step=2, windows=(4,)))
     assert [record.committed.step for record in scene.log.state.readable] == [5]
 
 
 def test_ending_once_more_after_an_unknown_outcome_changes_nothing(scene: Scene) -> None:
-    first = scene.end(last_words=words("BadBatch", step=13, windows=(3, 1)))
+    first = scene.end(last_words=words(ErrorKind.BAD_DATA, step=13, windows=(3, 1)))
     before = scene.log.seq
-    assert scene.end(last_words=words("BadBatch", step=13, windows=(3, 1))) == first
+    assert scene.end(last_words=words(ErrorKind.BAD_DATA, step=13, windows=(3, 1))) == first
     assert scene.log.seq == before
 
 

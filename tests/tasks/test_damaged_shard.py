@@ -14,6 +14,7 @@ from storage.errors import SnapshotDamaged
 from storage.snapshots.data_snapshot import open_snapshot
 from storage.stores.local_store import LocalStore
 from tasks.data.snapshot_build import build_snapshot, repair_snapshot
+from tasks.policy.error_kind import kind_of
 from tasks.policy.failures import Evidence, ExceptionReport, classify
 from tasks.policy.termination import TerminationReason
 
@@ -72,6 +73,7 @@ def test_the_trainers_last_words_become_bad_data_with_the_shards_name(
     with pytest.raises(SnapshotDamaged) as caught:
         shard[:1]
     words = ExceptionReport(
+        kind=kind_of(caught.value),
         exception=caught.typename,
         message=str(caught.value),
         traceback=tuple(traceback.format_exception(caught.value)),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tasks.policy.error_kind import ErrorKind
 from tasks.policy.failures import Evidence, ExceptionReport, Failure, classify
 from tasks.policy.termination import TerminationReason
 from tests.tasks.real_ends.ends import (
@@ -174,6 +175,16 @@ ROWS = [
     ),
     Row(name="store's disk full", produce=scene("full-disk"), reason="storage", detail="No space left on device"),
     Row(name="spool's disk full", produce=scene("full-spool"), reason="storage", detail="No space left on device"),
+    Row(
+        name="folder without permission",
+        produce=scene("no-permission"),
+        reason="storage",
+        detail="Permission denied",
+    ),
+    Row(name="checkpoint damaged", produce=scene("damaged-checkpoint"), reason="storage", detail="sha256 is"),
+    Row(name="checkpoint gone", produce=scene("missing-checkpoint"), reason="storage", detail="manifest.json: missing"),
+    Row(name="disk that keeps nothing", produce=scene("not-durable"), reason="storage", detail="is visible, but"),
+    Row(name="data snapshot gone", produce=scene("missing-data"), reason="bad-data", detail="no such data snapshot"),
     Row(name="log out of the parent's reach", produce=alone(store_out_of_reach), reason="storage", detail="store"),
     Row(name="hang", produce=alone(silent), reason="hung", detail="its own steps allowed"),
     Row(name="zombie", produce=alone(fenced), reason="fenced", detail="attempt 1 is fenced by attempt 2"),
@@ -283,7 +294,8 @@ def test_an_abort_explains_itself_above_the_trace_of_its_stack(tmp_path: Path) -
 
 def words(**changes: object) -> ExceptionReport:
     line = '  File "/somewhere/tasks/trainer/trainer.py", line 7, in main\n    go()\n'
-    return replace(ExceptionReport(exception="ValueError", message="no", traceback=(line,)), **changes)
+    report = ExceptionReport(kind=ErrorKind.BUG, exception="ValueError", message="no", traceback=(line,))
+    return replace(report, **changes)
 
 
 def spoken(**changes: object) -> Failure:
@@ -308,8 +320,9 @@ STRONGEST_FIRST = [
     ("cancelled", {"cancelling": True}),
     ("preempted", {"stop_signal": "aws", "notice": "AWS announced: terminate at noon"}),
     ("hung", {"silent_seconds": 700.0, "allowed_seconds": 600.0}),
+    ("storage", {"store_error": "AccessDenied", "store_error_kind": ErrorKind.REFUSED}),
     ("error", {"last_words": words()}),
-    ("storage", {"store_error": "the store is away"}),
+    ("storage", {"store_error": "the store is away", "store_error_kind": ErrorKind.UNAVAILABLE}),
     ("oom", {"kubernetes_reason": "OOMKilled"}),
     ("oom", {"oom_kills": 1}),
     ("lost", {"exit_code": -signal.SIGKILL}),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from storage.checkpoints.checkpoint import StagedCheckpoint
 from storage.logs.step_log import StepRecord
 from tasks.errors import TaskError
+from tasks.policy.error_kind import ErrorKind
 from tasks.policy.failures import ExceptionReport
 from tasks.trainer.trainer_protocol import (
     Command,
@@ -45,7 +46,7 @@ MESSAGES: list[Command | Event] = [
     SegmentDone(step=5, stopped=False, tokens=40, gpu_seconds=0.5),
     StagedCheckpoint(step=5, attempt=1, prefix="p", manifest_sha256="m", state_sha256="s", bytes=9),
     Waiting(step=5, why="503", seconds=1.0),
-    ExceptionReport(exception="E", message="m", traceback=("t",), step=4, windows=(1, 2)),
+    ExceptionReport(kind=ErrorKind.BAD_DATA, exception="E", message="m", traceback=("t",), step=4, windows=(1, 2)),
 ]
 NUMBERS = st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from([2**63, 2**64, 10**400])
 JSON = st.recursive(

@@ -24,6 +24,7 @@ from tasks.attempt.preemption_notice import AwsMetadata, notice_sources
 from tasks.data.document import InvalidCorpus
 from tasks.errors import InvalidConfiguration
 from tasks.evaluator.evaluation_suite import CommandSuite
+from tasks.policy.error_kind import ErrorKind
 from tasks.policy.failures import Evidence, ExceptionReport
 from tests.wiring.bench import Bench
 from tests.wiring.flow_in_process import TEXT, FlowWorld
@@ -241,16 +242,16 @@ def a_person_is_asked(bench: Bench) -> None:
     assert Registry(bench.flow.store, "champion").refresh().champion is None
 
 
-def report(exception: str, **more: Any) -> ExceptionReport:
-    return ExceptionReport(exception=exception, message="by the test", traceback=(), **more)
+def report(kind: ErrorKind, **more: Any) -> ExceptionReport:
+    return ExceptionReport(kind=kind, exception="E", message="by the test", traceback=(), **more)
 
 
 ENDS = {
     "preempted": Evidence(stop_signal="SIGTERM"),
     "lost": Evidence(exit_code=-9),
     "oom": Evidence(exit_code=-9, oom_kills=1),
-    "bad-data": Evidence(last_words=report("BadBatch", step=3, windows=(1, 2))),
-    "diverged": Evidence(last_words=report("LossExploded", step=3, spike_step=2, windows=(1, 2))),
+    "bad-data": Evidence(last_words=report(ErrorKind.BAD_DATA, step=3, windows=(1, 2))),
+    "diverged": Evidence(last_words=report(ErrorKind.DIVERGED, step=3, spike_step=2, windows=(1, 2))),
     "storage": Evidence(store_error="away"),
     "hung": Evidence(silent_seconds=90.0, allowed_seconds=60.0),
 }

@@ -16,6 +16,7 @@ from model.training.parallel import Ranks
 from storage.checkpoints.checkpoint import load_checkpoint
 from storage.snapshots.data_snapshot import open_snapshot
 from tasks.configuration.settings import DivergenceConfig
+from tasks.policy.error_kind import kind_of
 from tasks.policy.failures import ExceptionReport
 from tasks.trainer.step_results import StepReporter
 from tasks.trainer.trainer_channel import exit_on_error
@@ -140,5 +141,6 @@ def test_an_error_reaches_the_parent_with_its_step_and_windows(
     exit_on_error(parent, error)  # type: ignore[arg-type]
     report = parent.last(ExceptionReport)
     assert (report.exception, report.message, codes) == (type(error).__name__, str(error), [1])
+    assert report.kind is kind_of(error)
     assert (report.step, report.windows) == (error.step, error.windows)
     assert report.spike_step == getattr(error, "spike_step", None)

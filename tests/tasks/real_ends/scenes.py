@@ -5,6 +5,7 @@ the trainer reports the exception to the parent through its own channel. Left be
 stderr, and its exit code.
 """
 
+import errno
 import os
 import resource
 import sys
@@ -24,6 +25,7 @@ from model.errors import BadBatch, LossExploded, NonFiniteLoss
 from model.training.divergence import find_bad_windows, find_spike
 from model.training.train_state import TrainState
 from model.training.training_step import StepInputs, take_step
+from storage.checkpoints.checkpoint import load_checkpoint
 from storage.snapshots.data_snapshot import TOKENIZER, open_snapshot, publish_snapshot
 from storage.snapshots.snapshot_manifest import (
     SNAPSHOT_VERSION,
@@ -37,6 +39,8 @@ from storage.stores.document import sha256
 from storage.stores.local_store import LocalStore
 from tasks.trainer.trainer_channel import ParentChannel, exit_on_error
 from tasks.trainer.trainer_protocol import Ready
+from tests.storage.builders import run_with_commits
+from tests.tasks.trainer_in_process import TrainingWorld
 
 Scene = Callable[[Path], None]
 VOCAB, BLOCK, RARE = 61, 8, 60
@@ -182,6 +186,53 @@ def exploded_loss(folder: Path) -> None:
     raise LossExploded(step=68, spike_step=65, level=spike[0], baseline=spike[1], windows=(1, 2))
 
 
+def no_permission(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    folder.chmod(0o555)
+    if os.geteuid() == 0:  # modes bind nobody who is root
+        os.seteuid(65534)
+    LocalStore(folder / "store").write("runs/a", b"1")
+
+
+def spoiled_checkpoint(spoil: Callable[[Path], object], name: str, folder: Path) -> None:
+    store = LocalStore(folder / "store")
+    committed = run_with_commits(store, 5).state.checkpoints[-1].committed
+    path = store.local_path(f"{committed.prefix}/{name}")
+    assert path is not None
+    spoil(path)
+    load_checkpoint(store, committed.reference)
+
+
+def flip_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def not_durable(folder: Path) -> None:
+    store = LocalStore(folder / "store")
+    store.write("runs/there", b"")
+    fsync = os.fsync
+
+    def fails(descriptor: int) -> None:
+        if os.path.isdir(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        fsync(descriptor)
+
+    os.fsync = fails  # its own process ends with it
+    store.create("runs/a", b"1")
+
+
+def missing_data(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    world = TrainingWorld(folder)
+    path = world.store.local_path(f"data/{world.snapshot_id}/snapshot.json")
+    assert path is not None
+    path.unlink()
+    with world.opened(world.spec()):
+        pass
+
+
 def closed_port(folder: Path) -> None:
     from storage.stores.s3_bucket import S3Bucket
     from storage.stores.s3_store import S3Store
@@ -232,6 +283,11 @@ SCENES: dict[str, Scene] = {
     "another-poisoned-batch": partial(poisoned_batch, (5,)),
     "broken-weights": broken_weights,
     "exploded-loss": exploded_loss,
+    "no-permission": no_permission,
+    "damaged-checkpoint": partial(spoiled_checkpoint, flip_bit, "trainer.json"),
+    "missing-checkpoint": partial(spoiled_checkpoint, Path.unlink, "manifest.json"),
+    "not-durable": not_durable,
+    "missing-data": missing_data,
     "closed-port": closed_port,
     "store-is-no-folder": store_is_no_folder,
     "full-spool": full_spool,

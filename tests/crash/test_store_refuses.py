@@ -1,0 +1,123 @@
+"""A store that refuses in the middle of a run: the run stops at once, resumable, and ends with the same bits."""
+
+import subprocess
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from storage.stores.local_store import LocalStore
+from storage.stores.retrying_store import RetryingStore
+from storage.stores.s3_store import S3Store
+from tests.crash.training_command import RUN, Command
+from tests.processes.waiting import patience_seconds, wait_for
+from tests.s3.fault_proxy import FaultProxy, NetworkFault
+from tests.s3.servers import S3Server, s3_server
+
+FOR_EVER = 1_000_000
+SHARDS_AT_ONCE = 4
+RESUMABLE = 75
+
+
+@pytest.fixture
+def server(tmp_path_factory: pytest.TempPathFactory) -> S3Server:
+    """The emulator, which lets anybody in."""
+    return s3_server("quick", tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture
+def proxy(server: S3Server) -> Iterator[FaultProxy]:
+    """What stands between the run and its store, and refuses."""
+    with FaultProxy(upstream=server.endpoint) as standing:
+        yield standing
+
+
+@pytest.fixture
+def remote(tmp_path: Path, api_url: str, server: S3Server, proxy: FaultProxy) -> Command:
+    """A command whose store is behind the proxy; the test itself reads past it."""
+    store = RetryingStore(S3Store(server.bucket(), uuid.uuid4().hex))
+    return Command(tmp_path, api_url, store=store, environment=server.environment(proxy.endpoint))
+
+
+def test_a_permission_revoked_during_staging_ends_the_attempt_with_a_receipt_and_the_run_goes_on_once_it_is_back(
+    remote: Command, proxy: FaultProxy, undisturbed_sha256: str
+) -> None:
+    refused = proxy.aim(NetworkFault.REFUSED, "PUT .*step-00000010-.*weights-", times=FOR_EVER)
+    remote.train(exit_code=RESUMABLE)
+    ended = remote.state().attempts[-1].ended
+    assert ended is not None, remote.output()
+    assert (ended.reason, ended.decision.action, ended.decision.charged) == ("storage", "stop", None)
+    assert "weights-" in ended.detail and "allow these credentials" in ended.detail
+    assert "the same command continues" in remote.output()
+    assert 1 <= refused.seen <= SHARDS_AT_ONCE
+    proxy.aims.clear()
+    remote.train()
+    assert remote.state_sha256() == undisturbed_sha256
+
+
+@pytest.mark.slow
+def test_a_token_that_expires_during_staging_stops_the_run_and_a_new_one_continues_it(
+    remote: Command, proxy: FaultProxy, undisturbed_sha256: str
+) -> None:
+    process = remote.start()
+    wait_for(lambda: any("step-00000010-" in request for request in proxy.requests), process, "step 10", remote.output)
+    expired = proxy.aim(NetworkFault.EXPIRED, ".", times=FOR_EVER)
+    entries = proxy.aim(NetworkFault.EXPIRED, f"PUT .*/{RUN}/log/", times=FOR_EVER)
+    proxy.aims.reverse()  # the entries are counted first
+    assert process.wait(timeout=patience_seconds()) == RESUMABLE, remote.output()
+    assert "renew them and run the same command again" in remote.output()
+    assert expired.fired and entries.seen <= 3
+    proxy.aims.clear()
+    remote.train()
+    assert remote.state_sha256() == undisturbed_sha256
+
+
+@pytest.mark.slow
+def test_a_log_that_may_no_longer_be_written_is_asked_a_few_times_and_not_for_minutes(
+    remote: Command, proxy: FaultProxy, undisturbed_sha256: str
+) -> None:
+    entries = proxy.aim(NetworkFault.REFUSED, f"PUT .*/{RUN}/log/", nth=4, times=FOR_EVER)
+    remote.train(exit_code=RESUMABLE)
+    assert 4 <= entries.seen <= 8
+    assert remote.state().open_attempt is not None, "its receipt was refused too"
+    proxy.aims.clear()
+    remote.train()
+    assert [attempt.ended.reason for attempt in remote.state().attempts if attempt.ended] == ["lost", "completed"]
+    assert remote.state_sha256() == undisturbed_sha256
+
+
+@pytest.fixture
+def remount(tmp_path: Path) -> Iterator[Callable[[str], bool]]:
+    """A file system of its own for the store; the function makes it read-only (`ro`) and writable (`rw`) if it can."""
+    folder = tmp_path / "store"
+    folder.mkdir()
+
+    def mount(*options: str) -> bool:
+        return (
+            subprocess.run(["mount", *options, "tmpfs", str(folder)], capture_output=True, check=False).returncode == 0
+        )
+
+    if not mount("-t", "tmpfs"):
+        pytest.skip("no file system can be mounted here")
+    try:
+        yield lambda mode: mount("-o", f"remount,{mode}")
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.linux
+def test_a_disk_that_becomes_read_only_stops_the_run_and_it_goes_on_once_it_is_writable(
+    tmp_path: Path, api_url: str, remount: Callable[[str], bool], undisturbed_sha256: str
+) -> None:
+    command = Command(tmp_path, api_url, store=LocalStore(tmp_path / "store"))
+    process = command.start()
+    committed = "runs/bard/checkpoints/step-00000010-attempt-0001/manifest.json"
+    wait_for(lambda: command.store.size(committed) is not None, process, "step 10", command.output)
+    wait_for(lambda: remount("ro"), process, "a moment in which no file is open for writing", command.output)
+    assert process.wait(timeout=patience_seconds()) == RESUMABLE, command.output()
+    assert "the file system is read-only" in command.output()
+    assert remount("rw")
+    command.train()
+    assert command.state_sha256() == undisturbed_sha256
