@@ -14,11 +14,13 @@ from storage.errors import (
     Fenced,
     IntegrityError,
     NotDurable,
+    ObjectDamaged,
     ObjectMissing,
     SnapshotDamaged,
     StorageError,
     StoreRefused,
     StoreUnavailable,
+    WriterTooOld,
 )
 from storage.logs.run_state import fold
 from tasks.configuration.settings import BudgetsConfig
@@ -39,6 +41,7 @@ KINDS: list[tuple[BaseException, str]] = [
     (NotDurable("fsync"), "not-durable"),
     (ObjectMissing("runs/a"), "missing"),
     (IntegrityError("data/ in its message changes nothing"), "damaged"),
+    (ObjectDamaged("runs/a", expected="x", found="y"), "damaged"),
     (SnapshotDamaged("data/a"), "bad-data"),
     (BadBatch(step=1, windows=(1,), why="nan"), "bad-data"),
     (TokenOutOfRange(window=1, token=9, vocab_size=8), "bad-data"),
@@ -50,6 +53,7 @@ KINDS: list[tuple[BaseException, str]] = [
     (RuntimeError("CUDA error: uncorrectable ECC error encountered"), "device-lost"),
     (Fenced("attempt 1 is fenced by attempt 2"), "fenced"),
     (StorageError("opened before a fork"), "bug"),
+    (WriterTooOld("update cairn"), "bug"),
     (InvalidInput("no"), "bug"),
     (ValueError("no"), "bug"),
 ]
