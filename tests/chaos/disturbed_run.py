@@ -66,6 +66,8 @@ def finish(environment: Environment) -> None:
             raise DoesNotEnd(f"not finished after {_END_SECONDS:.0f} s: {_last_words(environment)}")
         time.sleep(0.1)
     environment.dismiss_watcher()
+    if environment.proxy is not None:
+        environment.proxy.deliver()
     environment.next_variables = {}
     for _ in range(_LAST_COMMANDS):
         code = environment.train().process.wait(timeout=_END_SECONDS)

@@ -18,7 +18,7 @@ from pathlib import Path
 from storage.logs.run_state import RunState
 from tests.chaos.environment import Environment
 from tests.chaos.observer import RUN
-from tests.chaos.plan import Fault, Kind
+from tests.chaos.plan import COMMAND, Fault, Kind
 from tests.chaos.processes import Role
 from tests.chaos.sweep_fault import kill_sweep
 from tests.s3.fault_proxy import NetworkFault
@@ -30,7 +30,8 @@ _SHARD_BYTES = 100_000
 _OOM_AFTER_STEPS = 3
 _EVALUATOR_SECONDS = 10.0
 _SUCCESSION_SECONDS = 120.0
-_CLOCK = Path(__file__).with_name("wrong_clock.c")
+_ON_ITS_WAY_SECONDS = 20.0
+_CLOCK, _FSYNC = (Path(__file__).with_name(name) for name in ("wrong_clock.c", "failing_fsync.c"))
 _WORKERS = (Role.FLOW, Role.TRAINER, Role.EVALUATOR)
 LOST, PREEMPTED, STORAGE = "lost", "preempted", "storage"
 REASONS: dict[Kind, frozenset[str]] = {
@@ -40,11 +41,13 @@ REASONS: dict[Kind, frozenset[str]] = {
     Kind.NOTICE: frozenset({PREEMPTED}),
     Kind.NOTICE_WITHOUT_GRACE: frozenset({PREEMPTED, LOST}),
     Kind.ZOMBIE: frozenset({LOST}),
-    # Who cannot show life for longer than the lease is lost to another flow of the run, where one waits.
-    Kind.FULL_DISK: frozenset({STORAGE, LOST}),
-    Kind.STORE_AWAY: frozenset({STORAGE, LOST}),
+    Kind.FULL_DISK: frozenset({STORAGE}),
+    Kind.STORE_AWAY: frozenset({STORAGE}),
     Kind.STORE_THROTTLED: frozenset({STORAGE}),
     Kind.STORE_LOSES_ANSWERS: frozenset({STORAGE}),
+    Kind.STORE_IS_LATE: frozenset({LOST}),
+    Kind.STORE_MISREADS: frozenset({LOST}),
+    Kind.FSYNC_FAILS: frozenset({LOST, STORAGE}),
     Kind.FLIP_CHECKPOINT: frozenset({LOST}),
     Kind.FLIP_DATA: frozenset({LOST, "bad-data"}),
     Kind.CLOCK_BACK: frozenset({LOST}),
@@ -53,7 +56,9 @@ REASONS: dict[Kind, frozenset[str]] = {
     Kind.OUT_OF_MEMORY: frozenset({LOST, "oom"}),
 }
 """Besides completed. What is not here explains no end at all."""
-LIES_IN_WAIT = frozenset({Kind.FLIP_DATA, Kind.OUT_OF_MEMORY})
+SILENCES = frozenset({Kind.FULL_DISK, Kind.STORE_AWAY})
+"""Who cannot show life for longer than the lease is lost to another flow of the run, where one is known to wait."""
+LIES_IN_WAIT = frozenset({Kind.FLIP_DATA, Kind.OUT_OF_MEMORY, Kind.FSYNC_FAILS})
 """Met by the attempt that comes next, or by the first after it that lives to see it."""
 
 
@@ -63,13 +68,17 @@ class Skipped(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InjectedFault:
-    """A fault that was done (or skipped, and why), to which attempts, and how many processes were killed by it."""
+    """A fault that was done (or skipped, and why), to which attempts, and how many processes were killed by it.
+
+    `others_wait` says that another flow than the owner's was there, or that somebody starts one whom nobody answers.
+    """
 
     fault: Fault
     first_attempt: int
     last_attempt: int
     kills: int
     skipped: str = ""
+    others_wait: bool = False
 
 
 def inject(environment: Environment, fault: Fault) -> InjectedFault:
@@ -82,7 +91,10 @@ def inject(environment: Environment, fault: Fault) -> InjectedFault:
         return InjectedFault(fault=fault, first_attempt=before, last_attempt=before, kills=0, skipped=str(skipped))
     after = environment.observer.state().latest_attempt
     after += fault.kind in LIES_IN_WAIT
-    return InjectedFault(fault=fault, first_attempt=before, last_attempt=max(before, after), kills=kills)
+    others = environment.driver != COMMAND or len(environment.processes.of(Role.FLOW)) > 1
+    return InjectedFault(
+        fault=fault, first_attempt=before, last_attempt=max(before, after), kills=kills, others_wait=others
+    )
 
 
 def _kill(*roles: Role) -> Callable[[Environment], int]:
@@ -199,6 +211,47 @@ def _break_store(fault: NetworkFault, pattern: str, times: int, seconds: float) 
     return send
 
 
+def _late_request(environment: Environment) -> int:
+    """Kill the sender of an upload or of a log entry on its way, which arrives when a successor is at work."""
+    assert environment.proxy is not None
+    aim = environment.proxy.aim(NetworkFault.LATE, f"{_LOG}|PUT .*checkpoints/")
+    deadline = time.monotonic() + _ON_ITS_WAY_SECONDS
+    while not aim.fired and environment.processes.of(Role.FLOW) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    environment.proxy.aims.clear()
+    before = environment.observer.state().latest_attempt
+    threading.Thread(target=_deliver, args=(environment, before), daemon=True).start()
+    return _kill(Role.FLOW, Role.TRAINER)(environment)
+
+
+def _deliver(environment: Environment, attempt: int) -> None:
+    deadline = time.monotonic() + _SUCCESSION_SECONDS
+    while environment.observer.state().latest_attempt <= attempt and time.monotonic() < deadline:
+        time.sleep(0.1)
+    if environment.proxy is not None:
+        environment.proxy.deliver()
+
+
+def _misread(environment: Environment) -> int:
+    """Have one read of a checkpoint arrive with a bit flipped, once, at the next resume."""
+    assert environment.proxy is not None
+    struck = _kill(Role.FLOW, Role.TRAINER)(environment)
+    environment.proxy.aim(NetworkFault.FLIPPED, r"GET .*checkpoints/.*(safetensors|trainer\.json)")
+    return struck
+
+
+def _failing_fsync(environment: Environment) -> int:
+    """Have one fsync of the next attempt fail with EIO, some commits on."""
+    library = _preloaded(environment.folder, _FSYNC)
+    struck = _kill(Role.FLOW, Role.TRAINER)(environment)
+    environment.next_variables = {
+        "LD_PRELOAD": str(library),
+        "CHAOS_FSYNC_FAILS_AT": str(random.Random(environment.tag).randrange(4, 40)),
+        "CHAOS_FSYNC_FAILED": str(environment.folder / "fsync-failed"),
+    }
+    return struck
+
+
 def _flip_checkpoint(environment: Environment) -> int:
     environment.processes.send_signal(signal.SIGSTOP, *_WORKERS)
     state = environment.observer.state()
@@ -238,7 +291,7 @@ def flipped(data: bytes, seed: str) -> bytes:
 
 def _wrong_clock(shift_seconds: int) -> Callable[[Environment], int]:
     def set_clock(environment: Environment) -> int:
-        library = _clock_library(environment.folder)
+        library = _preloaded(environment.folder, _CLOCK)
         struck = _kill(Role.FLOW, Role.TRAINER)(environment)
         environment.next_variables = {"LD_PRELOAD": str(library), "CHAOS_CLOCK_SHIFT_SECONDS": str(shift_seconds)}
         return struck
@@ -246,11 +299,11 @@ def _wrong_clock(shift_seconds: int) -> Callable[[Environment], int]:
     return set_clock
 
 
-def _clock_library(folder: Path) -> Path:
-    compiler, library = shutil.which("cc"), folder / "wrong_clock.so"
+def _preloaded(folder: Path, source: Path) -> Path:
+    compiler, library = shutil.which("cc"), folder / f"{source.stem}.so"
     if compiler is None:
         raise Skipped("needs a C compiler")
-    subprocess.run([compiler, "-shared", "-fPIC", "-O", "-o", str(library), str(_CLOCK)], check=True, timeout=60)
+    subprocess.run([compiler, "-shared", "-fPIC", "-O", "-o", str(library), str(source)], check=True, timeout=60)
     return library
 
 
@@ -294,6 +347,9 @@ _DEEDS: dict[Kind, Callable[[Environment], int]] = {
     Kind.STORE_AWAY: _break_store(NetworkFault.SLOW_DOWN, ".", 1_000_000, AWAY_SECONDS),
     Kind.STORE_THROTTLED: _break_store(NetworkFault.SLOW_DOWN, "PUT ", 8, 3.0),
     Kind.STORE_LOSES_ANSWERS: _break_store(NetworkFault.RESPONSE_LOST, f"{_LOG}|PUT .*checkpoints/", 3, 3.0),
+    Kind.STORE_IS_LATE: _late_request,
+    Kind.STORE_MISREADS: _misread,
+    Kind.FSYNC_FAILS: _failing_fsync,
     Kind.FLIP_CHECKPOINT: _flip_checkpoint,
     Kind.FLIP_DATA: _flip_data,
     Kind.CLOCK_BACK: _wrong_clock(-5400),

@@ -19,7 +19,7 @@ from storage.logs.run_state import RunState, fold
 from storage.logs.step_log import read_step_records, splice
 from storage.stores.object_store import ObjectStore
 from tests.chaos.environment import Environment, Started
-from tests.chaos.faults import LIES_IN_WAIT, REASONS, InjectedFault
+from tests.chaos.faults import LIES_IN_WAIT, REASONS, SILENCES, InjectedFault
 from tests.chaos.observer import RUN
 from tests.chaos.plan import Kind, RunPlan
 from tests.chaos.reference_run import schedule_of, train_reference_run
@@ -33,7 +33,7 @@ _FINE_CODES = frozenset({0, 7, 75, -9})
 _TOLD_TO_GO = -15
 _GONE = frozenset({"lost", "preempted"})
 _OVER = _GONE | {COMPLETED}
-_STORE_FAULTS = {Kind.FULL_DISK, Kind.STORE_AWAY, Kind.STORE_THROTTLED, Kind.STORE_LOSES_ANSWERS}
+_STORE_FAULTS = {Kind.FULL_DISK, Kind.STORE_AWAY, Kind.STORE_THROTTLED, Kind.STORE_LOSES_ANSWERS, Kind.FSYNC_FAILS}
 _OLD_SECONDS = 2 * 86_400.0
 
 
@@ -82,6 +82,7 @@ def judge(
         lambda: _log(store, environment.observer.seen),
         lambda: _receipts(state, injected, plan),
         lambda: _quarantines(environment, plan, state),
+        lambda: _condemned(injected, store),
         lambda: _commands(environment.exits()),
         lambda: _ends(environment.exits(), state, reference.seconds),
         lambda: _swept(environment),
@@ -195,10 +196,15 @@ def _receipts(state: RunState, injected: tuple[InjectedFault, ...], plan: RunPla
             yield f"receipt: attempt {number} has no end"
             continue
         met = [s for s in injected if not s.skipped and s.first_attempt <= number <= _met_until(s, state)]
-        explained = frozenset(always).union(*(REASONS.get(s.fault.kind, frozenset()) for s in met))
+        explained = frozenset(always).union(*map(_explained_by, met))
         if ended.reason not in explained:
             done = ", ".join(s.fault.kind for s in met) or "nothing"
             yield f"receipt: attempt {number} ended as {ended.reason} ({ended.detail}), but {done} was done to it"
+
+
+def _explained_by(met: InjectedFault) -> frozenset[str]:
+    lost = {"lost"} if met.fault.kind in SILENCES and met.others_wait else set()
+    return REASONS.get(met.fault.kind, frozenset()) | lost
 
 
 def _met_until(fault: InjectedFault, state: RunState) -> int:
@@ -215,6 +221,15 @@ def _quarantines(environment: Environment, plan: RunPlan, state: RunState) -> It
     spoiled = {environment.spoiled.window} if environment.spoiled is not None else set()
     if state.quarantined_windows != spoiled:
         yield f"quarantine: windows {sorted(state.quarantined_windows)} are left out, bad are {sorted(spoiled)}"
+
+
+def _condemned(injected: tuple[InjectedFault, ...], store: ObjectStore) -> Iterator[str]:
+    """No checkpoint is quarantined but one whose bytes were flipped in the store."""
+    flips = sum(item.fault.kind is Kind.FLIP_CHECKPOINT and not item.skipped for item in injected)
+    raw = read_raw(mirrored(store), f"{PREFIX}/log")
+    said = {entry["body"]["prefix"] for entry in raw if entry["kind"] == "checkpoint-quarantined"}
+    if len(said) > flips:
+        yield f"no verdict on one look: {sorted(said)} are quarantined, {flips} were damaged"
 
 
 def _commands(ended: list[Started]) -> Iterator[str]:

@@ -47,6 +47,9 @@ class Kind(StrEnum):
     STORE_AWAY = "store-away"
     STORE_THROTTLED = "store-throttled"
     STORE_LOSES_ANSWERS = "store-loses-answers"
+    STORE_IS_LATE = "store-is-late"
+    STORE_MISREADS = "store-misreads"
+    FSYNC_FAILS = "fsync-fails"
     FLIP_CHECKPOINT = "flip-checkpoint"
     FLIP_DATA = "flip-data"
     CLOCK_BACK = "clock-back"
@@ -77,6 +80,9 @@ MOMENTS: dict[Kind, tuple[Moment, ...]] = {
     Kind.STORE_AWAY: _ALWAYS,
     Kind.STORE_THROTTLED: _ANY,
     Kind.STORE_LOSES_ANSWERS: _ANY,
+    Kind.STORE_IS_LATE: _RUNNING,
+    Kind.STORE_MISREADS: (Moment.STEP,),
+    Kind.FSYNC_FAILS: _RUNNING,
     Kind.FLIP_CHECKPOINT: (Moment.STEP,),
     Kind.FLIP_DATA: (Moment.STEP,),
     Kind.CLOCK_BACK: _RUNNING,
@@ -96,9 +102,12 @@ WEIGHTS: dict[Kind, int] = {
     Kind.STORE_AWAY: 4,
     Kind.STORE_THROTTLED: 4,
     Kind.STORE_LOSES_ANSWERS: 4,
+    Kind.STORE_IS_LATE: 4,
+    Kind.STORE_MISREADS: 2,
 }
 EARLIEST: dict[Kind | Moment, int] = {
     Kind.FLIP_CHECKPOINT: 12,
+    Kind.STORE_MISREADS: 12,
     Kind.KILL_SWEEP: 20,
     Moment.SWEEP: 16,
     Moment.EVALUATION: 16,
@@ -114,6 +123,9 @@ ENDING: frozenset[Kind] = frozenset(
         Kind.ZOMBIE,
         Kind.FLIP_CHECKPOINT,
         Kind.FLIP_DATA,
+        Kind.STORE_IS_LATE,
+        Kind.STORE_MISREADS,
+        Kind.FSYNC_FAILS,
         Kind.CLOCK_BACK,
         Kind.CLOCK_FORWARD,
         Kind.TWO_FLOWS,
@@ -134,8 +146,8 @@ AT_THE_END = (
     Kind.STORE_AWAY,
 )
 """What may fault between the last step and the promotion, where it means something for the run."""
-_ONLY_LOCAL = frozenset({Kind.FULL_DISK})
-_ONLY_S3 = frozenset({Kind.STORE_AWAY, Kind.STORE_THROTTLED, Kind.STORE_LOSES_ANSWERS})
+_ONLY_LOCAL = frozenset({Kind.FULL_DISK, Kind.FSYNC_FAILS})
+_ONLY_S3 = frozenset(kind for kind in Kind if kind.startswith("store-"))
 STORES = ("local", "s3", "ceph")
 COMMAND, WATCH, WORKER = "command", "watch", "worker"
 _NOT_FOR: dict[str, frozenset[Kind]] = {

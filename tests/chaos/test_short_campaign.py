@@ -138,6 +138,25 @@ def test_a_run_on_s3_holds_when_its_store_is_away_throttled_and_loses_answers(ca
 
 
 @pytest.mark.slow
+def test_a_run_on_s3_holds_when_requests_arrive_after_their_senders_death_and_reads_arrive_wrong(
+    campaign: Campaign,
+) -> None:
+    planned = faults(
+        (Kind.STORE_IS_LATE, Moment.COMMIT, 8),
+        (Kind.STORE_MISREADS, Moment.STEP, 25),
+        (Kind.STORE_IS_LATE, Moment.STEP, 40),
+        (Kind.STORE_MISREADS, Moment.STEP, 60),
+    )
+    hold(campaign, RunPlan(seed=10, store="s3", driver="command", faults=planned))
+
+
+@pytest.mark.slow
+def test_a_run_holds_when_an_fsync_fails(campaign: Campaign) -> None:
+    planned = faults((Kind.FSYNC_FAILS, Moment.STEP, 10), (Kind.FSYNC_FAILS, Moment.STEP, 40))
+    hold(campaign, RunPlan(seed=11, store="local", driver="command", faults=planned))
+
+
+@pytest.mark.slow
 def test_sweeps_beside_a_run_that_are_killed_delete_nothing_needed_and_leave_nothing_behind(campaign: Campaign) -> None:
     planned = faults(*((Kind.KILL_SWEEP, Moment.STEP, step) for step in (20, 35, 50)))
     hold(campaign, RunPlan(seed=8, store="local", driver="command", faults=planned))

@@ -26,6 +26,8 @@ class NetworkFault(Enum):
     HANG = "accepted, never answered"
     REFUSED = "403 before anything happened: the permission is revoked"
     EXPIRED = "400 before anything happened: the token has expired"
+    LATE = "accepted, never answered, and done when `deliver` says so"
+    FLIPPED = "done, and one bit of what is answered arrives flipped"
     STRIP = "the If-None-Match header is removed on the way"
 
 
@@ -65,12 +67,20 @@ class FaultProxy:
     endpoint: str = ""
     loop: Any = None
     on_hang: Callable[[], None] = lambda: None
+    late: list[tuple[bytes, bytes]] = field(default_factory=list)
     tasks: "set[asyncio.Task[None] | None]" = field(default_factory=set)
 
     def aim(self, fault: NetworkFault, pattern: str, *, nth: int = 1, times: int = 1) -> Aim:
         """Break requests from now on."""
         self.aims.append(Aim(fault=fault, pattern=pattern, nth=nth, times=times))
         return self.aims[-1]
+
+    def deliver(self) -> int:
+        """Let every request that was held back arrive at the server now; returns how many there were."""
+        held, self.late = self.late, []
+        for head, body in held:
+            asyncio.run_coroutine_threadsafe(self._forward(head, body), self.loop).result(60)
+        return len(held)
 
     def __enter__(self) -> "FaultProxy":
         started = threading.Event()
@@ -128,6 +138,10 @@ class FaultProxy:
                 self.on_hang()
                 await reader.read()
                 return
+            case NetworkFault.LATE:
+                self.late.append((head, body))
+                await reader.read()
+                return
             case NetworkFault.TORN_UP:
                 await self._forward(head, body[: len(body) // 2])
                 return writer.transport.abort()
@@ -137,6 +151,8 @@ class FaultProxy:
                 answer = await self._forward(head, body)
         if fault is NetworkFault.RESPONSE_LOST:
             return writer.transport.abort()
+        if fault is NetworkFault.FLIPPED:
+            answer = _flipped(answer)
         if fault is NetworkFault.TORN_DOWN:
             start = answer.index(b"\r\n\r\n") + 4
             answer = answer[: start + (len(answer) - start) // 2]
@@ -163,6 +179,11 @@ class FaultProxy:
         return re.sub(rb"(?i)\r\nconnection: [^\r]*", b"", answer, count=1).replace(
             b"\r\n", b"\r\nConnection: close\r\n", 1
         )
+
+
+def _flipped(answer: bytes) -> bytes:
+    head, separator, body = answer.partition(b"\r\n\r\n")
+    return head + separator + bytes([body[0] ^ 1]) + body[1:] if body else answer
 
 
 def _error(status: str, code: str) -> bytes:
