@@ -99,6 +99,7 @@ WEIGHTS: dict[Kind, int] = {
     Kind.KILL_WATCHER: 2,
     Kind.KILL_WORKER: 3,
     Kind.KILL_SWEEP: 2,
+    Kind.KILL_OWN_SERVER: 6,
     Kind.STORE_AWAY: 4,
     Kind.STORE_THROTTLED: 4,
     Kind.STORE_LOSES_ANSWERS: 4,

@@ -8,6 +8,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import psutil
 import pytest
 
 from flows.orchestrator import ephemeral_server
@@ -41,6 +42,15 @@ def status_of(server: EphemeralServer) -> int:
     return status
 
 
+def test_a_server_that_dies_is_started_again_on_the_same_socket(tmp_path: Path) -> None:
+    with started(tmp_path, []) as server:
+        words = psutil.Process(server._child.pid).cmdline()
+        kill(server)
+        assert psutil.Process(server._child.pid).cmdline() == words
+        assert server._child.poll() is None
+
+
+@pytest.mark.slow  # quick witness: the test above, and tests/crash/test_ephemeral_server.py
 def test_a_request_waits_for_the_server_that_is_started_again(tmp_path: Path) -> None:
     said, statuses = list[str](), list[int]()
     with started(tmp_path, said) as server:

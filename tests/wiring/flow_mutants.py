@@ -280,7 +280,7 @@ FLOW_MUTANTS = (
         "flows/orchestrator/ephemeral_server.py",
         "if restarts == len(_BACKOFF_SECONDS) or",
         "if restarts >= 0 or",
-        "tests/flows/test_ephemeral_server.py::test_a_request_waits_for_the_server_that_is_started_again",
+        "tests/flows/test_ephemeral_server.py::test_a_server_that_dies_is_started_again_on_the_same_socket",
     ),
     mutant(
         "fenced-exits-as-an-error",
