@@ -214,6 +214,20 @@ TRAINING_MUTANTS = (
         f"{TESTS}::test_device_time_counts_every_process",
     ),
     mutant(
+        "every-error-a-bug",
+        "tasks/trainer/trainer_channel.py",
+        "else kind_of(error)",
+        "else ErrorKind.BUG",
+        "tests/tasks/test_error_kind.py::test_the_kind_crosses_the_channel",
+    ),
+    mutant(
+        "refusal-resumed",
+        "tasks/policy/budgets.py",
+        "    if failure.kind in WAITS_FOR_A_PERSON:",
+        "    if False:",
+        "tests/tasks/test_error_kind.py::test_what_follows_an_error_of_a_kind",
+    ),
+    mutant(
         "error-without-its-windows",
         "tasks/trainer/trainer_channel.py",
         'windows=tuple(getattr(error, "windows", ()))',
