@@ -26,6 +26,7 @@ from tests.s3.fault_proxy import NetworkFault
 STOPPED_SECONDS = 4.0  # the lease is three
 AWAY_SECONDS = 4.0
 FULL_SECONDS = 4.0
+REFUSED_SECONDS = 4.0
 _SHARD_BYTES = 100_000
 _OOM_AFTER_STEPS = 3
 _EVALUATOR_SECONDS = 10.0
@@ -45,6 +46,7 @@ REASONS: dict[Kind, frozenset[str]] = {
     Kind.STORE_AWAY: frozenset({STORAGE}),
     Kind.STORE_THROTTLED: frozenset({STORAGE}),
     Kind.STORE_LOSES_ANSWERS: frozenset({STORAGE}),
+    Kind.STORE_REFUSES: frozenset({STORAGE, LOST}),
     Kind.STORE_IS_LATE: frozenset({LOST}),
     Kind.STORE_MISREADS: frozenset({LOST}),
     Kind.FSYNC_FAILS: frozenset({LOST, STORAGE}),
@@ -347,6 +349,7 @@ _DEEDS: dict[Kind, Callable[[Environment], int]] = {
     Kind.STORE_AWAY: _break_store(NetworkFault.SLOW_DOWN, ".", 1_000_000, AWAY_SECONDS),
     Kind.STORE_THROTTLED: _break_store(NetworkFault.SLOW_DOWN, "PUT ", 8, 3.0),
     Kind.STORE_LOSES_ANSWERS: _break_store(NetworkFault.RESPONSE_LOST, f"{_LOG}|PUT .*checkpoints/", 3, 3.0),
+    Kind.STORE_REFUSES: _break_store(NetworkFault.REFUSED, "PUT ", 1_000_000, REFUSED_SECONDS),
     Kind.STORE_IS_LATE: _late_request,
     Kind.STORE_MISREADS: _misread,
     Kind.FSYNC_FAILS: _failing_fsync,

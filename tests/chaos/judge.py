@@ -33,7 +33,7 @@ _FINE_CODES = frozenset({0, 7, 75, -9})
 _TOLD_TO_GO = -15
 _GONE = frozenset({"lost", "preempted"})
 _OVER = _GONE | {COMPLETED}
-_STORE_FAULTS = {Kind.FULL_DISK, Kind.STORE_AWAY, Kind.STORE_THROTTLED, Kind.STORE_LOSES_ANSWERS, Kind.FSYNC_FAILS}
+_STORE_FAULTS = {kind for kind in Kind if kind.startswith("store-")} | {Kind.FULL_DISK, Kind.FSYNC_FAILS}
 _OLD_SECONDS = 2 * 86_400.0
 
 

@@ -47,6 +47,7 @@ class Kind(StrEnum):
     STORE_AWAY = "store-away"
     STORE_THROTTLED = "store-throttled"
     STORE_LOSES_ANSWERS = "store-loses-answers"
+    STORE_REFUSES = "store-refuses"
     STORE_IS_LATE = "store-is-late"
     STORE_MISREADS = "store-misreads"
     FSYNC_FAILS = "fsync-fails"
@@ -80,6 +81,7 @@ MOMENTS: dict[Kind, tuple[Moment, ...]] = {
     Kind.STORE_AWAY: _ALWAYS,
     Kind.STORE_THROTTLED: _ANY,
     Kind.STORE_LOSES_ANSWERS: _ANY,
+    Kind.STORE_REFUSES: _ANY,
     Kind.STORE_IS_LATE: _RUNNING,
     Kind.STORE_MISREADS: (Moment.STEP,),
     Kind.FSYNC_FAILS: _RUNNING,
@@ -124,6 +126,7 @@ ENDING: frozenset[Kind] = frozenset(
         Kind.ZOMBIE,
         Kind.FLIP_CHECKPOINT,
         Kind.FLIP_DATA,
+        Kind.STORE_REFUSES,
         Kind.STORE_IS_LATE,
         Kind.STORE_MISREADS,
         Kind.FSYNC_FAILS,

@@ -138,7 +138,7 @@ def test_a_run_on_s3_holds_when_its_store_is_away_throttled_and_loses_answers(ca
 
 
 @pytest.mark.slow
-def test_a_run_on_s3_holds_when_requests_arrive_after_their_senders_death_and_reads_arrive_wrong(
+def test_a_run_on_s3_holds_when_requests_come_late_reads_come_wrong_and_writes_are_refused(
     campaign: Campaign,
 ) -> None:
     planned = faults(
@@ -146,6 +146,7 @@ def test_a_run_on_s3_holds_when_requests_arrive_after_their_senders_death_and_re
         (Kind.STORE_MISREADS, Moment.STEP, 25),
         (Kind.STORE_IS_LATE, Moment.STEP, 40),
         (Kind.STORE_MISREADS, Moment.STEP, 60),
+        (Kind.STORE_REFUSES, Moment.STEP, 70),
     )
     hold(campaign, RunPlan(seed=10, store="s3", driver="command", faults=planned))
 
