@@ -10,7 +10,7 @@ from pydantic import Field
 
 from tasks.configuration.key_reference import meaning_of
 
-_RUN_ID = r"[A-Za-z0-9_][A-Za-z0-9_.@=+-]*"
+_RUN_ID = r"[A-Za-z0-9_][A-Za-z0-9_.=+-]*"
 _LOCATION = r"^(|\S|\S.*\S)$"
 """A path or a URL, or nothing, without spaces around it."""
 _NAMED_KEYS = ("training.steps", "training.lr", "training.global_batch", "model.n_layer", "data.sources")
@@ -50,7 +50,9 @@ StartOverParameter = Annotated[bool, _field("Start over at step 0")]
 DeploymentParameter = Annotated[
     str, _field("Deployment that continues runs", "train-gpt/train-gpt", pattern=r"^([^/\s]+/[^/\s]+)?$")
 ]
-ReferenceParameter = Annotated[str, _field("Checkpoint", "champion", "bard-1", "bard-1@400", pattern=rf"^{_RUN_ID}$")]
+ReferenceParameter = Annotated[
+    str, _field("Checkpoint", "champion", "bard-1", "bard-1@400", pattern=rf"^{_RUN_ID}(@\d+)?$")
+]
 SuiteParameter = Annotated[str, _field("Suite", "deployments/suites/repetition.toml", pattern=_LOCATION)]
 AgainParameter = Annotated[bool, _field("Evaluate again what was evaluated before")]
 DryRunParameter = Annotated[bool, _field("Only list what would be deleted")]

@@ -21,12 +21,16 @@ FOLD_EVERY_ENTRIES = 128
 
 def run_prefix(run_id: str) -> str:
     """Return the folder of a run; raise `StorageError` if the run id is not a plain name."""
+    if "@" in run_id:
+        rule = "must not contain '@', which stands between run and step in RUN@STEP"
+        raise StorageError(f"run id {run_id!r}: {rule}; name the run without a step, or choose another run id")
     return check_key(f"runs/{run_id}")
 
 
 def list_run_ids(store: ObjectStore) -> list[str]:
     """Return the ids of the store's runs, sorted."""
-    return [key.split("/")[1] for key in store.folders("runs") if store.first(f"{key}/log") is not None]
+    folders = (key for key in store.folders("runs") if "@" not in key)  # no run's: another program's
+    return [key.split("/")[1] for key in folders if store.first(f"{key}/log") is not None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

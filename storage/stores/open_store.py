@@ -9,14 +9,21 @@ from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore
 from storage.stores.retrying_store import RetryingStore
 
+_NOT_SPOKEN = {
+    "Google Cloud Storage": ("gs", "gcs"),
+    "Azure Blob Storage": ("az", "abfs", "abfss", "adl"),
+}
+"""Stores that could exclude, by their schemes; Cairn does not speak their APIs."""
+
 _MEMORY_STORES: dict[str, MemoryStore] = {}
 
 
 def open_store(url: str) -> ObjectStore:
-    """Open `./folder`, `file://…`, `memory://name`, `s3://bucket/prefix` or any other fsspec URL.
+    """Open `./folder`, `file://…`, `memory://name` or `s3://bucket/prefix`.
 
     A memory URL names one store in the process. A remote store retries idempotent operations for some seconds. Raises
-    StorageError for an empty URL, a file, a URL with credentials, or a chain of file systems (their caches are stale).
+    StorageError for an empty URL, any other scheme, a file, a URL with credentials, or a chain of file systems (their
+    caches are stale).
     """
     if not url:
         raise StorageError("store '': must be a folder or a URL such as ./cairn-store or s3://bucket/prefix")
@@ -25,7 +32,7 @@ def open_store(url: str) -> ObjectStore:
     if "::" in url:
         raise StorageError("store URL is a chain ('::'): name the store itself; caches in between serve stale names")
     parts = urlsplit(url)
-    if parts.password or (parts.username and parts.scheme != "abfs"):
+    if parts.password or (parts.username and parts.scheme not in _NOT_SPOKEN["Azure Blob Storage"]):
         raise StorageError("store URL carries credentials: put them into the environment or the credentials file")
     if parts.scheme == "file":
         return _open_folder(Path(unquote(parts.path)))
@@ -33,9 +40,16 @@ def open_store(url: str) -> ObjectStore:
         return _MEMORY_STORES.setdefault(parts.netloc + parts.path, MemoryStore(parts.netloc + parts.path))
     if parts.scheme in ("s3", "s3a"):
         return RetryingStore(_open_s3(parts))
-    from storage.stores.remote_store import RemoteStore
+    raise _unsupported(parts.scheme)
 
-    return RetryingStore(RemoteStore(url))
+
+def _unsupported(scheme: str) -> StorageError:
+    why = "no store of this kind is known to have a create-if-absent that excludes"
+    if name := next((name for name, schemes in _NOT_SPOKEN.items() if scheme in schemes), ""):
+        why = f"{name} is not supported, and an S3-compatible endpoint of it (s3://, AWS_ENDPOINT_URL) was never tried"
+        why += ": ask `cairn doctor` whether its create-if-absent excludes"
+    rule = "a folder, file://FOLDER, memory://NAME or s3://BUCKET/PREFIX"
+    return StorageError(f"store {scheme}://: {why}; choose another --store: {rule}")
 
 
 def _open_folder(path: Path) -> LocalStore:

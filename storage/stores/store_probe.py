@@ -1,20 +1,33 @@
-"""Tests a store by real requests before it keeps a run log: create-if-absent must exclude, lists must be ordered."""
+"""Tests a store by real requests before it keeps a run log: create-if-absent must exclude, lists must be ordered.
 
+A store that looks first and writes then is only caught in between. Servers are caught by many creators at once, file
+systems in this process by two creators that run in step, line by line.
+"""
+
+import sys
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
+from typing import Any
 
 from storage.errors import ObjectMissing, StorageError, StoreRefused, StoreUnavailable, StoreUnsound
 from storage.stores.object_store import ObjectStore
 
+_STEPPED_ROUNDS = 2
+_STEP_SECONDS = 0.02
+"""How long one of two creators in step waits for the other, which may be waiting for a lock that the first one has."""
+_MISSED_STEPS = 16
+"""How often a creator goes on alone before both run freely: they wait for a server, not for each other."""
+_PADDING = bytes(65_536)
+"""Makes a body that takes a while to arrive, between a server's look and its write."""
 _SECOND_SUCCEEDED = "ignores If-None-Match: the second create of one key succeeded"
 _NOT_EXCLUSIVE = "so create-if-absent does not exclude"
 
 
 def probe_store(store: ObjectStore, *, creators: int = 8, rounds: int = 2) -> None:
-    """Race `creators` creates of one key for some rounds, then check one by one what else the run log needs.
+    """Race creates of one key: `creators` for some rounds, then two in step; then check what else the run log needs.
 
     Deletes its objects. Raises StoreUnsound naming the problem, or StoreUnavailable if the store cannot be written.
     """
@@ -22,21 +35,23 @@ def probe_store(store: ObjectStore, *, creators: int = 8, rounds: int = 2) -> No
     with _delete_afterwards(store, f"{folder}/written"):
         store.write(f"{folder}/written", b"written")
         with ThreadPoolExecutor(creators) as pool:
-            for number in range(rounds):
+            for number in range(rounds + _STEPPED_ROUNDS):
+                in_step = number >= rounds
                 with _delete_afterwards(store, key := f"{folder}/race-{number}"):
-                    _check_race(store, key, creators, pool)
+                    _check_race(store, key, 2 if in_step else creators, pool, in_step=in_step)
         if _read(store, f"{folder}/written") != b"written":
             raise _unsound(store, "an object is not there, or is another one, after it was written")
     _check_single_requests(store, folder)
 
 
-def _check_race(store: ObjectStore, key: str, creators: int, pool: ThreadPoolExecutor) -> None:
-    barrier = threading.Barrier(creators)
+def _check_race(store: ObjectStore, key: str, creators: int, pool: ThreadPoolExecutor, *, in_step: bool) -> None:
+    barrier, steps = threading.Barrier(creators), _Steps()
 
     def create(number: int) -> bool | StoreUnavailable:
         barrier.wait()
         try:
-            return store.create(key, b"%d" % number)
+            with steps.together() if in_step else nullcontext():
+                return store.create(key, _body(number))
         except StoreUnavailable as error:
             return error
 
@@ -48,8 +63,39 @@ def _check_race(store: ObjectStore, key: str, creators: int, pool: ThreadPoolExe
     if found is None and not winners and unknown:
         raise next(iter(unknown.values()))
     # A creator whose answer is unknown may have won; a creator that got False has not.
-    if found not in {b"%d" % number for number in winners or unknown}:
+    if found not in {_body(number) for number in winners or unknown}:
         raise _unsound(store, f"keeps other bytes than the winning creator's, {_NOT_EXCLUSIVE}")
+
+
+def _body(number: int) -> bytes:
+    return b"%d" % number + _PADDING
+
+
+class _Steps:
+    """Lets two threads run in step: before every line of Python each waits for the other."""
+
+    def __init__(self) -> None:
+        self._barrier, self._left = threading.Barrier(2), _MISSED_STEPS
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        before = sys.gettrace()
+        sys.settrace(self._wait)
+        try:
+            yield
+        finally:
+            sys.settrace(before)
+            self._left = 0
+            self._barrier.abort()
+
+    def _wait(self, *_: object) -> Callable[..., Any]:
+        if self._left > 0:
+            try:
+                self._barrier.wait(_STEP_SECONDS)
+            except threading.BrokenBarrierError:
+                self._left -= 1
+                self._barrier.reset()
+        return self._wait
 
 
 def _check_answers(store: ObjectStore, answers: list[bool | StoreUnavailable]) -> None:
@@ -57,7 +103,7 @@ def _check_answers(store: ObjectStore, answers: list[bool | StoreUnavailable]) -
     for refused in (answer for answer in answers if isinstance(answer, StoreRefused)):
         problem = f"rejects If-None-Match: a plain write succeeded, a create did not ({refused})"
         raise _unsound(store, problem) from refused
-    if won == number > 1:
+    if won == number > 2:
         raise _unsound(store, f"{_SECOND_SUCCEEDED}, as did all {number} racing ones, {_NOT_EXCLUSIVE}")
     if won > 1:
         raise _unsound(store, f"told {won} of {number} racing creators they had won, {_NOT_EXCLUSIVE}")

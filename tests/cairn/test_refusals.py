@@ -42,6 +42,12 @@ REFUSALS: dict[str, tuple[int, str]] = {
     "runs --store file": (2, "choose another --store"),
     "status bard --store file": (2, "choose another --store"),
     "runs --store s4://bucket": (2, "choose another --store"),
+    "runs --store ftp://host/x": (2, "s3://BUCKET/PREFIX"),
+    "train --run-id bard --store hdfs://host/x": (2, "s3://BUCKET/PREFIX"),
+    "runs --store gs://bucket/x": (2, "Google Cloud Storage is not supported"),
+    "runs --store az://container/x": (2, "Azure Blob Storage is not supported"),
+    "train --run-id bard@7": (2, "must not contain '@'"),
+    "status bard@7": (2, "name the run without a step"),
     "runs --store s3://": (2, "s3://bucket"),
     "runs --store s3://key:secret@bucket": (2, "put them into the environment"),
 }

@@ -57,7 +57,25 @@ def test_one_memory_url_is_one_store_and_another_is_another() -> None:
     assert open_store("memory://two").size("x") is None
 
 
-@pytest.mark.parametrize("url", ["nothing-known://bucket/x", "s4://bucket"])
-def test_an_unknown_scheme_is_refused_as_a_storage_error(url: str) -> None:
-    with pytest.raises(StorageError, match=url.split(":")[0]):
+@pytest.mark.parametrize(
+    "url", ["nothing-known://bucket/x", "s4://bucket", "ftp://host/x", "hdfs://host/x", "local:///x"]
+)
+def test_an_unknown_scheme_is_refused_with_those_that_are_known(url: str) -> None:
+    rule = r"choose another --store: a folder, file://FOLDER, memory://NAME or s3://BUCKET/PREFIX"
+    with pytest.raises(StorageError, match=f"^store {url.split(':')[0]}://: .*{rule}"):
+        open_store(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("gs://bucket/x", "Google Cloud Storage"),
+        ("az://container/x", "Azure Blob Storage"),
+        ("abfs://container@account/x", "Azure Blob Storage"),
+    ],
+)
+def test_a_cloud_whose_api_is_not_spoken_is_refused_with_what_is_known_of_it(url: str, name: str) -> None:
+    with pytest.raises(
+        StorageError, match=f"{name} is not supported, and an S3-compatible endpoint .* was never tried"
+    ):
         open_store(url)

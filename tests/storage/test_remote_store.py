@@ -1,4 +1,4 @@
-"""The stores that need a client: S3 through s3fs, and what fsspec serves else, by its file system in memory."""
+"""The store that needs a client: S3 through s3fs."""
 
 import hashlib
 import os
@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from storage.errors import IntegrityError, ObjectMissing, StorageError, StoreRefused, StoreUnavailable
+from storage.errors import IntegrityError, StorageError, StoreRefused, StoreUnavailable
 from storage.stores.multipart_upload import CONCURRENT_PARTS, upload_stream
 from storage.stores.object_store import PART_BYTES
 from storage.stores.open_store import open_store
-from storage.stores.remote_store import RemoteStore
 from storage.stores.retry_policy import RetryPolicy
 from storage.stores.retrying_store import RetryingStore
 from storage.stores.s3_bucket import S3Bucket, Timeouts
@@ -26,7 +25,7 @@ from storage.stores.s3_store import S3Store
 from tests.entries import evaluated, writer
 from tests.s3.servers import CEPH, S3Server, aws_environment
 from tests.storage.builders import check_invariants, open_run, run_log
-from tests.storage.store_operations import OPERATIONS, refuse_bad_keys
+from tests.storage.store_operations import OPERATIONS
 
 SMALL_PART_BYTES = 5 * 1024 * 1024
 SMALL_READ_BYTES = 512 * 1024
@@ -52,12 +51,6 @@ def remote(bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch) -> S3Store:
 def absent_bucket(quick_server: S3Server) -> S3Bucket:
     """A client of a bucket that nobody made."""
     return quick_server.bucket(name="no-such-bucket")
-
-
-@pytest.fixture
-def generic() -> RemoteStore:
-    """Any other fsspec file system."""
-    return RemoteStore(f"memory://{uuid.uuid4().hex}")
 
 
 @pytest.fixture
@@ -336,36 +329,3 @@ def test_credentials_in_the_endpoint_are_not_repeated(
     with pytest.raises(StorageError) as refused:
         S3Store(S3Bucket("cairn"), "x").read("a/b")
     assert "canary" not in str(refused.value)
-
-
-def test_a_key_that_could_leave_any_file_system_is_refused_by_every_operation(generic: RemoteStore) -> None:
-    refuse_bad_keys(generic)
-
-
-def test_any_file_system_keeps_objects(generic: RemoteStore) -> None:
-    assert [generic.create("a/b", b"1"), generic.create("a/b", b"2"), generic.read("a/b")] == [True, False, b"1"]
-    generic.write("a/c/d", b"22")
-    assert generic.write_stream("a/e", [b"3", memoryview(b"33")]).bytes == 3
-    assert (generic.keys("a"), generic.folders("a"), generic.first("a")) == (["a/b", "a/c/d", "a/e"], ["a/c"], "a/b")
-    assert (generic.size("a/c/d"), generic.size("a/c"), list(generic.read_chunks("a/e"))) == (2, None, [b"333"])
-
-
-def test_what_no_file_system_has_is_missing(generic: RemoteStore) -> None:
-    generic.write("a/b/c", b"1")
-    for key in ("a/x", "a/b", "never/there"):
-        with pytest.raises(ObjectMissing, match=key):
-            generic.read(key)
-        with pytest.raises(ObjectMissing, match=key):
-            list(generic.read_chunks(key))
-    assert (generic.keys("never"), generic.folders("never"), generic.first("never")) == ([], [], None)
-    generic.delete("never/there")
-
-
-def test_a_stream_that_breaks_ends_with_its_own_error_on_any_file_system(generic: RemoteStore) -> None:
-    def broken() -> Any:
-        yield b"12"
-        raise RuntimeError("broke")
-
-    with pytest.raises(RuntimeError, match="broke"):
-        generic.write_stream("a/b", broken())
-    assert generic.unfinished("a") == []

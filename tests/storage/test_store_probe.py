@@ -1,6 +1,7 @@
 """The probe names what is wrong with a store, and finds nothing wrong with a sound one."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from storage.errors import ObjectMissing, StoreRefused, StoreUnavailable, StoreU
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore
 from storage.stores.store_probe import probe_store
+from tests.storage.fsspec_store import FsspecStore
 
 
 class Ignoring(MemoryStore):
@@ -29,7 +31,7 @@ class IgnoringOneByOne(MemoryStore):
 
 class TwoWinners(MemoryStore):
     def create(self, key: str, data: bytes) -> bool:
-        return super().create(key, data) or data in (b"6", b"7")
+        return super().create(key, data) or data[:1] in (b"6", b"7")
 
 
 class Rejecting(MemoryStore):
@@ -103,6 +105,26 @@ def test_an_unclear_answer_to_a_loser_is_no_fault(kind: Callable[[], MemoryStore
     assert store.keys("probe") == []
 
 
+@pytest.mark.parametrize("scheme", ["memory", "local"])
+def test_a_file_system_that_looks_first_and_writes_then_is_refused_every_time(scheme: str, tmp_path: Path) -> None:
+    for _ in range(20):
+        with pytest.raises(StoreUnsound, match=r"does not exclude; no run may be kept there, choose another store"):
+            probe_store(FsspecStore(scheme, tmp_path))
+
+
+def test_a_sound_store_is_asked_some_dozens_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    class Counting(MemoryStore):
+        def __getattribute__(self, name: str) -> Any:
+            if name in vars(ObjectStore):
+                asked.append(name)
+            return super().__getattribute__(name)
+
+    probe_store(Counting())
+    assert 20 < len(asked) < 60
+
+
 def test_a_store_that_is_away_is_not_called_unsound() -> None:
     with pytest.raises(StoreUnavailable, match="reset"):
         probe_store(Away())
@@ -125,4 +147,4 @@ def test_all_creators_race_at_once() -> None:
 
     store = Counting()
     probe_store(store, creators=5, rounds=1)
-    assert sorted(store.under_way[:5]) == [b"0", b"1", b"2", b"3", b"4"]
+    assert sorted(data[:1] for data in store.under_way[:5]) == [b"0", b"1", b"2", b"3", b"4"]
