@@ -1,1 +1,1 @@
-"""Object stores that exclude: local files, memory, S3, and what else fsspec opens."""
+"""Object stores that exclude: local files, memory and S3."""
