@@ -192,10 +192,9 @@ def _measured(state: RunState, options: SimulationOptions) -> tuple[float, float
     """Return the seconds of a step, of a commit and of a restart by the run's log."""
     steps, seconds = 0, 0.0
     for attempt in state.attempts:
-        committed = [c.committed for c in state.checkpoints if c.committed.attempt == attempt.started.attempt]
-        if committed:
-            steps += max(item.step for item in committed) - attempt.started.first_step
-            seconds += max(item.gpu_seconds for item in committed) / attempt.started.placement.world_size
+        if attempt.last_committed_step is not None:
+            steps += attempt.last_committed_step - attempt.started.first_step
+            seconds += attempt.committed_gpu_seconds / attempt.started.placement.world_size
     if options.step_seconds is None and not (steps > 0 and seconds > 0):
         raise InvalidConfiguration(
             "the run has committed nothing yet that a step could be timed by: give --step-seconds"

@@ -11,7 +11,7 @@ from reports.queries.receipts import PlacementSummary, read_receipts, summarize_
 from reports.queries.run_lookup import configuration_document
 from storage.errors import IntegrityError
 from storage.logs.run_log import RunLog, list_run_ids
-from storage.logs.run_state import AttemptRecord, RunState
+from storage.logs.run_state import AttemptRecord, Charges, RunState
 from storage.stores.document import convert
 from storage.stores.object_store import ObjectStore
 from tasks.policy.termination import RESTARTABLE, DecisionAction, TerminationReason
@@ -177,12 +177,11 @@ def _budgets(state: RunState) -> dict[str, BudgetStatus]:
 
 def count_budgets(state: RunState, limits: Mapping[str, Any]) -> dict[str, BudgetStatus]:
     """Return what each budget has spent and has left under `limits`, a configuration's budgets as JSON."""
-    from tasks.policy.budgets import spending
-
     where = "the run's log: budgets of the newest attempt"
     reasons = {name.replace("_", "-"): convert(limit, _Limit, where=where) for name, limit in limits.items()}
+    charges = {reason: state.charges.get(reason, Charges()) for reason in reasons}
     return {
-        reason: _budget(limit, spending(state.attempts, reason).since_progress, spending(state.attempts, reason).total)
+        reason: _budget(limit, len(charges[reason].since_progress), charges[reason].total)
         for reason, limit in sorted(reasons.items())
     }
 

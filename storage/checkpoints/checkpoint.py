@@ -265,7 +265,7 @@ def load_checkpoint(
 
 
 def _unless_committed(body: CheckpointCommitted, state: RunState) -> CheckpointCommitted | None:
-    known = state.find(body.prefix)
+    known = state.find_commit(body)
     return None if known is not None and known.committed.manifest_sha256 == body.manifest_sha256 else body
 
 

@@ -36,7 +36,7 @@ def pin_checkpoint(log: RunLog, pin: CheckpointPinned, *, writer: Writer) -> boo
     """Append the pin; return False when the checkpoint is not committed or the pin's attempt is not the latest."""
 
     def unless_too_late(state: RunState) -> CheckpointPinned | None:
-        record = state.find(pin.prefix)
+        record = state.find_live(pin.prefix)
         is_late = pin.during_attempt is not None and pin.during_attempt != state.latest_attempt
         is_committed = record is not None and record.is_committed
         return pin if is_committed and not is_late and not _is_in_force(pin, state) else None

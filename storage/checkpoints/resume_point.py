@@ -40,7 +40,7 @@ def newest_verified(
         known = {record.committed.prefix for record in failed}
         record = next((item for item in state.candidates if item.committed.prefix not in known), None)
         if record is None:
-            if state.checkpoints:
+            if state.commits:
                 raise _nothing_readable(log.run_id, state)
             return None
         evidence = look_again(log, record, looks=LOOKS if record.is_committed else 1, sleep=sleep)
@@ -100,7 +100,7 @@ def restore_checkpoint(log: RunLog, committed: CheckpointCommitted, *, writer: W
 
 def restored_entry(committed: CheckpointCommitted, state: RunState) -> CheckpointRestored | None:
     """Return the entry that takes a checkpoint back, or None when it is not quarantined for its bytes any more."""
-    record = state.find(committed.prefix)
+    record = state.find_live(committed.prefix)
     if record is None or not record.may_be_restored:
         return None
     return CheckpointRestored(
@@ -133,7 +133,7 @@ def _told(evidence: tuple[ReadEvidence, ...]) -> str:
 def _nothing_readable(run_id: str, state: RunState) -> NothingReadable:
     lost = state.checkpoints[-1]
     return NothingReadable(
-        f"run {run_id} has committed {len(state.checkpoints)} checkpoints and none can be read; the newest, step "
+        f"run {run_id} has committed {state.commits} checkpoints and none can be read; the newest, step "
         f"{lost.committed.step}, is {lost.state}: {lost.detail}. Start on another host, restore its objects, or start "
         "over at step 0 with `cairn train --start-over`"
     )

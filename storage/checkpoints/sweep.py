@@ -16,8 +16,9 @@ from storage.checkpoints.resume_point import LOOKS, fails_alike, look_again, res
 from storage.errors import IntegrityError
 from storage.logs.log_entry import Writer, refuse_old_writer
 from storage.logs.run_entries import CheckpointDeleted, CheckpointSuperseded
+from storage.logs.run_fold import fold
 from storage.logs.run_log import RunLog, imagined_entry
-from storage.logs.run_state import CheckpointRecord, CheckpointState, RunState, fold
+from storage.logs.run_state import CheckpointRecord, CheckpointState, RunState
 from storage.stores.object_store import ObjectStore, UnfinishedWrite
 
 STALE_SECONDS = 86_400.0
@@ -122,7 +123,7 @@ class _Sweep:
         refuse_old_writer(self._state.closed_to_writers(), f"run {self._log.run_id}")
         self._unpin()
         self._supersede()
-        for record in self._state.checkpoints:
+        for record in self._state.live_checkpoints:
             if record.state == CheckpointState.SUPERSEDED:
                 self._delete_checkpoint(record)
         self._delete_staged(folders)
@@ -172,7 +173,7 @@ class _Sweep:
 
     def _superseding(self, prefix: str, state: RunState) -> CheckpointSuperseded | None:
         """Decide again on the newest state: it may be pinned, resumed from, needed or quarantined by now."""
-        record, verdict = state.find(prefix), self._verdict(prefix, state)
+        record, verdict = state.find_live(prefix), self._verdict(prefix, state)
         if record is None or verdict is None or not verdict.is_over or state.is_needed(prefix):
             return None
         if record.may_be_restored and prefix not in self._confirmed:
@@ -186,14 +187,13 @@ class _Sweep:
         prefix, size = record.committed.prefix, record.committed.bytes
         if not self._dry_run:
             self._state = self._log.refresh()
-        if self._record(prefix).state != CheckpointState.SUPERSEDED:
+        if not _is_superseded(prefix, self._state):
             return  # another sweep has deleted it
         self._delete_bytes(prefix)
         body = CheckpointDeleted(bytes=size, **asdict(record.committed.reference))
 
         def unless_deleted(state: RunState) -> CheckpointDeleted | None:
-            newest = state.find(prefix)
-            return body if newest is not None and newest.state == CheckpointState.SUPERSEDED else None
+            return body if _is_superseded(prefix, state) else None
 
         self._append(unless_deleted)
         verdict = Verdict(key=prefix, is_over=True, why=f"superseded: {record.detail}")
@@ -266,3 +266,8 @@ class _Sweep:
             kind=kind, key=verdict.key, step=step, attempt=attempt, action=done, why=verdict.why, bytes=size
         )
         self._items.append(item)
+
+
+def _is_superseded(prefix: str, state: RunState) -> bool:
+    record = state.find_live(prefix)
+    return record is not None and record.state == CheckpointState.SUPERSEDED

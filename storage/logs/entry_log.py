@@ -92,9 +92,10 @@ class EntryLog:
 
     def _following(self, last: ReadEntry | None, *, ahead: bool) -> list[ReadEntry]:
         seq = 0 if last is None else last.entry.seq + 1
-        key = self.store.first(self.prefix) if ahead else None
+        is_far = ahead and self.store.local_path(self.prefix) is None  # on a local disk, reading ahead gains nothing
+        key = self.store.first(self.prefix) if is_far else None
         newest = seq_of(key.rsplit("/", 1)[1]) if key else seq
-        if newest <= seq or self.store.local_path(self.prefix) is not None:
+        if newest <= seq:
             read = self.read(seq)
             return [] if read is None else [read]
         with ThreadPoolExecutor(_READERS) as readers:

@@ -1,10 +1,15 @@
-"""The model registry: each alias, such as `champion`, is a log of decisions with its own fold."""
+"""The model registry: each alias, such as `champion`, is a log of decisions with its own cached fold."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import Any
 
+from storage.errors import StorageError
 from storage.logs.entry_log import EntryLog, ReadEntry, this_writer
+from storage.logs.fold_cache import FoldCache, FoldedLog
+from storage.logs.history import History, Listed
 from storage.logs.log_entry import Entry, NewerEntry, newer_entry, refuse_old_writer, told_newer
 from storage.stores.object_store import ObjectStore, check_key
 
@@ -71,19 +76,35 @@ class RolledBack:
 
 MODEL_KINDS: Mapping[str, type] = {"promoted": Promoted, "refused": Refused, "rolled-back": RolledBack}
 ModelDecision = Promoted | Refused | RolledBack
+FOLD_EVERY_ENTRIES = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DatedDecision:
+    """A decision and its time, as which it can be unpacked; one of the three is set, because a union has no JSON."""
+
+    at: datetime
+    promoted: Promoted | None = None
+    refused: Refused | None = None
+    rolled_back: RolledBack | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.at, self.promoted or self.refused or self.rolled_back))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RegistryState:
-    """The state of an alias; all tuples are oldest first.
+    """The state of an alias; everything is oldest first.
 
     `champions` are the promotions in force: the last is current, the others are what rollbacks would go back to.
-    `history` is every decision; `decided_pins` are the ids of the pins that were decided on.
+    `history` is every decision; `decided_pins` are the ids of the pins that were decided on. A sweep needs only these
+    ids and `reached`, the manifests of the champions (sha256): they are always in memory.
     """
 
-    champions: tuple[tuple[datetime, Promoted], ...] = ()
-    history: tuple[tuple[datetime, ModelDecision], ...] = ()
-    decided_pins: frozenset[str] = frozenset()
+    champions: History[tuple[datetime, Promoted]] = field(default_factory=History)
+    history: History[DatedDecision] = field(default_factory=History)
+    reached: Listed[str] = field(default_factory=Listed)
+    decided_pins: Listed[str] = field(default_factory=Listed)
     newer: NewerEntry | None = None
 
     @property
@@ -97,8 +118,8 @@ class RegistryState:
 
     @property
     def refusals(self) -> tuple[tuple[datetime, Refused], ...]:
-        """Every refusal, oldest first."""
-        return tuple((at, body) for at, body in self.history if isinstance(body, Refused))
+        """Every refusal, oldest first, read from the whole history."""
+        return tuple((item.at, item.refused) for item in self.history if item.refused is not None)
 
 
 class Registry:
@@ -107,11 +128,15 @@ class Registry:
     def __init__(self, store: ObjectStore, alias: str, *, log: EntryLog | None = None) -> None:
         self.alias = alias
         self._log = log or EntryLog(store=store, prefix=check_key(f"models/{alias}/log"), kinds=MODEL_KINDS)
+        self._cache = FoldCache(log=self._log, folder=f"models/{alias}", state_type=RegistryState, fold=_fold)
         self._head: ReadEntry | None = None
+        self._cached_seq = -1
         self.state = RegistryState()
 
     def refresh(self) -> RegistryState:
-        """Read the entries appended since and return the state after them."""
+        """Read the entries appended since and return the state; the first time, start from the cached fold."""
+        if self._head is None and (folded := self._cache.read()):
+            self._head, self.state, self._cached_seq = folded.head, folded.state, folded.head.entry.seq
         for read in self._log.read_after(self._head):
             self._accept(read)
         return self.state
@@ -126,7 +151,15 @@ class Registry:
             read = self._log.append(body, after=self._head, writer=this_writer())
             if read is not None:
                 self._accept(read)
+                self.cache()
                 return self.state
+
+    def cache(self) -> None:
+        """Cache the fold if some entries were read since it was cached; a store that refuses it loses nothing."""
+        if self._head is not None and self._head.entry.seq - self._cached_seq >= FOLD_EVERY_ENTRIES:
+            with suppress(StorageError):
+                self._cached_seq = self._head.entry.seq
+                self._cache.write(FoldedLog(head=self._head, state=self.state))
 
     def _accept(self, read: ReadEntry) -> None:
         self._head = read
@@ -138,17 +171,29 @@ def list_aliases(store: ObjectStore) -> list[str]:
     return [key.split("/")[1] for key in store.folders("models")]
 
 
+def _fold(entries: Iterable[Entry]) -> RegistryState:
+    state = RegistryState()
+    for entry in entries:
+        state = _apply(state, entry)
+    return state
+
+
 def _apply(state: RegistryState, entry: Entry) -> RegistryState:
-    at, body = entry.at, entry.body
-    if not isinstance(body, Promoted | Refused | RolledBack):
-        return state if state.newer else replace(state, newer=newer_entry(entry))
-    champions, decided = state.champions, state.decided_pins
-    if isinstance(body, Promoted):
-        champions = (*champions, (at, body))
-    if isinstance(body, RolledBack):  # the promotions between the newest and the named one cannot be read any more
-        champions = champions[:-1]
-        while champions and champions[-1][1].manifest_sha256 != body.manifest_sha256:
-            champions = champions[:-1]
-    elif body.hold_id:
-        decided |= {body.hold_id}
-    return replace(state, champions=champions, history=(*state.history, (at, body)), decided_pins=decided)
+    at, champions, reached, decided = entry.at, state.champions, state.reached, state.decided_pins
+    match body := entry.body:
+        case Promoted():
+            decision = DatedDecision(at=at, promoted=body)
+            champions, reached = champions.append((at, body)), reached.append(body.manifest_sha256)
+        case Refused():
+            decision = DatedDecision(at=at, refused=body)
+        case RolledBack():  # the promotions between the newest and the named one cannot be read any more
+            decision, left = DatedDecision(at=at, rolled_back=body), max(len(reached) - 1, 0)
+            while left and reached[left - 1] != body.manifest_sha256:
+                left -= 1
+            champions, reached = champions.cut(left), reached.cut(left)
+        case _:
+            return state if state.newer else replace(state, newer=newer_entry(entry))
+    if not isinstance(body, RolledBack) and body.hold_id:
+        decided = decided.append(body.hold_id)
+    history = state.history.append(decision)
+    return replace(state, champions=champions, history=history, reached=reached, decided_pins=decided)

@@ -3,18 +3,17 @@
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
-from storage.errors import Fenced, IntegrityError, ObjectMissing, StorageError
+from storage.errors import Fenced, StorageError
 from storage.logs.entry_log import EntryLog, ReadEntry, utc_now
+from storage.logs.fold_cache import FoldCache, FoldedLog
 from storage.logs.log_entry import FORMAT_VERSION, Entry, Writer, refuse_old_writer
 from storage.logs.run_entries import RUN_KINDS
-from storage.logs.run_state import RunState, fold
-from storage.stores.document import decode, encode, sha256
+from storage.logs.run_fold import fold
+from storage.logs.run_state import RunState
 from storage.stores.object_store import ObjectStore, check_key
 
-FOLD_VERSION = 3
 FOLD_EVERY_ENTRIES = 128
 """A run's folded state is cached after so many entries; the cache may be deleted at any time."""
 
@@ -33,52 +32,9 @@ def list_run_ids(store: ObjectStore) -> list[str]:
     return [key.split("/")[1] for key in folders if store.first(f"{key}/log") is not None]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FoldedLog:
-    """The state of a run after the entry `head`."""
-
-    head: ReadEntry
-    state: RunState
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Label:
-    version: int
-    seq: int
-    entry_sha256: str
-    state_sha256: str
-
-
-def write_fold(store: ObjectStore, key: str, folded: FoldedLog) -> None:
-    """Write the cache: a label in one line, then the state."""
-    state = encode(folded.state)
-    label = _Label(
-        version=FOLD_VERSION, seq=folded.head.entry.seq, entry_sha256=folded.head.sha256, state_sha256=sha256(state)
-    )
-    store.write(key, encode(label).replace(b"\n", b"") + b"\n" + state)
-
-
-def read_fold(store: ObjectStore, key: str, log: EntryLog) -> FoldedLog | None:
-    """Return the cached state, or None if there is none or its version, bytes, entry or `resume` do not match.
-
-    Raises `IntegrityError` if the log ends before the cached entry: entries were deleted.
-    """
-    try:
-        line, _, state_bytes = store.read(key).partition(b"\n")
-        label = decode(line, _Label, where=key)
-        if label.version != FOLD_VERSION or sha256(state_bytes) != label.state_sha256:
-            return None
-        state = decode(state_bytes, RunState, where=key)
-    except (ObjectMissing, IntegrityError):
-        return None
-    head = log.read(label.seq)
-    if head is None:
-        raise IntegrityError(
-            f"{log.prefix}: ends before seq {label.seq}, which {key} was folded from: entries were deleted; restore "
-            f"them, or delete {key} to accept the loss"
-        )
-    trusted = head.sha256 == label.entry_sha256 and head.entry.resume == state.resume
-    return FoldedLog(head=head, state=state) if trusted else None
+def run_fold_cache(log: EntryLog, run_id: str) -> FoldCache[RunState]:
+    """Return the cached fold of a run."""
+    return FoldCache(log=log, folder=run_prefix(run_id), state_type=RunState, fold=fold)
 
 
 class RunLog:
@@ -89,6 +45,7 @@ class RunLog:
         self.run_id = run_id
         self.prefix = run_prefix(run_id)
         self._log = log or EntryLog(store=store, prefix=f"{self.prefix}/log", kinds=RUN_KINDS, clock=utc_now)
+        self._cache = run_fold_cache(self._log, run_id)
         self._lock = threading.RLock()  # commit, evaluation and flow share one log across threads
         self._head: ReadEntry | None = None
         self._cached_seq = -1
@@ -100,19 +57,20 @@ class RunLog:
         return -1 if self._head is None else self._head.entry.seq
 
     @property
-    def folded(self) -> FoldedLog | None:
+    def folded(self) -> FoldedLog[RunState] | None:
         """The state read so far and the entry it ends with; None before the first entry."""
         return None if self._head is None else FoldedLog(head=self._head, state=self.state)
 
     @property
     def fold_key(self) -> str:
         """The key of the cached fold."""
-        return f"{self.prefix}/fold.json"
+        return self._cache.key
 
     def refresh(self) -> RunState:
         """Read the entries appended since and return the state; the first time, start from the cached fold."""
         with self._lock:
-            if self._head is None and (folded := read_fold(self.store, self.fold_key, self._log)):
+            folded = self._cache.read() if self._head is None else None
+            if folded is not None and folded.head.entry.resume == folded.state.resume:
                 self._head, self.state, self._cached_seq = folded.head, folded.state, folded.head.entry.seq
             for read in self._log.read_after(self._head):
                 self._accept(read)
@@ -148,8 +106,8 @@ class RunLog:
                     self._accept(read)
                     if read.entry.seq - self._cached_seq >= FOLD_EVERY_ENTRIES:
                         with suppress(StorageError):  # the entry is appended; the next writer caches
-                            write_fold(self.store, self.fold_key, FoldedLog(head=read, state=self.state))
                             self._cached_seq = read.entry.seq
+                            self._cache.write(FoldedLog(head=read, state=self.state))
                     return self.state
 
     def _accept(self, read: ReadEntry) -> None:

@@ -1,25 +1,20 @@
-"""The fold from a run's entries to its state. Pure.
+"""The state of a run: what the fold over its entries leads to.
 
-An entry written by attempt n has no effect after an attempt-started with a greater number or after the attempt's own
-end: this is fencing on the reader's side.
+Decisions use what is always in memory: live checkpoints with their evaluations, sums over attempts, recent items.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
-from storage.logs.log_entry import WRITER_VERSION, CheckpointReference, Entry, NewerEntry, newer_entry, told_newer
+from storage.logs.history import History
+from storage.logs.log_entry import WRITER_VERSION, CheckpointReference, NewerEntry, told_newer
 from storage.logs.run_entries import (
     AttemptEnded,
     AttemptStarted,
     CheckpointCommitted,
-    CheckpointDeleted,
     CheckpointPinned,
-    CheckpointQuarantined,
-    CheckpointRestored,
-    CheckpointSuperseded,
-    CheckpointUnpinned,
     DataQuarantined,
     EvaluationFailed,
     EvaluationRecorded,
@@ -48,6 +43,8 @@ class AttemptRecord:
     ended_at: datetime | None = None
     last_committed_step: int | None = None
     made_progress: bool = False
+    committed_tokens: int = 0
+    committed_gpu_seconds: float = 0.0
 
     @property
     def last_known_step(self) -> int:
@@ -59,7 +56,8 @@ class AttemptRecord:
 class CheckpointRecord:
     """A checkpoint in the log: its state (committed, quarantined, superseded, deleted) and the reason for it.
 
-    `evidence` is that of its last quarantine.
+    `number` counts the run's commits. Its evaluations, oldest first, are kept here until it is deleted. `evidence` is
+    that of its last quarantine.
     """
 
     committed: CheckpointCommitted
@@ -67,6 +65,9 @@ class CheckpointRecord:
     state: CheckpointState = CheckpointState.COMMITTED
     detail: str = ""
     evidence: tuple[ReadEvidence, ...] = ()
+    number: int = 0
+    evaluations: tuple[EvaluationRecorded, ...] = ()
+    failed_evaluations: tuple[EvaluationFailed, ...] = ()
 
     @property
     def is_committed(self) -> bool:
@@ -94,20 +95,48 @@ class RefusedEntry:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Charges:
+    """What was charged to a reason: by which attempts since the last progress, how often in all, and their loss."""
+
+    since_progress: tuple[int, ...] = ()
+    total: int = 0
+    wasted_gpu_seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunState:
-    """The state of a run after the entries read so far."""
+    """The state of a run after the entries read so far.
+
+    Old items of a `History` are read when they are asked for; what an attempt's start or end, a commit or a sweep
+    needs is in memory. `smallest_micro_batch` and `recomputes_activations` are what decisions after out-of-memory said.
+    """
 
     opened: RunOpened | None = None
     opened_at: datetime | None = None
-    attempts: tuple[AttemptRecord, ...] = ()
-    checkpoints: tuple[CheckpointRecord, ...] = ()
-    evaluations: tuple[EvaluationRecorded, ...] = ()
-    failed_evaluations: tuple[EvaluationFailed, ...] = ()
+    attempts: History[AttemptRecord] = field(default_factory=History)
+    live_checkpoints: tuple[CheckpointRecord, ...] = ()
+    deleted_checkpoints: History[CheckpointRecord] = field(default_factory=History)
+    evaluations: History[EvaluationRecorded] = field(default_factory=History)
+    failed_evaluations: History[EvaluationFailed] = field(default_factory=History)
     pins: tuple[CheckpointPinned, ...] = ()
     quarantines: tuple[DataQuarantined, ...] = ()
     finished: RunFinished | None = None
-    refused: tuple[RefusedEntry, ...] = ()
     newer: NewerEntry | None = None
+    refused: History[RefusedEntry] = field(default_factory=History)
+    high_water_step: int = 0
+    charges: Mapping[str, Charges] = field(default_factory=dict)
+    smallest_micro_batch: int | None = None
+    recomputes_activations: bool = False
+
+    @property
+    def checkpoints(self) -> tuple[CheckpointRecord, ...]:
+        """Every checkpoint in the order of the commits, read from the whole history."""
+        return tuple(sorted((*self.deleted_checkpoints, *self.live_checkpoints), key=lambda record: record.number))
+
+    @property
+    def commits(self) -> int:
+        """How many checkpoints were committed."""
+        return len(self.deleted_checkpoints) + len(self.live_checkpoints)
 
     @property
     def latest_attempt(self) -> int:
@@ -127,7 +156,7 @@ class RunState:
     @property
     def readable(self) -> tuple[CheckpointRecord, ...]:
         """Committed checkpoints, newest commit first."""
-        return tuple(record for record in reversed(self.checkpoints) if record.is_committed)
+        return tuple(record for record in reversed(self.live_checkpoints) if record.is_committed)
 
     @property
     def surviving_checkpoints(self) -> tuple[CheckpointRecord, ...]:
@@ -136,9 +165,12 @@ class RunState:
         Superseded and deleted ones are included. Quarantined ones are not: what followed from them is trained again.
         """
         line, bound = list[CheckpointRecord](), float("inf")
-        sound = [record for record in self.checkpoints if record.state != CheckpointState.QUARANTINED]
+        sound = dict[int, list[CheckpointRecord]]()
+        for record in self.checkpoints:
+            if record.state != CheckpointState.QUARANTINED:
+                sound.setdefault(record.committed.attempt, []).append(record)
         for attempt in reversed(self.attempts):
-            mine = (record for record in sound if record.committed.attempt == attempt.started.attempt)
+            mine = sound.get(attempt.started.attempt, ())
             line += [record for record in mine if record.committed.step <= bound]
             bound = min(bound, attempt.started.first_step)
         return tuple(sorted(line, key=lambda record: record.committed.step))
@@ -146,7 +178,9 @@ class RunState:
     @property
     def candidates(self) -> tuple[CheckpointRecord, ...]:
         """What a resume may look at, newest commit first: readable checkpoints, and those that may be restored."""
-        return tuple(record for record in reversed(self.checkpoints) if record.is_committed or record.may_be_restored)
+        return tuple(
+            record for record in reversed(self.live_checkpoints) if record.is_committed or record.may_be_restored
+        )
 
     @property
     def newest_committed(self) -> CheckpointRecord | None:
@@ -158,18 +192,42 @@ class RunState:
         """The newest eight readable checkpoints, newest first: the `resume` field of the next entry."""
         return tuple(record.committed.reference for record in self.readable[:8])
 
-    @property
-    def high_water_step(self) -> int:
-        """The greatest step ever committed; only a commit beyond it is progress."""
-        return max((record.committed.step for record in self.checkpoints), default=0)
-
     def find(self, prefix: str) -> CheckpointRecord | None:
-        """Return the checkpoint in this folder, or None."""
-        return next((record for record in reversed(self.checkpoints) if record.committed.prefix == prefix), None)
+        """Return the checkpoint in this folder, or None; a deleted one is looked for in the whole history."""
+        return self.find_live(prefix) or next(
+            (record for record in reversed(self.deleted_checkpoints) if record.committed.prefix == prefix), None
+        )
+
+    def find_live(self, prefix: str) -> CheckpointRecord | None:
+        """Return the checkpoint in this folder if it is not deleted, or None."""
+        return next((record for record in reversed(self.live_checkpoints) if record.committed.prefix == prefix), None)
+
+    def find_commit(self, body: CheckpointCommitted) -> CheckpointRecord | None:
+        """Return what was committed in this folder, or None; beyond its attempt's last commit, nothing was."""
+        last = self.attempt(body.attempt).last_committed_step if 1 <= body.attempt <= self.latest_attempt else None
+        return self.find_live(body.prefix) if last is None or body.step > last else self.find(body.prefix)
+
+    def evaluations_of(self, manifest_sha256: str) -> Sequence[EvaluationRecorded]:
+        """Return the evaluations of these weights, oldest first; of deleted weights from the whole history."""
+        for record in self.live_checkpoints:
+            if record.committed.manifest_sha256 == manifest_sha256:
+                return record.evaluations
+        return [item for item in self.evaluations if item.manifest_sha256 == manifest_sha256]
+
+    def failed_evaluations_of(self, manifest_sha256: str) -> Sequence[EvaluationFailed]:
+        """Return the failed evaluations of these weights, like `evaluations_of`."""
+        for record in self.live_checkpoints:
+            if record.committed.manifest_sha256 == manifest_sha256:
+                return record.failed_evaluations
+        return [item for item in self.failed_evaluations if item.manifest_sha256 == manifest_sha256]
+
+    def attempt(self, number: int) -> AttemptRecord:
+        """Return attempt `number`; attempts are numbered from 1 without a gap."""
+        return self.attempts[number - 1]
 
     def is_needed(self, prefix: str) -> bool:
         """Whether superseding is refused: it is pinned, resumed from, or no newer one could be resumed from."""
-        record, owner = self.find(prefix), self.open_attempt
+        record, owner = self.find_live(prefix), self.open_attempt
         resumed = owner.started.resumed_from if owner else None
         return (
             record is None
@@ -190,105 +248,3 @@ class RunState:
         if attempt is None:
             return False
         return attempt != self.latest_attempt or self.open_attempt is None
-
-
-def fold(entries: Iterable[Entry], state: RunState | None = None) -> RunState:
-    """Return the state after `entries`, starting from `state` or from an empty run."""
-    result = state or RunState()
-    for entry in entries:
-        result = _apply(result, entry)
-    return result
-
-
-def _apply(state: RunState, entry: Entry) -> RunState:
-    body, owner = entry.body, state.open_attempt
-    if isinstance(body, dict):
-        return state if state.newer else replace(state, newer=newer_entry(entry))
-    if isinstance(body, AttemptStarted):
-        if body.attempt != state.latest_attempt + 1 or owner is not None:
-            return _refuse(state, entry)
-        started = AttemptRecord(started=body, started_at=entry.at)
-        pins = tuple(pin for pin in state.pins if pin.during_attempt is None)
-        return replace(state, attempts=(*state.attempts, started), pins=pins)
-    if state.fences(entry.writer.attempt):
-        return _refuse(state, entry)
-    match body:
-        case RunOpened() if state.opened is None:
-            return replace(state, opened=body, opened_at=entry.at)
-        case AttemptEnded():
-            if owner is None or owner.started.attempt != body.attempt:
-                return _refuse(state, entry)
-            return replace(state, attempts=(*state.attempts[:-1], replace(owner, ended=body, ended_at=entry.at)))
-        case RunFinished():
-            return replace(state, finished=body)
-        case DataQuarantined():
-            return replace(state, quarantines=(*state.quarantines, body))
-        case EvaluationRecorded():
-            return replace(state, evaluations=(*state.evaluations, body), pins=_without_pin(state.pins, body.hold_id))
-        case EvaluationFailed():
-            failed = (*state.failed_evaluations, body)
-            return replace(state, failed_evaluations=failed, pins=_without_pin(state.pins, body.hold_id))
-        case _:
-            return _apply_checkpoint_entry(state, entry)
-
-
-def _apply_checkpoint_entry(state: RunState, entry: Entry) -> RunState:
-    match body := entry.body:
-        case CheckpointCommitted():
-            return _commit(state, entry, body)
-        case CheckpointQuarantined() | CheckpointRestored() | CheckpointSuperseded() | CheckpointDeleted():
-            return _move_checkpoint(state, entry, body)
-        case CheckpointPinned():
-            record = state.find(body.prefix)
-            late = body.during_attempt is not None and body.during_attempt != state.latest_attempt
-            committed = record.committed.manifest_sha256 if record is not None and record.is_committed else None
-            if late or committed != body.manifest_sha256:
-                return _refuse(state, entry)
-            return replace(state, pins=(*state.pins, body))
-        case CheckpointUnpinned():
-            return replace(state, pins=_without_pin(state.pins, body.hold_id))
-        case _:
-            return state
-
-
-def _refuse(state: RunState, entry: Entry) -> RunState:
-    refused = RefusedEntry(seq=entry.seq, kind=entry.kind, attempt=entry.writer.attempt)
-    return replace(state, refused=(*state.refused, refused))
-
-
-def _commit(state: RunState, entry: Entry, body: CheckpointCommitted) -> RunState:
-    if body.attempt != entry.writer.attempt or state.find(body.prefix) is not None:
-        return _refuse(state, entry)
-    progress = body.step > state.high_water_step
-    owner = state.attempts[-1]
-    owner = replace(owner, last_committed_step=body.step, made_progress=owner.made_progress or progress)
-    record = CheckpointRecord(committed=body, committed_at=entry.at)
-    return replace(state, attempts=(*state.attempts[:-1], owner), checkpoints=(*state.checkpoints, record))
-
-
-def _without_pin(pins: tuple[CheckpointPinned, ...], hold_id: str | None) -> tuple[CheckpointPinned, ...]:
-    return tuple(pin for pin in pins if pin.hold_id != hold_id)
-
-
-def _move_checkpoint(
-    state: RunState,
-    entry: Entry,
-    body: CheckpointQuarantined | CheckpointRestored | CheckpointSuperseded | CheckpointDeleted,
-) -> RunState:
-    record = state.find(body.prefix)
-    if record is None or record.committed.manifest_sha256 != body.manifest_sha256:
-        return _refuse(state, entry)
-    match body:
-        case CheckpointQuarantined() if record.is_committed:
-            detail = body.detail or record.detail
-            moved = replace(record, state=CheckpointState.QUARANTINED, detail=detail, evidence=body.evidence)
-        case CheckpointRestored() if record.may_be_restored:
-            moved = replace(record, state=CheckpointState.COMMITTED, detail=body.detail)
-        case CheckpointSuperseded() if record.is_kept and not state.is_needed(body.prefix):
-            moved = replace(record, state=CheckpointState.SUPERSEDED, detail=body.why or record.detail)
-        case CheckpointDeleted() if record.state == CheckpointState.SUPERSEDED:
-            moved = replace(record, state=CheckpointState.DELETED)
-        case _:
-            return _refuse(state, entry)
-    checkpoints = tuple(moved if other is record else other for other in state.checkpoints)
-    return replace(state, checkpoints=checkpoints)

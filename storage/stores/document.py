@@ -1,7 +1,8 @@
 """Records as JSON (RFC 8259; times per RFC 3339) and back: sorted keys, indented, strict types."""
 
 import hashlib
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -11,17 +12,17 @@ T = TypeVar("T")
 MAX_DOCUMENT_BYTES = 16 * 1024 * 1024
 
 
-def encode(record: object) -> bytes:
-    """Return the record as sorted, indented JSON; equal records give equal bytes."""
-    return msgspec.json.format(msgspec.json.encode(record, order="sorted"), indent=1) + b"\n"
+def encode(record: object, *, hook: Callable[[object], object] | None = None) -> bytes:
+    """Return the record as sorted, indented JSON; equal records give equal bytes. `hook` encodes other types."""
+    return msgspec.json.format(msgspec.json.encode(record, order="sorted", enc_hook=hook), indent=1) + b"\n"
 
 
-def decode(data: bytes, record_type: type[T], *, where: str) -> T:
+def decode(data: bytes, record_type: type[T], *, where: str, hook: Callable[[type, Any], object] | None = None) -> T:
     """Return the record in `data`; raises IntegrityError naming `where` and the invalid field."""
     if len(data) > MAX_DOCUMENT_BYTES:
         raise IntegrityError(f"{where}: {len(data)} bytes, at most {MAX_DOCUMENT_BYTES} are read")
     try:
-        return msgspec.json.decode(data, type=record_type)
+        return msgspec.json.decode(data, type=record_type, dec_hook=hook)
     except (msgspec.DecodeError, RecursionError, ValueError, StorageError) as error:
         raise IntegrityError(f"{where}: not a valid {record_type.__name__}: {error}") from error
 

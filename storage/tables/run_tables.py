@@ -10,8 +10,8 @@ from functools import cache
 from types import NoneType
 from typing import Any, NewType, get_args, get_type_hints
 
+from storage.logs.fold_cache import FOLD_VERSION
 from storage.logs.registry import MODEL_KINDS, ModelDecision, Promoted, Refused, Registry, RolledBack, list_aliases
-from storage.logs.run_log import FOLD_VERSION
 from storage.stores.document import sha256
 from storage.stores.object_store import ObjectStore
 
@@ -239,7 +239,7 @@ _PROMOTION_COLUMNS = tuple(PromotionRow.__slots__)
 def read_promotions(store: ObjectStore) -> list[PromotionRow]:
     """Return the rows of all aliases of the store, each alias oldest first; read from the registry at each query."""
     histories = ((alias, Registry(store, alias).refresh().history) for alias in list_aliases(store))
-    return [row for alias, history in histories for row in promotion_rows(alias, history)]
+    return [row for alias, history in histories for row in promotion_rows(alias, [(at, body) for at, body in history])]
 
 
 def promotion_rows(alias: str, decisions: Sequence[tuple[datetime, ModelDecision]]) -> list[PromotionRow]:

@@ -6,9 +6,10 @@ An index of another version or with other bytes is ignored.
 from dataclasses import dataclass
 
 from storage.errors import StorageError
+from storage.logs.fold_cache import FoldedLog
 from storage.logs.log_entry import entry_name
 from storage.logs.run_entries import Placement
-from storage.logs.run_log import FoldedLog
+from storage.logs.run_state import RunState
 from storage.logs.step_log import step_log_key
 from storage.stores.document import decode, encode, sha256
 from storage.stores.object_store import ObjectStore
@@ -68,7 +69,9 @@ def write_index(store: ObjectStore, key: str, packs: tuple[Pack, ...]) -> None:
     store.write(key, encode(_Index(version=schema_digest(), packs_sha256=sha256(encode(packs)), packs=packs)))
 
 
-def stamp_run(store: ObjectStore, run_prefix: str, run_id: str, folded: FoldedLog, *, with_steps: bool) -> RunStamp:
+def stamp_run(
+    store: ObjectStore, run_prefix: str, run_id: str, folded: FoldedLog[RunState], *, with_steps: bool
+) -> RunStamp:
     """Return the stamp that tells later whether rows made from this state are still current.
 
     Call it before the rows are made: an entry written meanwhile then makes them stale, never wrong.

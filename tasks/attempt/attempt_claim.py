@@ -136,7 +136,7 @@ def _end_as_lost(log: RunLog, owner: AttemptRecord, claimant: Claimant) -> None:
         return write_receipt(state, classify(evidence), over, budgets=claimant.budgets)
 
     state = log.append(decide, writer=claimant.writer)
-    ended = next(item.ended for item in state.attempts if item.started.attempt == over.attempt)
+    ended = state.attempt(over.attempt).ended
     if ended is not None and ended.decision.action == DecisionAction.STOP and ended.decision.charged is not None:
         raise BudgetExhausted(f"run {log.run_id}: {ended.decision.reason}")
 

@@ -34,7 +34,7 @@ def end_attempt(
     log: RunLog, over: AttemptOver, *, budgets: BudgetsConfig, origin: DataOrigin, writer: Writer
 ) -> AttemptEnded:
     """Append the remedy and the receipt, and return the receipt; raises `Fenced` if another process ended it."""
-    written = next(item.ended for item in log.refresh().attempts if item.started.attempt == over.attempt)
+    written = log.refresh().attempt(over.attempt).ended
     if written is not None and written.evidence == evidence_document(over.evidence):
         return written
     if log.state.fences(over.attempt):

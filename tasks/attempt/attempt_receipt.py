@@ -56,10 +56,9 @@ def write_receipt(
     owner, number, usage = state.open_attempt, over.attempt, over.usage
     if owner is None or owner.started.attempt != number:
         raise ValueError(f"attempt {number} is not open: only the open attempt can be ended")
-    committed = [record.committed for record in state.checkpoints if record.committed.attempt == number]
-    useful = max((item.gpu_seconds for item in committed), default=0.0)
+    useful = owner.committed_gpu_seconds
     gpu_seconds = max(usage.gpu_seconds, useful)
-    last_step = max([usage.last_step, *(item.step for item in committed)])
+    last_step = max(usage.last_step, owner.last_committed_step or 0)
     before = {window for item in state.quarantines if item.attempt != number for window in item.windows}
     impact = FailureImpact(
         last_step=last_step,
@@ -75,7 +74,7 @@ def write_receipt(
         detail=failure.detail,
         fingerprint=failure.fingerprint,
         last_step=last_step,
-        tokens=max([usage.tokens, *(item.tokens for item in committed)]),
+        tokens=max(usage.tokens, owner.committed_tokens),
         gpu_seconds=gpu_seconds,
         useful_gpu_seconds=useful,
         wasted_gpu_seconds=gpu_seconds - useful,

@@ -39,16 +39,18 @@ def sweep_run(
     terms = RetentionTerms(
         policy=policy,
         suite_sha256=suite_sha256,
-        aliases=tuple(_reach(log, alias, () if dry_run else dead) for alias in aliases),
+        aliases=tuple(_reach(log, alias, () if dry_run else dead, dry_run=dry_run) for alias in aliases),
         dead_pins=frozenset(pin.hold_id for pin in dead),
     )
     return sweep(log, partial(plan_retention, terms), writer=this_writer(), dry_run=dry_run)
 
 
-def _reach(log: RunLog, alias: str, dead: Iterable[CheckpointPinned]) -> AliasReach:
+def _reach(log: RunLog, alias: str, dead: Iterable[CheckpointPinned], *, dry_run: bool) -> AliasReach:
     registry = Registry(log.store, alias)
     try:
         state = registry.refresh()
+        if not dry_run:
+            registry.cache()
         for pin in dead:
             if pin.alias == alias:
                 state = registry.append(partial(_abandoned, log.run_id, pin))
@@ -59,8 +61,8 @@ def _reach(log: RunLog, alias: str, dead: Iterable[CheckpointPinned]) -> AliasRe
         ) from error
     return AliasReach(
         alias=alias,
-        reached=frozenset(promoted.manifest_sha256 for _, promoted in state.champions),
-        decided_pins=state.decided_pins,
+        reached=frozenset(state.reached),
+        decided_pins=frozenset(state.decided_pins),
     )
 
 

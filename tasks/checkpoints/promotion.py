@@ -81,18 +81,16 @@ class _Offer:
 
 def evaluations_of(state: RunState, manifest_sha256: str) -> tuple[EvaluationRecorded, ...]:
     """Return every evaluation of exactly these weights, newest first."""
-    return tuple(item for item in reversed(state.evaluations) if item.manifest_sha256 == manifest_sha256)
+    return tuple(reversed(state.evaluations_of(manifest_sha256)))
 
 
 def best_evaluated(state: RunState, suite_sha256: str) -> EvaluationRecorded | None:
     """Return the evaluation with the lowest finite loss among readable checkpoints of the suite."""
-    readable = {record.committed.manifest_sha256 for record in state.readable}
     fitting = [
         item
-        for item in reversed(state.evaluations)
-        if item.suite_sha256 == suite_sha256
-        and item.manifest_sha256 in readable
-        and math.isfinite(item.metrics.get(METRIC, math.nan))
+        for record in state.readable
+        for item in reversed(record.evaluations)
+        if item.suite_sha256 == suite_sha256 and math.isfinite(item.metrics.get(METRIC, math.nan))
     ]
     return min(fitting, key=lambda item: item.metrics[METRIC], default=None)
 

@@ -39,11 +39,12 @@ def offer(log: RunLog, registry: Registry, candidate: Candidate, rules: Promotio
         state = registry.append(lambda _: refuse_unreadable(candidate, registry.alias))
     else:
         state = registry.append(partial(_decide, log.store, registry.alias, candidate, rules))
-    if any(promoted.hold_id == pin.hold_id for _, promoted in state.champions):
+    if any(promoted.hold_id == pin.hold_id for _, promoted in reversed(state.champions)):
         return state
     unpin_checkpoint(log, pin, "the registry did not take it", writer=this_writer())
-    if own := [refused for _, refused in state.refusals if refused.hold_id == pin.hold_id]:
-        raise GateRefused(f"gate {own[-1].gate!r} refused step {reference.step}: {own[-1].detail}")
+    refusals = (item.refused for item in reversed(state.history) if item.refused is not None)
+    if own := next((refused for refused in refusals if refused.hold_id == pin.hold_id), None):
+        raise GateRefused(f"gate {own.gate!r} refused step {reference.step}: {own.detail}")
     return state
 
 
@@ -51,7 +52,7 @@ def preview_offer(
     log: RunLog, registry: Registry, candidate: Candidate, rules: PromotionRules
 ) -> Promoted | Refused | None:
     """Return the decision that an offer would record now; None if the alias already points at the checkpoint."""
-    record = log.refresh().find(candidate.reference.prefix)
+    record = log.refresh().find_live(candidate.reference.prefix)
     if record is None or record not in log.state.readable:
         return refuse_unreadable(candidate, registry.alias)
     return _decide(log.store, registry.alias, candidate, rules, registry.refresh())
@@ -69,8 +70,8 @@ def pending_offer(state: RunState, read_registry: Callable[[str], RegistryState]
     if section["require_approval"] or (state.failed_evaluations and not state.evaluations):
         return ""
     alias = str(section["alias"])
-    offered = {body.run_id for _, body in read_registry(alias).history if isinstance(body, Promoted | Refused)}
-    return "" if state.opened.run_id in offered else alias
+    offers = (item.promoted or item.refused for item in reversed(read_registry(alias).history))
+    return "" if any(body.run_id == state.opened.run_id for body in offers if body is not None) else alias
 
 
 def _decide(

@@ -47,17 +47,12 @@ def plan_retention(terms: RetentionTerms, state: RunState, folders: Sequence[str
     """
     standing = _standing(terms, state)
     checkpoints = []
-    for record in (record for record in state.checkpoints if record.is_kept):
+    for record in (record for record in state.live_checkpoints if record.is_kept):
         reasons = [*_wanted(terms.policy, standing, record), *_needed(terms, standing, record)]
         why = "; ".join(reasons) or _unwanted(terms.policy, standing, record)
         checkpoints.append(Verdict(key=record.committed.prefix, is_over=not reasons, why=why))
-    known = {record.committed.prefix: record.state for record in state.checkpoints}
-    left_over = "left over from a checkpoint that is deleted"
-    staged = [
-        Verdict(key=folder, is_over=True, why=left_over) if folder in known else _judge_staged(state, folder)
-        for folder in folders
-        if known.get(folder, CheckpointState.DELETED) == CheckpointState.DELETED
-    ]
+    live = {record.committed.prefix for record in state.live_checkpoints}
+    staged = [_judge_staged(state, folder) for folder in folders if folder not in live]
     pins = tuple(_judge_pin(terms, pin) for pin in state.pins)
     return SweepPlan(pins=pins, checkpoints=tuple(checkpoints), staged=tuple(staged))
 
@@ -77,7 +72,8 @@ class _Standing:
 
 def _standing(terms: RetentionTerms, state: RunState) -> _Standing:
     readable, losses = state.readable, dict[str, float]()
-    for item in state.evaluations:  # the lowest finite loss of each manifest counts, as in a promotion
+    measured = (item for record in state.live_checkpoints for item in record.evaluations)
+    for item in measured:  # the lowest finite loss of each manifest counts, as in a promotion
         loss = item.metrics.get(METRIC, math.nan)
         if item.suite_sha256 == terms.suite_sha256 and math.isfinite(loss):
             losses[item.manifest_sha256] = min(loss, losses.get(item.manifest_sha256, math.inf))
@@ -179,8 +175,11 @@ def _judge_staged(state: RunState, folder: str) -> Verdict:
     named = parse_checkpoint_folder(folder)
     if named is None:
         return Verdict(key=folder, is_over=False, why="not a checkpoint's folder")
-    _, attempt = named
-    has_ended = any(record.started.attempt == attempt and record.ended for record in state.attempts)
-    if has_ended or attempt < state.latest_attempt:
+    step, attempt = named
+    owner = state.open_attempt
+    if attempt < state.latest_attempt or (owner is None and attempt == state.latest_attempt):
         return Verdict(key=folder, is_over=True, why=f"attempt {attempt} has ended without committing it")
+    last = owner.last_committed_step if owner else None
+    if last is not None and step <= last and state.find(folder) is not None:
+        return Verdict(key=folder, is_over=True, why="left over from a checkpoint that is deleted")
     return Verdict(key=folder, is_over=False, why=f"attempt {attempt} may still commit it")

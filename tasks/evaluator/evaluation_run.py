@@ -67,8 +67,8 @@ def find_evaluation(
 
     Without `data_snapshot` any snapshot matches: a run has only one.
     """
-    wanted = (manifest_sha256, suite_sha256)
-    found = (item for item in reversed(state.evaluations) if (item.manifest_sha256, item.suite_sha256) == wanted)
+    known = reversed(state.evaluations_of(manifest_sha256))
+    found = (item for item in known if item.suite_sha256 == suite_sha256)
     return next((item for item in found if data_snapshot in (None, item.data_snapshot)), None)
 
 
@@ -137,13 +137,14 @@ class _Trial:
 
     def spent(self, state: RunState) -> EvaluationFailed | None:
         """Return the last failure if the evaluator's budget for these weights is spent."""
-        names = (self.reference.manifest_sha256, self.plan.suite.sha256)
-        failed = [item for item in state.failed_evaluations if (item.manifest_sha256, item.suite_sha256) == names]
+        known = state.failed_evaluations_of(self.reference.manifest_sha256)
+        failed = [item for item in known if item.suite_sha256 == self.plan.suite.sha256]
         return failed[-1] if failed and not self.may_retry(state) else None
 
     def may_retry(self, state: RunState) -> bool:
-        names = (self.reference.manifest_sha256, self.plan.suite.sha256)
-        return evaluator_retries_left(self.plan.budget, state.failed_evaluations, *names) > 0
+        manifest_sha256, suite_sha256 = self.reference.manifest_sha256, self.plan.suite.sha256
+        failed = state.failed_evaluations_of(manifest_sha256)
+        return evaluator_retries_left(self.plan.budget, failed, manifest_sha256, suite_sha256) > 0
 
 
 def _measure_once(trial: _Trial, measure: Measure) -> EvaluationRecorded | EvaluationFailed:
@@ -226,10 +227,10 @@ def _body(
 def _unless_recorded(
     body: EvaluationRecorded | EvaluationFailed, trial: _Trial, state: RunState
 ) -> EvaluationRecorded | EvaluationFailed | CheckpointUnpinned | None:
-    record = state.find(trial.reference.prefix)
+    record, manifest_sha256 = state.find_live(trial.reference.prefix), trial.reference.manifest_sha256
     if isinstance(body, EvaluationFailed) and (record is None or not record.is_committed):
         return None  # its pin had ended and the bytes were deleted, so the evaluator is not at fault
-    if body in state.evaluations or body in state.failed_evaluations:
+    if body in (*state.evaluations_of(manifest_sha256), *state.failed_evaluations_of(manifest_sha256)):
         return None
     if isinstance(body, EvaluationRecorded) and trial.known(state) is not None:
         pin = next((pin for pin in state.pins if pin.hold_id == body.hold_id), None)

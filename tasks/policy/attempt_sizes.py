@@ -21,16 +21,13 @@ def next_sizes(state: RunState, training: TrainingConfig, *, chosen: int | None 
     `auto` is resolved once, because the micro-batch can change bits: to the newest attempt's, else to `chosen`, else to
     the global batch.
     """
-    decisions = [attempt.ended.decision for attempt in state.attempts if attempt.ended is not None]
-    smaller = [decision.micro_batch for decision in decisions if decision.micro_batch]
     configured = training.micro_batch
     if configured == "auto":
         earlier = state.attempts[-1].started.micro_batch if state.attempts else chosen
         configured = earlier or training.global_batch
     return AttemptSizes(
-        micro_batch=min([configured, *smaller]),
-        activation_checkpointing=training.activation_checkpointing
-        or any(decision.activation_checkpointing for decision in decisions),
+        micro_batch=min(configured, state.smallest_micro_batch or configured),
+        activation_checkpointing=training.activation_checkpointing or state.recomputes_activations,
     )
 
 

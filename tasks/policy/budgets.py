@@ -3,12 +3,14 @@
 Nothing is stored here, because the log's receipts say what was spent. A commit of new steps refills a budget's retries.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from math import floor
 from typing import TYPE_CHECKING
 
 from storage.logs.run_entries import Decision, EvaluationFailed
-from storage.logs.run_state import AttemptRecord, RunState
+from storage.logs.run_state import Charges, RunState
 from tasks.policy.error_kind import ErrorKind
 from tasks.policy.failures import WAITS_FOR_A_PERSON, Failure
 from tasks.policy.termination import DecisionAction, TerminationReason
@@ -47,34 +49,10 @@ class FailureImpact:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Spending:
-    """What was charged to a reason: retries since the last progress and in total, by which attempts, and their loss."""
-
-    since_progress: int
-    total: int
-    wasted_gpu_seconds: float = 0.0
-    attempts: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class _Change:
     summary: str = ""
     micro_batch: int | None = None
     activation_checkpointing: bool | None = None
-
-
-def spending(attempts: tuple[AttemptRecord, ...], reason: str) -> Spending:
-    """Count the charges of `reason`; an attempt that committed new steps refills before it is charged itself."""
-    since, charged, wasted = 0, list[int](), 0.0
-    for attempt in attempts:
-        if attempt.made_progress:
-            since = 0
-        if attempt.ended is not None and attempt.ended.decision.charged == reason:
-            since += 1
-            charged.append(attempt.started.attempt)
-            wasted += attempt.ended.wasted_gpu_seconds
-    latest = charged[len(charged) - since :]
-    return Spending(since_progress=since, total=len(charged), wasted_gpu_seconds=wasted, attempts=tuple(latest))
 
 
 def decide(
@@ -101,7 +79,7 @@ def decide(
 
 
 def evaluator_retries_left(
-    budget: "BudgetConfig", failed: tuple[EvaluationFailed, ...], manifest_sha256: str, suite_sha256: str
+    budget: "BudgetConfig", failed: Sequence[EvaluationFailed], manifest_sha256: str, suite_sha256: str
 ) -> int:
     """Return how many tries this evaluation has left; a spent one neither stops nor repeats training."""
     wanted = (manifest_sha256, suite_sha256)
@@ -129,11 +107,11 @@ def _change(failure: Failure, impact: FailureImpact) -> _Change:
 def _charged(
     budget: "BudgetConfig", state: RunState, failure: Failure, impact: FailureImpact, change: _Change, jitter: float
 ) -> Decision:
-    spent, reason = spending(state.attempts, failure.reason), failure.reason
+    spent, reason = state.charges.get(failure.reason, Charges()), failure.reason
     wasted = spent.wasted_gpu_seconds + impact.wasted_gpu_seconds
     samples = sum(len(item.windows) for item in state.quarantines if item.reason == reason)
     limits: dict[str, tuple[float | None, float]] = {
-        "retries": (budget.retries, spent.since_progress + 1),
+        "retries": (budget.retries, len(spent.since_progress) + 1),
         "total": (budget.total, spent.total + 1),
         "wasted_gpu_seconds": (budget.wasted_gpu_seconds, wasted),
         "samples": (budget.samples, samples + impact.quarantined_samples),
@@ -144,7 +122,7 @@ def _charged(
     if empty:
         why = _spent(state, reason, spent, wasted, empty[0])
         return Decision(action=DecisionAction.STOP, reason=why, charged=reason, left=shown)
-    waiting = budget.backoff_seconds * 2 ** min(spent.since_progress, 6) * (1 - jitter / 2)
+    waiting = budget.backoff_seconds * 2 ** min(len(spent.since_progress), 6) * (1 - jitter / 2)
     changed = f", {change.summary}" if change.summary else ""
     return Decision(
         action=DecisionAction.RESUME,
@@ -158,13 +136,15 @@ def _charged(
     )
 
 
-def _spent(state: RunState, reason: str, spent: Spending, wasted: float, limit: str) -> str:
-    by = f" by attempts {', '.join(map(str, spent.attempts))}" if spent.attempts else ""
+def _spent(state: RunState, reason: str, spent: Charges, wasted: float, limit: str) -> str:
+    retries, by = len(spent.since_progress), ""
+    if retries:
+        by = f" by attempts {', '.join(map(str, spent.since_progress))}"
     unblock = f"raise budgets.{reason}.{limit}"
     if limit == "retries":
         unblock = f"a commit beyond step {state.high_water_step} refills it, or {unblock}"
     return (
-        f"budget {reason} is spent ({limit}): {spent.since_progress} retries since the last new commit{by}, "
+        f"budget {reason} is spent ({limit}): {retries} retries since the last new commit{by}, "
         f"{spent.total} in total, {wasted:.0f} GPU-seconds lost to it; {unblock}"
     )
 
@@ -173,7 +153,7 @@ def _is_futile(state: RunState, failure: Failure, last_step: int) -> bool:
     """Whether the same failure ended an attempt at the same step before, and no attempt got further since."""
     if failure.reason not in _REPEATS_ARE_FUTILE and failure.kind not in _TWICE_IS_FUTILE:
         return False
-    for attempt in reversed(state.attempts[:-1]):
+    for attempt in islice(reversed(state.attempts), 1, None):
         before = attempt.ended
         if before is None or before.last_step > last_step:
             return False

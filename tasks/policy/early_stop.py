@@ -56,8 +56,10 @@ def find_stop(state: RunState, suite_sha256: str) -> Stop | None:
     if not state.attempts or state.opened is None or state.finished is not None:
         return None
     terms, total = stop_terms(state.attempts[-1].started.config, suite_sha256), state.opened.total_steps
+    if not terms.policy.is_on:
+        return None
     line = state.surviving_checkpoints
-    if not terms.policy.is_on or not line or line[-1].committed.step >= total:
+    if not line or line[-1].committed.step >= total:
         return None
     known = _recorded(state, suite_sha256)
     awaited = {record.committed.manifest_sha256 for record in outstanding(state, terms)}
@@ -74,7 +76,7 @@ def outstanding(state: RunState, terms: StopTerms) -> tuple[CheckpointRecord, ..
         manifest = record.committed.manifest_sha256
         if manifest in known or not record.is_committed or not terms.is_due(record.committed.step):
             return False
-        failed = state.failed_evaluations
+        failed = record.failed_evaluations
         return evaluator_retries_left(terms.evaluator_retries, failed, manifest, terms.suite_sha256) > 0
 
     return tuple(filter(is_outstanding, state.surviving_checkpoints))

@@ -133,7 +133,7 @@ def recorded_trace(state: RunState, *, restart_device_seconds: float = 0.0) -> F
     """
     ended = [attempt for attempt in state.attempts if attempt.ended is not None]
     failed = [attempt for attempt in ended if _reason(attempt) not in _NO_FAILURES]
-    exposed = (_device_seconds(state, attempt, restart_device_seconds) for attempt in state.attempts)
+    exposed = (_device_seconds(attempt, restart_device_seconds) for attempt in state.attempts)
     device_days = sum(exposed) / DAY_SECONDS
     counts = Counter(_reason(attempt) for attempt in failed)
     run_id = state.opened.run_id if state.opened else ""
@@ -151,7 +151,7 @@ def _recorded(state: RunState, attempt: AttemptRecord, restart_device_seconds: f
     remedied = ended.decision.action == DecisionAction.RESUME and not samples
     return TraceFailure(
         reason=_reason(attempt),
-        after_device_seconds=_device_seconds(state, attempt, restart_device_seconds),
+        after_device_seconds=_device_seconds(attempt, restart_device_seconds),
         detail=ended.detail,
         fingerprint=ended.fingerprint,
         quarantined_samples=samples,
@@ -159,11 +159,10 @@ def _recorded(state: RunState, attempt: AttemptRecord, restart_device_seconds: f
     )
 
 
-def _device_seconds(state: RunState, attempt: AttemptRecord, restart_device_seconds: float) -> float:
+def _device_seconds(attempt: AttemptRecord, restart_device_seconds: float) -> float:
     """Device time exposed to failures; for an open attempt, up to its last commit."""
     number = attempt.started.attempt
-    committed = (item.committed.gpu_seconds for item in state.checkpoints if item.committed.attempt == number)
-    used = attempt.ended.gpu_seconds if attempt.ended else max(committed, default=0.0)
+    used = attempt.ended.gpu_seconds if attempt.ended else attempt.committed_gpu_seconds
     return used + (restart_device_seconds if number > 1 else 0.0)
 
 

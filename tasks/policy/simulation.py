@@ -19,6 +19,7 @@ from storage.logs.run_entries import (
     Decision,
     Placement,
 )
+from storage.logs.run_fold import end_attempt, refill
 from storage.logs.run_state import AttemptRecord, CheckpointRecord, RunState
 from tasks.configuration.settings import BudgetsConfig
 from tasks.policy.budgets import FailureImpact, decide
@@ -248,15 +249,19 @@ def _with_attempt(run: SimulatedRun, stretch: Stretch) -> RunState:
         code_version="",
         flow_run_id=None,
         micro_batch=micro_batch,
-        resumed_from=state.checkpoints[-1].committed.reference if state.checkpoints else None,
+        resumed_from=state.newest_committed.committed.reference if state.newest_committed else None,
         activation_checkpointing=recomputing,
     )
     step, progress = stretch.committed_step, stretch.committed_step > run.step
     record = AttemptRecord(
         started=started, started_at=_TIME, last_committed_step=step if progress else None, made_progress=progress
     )
-    checkpoints = (_checkpoint(step, number),) if progress else state.checkpoints
-    return replace(state, attempts=(*state.attempts, record), checkpoints=checkpoints)
+    state = replace(state, attempts=state.attempts.append(record))
+    if not progress:
+        return state
+    return replace(
+        state, live_checkpoints=(_checkpoint(step, number),), high_water_step=step, charges=refill(state.charges)
+    )
 
 
 def _checkpoint(step: int, attempt: int) -> CheckpointRecord:
@@ -291,8 +296,7 @@ def _with_receipt(
         stderr_tail=(),
         decision=decision,
     )
-    record = replace(state.attempts[-1], ended=ended, ended_at=_TIME)
-    return replace(state, attempts=(*state.attempts[:-1], record))
+    return end_attempt(state, ended, _TIME)
 
 
 def _with_quarantine(state: RunState, failure: Failure, samples: int) -> RunState:

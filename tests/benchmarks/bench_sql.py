@@ -22,10 +22,12 @@ from typing import Any
 
 from reports.queries.run_query import answer_query
 from reports.queries.sql_rows import make_log_rows
-from storage.logs.entry_log import ReadEntry
+from storage.logs.entry_log import EntryLog, ReadEntry
+from storage.logs.fold_cache import FoldedLog
+from storage.logs.history import History
 from storage.logs.log_entry import FORMAT_VERSION, Entry, Writer, entry_name
-from storage.logs.run_entries import CheckpointCommitted, Decision, Placement, RunOpened
-from storage.logs.run_log import FoldedLog, write_fold
+from storage.logs.run_entries import RUN_KINDS, CheckpointCommitted, Decision, Placement, RunOpened
+from storage.logs.run_log import run_fold_cache
 from storage.logs.run_state import AttemptRecord, CheckpointRecord, RunState
 from storage.stores.document import encode, sha256
 from storage.stores.local_store import LocalStore
@@ -76,8 +78,8 @@ def fabricated(number: int, attempts: int, chance: random.Random) -> RunState:
         at = opened_at + timedelta(minutes=attempt, seconds=chance.random())
         resumed = checkpoints[-1].committed.reference if checkpoints else None
         records.append(_attempt(attempt, at, config, resumed, chance))
-        checkpoints.append(CheckpointRecord(committed=commit, committed_at=at + timedelta(seconds=40)))
-    return RunState(opened=run, opened_at=opened_at, attempts=tuple(records), checkpoints=tuple(checkpoints))
+        checkpoints.append(CheckpointRecord(committed=commit, committed_at=at + timedelta(seconds=40), number=attempt))
+    return RunState(opened=run, opened_at=opened_at, attempts=History(records), live_checkpoints=tuple(checkpoints))
 
 
 def _commit(run_id: str, attempt: int, chance: random.Random) -> CheckpointCommitted:
@@ -137,7 +139,7 @@ def _attempt(attempt: int, at: datetime, config: Any, resumed: Any, chance: rand
     )
 
 
-def head_of(store: LocalStore, run_id: str, state: RunState, seq: int) -> FoldedLog:
+def head_of(store: LocalStore, run_id: str, state: RunState, seq: int) -> FoldedLog[RunState]:
     """Write the entry the log of the run ends in; return the fold up to it."""
     entry = Entry(
         version=FORMAT_VERSION,
@@ -168,7 +170,8 @@ def build_store(folder: Path, *, runs: int, attempts: int, moved: int) -> LocalS
             stamp = stamp_run(store, f"runs/{run_id}", run_id, folded, with_steps=False)
             builder.add(stamp, make_log_rows(run_id, state, "interrupted"))
             if number < moved:
-                write_fold(store, f"runs/{run_id}/fold.json", head_of(store, run_id, state, 3 * attempts + 1))
+                log = EntryLog(store=store, prefix=f"runs/{run_id}/log", kinds=RUN_KINDS)
+                run_fold_cache(log, run_id).write(head_of(store, run_id, state, 3 * attempts + 1))
             if builder.rows >= FULL_ROWS or number == runs - 1:
                 packs.append(builder.publish(store, "tables/log", spool=Path(spool)))
                 builder = PackBuilder(LOG_TABLES)

@@ -11,6 +11,7 @@ from reports.errors import RunNotFound
 from reports.explain.post_mortem_facts import gather_post_mortem
 from reports.explain.post_mortem_text import post_mortem_lines
 from storage.checkpoints.resume_point import quarantine_checkpoint
+from storage.logs.history import History
 from storage.logs.log_entry import Writer
 from storage.logs.run_entries import AttemptEnded, DataQuarantined, Decision
 from storage.logs.run_state import RefusedEntry
@@ -231,7 +232,8 @@ def test_an_entry_without_effect_says_why(fresh: FabricatedRun) -> None:
     end_by(fresh, Evidence(heartbeat_step=3), step=3, writer=HUMAN)
     fresh.start()
     seq = fresh.log.seq + 1
-    fresh.log.state = replace(fresh.log.state, refused=(RefusedEntry(seq=seq, kind="checkpoint-committed", attempt=1),))
+    refused = RefusedEntry(seq=seq, kind="checkpoint-committed", attempt=1)
+    fresh.log.state = replace(fresh.log.state, refused=History([refused]))
     assert f"its entry {seq} (checkpoint-committed) had no effect because attempt 2 had taken over" in explained(
         fresh, 1
     )

@@ -73,7 +73,8 @@ def test_a_receipt_the_orchestrator_shows_holds_an_attempts_last_words_as_text(f
     receipt = log.state.attempts[-1].ended
     assert receipt is not None
     ended.append(replace(receipt, detail=TAGS + STEERING))
-    log.state = replace(log.state, attempts=(replace(log.state.attempts[-1], ended=ended[0]),))
+    last = replace(log.state.attempts[-1], ended=ended[0])
+    log.state = replace(log.state, attempts=log.state.attempts.replace_last(last))
     for table in (receipts_table(read_receipts(log)), budgets_table(read_status(log).budgets)):
         stays_text(markdown_table(table))
 

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from reports.queries.run_lookup import configuration_of
 from storage.errors import StorageError
+from storage.logs.run_fold import fold
 from storage.logs.run_log import RunLog
-from storage.logs.run_state import RunState, fold
+from storage.logs.run_state import RunState
 from storage.logs.step_log import read_step_records, splice
 from storage.stores.object_store import ObjectStore
 from tests.chaos.environment import Environment, Started

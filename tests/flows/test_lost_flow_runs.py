@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 from uuid import UUID
 
 from flows.orchestrator.run_artifacts import MOST_LOST_FLOW_RUNS, lost_flow_runs
+from storage.logs.history import History
 from storage.logs.run_state import AttemptRecord, RunState
 from tests import entries
 
@@ -21,7 +22,7 @@ def attempt(number: int, flow_run: int | None, reason: str | None) -> AttemptRec
 
 def lost(*attempts: tuple[int | None, str | None]) -> list[int]:
     records = tuple(attempt(number, flow_run, reason) for number, (flow_run, reason) in enumerate(attempts, 1))
-    return [flow_run_id.int for flow_run_id in lost_flow_runs(RunState(attempts=records), MINE)]
+    return [flow_run_id.int for flow_run_id in lost_flow_runs(RunState(attempts=History(records)), MINE)]
 
 
 def test_the_flow_run_of_a_lost_attempt_is_closed() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from flows.preparation.memory_check import MARGIN, AvailableMemory, choose_micro_batch, require_memory
 from model.estimates.size_estimate import TrainingPlace, estimate_memory
+from storage.logs.history import History
 from storage.logs.run_state import AttemptRecord, RunState
 from tasks.configuration.run_configuration import RunConfig
 from tasks.errors import InvalidConfiguration
@@ -109,7 +110,7 @@ def after_an_attempt(windows: int, *, halved_to: int | None = None) -> RunState:
     record = AttemptRecord(
         started=replace(started(1), micro_batch=windows), started_at=clock(), ended=replace(end, decision=decision)
     )
-    return RunState(attempts=(record,))
+    return RunState(attempts=History([record]))
 
 
 def test_what_auto_chose_is_kept_by_later_attempts_and_only_shrinks_when_memory_ran_out() -> None:

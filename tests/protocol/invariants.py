@@ -10,8 +10,8 @@ from storage.checkpoints.checkpoint import checkpoint_prefix
 from storage.errors import StorageError
 from storage.logs.registry import Registry
 from storage.logs.run_entries import AttemptStarted
+from storage.logs.run_fold import fold
 from storage.logs.run_log import RunLog
-from storage.logs.run_state import fold
 from storage.stores.object_store import ObjectStore
 from tasks.errors import LiveOwner, TaskError
 from tests.protocol.processes import PREFIX, Process, commit, end_attempt, load_resume_point, stage

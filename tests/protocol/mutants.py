@@ -16,7 +16,6 @@ import storage.checkpoints.checkpoint as checkpoint
 import storage.checkpoints.checkpoint_pin as checkpoint_pin
 import storage.checkpoints.resume_point as resume_point
 import storage.checkpoints.sweep as sweep
-import storage.logs.run_log as run_log
 import tasks.attempt.attempt_claim as attempt_claim
 import tasks.checkpoints.promotion_offer as promotion_offer
 import tasks.checkpoints.retention as retention
@@ -25,9 +24,10 @@ from storage.checkpoints.checkpoint import StagedCheckpoint
 from storage.checkpoints.sweep import Verdict
 from storage.errors import NotDurable, ObjectMissing, StoreUnavailable
 from storage.logs.entry_log import EntryLog, ReadEntry
+from storage.logs.fold_cache import FoldCache, FoldedLog
+from storage.logs.history import decode_history
 from storage.logs.log_entry import FORMAT_VERSION, CheckpointReference, Entry, decode_entry, entry_name
 from storage.logs.run_entries import CheckpointCommitted, CheckpointPinned, Placement
-from storage.logs.run_log import FoldedLog
 from storage.logs.run_state import RunState
 from storage.stores.document import decode, encode, sha256
 from storage.stores.memory_store import MemoryStore
@@ -149,15 +149,17 @@ def sweep_of_a_live_attempt(patch: pytest.MonkeyPatch) -> None:
 def fold_cache_trusted(patch: pytest.MonkeyPatch) -> None:
     """The cached fold is believed if it can be decoded, whatever log it was folded from."""
 
-    def read_fold(store: ObjectStore, key: str, log: EntryLog) -> FoldedLog | None:
+    def read(self: FoldCache[RunState]) -> FoldedLog[RunState] | None:
         try:
-            line, _, state = store.read(key).partition(b"\n")
+            line, _, state = self.log.store.read(self.key).partition(b"\n")
         except ObjectMissing:
             return None
-        head = log.read(decode(line, dict, where=key)["seq"])
-        return FoldedLog(head=head, state=decode(state, RunState, where=key)) if head else None
+        head = self.log.read(decode(line, dict, where=self.key)["seq"])
+        if head is None:
+            return None
+        return FoldedLog(head=head, state=decode(state, RunState, where=self.key, hook=decode_history))
 
-    patch.setattr(run_log, "read_fold", read_fold)
+    patch.setattr(FoldCache, "read", read)
 
 
 def holds_of_the_living_released(patch: pytest.MonkeyPatch) -> None:

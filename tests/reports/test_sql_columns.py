@@ -12,7 +12,8 @@ from reports.queries.sql_rows import make_log_rows, make_step_rows
 from storage.logs.log_entry import CheckpointReference
 from storage.logs.registry import Promoted, Refused, RolledBack
 from storage.logs.run_entries import CurveVerdict, DataQuarantined, EvaluationFailed, RunFinished
-from storage.logs.run_state import RunState, fold
+from storage.logs.run_fold import fold
+from storage.logs.run_state import RunState
 from storage.logs.step_log import StepRecord
 from storage.tables.run_tables import ROWS, promotion_rows
 from tests.entries import NOON, decided, ended, evaluated, placement, started

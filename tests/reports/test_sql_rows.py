@@ -10,7 +10,8 @@ from reports.queries.sql_rows import make_attempt_row, make_log_rows, make_run_r
 from storage.logs.log_entry import CheckpointReference
 from storage.logs.registry import Promoted, RolledBack
 from storage.logs.run_entries import CheckpointSuperseded, RunFinished
-from storage.logs.run_state import RunState, fold
+from storage.logs.run_fold import fold
+from storage.logs.run_state import RunState
 from storage.logs.step_log import StepRecord
 from storage.tables import run_tables
 from storage.tables.run_tables import ROWS, columns, promotion_rows

@@ -14,8 +14,9 @@ from reports.queries.run_status import list_runs, read_status
 from storage.logs.entry_log import EntryLog
 from storage.logs.log_entry import Entry, entry_name
 from storage.logs.run_entries import RUN_KINDS, CheckpointDeleted, CheckpointSuperseded, EvaluationRecorded
+from storage.logs.run_fold import fold
 from storage.logs.run_log import FOLD_EVERY_ENTRIES
-from storage.logs.run_state import RunState, fold
+from storage.logs.run_state import RunState
 from storage.stores.document import encode, sha256
 from storage.stores.local_store import LocalStore
 from storage.stores.memory_store import MemoryStore

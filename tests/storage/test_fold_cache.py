@@ -7,13 +7,15 @@ import pytest
 
 from storage.errors import IntegrityError, StoreUnavailable
 from storage.logs import run_log as run_log_module
+from storage.logs.fold_cache import FoldedLog
 from storage.logs.log_entry import entry_name
-from storage.logs.run_log import FoldedLog, write_fold
-from storage.logs.run_state import RunState, fold
+from storage.logs.run_fold import fold
+from storage.logs.run_log import run_fold_cache
+from storage.logs.run_state import RunState
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore
 from tests.entries import ended, evaluated, writer
-from tests.storage.builders import LOG, claim, commit, copy_objects, open_run, run_log, stage
+from tests.storage.builders import LOG, RUN, claim, commit, copy_objects, entry_log, open_run, run_log, stage
 from tests.storage.faulty_store import Fault, FaultyStore
 
 KEY = "runs/r1/fold.json"
@@ -69,7 +71,7 @@ def halve(data: bytes) -> bytes:
 
 
 def foretell(data: bytes) -> bytes:
-    return data.replace(b'"version": 3', b'"version": 4', 1)
+    return data.replace(b'"version": 4', b'"version": 5', 1)
 
 
 def garble(data: bytes) -> bytes:
@@ -97,7 +99,8 @@ def test_a_cache_whose_fold_disagrees_with_the_entrys_writer_is_ignored(cached: 
     log = run_log(cached)
     state, head = log.refresh(), log._head
     assert head is not None
-    write_fold(cached, KEY, FoldedLog(head=head, state=replace(state, checkpoints=state.checkpoints[:1])))
+    wrong = FoldedLog(head=head, state=replace(state, live_checkpoints=state.live_checkpoints[:1]))
+    run_fold_cache(entry_log(cached), RUN).write(wrong)
     assert run_log(cached).refresh() == state
 
 

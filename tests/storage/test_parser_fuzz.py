@@ -17,10 +17,12 @@ from hypothesis import strategies as st
 from storage.checkpoints.checkpoint_documents import Manifest, ManifestObject, TrainerDocument, decode_manifest
 from storage.errors import IntegrityError
 from storage.logs.heartbeat import Heartbeat
+from storage.logs.history import decode_history, encode_history
 from storage.logs.log_entry import decode_entry
 from storage.logs.registry import MODEL_KINDS, Promoted
 from storage.logs.run_entries import RUN_KINDS
-from storage.logs.run_state import RunState, fold
+from storage.logs.run_fold import fold
+from storage.logs.run_state import RunState
 from storage.snapshots.snapshot_manifest import (
     RejectedCount,
     SnapshotGroup,
@@ -93,7 +95,11 @@ PARSERS = {
     ),
     "snapshot manifest": of_record(SnapshotManifest, SNAPSHOT),
     "heartbeat": of_record(Heartbeat, Heartbeat(attempt=1, beat=2, step=3, train_loss=1.5, tokens=4, gpu_seconds=0.5)),
-    "folded state": of_record(RunState, fold(ENTRIES)),
+    "folded state": Parser(
+        decode=partial(decode, record_type=RunState, where="here", hook=decode_history),
+        encode=partial(encode, hook=encode_history),
+        real=(fold(ENTRIES),),
+    ),
 }
 every_parser = pytest.mark.parametrize("name", PARSERS)
 NUMBERS = (

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.logs.run_entries import DataQuarantined, Decision, EvaluationFailed
-from storage.logs.run_state import RunState, fold
+from storage.logs.run_fold import fold
+from storage.logs.run_state import Charges, RunState
 from tasks.configuration.settings import BudgetConfig, BudgetsConfig
-from tasks.policy.budgets import FailureImpact, decide, evaluator_retries_left, spending
+from tasks.policy.budgets import FailureImpact, decide, evaluator_retries_left
 from tasks.policy.failures import Evidence, Failure, classify
 from tasks.policy.termination import TerminationReason
 from tests.entries import NOON, ended, started
@@ -141,8 +142,8 @@ def test_seven_real_failures_are_not_hidden_under_1785_preemptions() -> None:
         if number >= 1778:
             decisions.append(history.fail("lost", number).action)
     assert decisions == ["resume"] * 6 + ["stop"]
-    assert spending(history.state.attempts, "preempted").total == 1785
-    assert spending(history.state.attempts, "lost").total == 7
+    assert history.state.charges["preempted"].total == 1785
+    assert history.state.charges["lost"].total == 7
 
 
 @given(others=st.lists(st.sampled_from(AGAIN_AND_AGAIN), max_size=30), own=st.sampled_from(RETRIED))
@@ -369,13 +370,13 @@ def test_no_history_spends_more_than_its_budgets(events: list[tuple[str, int, in
         if committed_step is not None:
             history.commit(committed_step)
         decision = history.fail(reason, step, wasted_gpu_seconds=float(wasted), **remedy(reason))
-        spent = spending(history.state.attempts, reason)
+        spent = history.state.charges.get(reason, Charges())
         assert decision.action in ("resume", "stop")
         if decision.action == "resume":
-            assert spent.since_progress <= 2
+            assert len(spent.since_progress) <= 2
             assert spent.total <= 5
             assert spent.wasted_gpu_seconds <= 20.0
-            assert decision.left["retries"] == 2 - spent.since_progress
+            assert decision.left["retries"] == 2 - len(spent.since_progress)
         assert all(value is None or value >= 0 for value in decision.left.values())
 
 

@@ -7,7 +7,8 @@ import pytest
 from pydantic import ValidationError
 
 from storage.logs.run_entries import CheckpointQuarantined, CheckpointSuperseded, CurveVerdict, EvaluationRecorded
-from storage.logs.run_state import RunState, fold
+from storage.logs.run_fold import fold
+from storage.logs.run_state import RunState
 from tasks.checkpoints.retention import RetentionTerms, plan_retention
 from tasks.configuration.evaluation_settings import EarlyStopConfig
 from tasks.configuration.settings import CheckpointConfig

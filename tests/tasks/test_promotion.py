@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from storage.logs.history import History
 from storage.logs.log_entry import CheckpointReference
-from storage.logs.registry import Promoted, Refused, RegistryState, RolledBack, SuiteReference
+from storage.logs.registry import DatedDecision, Promoted, Refused, RegistryState, RolledBack, SuiteReference
 from storage.logs.run_entries import CurveVerdict, EvaluationRecorded
 from tasks.checkpoints.promotion import (
     GATES,
@@ -53,7 +54,9 @@ def promoted(step: int = 10, val_loss: float = 3.0, **other: Any) -> Promoted:
 
 def holding(*bodies: Promoted) -> RegistryState:
     champions = tuple((NOON, body) for body in bodies)
-    return RegistryState(champions=champions, history=champions)
+    return RegistryState(
+        champions=History(champions), history=History(DatedDecision(at=at, promoted=body) for at, body in champions)
+    )
 
 
 def decide(
@@ -213,10 +216,15 @@ def test_a_checkpoint_that_is_gone_is_refused_with_the_command_that_lists_the_ot
 
 def test_what_was_decided_of_weights_is_found_though_it_was_rolled_back_since() -> None:
     back = RolledBack(alias="champion", manifest_sha256=None, by="ann", why="")
-    state = RegistryState(history=((NOON, promoted(20)), (NOON, back)))
+    state = RegistryState(
+        history=History([DatedDecision(at=NOON, promoted=promoted(20)), DatedDecision(at=NOON, rolled_back=back)])
+    )
     assert decision_on_record(state, f"{20:064x}") == promoted(20)
 
 
 def test_an_offer_abandoned_before_the_gates_decided_is_no_decision() -> None:
     refused = replace(refuse_unreadable(candidate(), "champion"), gate="abandoned")
-    assert decision_on_record(RegistryState(history=((NOON, refused),)), f"{20:064x}") is None
+    assert (
+        decision_on_record(RegistryState(history=History([DatedDecision(at=NOON, refused=refused)])), f"{20:064x}")
+        is None
+    )

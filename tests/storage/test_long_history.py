@@ -1,0 +1,155 @@
+"""A run of any length opens in a bounded number of requests; its past is read on request and is never lost."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+
+import pytest
+
+from storage.checkpoints.checkpoint import newest_verified
+from storage.logs import fold_cache, history
+from storage.logs import run_log as run_log_module
+from storage.logs.run_entries import CheckpointDeleted, CheckpointSuperseded
+from storage.logs.run_fold import fold
+from storage.logs.run_log import RunLog
+from storage.logs.run_state import RunState
+from storage.stores.memory_store import MemoryStore
+from storage.stores.object_store import MAX_READ_BYTES, ObjectStore
+from tests.entries import ended, evaluated, started, writer
+from tests.storage.builders import RUN, claim, commit, committed, copy_objects, open_run, run_log, stage
+from tests.storage.faulty_store import FaultyStore
+
+pytestmark = pytest.mark.xdist_group("long-history")  # its run is made once for all its tests
+
+COMMITS, FOLD_EVERY, PART = 1_000, 32, 16
+PARTS = f"runs/{RUN}/fold/"
+
+
+def append(log: RunLog, body: object, attempt: int | None = None) -> None:
+    log.append(lambda state: body, writer=writer(attempt))
+
+
+def live_through(log: RunLog) -> None:
+    """Commit, evaluate, supersede and delete, over and over, in an attempt for every fifty commits."""
+    for number in range(1, COMMITS + 1):
+        if number % 50 == 1:
+            if log.state.attempts:
+                append(log, ended(log.state.latest_attempt, "preempted"))
+            append(log, started(log.state.latest_attempt + 1))
+        attempt = log.state.latest_attempt
+        append(log, committed(number * 10, attempt), attempt)
+        append(log, evaluated(number * 10, 9.0 - number / 1000))
+        if number % 200 and len(log.state.readable) > 3:
+            old = asdict(log.state.readable[3].committed.reference)
+            append(log, CheckpointSuperseded(**old, why="not among the newest"))
+            append(log, CheckpointDeleted(**old, bytes=1))
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "PART_ITEMS", PART)
+    monkeypatch.setattr(run_log_module, "FOLD_EVERY_ENTRIES", FOLD_EVERY)
+
+
+@pytest.fixture(scope="module")
+def lived() -> Iterator[tuple[MemoryStore, list[str]]]:
+    """The store of the long run, and every key that was written as a cache."""
+    written = list[str]()
+
+    class Noting(MemoryStore):
+        def write(self, key: str, data: bytes) -> None:
+            written.append(key)
+            super().write(key, data)
+
+    store = Noting("long")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(history, "PART_ITEMS", PART)
+        patch.setattr(run_log_module, "FOLD_EVERY_ENTRIES", FOLD_EVERY)
+        live_through(open_run(store))
+        yield store, written
+
+
+@pytest.fixture
+def store(lived: tuple[MemoryStore, list[str]]) -> MemoryStore:
+    """A copy of the long run's store."""
+    copy = MemoryStore("copy")
+    copy_objects(lived[0], copy)
+    return copy
+
+
+def from_entries(store: ObjectStore) -> RunState:
+    return fold(run_log(store).read_entries())
+
+
+def test_a_long_log_opens_in_a_bounded_number_of_requests(store: MemoryStore) -> None:
+    counting = FaultyStore(store)
+    state = run_log(counting).refresh()  # type: ignore[arg-type]
+    assert state.commits == COMMITS
+    assert len(counting.operations) <= FOLD_EVERY + 4
+
+
+def test_the_head_of_the_cache_does_not_grow_with_the_log(store: MemoryStore) -> None:
+    names = len(store.keys(PARTS[:-1])) * 80
+    assert (store.size(f"runs/{RUN}/fold.json") or 0) < names + PART * 2 * 12_000
+
+
+def test_every_part_of_the_cache_is_written_once(lived: tuple[MemoryStore, list[str]]) -> None:
+    parts = [key for key in lived[1] if key.startswith(PARTS)]
+    assert len(parts) == len(set(parts)) > COMMITS // PART
+
+
+class Pastless(MemoryStore):
+    """Fails the test that reads a part."""
+
+    def read(self, key: str, *, at_most_bytes: int = MAX_READ_BYTES) -> bytes:
+        assert not key.startswith(PARTS), f"{key} was read"
+        return super().read(key, at_most_bytes=at_most_bytes)
+
+
+def test_claim_commit_and_evaluation_read_nothing_of_the_past(lived: tuple[MemoryStore, list[str]]) -> None:
+    store = Pastless()
+    copy_objects(lived[0], store)
+    log = run_log(store)
+    attempt = claim(log)
+    commit(log, stage(store, step=COMMITS * 10 + 5, attempt=attempt))
+    append(log, evaluated(COMMITS * 10 + 5, 1.0))
+    assert newest_verified(log, writer=writer()) == log.state.resume[0]
+
+
+def test_whoever_asks_for_the_past_gets_all_of_it(store: MemoryStore) -> None:
+    state = run_log(store).refresh()
+    assert [record.committed.step for record in state.checkpoints] == [number * 10 for number in range(1, COMMITS + 1)]
+    assert [item.step for item in state.evaluations] == [number * 10 for number in range(1, COMMITS + 1)]
+    assert state == from_entries(store)
+
+
+@pytest.mark.parametrize("damage", [b"", b"[]", b"\0"], ids=["empty", "no items", "not json"])
+def test_a_damaged_part_is_replaced_by_the_entries(store: MemoryStore, damage: bytes) -> None:
+    for key in store.keys(PARTS[:-1])[::2]:
+        store.write(key, damage)
+    assert run_log(store).refresh() == from_entries(store)
+
+
+def test_a_missing_part_is_written_again(store: MemoryStore) -> None:
+    keys = store.keys(PARTS[:-1])
+    for key in keys:
+        store.delete(key)
+    assert run_log(store).refresh() == from_entries(store)
+    assert set(store.keys(PARTS[:-1])) >= set(keys)
+
+
+def test_a_head_that_no_reader_would_take_is_not_written(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fold_cache, "MAX_DOCUMENT_BYTES", 1_000)
+    before, log = store.read(f"runs/{RUN}/fold.json"), run_log(store)
+    for number in range(2 * FOLD_EVERY):
+        append(log, evaluated(COMMITS * 10, 7.0 + number))
+    assert store.read(f"runs/{RUN}/fold.json") == before
+
+
+def test_a_checkpoint_that_was_deleted_long_ago_is_not_committed_again(store: MemoryStore) -> None:
+    log = run_log(store)
+    attempt = log.refresh().latest_attempt
+    old = log.state.attempt(attempt).started.attempt
+    first = next(record.committed for record in log.state.checkpoints if record.committed.attempt == old)
+    with pytest.raises(Exception, match="every reader would refuse"):
+        append(log, first, attempt)
