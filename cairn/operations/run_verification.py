@@ -13,7 +13,8 @@ from storage.logs.entry_log import EntryLog
 from storage.logs.log_entry import Entry, seq_of
 from storage.logs.run_entries import RUN_KINDS
 from storage.logs.run_fold import fold
-from storage.logs.run_log import RunLog, list_run_ids, run_prefix
+from storage.logs.run_index import list_run_ids
+from storage.logs.run_log import RunLog, run_prefix
 from storage.logs.run_state import RunState
 from storage.snapshots.data_snapshot import read_manifest
 from storage.stores.object_store import ObjectStore

@@ -12,7 +12,7 @@ from random import Random
 
 from reports.queries.run_lookup import configuration_of, find_run
 from storage.checkpoints.sweep import SweepAction, SweepReport
-from storage.logs.run_log import list_run_ids
+from storage.logs.run_index import list_run_ids
 from storage.stores.object_store import ObjectStore
 from tasks.checkpoints.checkpoint_sweep import sweep_run
 from tasks.evaluator.evaluation_suite import suite_of

@@ -16,7 +16,8 @@ from flows.watching.run_pulse import RunPulse, pulse_of
 from flows.watching.watcher_memory import WatcherMemory
 from storage.errors import StorageError
 from storage.logs.registry import Registry, RegistryState
-from storage.logs.run_log import RunLog, list_run_ids
+from storage.logs.run_index import RunIndex
+from storage.logs.run_log import RunLog
 from storage.stores.document import sha256
 from storage.stores.object_store import ObjectStore
 from storage.stores.open_store import open_store
@@ -24,7 +25,7 @@ from tasks.attempt.shutdown_signal import Terminated, raise_on_sigterm
 from tasks.checkpoints.promotion_offer import pending_offer
 from tasks.errors import InvalidConfiguration
 from tasks.machine.work_folder import work_folder
-from tasks.policy.run_watch import Continue, Leave, Observed, Wait, decide_watch, lease_seconds
+from tasks.policy.run_watch import Continue, Leave, Observed, Wait, decide_watch, is_over, lease_seconds
 
 _READERS = 8
 _SHORTEST_PAUSE_SECONDS = 0.5
@@ -82,6 +83,7 @@ class RunWatcher:
         """Read nothing yet."""
         self._store, self._continuation, self._memory = store, continuation, memory
         self._monotonic, self._sleep = monotonic, sleep
+        self._index = RunIndex(store)
         self._logs: dict[str, RunLog] = {}
         self._untils: dict[str, float] = {}
         self._offered = set[str]()
@@ -90,7 +92,11 @@ class RunWatcher:
 
     def look(self) -> tuple[WatchRow, ...]:
         """Look once at every run; raises `StorageError` if the store cannot list them."""
-        return self._look_at(list_run_ids(self._store))
+        run_ids = self._index.refresh()
+        self._logs = {run_id: log for run_id, log in self._logs.items() if log.folded and run_id in set(run_ids)}
+        rows = self._look_at(run_ids)
+        self._index.save()
+        return rows
 
     def look_patiently(self) -> tuple[WatchRow, ...]:
         """Look once, and again at runs whose wait ends within their lease: the first look has no earlier sighting."""
@@ -135,11 +141,12 @@ class RunWatcher:
         return rows
 
     def _read(self, run_id: str) -> None:
-        try:
-            self._logs.setdefault(run_id, RunLog(self._store, run_id)).refresh()
-        except Exception:
-            del self._logs[run_id]
-            raise
+        log = self._logs.pop(run_id, None)
+        if log is None:
+            log = self._index.look(run_id)
+        else:
+            log.refresh()
+        self._logs[run_id] = log
 
     def _look_safely(self, run_id: str, read: Future[None]) -> WatchRow:
         try:
@@ -151,7 +158,13 @@ class RunWatcher:
     def _decide(self, run_id: str) -> WatchRow:
         log = self._logs[run_id]
         observed, now = self._observe(log), self._monotonic()
-        match decide_watch(log.state, observed, now):
+        verdict = decide_watch(log.state, observed, now)
+        if isinstance(verdict, Continue) and log.folded is None:  # nothing is begun on what the index says
+            log.refresh()
+            observed = self._observe(log)
+            verdict = decide_watch(log.state, observed, now)
+        self._index.note(log, is_over=is_over(log.state, observed))
+        match verdict:
             case Leave(why=why):
                 return WatchRow(run_id=run_id, action=WatchAction.LEFT, why=why)
             case Wait(until=until, why=why):
@@ -166,7 +179,7 @@ class RunWatcher:
 
     def _observe(self, log: RunLog) -> Observed:
         observed = self._memory.observe(log)
-        if log.state.finished is None or log.run_id in self._offered:
+        if log.state.finished is None or log.run_id in self._offered or self._index.is_over(log):
             return observed
         alias = pending_offer(log.state, self._registry)
         if not alias:  # a decision on record stays on record

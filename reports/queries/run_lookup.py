@@ -9,7 +9,8 @@ from storage.errors import IntegrityError
 from storage.logs.log_entry import CheckpointReference
 from storage.logs.registry import Registry, list_aliases
 from storage.logs.run_entries import RunOpened
-from storage.logs.run_log import RunLog, list_run_ids
+from storage.logs.run_index import list_run_ids
+from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
 from storage.stores.object_store import ObjectStore
 from tasks.errors import InvalidConfiguration

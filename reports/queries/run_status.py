@@ -10,7 +10,8 @@ from typing import Any
 from reports.queries.receipts import PlacementSummary, read_receipts, summarize_placement
 from reports.queries.run_lookup import configuration_document
 from storage.errors import IntegrityError
-from storage.logs.run_log import RunLog, list_run_ids
+from storage.logs.run_index import RunIndex
+from storage.logs.run_log import RunLog
 from storage.logs.run_state import AttemptRecord, Charges, RunState
 from storage.stores.document import convert
 from storage.stores.object_store import ObjectStore
@@ -98,16 +99,18 @@ def read_status(log: RunLog) -> RunStatus:
 
 def list_runs(store: ObjectStore) -> tuple[RunSummary, ...]:
     """Return one summary for each run of the store, also for a run whose log does not verify."""
+    index = RunIndex(store)
+    run_ids = index.refresh()
     with ThreadPoolExecutor(_READERS) as readers:
-        return tuple(readers.map(lambda run_id: _row(store, run_id), list_run_ids(store)))
+        return tuple(readers.map(lambda run_id: _row(index, run_id), run_ids))
 
 
-def _row(store: ObjectStore, run_id: str) -> RunSummary:
-    log = RunLog(store, run_id)
+def _row(index: RunIndex, run_id: str) -> RunSummary:
     try:
-        state = log.refresh()
+        log = index.look(run_id)
     except IntegrityError as error:
         return RunSummary(run_id=run_id, state=RunPhase.UNREADABLE, detail=str(error))
+    state = log.state
     standing, newest = standing_of(state), state.newest_committed
     return RunSummary(
         run_id=run_id,
@@ -116,7 +119,7 @@ def _row(store: ObjectStore, run_id: str) -> RunSummary:
         step=_step(log, standing),
         total_steps=state.opened.total_steps if state.opened else None,
         newest_committed_step=newest.committed.step if newest else None,
-        attempts=len(state.attempts),
+        attempts=state.latest_attempt,
         opened_at=state.opened_at,
         detail=_detail(log.run_id, state, standing),
     )

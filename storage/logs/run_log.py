@@ -26,12 +26,6 @@ def run_prefix(run_id: str) -> str:
     return check_key(f"runs/{run_id}")
 
 
-def list_run_ids(store: ObjectStore) -> list[str]:
-    """Return the ids of the store's runs, sorted."""
-    folders = (key for key in store.folders("runs") if "@" not in key)  # no run's: another program's
-    return [key.split("/")[1] for key in folders if store.first(f"{key}/log") is not None]
-
-
 def run_fold_cache(log: EntryLog, run_id: str) -> FoldCache[RunState]:
     """Return the cached fold of a run."""
     return FoldCache(log=log, folder=run_prefix(run_id), state_type=RunState, fold=fold)
@@ -69,7 +63,9 @@ class RunLog:
     def refresh(self) -> RunState:
         """Read the entries appended since and return the state; the first time, start from the cached fold."""
         with self._lock:
-            folded = self._cache.read() if self._head is None else None
+            folded = None
+            if self._head is None:  # whatever a sketch of the run said, the log says it again
+                self.state, folded = RunState(), self._cache.read()
             if folded is not None and folded.head.entry.resume == folded.state.resume:
                 self._head, self.state, self._cached_seq = folded.head, folded.state, folded.head.entry.seq
             for read in self._log.read_after(self._head):

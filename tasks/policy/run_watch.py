@@ -73,6 +73,15 @@ def decide_watch(state: RunState, observed: Observed, now: float) -> Verdict:
     return verdict
 
 
+def is_over(state: RunState, observed: Observed) -> bool:
+    """Whether nothing is left to do for a run until a person continues it."""
+    ended = state.attempts[-1].ended if state.attempts else None
+    if ended is None or observed.unoffered_to:
+        return False
+    is_left = ended.reason == TerminationReason.CANCELLED or ended.decision.action != DecisionAction.RESUME
+    return is_left or state.finished is not None
+
+
 def lease_seconds(state: RunState) -> float:
     """Return how long the newest attempt's heartbeat may stay the same before it counts as lost."""
     if not state.attempts:

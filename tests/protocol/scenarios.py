@@ -14,7 +14,8 @@ import storage.checkpoints.resume_point as resume_point
 from storage.checkpoints.checkpoint import checkpoint_prefix
 from storage.errors import WriterTooOld
 from storage.logs.run_entries import ReadEvidence
-from storage.logs.run_log import RunLog, list_run_ids
+from storage.logs.run_index import list_run_ids
+from storage.logs.run_log import RunLog
 from storage.stores.memory_store import MemoryStore
 from tasks.errors import LiveOwner
 from tasks.evaluator.evaluation_run import Outcome

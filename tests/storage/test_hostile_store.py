@@ -15,7 +15,7 @@ from storage.logs.heartbeat import heartbeat_key, read_heartbeat
 from storage.logs.log_entry import CheckpointReference, entry_name
 from storage.logs.registry import list_aliases
 from storage.logs.run_entries import RUN_KINDS, CheckpointSuperseded
-from storage.logs.run_log import list_run_ids
+from storage.logs.run_index import list_run_ids
 from storage.logs.run_state import RunState
 from storage.logs.step_log import parse_step_records, read_attempt_records
 from storage.stores.document import encode, sha256

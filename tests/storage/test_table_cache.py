@@ -14,7 +14,8 @@ from reports.queries.run_query import answer_query
 from reports.queries.sql_rows import make_log_rows
 from storage.errors import StoreRefused
 from storage.logs.log_entry import Writer
-from storage.logs.run_log import RunLog, list_run_ids
+from storage.logs.run_index import list_run_ids
+from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
 from storage.stores.document import decode, encode
 from storage.stores.local_store import LocalStore

@@ -1,0 +1,139 @@
+"""An index of a store's runs as a watcher last saw them: a cache, which may be stale, damaged or missing.
+
+One request says whether a run has moved since. Of the runs that are over, each look asks only some, in turn.
+"""
+
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from storage.errors import StorageError
+from storage.logs.history import History, decode_history, encode_history
+from storage.logs.log_entry import entry_name
+from storage.logs.run_log import RunLog, run_prefix
+from storage.logs.run_state import RunState
+from storage.stores.document import decode, encode
+from storage.stores.object_store import ObjectStore
+
+INDEX_KEY = "index/runs.json"
+ASKED_OVER_RUNS = 40
+"""Runs that are over and are asked in one look whether they went on."""
+_VERSION = 1
+_READERS = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sketch:
+    """A run up to entry `seq`: its newest attempt, checkpoint and evaluation; `is_over`: nothing is left to do for it.
+
+    The configurations of a run that is over are left out.
+    """
+
+    seq: int
+    state: RunState
+    is_over: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Stored:
+    version: int
+    turn: int
+    runs: Mapping[str, Sketch]
+
+
+class RunIndex:
+    """The index of one store; nothing is read before `refresh`."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._runs: dict[str, Sketch] = {}
+        self._asked = frozenset[str]()
+        self._turn = 0
+
+    def refresh(self) -> list[str]:
+        """Read the index, and return the ids of the store's runs, sorted."""
+        stored = self._read()
+        if stored is not None:
+            self._turn, self._runs = stored.turn, dict(stored.runs)
+        run_ids = list_run_ids(self._store, known=self._runs)
+        self._runs = {run_id: self._runs[run_id] for run_id in run_ids if run_id in self._runs}
+        over = [run_id for run_id, sketch in self._runs.items() if sketch.is_over]
+        first = self._turn * ASKED_OVER_RUNS % max(len(over), 1)
+        self._asked = frozenset((*over, *over)[first : first + ASKED_OVER_RUNS])
+        return run_ids
+
+    def look(self, run_id: str) -> RunLog:
+        """Return a run's log: with the state of its sketch and `folded` None if it has not moved, else refreshed."""
+        log, sketch = RunLog(self._store, run_id), self._runs.get(run_id)
+        if sketch is not None and self._is_current(log, sketch):
+            log.state = sketch.state
+        else:
+            log.refresh()
+        return log
+
+    def note(self, log: RunLog, *, is_over: bool) -> None:
+        """Remember a run as it is in a log that was looked at."""
+        before = self._runs.get(log.run_id)
+        seq = before.seq if before is not None and log.folded is None else log.seq
+        if before is None or (before.seq, before.is_over) != (seq, is_over):
+            self._runs[log.run_id] = Sketch(seq=seq, state=_sketch(log.state, is_over), is_over=is_over)
+
+    def is_over(self, log: RunLog) -> bool:
+        """Whether the log has the state of its sketch, and that says that nothing is left to do."""
+        return log.folded is None and log.run_id in self._runs and self._runs[log.run_id].is_over
+
+    def save(self) -> None:
+        """Write the index; a store that refuses it costs later looks their requests, and nothing else."""
+        stored = _Stored(version=_VERSION, turn=self._turn + 1, runs=self._runs)
+        with suppress(StorageError):
+            self._store.write(INDEX_KEY, encode(stored, hook=encode_history))
+
+    def _read(self) -> _Stored | None:
+        try:
+            stored = decode(self._store.read(INDEX_KEY), _Stored, where=INDEX_KEY, hook=decode_history)
+        except StorageError:
+            return None
+        return stored if stored.version == _VERSION else None
+
+    def _is_current(self, log: RunLog, sketch: Sketch) -> bool:
+        """Whether the log still ends with the sketch's entry; a log that was replaced by a shorter one does not."""
+        folder = f"{log.prefix}/log"
+        if not sketch.is_over:
+            return self._store.size(f"{folder}/{entry_name(sketch.seq + 1)}") is None
+        if log.run_id not in self._asked:
+            return True
+        if self._store.local_path(folder) is None:
+            return self._store.first(folder) == f"{folder}/{entry_name(sketch.seq)}"
+        sizes = [self._store.size(f"{folder}/{entry_name(seq)}") for seq in (sketch.seq, sketch.seq + 1)]
+        return sizes[0] is not None and sizes[1] is None
+
+
+def list_run_ids(store: ObjectStore, *, known: Iterable[str] = ()) -> list[str]:
+    """Return the ids of the store's runs, sorted; those that are `known` to have a log are not asked for it."""
+    found, known = [key.split("/")[1] for key in store.folders("runs")], frozenset(known)
+    asked = [run_id for run_id in found if run_id not in known]
+    with ThreadPoolExecutor(_READERS) as readers:
+        answers = dict(zip(asked, readers.map(lambda run_id: _has_log(store, run_id), asked), strict=True))
+    return [run_id for run_id in found if answers.get(run_id, True)]
+
+
+def _has_log(store: ObjectStore, run_id: str) -> bool:
+    folder = f"{run_prefix(run_id)}/log"
+    return store.size(f"{folder}/{entry_name(0)}") is not None or store.first(folder) is not None
+
+
+def _sketch(state: RunState, is_over: bool) -> RunState:
+    last, opened = state.attempts[-1:], state.opened
+    if is_over:
+        last = tuple(replace(record, started=replace(record.started, config={})) for record in last)
+        opened = replace(opened, config={}) if opened else None
+    return RunState(
+        opened=opened,
+        opened_at=state.opened_at,
+        attempts=History(last),
+        live_checkpoints=tuple(replace(record, evaluations=()) for record in state.readable[:1]),
+        evaluations=History(state.evaluations[-1:]),
+        failed_evaluations=History(state.failed_evaluations[-1:]),
+        finished=state.finished,
+    )

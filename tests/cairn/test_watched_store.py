@@ -1,0 +1,147 @@
+"""A look over many runs asks for those that may need something; what the index of runs says is never acted on alone."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flows.watching.run_continuation import Begun, StalledRun
+from flows.watching.run_watcher import RunWatcher, WatchRow
+from flows.watching.watcher_memory import WatcherMemory
+from storage.logs import run_index
+from storage.logs.log_entry import entry_name
+from storage.logs.run_index import INDEX_KEY, RunIndex
+from storage.stores.memory_store import MemoryStore
+from storage.stores.object_store import ObjectStore
+from tests.fabricated_run import FabricatedRun, fabricate, promote
+from tests.storage.faulty_store import FaultyStore
+
+RUNS, OPEN = 1_000, 100
+
+
+class Recorded:
+    """Continues nothing and remembers what it was told to."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+
+    def begin(self, stalled: StalledRun) -> Begun:
+        self.begun.append(stalled.run_id)
+        return Begun(how="remembered")
+
+    def where(self, run_id: str) -> str:
+        return "here"
+
+
+@pytest.fixture
+def look(tmp_path: Path) -> Callable[..., dict[str, WatchRow]]:
+    """Look once at a store, in a process of its own as far as memory goes."""
+
+    def look(store: ObjectStore, recorded: Recorded | None = None, *, now: float = 1000.0) -> dict[str, WatchRow]:
+        memory = WatcherMemory(tmp_path / "sightings.json", monotonic=lambda: now)
+        watcher = RunWatcher(store, recorded or Recorded(), memory, monotonic=lambda: now, sleep=lambda seconds: None)
+        return {row.run_id: row for row in watcher.look()}
+
+    return look
+
+
+def finished_run(store: ObjectStore, run_id: str) -> FabricatedRun:
+    run = fabricate(store, run_id)
+    run.start()
+    reference = run.commit(40)
+    run.evaluate(reference, loss=2.0)
+    run.finish(reference)
+    run.end("completed", action="finish")
+    promote(store, run_id, reference, loss=2.0, alias="champion")
+    return run
+
+
+def many_runs() -> MemoryStore:
+    """A thousand runs, of which a hundred have an owner on another host: copies of the log of one of each kind."""
+    store = MemoryStore("many")
+    finished_run(store, "over")
+    fabricate(store, "open").start()
+    for template, count in (("over", RUNS - OPEN), ("open", OPEN)):
+        objects = {key: store.read(key) for key in store.keys(f"runs/{template}/log")}
+        for number in range(1, count):
+            for key, data in objects.items():
+                store.write(key.replace(f"runs/{template}/", f"runs/{template}-{number:03d}/"), data)
+    return store
+
+
+def test_a_look_over_a_thousand_runs_with_a_hundred_open_needs_three_hundred_requests(
+    look: Callable[..., dict[str, WatchRow]],
+) -> None:
+    store = many_runs()
+    first = look(store)
+    counting = FaultyStore(store)
+    assert look(counting) == first
+    assert len(first) == RUNS
+    assert len(counting.operations) <= 300
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore("watched")
+
+
+def test_a_run_that_moved_is_seen_as_it_is(store: MemoryStore, look: Callable[..., dict[str, WatchRow]]) -> None:
+    run = fabricate(store, "run")
+    run.start()
+    look(store)
+    run.end("error", action="stop")
+    assert "a person decides" in look(store)["run"].why
+
+
+def test_a_run_that_was_over_and_goes_on_is_noticed(
+    store: MemoryStore, look: Callable[..., dict[str, WatchRow]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_index, "ASKED_OVER_RUNS", 2)
+    runs = {f"run-{number}": finished_run(store, f"run-{number}") for number in range(6)}
+    look(store)
+    runs["run-3"].start()
+    seen = [look(store)["run-3"].why for _ in range(3)]
+    assert "attempt 2" in seen[-1]
+
+
+def test_nothing_is_continued_on_the_word_of_a_stale_index(
+    store: MemoryStore, look: Callable[..., dict[str, WatchRow]]
+) -> None:
+    run, recorded = fabricate(store, "run"), Recorded()
+    run.start()
+    look(store)
+    stale = store.read(INDEX_KEY)
+    run.end("error", action="stop")
+    ended = store.read(newest := f"runs/run/log/{entry_name(run.log.seq)}")
+    store.delete(newest)  # as a store does that shows an entry late
+    real, store.read = store.read, late(store, newest, ended)  # type: ignore[method-assign]
+    store.write(INDEX_KEY, stale)
+    assert look(store, recorded, now=9000.0)["run"].action == "left"
+    store.read = real  # type: ignore[method-assign]
+    assert recorded.begun == []
+
+
+def late(store: MemoryStore, key: str, data: bytes) -> Callable[..., bytes]:
+    """Return a read that shows the object although the store does not list it."""
+    read = store.read
+    return lambda asked, **limits: data if asked == key else read(asked, **limits)
+
+
+def test_without_its_index_a_look_says_the_same(store: MemoryStore, look: Callable[..., dict[str, WatchRow]]) -> None:
+    finished_run(store, "over")
+    fabricate(store, "open").start()
+    rows = look(store)
+    assert look(store) == rows
+    store.write(INDEX_KEY, b"garbage")
+    assert look(store) == rows
+    store.delete(INDEX_KEY)
+    assert look(store) == rows
+
+
+def test_a_run_that_was_deleted_is_forgotten(store: MemoryStore, look: Callable[..., dict[str, WatchRow]]) -> None:
+    finished_run(store, "over")
+    look(store)
+    for key in store.keys("runs/over"):
+        store.delete(key)
+    assert look(store) == {}
+    assert RunIndex(store).refresh() == []
