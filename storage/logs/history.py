@@ -4,9 +4,10 @@ Old items lie in parts that never change, so appending costs the same however lo
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from types import GenericAlias
-from typing import Any, Self, TypeVar, get_args, get_origin, overload
+from typing import Annotated, Any, Self, TypeVar, get_args, get_origin, overload
 
 import msgspec
 
@@ -100,6 +101,12 @@ class Listed(History[T]):
     """A history of small items, all of which a decision needs: it is stored as one list."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Stored:
+    parts: tuple[Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")], ...]
+    recent: Any
+
+
 def encode_history(value: object) -> object:
     """Return a history as JSON types, for msgspec; its parts must be written."""
     if isinstance(value, Listed):
@@ -114,10 +121,9 @@ def decode_history(kind: Any, value: Any) -> object:
     item_type = get_args(kind)[0]
     if get_origin(kind) is Listed:
         return Listed(msgspec.convert(value, items_type(item_type)))
-    stored = msgspec.convert(value, dict[str, Any])
-    names = msgspec.convert(stored["parts"], tuple[str, ...])
-    parts = tuple(Part[Any](sha256=name, item_type=item_type) for name in names)
-    return History(msgspec.convert(stored["recent"], items_type(item_type)), parts=parts)
+    stored = msgspec.convert(value, _Stored)
+    parts = tuple(Part[Any](sha256=name, item_type=item_type) for name in stored.parts)
+    return History(msgspec.convert(stored.recent, items_type(item_type)), parts=parts)
 
 
 def items_type(item_type: Any) -> type[tuple[Any, ...]]:

@@ -120,7 +120,9 @@ def list_run_ids(store: ObjectStore, *, known: Iterable[str] = ()) -> list[str]:
 
 def _has_log(store: ObjectStore, run_id: str) -> bool:
     folder = f"{run_prefix(run_id)}/log"
-    return store.size(f"{folder}/{entry_name(0)}") is not None or store.first(folder) is not None
+    if store.local_path(folder) is not None and store.size(f"{folder}/{entry_name(0)}") is not None:
+        return True  # a local disk lists a whole log for its first name
+    return store.first(folder) is not None
 
 
 def _sketch(state: RunState, is_over: bool) -> RunState:

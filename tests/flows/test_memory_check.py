@@ -8,6 +8,7 @@ import pytest
 from flows.preparation.memory_check import MARGIN, AvailableMemory, choose_micro_batch, require_memory
 from model.estimates.size_estimate import TrainingPlace, estimate_memory
 from storage.logs.history import History
+from storage.logs.run_fold import end_attempt
 from storage.logs.run_state import AttemptRecord, RunState
 from tasks.configuration.run_configuration import RunConfig
 from tasks.errors import InvalidConfiguration
@@ -107,10 +108,8 @@ def test_the_check_and_the_micro_batch_are_not_part_of_which_run_it_is() -> None
 def after_an_attempt(windows: int, *, halved_to: int | None = None) -> RunState:
     end = ended(1, "oom")
     decision = replace(end.decision, micro_batch=halved_to)
-    record = AttemptRecord(
-        started=replace(started(1), micro_batch=windows), started_at=clock(), ended=replace(end, decision=decision)
-    )
-    return RunState(attempts=History([record]))
+    record = AttemptRecord(started=replace(started(1), micro_batch=windows), started_at=clock())
+    return end_attempt(RunState(attempts=History([record])), replace(end, decision=decision), clock())
 
 
 def test_what_auto_chose_is_kept_by_later_attempts_and_only_shrinks_when_memory_ran_out() -> None:

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import pytest
 
-from storage.checkpoints.checkpoint import newest_verified
+from storage.checkpoints.resume_point import newest_verified
 from storage.logs import fold_cache, history
 from storage.logs import run_log as run_log_module
 from storage.logs.run_entries import CheckpointDeleted, CheckpointSuperseded

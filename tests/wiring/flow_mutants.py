@@ -26,7 +26,7 @@ STAY, LIVE = key("which_checkpoints_stay"), key("how_a_live_attempt_is_recognize
 
 FLOW_MUTANTS = (
     mutant("back-off-ignored", FLOW, "back_off(ended.decision.delay_seconds,", "back_off(0.0,", BACK_OFF),
-    mutant("back-off-never-doubles", BUDGETS, "* 2 ** min(spent.since_progress, 6)", "* 1", BACK_OFF),
+    mutant("back-off-never-doubles", BUDGETS, "* 2 ** min(len(spent.since_progress), 6)", "* 1", BACK_OFF),
     mutant(
         "spec-divergence-dropped", ATTEMPT, "divergence=config.divergence", "divergence=type(config.divergence)()", SPEC
     ),
