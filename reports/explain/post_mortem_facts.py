@@ -28,7 +28,7 @@ from storage.logs.heartbeat import heartbeat_key
 from storage.logs.log_entry import Entry
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import AttemptRecord, RunState
-from storage.logs.step_log import MOST_STEP_LOG_BYTES, StepRecord, parse_step_records, step_log_key
+from storage.logs.step_log import StepRecord, read_last_record
 from tasks.configuration.flat_document import flatten
 from tasks.policy.termination import TerminationReason
 
@@ -158,10 +158,9 @@ def _progress(log: RunLog, record: AttemptRecord, receipt: Receipt, now: datetim
 def _last_line(log: RunLog, attempt: int) -> StepRecord | None:
     """Return the attempt's newest whole step record, None where the records cannot be read."""
     try:
-        lines = log.store.read(step_log_key(log.prefix, attempt), at_most_bytes=MOST_STEP_LOG_BYTES).splitlines()
+        return read_last_record(log.store, log.prefix, attempt)
     except StorageError:
         return None
-    return next((line for raw in reversed(lines[-2:]) for line in parse_step_records(raw)), None)
 
 
 def _end(record: AttemptRecord, after: AttemptRecord | None, entries: tuple[Entry, ...]) -> End:

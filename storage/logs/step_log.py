@@ -1,25 +1,26 @@
 """The step records of an attempt: JSON lines, for curves only. Nothing is decided by them.
 
-On a local store the lines are appended in the store itself, elsewhere to a spool file that is uploaded after each
-segment.
+On a local store the lines are appended in the store itself, elsewhere to a spool file; after each segment its new lines
+become an object of their own, named by the bytes before it.
 """
 
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
 import msgspec
 
-from storage.errors import ObjectMissing
 from storage.logs.run_state import AttemptRecord
 from storage.stores.object_store import ObjectStore
 
 MOST_STEP_LOG_BYTES = 2 * 1024**3
 """About ten million steps of one attempt; such a file is read whole."""
 _MOST_TAIL_BYTES = 4 * 1024 * 1024
+_READERS = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +79,7 @@ class StepLog:
         self._key = step_log_key(run_prefix, attempt)
         local = store.local_path(self._key)
         self._is_spool = local is None
+        self._published_bytes = 0
         self.path = local or spool_dir / f"attempt-{attempt:04d}.jsonl"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file: TextIO = open(self.path, "a", encoding="utf-8", buffering=1, opener=_open_0664)  # noqa: SIM115
@@ -87,10 +89,16 @@ class StepLog:
         self._file.write(msgspec.json.encode(record, order="sorted").decode() + "\n")
 
     def publish(self) -> None:
-        """Upload the spool file, if there is one."""
-        if self._is_spool:
-            self._file.flush()
-            self._store.write(self._key, self.path.read_bytes())
+        """Upload the lines that the spool file, if there is one, got since the last call; a failed call is repeated."""
+        if not self._is_spool:
+            return
+        self._file.flush()
+        with self.path.open("rb") as file:
+            file.seek(self._published_bytes)
+            lines = file.read()
+        if lines:
+            self._store.write(f"{_folder(self._key)}/{self._published_bytes:016d}.jsonl", lines)
+            self._published_bytes += len(lines)
 
 
 class StepTail:
@@ -104,39 +112,52 @@ class StepTail:
     def read(self, attempt: int) -> list[StepRecord]:
         """Return the attempt's new records; an incomplete last line waits for the next call."""
         offset = self._offsets.get(attempt, 0)
-        data = self._read_from(step_log_key(self._prefix, attempt), offset)
+        data = self._read_from(attempt, offset)
         whole = data[: data.rfind(b"\n") + 1]
         self._offsets[attempt] = offset + len(whole)
         return list(parse_step_records(whole))
 
-    def _read_from(self, key: str, offset: int) -> bytes:
-        size = self._store.size(key)
-        if size is None or size <= offset:
+    def _read_from(self, attempt: int, offset: int) -> bytes:
+        pieces, end = _pieces(self._store, self._prefix, attempt)
+        if end <= offset:
             return b""
-        path = self._store.local_path(key)
-        if path is None:  # a remote object is read whole: it changes only when a segment ends
-            return _read(self._store, key)[offset : offset + self._most_bytes]
-        with path.open("rb") as file:
-            file.seek(offset)
-            return file.read(self._most_bytes)
+        path = self._store.local_path(pieces[0][1])
+        if len(pieces) == 1 and path is not None:
+            with path.open("rb") as file:
+                file.seek(offset)
+                return file.read(self._most_bytes)
+        ends, found = [*(start for start, _ in pieces[1:]), end], b""
+        for (start, key), piece_end in zip(pieces, ends, strict=True):
+            if piece_end > offset and len(found) < self._most_bytes:
+                found += _read(self._store, key)[max(offset - start, 0) :]
+        return found[: self._most_bytes]
 
 
 def step_log_key(run_prefix: str, attempt: int) -> str:
-    """Return the key of an attempt's step records."""
+    """Return the key of an attempt's step records on a local store; elsewhere they lie in a folder of this name."""
     return f"{run_prefix}/steps/attempt-{attempt:04d}.jsonl"
 
 
 def read_step_records(store: ObjectStore, run_prefix: str) -> list[StepRecord]:
     """Return every attempt's records in attempt order, without malformed lines."""
-    return [record for key in store.keys(f"{run_prefix}/steps") for record in parse_step_records(_read(store, key))]
+    return _read_records(store, store.keys(f"{run_prefix}/steps"))
 
 
 def read_attempt_records(store: ObjectStore, run_prefix: str, attempt: int) -> list[StepRecord]:
     """Return one attempt's records, none if it left none, without malformed lines."""
-    try:
-        return list(parse_step_records(_read(store, step_log_key(run_prefix, attempt))))
-    except ObjectMissing:
-        return []
+    return _read_records(store, [key for _, key in _pieces(store, run_prefix, attempt)[0]])
+
+
+def read_last_record(store: ObjectStore, run_prefix: str, attempt: int) -> StepRecord | None:
+    """Return the attempt's newest whole record, None if it left none."""
+    pieces, _ = _pieces(store, run_prefix, attempt)
+    lines = _read(store, pieces[-1][1]).splitlines() if pieces else []
+    return next((record for raw in reversed(lines[-2:]) for record in parse_step_records(raw)), None)
+
+
+def step_log_bytes(store: ObjectStore, run_prefix: str, attempt: int) -> int:
+    """Return the size of an attempt's records, which grows with each of them."""
+    return _pieces(store, run_prefix, attempt)[1]
 
 
 def parse_step_records(data: bytes) -> Iterator[StepRecord]:
@@ -154,3 +175,26 @@ def _open_0664(path: str, flags: int) -> int:
 
 def _read(store: ObjectStore, key: str) -> bytes:
     return store.read(key, at_most_bytes=MOST_STEP_LOG_BYTES)
+
+
+def _folder(key: str) -> str:
+    return key.removesuffix(".jsonl")
+
+
+def _pieces(store: ObjectStore, run_prefix: str, attempt: int) -> tuple[list[tuple[int, str]], int]:
+    """Return the objects of an attempt's records with the number of bytes before each, and of all bytes."""
+    key = step_log_key(run_prefix, attempt)
+    if (size := store.size(key)) is not None:
+        return [(0, key)], size
+    keys = [item for item in store.keys(_folder(key)) if item.rpartition("/")[2].removesuffix(".jsonl").isdecimal()]
+    pieces = [(int(item.rpartition("/")[2].removesuffix(".jsonl")), item) for item in keys]
+    return pieces, pieces[-1][0] + (store.size(pieces[-1][1]) or 0) if pieces else 0
+
+
+def _read_records(store: ObjectStore, keys: Sequence[str]) -> list[StepRecord]:
+    """Read several objects at once, unless they are local files."""
+    if len(keys) < 2 or store.local_path(keys[0]) is not None:
+        return [record for key in keys for record in parse_step_records(_read(store, key))]
+    with ThreadPoolExecutor(_READERS) as readers:
+        objects = readers.map(lambda key: _read(store, key), keys)
+        return [record for data in objects for record in parse_step_records(data)]

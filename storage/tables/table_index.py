@@ -10,7 +10,7 @@ from storage.logs.fold_cache import FoldedLog
 from storage.logs.log_entry import entry_name
 from storage.logs.run_entries import Placement
 from storage.logs.run_state import RunState
-from storage.logs.step_log import step_log_key
+from storage.logs.step_log import step_log_bytes
 from storage.stores.document import decode, encode, sha256
 from storage.stores.object_store import ObjectStore
 from storage.tables.run_tables import schema_digest
@@ -82,7 +82,7 @@ def stamp_run(
         seq=folded.head.entry.seq,
         entry_sha256=folded.head.sha256,
         latest_attempt=attempt,
-        steps_bytes=store.size(step_log_key(run_prefix, attempt)) or 0 if with_steps else None,
+        steps_bytes=step_log_bytes(store, run_prefix, attempt) if with_steps else None,
         owner=owner.started.placement if owner else None,
     )
 
@@ -95,7 +95,7 @@ def is_current(store: ObjectStore, run_prefix: str, stamp: RunStamp) -> bool:
             return False
         if store.size(f"{folder}/{entry_name(stamp.seq + 1)}") is not None:
             return False
-        steps_key = step_log_key(run_prefix, stamp.latest_attempt)
-        return stamp.steps_bytes is None or (store.size(steps_key) or 0) == stamp.steps_bytes
+        steps_bytes = stamp.steps_bytes
+        return steps_bytes is None or step_log_bytes(store, run_prefix, stamp.latest_attempt) == steps_bytes
     except StorageError:
         return False

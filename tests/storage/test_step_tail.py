@@ -1,9 +1,21 @@
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from storage.logs.step_log import StepRecord, StepTail, read_attempt_records, step_log_key
+from storage.errors import StoreUnavailable
+from storage.logs.step_log import (
+    StepLog,
+    StepRecord,
+    StepTail,
+    read_attempt_records,
+    read_last_record,
+    read_step_records,
+    step_log_bytes,
+    step_log_key,
+)
 from storage.stores.local_store import LocalStore
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore
@@ -75,3 +87,72 @@ def test_attempts_are_read_apart(store: ObjectStore) -> None:
 def test_one_attempts_records_are_read_whole_and_none_is_no_error(store: ObjectStore) -> None:
     store.write(step_log_key(RUN, 1), encoded(1, 2) + b'{"step": torn')
     assert steps(read_attempt_records(store, RUN, 1)) == [1, 2] and read_attempt_records(store, RUN, 2) == []
+
+
+@pytest.fixture
+def open_log(tmp_path: Path) -> Iterator[Callable[[ObjectStore], StepLog]]:
+    """Open a step log, whose file a trainer leaves open until it exits."""
+    with ExitStack() as files:
+
+        def open_log(store: ObjectStore) -> StepLog:
+            log = StepLog(store, RUN, 1, spool_dir=tmp_path / "spool")
+            files.enter_context(log._file)
+            return log
+
+        yield open_log
+
+
+def record(step: int) -> StepRecord:
+    return msgspec.json.decode(encoded(step), type=StepRecord)
+
+
+def test_a_remote_store_gets_each_line_once(open_log: Callable[[ObjectStore], StepLog]) -> None:
+    sent = list[int]()
+
+    class Noting(MemoryStore):
+        def write(self, key: str, data: bytes) -> None:
+            sent.append(len(data))
+            super().write(key, data)
+
+    log = open_log(Noting())
+    for segment in range(20):
+        for step in range(10):
+            log.write(record(10 * segment + step))
+        log.publish()
+        log.publish()
+    assert sum(sent) == log.path.stat().st_size and len(sent) == 20
+
+
+def test_the_records_of_all_segments_are_read_as_one(
+    store: ObjectStore, open_log: Callable[[ObjectStore], StepLog]
+) -> None:
+    log, tail, tailed = open_log(store), StepTail(store, RUN), list[int]()
+    for first in (1, 4, 7):
+        for step in range(first, first + 3):
+            log.write(record(step))
+        log.publish()
+        tailed += steps(tail.read(1))
+    every = list(range(1, 10))
+    assert tailed == steps(StepTail(store, RUN).read(1)) == steps(read_attempt_records(store, RUN, 1)) == every
+    assert steps(read_step_records(store, RUN)) == every and read_last_record(store, RUN, 1) == record(9)
+    assert step_log_bytes(store, RUN, 1) == log.path.stat().st_size
+
+
+def test_an_upload_that_failed_is_part_of_the_next(open_log: Callable[[ObjectStore], StepLog]) -> None:
+    class Away(MemoryStore):
+        is_away = True
+
+        def write(self, key: str, data: bytes) -> None:
+            if self.is_away:
+                raise StoreUnavailable("away")
+            super().write(key, data)
+
+    store = Away()
+    log = open_log(store)
+    log.write(record(1))
+    with pytest.raises(StoreUnavailable):
+        log.publish()
+    store.is_away = False
+    log.write(record(2))
+    log.publish()
+    assert steps(read_attempt_records(store, RUN, 1)) == [1, 2]
