@@ -83,4 +83,6 @@ def _decide(
         known = evaluations_of(RunLog(store, champion.run_id).refresh(), champion.manifest_sha256)
         wanted = (evaluation.suite_sha256, evaluation.data_snapshot)
         known = tuple(item for item in known if (item.suite_sha256, item.data_snapshot) == wanted)
+    if candidate.hold_id is not None and candidate.hold_id in state.decided_pins:
+        return None  # a sweep took this process for dead and decided: its pin may be over, so it comes too late
     return decide_promotion(state, candidate, rules, alias=alias, champion_evaluation=next(iter(known), None))
