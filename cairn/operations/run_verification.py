@@ -1,4 +1,4 @@
-"""Verifies everything that a run's log promises: entries, data, initial weights, checkpoints, and the cached fold.
+"""Verifies everything that a run's log promises: entries, data, initial weights, checkpoints, aliases, cached folds.
 
 Reads every byte and changes nothing.
 """
@@ -6,11 +6,12 @@ Reads every byte and changes nothing.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from cairn.operations.registry_verification import aliases_that_need, registry_problems, sequence_problems
 from reports.errors import RunNotFound
 from storage.checkpoints.checkpoint import verify_checkpoint
 from storage.errors import IntegrityError, ObjectMissing
 from storage.logs.entry_log import EntryLog
-from storage.logs.log_entry import Entry, seq_of
+from storage.logs.log_entry import Entry
 from storage.logs.run_entries import RUN_KINDS
 from storage.logs.run_fold import fold
 from storage.logs.run_index import list_run_ids
@@ -37,6 +38,10 @@ def verify_run(store: ObjectStore, run_id: str) -> Verification:
     """Re-hash everything the run has committed; raises `RunNotFound`."""
     log = EntryLog(store=store, prefix=f"{run_prefix(run_id)}/log", kinds=RUN_KINDS)
     listed = store.keys(log.prefix)
+    if not listed and (needing := aliases_that_need(store, run_id)):
+        raise IntegrityError(
+            f"{log.prefix}: is gone, and alias {', '.join(needing)} points at the run; restore its entries"
+        )
     if not listed:
         runs = ", ".join(list_run_ids(store)) or "none"
         raise RunNotFound(f"no run {run_id!r} in {store.url}; runs here: {runs}")
@@ -48,7 +53,7 @@ def verify_run(store: ObjectStore, run_id: str) -> Verification:
     except IntegrityError as error:
         problems.append(str(error))
     else:
-        problems += _sequence_problems(listed, len(entries))
+        problems += sequence_problems(listed, len(entries))
     state, disagreements = _check_fold(entries)
     problems += disagreements
     if not problems:
@@ -57,6 +62,7 @@ def verify_run(store: ObjectStore, run_id: str) -> Verification:
         f"seq {entry.seq}: a {entry.kind} without effect: its writer was fenced, or it contradicts what precedes it"
         for entry in state.refused
     ]
+    problems += registry_problems(store, run_id, state)
     problems += _data_problems(store, state)
     for record in state.readable:
         problems += map(str, verify_checkpoint(store, record.committed.reference))
@@ -89,18 +95,6 @@ def _cache_problems(store: ObjectStore, run_id: str, state: RunState) -> Iterato
         return
     if cached != state:
         yield f"{log.fold_key}: leads to another state than the entries do; delete it, it is only a cache"
-
-
-def _sequence_problems(listed: list[str], read: int) -> Iterator[str]:
-    """Yield the entries beyond a hole: a reader stops at the first absent number."""
-    for key in listed:
-        try:
-            seq = seq_of(key.rsplit("/", 1)[1])
-        except IntegrityError as error:
-            yield str(error)
-            continue
-        if seq >= read:
-            yield f"{key}: is seq {seq}, but seq {read} is missing, so nobody reads it"
 
 
 def _data_problems(store: ObjectStore, state: RunState) -> Iterator[str]:

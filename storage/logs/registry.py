@@ -128,7 +128,7 @@ class Registry:
     def __init__(self, store: ObjectStore, alias: str, *, log: EntryLog | None = None) -> None:
         self.alias = alias
         self._log = log or EntryLog(store=store, prefix=check_key(f"models/{alias}/log"), kinds=MODEL_KINDS)
-        self._cache = FoldCache(log=self._log, folder=f"models/{alias}", state_type=RegistryState, fold=_fold)
+        self._cache = FoldCache(log=self._log, folder=f"models/{alias}", state_type=RegistryState, fold=fold_decisions)
         self._head: ReadEntry | None = None
         self._cached_seq = -1
         self.state = RegistryState()
@@ -171,7 +171,8 @@ def list_aliases(store: ObjectStore) -> list[str]:
     return [key.split("/")[1] for key in store.folders("models")]
 
 
-def _fold(entries: Iterable[Entry]) -> RegistryState:
+def fold_decisions(entries: Iterable[Entry]) -> RegistryState:
+    """Return the state of an alias after `entries`."""
     state = RegistryState()
     for entry in entries:
         state = _apply(state, entry)

@@ -1,4 +1,4 @@
-"""What `cairn verify` finds beyond checkpoints: the weights a run began from."""
+"""What `cairn verify` finds beyond checkpoints: the weights a run began from, and the aliases of the store."""
 
 import hashlib
 from dataclasses import replace
@@ -6,9 +6,13 @@ from dataclasses import replace
 import pytest
 
 from cairn.operations.run_verification import verify_run
+from storage.checkpoints.checkpoint_pin import new_pin, pin_checkpoint
+from storage.errors import IntegrityError
+from storage.logs.log_entry import entry_name
 from storage.logs.run_log import RunLog
 from storage.stores.memory_store import MemoryStore
-from tests.entries import writer
+from tests.entries import placement, writer
+from tests.fabricated_run import FabricatedRun, fabricate, promote
 from tests.storage.builders import opened
 
 WEIGHTS = b"the weights it began from"
@@ -41,3 +45,62 @@ def test_a_flipped_byte_in_them_is_named(store: MemoryStore) -> None:
 
 def test_their_absence_is_named(store: MemoryStore) -> None:
     assert ["missing" in problem for problem in initial_problems(store)] == [True]
+
+
+@pytest.fixture
+def promoted_run(store: MemoryStore) -> FabricatedRun:
+    """A run whose second checkpoint is the champion of an alias."""
+    run = fabricate(store, "bard")
+    run.start()
+    promote(store, "bard", run.commit(10), loss=3.0, alias="champion")
+    promote(store, "bard", run.commit(20), loss=2.0, alias="champion")
+    return run
+
+
+def alias_problems(store: MemoryStore) -> list[str]:
+    return [problem for problem in verify_run(store, "bard").problems if problem.startswith("models/")]
+
+
+def registry_entry(seq: int) -> str:
+    return f"models/champion/log/{entry_name(seq)}"
+
+
+def test_a_sound_registry_has_no_problem(promoted_run: FabricatedRun, store: MemoryStore) -> None:
+    assert alias_problems(store) == []
+
+
+def test_a_changed_decision_breaks_the_chain_of_its_registry(promoted_run: FabricatedRun, store: MemoryStore) -> None:
+    store.write(registry_entry(0), store.read(registry_entry(0)).replace(b"a test", b"a thief"))
+    assert ["prev is" in problem for problem in alias_problems(store)] == [True]
+
+
+def test_a_missing_decision_is_a_hole_in_its_registry(promoted_run: FabricatedRun, store: MemoryStore) -> None:
+    store.delete(registry_entry(0))
+    assert ["seq 0 is missing" in problem for problem in alias_problems(store)] == [True]
+
+
+def test_an_alias_says_that_the_end_of_the_runs_log_is_gone(promoted_run: FabricatedRun, store: MemoryStore) -> None:
+    store.delete(f"runs/bard/log/{entry_name(promoted_run.log.seq)}")
+    assert ["its end is gone" in problem for problem in alias_problems(store)] == [True]
+
+
+def test_an_alias_says_that_the_runs_whole_log_is_gone(promoted_run: FabricatedRun, store: MemoryStore) -> None:
+    for key in store.keys("runs/bard/log"):
+        store.delete(key)
+    with pytest.raises(IntegrityError, match="is gone, and alias champion points at the run"):
+        verify_run(store, "bard")
+
+
+def test_a_pin_says_that_the_registry_is_gone(promoted_run: FabricatedRun, store: MemoryStore) -> None:
+    reference = promoted_run.log.state.resume[0]
+    pin_checkpoint(promoted_run.log, new_pin(reference, placement(), alias="lost"), writer=writer())
+    assert ["models/lost/log: is gone" in problem for problem in alias_problems(store)] == [True]
+
+
+def test_a_cached_registry_that_lost_its_end_is_named(promoted_run: FabricatedRun, store: MemoryStore) -> None:
+    for number in range(8):
+        promote(store, "bard", promoted_run.commit(30 + number), loss=1.0, alias="champion")
+    for seq in (8, 9):
+        store.delete(registry_entry(seq))
+    store.delete(registry_entry(7))
+    assert ["entries were deleted" in problem for problem in alias_problems(store)] == [True]
