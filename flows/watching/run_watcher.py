@@ -16,7 +16,7 @@ from flows.watching.run_pulse import RunPulse, pulse_of
 from flows.watching.watcher_memory import WatcherMemory
 from storage.errors import StorageError
 from storage.logs.registry import Registry, RegistryState
-from storage.logs.run_index import RunIndex
+from storage.logs.run_index import RunIndex, is_empty
 from storage.logs.run_log import RunLog
 from storage.stores.document import sha256
 from storage.stores.object_store import ObjectStore
@@ -136,9 +136,9 @@ class RunWatcher:
         self._read_aliases.clear()
         with ThreadPoolExecutor(_READERS) as readers:
             reads = [readers.submit(self._read, run_id) for run_id in run_ids]
-        rows = tuple(self._look_safely(run_id, read) for run_id, read in zip(run_ids, reads, strict=True))
+        rows = [self._look_safely(run_id, read) for run_id, read in zip(run_ids, reads, strict=True)]
         self._memory.save()
-        return rows
+        return tuple(row for row in rows if row is not None)
 
     def _read(self, run_id: str) -> None:
         log = self._logs.pop(run_id, None)
@@ -148,10 +148,10 @@ class RunWatcher:
             log.refresh()
         self._logs[run_id] = log
 
-    def _look_safely(self, run_id: str, read: Future[None]) -> WatchRow:
+    def _look_safely(self, run_id: str, read: Future[None]) -> WatchRow | None:
         try:
             read.result()
-            return self._decide(run_id)
+            return None if is_empty(self._logs[run_id]) else self._decide(run_id)
         except Exception as error:  # whatever is wrong with one run, the others are looked at
             return WatchRow(run_id=run_id, action=WatchAction.FAILED, why=f"{error}" or type(error).__name__)
 

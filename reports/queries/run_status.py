@@ -10,7 +10,7 @@ from typing import Any
 from reports.queries.receipts import PlacementSummary, read_receipts, summarize_placement
 from reports.queries.run_lookup import configuration_document
 from storage.errors import IntegrityError
-from storage.logs.run_index import RunIndex
+from storage.logs.run_index import RunIndex, is_empty
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import AttemptRecord, Charges, RunState
 from storage.stores.document import convert
@@ -102,14 +102,17 @@ def list_runs(store: ObjectStore) -> tuple[RunSummary, ...]:
     index = RunIndex(store)
     run_ids = index.refresh()
     with ThreadPoolExecutor(_READERS) as readers:
-        return tuple(readers.map(lambda run_id: _row(index, run_id), run_ids))
+        rows = readers.map(lambda run_id: _row(index, run_id), run_ids)
+        return tuple(row for row in rows if row is not None)
 
 
-def _row(index: RunIndex, run_id: str) -> RunSummary:
+def _row(index: RunIndex, run_id: str) -> RunSummary | None:
     try:
         log = index.look(run_id)
     except IntegrityError as error:
         return RunSummary(run_id=run_id, state=RunPhase.UNREADABLE, detail=str(error))
+    if is_empty(log):
+        return None
     state = log.state
     standing, newest = standing_of(state), state.newest_committed
     return RunSummary(

@@ -3,7 +3,7 @@
 One request says whether a run has moved since. Of the runs that are over, each look asks only some, in turn.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -52,11 +52,11 @@ class RunIndex:
         self._turn = 0
 
     def refresh(self) -> list[str]:
-        """Read the index, and return the ids of the store's runs, sorted."""
+        """Read the index, and return the names of the store's run folders, sorted; a folder may be without a log."""
         stored = self._read()
         if stored is not None:
             self._turn, self._runs = stored.turn, dict(stored.runs)
-        run_ids = list_run_ids(self._store, known=self._runs)
+        run_ids = _folders(self._store)
         self._runs = {run_id: self._runs[run_id] for run_id in run_ids if run_id in self._runs}
         over = [run_id for run_id, sketch in self._runs.items() if sketch.is_over]
         first = self._turn * ASKED_OVER_RUNS % max(len(over), 1)
@@ -75,6 +75,8 @@ class RunIndex:
     def note(self, log: RunLog, *, is_over: bool) -> None:
         """Remember a run as it is in a log that was looked at."""
         before = self._runs.get(log.run_id)
+        if is_empty(log):
+            return
         seq = before.seq if before is not None and log.folded is None else log.seq
         if before is None or (before.seq, before.is_over) != (seq, is_over):
             self._runs[log.run_id] = Sketch(seq=seq, state=_sketch(log.state, is_over), is_over=is_over)
@@ -109,13 +111,21 @@ class RunIndex:
         return sizes[0] is not None and sizes[1] is None
 
 
-def list_run_ids(store: ObjectStore, *, known: Iterable[str] = ()) -> list[str]:
-    """Return the ids of the store's runs, sorted; those that are `known` to have a log are not asked for it."""
-    found, known = [key.split("/")[1] for key in store.folders("runs")], frozenset(known)
-    asked = [run_id for run_id in found if run_id not in known]
+def list_run_ids(store: ObjectStore) -> list[str]:
+    """Return the ids of the store's runs, sorted."""
+    found = _folders(store)
     with ThreadPoolExecutor(_READERS) as readers:
-        answers = dict(zip(asked, readers.map(lambda run_id: _has_log(store, run_id), asked), strict=True))
-    return [run_id for run_id in found if answers.get(run_id, True)]
+        has_log = readers.map(lambda run_id: _has_log(store, run_id), found)
+        return [run_id for run_id, is_run in zip(found, has_log, strict=True) if is_run]
+
+
+def is_empty(log: RunLog) -> bool:
+    """Whether a log that was looked at has no entry."""
+    return log.folded is None and log.state.opened is None and not log.state.attempts
+
+
+def _folders(store: ObjectStore) -> list[str]:
+    return [key.split("/")[1] for key in store.folders("runs")]
 
 
 def _has_log(store: ObjectStore, run_id: str) -> bool:
