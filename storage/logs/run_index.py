@@ -16,7 +16,9 @@ from storage.logs.run_state import RunState
 from storage.stores.document import decode, encode
 from storage.stores.object_store import ObjectStore
 
-INDEX_KEY = "index/runs.json"
+INDEX_FOLDER = "index/runs"
+RUNS_IN_OBJECT = 500
+"""Runs in one object of the index, which stays far below what is read of a document."""
 ASKED_OVER_RUNS = 40
 """Runs that are over and are asked in one look whether they went on."""
 _VERSION = 1
@@ -27,7 +29,7 @@ _READERS = 8
 class Sketch:
     """A run up to entry `seq`: its newest attempt, checkpoint and evaluation; `is_over`: nothing is left to do for it.
 
-    The configurations of a run that is over are left out.
+    Of a run that is over, the configuration, the evaluations and the evidence are left out.
     """
 
     seq: int
@@ -48,14 +50,14 @@ class RunIndex:
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
         self._runs: dict[str, Sketch] = {}
-        self._asked = frozenset[str]()
+        self._asked, self._listed = frozenset[str](), list[str]()
         self._turn = 0
 
     def refresh(self) -> list[str]:
         """Read the index, and return the names of the store's run folders, sorted; a folder may be without a log."""
-        stored = self._read()
-        if stored is not None:
-            self._turn, self._runs = stored.turn, dict(stored.runs)
+        if stored := [read for key in self._keys() if (read := self._read(key)) is not None]:
+            self._turn = max(part.turn for part in stored)
+            self._runs = {run_id: sketch for part in stored for run_id, sketch in part.runs.items()}
         run_ids = _folders(self._store)
         self._runs = {run_id: self._runs[run_id] for run_id in run_ids if run_id in self._runs}
         over = [run_id for run_id, sketch in self._runs.items() if sketch.is_over]
@@ -87,13 +89,24 @@ class RunIndex:
 
     def save(self) -> None:
         """Write the index; a store that refuses it costs later looks their requests, and nothing else."""
-        stored = _Stored(version=_VERSION, turn=self._turn + 1, runs=self._runs)
+        sketches, written = sorted(self._runs.items()), list[str]()
         with suppress(StorageError):
-            self._store.write(INDEX_KEY, encode(stored, hook=encode_history))
+            for number, first in enumerate(range(0, len(sketches), RUNS_IN_OBJECT)):
+                runs = dict(sketches[first : first + RUNS_IN_OBJECT])
+                stored = _Stored(version=_VERSION, turn=self._turn + 1, runs=runs)
+                written.append(f"{INDEX_FOLDER}/{number:05d}.json")
+                self._store.write(written[-1], encode(stored, hook=encode_history))
+            for key in set(self._listed) - set(written):
+                self._store.delete(key)
 
-    def _read(self) -> _Stored | None:
+    def _keys(self) -> list[str]:
+        with suppress(StorageError):
+            self._listed = self._store.keys(INDEX_FOLDER)
+        return self._listed
+
+    def _read(self, key: str) -> _Stored | None:
         try:
-            stored = decode(self._store.read(INDEX_KEY), _Stored, where=INDEX_KEY, hook=decode_history)
+            stored = decode(self._store.read(key), _Stored, where=key, hook=decode_history)
         except StorageError:
             return None
         return stored if stored.version == _VERSION else None
@@ -136,16 +149,18 @@ def _has_log(store: ObjectStore, run_id: str) -> bool:
 
 
 def _sketch(state: RunState, is_over: bool) -> RunState:
-    last, opened = state.attempts[-1:], state.opened
-    if is_over:
-        last = tuple(replace(record, started=replace(record.started, config={})) for record in last)
-        opened = replace(opened, config={}) if opened else None
-    return RunState(
-        opened=opened,
+    sketch = RunState(
+        opened=state.opened,
         opened_at=state.opened_at,
-        attempts=History(last),
+        attempts=History(state.attempts[-1:]),
         live_checkpoints=tuple(replace(record, evaluations=()) for record in state.readable[:1]),
-        evaluations=History(state.evaluations[-1:]),
-        failed_evaluations=History(state.failed_evaluations[-1:]),
         finished=state.finished,
     )
+    if not is_over:
+        recorded, failed = History(state.evaluations[-1:]), History(state.failed_evaluations[-1:])
+        return replace(sketch, evaluations=recorded, failed_evaluations=failed)
+    last = state.attempts[-1]
+    ended = replace(last.ended, stderr_tail=(), evidence={}) if last.ended else None
+    last = replace(last, started=replace(last.started, config={}), ended=ended)
+    opened = replace(state.opened, config={}) if state.opened else None
+    return replace(sketch, opened=opened, attempts=History([last]))

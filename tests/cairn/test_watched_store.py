@@ -10,13 +10,14 @@ from flows.watching.run_watcher import RunWatcher, WatchRow
 from flows.watching.watcher_memory import WatcherMemory
 from storage.logs import run_index
 from storage.logs.log_entry import entry_name
-from storage.logs.run_index import INDEX_KEY, RunIndex
+from storage.logs.run_index import INDEX_FOLDER, RunIndex
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore
 from tests.fabricated_run import FabricatedRun, fabricate, promote
 from tests.storage.faulty_store import FaultyStore
 
 RUNS, OPEN = 1_000, 100
+INDEX_KEY = f"{INDEX_FOLDER}/00000.json"
 
 
 class Recorded:
@@ -145,3 +146,20 @@ def test_a_run_that_was_deleted_is_forgotten(store: MemoryStore, look: Callable[
         store.delete(key)
     assert look(store) == {}
     assert RunIndex(store).refresh() == []
+
+
+def test_an_index_of_many_objects_is_read_whole_and_shrinks(
+    store: MemoryStore, look: Callable[..., dict[str, WatchRow]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_index, "RUNS_IN_OBJECT", 2)
+    for number in range(5):
+        fabricate(store, f"run-{number}").start()
+    look(store)
+    assert len(store.keys(INDEX_FOLDER)) == 3
+    counting = FaultyStore(store)
+    look(counting)
+    assert len(counting.operations) < 5 * 2 + 3 * 2 + 3
+    for key in [key for number in range(3) for key in store.keys(f"runs/run-{number}")]:
+        store.delete(key)
+    look(store)
+    assert len(store.keys(INDEX_FOLDER)) == 1
