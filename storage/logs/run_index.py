@@ -138,7 +138,8 @@ def is_empty(log: RunLog) -> bool:
 
 
 def _folders(store: ObjectStore) -> list[str]:
-    return [key.split("/")[1] for key in store.folders("runs")]
+    folders = (key for key in store.folders("runs") if "@" not in key)  # no run's: another program's
+    return [key.split("/")[1] for key in folders]
 
 
 def _has_log(store: ObjectStore, run_id: str) -> bool:
