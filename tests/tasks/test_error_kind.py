@@ -22,7 +22,7 @@ from storage.errors import (
     StoreUnavailable,
     WriterTooOld,
 )
-from storage.logs.run_state import fold
+from storage.logs.run_fold import fold
 from tasks.configuration.settings import BudgetsConfig
 from tasks.policy.budgets import FailureImpact, decide
 from tasks.policy.error_kind import ErrorKind, kind_of
