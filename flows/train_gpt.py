@@ -20,7 +20,7 @@ from flows.run.active_run import ActiveRun
 from flows.run.attempt import Attempt, claim_next_attempt
 from flows.run.run_opening import open_run
 from flows.run.run_promotion import offer_best
-from storage.errors import Fenced, NotDurable, StoreRefused
+from storage.errors import Fenced, NotDurable, StorageError, StoreRefused
 from storage.logs.run_entries import AttemptEnded, AttemptStarted
 from tasks.attempt.shutdown_signal import ShutdownSignal
 from tasks.policy.termination import RESTARTABLE, DecisionAction, FlowState, final_state
@@ -68,12 +68,15 @@ def _train(run: ActiveRun) -> State[None]:
             run.say(f"fenced: {fenced}")
             return Failed(name=FlowState.FENCED, message=str(fenced))
         except (StoreRefused, NotDurable) as error:  # not even the receipt: the next claim writes it
-            return Failed(name=FlowState.STORAGE, message=f"{error}; the same command continues")
+            return _storage_state(error)
         if stopped := _stopped_state(run, ended):
             return stopped
         if ended.decision.action != DecisionAction.FINISH:
             run.trainers.warm.back_off(ended.decision.delay_seconds, run.trainers.work_dir)
-    offered = offer_best(run)
+    try:
+        offered = offer_best(run)
+    except (StoreRefused, NotDurable) as error:
+        return _storage_state(error)
     run.sweep.finish()
     if not offered.is_interrupted:
         return Completed(message=offered.message)
@@ -96,6 +99,10 @@ def _run_attempt(run: ActiveRun, started: AttemptStarted) -> AttemptEnded:
     run.artifacts.change()
     run.say(f"attempt {ended.attempt} ended: {ended.reason} at step {ended.last_step}: {ended.detail}")
     return ended
+
+
+def _storage_state(error: StorageError) -> State[None]:
+    return Failed(name=FlowState.STORAGE, message=f"{error}; the same command continues")
 
 
 def _stopped_state(run: ActiveRun, ended: AttemptEnded) -> State[None] | None:

@@ -1,13 +1,14 @@
 """A store that refuses in the middle of a run: the run stops at once, resumable, and ends with the same bits."""
 
-import subprocess
+import os
+import shutil
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from storage.stores.local_store import LocalStore
+from storage.logs.registry import Registry
 from storage.stores.retrying_store import RetryingStore
 from storage.stores.s3_store import S3Store
 from tests.crash.training_command import RUN, Command
@@ -87,37 +88,39 @@ def test_a_log_that_may_no_longer_be_written_is_asked_a_few_times_and_not_for_mi
     assert remote.state_sha256() == undisturbed_sha256
 
 
-@pytest.fixture
-def remount(tmp_path: Path) -> Iterator[Callable[[str], bool]]:
-    """A file system of its own for the store; the function makes it read-only (`ro`) and writable (`rw`) if it can."""
-    folder = tmp_path / "store"
-    folder.mkdir()
-
-    def mount(*options: str) -> bool:
-        return (
-            subprocess.run(["mount", *options, "tmpfs", str(folder)], capture_output=True, check=False).returncode == 0
-        )
-
-    if not mount("-t", "tmpfs"):
-        pytest.skip("no file system can be mounted here")
-    try:
-        yield lambda mode: mount("-o", f"remount,{mode}")
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
+BOUND_BY_MODES = ("setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all")
+"""Without these capabilities the modes of files bind root too."""
 
 
 @pytest.mark.slow
 @pytest.mark.linux
-def test_a_disk_that_becomes_read_only_stops_the_run_and_it_goes_on_once_it_is_writable(
-    tmp_path: Path, api_url: str, remount: Callable[[str], bool], undisturbed_sha256: str
+@pytest.mark.skipif(os.geteuid() == 0 and shutil.which("setpriv") is None, reason="modes bind nobody who is root")
+def test_a_folder_that_may_no_longer_be_written_stops_the_run_and_it_goes_on_once_it_may(
+    tmp_path: Path, api_url: str, undisturbed_sha256: str
 ) -> None:
-    command = Command(tmp_path, api_url, store=LocalStore(tmp_path / "store"))
+    command = Command(tmp_path, api_url, forked=False)
+    popen, prefix = command._popen, BOUND_BY_MODES if os.geteuid() == 0 else ()
+    command._popen = lambda words, **options: popen([*prefix, *words], **options)
+    checkpoints = tmp_path / "store" / "runs" / RUN / "checkpoints"
     process = command.start()
-    committed = "runs/bard/checkpoints/step-00000010-attempt-0001/manifest.json"
-    wait_for(lambda: command.store.size(committed) is not None, process, "step 10", command.output)
-    wait_for(lambda: remount("ro"), process, "a moment in which no file is open for writing", command.output)
+    wait_for(lambda: (checkpoints / "step-00000010-attempt-0001").exists(), process, "step 10", command.output)
+    checkpoints.chmod(0o555)
     assert process.wait(timeout=patience_seconds()) == RESUMABLE, command.output()
-    assert "the file system is read-only" in command.output()
-    assert remount("rw")
+    checkpoints.chmod(0o775)
+    ended = command.state().attempts[-1].ended
+    assert ended is not None and "Permission denied" in ended.detail and "make it writable" in ended.detail
+    assert (ended.reason, ended.decision.action) == ("storage", "stop")
     command.train()
     assert command.state_sha256() == undisturbed_sha256
+
+
+@pytest.mark.slow
+def test_a_finished_run_whose_promotion_is_refused_is_promoted_by_the_same_command(
+    remote: Command, proxy: FaultProxy
+) -> None:
+    proxy.aim(NetworkFault.REFUSED, "PUT .*/models/", times=FOR_EVER)
+    remote.train(exit_code=RESUMABLE)
+    assert remote.state().finished is not None
+    proxy.aims.clear()
+    remote.train()
+    assert Registry(remote.store, "champion").refresh().champion is not None
