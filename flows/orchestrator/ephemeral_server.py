@@ -8,6 +8,7 @@ Run as `python -m flows.orchestrator.ephemeral_server` with the socket's number 
 
 import atexit
 import gc
+import logging
 import os
 import signal
 import socket
@@ -45,7 +46,7 @@ _SERVER = {
 _SERVER_MAY = {
     # Checked twice a minute, automations that wait for something not to happen take little CPU from training.
     "PREFECT_SERVER_EVENTS_PROACTIVE_GRANULARITY": "PT30S",
-    # One that is stopped while it records events prints a traceback for each.
+    # After a restart it may drop events of its own log, with a traceback for each.
     "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
 }
 
@@ -177,6 +178,7 @@ def _end_with_parent(served: "list[Server]") -> None:
     sys.stdin.buffer.read()
     if not served:
         os._exit(0)  # it has received nothing yet
+    logging.disable()  # what it cancels now would print a traceback each
     served[0].should_exit = True  # what it has received is written first
     time.sleep(_FLUSH_SECONDS)
     os._exit(1)
