@@ -158,3 +158,31 @@ def test_foreseeing_leaves_nothing_on_record(store: ObjectStore) -> None:
     log, offered = candidate(store, 10)
     assert isinstance(preview_offer(log, Registry(store, "champion"), offered, RULES), Promoted)
     assert (store.keys("runs"), store.keys("models")) == before
+
+
+class Mourned(Registry):
+    """A sweep takes the offering process for dead once, between its own decision and its append."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        super().__init__(store, "champion")
+        self._store = store
+
+    def append(self, decide: Callable[[RegistryState], ModelDecision | None]) -> RegistryState:
+        def after_the_sweep(state: RegistryState) -> ModelDecision | None:
+            if not state.history:
+                decision = decide(state)
+                assert isinstance(decision, Promoted)
+                named = {name: getattr(decision, name) for name in ("alias", "run_id", "step", "manifest_sha256", "by")}
+                abandoned = Refused(**named, hold_id=decision.hold_id, gate="abandoned", detail="it died")
+                Registry(self._store, "champion").append(lambda _: abandoned)
+                return decision
+            return decide(state)
+
+        return super().append(after_the_sweep)
+
+
+def test_an_offer_that_a_sweep_took_for_a_dead_ones_promotes_nothing_that_may_be_deleted(store: ObjectStore) -> None:
+    measured(store, step_10=2.0)
+    assert not offered(store, 10, Mourned(store))
+    state = Registry(store, "champion").refresh()
+    assert state.champion is None and steps_of(state) == [("Refused", 10)]
