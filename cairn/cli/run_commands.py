@@ -147,7 +147,7 @@ def diagnose(run: str, *, store: StoreOption = "", json: JsonOption = False) -> 
 
 
 def verify(run: str, *, store: StoreOption = "", json: JsonOption = False) -> ExitCode:
-    """Re-hash everything a run has committed; exit 5 names what does not match."""
+    """Re-hash everything a run has committed and check all aliases; exit 5 names what does not match."""
     from cairn.operations.run_verification import verify_run
 
     found = verify_run(open_chosen_store(store), run)
