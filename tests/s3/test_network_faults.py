@@ -18,7 +18,8 @@ from tests.s3.servers import S3Server
 from tests.storage.builders import LOG, check_invariants, claim, commit, open_run, run_log, stage
 
 REFUSALS = [NetworkFault.REFUSED, NetworkFault.EXPIRED]
-BREAKS = [fault for fault in NetworkFault if fault not in (NetworkFault.STRIP, *REFUSALS)]
+# A late request is done when somebody says so: the campaign does.
+BREAKS = [fault for fault in NetworkFault if fault not in (NetworkFault.STRIP, NetworkFault.LATE, *REFUSALS)]
 ENTRY = rf"PUT .*{LOG}/"
 MULTIPART = {
     "begin": r"POST .*\?uploads",
