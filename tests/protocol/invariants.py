@@ -112,7 +112,7 @@ def _require_bytes(store: ObjectStore, told: RawRun, ledger: Ledger) -> None:
             require(damage is None, "committed verifies", damage)
         if status == BROKEN:
             require(
-                prefix in ledger.broken | ledger.condemned,
+                prefix in ledger.broken | ledger.condemned | told.unreadable,
                 "no verdict on one look",
                 f"{prefix} is quarantined and sound",
             )

@@ -50,6 +50,7 @@ class RawRun:
     holds: dict[str, dict[str, Any]] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)
     condemned: set[str] = field(default_factory=set)
+    unreadable: set[str] = field(default_factory=set)
     closed: bool = False
     resume: list[dict[str, Any]] = field(default_factory=list)
 
@@ -101,6 +102,9 @@ class RawRun:
     def _checkpoint_quarantined(self, body: dict[str, Any], raw: dict[str, Any]) -> None:
         self._move(body, (READABLE,), BROKEN)
         self.condemned.add(body["prefix"])
+        found = [item["found"] for item in body["evidence"]]
+        if found and all(said.startswith("cannot be read") for said in found):
+            self.unreadable.add(body["prefix"])
 
     def _checkpoint_restored(self, body: dict[str, Any], raw: dict[str, Any]) -> None:
         self._move(body, (BROKEN,), READABLE)
