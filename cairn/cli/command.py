@@ -16,7 +16,7 @@ from cairn.cli.app import EXAMPLES, app
 from flows.errors import EXPECTED_ERRORS
 from model.errors import InvalidInput
 from reports.errors import InvalidQuery, RunNotFound
-from storage.errors import Fenced, IntegrityError, StorageError, StoreUnsound
+from storage.errors import Fenced, IntegrityError, StorageError, StoreUnsound, WriterTooOld
 from tasks.attempt.shutdown_signal import exit_on_sigterm
 from tasks.data.document import InvalidCorpus
 from tasks.errors import BudgetExhausted, ConfigDrift, GateRefused, InvalidConfiguration, LiveOwner
@@ -24,7 +24,10 @@ from tasks.policy.termination import ExitCode
 from tasks.text.output import discard_stdout, escape_unencodable_output, say
 
 _ERRORS: tuple[tuple[tuple[type[BaseException], ...], ExitCode], ...] = (
-    ((InvalidConfiguration, RunNotFound, InvalidQuery, InvalidCorpus, InvalidInput, StoreUnsound), ExitCode.USAGE),
+    (
+        (InvalidConfiguration, RunNotFound, InvalidQuery, InvalidCorpus, InvalidInput, StoreUnsound, WriterTooOld),
+        ExitCode.USAGE,
+    ),
     ((GateRefused,), ExitCode.GATE_REFUSED),
     ((BudgetExhausted,), ExitCode.BUDGET_EXHAUSTED),
     ((IntegrityError,), ExitCode.INTEGRITY),

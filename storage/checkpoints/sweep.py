@@ -120,7 +120,8 @@ class _Sweep:
         folders = self._store.folders(self._folder)  # before the log: a commit after it is no orphan
         unfinished = self._store.unfinished(self._log.prefix)
         self._state = self._log.refresh()
-        refuse_old_writer(self._state.closed_to_writers(), f"run {self._log.run_id}")
+        if not self._dry_run:
+            refuse_old_writer(self._state.closed_to_writers(), f"run {self._log.run_id}")
         self._unpin()
         self._supersede()
         for record in self._state.live_checkpoints:
@@ -212,7 +213,8 @@ class _Sweep:
     def _delete_bytes(self, prefix: str) -> None:
         """Delete everything under the folder, the manifest last."""
         self._check_own(prefix)
-        refuse_old_writer(self._state.closed_to_writers(), f"run {self._log.run_id}")
+        if not self._dry_run:
+            refuse_old_writer(self._state.closed_to_writers(), f"run {self._log.run_id}")
         keys = [] if self._dry_run else self._store.keys(prefix)
         for key in sorted(keys, key=lambda key: (key == f"{prefix}/manifest.json", key)):
             self._store.delete(key)
