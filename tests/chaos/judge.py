@@ -273,7 +273,9 @@ def _swept(environment: Environment) -> Iterator[str]:
 def _is_referred_to(key: str, told: RawRun, store: ObjectStore) -> bool:
     if re.fullmatch(rf"{PREFIX}/log/\d{{10}}\.json|{PREFIX}/fold\.json|models/[\w.-]+/(log/\d{{10}}|fold)\.json", key):
         return True
-    if found := re.fullmatch(rf"{PREFIX}/(steps|heartbeats)/attempt-(\d+)\.jsonl?", key):
+    if re.fullmatch(rf"({PREFIX}|models/[\w.-]+)/fold/[0-9a-f]{{64}}\.json", key):  # a part of a cached fold
+        return True
+    if found := re.fullmatch(rf"{PREFIX}/(steps|heartbeats)/attempt-(\d+)(/\d{{16}})?\.jsonl?", key):
         return 1 <= int(found[2]) <= told.claims
     if re.fullmatch(rf"{PREFIX}/faults/oom-\d+\.json", key):  # that a practised fault has struck
         return True
