@@ -75,6 +75,7 @@ class FabricatedRun:
         host: str = "elsewhere",
         overrides: Sequence[str] = (),
         placement: Placement | None = None,
+        activation_checkpointing: bool = False,
     ) -> int:
         """Start the next attempt on `host`, or where `placement` says; returns its number."""
         placement = placement or entries.placement(host=host)
@@ -88,6 +89,7 @@ class FabricatedRun:
                 config=config.document(),
                 config_sha256=config.frozen_sha256(),
                 micro_batch=2,
+                activation_checkpointing=activation_checkpointing,
                 resumed_from=newest.committed.reference if newest else None,
             )
 

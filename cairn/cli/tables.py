@@ -43,6 +43,7 @@ def print_status(status: "RunStatus") -> None:
             ("retries left", budgets),
             *([("stopped early", status.stopped_early)] if status.stopped_early else []),
             *([("quarantined", f"{windows}, never drawn again; `cairn log` says why")] if windows else []),
+            *([("bits", status.bits)] if status.bits else []),
             ("next", status.next),
         ]
     )

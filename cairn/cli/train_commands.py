@@ -74,10 +74,13 @@ def train(
 
 def _summarize(log: "RunLog", config: "RunConfig", resolved: "ResolvedRequest", ending: str) -> Iterator[str]:
     """Yield what a person reads when a run has completed: promotion, losses, a sample, commands to try next."""
+    from reports.queries.run_status import bits_differ
     from storage.logs.registry import Registry
 
     alias = config.promotion.alias
     yield f"run {log.run_id}: {ending}"
+    if differ := bits_differ(log.state):
+        yield f"bits: {differ}"
     champion = Registry(log.store, alias).refresh().champion
     own = champion if champion is not None and champion.run_id == log.run_id else None
     if own is not None:

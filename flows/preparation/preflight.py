@@ -57,7 +57,8 @@ def check_before_start(
     if opened is not None:
         check_drift(opened.config, wanted, run_id=log.run_id)
     try:
-        trainer_group(wanted.training, environment)
+        group = trainer_group(wanted.training, environment)
+        next_sizes(log.state, wanted.training, processes=group.size)
     except TaskError as error:
         raise InvalidConfiguration(str(error)) from error
     check_exporters(wanted.mirrors)
@@ -104,8 +105,9 @@ def _check_memory(config: RunConfig, state: RunState, vocab_size: int, environme
     # Asking a device takes a process with torch; a run that has attempts has trained on its device before.
     is_known_to_fit = bool(state.attempts) and trains_on_cuda(config.training.device)
     if config.training.memory_check and not is_known_to_fit:
-        memory = available_memory(config.training, trainer_group(config.training, environment))
-        require_memory(config, vocab_size, next_sizes(state, config.training, chosen=1), memory)
+        group = trainer_group(config.training, environment)
+        sizes = next_sizes(state, config.training, processes=group.size, chosen=1)
+        require_memory(config, vocab_size, sizes, available_memory(config.training, group))
 
 
 def _check_text(config: RunConfig, base_dir: Path) -> None:

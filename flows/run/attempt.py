@@ -201,7 +201,7 @@ class Attempt:
 def _claim(run: ActiveRun, number: int, reference: CheckpointReference | None, state: RunState) -> AttemptStarted:
     ends = [attempt.ended for attempt in state.attempts if attempt.ended is not None]
     training, trainers = run.config.training, run.trainers
-    sizes = next_sizes(state, training, chosen=run.micro_batch)
+    sizes = next_sizes(state, training, processes=trainers.group.size, chosen=run.micro_batch)
     return AttemptStarted(
         attempt=number,
         placement=this_placement(device=training.device, threads=trainers.threads, world_size=trainers.group.size),
@@ -209,8 +209,7 @@ def _claim(run: ActiveRun, number: int, reference: CheckpointReference | None, s
         config_sha256=run.config.frozen_sha256(),
         code_version=code_version(),
         flow_run_id=run.flow_run_id,
-        # No process has more rows than its share: halving a micro-batch beyond it would change nothing.
-        micro_batch=min(sizes.micro_batch, trainers.group.rows(training.global_batch)),
+        micro_batch=sizes.micro_batch,
         resumed_from=reference,
         activation_checkpointing=sizes.activation_checkpointing,
         quarantined_samples=len(state.quarantined_windows),

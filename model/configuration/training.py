@@ -9,9 +9,10 @@ from model.configuration.network import NotNegative, NotNegativeNumber, Positive
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Kernels = Literal["auto", "stock", "fused"]
 Parallel = Literal["ddp", "fsdp"]
+OutOfMemoryRemedy = Literal["recompute", "halve"]
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 UNFROZEN_TRAINING = frozenset(
-    {"micro_batch", "device", "activation_checkpointing", "probe_every_steps", "probe_batches", "sample_tokens"}
+    {"device", "activation_checkpointing", "on_oom", "probe_every_steps", "probe_batches", "sample_tokens"}
     | {"threads", "processes", "parallel", "memory_check"}
 )
 """Training keys that do not change which run it is; all others are frozen when the run is opened."""
@@ -28,7 +29,8 @@ class TrainingConfig(Section):
     )
     micro_batch: Positive | Literal["auto"] = Field(
         default_factory=lambda data: int(data.get("global_batch", 1)),
-        description="windows of one forward and backward pass; auto takes the most that fit in memory",
+        description="windows of one forward and backward pass, the unit of the sum of gradients; auto takes the most "
+        "that fit in memory",
         json_schema_extra={"unit": "windows", "default_rule": "global_batch"},
     )
     lr: PositiveNumber = Field(1e-3, description="learning rate after the warm-up")
@@ -66,6 +68,11 @@ class TrainingConfig(Section):
     )
     activation_checkpointing: bool = Field(
         False, description="compute activations again in the backward pass: less memory, more time, equal bits"
+    )
+    on_oom: OutOfMemoryRemedy = Field(
+        "recompute",
+        description="what is tried first after out-of-memory: recompute activations, which keeps the bits, or halve "
+        "the micro-batch, which is faster and changes them",
     )
     probe_every_steps: NotNegative = Field(
         100, description="steps between losses of the training network on held-out text, for the curve; 0 never"

@@ -5,10 +5,12 @@ Left out: what a compiler fuses away, and prefetched batches.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import ceil
 
+from model.configuration.micro_batches import first_micro_batch, smaller_micro_batch
 from model.configuration.network import ModelConfig
 from model.configuration.training import TrainingConfig
-from model.kernels.block_sizes import DEVICE_HEAD_CHUNK_BYTES, HEAD_CHUNK_BYTES, saved_probabilities
+from model.kernels.block_sizes import DEVICE_HEAD_CHUNK_BYTES, EXCHANGE_BYTES, HEAD_CHUNK_BYTES, saved_probabilities
 from model.kernels.host_allocator import LARGEST_POOLED_BYTES
 
 RUNTIME_BYTES = 380 * 2**20
@@ -88,7 +90,8 @@ def estimate_memory(
     shards = place.processes if training.parallel == "fsdp" else 1
     share = -(-training.global_batch // place.processes)
     peak = _Peak(model, training, vocab_size, min(micro_batch, share), recompute, place)
-    moments = list(peak.moments(has_gradients=share > micro_batch))
+    sums = (ceil(share / micro_batch) - 1).bit_length()  # partial sums of gradients beside the one being made
+    moments = list(peak.moments(sums=min(sums, 1) if shards > 1 else sums))
     fullest = max(moments, key=lambda pieces: sum(piece.bytes for piece in pieces))
     at_once = sum(piece.bytes for piece in fullest)
     # On a CPU the C library keeps small freed blocks and returns large ones: the peaks of both kinds add up.
@@ -101,10 +104,14 @@ def estimate_memory(
     def of(name: str) -> int:
         return sum(piece.bytes for piece in fullest if piece.part == name)
 
-    buckets = _FP32_BYTES * parameters if place.processes > 1 and shards == 1 else 0  # of `ddp`
+    exchanged = 0
+    if place.processes > 1 and shards == 1:
+        exchanged = 3 * max(min(EXCHANGE_BYTES, _FP32_BYTES * parameters), _FP32_BYTES * vocab_size * model.n_embd)
+    # Until the last micro-batch has been added, sharded processes keep whole gradients.
+    gradients = of("gradients") if sums else of("gradients") // shards
     return MemoryEstimate(
         parameters_bytes=_FP32_BYTES * parameters // shards + of("parameters"),
-        gradients_bytes=of("gradients") // shards + buckets,
+        gradients_bytes=gradients + exchanged,
         optimizer_bytes=_MOMENTS * _FP32_BYTES * parameters // shards,
         activations_bytes=of("activations"),
         logits_bytes=of("logits"),
@@ -123,16 +130,17 @@ def largest_micro_batch(
     recompute: bool,
     place: TrainingPlace = ON_CPU,
 ) -> int | None:
-    """Halve a process's share of the global batch until it fits `memory_bytes` of each process; None if one does not.
+    """Halve a process's share of the global batch until it fits `memory_bytes` of each process; None if none does.
 
     Returns windows.
     """
-    windows = -(-training.global_batch // place.processes)
+    batch, processes, mode = training.global_batch, place.processes, training.parallel
+    windows = first_micro_batch(batch, processes=processes, mode=mode)
     while windows:
         estimate = estimate_memory(model, training, vocab_size, micro_batch=windows, recompute=recompute, place=place)
         if estimate.total_bytes <= memory_bytes:
             return windows
-        windows //= 2
+        windows = smaller_micro_batch(batch, windows, processes=processes, mode=mode)
     return None
 
 
@@ -173,10 +181,10 @@ class _Peak:
         self.fp32 = _FP32_BYTES * self.positions * model.n_embd
         self.computed = self.number * self.positions * model.n_embd
 
-    def moments(self, *, has_gradients: bool) -> Iterator[list[_Piece]]:
-        """Yield the pieces at the head, at the start of the backward pass, and at its end."""
+    def moments(self, *, sums: int) -> Iterator[list[_Piece]]:
+        """Yield the pieces at the head, at the start of the backward pass, and at its end, beside so many gradients."""
         table = _FP32_BYTES * self.table
-        earlier = list(self._gradients()) if has_gradients else []
+        earlier = list(self._gradients()) * sums
         saved = [*self._half_weights(), *self._activations()]
         yield [*earlier, *saved, *self._head()]
         # Embedding and head share one table: each makes a gradient of it before the two are added.
@@ -187,7 +195,8 @@ class _Peak:
         between = [_Piece("activations", 2 * self.fp32, self.fp32)]
         between.append(_Piece("activations", 8 * self.computed, 4 * self.computed))
         yield [*earlier, *saved, *head_gradients, *between]
-        yield [*self._gradients(), _Piece("gradients", table * (2 if has_gradients else 1), table)]
+        others = list(self._gradients()) * max(sums - 1, 0)  # the newest sum is added to in place
+        yield [*self._gradients(), *others, _Piece("gradients", table * (2 if sums else 1), table)]
 
     def _gradients(self) -> Iterator[_Piece]:
         rest = count_parameters(self.model, self.vocab_size) - self.table

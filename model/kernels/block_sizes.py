@@ -6,6 +6,9 @@ HEAD_CHUNK_BYTES = 128 * 2**20
 DEVICE_HEAD_CHUNK_BYTES = 2**30
 """The same on an accelerator, in the computing precision: its matrix products are fast only when they are large."""
 
+EXCHANGE_BYTES = 32 * 2**20
+"""Gradients that replicated processes exchange at once; a larger tensor is exchanged by itself."""
+
 MIN_BLOCK = 64
 MAX_BLOCKS = 4
 """More blocks lose more on small products than they save: measured at T = 64, 256 and 1024."""

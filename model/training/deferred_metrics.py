@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from model.errors import NonFiniteLoss
-from model.training.determinism import Generators
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,10 +27,10 @@ class UpdateResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class DeferredStep:
-    """A launched step (1-based) whose metrics are still on its device, and its generators' states before it.
+    """A launched step (1-based) whose metrics are still on its device.
 
     `losses` (micro-batches,) sum to the batch's mean loss in nats, `grad_norm` is a scalar; both fp32. `windows` are
-    the whole batch, cut into micro-batches of `micro_batch` windows.
+    the whole batch, `parts` the rows of each micro-batch.
     """
 
     step: int
@@ -39,8 +38,7 @@ class DeferredStep:
     losses: Tensor
     grad_norm: Tensor
     windows: tuple[int, ...]
-    micro_batch: int
-    generators: Generators
+    parts: tuple[slice, ...]
 
 
 class UpdateGuard:
@@ -78,17 +76,16 @@ def fetch_metrics(steps: Sequence[DeferredStep]) -> list[list[float]]:
 def resolve_step(step: DeferredStep, numbers: Sequence[float]) -> UpdateResult:
     """Return the result of `step` from its fetched numbers, or raise NonFiniteLoss as the step itself would."""
     *losses, grad_norm = numbers
-    loss = sum_finite_losses(losses, step=step.step, windows=step.windows, micro_batch=step.micro_batch)
+    loss = sum_finite_losses(losses, step=step.step, windows=step.windows, parts=step.parts)
     require_finite_norm(grad_norm, step=step.step, windows=step.windows)
     return UpdateResult(loss=loss, lr=step.lr, grad_norm=grad_norm)
 
 
-def sum_finite_losses(losses: Sequence[float], *, step: int, windows: Sequence[int], micro_batch: int) -> float:
+def sum_finite_losses(losses: Sequence[float], *, step: int, windows: Sequence[int], parts: Sequence[slice]) -> float:
     """Return the sum of the micro-batches' losses; NonFiniteLoss names the windows of the first non-finite one."""
-    for number, value in enumerate(losses):
+    for value, part in zip(losses, parts, strict=True):
         if not math.isfinite(value):
-            suspects = windows[number * micro_batch : (number + 1) * micro_batch]
-            raise NonFiniteLoss(step=step, quantity="loss", value=value, windows=suspects)
+            raise NonFiniteLoss(step=step, quantity="loss", value=value, windows=windows[part])
     return math.fsum(losses)
 
 

@@ -1,19 +1,19 @@
-"""Process-wide determinism settings, and the random generators of a train state.
+"""Process-wide determinism settings, and the seeds of dropout.
 
 Promised: equal state, batches, device kind, micro-batch and thread count give an equal next state, bit for bit, on one
-machine, in every precision, with dropout, accumulation and activation checkpointing (which changes no bit). Not
-promised: equal bits across machines, library versions, thread counts, micro-batch sizes, or with `compile=True`.
+kind of machine, on any number of replicated processes, in every precision, with dropout, accumulation and activation
+checkpointing (which changes no bit). Not promised: equal bits across kinds of machines, library versions, thread
+counts, micro-batch sizes, or with `compile=True`.
 """
 
 import contextlib
+import hashlib
 import os
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from model.errors import InvalidInput
 from model.kernels.host_allocator import keep_freed_memory
@@ -56,46 +56,31 @@ def choose_deterministic_kernels() -> None:
     torch.backends.cuda.enable_mem_efficient_sdp(False)
 
 
-@dataclass(slots=True)
-class Generators:
-    """States of the generators that dropout draws from; without CUDA, `cuda` is kept unchanged."""
-
-    cpu: Tensor
-    cuda: Tensor | None
-
-    def reseed(self, seed: int, device: torch.device) -> None:
-        """Set the states to the start of `seed`; the process's own generators stay unchanged."""
-        with seeded_generators(seed, device) as fresh:
-            pass
-        self.cpu, self.cuda = fresh.cpu, fresh.cuda
-
-    @contextlib.contextmanager
-    def activate(self, device: torch.device) -> Iterator[None]:
-        """Run the block with these states, then save them and restore the process's own; an exception saves nothing."""
-        with _restore_process_generators(device):
-            torch.set_rng_state(self.cpu)
-            if device.type == "cuda" and self.cuda is not None:
-                torch.cuda.set_rng_state(self.cuda, device)
-            yield
-            self.cpu = torch.get_rng_state()
-            if device.type == "cuda":
-                self.cuda = torch.cuda.get_rng_state(device)
-
-
 @contextlib.contextmanager
-def seeded_generators(seed: int, device: torch.device) -> Iterator[Generators]:
-    """Seed the process's generators for the block; the yielded Generators hold the states at its end."""
-    generators = Generators(cpu=torch.get_rng_state(), cuda=None)
-    with _restore_process_generators(device):
-        torch.default_generator.manual_seed(seed)
-        if device.type == "cuda":
-            with torch.cuda.device(device):
-                torch.cuda.manual_seed(seed)
-        yield generators
-        generators.cpu = torch.get_rng_state()
-        if device.type == "cuda":
-            generators.cuda = torch.cuda.get_rng_state(device)
+def seeded_generators(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed the generators that weights and dropout draw from; after the block they are as before."""
+    with keeping_generators(device):
+        seed_generators(seed, device)
+        yield
 
 
-def _restore_process_generators(device: torch.device) -> contextlib.AbstractContextManager[None]:
+def seed_generators(seed: int, device: torch.device) -> None:
+    """Seed the process's generators of the CPU and of this device."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
+
+
+def keeping_generators(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """After the block the process's generators are as before."""
     return torch.random.fork_rng([device] if device.type == "cuda" else [])
+
+
+def dropout_seed(seed: int, step: int, micro_batch: int) -> int:
+    """Return what the dropout of one micro-batch (index in the whole batch) of a step is drawn from, and nothing else.
+
+    So it is the same on whatever process the micro-batch is computed, and after any resume.
+    """
+    digest = hashlib.sha256(f"dropout/{seed}/{step}/{micro_batch}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1

@@ -1,16 +1,16 @@
 """Data-parallel training in several processes; the only importer of `torch.distributed` in this package.
 
-Each rank takes a contiguous share of the batch's rows, weighted by its samples, so the gradient is the mean over the
-whole batch. Equal numbers of processes give equal bits, through kill and resume; other numbers agree up to rounding.
-Sources: Li et al. 2020, "PyTorch Distributed"; Zhao et al. 2023, "PyTorch FSDP"; `torch.distributed.fsdp.fully_shard`.
+Replicated ranks (`ddp`) compute whole subtrees of one sum of gradients and add the rest of the tree together, so any
+number of them gives the same bits. Sharded ranks (`fsdp`) give equal bits for equal numbers.
+Sources: Thakur et al. 2005, "Optimization of Collective Communication Operations in MPICH"; Zhao et al. 2023, "PyTorch
+FSDP"; `torch.distributed.fsdp.fully_shard`.
 """
 
-import contextlib
-import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, TypeVar
+from itertools import chain
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,13 +18,24 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import Store
 
 from model.architectures.gpt import GPT
+from model.configuration.micro_batches import split_batch
 from model.configuration.training import Parallel
-
-T = TypeVar("T")
+from model.kernels.block_sizes import EXCHANGE_BYTES
+from model.training.gradient_sum import TreeSum
 
 _COLLECTIVE_TIMEOUT = timedelta(days=7)
 """Never reached: the watchdog of the trainer detects hangs and ends all ranks."""
-_PEER_LOSS_MESSAGES = ("closed by peer", "reset by peer", "gloo/transport", "NCCL", "Broken pipe", "Connection refused")
+_PEER_LOSS_MESSAGES = (
+    "closed by peer",
+    "reset by peer",
+    "gloo/transport",
+    "ncclRemoteError",
+    "remote process has exited",
+    "communicator was aborted",
+    "Broken pipe",
+    "Connection refused",
+)
+"""An error of NCCL that says none of these, such as an invalid usage, is an error of this program or machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +46,7 @@ class Ranks:
     size: int = 1
     mode: Parallel = "ddp"
     _relay: Any = field(default=None, repr=False, compare=False)
-    _wrapped: list[Any] = field(default_factory=list, repr=False, compare=False)
+    _sharded: list[Any] = field(default_factory=list, repr=False, compare=False)
 
     @property
     def is_first(self) -> bool:
@@ -47,9 +58,18 @@ class Ranks:
         """Whether each process holds only its part of every tensor, so that all must run every forward."""
         return self.size > 1 and self.mode == "fsdp"
 
-    def rows(self, batch_size: int) -> slice:
-        """Return this rank's rows of a step's batch: contiguous, and shares differ by at most one row."""
-        return slice(batch_size * self.rank // self.size, batch_size * (self.rank + 1) // self.size)
+    def micro_batches(self, global_batch: int, micro_batch: int) -> tuple[slice, ...]:
+        """Return the rows of each micro-batch that this rank computes."""
+        return split_batch(global_batch, micro_batch, processes=self.size, mode=self.mode)[self.rank]
+
+    def all_micro_batches(self, global_batch: int, micro_batch: int) -> tuple[slice, ...]:
+        """Return the rows of the micro-batches of all ranks, in the order of `gather_losses`."""
+        return tuple(chain(*split_batch(global_batch, micro_batch, processes=self.size, mode=self.mode)))
+
+    def rows(self, global_batch: int, micro_batch: int) -> slice:
+        """Return this rank's rows of a step's batch, which are contiguous."""
+        parts = self.micro_batches(global_batch, micro_batch)
+        return slice(parts[0].start, parts[-1].stop)
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is set on any rank; a collective call with one answer."""
@@ -67,50 +87,46 @@ class Ranks:
         dist.broadcast(values, src=0)
         return tuple(values.tolist())
 
-    def combine(self, losses: Tensor) -> Tensor:
-        """Sum all ranks' weighted losses (n,), n per rank, to the batch's loss (1,); one process keeps (n,)."""
+    def gather_losses(self, losses: Tensor) -> Tensor:
+        """Return the weighted losses of all micro-batches (n,), of which this rank has an equal share."""
         if self.size == 1:
             return losses
-        total = losses.sum().reshape(1)  # () -> (1,)
-        dist.all_reduce(total)
-        return total / self.size
+        every = losses.new_empty(self.size * len(losses))
+        dist.all_gather_single(every, losses)
+        return every
 
-    def loss_weight(self, samples: int, global_batch: int) -> float:
-        """Return the factor of a part's mean loss that makes the mean of all ranks' gradients that of the batch."""
-        return samples * self.size / global_batch
+    @torch.no_grad()
+    def add_up(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Replace the gradients of replicated ranks by their sum over all ranks, added along the tree.
+
+        Each rank receives one part of everybody's gradients, adds it up in the order of ranks, and sends the sum to
+        all: what a ring moves, but in one order.
+        """
+        if self.size == 1 or self.is_sharded:
+            return
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        for bucket in _buckets(gradients):
+            flat = torch.cat([gradient.reshape(-1) for gradient in bucket])  # (N,)
+            padded = nn.functional.pad(flat, (0, -len(flat) % self.size))  # (size * part,)
+            received = torch.empty_like(padded)
+            dist.all_to_all_single(received, padded)
+            tree = TreeSum()
+            for part in received.chunk(self.size):
+                tree.push([part])
+            dist.all_gather_single(padded, tree.total()[0])
+            for gradient, values in zip(bucket, padded[: len(flat)].split([g.numel() for g in bucket]), strict=True):
+                gradient.copy_(values.view_as(gradient))
 
     def wrap(self, model: GPT, device: torch.device) -> None:
-        """Connect the model to the other ranks, before its optimizer is made: `ddp` averages gradients, `fsdp` shards.
-
-        `find_unused_parameters` keeps the first order of `ddp`'s buckets. By default they are rebuilt after the first
-        step, so more than two ranks would round the first step after a resume in another order.
-        """
-        if self.size == 1:
-            return
-        if self.mode == "fsdp":
+        """Shard the model among the ranks, before its optimizer is made; replicated ranks each keep it whole."""
+        if self.is_sharded:
             _shard(model, self.size, device)
-            self._wrapped.append(model)
-        else:
-            self._wrapped.append(nn.parallel.DistributedDataParallel(_Callable(model), find_unused_parameters=True))
+            self._sharded.append(model)
 
-    def forward(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a function that runs the model, so that its backward pass reaches the other ranks."""
-        if self.size == 1 or self.is_sharded:
-            return function(*arguments)
-        result: T = self._wrapped[0](function, *arguments)
-        return result
-
-    @contextlib.contextmanager
-    def accumulating(self, *, is_last: bool) -> Iterator[None]:
-        """Exchange gradients in the block's backward pass only if it is the step's last."""
-        if self.size == 1:
-            yield
-        elif self.is_sharded:
-            self._wrapped[0].set_requires_gradient_sync(is_last)
-            yield
-        else:
-            with contextlib.nullcontext() if is_last else self._wrapped[0].no_sync():
-                yield
+    def synchronize(self, *, is_last: bool) -> None:
+        """Have sharded ranks exchange gradients in the next backward pass, which they need to only in a step's last."""
+        if self.is_sharded:
+            self._sharded[0].set_requires_gradient_sync(is_last)
 
     def send_to_first(self, values: Tensor) -> None:
         """Send a host tensor to rank 0 in the process group of background threads."""
@@ -119,16 +135,6 @@ class Ranks:
     def receive_from(self, rank: int, values: Tensor) -> None:
         """Fill a host tensor with the one that `rank` sends, in the process group of background threads."""
         dist.recv(values, src=rank, group=self._relay)
-
-    def dropout_seed(self, seed: int, step: int) -> int | None:
-        """Return the seed of this rank's dropout in a step; None for rank 0, whose generator is in the train state.
-
-        It depends on nothing else, so a resume with any number of ranks is well defined.
-        """
-        if self.is_first:
-            return None
-        digest = hashlib.sha256(f"dropout/{seed}/{step}/{self.rank}".encode()).digest()
-        return int.from_bytes(digest[:8], "little") >> 1
 
 
 SINGLE_RANK = Ranks()
@@ -169,20 +175,22 @@ def copy_into(target: Tensor, values: Tensor) -> None:
 
 def is_peer_loss(error: BaseException) -> bool:
     """Whether an exception only reports that another process is gone, whose own error is then the cause."""
-    if isinstance(error, (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)):
+    if isinstance(error, (dist.DistNetworkError, dist.DistStoreError)):
         return True
     return isinstance(error, RuntimeError) and any(message in str(error) for message in _PEER_LOSS_MESSAGES)
 
 
-class _Callable(nn.Module):
-    """Lets DDP wrap a function around the model's forward, such as the fused head."""
-
-    def __init__(self, model: GPT) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        return function(*arguments)
+def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Group gradients so that one exchange moves some megabytes; no bit depends on the grouping."""
+    bucket, size = list[Tensor](), 0
+    for gradient in gradients:
+        if bucket and size + gradient.nbytes > EXCHANGE_BYTES:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(gradient)
+        size += gradient.nbytes
+    if bucket:
+        yield bucket
 
 
 def _shard(model: GPT, size: int, device: torch.device) -> None:

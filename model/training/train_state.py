@@ -12,7 +12,7 @@ from model.configuration.network import ModelConfig
 from model.configuration.training import TrainingConfig
 from model.errors import InvalidInput, StateMismatch
 from model.kernels.compilation import COMPILE_OPTIONS
-from model.training.determinism import Generators, seeded_generators
+from model.training.determinism import seeded_generators
 from model.training.optimizer import make_optimizer
 from model.training.parallel import SINGLE_RANK, Ranks, copy_into, gather_full
 
@@ -20,8 +20,6 @@ Group = Literal["weights", "optimizer", "trainer"]
 
 WEIGHT_PREFIX = "model."
 """Prefix of every parameter's name in the "weights" group of a train state."""
-CUDA_GENERATOR = "rng.cuda"
-"""The only optional name in a checkpoint: it exists only on CUDA, and a run may change its device."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +33,7 @@ class NamedTensor:
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class TrainState:
-    """Model, optimizer, grad scaler (fp16 only), generators and the number of completed steps; made by `create`.
+    """Model, optimizer, grad scaler (fp16 only) and the number of completed steps; made by `create`.
 
     `network` is `model` or its compiled form.
     """
@@ -43,7 +41,6 @@ class TrainState:
     model: GPT
     optimizer: torch.optim.AdamW
     scaler: torch.amp.GradScaler | None
-    generators: Generators
     global_batch: int
     network: Callable[[Tensor], Tensor]
     ranks: Ranks
@@ -65,7 +62,7 @@ class TrainState:
         """
         if "auto" in (training_config.precision, training_config.kernels):
             raise InvalidInput("precision and kernels must be chosen before a state is made: see choose_numerics")
-        with seeded_generators(training_config.seed, device) as generators:
+        with seeded_generators(training_config.seed, device):
             model = GPT(model_config, vocab_size, training_config.activation_checkpointing)
         model = model.to(device)
         model.fuse_blocks(training_config.kernels == "fused" and not training_config.compile)
@@ -77,7 +74,6 @@ class TrainState:
             model=model,
             optimizer=make_optimizer(model, training_config),
             scaler=torch.amp.GradScaler(device.type) if training_config.precision == "fp16" else None,
-            generators=generators,
             global_batch=training_config.global_batch,
             network=torch.compile(model, options=COMPILE_OPTIONS) if compiles_whole else model,
             ranks=ranks,
@@ -109,9 +105,7 @@ class TrainState:
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Load the state of `tensors` in place; different names, shapes or dtypes raise StateMismatch, unchanged."""
         live = {name: tensor for name, _, tensor in self._live()}
-        expected = {name: tensor for name, tensor in live.items() if name != CUDA_GENERATOR}
-        offered = {name: tensor for name, tensor in tensors.items() if name != CUDA_GENERATOR}
-        if difference := describe_mismatch(expected, offered):
+        if difference := describe_mismatch(live, tensors):
             raise StateMismatch(f"checkpoint does not fit this run ({difference}); continue with its own frozen config")
         step, cursor = int(tensors["step"]), int(tensors["cursor"])
         if step < 0 or cursor != step * self.global_batch:
@@ -124,9 +118,6 @@ class TrainState:
 
     def _load_trainer(self, tensors: Mapping[str, Tensor]) -> None:
         self.step = int(tensors["step"])
-        self.generators.cpu = tensors["rng.cpu"].cpu().clone()
-        if CUDA_GENERATOR in tensors:
-            self.generators.cuda = tensors[CUDA_GENERATOR].cpu().clone()
         if self.scaler is not None:
             state: dict[str, Any] = self.scaler.state_dict()
             state["scale"] = float(tensors["scaler.scale"])
@@ -141,9 +132,6 @@ class TrainState:
                 yield f"optimizer.{name}.{moment}", "optimizer", moments[moment]
         yield "step", "trainer", torch.tensor(self.step, dtype=torch.int64)
         yield "cursor", "trainer", torch.tensor(self.cursor, dtype=torch.int64)
-        yield "rng.cpu", "trainer", self.generators.cpu
-        if self.generators.cuda is not None:
-            yield CUDA_GENERATOR, "trainer", self.generators.cuda
         if self.scaler is not None:
             scaler: dict[str, Any] = self.scaler.state_dict()
             yield "scaler.scale", "trainer", torch.tensor(scaler["scale"], dtype=torch.float32)

@@ -152,7 +152,6 @@ def _fetch(
             result = resolve_step(step, numbers)
         except NonFiniteLoss:
             state.step = step.step - 1
-            state.generators = step.generators
             raise
         _report(state, inputs, observer, step.step, result, seconds)
 
@@ -170,7 +169,7 @@ def _report(
         lr=result.lr,
         grad_norm=result.grad_norm,
         tokens_per_second=tokens_per_second,
-        mfu=model_flops / measure_peak_flops(state.device, inputs.training.precision),
+        mfu=model_flops / (state.ranks.size * measure_peak_flops(state.device, inputs.training.precision)),
         memory_bytes=read_memory_bytes(state.device),
         seconds=seconds,
         probe_loss=probe_loss,

@@ -1,6 +1,7 @@
 """One optimizer step: accumulate gradients over micro-batches, check, clip, update."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,7 +20,8 @@ from model.training.deferred_metrics import (
     require_finite_norm,
     sum_finite_losses,
 )
-from model.training.determinism import Generators
+from model.training.determinism import dropout_seed, keeping_generators, seed_generators
+from model.training.gradient_sum import accumulate
 from model.training.optimizer import learning_rate
 from model.training.parallel import gather_full
 from model.training.train_state import TrainState
@@ -56,13 +58,12 @@ def take_step(state: TrainState, inputs: StepInputs) -> UpdateResult:
     non-finite gradient instead: it skips the update and lowers its scale.
     """
     rate, batch = _begin(state, inputs)
-    number, micro_batch = state.step + 1, inputs.micro_batch
-    with state.generators.activate(state.device):
-        losses = _accumulate(state, inputs, batch)
-        loss = sum_finite_losses(losses.tolist(), step=number, windows=batch.windows, micro_batch=micro_batch)
-        grad_norm = float(_clip(state, limit=inputs.training.grad_clip))
-        if state.scaler is None:
-            require_finite_norm(grad_norm, step=number, windows=batch.windows)
+    losses = _accumulate(state, inputs, batch)
+    parts = state.ranks.all_micro_batches(state.global_batch, inputs.micro_batch)
+    loss = sum_finite_losses(losses.tolist(), step=state.step + 1, windows=batch.windows, parts=parts)
+    grad_norm = float(_clip(state, limit=inputs.training.grad_clip))
+    if state.scaler is None:
+        require_finite_norm(grad_norm, step=state.step + 1, windows=batch.windows)
     _update(state)
     return UpdateResult(loss=loss, lr=rate, grad_norm=grad_norm)
 
@@ -74,10 +75,8 @@ def launch_step(state: TrainState, inputs: StepInputs, guard: UpdateGuard) -> De
     updates, and the caller that fetches the metrics must reset `state` to before that step.
     """
     rate, batch = _begin(state, inputs)
-    cpu, cuda = state.generators.cpu, state.generators.cuda
-    with state.generators.activate(state.device):
-        losses = _accumulate(state, inputs, batch)
-        grad_norm = _clip(state, limit=inputs.training.grad_clip)
+    losses = _accumulate(state, inputs, batch)
+    grad_norm = _clip(state, limit=inputs.training.grad_clip)
     guard.check(losses, grad_norm)
     _update(state)
     return DeferredStep(
@@ -86,8 +85,7 @@ def launch_step(state: TrainState, inputs: StepInputs, guard: UpdateGuard) -> De
         losses=losses,
         grad_norm=grad_norm,
         windows=batch.windows,
-        micro_batch=inputs.micro_batch,
-        generators=Generators(cpu=cpu, cuda=cuda),
+        parts=state.ranks.all_micro_batches(state.global_batch, inputs.micro_batch),
     )
 
 
@@ -99,43 +97,67 @@ def _begin(state: TrainState, inputs: StepInputs) -> tuple[float, Batch]:
     for group in state.optimizer.param_groups:
         group["lr"] = rate
     batch = _gather(state, inputs)
-    if (seed := state.ranks.dropout_seed(training.seed, state.step)) is not None:
-        state.generators.reseed(seed, state.device)
     state.optimizer.zero_grad(set_to_none=True)
     return rate, batch
 
 
 def _gather(state: TrainState, inputs: StepInputs) -> Batch:
-    """Gather this rank's rows; an invalid token in any rank's rows raises TokenOutOfRange on every rank."""
+    """Gather this rank's rows, with the windows of all; an invalid token in any row raises TokenOutOfRange on all."""
     ranks, order, batch, failed = state.ranks, inputs.order, None, False
     try:
         if inputs.loader is None:
-            batch = gather_batch(inputs.windows, order.windows_of(state.step)[ranks.rows(order.global_batch)])
+            rows = ranks.rows(order.global_batch, inputs.micro_batch)
+            batch = gather_batch(inputs.windows, order.windows_of(state.step)[rows])
         else:
             batch = inputs.loader.batch(state.step)
     except TokenOutOfRange:
         if ranks.size == 1:
             raise
         failed = True
+    if ranks.size == 1:
+        assert batch is not None
+        return batch
+    drawn = order.windows_of(state.step)
     if ranks.any(failed):
-        gather_batch(inputs.windows, order.windows_of(state.step))
+        gather_batch(inputs.windows, drawn)
     assert batch is not None
-    return batch
+    return Batch(windows=tuple(drawn.tolist()), tokens=batch.tokens)
 
 
 def _accumulate(state: TrainState, inputs: StepInputs, batch: Batch) -> Tensor:
-    ranks, losses = state.ranks, list[Tensor]()
-    parts = batch.tokens.split(inputs.micro_batch)  # each (b, T+1)
-    for number, part in enumerate(parts, start=1):
-        tokens = part.to(state.device, non_blocking=True)  # asynchronous from page-locked memory only
-        # The last part may be smaller: weighting by samples makes the sum the mean over the whole batch.
-        with ranks.accumulating(is_last=number == len(parts)):
-            mean: Tensor = ranks.forward(mean_loss, state, tokens, inputs.training)
-            loss = mean * ranks.loss_weight(len(part), state.global_batch)
-            scaled: Tensor = loss if state.scaler is None else state.scaler.scale(loss)
-            scaled.backward()
-        losses.append(loss.detach())
-    return ranks.combine(torch.stack(losses))  # (micro-batches,), or (1,) of all ranks
+    """Leave the gradient of the whole batch's mean loss in the parameters; return the losses (micro-batches,)."""
+    ranks, parameters = state.ranks, list(state.model.parameters())
+    parts = ranks.micro_batches(state.global_batch, inputs.micro_batch)
+    losses: list[Tensor] = []
+    with keeping_generators(state.device):
+        if ranks.is_sharded:  # each rank's gradients come unsharded until the last part has summed them up
+            for number in range(len(parts)):
+                _backward(state, inputs, batch, number, losses)
+        else:
+            backwards = (partial(_backward, state, inputs, batch, number, losses) for number in range(len(parts)))
+            accumulate(parameters, backwards)
+    ranks.add_up(parameters)
+    return ranks.gather_losses(torch.stack(losses))
+
+
+def _backward(state: TrainState, inputs: StepInputs, batch: Batch, number: int, losses: list[Tensor]) -> None:
+    """Run one of this rank's micro-batches forward and backward, and append its share of the batch's loss."""
+    ranks, training = state.ranks, inputs.training
+    parts = ranks.micro_batches(state.global_batch, inputs.micro_batch)
+    part, first_row = parts[number], parts[0].start
+    tokens = batch.tokens[part.start - first_row : part.stop - first_row]  # (b, T+1)
+    if state.model.config.dropout:
+        index = ranks.rank * len(parts) + number
+        seed_generators(dropout_seed(training.seed, state.step + 1, index), state.device)
+    ranks.synchronize(is_last=number == len(parts) - 1)
+    mean = mean_loss(state, tokens.to(state.device, non_blocking=True), training)
+    # The last part may be smaller: weighting by samples makes the sum the mean over the whole batch.
+    loss = mean * ((part.stop - part.start) / state.global_batch)
+    losses.append(loss.detach())
+    # Sharding averages over the ranks.
+    summed = loss * ranks.size if ranks.is_sharded else loss
+    scaled: Tensor = summed if state.scaler is None else state.scaler.scale(summed)
+    scaled.backward()
 
 
 def mean_loss(state: TrainState, tokens: Tensor, training: TrainingConfig) -> Tensor:

@@ -61,6 +61,7 @@ class RunStatus:
     next: str
     stopped_early: str | None = None
     quarantined_windows: int = 0
+    bits: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +95,15 @@ def read_status(log: RunLog) -> RunStatus:
         next=_next(log.run_id, state, standing),
         stopped_early=stopped_early(state),
         quarantined_windows=len(state.quarantined_windows),
+        bits=bits_differ(state),
     )
+
+
+def bits_differ(state: RunState) -> str:
+    """Return why the run's bits are not those of one that nobody disturbed; empty where they are."""
+    if state.smallest_micro_batch is None:
+        return ""
+    return f"differ since an out-of-memory death halved the micro-batch to {state.smallest_micro_batch}"
 
 
 def list_runs(store: ObjectStore) -> tuple[RunSummary, ...]:

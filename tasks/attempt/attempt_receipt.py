@@ -6,6 +6,7 @@ Useful device time is what was spent up to the attempt's last commit; the rest i
 from dataclasses import dataclass, replace
 from typing import Any
 
+from model.configuration.micro_batches import smaller_micro_batch
 from storage.logs.run_entries import AttemptEnded
 from storage.logs.run_state import RunState
 from storage.stores.document import decode, encode
@@ -60,9 +61,17 @@ def write_receipt(
     gpu_seconds = max(usage.gpu_seconds, useful)
     last_step = max(usage.last_step, owner.last_committed_step or 0)
     before = {window for item in state.quarantines if item.attempt != number for window in item.windows}
+    training, micro_batch = owner.started.config.get("training", {}), owner.started.micro_batch
     impact = FailureImpact(
         last_step=last_step,
-        micro_batch=owner.started.micro_batch,
+        micro_batch=micro_batch,
+        smaller_micro_batch=smaller_micro_batch(
+            training.get("global_batch", micro_batch),
+            micro_batch,
+            processes=owner.started.placement.world_size,
+            mode=training.get("parallel", "ddp"),
+        ),
+        halves_first=training.get("on_oom") == "halve",
         wasted_gpu_seconds=gpu_seconds - useful,
         activation_checkpointing=owner.started.activation_checkpointing,
         quarantined_samples=len(set(remedy.windows) - before),

@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass
 
+from model.configuration.micro_batches import first_micro_batch, split_batch
 from model.configuration.training import TrainingConfig
+from model.errors import InvalidInput
 from storage.logs.run_state import RunState
 from tasks.configuration.settings import CheckpointConfig
+from tasks.errors import TaskError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -15,20 +18,30 @@ class AttemptSizes:
     activation_checkpointing: bool
 
 
-def next_sizes(state: RunState, training: TrainingConfig, *, chosen: int | None = None) -> AttemptSizes:
+def next_sizes(
+    state: RunState, training: TrainingConfig, *, processes: int = 1, chosen: int | None = None
+) -> AttemptSizes:
     """Return the sizes of the run's next attempt, which include what earlier attempts changed after out-of-memory.
 
-    `auto` is resolved once, because the micro-batch can change bits: to the newest attempt's, else to `chosen`, else to
-    the global batch.
+    The micro-batch is part of the arithmetic, so the first attempt's stays: the configured one, or `chosen` for `auto`,
+    but not more than each of its processes has a share of. Raises `TaskError` if these processes cannot share it.
     """
-    configured = training.micro_batch
-    if configured == "auto":
-        earlier = state.attempts[-1].started.micro_batch if state.attempts else chosen
-        configured = earlier or training.global_batch
+    earlier = state.attempts[-1].started.micro_batch if state.attempts else _first(training, processes, chosen)
+    micro_batch = min(earlier, state.smallest_micro_batch or earlier)
+    try:
+        split_batch(training.global_batch, micro_batch, processes=processes, mode=training.parallel)
+    except InvalidInput as error:
+        raise TaskError(str(error)) from error
     return AttemptSizes(
-        micro_batch=min(configured, state.smallest_micro_batch or configured),
+        micro_batch=micro_batch,
         activation_checkpointing=training.activation_checkpointing or state.recomputes_activations,
     )
+
+
+def _first(training: TrainingConfig, processes: int, chosen: int | None) -> int:
+    configured = chosen if training.micro_batch == "auto" else training.micro_batch
+    largest = first_micro_batch(training.global_batch, processes=processes, mode=training.parallel) or 1
+    return min(configured or largest, largest)
 
 
 def segment_end(step: int, checkpoint: CheckpointConfig, *, total_steps: int, step_seconds: float | None) -> int:

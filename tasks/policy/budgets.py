@@ -3,7 +3,7 @@
 Nothing is stored here, because the log's receipts say what was spent. A commit of new steps refills a budget's retries.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from math import floor
@@ -37,11 +37,14 @@ _NEED_A_REMEDY = frozenset({TerminationReason.BAD_DATA, TerminationReason.DIVERG
 class FailureImpact:
     """How far the failed attempt got, what it lost, and what its remedy changes.
 
-    `quarantined_samples` counts the samples to quarantine, `repaired_objects` those rebuilt from their source.
+    `smaller_micro_batch` is one that the processes can share; it is another arithmetic, and tried first where
+    `halves_first`. `quarantined_samples` counts the samples to quarantine, `repaired_objects` those rebuilt.
     """
 
     last_step: int
     micro_batch: int
+    smaller_micro_batch: int | None = None
+    halves_first: bool = False
     wasted_gpu_seconds: float = 0.0
     activation_checkpointing: bool = False
     quarantined_samples: int = 0
@@ -92,16 +95,21 @@ def _stop(reason: str, *, charged: str | None = None) -> Decision:
 
 
 def _change(failure: Failure, impact: FailureImpact) -> _Change:
-    if failure.reason is TerminationReason.OOM and impact.micro_batch > 1:
-        smaller = impact.micro_batch // 2
-        return _Change(summary=f"micro-batch {impact.micro_batch}→{smaller}", micro_batch=smaller)
-    if failure.reason is TerminationReason.OOM and not impact.activation_checkpointing:
-        return _Change(summary="activation checkpointing on", activation_checkpointing=True)
+    if failure.reason is TerminationReason.OOM and (remedies := list(_more_room(impact))):
+        return remedies[-1 if impact.halves_first else 0]
     if impact.repaired_objects:
         return _Change(summary=f"{impact.repaired_objects} damaged object(s) rebuilt from their source")
     if impact.quarantined_samples:
         return _Change(summary=f"{impact.quarantined_samples} sample(s) quarantined")
     return _Change()
+
+
+def _more_room(impact: FailureImpact) -> Iterator[_Change]:
+    """Yield what takes less memory, first what keeps the bits."""
+    if not impact.activation_checkpointing:
+        yield _Change(summary="activations are computed again, bits stay equal", activation_checkpointing=True)
+    if smaller := impact.smaller_micro_batch:
+        yield _Change(summary=f"micro-batch {impact.micro_batch}→{smaller}, bits differ from here", micro_batch=smaller)
 
 
 def _charged(

@@ -223,6 +223,7 @@ def _impact(event: TraceFailure, stretch: Stretch, plan: SimulationPlan, state: 
     return FailureImpact(
         last_step=stretch.last_step,
         micro_batch=started.micro_batch,
+        smaller_micro_batch=started.micro_batch // 2 or None,
         wasted_gpu_seconds=stretch.lost_seconds * plan.devices,
         activation_checkpointing=started.activation_checkpointing,
         quarantined_samples=(plan.global_batch if is_in_data else 0) if samples is None else samples,

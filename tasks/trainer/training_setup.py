@@ -61,7 +61,7 @@ def open_training_data(store: ObjectStore, spec: TrainerSpec, place: Place) -> T
         quarantined=frozenset(spec.quarantined),
         components=weighted_components(manifest, spec.data, spec.model.block_size),
     )
-    rows = place.ranks.rows(training.global_batch)
+    rows = place.ranks.rows(training.global_batch, spec.micro_batch)
     loader = BatchLoader(windows, order, place.device, end_step=training.steps, rows=rows)
     return TrainingData(
         inputs=StepInputs(windows=windows, order=order, training=training, micro_batch=spec.micro_batch, loader=loader),

@@ -113,7 +113,18 @@ def test_what_a_decision_changed_is_told_with_the_next_attempt(fresh: Fabricated
     fresh.start()
     end_by(fresh, Evidence(exit_code=-9, oom_kills=1), step=3)
     fresh.start()
-    assert "try again: oom: resume from the newest committed checkpoint, micro-batch 2→1." in explained(fresh)
+    remedy = "activations are computed again, bits stay equal"
+    assert f"try again: oom: resume from the newest committed checkpoint, {remedy}." in explained(fresh)
+
+
+def test_a_halved_micro_batch_is_said_to_change_the_bits_where_the_run_is_looked_at(
+    fresh: FabricatedRun, cairn: Cairn
+) -> None:
+    for _ in range(2):  # the first remedy is one that keeps the bits
+        fresh.start(activation_checkpointing=fresh.log.refresh().recomputes_activations)
+        end_by(fresh, Evidence(exit_code=-9, oom_kills=1), step=fresh.log.state.latest_attempt)
+    assert "micro-batch 2→1, bits differ from here" in explained(fresh)
+    assert "halved the micro-batch to 1" in cairn("status", "fresh").out
 
 
 def test_a_changed_configuration_is_shown_key_by_key(fresh: FabricatedRun) -> None:

@@ -3,12 +3,9 @@
 The schedule is read from the run's log; training uses the library alone: no flow, no child, no checkpoint, no resume.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-
-from torch import Tensor
 
 from model.data.sample_order import SampleOrder
 from model.data.token_windows import TokenWindows
@@ -45,11 +42,10 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReferenceRun:
-    """What became of the reference run: the digest of its last state, its curve as (step, loss), and its weights."""
+    """What became of the reference run: the digest of its last state, and its curve as (step, loss)."""
 
     state_sha256: str
     curve: tuple[tuple[int, float], ...]
-    weights: Mapping[str, Tensor]
 
 
 def schedule_of(state: RunState, curve: tuple[StepPoint, ...]) -> Schedule:
@@ -85,9 +81,7 @@ def train_reference_run(
         inputs = StepInputs(windows=windows, order=order, training=training, micro_batch=span.micro_batch)
         observer = StepObserver(on_step=steps.append, stop_requested=lambda: False)
         train_until(state, inputs, observer, until_step=span.end_step)
-    tensors = state.named_tensors()
     return ReferenceRun(
-        state_sha256=state_sha256(to_record(item.name, item.tensor) for item in tensors),
+        state_sha256=state_sha256(to_record(item.name, item.tensor) for item in state.named_tensors()),
         curve=tuple((record.step, record.train_loss) for record in steps),
-        weights={item.name: item.tensor for item in tensors if item.group == "weights"},
     )

@@ -1,4 +1,4 @@
-"""One model, several processes: another number of them changes no sample, and the death of any one ends the attempt."""
+"""One model, several processes: another number of them changes no bit, and the death of any one ends the attempt."""
 
 import socket
 import subprocess
@@ -27,6 +27,7 @@ SHORT = (
     "checkpoint.every_steps=4",
 )
 PLAIN = ("--set", "model.dropout=0.0", "--set", "training.precision=fp32", "--set", "training.kernels=stock")
+SHARED = ("--set", "training.micro_batch=2")
 SHARDED = ("--set", "training.parallel=fsdp")
 Settings = tuple[str, ...]
 
@@ -72,14 +73,14 @@ def greatest_difference(first: Mapping[str, Tensor], second: Mapping[str, Tensor
     return max(float((first[name] - second[name]).abs().max()) for name in first)
 
 
-def test_from_one_process_to_two_and_back_every_step_has_its_samples(command: Command) -> None:
-    train_and_kill(command, 9, *by(1, *PLAIN))
-    train_and_kill(command, 17, *by(2, *PLAIN))
-    command.train(*by(1, *PLAIN))
+def test_a_run_killed_on_one_process_and_on_two_ends_with_the_bits_of_one_that_nobody_touched(command: Command) -> None:
+    train_and_kill(command, 9, *by(1, *SHARED))
+    train_and_kill(command, 17, *by(2, *SHARED))
+    command.train(*by(1, *SHARED))  # with dropout, in the default arithmetic
     assert world_sizes(command) == [1, 2, 1]
     alone = reference_run(command)
-    assert losses(command) == pytest.approx(dict(alone.curve), rel=1e-5)
-    assert greatest_difference(weights(command), alone.weights) < 1e-5
+    assert command.state_sha256() == alone.state_sha256
+    assert losses(command) == dict(alone.curve)
 
 
 @pytest.mark.slow

@@ -57,8 +57,8 @@ def test_the_refusal_is_one_line_with_the_estimate_what_is_there_and_what_fits()
 
 def test_where_not_even_one_window_fits_recomputing_is_the_cure() -> None:
     config = configured(micro_batch=1)
-    said = refusal(config, needed(config, 1, recompute=True))
-    assert "not even 1 fits, but 1 with training.activation_checkpointing = true" in said
+    said = refusal(config, needed(config, 2, recompute=True))
+    assert "not even 1 fits, but 2 with training.activation_checkpointing = true" in said
 
 
 def test_where_nothing_helps_it_says_so() -> None:
@@ -100,9 +100,9 @@ def test_auto_is_the_whole_share_where_nobody_knows_and_one_where_nothing_fits()
     assert choose_micro_batch(config, VOCABULARY, there(1)) == 1
 
 
-def test_the_check_and_the_micro_batch_are_not_part_of_which_run_it_is() -> None:
-    plain, other = configured(micro_batch=4), configured(micro_batch="auto", memory_check=False)
-    assert plain.frozen_sha256() == other.frozen_sha256()
+def test_the_check_is_no_part_of_which_run_it_is_and_the_micro_batch_is() -> None:
+    plain, unchecked = configured(micro_batch=4), configured(micro_batch=4, memory_check=False)
+    assert plain.frozen_sha256() == unchecked.frozen_sha256() != configured(micro_batch=2).frozen_sha256()
 
 
 def after_an_attempt(windows: int, *, halved_to: int | None = None) -> RunState:

@@ -97,11 +97,11 @@ def test_loading_copies_the_tensors(tiny_run: type[TinyRun]) -> None:
     assert target.bits() == expected
 
 
-def test_the_trainer_group_holds_step_cursor_and_generator(tiny_run: type[TinyRun]) -> None:
+def test_the_trainer_group_holds_step_and_cursor(tiny_run: type[TinyRun]) -> None:
     run = tiny_run()
     run.train(4)
     trainer = {named.name: named.tensor for named in run.state.named_tensors() if named.group == "trainer"}
-    assert set(trainer) == {"step", "cursor", "rng.cpu"}
+    assert set(trainer) == {"step", "cursor"}
     assert (int(trainer["step"]), int(trainer["cursor"])) == (4, 4 * run.order.global_batch)
 
 
@@ -163,10 +163,3 @@ def test_a_continued_run_ends_in_the_undisturbed_bits_on_cuda(tiny_run: type[Tin
     continued.state.load(killed.tensors())
     continued.train(12)
     assert continued.bits() == undisturbed.bits()
-
-
-def test_a_generator_of_another_device_is_kept(tiny_run: type[TinyRun]) -> None:
-    source, target = tiny_run(), tiny_run()
-    target.state.load({**source.tensors(), "rng.cuda": torch.arange(16, dtype=torch.uint8)})
-    target.train(2)
-    assert target.tensors()["rng.cuda"].tolist() == list(range(16))

@@ -10,6 +10,7 @@ from model.configuration.network import ModelConfig
 from model.configuration.training import TrainingConfig
 from model.data.sample_order import SampleOrder
 from model.data.token_windows import TokenWindows
+from model.training.parallel import SINGLE_RANK, Ranks
 from model.training.train_state import TrainState
 from model.training.training_loop import StepObserver, StepResult, train_until
 from model.training.training_step import StepInputs
@@ -21,7 +22,14 @@ CPU = torch.device("cpu")
 class TinyRun:
     """A run of a two-layer model on random tokens that can be trained, captured and continued."""
 
-    def __init__(self, *, model: dict[str, Any] | None = None, device: torch.device = CPU, **training: Any) -> None:
+    def __init__(
+        self,
+        *,
+        model: dict[str, Any] | None = None,
+        device: torch.device = CPU,
+        ranks: Ranks = SINGLE_RANK,
+        **training: Any,
+    ) -> None:
         self.model_config = ModelConfig(**{"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": 8, **(model or {})})
         exact = {"precision": "fp32", "kernels": "stock"}
         self.training = TrainingConfig(**{"steps": 12, "global_batch": 6, "warmup_steps": 2, **exact, **training})
@@ -30,7 +38,7 @@ class TinyRun:
         self.order = SampleOrder(
             window_count=self.windows.window_count, seed=3, global_batch=self.training.global_batch
         )
-        self.state = TrainState.create(self.model_config, self.training, VOCAB, device)
+        self.state = TrainState.create(self.model_config, self.training, VOCAB, device, ranks)
 
     def train(
         self, until_step: int, *, probe: Any = None, stop: Callable[[], bool] = lambda: False, **changes: Any

@@ -213,7 +213,7 @@ def test_a_bug_stops_the_run_at_once() -> None:
 
 def test_a_remedy_lasts_through_later_attempts() -> None:
     run = simulate(SMALL, [after(30.0, R.OOM), after(30.0)], budget_policy(BudgetsConfig()))
-    assert [attempt.started.micro_batch for attempt in run.state.attempts] == [8, 4, 4]
+    assert [attempt.started.activation_checkpointing for attempt in run.state.attempts] == [False, True, True]
 
 
 def test_quarantined_samples_are_counted_against_their_budget() -> None:

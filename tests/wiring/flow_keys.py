@@ -278,6 +278,15 @@ for ending in ENDS:
     enter_budget(ending)
 
 
+@acts("training.on_oom")
+def what_is_tried_first_after_out_of_memory(bench: Bench) -> None:
+    changed = []
+    for remedy in ("halve", "recompute"):
+        with bench.flow.opened(f"training.on_oom={remedy}") as run:
+            changed.append(Attempt(run, claim_next_attempt(run))._end(ENDS["oom"]).decision.changed)
+    assert "bits differ from here" in changed[0] and "bits stay equal" in changed[1]
+
+
 @acts("lease.seconds", "lease.heartbeat_seconds")
 def how_a_live_attempt_is_recognized(bench: Bench) -> None:
     seen: list[Any] = []
