@@ -77,7 +77,7 @@ class TrainingConfig(Section):
     probe_every_steps: NotNegative = Field(
         100, description="steps between losses of the training network on held-out text, for the curve; 0 never"
     )
-    probe_batches: Positive = Field(4, description="held-out batches of one probe")
+    probe_batches: Positive = Field(4, description="held-out batches of one probe, of 8 windows each")
     sample_tokens: NotNegative = Field(120, description="length of the text sample drawn with each probe")
     threads: Positive | None = Field(
         None,

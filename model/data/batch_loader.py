@@ -4,8 +4,10 @@ A batch is a pure function of its step, so there is no position to save. An erro
 step.
 """
 
+import time
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Self
 
@@ -58,11 +60,13 @@ class BatchLoader:
         end_step: int,
         steps_ahead: int = STEPS_AHEAD,
         rows: slice = slice(None),
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         if steps_ahead < 1:
             raise InvalidInput(f"steps_ahead={steps_ahead} must be at least 1")
         self.windows = windows
         self.order = order
+        self._clock, self._waited_seconds = clock, 0.0
         self._device, self._end_step, self._steps_ahead, self._rows = device, end_step, steps_ahead, rows
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches", initializer=self._use_device)
         self._prefetched: deque[tuple[int, Future[Batch]]] = deque()
@@ -78,9 +82,17 @@ class BatchLoader:
             self.forget()
             self._read(step)
         _, batch = self._prefetched.popleft()
+        began = self._clock()
+        wait([batch])
+        self._waited_seconds += self._clock() - began
         for following in range(step + 1 + len(self._prefetched), min(step + 1 + self._steps_ahead, self._end_step)):
             self._read(following)
         return batch.result()
+
+    def take_waited_seconds(self) -> float:
+        """Return the seconds that `batch` has waited since this was last asked."""
+        waited, self._waited_seconds = self._waited_seconds, 0.0
+        return waited
 
     def forget(self) -> None:
         """Discard the prefetched batches; they are read again from the shards as they are then."""

@@ -3,6 +3,9 @@
 HEAD_CHUNK_BYTES = 128 * 2**20
 """fp32 logits that the fused head holds at once on a CPU: enough for an efficient matrix product."""
 
+HELD_OUT_CHUNK_BYTES = 32 * 2**20
+"""fp32 logits that a held-out loss holds at once: little beside what any training step takes."""
+
 DEVICE_HEAD_CHUNK_BYTES = 2**30
 """The same on an accelerator, in the computing precision: its matrix products are fast only when they are large."""
 

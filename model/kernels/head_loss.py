@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.kernels.block_sizes import HEAD_CHUNK_BYTES
+from model.kernels.block_sizes import HEAD_CHUNK_BYTES, HELD_OUT_CHUNK_BYTES
 
 _CACHED_NUMBERS = 2**19
 """Logits differentiated at a time: as many as a core's cache holds while they are read repeatedly."""
@@ -20,6 +20,17 @@ def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Mean cross-entropy in nats, in fp32 for logits of any type: logits (B, T, V), targets (B, T) -> scalar."""
     flat = logits.flatten(0, 1).float()  # (B, T, V) -> (B*T, V)
     return F.cross_entropy(flat, targets.flatten())  # (B, T) -> (B*T,)
+
+
+def summed_loss(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """Summed cross-entropy in nats without a gradient, few logits at a time: (B, T, C), (V, C), (B, T) -> scalar."""
+    flat, ids = hidden.flatten(0, 1), targets.flatten()  # (B, T, C) -> (BT, C), (B, T) -> (BT,)
+    rows = max(1, HELD_OUT_CHUNK_BYTES // (4 * len(weight)))
+    total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+    for begin in range(0, len(flat), rows):
+        logits = F.linear(flat[begin : begin + rows], weight).float()  # (r, C) x (C, V) -> (r, V)
+        total += F.cross_entropy(logits, ids[begin : begin + rows], reduction="sum")
+    return total
 
 
 def head_loss(hidden: Tensor, weight: Tensor, targets: Tensor, *, chunk_bytes: int = HEAD_CHUNK_BYTES) -> Tensor:

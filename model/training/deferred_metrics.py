@@ -18,11 +18,12 @@ from model.errors import NonFiniteLoss
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UpdateResult:
-    """The metrics of one step: mean loss in nats per token, learning rate, gradient norm before clipping."""
+    """The metrics of a step: mean loss in nats per token, learning rate, gradient norm before clipping, loss scale."""
 
     loss: float
     lr: float
     grad_norm: float
+    loss_scale: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -16,7 +16,11 @@ from model.training.training_step import StepInputs, launch_step, take_step
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepResult:
-    """One completed step: `step` is 1-based, losses are in nats per token, `grad_norm` is before clipping."""
+    """One completed step: `step` is 1-based, losses are in nats per token, `grad_norm` is before clipping.
+
+    `tokens` counts from the first step, `epoch` is how often the data was drawn by then, `data_seconds` what the step
+    waited for its batch, `loss_scale` that of fp16.
+    """
 
     step: int
     train_loss: float
@@ -28,6 +32,10 @@ class StepResult:
     seconds: float
     probe_loss: float | None
     sample: str | None
+    tokens: int
+    epoch: float
+    data_seconds: float
+    loss_scale: float | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,6 +182,10 @@ def _report(
         seconds=seconds,
         probe_loss=probe_loss,
         sample=sample,
+        tokens=step * state.global_batch * config.block_size,
+        epoch=step * state.global_batch / inputs.windows.window_count,
+        data_seconds=inputs.loader.take_waited_seconds() if inputs.loader else 0.0,
+        loss_scale=result.loss_scale,
     )
     observer.on_step(record)
 

@@ -64,8 +64,9 @@ def take_step(state: TrainState, inputs: StepInputs) -> UpdateResult:
     grad_norm = float(_clip(state, limit=inputs.training.grad_clip))
     if state.scaler is None:
         require_finite_norm(grad_norm, step=state.step + 1, windows=batch.windows)
+    scale = None if state.scaler is None else state.scaler.get_scale()
     _update(state)
-    return UpdateResult(loss=loss, lr=rate, grad_norm=grad_norm)
+    return UpdateResult(loss=loss, lr=rate, grad_norm=grad_norm, loss_scale=scale)
 
 
 def launch_step(state: TrainState, inputs: StepInputs, guard: UpdateGuard) -> DeferredStep:

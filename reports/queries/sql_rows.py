@@ -147,19 +147,9 @@ def make_unreadable_row(run_id: str, why: str) -> RunRow:
 
 def make_step_rows(run_id: str, state: RunState, records: Iterable[StepRecord]) -> list[StepRow]:
     """Return the surviving line: every step once, in order."""
-    opened = state.opened
-    config = opened.config if opened else {}
-    batch = _setting(config, "training", "global_batch", int)
-    block = _setting(config, "model", "block_size", int)
-    step_tokens = batch * block if batch and block else None
+    family = state.opened.model_family if state.opened else None
     return [
-        StepRow(
-            **_fields(point.record),
-            run_id=run_id,
-            model_family=opened.model_family if opened else None,
-            replays=point.replays,
-            tokens=point.record.step * step_tokens if step_tokens else None,
-        )
+        StepRow(**_fields(point.record), run_id=run_id, model_family=family, replays=point.replays)
         for point in splice(records, state.attempts)
     ]
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TextIO
 
@@ -25,19 +26,30 @@ _READERS = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepRecord:
-    """One completed step, as it is stored, sent to the parent and exported: 1-based, losses in nats per token."""
+    """One completed step, as it is stored, sent to the parent and exported: 1-based, losses in nats per token.
+
+    `grad_norm` is None where it was not finite: the update of an fp16 step was skipped, and its loss scale lowered.
+    `at` is the writer's clock, `tokens` counts from the run's first step, `epoch` is how often the data was drawn by
+    then, `data_seconds` what the step waited for its batch, `loss_scale` is that of fp16.
+    """
 
     step: int
     attempt: int
     train_loss: float
     lr: float
-    grad_norm: float
+    grad_norm: float | None
     tokens_per_second: float
     mfu: float
     memory_bytes: int
     seconds: float
     probe_loss: float | None
     sample: str | None
+    at: datetime | None = None
+    tokens: int | None = None
+    epoch: float | None = None
+    data_seconds: float = 0.0
+    loss_scale: float | None = None
+    world_size: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,7 +18,7 @@ from storage.stores.object_store import ObjectStore
 JsonText = NewType("JsonText", str)
 """A JSON document as text."""
 
-TABLES_VERSION = 1
+TABLES_VERSION = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,11 +149,16 @@ class StepRow:
     train_loss: float
     probe_loss: float | None
     lr: float
-    grad_norm: float
+    grad_norm: float | None
     tokens_per_second: float
     mfu: float
     memory_bytes: int
     seconds: float
+    data_seconds: float
+    epoch: float | None
+    loss_scale: float | None
+    world_size: int
+    at: datetime | None
     sample: str | None
 
 

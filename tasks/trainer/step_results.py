@@ -1,5 +1,6 @@
 """What follows each step of an attempt: its record, the check for an exploded loss, and blame for a failed step."""
 
+import math
 import time
 from collections import deque
 from dataclasses import asdict
@@ -12,6 +13,7 @@ from model.training.parallel import Ranks
 from model.training.train_state import TrainState
 from model.training.training_loop import StepResult
 from model.training.training_step import StepInputs
+from storage.logs.entry_log import utc_now
 from storage.logs.step_log import StepLog, StepRecord
 from storage.stores.object_store import ObjectStore
 from tasks.configuration.settings import DivergenceConfig
@@ -36,7 +38,13 @@ class StepReporter:
         self.learning_rate = result.lr
         self._tokens += self._step_tokens
         if self._ranks.is_first:
-            record = StepRecord(attempt=self._attempt, **asdict(result))
+            norm = result.grad_norm if math.isfinite(result.grad_norm) else None
+            record = StepRecord(
+                **{**asdict(result), "grad_norm": norm},
+                attempt=self._attempt,
+                at=utc_now(),
+                world_size=self._ranks.size,
+            )
             self._log.write(record)
             self._channel.send(StepDone(record=record, tokens=self._tokens, gpu_seconds=self._gpu_seconds()))
 

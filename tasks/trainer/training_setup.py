@@ -25,6 +25,8 @@ from tasks.trainer.trainer_channel import Place
 from tasks.trainer.trainer_protocol import TrainerSpec
 
 _DOWNLOADS = 4
+_PROBE_WINDOWS = 8
+"""Held-out windows of one batch of the probe: the same for any micro-batch, so that the curve does not jump."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +83,7 @@ def _probe(spec: TrainerSpec, snapshot: OpenSnapshot) -> Probe | None:
         windows=TokenWindows(snapshot.val, spec.model.block_size, snapshot.manifest.vocab_size),
         every_steps=spec.training.probe_every_steps,
         batches=spec.training.probe_batches,
-        batch_size=spec.micro_batch,
+        batch_size=_PROBE_WINDOWS,
         sample_tokens=spec.training.sample_tokens,
         prompt_ids=tokenizer.encode_prompt(spec.prompt),
         decode=tokenizer.decode,

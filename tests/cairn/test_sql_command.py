@@ -49,7 +49,16 @@ def work(tmp_path: Path) -> Path:
 def steps(run: FabricatedRun, attempt: int, first: int, last: int) -> None:
     rest: dict[str, Any] = dict.fromkeys(("lr", "grad_norm", "tokens_per_second", "mfu", "seconds"), 0.5)
     lines = [
-        StepRecord(step=n, attempt=attempt, train_loss=2.0, memory_bytes=1, probe_loss=None, sample="ß", **rest)
+        StepRecord(
+            step=n,
+            attempt=attempt,
+            train_loss=2.0,
+            memory_bytes=1,
+            probe_loss=None,
+            sample="ß",
+            tokens=n * 2 * 8,
+            **rest,
+        )
         for n in range(first, last + 1)
     ]
     written = b"".join(encode(line).replace(b"\n", b"") + b"\n" for line in lines)

@@ -8,6 +8,7 @@ import torch
 from model.data.token_windows import TokenWindows
 from model.errors import InvalidInput
 from model.inference.evaluation import evaluate, held_out_loss
+from model.kernels import head_loss
 from tests.model.tiny_run import TinyRun
 
 
@@ -38,6 +39,23 @@ def test_windows_of_a_last_batch_that_is_not_full_count_as_much_as_others(tiny_r
     for batch_size in (count - 1, count // 2 + 1):
         loss, measured = held_out_loss(run.state.model, windows, batches=count, batch_size=batch_size)
         assert (loss, measured) == (pytest.approx(one_by_one, rel=1e-6), count)
+
+
+def test_few_logits_exist_at_a_time_and_the_loss_is_that_of_all(
+    tiny_run: type[TinyRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, rows = tiny_run(), list[int]()
+    whole = measure(run).val_loss
+    linear = head_loss.F.linear
+    monkeypatch.setattr(head_loss, "HELD_OUT_CHUNK_BYTES", 4 * 61 * 5)
+    monkeypatch.setattr(head_loss.F, "linear", lambda x, w: (rows.append(len(x)), linear(x, w))[1])
+    model = run.state.model
+    monkeypatch.setattr(model, "hidden", lambda ids: torch.zeros(*ids.shape, 16))
+    measure(run)
+    assert max(rows) == 5
+    monkeypatch.undo()
+    monkeypatch.setattr(head_loss, "HELD_OUT_CHUNK_BYTES", 4 * 61 * 5)
+    assert measure(run).val_loss == pytest.approx(whole, rel=1e-6)
 
 
 def test_samples_counts_the_windows_that_were_there(tiny_run: type[TinyRun]) -> None:

@@ -6,13 +6,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from reports.queries.sql_rows import make_attempt_row, make_log_rows, make_run_row, make_step_rows, make_unreadable_row
+from reports.queries.sql_rows import make_attempt_row, make_log_rows, make_run_row, make_unreadable_row
 from storage.logs.log_entry import CheckpointReference
 from storage.logs.registry import Promoted, RolledBack
 from storage.logs.run_entries import CheckpointSuperseded, RunFinished
 from storage.logs.run_fold import fold
 from storage.logs.run_state import RunState
-from storage.logs.step_log import StepRecord
 from storage.tables import run_tables
 from storage.tables.run_tables import ROWS, columns, promotion_rows
 from storage.tables.table_pack import arrow_table
@@ -89,15 +88,6 @@ def test_a_run_that_was_never_opened_is_still_a_row() -> None:
 def test_an_unreadable_run_says_only_why() -> None:
     row = make_unreadable_row("r1", "torn")
     assert (row.run_id, row.state, row.detail, row.attempts) == ("r1", "unreadable", "torn", None)
-
-
-def test_steps_count_tokens_where_the_configuration_says_how_many() -> None:
-    rest: dict[str, Any] = dict.fromkeys(("lr", "grad_norm", "tokens_per_second", "mfu", "seconds"), 0.0)
-    line = StepRecord(step=3, attempt=1, train_loss=1.0, memory_bytes=0, probe_loss=None, sample=None, **rest)
-    known = {"training": {"global_batch": 4}, "model": {"block_size": 8}}
-    state = folded(replace(opened(), config=known), started(1))
-    assert [row.tokens for row in make_step_rows("r1", state, [line])] == [96]
-    assert [row.tokens for row in make_step_rows("r1", folded(opened(), started(1)), [line])] == [None]
 
 
 def test_after_a_roll_back_to_nothing_the_alias_points_nowhere() -> None:

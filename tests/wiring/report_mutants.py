@@ -5,7 +5,6 @@ from tests.wiring.mutant import mutant
 ROWS, RECEIPTS, TABLES = "reports/queries/sql_rows.py", "reports/queries/receipts.py", "storage/tables/run_tables.py"
 COLUMNS = "tests/reports/test_sql_columns.py::test_every_column_that_follows_from_the_log_shows_its_own_field"
 RECORDED = "tests/reports/test_sql_columns.py::test_a_recorded_evaluation_shows_its_metrics_samples_and_verdict"
-STEPS = "tests/reports/test_sql_columns.py::test_a_step_shows_its_record_and_the_tokens_up_to_it"
 DECISIONS = "tests/reports/test_sql_columns.py::test_every_decision_on_an_alias_shows_its_own_fields"
 
 REPORT_MUTANTS = (
@@ -76,13 +75,6 @@ REPORT_MUTANTS = (
         'perplexity=summary.metrics.get("perplexity")',
         'perplexity=summary.metrics.get("val_loss")',
         RECORDED,
-    ),
-    mutant(
-        "sql-steps-count-windows",
-        ROWS,
-        "step_tokens = batch * block if batch and block else None",
-        "step_tokens = batch if batch and block else None",
-        STEPS,
     ),
     mutant("sql-refused-is-current", TABLES, 'if row.kind != "refused"', "if row.kind", DECISIONS),
     mutant("sql-back-from-nowhere", TABLES, '"previous": points_at', '"previous": None', DECISIONS),

@@ -2,6 +2,7 @@
 
 import os
 import time
+from datetime import UTC, datetime
 from statistics import median
 from typing import Any
 
@@ -14,6 +15,7 @@ from model.errors import BadBatch, LossExploded
 from model.inference.evaluation import held_out_loss
 from model.training.parallel import Ranks
 from storage.checkpoints.checkpoint import load_checkpoint
+from storage.logs.step_log import read_step_records
 from storage.snapshots.data_snapshot import open_snapshot
 from tasks.configuration.settings import DivergenceConfig
 from tasks.policy.error_kind import kind_of
@@ -73,8 +75,39 @@ def test_the_probe_measures_held_out_text_and_not_the_train_split(world: Trainin
         trainer.train_segment(2)
         snapshot = open_snapshot(world.store, world.snapshot_id, world.folder / "cache")
         held_out = TokenWindows(snapshot.val, MODEL["block_size"], snapshot.manifest.vocab_size)
-        expected, _ = held_out_loss(trainer._state.model, held_out, batches=3, batch_size=4)
+        expected, _ = held_out_loss(trainer._state.model, held_out, batches=3, batch_size=8)
     assert [record.probe_loss for record in parent.records] == [None, expected]
+
+
+def test_the_slice_of_the_probe_is_the_same_for_any_micro_batch(world: TrainingWorld) -> None:
+    training = {"probe_every_steps": 1, "probe_batches": 2, "sample_tokens": 0, "lr": 1e-30, "min_lr": 0.0}
+    found = []
+    for attempt, micro_batch in ((31, 4), (32, 1)):
+        with world.opened(world.spec(attempt, training=training, micro_batch=micro_batch)) as (trainer, parent):
+            trainer.train_segment(1)
+        found += [record.probe_loss for record in parent.records]
+    assert found[0] == found[1]
+
+
+def test_a_step_whose_gradient_overflows_in_fp16_is_a_record_too(world: TrainingWorld) -> None:
+    training = {"precision": "fp16", "kernels": "stock", "probe_every_steps": 0}
+    with world.opened(world.spec(33, training=training)) as (trainer, parent):
+        trainer._state.model.wte.weight.register_hook(lambda gradient: gradient * float("inf"))
+        trainer.train_segment(2)
+    read = read_step_records(world.store, "runs/run-33")
+    assert [record.step for record in read] == [1, 2] == [record.step for record in parent.records]
+    assert [record.grad_norm for record in read] == [None, None]
+    assert read[0].loss_scale == 2 * read[1].loss_scale > 0
+
+
+def test_a_step_says_when_it_was_how_far_into_the_data_and_on_how_many_processes(world: TrainingWorld) -> None:
+    before = datetime.now(UTC)
+    with world.opened(world.spec(34)) as (trainer, parent):
+        trainer.train_segment(2)
+    second, windows = parent.records[1], trainer._data.inputs.windows.window_count
+    assert before <= second.at <= datetime.now(UTC)
+    assert (second.tokens, second.world_size) == (2 * TRAINING["global_batch"] * MODEL["block_size"], 1)
+    assert second.epoch == 2 * TRAINING["global_batch"] / windows and 0 <= second.data_seconds < second.seconds + 1
 
 
 def test_tokens_and_device_time_count_from_the_start_of_the_attempt(world: TrainingWorld) -> None:

@@ -42,9 +42,16 @@ TRAINING_MUTANTS = (
     mutant(
         "last-held-out-batch-counts-whole",
         HELD_OUT,
-        "* len(part)",
-        "* batch_size",
+        "(count * windows.block_size)",
+        "(batches * batch_size * windows.block_size)",
         "tests/model/test_evaluation.py::test_windows_of_a_last_batch_that_is_not_full_count_as_much_as_others",
+    ),
+    mutant(
+        "tokens-count-windows",
+        "model/training/training_loop.py",
+        "tokens=step * state.global_batch * config.block_size",
+        "tokens=step * state.global_batch",
+        f"{TESTS}::test_a_step_says_when_it_was_how_far_into_the_data_and_on_how_many_processes",
     ),
     mutant(
         "bits-per-byte-of-the-train-split",
