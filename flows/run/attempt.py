@@ -23,7 +23,8 @@ from tasks.attempt.attempt_receipt import AttemptOver, Usage
 from tasks.attempt.preemption_notice import kubernetes_reason
 from tasks.commit_checkpoint import commit_checkpoint
 from tasks.errors import TrainerGone
-from tasks.machine.placement import code_version, this_placement
+from tasks.machine.machine_speed import trains_on_cuda
+from tasks.machine.placement import code_version, library_versions, resolved_device, this_placement
 from tasks.policy.attempt_sizes import next_sizes, segment_end
 from tasks.policy.failures import Evidence, classify
 from tasks.train_segment import train_segment
@@ -202,9 +203,11 @@ def _claim(run: ActiveRun, number: int, reference: CheckpointReference | None, s
     ends = [attempt.ended for attempt in state.attempts if attempt.ended is not None]
     training, trainers = run.config.training, run.trainers
     sizes = next_sizes(state, training, processes=trainers.group.size, chosen=run.micro_batch)
+    on_cuda, processes = trains_on_cuda(training.device), trainers.group.size
+    device = resolved_device(training.device, on_cuda=on_cuda, processes=processes)
     return AttemptStarted(
         attempt=number,
-        placement=this_placement(device=training.device, threads=trainers.threads, world_size=trainers.group.size),
+        placement=this_placement(device=device, threads=trainers.threads, world_size=processes),
         config=run.config.document(),
         config_sha256=run.config.frozen_sha256(),
         code_version=code_version(),
@@ -213,6 +216,7 @@ def _claim(run: ActiveRun, number: int, reference: CheckpointReference | None, s
         resumed_from=reference,
         activation_checkpointing=sizes.activation_checkpointing,
         quarantined_samples=len(state.quarantined_windows),
+        versions=library_versions(),
         changed=_describe_change(ends[-1]) if ends else "",
     )
 

@@ -144,6 +144,7 @@ def _trying(facts: PostMortem, receipt: Receipt) -> list[str]:
         f"train a {facts.model_family} model for {format_count(facts.total_steps, 'step')}; "
         f"this attempt was to do steps {receipt.first_step + 1:,} to {facts.total_steps:,}",
         f"Code version {receipt.code_version}, micro-batch {receipt.micro_batch}",
+        *([", ".join(f"{name} {version}" for name, version in receipt.versions.items())] if receipt.versions else []),
     ]
 
 

@@ -48,6 +48,7 @@ class Receipt:
     config_sha256: str
     data_snapshot: str
     code_version: str
+    versions: Mapping[str, str]
     placement: PlacementSummary
     flow_run_id: str | None
     resumed_from_step: int | None
@@ -94,6 +95,7 @@ def make_receipt(run_id: str, state: RunState, record: AttemptRecord) -> Receipt
         config_sha256=started.config_sha256,
         data_snapshot=state.opened.data_snapshot if state.opened else "",
         code_version=started.code_version,
+        versions=started.versions,
         placement=summarize_placement(started.placement),
         flow_run_id=started.flow_run_id,
         resumed_from_step=resumed.step if resumed else None,

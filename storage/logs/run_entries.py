@@ -61,7 +61,7 @@ class RunOpened:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptStarted:
-    """An attempt claims the run; its number is the fencing epoch."""
+    """An attempt claims the run; its number is the fencing epoch. `versions` are those of what computes its bits."""
 
     attempt: int
     placement: Placement
@@ -74,6 +74,7 @@ class AttemptStarted:
     activation_checkpointing: bool = False
     quarantined_samples: int = 0
     changed: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.attempt < 1:

@@ -36,6 +36,7 @@ class TrainingAttemptRow:
     config_sha256: str
     data_snapshot: str
     code_version: str
+    versions: Mapping[str, str]
     placement_host: str
     placement_pid: int
     placement_device: str
@@ -225,6 +226,7 @@ _TYPES: Mapping[Any, str] = {
     JsonText: "JSON",
     tuple[str, ...]: "VARCHAR[]",
     Mapping[str, float]: "MAP(VARCHAR, DOUBLE)",
+    Mapping[str, str]: "MAP(VARCHAR, VARCHAR)",
     Mapping[str, int | None]: "MAP(VARCHAR, BIGINT)",
 }
 

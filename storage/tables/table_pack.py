@@ -23,6 +23,7 @@ _TYPES: Mapping[str, pa.DataType] = {
     "VARCHAR[]": pa.list_(pa.string()),
     "MAP(VARCHAR, DOUBLE)": pa.map_(pa.string(), pa.float64()),
     "MAP(VARCHAR, BIGINT)": pa.map_(pa.string(), pa.int64()),
+    "MAP(VARCHAR, VARCHAR)": pa.map_(pa.string(), pa.string()),
 }
 
 

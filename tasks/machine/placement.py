@@ -1,6 +1,7 @@
 """This process and machine: placement, code version, cores, and whether another process is known to be dead."""
 
 import os
+import platform
 import socket
 import subprocess
 from contextlib import suppress
@@ -51,6 +52,26 @@ def code_version() -> str:
     except (OSError, subprocess.CalledProcessError):
         commit = "unknown"
     return f"{version('cairn')}+{commit}"
+
+
+def library_versions() -> dict[str, str]:
+    """Return the versions of python, torch, prefect, cairn and, where there is one, the GPU's driver."""
+    from importlib.metadata import version
+
+    versions = {"python": platform.python_version(), **{name: version(name) for name in ("torch", "prefect", "cairn")}}
+    with suppress(OSError):
+        driver = (_PROC / "driver/nvidia/version").read_text(encoding="ascii", errors="replace")
+        versions["nvidia-driver"] = driver.partition("\n")[0].removeprefix("NVRM version: ").strip()
+    return versions
+
+
+def resolved_device(wanted: str, *, on_cuda: bool, processes: int) -> str:
+    """Return the device that `training.device` comes to here: cpu, cuda:<number>, or cuda for several processes."""
+    if wanted not in ("auto", "cuda"):
+        return wanted
+    if not on_cuda:
+        return "cpu"
+    return "cuda" if processes > 1 else "cuda:0"
 
 
 def this_placement(*, device: str, threads: int, world_size: int = 1) -> Placement:

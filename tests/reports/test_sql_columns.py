@@ -41,6 +41,7 @@ AGAIN = started(
     resumed_from=REFERENCE,
     config_sha256="c2",
     code_version="2",
+    versions={"python": "3.12", "torch": "2.14"},
     activation_checkpointing=True,
 )
 VERDICT = CurveVerdict(kind="healthy", why="it falls", numbers={"train_loss": 2.25})
@@ -144,6 +145,7 @@ def expected(table: str) -> Mapping[str, Any]:
             "config_sha256": "c2",
             "data_snapshot": "d",
             "code_version": "2",
+            "versions": {"python": "3.12", "torch": "2.14"},
             "placement_host": "there",
             "placement_pid": 13,
             "placement_device": "cuda",

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from flows.run.attempt import Attempt, _trainer_spec, claim_next_attempt
 from storage.errors import Fenced
@@ -17,6 +18,7 @@ from storage.logs.heartbeat import Heartbeat, read_heartbeat
 from storage.logs.run_entries import DataQuarantined
 from tasks.attempt.shutdown_signal import ShutdownSignal
 from tasks.errors import BudgetExhausted, TrainerGone
+from tasks.machine.placement import resolved_device
 from tasks.policy.failures import Evidence
 from tasks.trainer.trainer_process import TrainerProcess
 from tasks.trainer.trainer_protocol import Finish, TrainUntil
@@ -74,6 +76,28 @@ def test_the_spec_that_a_trainer_is_sent_says_what_configuration_and_log_say(
     assert (spec.threads, spec.prompt, spec.faults) == (3, "The first", "hang@4711")
     assert spec.resume == state.checkpoints[0].committed.reference and spec.resume.step == 10
     assert (spec.data.val_fraction, spec.model.n_embd, config.steps) == (0.3, 8, 20)
+
+
+def test_a_receipt_has_the_device_that_trained_and_the_versions_that_computed(killed: FlowWorld) -> None:
+    started = killed.log.state.attempts[0].started
+    assert started.placement.device == "cpu"
+    assert started.versions["torch"] == torch.__version__
+    assert {"python", "prefect", "cairn"} < set(started.versions)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "on_cuda", "processes", "device"),
+    [
+        ("auto", False, 1, "cpu"),
+        ("auto", True, 1, "cuda:0"),
+        ("cuda", True, 1, "cuda:0"),
+        ("auto", True, 8, "cuda"),
+        ("cuda:3", True, 1, "cuda:3"),
+        ("cpu", True, 1, "cpu"),
+    ],
+)
+def test_the_device_of_a_receipt_is_one_that_exists(wanted: str, on_cuda: bool, processes: int, device: str) -> None:
+    assert resolved_device(wanted, on_cuda=on_cuda, processes=processes) == device
 
 
 def test_an_attempt_records_what_it_was_started_with(flow: FlowWorld) -> None:
