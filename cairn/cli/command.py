@@ -1,6 +1,8 @@
 """The `cairn` command: registers its subcommands, prints errors for people, and exits with the contract's codes."""
 
+import atexit
 import os
+import signal
 import stat
 import sys
 from collections.abc import Callable, Sequence
@@ -62,6 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (for as long as the process lives)
     sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
     escape_unencodable_output()
+    # Registered first, so called last: from there on Python itself would take the handler of `exit_on_sigterm` away.
+    atexit.register(signal.signal, signal.SIGTERM, signal.SIG_IGN)
     code = run_command(sys.argv[1:] if arguments is None else arguments)
     exit_on_sigterm(code)
     sys.exit(code)

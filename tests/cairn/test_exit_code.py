@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import pytest
 
 from cairn.cli.command import code_of_error
@@ -75,3 +78,23 @@ def test_an_error_has_the_code_the_contract_gives_it(error: type[BaseException],
 
 def test_every_code_of_the_contract_is_in_the_table() -> None:
     assert sorted(ExitCode) == [0, 1, 2, 3, 4, 5, 6, 7, 75, 130]
+
+
+SLOW_TO_GO = """
+import os, time
+class Slow:
+    def __del__(self, write=os.write, sleep=time.sleep):
+        write(1, b"leaving")
+        sleep(1.0)
+keep = Slow()
+from cairn.cli.command import main
+main(["status", "bard", "--store", "memory://empty"])
+"""
+
+
+def test_a_sigterm_while_the_interpreter_is_taken_down_does_not_change_the_code() -> None:
+    process = subprocess.Popen([sys.executable, "-c", SLOW_TO_GO], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert process.stdout is not None and process.stdout.read(7) == b"leaving"
+    process.terminate()
+    assert process.wait() == 2
+    process.stdout.close()
