@@ -17,7 +17,7 @@ from tests.fabricated_run import FabricatedRun, fabricate
 from tests.storage.builders import committed
 
 MEANT: Mapping[str, frozenset[str]] = {
-    "RunOpened": frozenset({"initial_weights_sha256"}),
+    "RunOpened": frozenset({"initial_weights_sha256", "smallest_writer_version"}),
     "AttemptStarted": frozenset({"flow_run_id", "resumed_from", "activation_checkpointing"}),
     "Decision": frozenset({"charged", "micro_batch", "activation_checkpointing"}),
     "EvaluationRecorded": frozenset({"hold_id", "verdict"}),

@@ -164,7 +164,7 @@ def test_sweeps_beside_a_run_that_are_killed_delete_nothing_needed_and_leave_not
 
 
 @pytest.mark.slow
-def test_a_run_that_lost_a_sample_and_half_its_micro_batch_equals_one_that_began_so(campaign: Campaign) -> None:
+def test_a_run_that_lost_a_sample_and_computes_activations_again_equals_one_that_began_so(campaign: Campaign) -> None:
     planned = faults((Kind.OUT_OF_MEMORY, Moment.STEP, 12), (Kind.KILL_BOTH, Moment.STEP, 60))
     plan = RunPlan(seed=9, store="local", driver="command", faults=planned, spoiled_step=35)
     outcome = campaign.run(plan)

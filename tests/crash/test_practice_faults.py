@@ -51,8 +51,10 @@ def test_the_hang_was_noticed_by_the_runs_own_pace(scarred: Command) -> None:
     assert "no sign of life for" in receipts(scarred)[3].detail
 
 
-def test_the_oom_halved_the_micro_batch(scarred: Command) -> None:
-    assert [attempt.started.micro_batch for attempt in scarred.state().attempts] == [4, 4, 4, 4, 4, 2]
+def test_after_the_oom_activations_are_computed_again_and_the_micro_batch_stays(scarred: Command) -> None:
+    starts = [attempt.started for attempt in scarred.state().attempts]
+    assert [started.activation_checkpointing for started in starts] == [False] * 5 + [True]
+    assert {started.micro_batch for started in starts} == {4}
 
 
 def test_the_evaluator_alone_was_run_again(scarred: Command) -> None:
@@ -61,19 +63,29 @@ def test_the_evaluator_alone_was_run_again(scarred: Command) -> None:
     assert failed.manifest_sha256 == recorded.manifest_sha256 and recorded.step == STEPS
 
 
-@pytest.mark.slow  # the quicker witness of one halving is the test above
-def test_an_oom_halves_the_micro_batch_for_this_and_every_later_attempt(tmp_path: Path, api_url: str) -> None:
+@pytest.mark.slow  # its quicker witness is tests/model/test_same_bits_on_any_number_of_processes.py
+def test_an_oom_leaves_the_bits_of_a_run_that_nobody_touched(
+    tmp_path: Path, api_url: str, undisturbed_sha256: str
+) -> None:
+    command = faulty(tmp_path, api_url, "oom@22")
+    command.train()
+    assert [ended.reason for ended in receipts(command)] == ["oom", "completed"]
+    assert command.state_sha256() == undisturbed_sha256
+
+
+@pytest.mark.slow  # its quicker witness is in tests/tasks/test_budgets.py
+def test_further_ooms_halve_the_micro_batch_for_this_and_every_later_attempt(tmp_path: Path, api_url: str) -> None:
     command = faulty(tmp_path, api_url, "oom@8,oom@18,oom@28,kill@38")
     command.train()
     starts = [attempt.started for attempt in command.state().attempts]
     assert [ended.reason for ended in receipts(command)] == ["oom", "oom", "oom", "lost", "completed"]
-    assert [started.micro_batch for started in starts] == [4, 2, 1, 1, 1]
-    assert [started.activation_checkpointing for started in starts] == [False, False, False, True, True]
+    assert [started.micro_batch for started in starts] == [4, 4, 2, 1, 1]
+    assert [started.activation_checkpointing for started in starts] == [False, True, True, True, True]
     assert [started.changed for started in starts] == [
         "",
-        "after oom: micro-batch 4→2",
-        "after oom: micro-batch 2→1",
-        "after oom: activation checkpointing on",
+        "after oom: activations are computed again, bits stay equal",
+        "after oom: micro-batch 4→2, bits differ from here",
+        "after oom: micro-batch 2→1, bits differ from here",
         "after lost",
     ]
 

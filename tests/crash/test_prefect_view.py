@@ -23,7 +23,10 @@ def test_a_failed_segment_carries_its_reason_as_state_name(shown: ShownRun) -> N
     assert states["train-segment 30→35 · attempt 3 (after lost)"] == "BadData"
     assert states["train-segment 40→45 · attempt 5 (after hung)"] == "Completed"
     assert states["train-segment 50→55 · attempt 5 (after hung)"] == "OOM"
-    assert states["train-segment 50→55 · attempt 6 (after oom: micro-batch 4→2)"] == "Completed"
+    assert (
+        states["train-segment 50→55 · attempt 6 (after oom: activations are computed again, bits stay equal)"]
+        == "Completed"
+    )
 
 
 def test_the_flow_run_is_tagged_with_its_run_and_every_reason(shown: ShownRun) -> None:
