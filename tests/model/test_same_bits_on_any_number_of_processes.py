@@ -1,6 +1,5 @@
 """One run on 1, 2 and 4 processes, moved in the middle: the same bits; and uneven shares under sharding."""
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import torch.distributed as dist
 
 from tests.model.rank_legs import Leg, encode_legs, read_state
 from tests.model.tiny_run import TinyRun
+from tests.processes.fork_server import fork_server
 
 PROCESSES = 4
 STEPS = 8
@@ -45,7 +45,9 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, torch
     legs = [leg for mode in MODES for leg in moved(folder, mode)] + [uneven(folder)]
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     words = [sys.executable, "-m", "tests.model.rank_legs"]
-    processes = [subprocess.Popen([*words, str(rank), str(store.port), encode_legs(legs)]) for rank in range(PROCESSES)]
+    processes = [
+        fork_server().popen([*words, str(rank), str(store.port), encode_legs(legs)]) for rank in range(PROCESSES)
+    ]
     assert [process.wait() for process in processes] == [0] * PROCESSES
     return {name: read_state(folder / f"{name}.npz") for name in (*(f"{mode}-5" for mode in MODES), "uneven")}
 

@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-PROGRAMS = frozenset({"cairn.cli.command", "tasks.trainer.trainer", "tasks.evaluator.evaluator"})
+PROGRAMS = frozenset(
+    {"cairn.cli.command", "tasks.trainer.trainer", "tasks.evaluator.evaluator", "tests.model.rank_legs"}
+)
 ROOT = Path(__file__).parents[2]
 PADDING = 4096
 """Bytes of command line and of environment that a fork server sets aside, for those of the processes it forks."""
