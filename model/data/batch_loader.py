@@ -7,7 +7,7 @@ step.
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Self
 
@@ -29,19 +29,22 @@ STEPS_AHEAD = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """One step's samples on the host: their `windows` (B,) and token ids `tokens` (B, T+1), int64."""
+    """One step's samples: `windows` of all processes (B,), and `tokens`, the int64 ids of one's own rows (b, T+1)."""
 
     windows: tuple[int, ...]
     tokens: Tensor
 
 
-def gather_batch(windows: TokenWindows, drawn: NDArray[np.int64], *, pin: bool = False) -> Batch:
-    """Gather the windows `drawn` (B,) as a batch, in page-locked memory for CUDA if `pin`.
+def gather_batch(
+    windows: TokenWindows, drawn: NDArray[np.int64], *, rows: slice = slice(None), pin: bool = False
+) -> Batch:
+    """Gather the `rows` of the windows `drawn` (B,) as a batch, in page-locked memory for CUDA if `pin`.
 
-    Raises TokenOutOfRange with the first window of the batch that has an id outside the vocabulary.
+    Raises TokenOutOfRange with the first of these windows that has an id outside the vocabulary.
     """
-    tokens = torch.empty((len(drawn), windows.block_size + 1), dtype=torch.int64, pin_memory=pin)
-    windows.gather(drawn, into=tokens.numpy())
+    own = drawn[rows]
+    tokens = torch.empty((len(own), windows.block_size + 1), dtype=torch.int64, pin_memory=pin)
+    windows.gather(own, into=tokens.numpy())
     return Batch(windows=tuple(drawn.tolist()), tokens=tokens)
 
 
@@ -82,12 +85,13 @@ class BatchLoader:
             self.forget()
             self._read(step)
         _, batch = self._prefetched.popleft()
-        began = self._clock()
-        wait([batch])
-        self._waited_seconds += self._clock() - began
         for following in range(step + 1 + len(self._prefetched), min(step + 1 + self._steps_ahead, self._end_step)):
             self._read(following)
-        return batch.result()
+        began = self._clock()
+        try:
+            return batch.result()
+        finally:
+            self._waited_seconds += self._clock() - began
 
     def take_waited_seconds(self) -> float:
         """Return the seconds that `batch` has waited since this was last asked."""
@@ -117,8 +121,8 @@ class BatchLoader:
     def _gather(self, step: int) -> Batch:
         if not self._drawn_from <= step < self._drawn_from + len(self._drawn):
             self._drawn_from, self._drawn = step, self.order.windows_between(step, step + self._steps_at_once)
-        drawn = self._drawn[step - self._drawn_from, self._rows]
-        return gather_batch(self.windows, drawn, pin=self._device.type == "cuda")
+        drawn = self._drawn[step - self._drawn_from]
+        return gather_batch(self.windows, drawn, rows=self._rows, pin=self._device.type == "cuda")
 
     def _use_device(self) -> None:
         if self._device.type == "cuda":  # page-locked memory belongs to the thread's device

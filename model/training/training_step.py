@@ -108,21 +108,17 @@ def _gather(state: TrainState, inputs: StepInputs) -> Batch:
     try:
         if inputs.loader is None:
             rows = ranks.rows(order.global_batch, inputs.micro_batch)
-            batch = gather_batch(inputs.windows, order.windows_of(state.step)[rows])
+            batch = gather_batch(inputs.windows, order.windows_of(state.step), rows=rows)
         else:
             batch = inputs.loader.batch(state.step)
     except TokenOutOfRange:
         if ranks.size == 1:
             raise
         failed = True
-    if ranks.size == 1:
-        assert batch is not None
-        return batch
-    drawn = order.windows_of(state.step)
     if ranks.any(failed):
-        gather_batch(inputs.windows, drawn)
+        gather_batch(inputs.windows, order.windows_of(state.step))
     assert batch is not None
-    return Batch(windows=tuple(drawn.tolist()), tokens=batch.tokens)
+    return batch
 
 
 def _accumulate(state: TrainState, inputs: StepInputs, batch: Batch) -> Tensor:

@@ -36,10 +36,6 @@ class TrainerGroup:
         """The number of processes in all."""
         return self.processes * self.nodes
 
-    def rows(self, global_batch: int) -> int:
-        """Return the largest number of samples of a step's batch that one process has."""
-        return -(-global_batch // self.size)
-
     def command(self) -> list[str]:
         """Return the command that starts this machine's part: the trainer itself, or a launcher of several."""
         if self.size == 1:

@@ -1,13 +1,19 @@
 """A real Prefect server for real `cairn train` runs, the run nobody touched, and one that met every fault."""
 
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from storage.stores.retrying_store import RetryingStore
+from storage.stores.s3_store import S3Store
 from tests.crash.prefect_api import Prefect, prefect_command
 from tests.crash.prefect_server import shared_server
 from tests.crash.session_runs import scarred_run, undisturbed_run
 from tests.crash.training_command import Command
+from tests.s3.fault_proxy import FaultProxy
+from tests.s3.servers import S3Server, s3_server
 
 
 @pytest.fixture(scope="session")
@@ -51,3 +57,23 @@ def undisturbed_sha256(undisturbed: Command) -> str:
 def scarred(api_url: str) -> Command:
     """The run that met every fault, made once a session and not to be changed."""
     return scarred_run(api_url)
+
+
+@pytest.fixture
+def emulator(tmp_path_factory: pytest.TempPathFactory) -> S3Server:
+    """The emulator, which never goes away itself and lets anybody in."""
+    return s3_server("quick", tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture
+def proxy(emulator: S3Server) -> Iterator[FaultProxy]:
+    """What stands between a run and its store."""
+    with FaultProxy(upstream=emulator.endpoint) as standing:
+        yield standing
+
+
+@pytest.fixture
+def remote(tmp_path: Path, api_url: str, emulator: S3Server, proxy: FaultProxy) -> Command:
+    """A command whose store is behind the proxy; the test itself reads past it."""
+    store = RetryingStore(S3Store(emulator.bucket(), uuid.uuid4().hex))
+    return Command(tmp_path, api_url, store=store, environment=emulator.environment(proxy.endpoint))

@@ -2,40 +2,14 @@
 
 import subprocess
 import time
-import uuid
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from storage.stores.retrying_store import RetryingStore
-from storage.stores.s3_store import S3Store
 from tests.crash.training_command import Command
 from tests.processes.waiting import patience_seconds, wait_for
 from tests.s3.fault_proxy import FaultProxy, NetworkFault
-from tests.s3.servers import S3Server, s3_server
 
 AWAY_SECONDS = 5.0
-
-
-@pytest.fixture
-def server(tmp_path_factory: pytest.TempPathFactory) -> S3Server:
-    """The emulator, which never goes away itself."""
-    return s3_server("quick", tmp_path_factory.getbasetemp())
-
-
-@pytest.fixture
-def proxy(server: S3Server) -> Iterator[FaultProxy]:
-    """What stands between the run and its store."""
-    with FaultProxy(upstream=server.endpoint) as standing:
-        yield standing
-
-
-@pytest.fixture
-def remote(tmp_path: Path, api_url: str, server: S3Server, proxy: FaultProxy) -> Command:
-    """A command whose store is behind the proxy; the test itself reads past it."""
-    store = RetryingStore(S3Store(server.bucket(), uuid.uuid4().hex))
-    return Command(tmp_path, api_url, store=store, environment=server.environment(proxy.endpoint))
 
 
 def send_away_when(proxy: FaultProxy, process: subprocess.Popen[bytes], pattern: str) -> None:

@@ -2,43 +2,18 @@
 
 import os
 import shutil
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from storage.logs.registry import Registry
-from storage.stores.retrying_store import RetryingStore
-from storage.stores.s3_store import S3Store
 from tests.crash.training_command import RUN, Command
 from tests.processes.waiting import patience_seconds, wait_for
 from tests.s3.fault_proxy import FaultProxy, NetworkFault
-from tests.s3.servers import S3Server, s3_server
 
 FOR_EVER = 1_000_000
 SHARDS_AT_ONCE = 4
 RESUMABLE = 75
-
-
-@pytest.fixture
-def server(tmp_path_factory: pytest.TempPathFactory) -> S3Server:
-    """The emulator, which lets anybody in."""
-    return s3_server("quick", tmp_path_factory.getbasetemp())
-
-
-@pytest.fixture
-def proxy(server: S3Server) -> Iterator[FaultProxy]:
-    """What stands between the run and its store, and refuses."""
-    with FaultProxy(upstream=server.endpoint) as standing:
-        yield standing
-
-
-@pytest.fixture
-def remote(tmp_path: Path, api_url: str, server: S3Server, proxy: FaultProxy) -> Command:
-    """A command whose store is behind the proxy; the test itself reads past it."""
-    store = RetryingStore(S3Store(server.bucket(), uuid.uuid4().hex))
-    return Command(tmp_path, api_url, store=store, environment=server.environment(proxy.endpoint))
 
 
 def test_a_permission_revoked_during_staging_ends_the_attempt_with_a_receipt_and_the_run_goes_on_once_it_is_back(

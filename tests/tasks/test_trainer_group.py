@@ -36,7 +36,7 @@ def test_one_process_is_the_trainer_itself_and_more_are_started_by_the_launcher(
     assert TrainerGroup(processes=4).command() == launcher
     several = TrainerGroup(processes=4, nodes=2, node_rank=1, rendezvous="node-0:29500")
     assert several.command() == [*launcher, "--nodes", "2", "--node-rank", "1", "--rendezvous", "node-0:29500"]
-    assert (several.size, several.rows(32), several.rows(33)) == (8, 4, 5)
+    assert several.size == 8
 
 
 def test_auto_is_one_process_for_each_gpu_and_one_without(tmp_path: Path) -> None:
