@@ -2,6 +2,7 @@
 
 import subprocess
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -12,9 +13,11 @@ from tests.s3.fault_proxy import FaultProxy, NetworkFault
 AWAY_SECONDS = 5.0
 
 
-def send_away_when(proxy: FaultProxy, process: subprocess.Popen[bytes], pattern: str) -> None:
+def send_away_when(
+    proxy: FaultProxy, process: "subprocess.Popen[bytes]", pattern: str, output: Callable[[], str]
+) -> None:
     """Let every request fail for some seconds, from the first that names `pattern`."""
-    wait_for(lambda: any(pattern in request for request in proxy.requests), process, pattern)
+    wait_for(lambda: any(pattern in request for request in proxy.requests), process, pattern, output)
     proxy.aim(NetworkFault.SLOW_DOWN, ".", times=1_000_000)
     time.sleep(AWAY_SECONDS)  # the outage itself
     proxy.aims.clear()
@@ -36,7 +39,7 @@ def test_a_store_that_is_away_altogether_costs_no_attempt_and_no_bit(
     remote: Command, proxy: FaultProxy, undisturbed_sha256: str
 ) -> None:
     process = remote.start()
-    send_away_when(proxy, process, "step-00000010-attempt-0001/manifest.json")
+    send_away_when(proxy, process, "step-00000010-attempt-0001/manifest.json", remote.output)
     assert process.wait(timeout=patience_seconds()) == 0, remote.output()
     assert len(remote.state().attempts) == 1
     assert remote.state_sha256() == undisturbed_sha256
@@ -47,7 +50,7 @@ def test_a_store_that_is_away_longer_than_the_runs_patience_is_continued_later_w
     remote: Command, proxy: FaultProxy, undisturbed_sha256: str
 ) -> None:
     process = remote.start("--set", "checkpoint.patience_seconds=1")
-    wait_for(lambda: any("step-00000010-" in request for request in proxy.requests), process, "step 10")
+    wait_for(lambda: any("step-00000010-" in request for request in proxy.requests), process, "step 10", remote.output)
     proxy.aim(NetworkFault.SLOW_DOWN, ".", times=1_000_000)
     assert process.wait(timeout=patience_seconds()) != 0
     proxy.aims.clear()

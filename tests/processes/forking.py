@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from tests.processes import stacks
 from tests.processes.fork_server import PROGRAMS, ForkExec, ForkRequest, receive_request
 
 _CLONE_PARENT = 0x8000
@@ -149,6 +150,7 @@ def run(request: ForkRequest) -> None:
     """Run the program to its end, as `python -m` would; `cairn` gets a fork server of its own first."""
     if request.words[2] == "cairn.cli.command":
         serve_children()
+    stacks.listen()
     from prefect.context import refresh_global_settings_context
     from prefect.logging.configuration import setup_logging
 

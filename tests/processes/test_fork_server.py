@@ -10,6 +10,8 @@ from pathlib import Path
 import psutil
 
 from tests.processes.fork_server import fork_server
+from tests.processes.stacks import stacks_of
+from tests.processes.waiting import wait_until
 
 CAIRN = (sys.executable, "-m", "cairn.cli.command")
 
@@ -47,3 +49,11 @@ def test_its_environment_is_the_one_it_was_given(tmp_path: Path) -> None:
 def test_what_is_not_a_program_of_the_fork_server_is_started_as_always() -> None:
     child = fork_server().popen([sys.executable, "-c", "print(6 * 7)"], stdout=subprocess.PIPE)
     assert child.communicate()[0] == b"42\n"
+
+
+def test_a_process_that_waits_says_in_which_line_it_stands() -> None:
+    words = (sys.executable, "-m", "tasks.trainer.trainer")
+    child = fork_server().popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    wait_until(lambda: "trainer.py" in stacks_of(child.pid), "its stacks")
+    child.kill()
+    child.communicate()

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 
+from tests.processes.stacks import stacks_of
 from tests.session_folder import once
 
 _POLL_SECONDS = 0.01
@@ -37,7 +38,7 @@ def wait_for(
         assert code is None or is_there(), f"the process left with {code} before {what}\n{output()}"
         return code is not None
 
-    wait_until(is_there_or_process_ended, what, output)
+    wait_until(is_there_or_process_ended, what, lambda: f"{output()}\n{stacks_of(process.pid)}")
 
 
 def wait_until(is_there: Callable[[], bool], what: str, output: Callable[[], str] = lambda: "") -> None:
