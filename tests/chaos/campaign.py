@@ -32,7 +32,7 @@ from tests.crash.prefect_server import Server, wait_until_healthy
 from tests.environment_allow_list import restrict_this_process
 from tests.session_folder import close_session, open_session
 
-_SERVER_SECONDS = 60.0
+_SERVER_SECONDS = 120.0
 
 
 class Campaign:

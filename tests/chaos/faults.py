@@ -21,6 +21,7 @@ from tests.chaos.observer import RUN
 from tests.chaos.plan import COMMAND, Fault, Kind
 from tests.chaos.processes import Role
 from tests.chaos.sweep_fault import kill_sweep
+from tests.processes.waiting import patience_seconds
 from tests.s3.fault_proxy import NetworkFault
 
 STOPPED_SECONDS = 4.0  # the lease is three
@@ -140,8 +141,8 @@ def _notice(environment: Environment) -> int:
     struck = environment.processes.send_signal(signal.SIGTERM, Role.FLOW)
     if not struck:
         raise Skipped("no flow is left")
-    if environment.processes.wait_gone(struck, seconds=60.0):
-        raise AssertionError("a flow that was told to go is there a minute later")
+    if environment.processes.wait_gone(struck, seconds=patience_seconds()):
+        raise AssertionError("a flow that was told to go is still there")
     return 0
 
 
@@ -171,11 +172,11 @@ def _zombie(environment: Environment) -> int:
     for pid in asleep:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
-    left = environment.processes.wait_gone(asleep, seconds=60.0)
+    left = environment.processes.wait_gone(asleep, seconds=patience_seconds())
     for actor in successors:
         actor.signal(signal.SIGCONT)
     if left:
-        raise AssertionError(f"a zombie that was fenced is there a minute later: {left}")
+        raise AssertionError(f"a zombie that was fenced is still there: {left}")
     return 0
 
 
