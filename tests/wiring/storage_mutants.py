@@ -1,0 +1,38 @@
+"""Wrong wires of storage: appends, retries, folders."""
+
+from tests.wiring.mutant import mutant
+
+ENTRY_LOG = "tests/storage/test_entry_log.py"
+
+STORAGE_MUTANTS = (
+    mutant(
+        "refusal-retried",
+        "storage/stores/retry_policy.py",
+        "except (StoreRefused, NotDurable):",
+        "except NotDurable:",
+        f"{ENTRY_LOG}::test_an_append_that_the_store_refuses_is_tried_once_however_long_the_run_waits",
+    ),
+    mutant(
+        "refused-append-unknown",
+        "storage/logs/entry_log.py",
+        "may_be_written |= not isinstance(error, StoreRefused)",
+        "may_be_written = True",
+        f"{ENTRY_LOG}::test_an_append_that_the_store_refuses_is_tried_once_however_long_the_run_waits",
+    ),
+    mutant(
+        "folder-fsync-forgiven",
+        "storage/stores/local_store.py",
+        "except (FileNotFoundError, PermissionError):\n            return",
+        "except OSError:\n            return",
+        "tests/storage/test_local_store_fsync.py::"
+        "test_a_new_folder_whose_name_is_not_on_disk_is_made_anew_by_a_repetition",
+    ),
+    mutant(
+        "folder-synced-by-its-maker-only",
+        "storage/stores/local_store.py",
+        "if folder.is_dir() and (folder in self._synced or not folder.is_relative_to(self._root)):",
+        "if folder.is_dir():",
+        "tests/protocol/test_power_cuts.py::"
+        "test_a_folder_made_by_a_process_that_died_before_it_was_synced_is_synced_by_the_next_that_writes_there",
+    ),
+)

@@ -1,0 +1,108 @@
+"""Wrong wires of the tasks: receipts, budgets, early stop, watchers, staging, evaluations, exit codes."""
+
+from tests.wiring.mutant import key, mutant
+
+RECEIPT = "tasks/attempt/attempt_receipt.py"
+CLAIM = "tasks/attempt/attempt_claim.py"
+BUDGETS = "tasks/policy/budgets.py"
+EARLY_STOP = "tasks/policy/early_stop.py"
+WATCH = "tasks/policy/run_watch.py"
+TESTS = "tests/wiring/test_flow.py"
+BACK_OFF = f"{TESTS}::test_the_flow_waits_between_attempts_as_the_budget_says_until_it_is_spent"
+COUNTED = f"{TESTS}::test_a_receipt_counts_what_the_trainer_did_and_what_of_it_was_lost"
+COMMITTED = f"{TESTS}::test_a_commit_counts_tokens_and_device_time_up_to_its_step"
+
+TASK_MUTANTS = (
+    mutant("back-off-never-doubles", BUDGETS, "* 2 ** min(len(spent.since_progress), 6)", "* 1", BACK_OFF),
+    mutant(
+        "receipt-wastes-everything",
+        RECEIPT,
+        "        wasted_gpu_seconds=gpu_seconds - useful,\n        stderr_tail",
+        "        wasted_gpu_seconds=gpu_seconds,\n        stderr_tail",
+        COUNTED,
+    ),
+    mutant(
+        "budget-sees-no-waste",
+        RECEIPT,
+        "        wasted_gpu_seconds=gpu_seconds - useful,\n        activation_checkpointing",
+        "        wasted_gpu_seconds=0.0,\n        activation_checkpointing",
+        f"{TESTS}::test_device_time_lost_over_the_run_is_a_budget_too",
+    ),
+    mutant(
+        "commit-tokens-and-time-swapped",
+        "tasks/commit_checkpoint.py",
+        "tokens, gpu_seconds = segment.tokens, segment.gpu_seconds",
+        "gpu_seconds, tokens = segment.tokens, segment.gpu_seconds",
+        COMMITTED,
+    ),
+    mutant(
+        "watchdog-share-times-ten",
+        "tasks/attempt/watchdog.py",
+        "_LATE_SHARE = 0.25",
+        "_LATE_SHARE = 2.5",
+        "tests/tasks/test_watchdog.py::test_a_poll_that_is_late_by_a_quarter_of_the_allowance_restarts_it",
+    ),
+    mutant(
+        "exactly-the-ratio-does-not-overfit",
+        EARLY_STOP,
+        "loss >= policy.overfit_ratio * train",
+        "loss > policy.overfit_ratio * train",
+        "tests/tasks/test_early_stop.py::test_a_held_out_loss_of_exactly_the_ratio_overfits",
+    ),
+    mutant(
+        "early-stop-of-defaults",
+        EARLY_STOP,
+        'policy=EarlyStopConfig.model_validate(config["early_stop"])',
+        "policy=EarlyStopConfig()",
+        f"{TESTS}::test_a_run_that_stops_early_stops_where_its_policy_says",
+    ),
+    mutant(
+        "claim-ignores-the-heartbeat",
+        CLAIM,
+        "if read_heartbeat(log.store, log.prefix, number) != seen:",
+        "if False:",
+        "tests/tasks/test_attempt_claim.py::test_an_owner_that_writes_its_heartbeat_is_left_alone",
+    ),
+    mutant(
+        "watch-by-the-default-lease",
+        WATCH,
+        'return float(state.attempts[-1].started.config["lease"]["seconds"])',
+        "return LeaseConfig().seconds",
+        "tests/tasks/test_run_watch.py::test_the_lease_is_the_one_of_the_attempt_itself",
+    ),
+    mutant(
+        "watch-ignores-the-back-off",
+        WATCH,
+        "observed.unchanged_since + decision.delay_seconds + may_go_on",
+        "observed.unchanged_since + may_go_on",
+        "tests/tasks/test_run_watch.py::test_a_back_off_counts_from_when_this_watcher_first_saw_the_end",
+    ),
+    mutant(
+        "staging-without-patience",
+        "tasks/trainer/staging.py",
+        "run_retry_policy(patience_seconds)",
+        "run_retry_policy(0.0)",
+        "tests/tasks/test_staging.py::test_a_store_that_is_away_for_a_while_costs_time_not_the_checkpoint",
+    ),
+    mutant(
+        "fenced-exits-as-an-error",
+        "tasks/policy/termination.py",
+        "FlowState.FENCED: ExitCode.LIVE_OWNER",
+        "FlowState.FENCED: ExitCode.ERROR",
+        "tests/cairn/test_exit_code.py::test_a_final_state_has_the_code_the_contract_gives_it",
+    ),
+    mutant(
+        "every-commit-is-evaluated",
+        EARLY_STOP,
+        'config["checkpoint"]["every_steps"] * config["evaluation"]["every_commits"]',
+        'config["checkpoint"]["every_steps"]',
+        key("when_a_checkpoint_is_evaluated"),
+    ),
+    mutant(
+        "verdict-on-the-gradients",
+        "tasks/evaluator/run_curve.py",
+        "train_losses=[record.train_loss for record in records]",
+        "train_losses=[record.grad_norm for record in records]",
+        key("how_far_the_held_out_loss_may_lie_above"),
+    ),
+)
