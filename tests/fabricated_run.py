@@ -20,7 +20,7 @@ from storage.checkpoints.tensor_record import TensorRecord
 from storage.logs.entry_log import EntryLog
 from storage.logs.heartbeat import Heartbeat, write_heartbeat
 from storage.logs.log_entry import CheckpointReference, Writer
-from storage.logs.registry import Promoted, Registry
+from storage.logs.registry import Promoted, Registry, RegistryState
 from storage.logs.run_entries import (
     RUN_KINDS,
     AttemptStarted,
@@ -30,6 +30,7 @@ from storage.logs.run_entries import (
     Placement,
 )
 from storage.logs.run_log import RunLog
+from storage.logs.run_state import RunState
 from storage.stores.local_store import LocalStore
 from storage.stores.object_store import ObjectStore
 from tasks.configuration.configuration_source import parse_configuration
@@ -81,7 +82,7 @@ class FabricatedRun:
         placement = placement or entries.placement(host=host)
         config = configuration(overrides)
 
-        def decide(state: Any) -> AttemptStarted:
+        def decide(state: RunState) -> AttemptStarted:
             newest = state.newest_committed
             return entries.started(
                 state.latest_attempt + 1,
@@ -165,7 +166,7 @@ def fabricate(store: ObjectStore, run_id: str, *, opener: Writer = HUMAN, opened
 def promote(store: ObjectStore, run_id: str, reference: CheckpointReference, *, loss: float, alias: str) -> None:
     """Point an alias at a checkpoint."""
 
-    def decide(state: Any) -> Promoted:
+    def decide(state: RegistryState) -> Promoted:
         return Promoted(
             alias=alias,
             run_id=run_id,

@@ -5,7 +5,7 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,6 +15,9 @@ from storage.stores.local_store import LocalStore
 from tests import entries
 from tests.fabricated_run import FabricatedRun, fabricate
 from tests.storage.builders import committed
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 MEANT: Mapping[str, frozenset[str]] = {
     "RunOpened": frozenset({"initial_weights_sha256", "smallest_writer_version"}),
@@ -58,7 +61,7 @@ def default_of(item: Field[Any]) -> Any:
     return item.default_factory() if item.default_factory is not MISSING else item.default
 
 
-def faults(record: Any) -> Iterator[str]:
+def faults(record: "DataclassInstance") -> Iterator[str]:
     """Yield what keeps fields of this record from being told apart."""
     own, defaults = values(record), {item.name: default_of(item) for item in fields(record)}
     for name, value in own.items():
@@ -71,7 +74,7 @@ def faults(record: Any) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
-def test_no_two_fields_of_a_fabricated_entry_are_equal_and_none_is_a_default(record: Any) -> None:
+def test_no_two_fields_of_a_fabricated_entry_are_equal_and_none_is_a_default(record: "DataclassInstance") -> None:
     assert list(faults(record)) == []
 
 

@@ -15,6 +15,7 @@ from storage.logs.log_entry import Writer
 from storage.logs.run_entries import RunOpened
 from storage.logs.run_log import RunLog
 from storage.snapshots.data_snapshot import open_snapshot
+from storage.snapshots.document_index import SplitName
 from storage.stores.local_store import LocalStore
 from tasks.data.snapshot_build import build_snapshot
 from tasks.data.source_weights import weighted_components
@@ -60,7 +61,7 @@ def test_sizes_and_sources_are_those_of_the_corpus(
 
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_every_token_leads_back_to_its_source_file(
-    store: LocalStore, snapshot_id: str, corpus: Path, tmp_path: Path, split: Any
+    store: LocalStore, snapshot_id: str, corpus: Path, tmp_path: Path, split: SplitName
 ) -> None:
     """With bytes as tokens a window is its documents' bytes, each followed by one end of text."""
     by_name = {path.name: path for path in corpus.iterdir()}

@@ -1,7 +1,6 @@
 """`cairn diagnose`, and how a run that stopped early shows in the reading verbs."""
 
 import json
-from typing import Any
 
 import msgspec
 import pytest
@@ -18,7 +17,7 @@ from tests.fabricated_run import FabricatedRun
 FIELDS = {"run_id", "step", "total_steps", "verdict", "why", "numbers", "cures", "stopped_early", "evaluations"}
 
 
-def write_steps(run: Any, attempt: int, steps: range, *, loss: float = 5.5) -> None:
+def write_steps(run: FabricatedRun, attempt: int, steps: range, *, loss: float = 5.5) -> None:
     """Write the step records of an attempt as a trainer does; the loss falls by a hundredth a step."""
     lines = [
         StepRecord(
@@ -40,7 +39,7 @@ def write_steps(run: Any, attempt: int, steps: range, *, loss: float = 5.5) -> N
     run.log.store.write(key, b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
 
 
-def give_vocabulary(run: Any, size: int) -> None:
+def give_vocabulary(run: FabricatedRun, size: int) -> None:
     """Write as much of the run's snapshot manifest as a verdict reads."""
     run.log.store.write(f"data/{'d' * 64}/snapshot.json", json.dumps({"vocab_size": size, "version": 1}).encode())
 

@@ -27,12 +27,14 @@ from tests.fabricated_run import FabricatedRun
 HUMAN = Writer(host="here", pid=1)
 
 
-def explained(run: Any, number: int | None = None) -> str:
+def explained(run: FabricatedRun, number: int | None = None) -> str:
     """The text without its line breaks, so that a claim may span lines."""
     return " ".join(" ".join(post_mortem_lines(gather_post_mortem(run.log, number))).split())
 
 
-def end_by(run: Any, evidence: Evidence, *, step: int, writer: Writer | None = None, **budgets: Any) -> AttemptEnded:
+def end_by(
+    run: FabricatedRun, evidence: Evidence, *, step: int, writer: Writer | None = None, **budgets: Any
+) -> AttemptEnded:
     """End the open attempt as the real parent does: classified, decided, on record."""
     usage = Usage(last_step=step, tokens=step, gpu_seconds=step / 5)
     state = run.log.refresh()

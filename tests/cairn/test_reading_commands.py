@@ -3,7 +3,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,13 +24,15 @@ IDS = [verb[0] for verb in VERBS]
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=IDS)
-def test_with_json_stdout_is_one_document_and_stderr_is_silent(bard: FabricatedRun, cairn: Cairn, verb: Any) -> None:
+def test_with_json_stdout_is_one_document_and_stderr_is_silent(
+    bard: FabricatedRun, cairn: Cairn, verb: tuple[str, ...]
+) -> None:
     ended = cairn(*verb, "--json")
     assert (ended.code, ended.err, bool(json.loads(ended.out))) == (0, "", True)
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=IDS)
-def test_people_get_lines_they_can_read(bard: FabricatedRun, cairn: Cairn, verb: Any) -> None:
+def test_people_get_lines_they_can_read(bard: FabricatedRun, cairn: Cairn, verb: tuple[str, ...]) -> None:
     ended = cairn(*verb)
     assert ended.code == 0 and len(ended.out.splitlines()) >= 2
 

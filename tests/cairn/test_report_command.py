@@ -6,7 +6,6 @@ from datetime import timedelta
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -29,7 +28,7 @@ HUMAN = Writer(host="here", pid=1)
 HOSTILE = '<script>alert(1)</script> </td> "quoted" \x1b[31m| `tick` ```'
 
 
-def steps(run: Any, attempt: int, first: int, last: int) -> None:
+def steps(run: FabricatedRun, attempt: int, first: int, last: int) -> None:
     """Write the step records of one attempt."""
     lines = [
         StepRecord(
@@ -42,11 +41,11 @@ def steps(run: Any, attempt: int, first: int, last: int) -> None:
     run.log.store.write(f"{run.log.prefix}/steps/attempt-{attempt:04d}.jsonl", data)
 
 
-def markdown(run: Any, environment: Mapping[str, str] | None = None) -> str:
+def markdown(run: FabricatedRun, environment: Mapping[str, str] | None = None) -> str:
     return markdown_report(gather_report(run.log, environment or {})[0])
 
 
-def html(run: Any) -> str:
+def html(run: FabricatedRun) -> str:
     return html_report(*gather_report(run.log, {}))
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.commands import Cairn
+from tests.commands import Cairn, Ended
 from tests.fabricated_run import FabricatedRun
 
 SHORT = ("--days", "0.5", "--devices", "1024")
@@ -20,7 +20,7 @@ retries = 0
 """
 
 
-def document(ended: Any) -> Any:
+def document(ended: Ended) -> Any:
     assert ended.code == 0, ended.err
     return json.loads(ended.out)
 

@@ -1,7 +1,6 @@
 """`cairn sweep`: what scripts may rely on, what people read, and that looking changes nothing."""
 
 import json
-from typing import Any
 
 import pytest
 
@@ -27,7 +26,7 @@ def long(bard: FabricatedRun, store: LocalStore) -> FabricatedRun:
     return bard
 
 
-def committed_bytes(run: Any, step: int) -> int:
+def committed_bytes(run: FabricatedRun, step: int) -> int:
     return next(record.committed.bytes for record in run.log.refresh().checkpoints if record.committed.step == step)
 
 

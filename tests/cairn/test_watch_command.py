@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from flows.watching.run_continuation import Begun, Busy, ContinuationHere, StalledRun
+from flows.watching.run_continuation import Begun, Busy, Continuation, ContinuationHere, StalledRun
 from flows.watching.run_watcher import RunWatcher, WatchRow
 from flows.watching.watcher_memory import WatcherMemory
 from storage.errors import StoreUnavailable
@@ -70,7 +70,7 @@ def clock() -> Clock:
 def watch(store: LocalStore, tmp_path: Path, clock: Clock) -> Callable[..., RunWatcher]:
     """A watcher in a process of its own, as far as memory goes: only the file is shared with the next."""
 
-    def new(continuation: Any) -> RunWatcher:
+    def new(continuation: Continuation) -> RunWatcher:
         memory = WatcherMemory(tmp_path / "sightings.json", monotonic=clock.monotonic)
         return RunWatcher(store, continuation, memory, monotonic=clock.monotonic, sleep=clock.sleep)
 

@@ -5,13 +5,16 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.crash.prefect_api import ask
 from tests.crash.shown_run import ShownRun
 from tests.crash.training_command import Command
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("ui")]
 CHROMIUM = os.environ.get("CAIRN_TEST_CHROMIUM") or next(
@@ -30,7 +33,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory, api_url: str) -> ShownRun:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def browser() -> "Iterator[Browser]":
     """A headless Chromium that is installed here."""
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[dev]'")
     if CHROMIUM is None:
@@ -42,7 +45,7 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
-def page(browser: Any) -> Iterator[Any]:
+def page(browser: "Browser") -> "Iterator[Page]":
     """A fresh page, as wide as a laptop, that speaks to this machine alone."""
     context = browser.new_context(viewport={"width": 1360, "height": 900})
     context.route(re.compile(r"^https?://(?!127\.0\.0\.1)"), lambda route: route.abort())
@@ -62,11 +65,11 @@ def flow_run_ids(shown: ShownRun) -> list[str]:
     return list(dict.fromkeys(attempt.started.flow_run_id or "" for attempt in attempts))
 
 
-def open_flow_run(page: Any, shown: ShownRun, flow_run_id: str) -> None:
+def open_flow_run(page: "Page", shown: ShownRun, flow_run_id: str) -> None:
     page.goto(f"{ui_of(shown.api_url)}/runs/flow-run/{flow_run_id}", wait_until="domcontentloaded")
 
 
-def open_artifact(page: Any, shown: ShownRun, name: str, *, ui: str = "") -> None:
+def open_artifact(page: "Page", shown: ShownRun, name: str, *, ui: str = "") -> None:
     """Open the newest version of an artifact of the run."""
     rule = {"artifacts": {"key": {"any_": [f"cairn-bard-{name}"]}}}
     newest = ask(shown.api_url, "artifacts/latest/filter", rule)
@@ -74,12 +77,12 @@ def open_artifact(page: Any, shown: ShownRun, name: str, *, ui: str = "") -> Non
     page.goto(f"{ui_of(shown.api_url)}{ui}/artifacts/artifact/{ids[0]}", wait_until="domcontentloaded")
 
 
-def wait_for_words(page: Any, *words: str) -> None:
+def wait_for_words(page: "Page", *words: str) -> None:
     for word in words:
         page.get_by_text(word).first.wait_for(state="visible")
 
 
-def test_the_page_of_the_flow_run_names_the_reasons(page: Any, shown: ShownRun, tmp_path: Path) -> None:
+def test_the_page_of_the_flow_run_names_the_reasons(page: "Page", shown: ShownRun, tmp_path: Path) -> None:
     first, second = flow_run_ids(shown)
     open_flow_run(page, shown, first)
     wait_for_words(page, "Preempted", "run:bard")
@@ -89,7 +92,9 @@ def test_the_page_of_the_flow_run_names_the_reasons(page: Any, shown: ShownRun, 
     page.screenshot(path=tmp_path / "completed.png")
 
 
-def test_the_tasks_of_the_flow_run_carry_their_attempt_and_its_end(page: Any, shown: ShownRun, tmp_path: Path) -> None:
+def test_the_tasks_of_the_flow_run_carry_their_attempt_and_its_end(
+    page: "Page", shown: ShownRun, tmp_path: Path
+) -> None:
     open_flow_run(page, shown, flow_run_ids(shown)[0])
     page.get_by_text("Task Runs", exact=True).first.click()
     wait_for_words(page, "attempt 2 (after lost)")
@@ -97,7 +102,7 @@ def test_the_tasks_of_the_flow_run_carry_their_attempt_and_its_end(page: Any, sh
     assert "Lost" in page.inner_text("body")
 
 
-def test_all_four_artifacts_are_listed_with_the_flow_run(page: Any, shown: ShownRun, tmp_path: Path) -> None:
+def test_all_four_artifacts_are_listed_with_the_flow_run(page: "Page", shown: ShownRun, tmp_path: Path) -> None:
     open_flow_run(page, shown, flow_run_ids(shown)[1])
     page.get_by_text("Artifacts", exact=True).first.click()
     wait_for_words(page, *(f"cairn-bard-{name}" for name in ("receipts", "budgets", "evaluations", "curve")))
@@ -113,7 +118,7 @@ def test_all_four_artifacts_are_listed_with_the_flow_run(page: Any, shown: Shown
     ],
 )
 def test_a_table_is_a_table_on_its_page(
-    page: Any, shown: ShownRun, tmp_path: Path, name: str, words: tuple[str, ...]
+    page: "Page", shown: ShownRun, tmp_path: Path, name: str, words: tuple[str, ...]
 ) -> None:
     open_artifact(page, shown, name)
     page.locator("table").first.wait_for(state="visible")
@@ -123,7 +128,7 @@ def test_a_table_is_a_table_on_its_page(
 
 
 @pytest.mark.parametrize("ui", ["", "/v2"], ids=["V1", "V2"])
-def test_the_curve_is_a_picture_that_was_drawn(page: Any, shown: ShownRun, tmp_path: Path, ui: str) -> None:
+def test_the_curve_is_a_picture_that_was_drawn(page: "Page", shown: ShownRun, tmp_path: Path, ui: str) -> None:
     open_artifact(page, shown, "curve", ui=ui)
     picture = page.locator("img[alt='curves of bard']").first
     picture.wait_for(state="visible")
@@ -132,7 +137,7 @@ def test_the_curve_is_a_picture_that_was_drawn(page: Any, shown: ShownRun, tmp_p
     wait_for_words(page, "step 60 of 60")
 
 
-def test_the_page_asks_nobody_else_on_the_network_for_anything(page: Any, shown: ShownRun) -> None:
+def test_the_page_asks_nobody_else_on_the_network_for_anything(page: "Page", shown: ShownRun) -> None:
     asked: set[str] = set()
     page.on("request", lambda request: asked.add(request.url))
     open_flow_run(page, shown, flow_run_ids(shown)[1])

@@ -33,11 +33,11 @@ def plan(folder: Path) -> EvaluationPlan:
     )
 
 
-def writer(run: Any) -> Writer:
+def writer(run: FabricatedRun) -> Writer:
     return Writer(host="here", pid=1, attempt=run.log.state.latest_attempt)
 
 
-def stopping_of(run: Any, folder: Path, notice: ShutdownSignal | None = None) -> AttemptEvaluations:
+def stopping_of(run: FabricatedRun, folder: Path, notice: ShutdownSignal | None = None) -> AttemptEvaluations:
     active: Any = SimpleNamespace(
         log=run.log,
         config=configuration(),

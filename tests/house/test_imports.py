@@ -67,3 +67,18 @@ def test_no_test_imports_another_test_or_a_conftest(root: Path) -> None:
         if (names := imports.findall(path.read_text(encoding="utf-8")))
     }
     assert found == {}
+
+
+def test_no_test_and_no_fixture_takes_or_returns_any(root: Path) -> None:
+    """What tests share has a type that a reader can look up; keyword arguments that are passed on may be anything."""
+    signatures = re.compile(
+        r"^(?:@pytest\.fixture[^\n]*\ndef \w+|def test_\w+)\((.*?)\) -> (.*?):$", re.MULTILINE | re.DOTALL
+    )
+    taken, returned = re.compile(r"(?<![*\w])\w+: Any\b"), re.compile(r"^(?:Iterator\[)?Any\b")
+    found = {
+        str(path.relative_to(root)): names
+        for path in sorted((root / "tests").rglob("*.py"))
+        for takes, returns in signatures.findall(path.read_text(encoding="utf-8"))
+        if (names := taken.findall(takes) + returned.findall(returns))
+    }
+    assert found == {}

@@ -5,7 +5,7 @@ import torch
 
 from model.architectures.gpt import GPT
 from model.configuration.network import ModelConfig
-from model.configuration.training import TrainingConfig
+from model.configuration.training import Kernels, Precision, TrainingConfig
 from model.estimates.size_estimate import (
     PARTS,
     TrainingPlace,
@@ -51,7 +51,7 @@ def saved_bytes(network: GPT, batch: int, autocast: bool) -> int:
     kept: dict[int, int] = {}
     own = {parameter.untyped_storage().data_ptr() for parameter in network.parameters()}
 
-    def keep(tensor: Any) -> Any:
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
             kept[storage.data_ptr()] = storage.nbytes()
@@ -68,7 +68,7 @@ def saved_bytes(network: GPT, batch: int, autocast: bool) -> int:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_what_is_kept_for_the_backward_pass_is_estimated_within_a_fifth(precision: Any) -> None:
+def test_what_is_kept_for_the_backward_pass_is_estimated_within_a_fifth(precision: Precision) -> None:
     shape, batch = ModelConfig(n_layer=12, n_head=4, n_embd=64, block_size=64), 4
     training = TRAINING.model_copy(update={"precision": precision})
     estimate = estimate_memory(shape, training, VOCAB, micro_batch=batch, recompute=False)
@@ -153,7 +153,7 @@ def test_the_micro_batch_chosen_is_the_largest_half_that_fits() -> None:
 def test_fused_kernels_hold_no_more_logits_than_a_chunk() -> None:
     shape = ModelConfig(n_layer=8, n_head=1, n_embd=64, block_size=1024)
 
-    def logits(kernels: Any, windows: int) -> int:
+    def logits(kernels: Kernels, windows: int) -> int:
         training = TrainingConfig(steps=1, global_batch=16, precision="fp32", kernels=kernels)
         return estimate_memory(shape, training, 50_304, micro_batch=windows, recompute=False).logits_bytes
 

@@ -56,7 +56,9 @@ def test_by_default_nothing_stops_a_run() -> None:
         ((), None),
     ],
 )
-def test_patience_counts_evaluations_since_the_best(losses: tuple[float, ...], expected: Any) -> None:
+def test_patience_counts_evaluations_since_the_best(
+    losses: tuple[float, ...], expected: tuple[int, str] | None
+) -> None:
     assert stop_of(EarlyStopConfig(patience=2), steps(*losses)) == expected
 
 
@@ -75,7 +77,7 @@ def test_overfitting_must_last_for_its_patience_in_a_row() -> None:
 
 
 @pytest.mark.parametrize(("loss", "expected"), [(3.0, (10, "overfit_ratio")), (2.9999, None)])
-def test_a_held_out_loss_of_exactly_the_ratio_overfits(loss: float, expected: Any) -> None:
+def test_a_held_out_loss_of_exactly_the_ratio_overfits(loss: float, expected: tuple[int, str] | None) -> None:
     assert stop_of(EarlyStopConfig(overfit_ratio=1.5, overfit_patience=1), steps(loss, train=2.0)) == expected
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from storage.errors import IntegrityError
 from tasks.configuration.configuration_source import parse_configuration
-from tasks.configuration.key_reference import find_key, list_keys, section_meanings, suggest_key
+from tasks.configuration.key_reference import ConfigurationKey, find_key, list_keys, section_meanings, suggest_key
 from tasks.configuration.reference_page import reference_page
 from tasks.configuration.run_configuration import RunConfig
 from tasks.configuration.stored_configuration import parse_stored_configuration
@@ -40,7 +40,7 @@ def test_the_page_is_what_make_docs_writes() -> None:
 
 
 @pytest.mark.parametrize("key", list_keys(), ids=lambda key: key.key)
-def test_a_key_has_a_meaning_a_rule_and_a_default_in_words(key: Any) -> None:
+def test_a_key_has_a_meaning_a_rule_and_a_default_in_words(key: ConfigurationKey) -> None:
     assert key.meaning and key.rule and key.default and not key.meaning.endswith(".")
     assert not [sign for sign in ("^", "\\", "PydanticUndefined") if sign in key.meaning + key.default]
     assert "[" not in key.rule

@@ -6,7 +6,8 @@ import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import cast
 
 import pytest
 import torch
@@ -34,7 +35,7 @@ pytestmark = pytest.mark.xdist_group("transformers")  # importing it takes secon
 
 
 @pytest.fixture(scope="module")
-def transformers() -> Iterator[Any]:
+def transformers() -> Iterator[ModuleType]:
     """The real library, told to stay offline."""
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         patch.setitem(os.environ, "HF_HUB_OFFLINE", "1")
@@ -72,20 +73,20 @@ def folder(model: CheckpointModel, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture(scope="module")
-def theirs(transformers: Any, folder: Path) -> Any:
+def theirs(transformers: ModuleType, folder: Path) -> torch.nn.Module:
     found, report = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert {name: list(keys) for name, keys in report.items() if keys} == {}, "a weight was missing or left over"
-    return found.eval()
+    return cast(torch.nn.Module, found.eval())
 
 
-def test_transformers_computes_the_same_logits(model: CheckpointModel, theirs: Any) -> None:
+def test_transformers_computes_the_same_logits(model: CheckpointModel, theirs: torch.nn.Module) -> None:
     ids = torch.tensor([model.tokenizer.encode_batch([TEXT])[0][:64]]).view(2, 32)
     with torch.no_grad():
         assert torch.allclose(theirs(ids).logits, model.network(ids), rtol=0, atol=1e-5)
     assert theirs.dtype == torch.float32 and theirs.config.vocab_size == 301
 
 
-def test_transformers_generates_the_same_text_greedily(model: CheckpointModel, theirs: Any) -> None:
+def test_transformers_generates_the_same_text_greedily(model: CheckpointModel, theirs: torch.nn.Module) -> None:
     prompt = model.tokenizer.encode_batch(["Zeile 5"])[0]
     ours = generate(model.network, prompt, new_tokens=20, temperature=0)
     ended = ours.index(model.tokenizer.end_of_text_id) + 1 if model.tokenizer.end_of_text_id in ours else len(ours)
@@ -94,7 +95,9 @@ def test_transformers_generates_the_same_text_greedily(model: CheckpointModel, t
 
 
 @pytest.mark.parametrize("tokenizer", ["bpe:301", "bytes"])
-def test_transformers_reads_text_as_the_same_ids_and_back(transformers: Any, tmp_path: Path, tokenizer: str) -> None:
+def test_transformers_reads_text_as_the_same_ids_and_back(
+    transformers: ModuleType, tmp_path: Path, tokenizer: str
+) -> None:
     model = opened(tmp_path, tokenizer=tokenizer)
     write_model_directory(tmp_path / "out", model, card="")
     found = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
@@ -105,7 +108,7 @@ def test_transformers_reads_text_as_the_same_ids_and_back(transformers: Any, tmp
     assert (found.eos_token_id, found.bos_token_id, found.unk_token_id, found.model_max_length) == (end, end, end, 32)
 
 
-def test_a_tokenizer_that_adds_tokens_around_a_text_adds_none_here(transformers: Any, tmp_path: Path) -> None:
+def test_a_tokenizer_that_adds_tokens_around_a_text_adds_none_here(transformers: ModuleType, tmp_path: Path) -> None:
     document = json.loads(Tokenizer.bytes().to_json())
     mark = {"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}
     document["post_processor"] = {
@@ -120,7 +123,9 @@ def test_a_tokenizer_that_adds_tokens_around_a_text_adds_none_here(transformers:
 
 
 @pytest.mark.parametrize("shard", ["5KB", "1GB"])
-def test_what_transformers_saves_begins_a_run_with_its_logits(transformers: Any, tmp_path: Path, shard: str) -> None:
+def test_what_transformers_saves_begins_a_run_with_its_logits(
+    transformers: ModuleType, tmp_path: Path, shard: str
+) -> None:
     wanted = transformers.GPT2Config(
         vocab_size=53, n_positions=16, n_embd=12, n_layer=2, n_head=3, bos_token_id=0, eos_token_id=0
     )

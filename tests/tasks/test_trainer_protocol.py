@@ -1,7 +1,6 @@
 """Every message of the trainer protocol survives encoding; any other line is a `TaskError`."""
 
 import json
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -79,7 +78,9 @@ def test_whatever_a_library_prints_is_no_surprise(line: bytes) -> None:
 
 @settings(max_examples=200)
 @given(st.sampled_from(MESSAGES), st.data(), JSON)
-def test_a_message_with_another_value_anywhere_is_no_surprise(message: Any, data: st.DataObject, value: Any) -> None:
+def test_a_message_with_another_value_anywhere_is_no_surprise(
+    message: Command | Event, data: st.DataObject, value: object
+) -> None:
     document = json.loads(encode_message(message))
     holder = data.draw(st.sampled_from([document, document["content"]]))
     if holder:

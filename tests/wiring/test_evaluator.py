@@ -46,6 +46,9 @@ class EvaluatorHere:
         return Outcome(result=msgspec.json.encode(result), problem="")
 
 
+Evaluate = Callable[..., tuple[EvaluationRecorded, EvaluatorHere]]
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> CommittedModel:
     folder = tmp_path_factory.mktemp("evaluated")
@@ -53,7 +56,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> CommittedModel:
 
 
 @pytest.fixture
-def evaluate(made: CommittedModel, tmp_path: Path) -> Callable[..., tuple[EvaluationRecorded, EvaluatorHere]]:
+def evaluate(made: CommittedModel, tmp_path: Path) -> Evaluate:
     """Evaluate the checkpoint by the run's configuration with this `[evaluation]`."""
 
     def run(training: Any = None, **evaluation: Any) -> tuple[EvaluationRecorded, EvaluatorHere]:
@@ -95,7 +98,7 @@ def held_out(made: CommittedModel, folder: Path, split: str = "val", **slices: i
 
 
 def test_the_loss_is_of_the_held_out_windows_that_the_suite_asks_for(
-    made: CommittedModel, evaluate: Any, tmp_path: Path
+    made: CommittedModel, evaluate: Evaluate, tmp_path: Path
 ) -> None:
     recorded, _ = evaluate()
     loss, count, _ = held_out(made, tmp_path, batches=3, batch_size=5)
@@ -104,7 +107,7 @@ def test_the_loss_is_of_the_held_out_windows_that_the_suite_asks_for(
 
 
 def test_bits_per_byte_divide_by_the_bytes_of_a_held_out_token(
-    made: CommittedModel, evaluate: Any, tmp_path: Path
+    made: CommittedModel, evaluate: Evaluate, tmp_path: Path
 ) -> None:
     recorded, _ = evaluate()
     *_, bytes_per_token = held_out(made, tmp_path, batches=1, batch_size=1)
@@ -114,7 +117,7 @@ def test_bits_per_byte_divide_by_the_bytes_of_a_held_out_token(
     assert of_train != pytest.approx(bytes_per_token, rel=1e-6), "else the train split's would do"
 
 
-def test_samples_follow_from_prompts_length_and_seed(evaluate: Any) -> None:
+def test_samples_follow_from_prompts_length_and_seed(evaluate: Evaluate) -> None:
     recorded, _ = evaluate()
     assert all(map(str.startswith, recorded.samples, SUITE["prompts"])) and len(recorded.samples) == 2
     assert evaluate()[0].samples == recorded.samples
@@ -123,13 +126,13 @@ def test_samples_follow_from_prompts_length_and_seed(evaluate: Any) -> None:
     assert evaluate(sample_tokens=0)[0].samples == tuple(SUITE["prompts"])
 
 
-def test_the_evaluator_masks_documents_where_the_run_does(evaluate: Any) -> None:
+def test_the_evaluator_masks_documents_where_the_run_does(evaluate: Evaluate) -> None:
     masked, evaluator = evaluate(training={"mask_documents": True})
     assert evaluator.specs[0].mask_documents
     assert masked.metrics["val_loss"] != evaluate()[0].metrics["val_loss"]
 
 
-def test_an_evaluator_is_sent_what_plan_and_log_say(made: CommittedModel, evaluate: Any, tmp_path: Path) -> None:
+def test_an_evaluator_is_sent_what_plan_and_log_say(made: CommittedModel, evaluate: Evaluate, tmp_path: Path) -> None:
     recorded, evaluator = evaluate(timeout_seconds=77.5)
     (spec,), opened = evaluator.specs, made.log.refresh().opened
     assert opened is not None and evaluator.timeouts == [77.5]

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -33,6 +32,9 @@ SET = (
     "checkpoint.patience_seconds=41.5",
     'evaluation.prompts=["The first","The last"]',
 )
+
+Deaf = Callable[[float], AbstractContextManager[Attempt]]
+"""A trainer that ignores SIGTERM, by the grace that it is given."""
 
 
 def quarantine(flow: FlowWorld, windows: tuple[int, ...]) -> None:
@@ -190,7 +192,7 @@ def test_a_run_that_stops_early_stops_where_its_policy_says(flow: FlowWorld) -> 
 
 
 @pytest.fixture
-def deaf(flow: FlowWorld) -> Callable[[float], AbstractContextManager[Attempt]]:
+def deaf(flow: FlowWorld) -> Deaf:
     """A trainer that ignores SIGTERM, as soon as SIGTERM was passed on to it, with this grace."""
 
     @contextmanager
@@ -213,13 +215,13 @@ def deaf(flow: FlowWorld) -> Callable[[float], AbstractContextManager[Attempt]]:
     return attempt_of
 
 
-def test_a_deaf_trainer_is_killed_when_its_grace_is_over(deaf: Any) -> None:
+def test_a_deaf_trainer_is_killed_when_its_grace_is_over(deaf: Deaf) -> None:
     with deaf(0.05) as attempt:
         evidence = attempt._evidence(TrainerGone())
     assert (evidence.grace_ended, evidence.exit_code, evidence.stop_signal) == (True, -signal.SIGKILL, "SIGTERM")
 
 
-def test_the_grace_of_a_trainer_is_that_of_the_configuration(deaf: Any) -> None:
+def test_the_grace_of_a_trainer_is_that_of_the_configuration(deaf: Deaf) -> None:
     with deaf(612.0) as attempt:
         timers = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
         evidence = attempt._evidence(Fenced("by the test"))
