@@ -19,7 +19,7 @@ Command = Annotated[
     BeforeValidator(lambda command: tuple(shlex.split(command)) if isinstance(command, str) else command),
     Field(json_schema_extra={"rule": "a command line, or a list of its words"}),
 ]
-Verdict = Literal["diverging", "stuck", "spiking", "overfitting", "plateau", "too-early"]
+Verdict = Literal["diverging", "stuck", "spiking", "overfitting", "clipping", "repeating", "plateau", "too-early"]
 
 
 class EvaluatorConfig(Section):

@@ -3,6 +3,7 @@
 It reads only up to that step, so the verdict on a step is the same whenever it is computed.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from storage.errors import StorageError
@@ -51,9 +52,13 @@ def read_curve(log: RunLog, *, suite_sha256: str | None, until_step: int | None 
         train_losses=[record.train_loss for record in records],
         grad_norms=[record.grad_norm for record in records],
         learning_rates=[record.lr for record in records],
+        tokens_per_second=[record.tokens_per_second for record in records],
+        seconds=[record.seconds for record in records],
+        samples=[record.sample for record in records if record.sample],
         val=tuple(point for point in _val_losses(state, suite_sha256) if point[0] <= last),
         vocab_size=_vocab_size(log.store, state),
         total_steps=state.opened.total_steps if state.opened else 0,
+        grad_clip=_grad_clip(state),
     )
 
 
@@ -71,6 +76,13 @@ def _val_losses(state: RunState, suite_sha256: str | None) -> tuple[tuple[int, f
     }
     line = (record.committed for record in state.surviving_checkpoints)
     return tuple((item.step, losses[item.manifest_sha256]) for item in line if item.manifest_sha256 in losses)
+
+
+def _grad_clip(state: RunState) -> float:
+    """Return the run's `training.grad_clip`, or 0 if it is not on record."""
+    training = state.opened.config.get("training") if state.opened else None
+    value = training.get("grad_clip", 0.0) if isinstance(training, Mapping) else 0.0
+    return float(value) if isinstance(value, int | float) else 0.0
 
 
 def _vocab_size(store: ObjectStore, state: RunState) -> int:

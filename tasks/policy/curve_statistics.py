@@ -19,21 +19,27 @@ _SPIKE_WINDOW = 16
 class Curve:
     """A run's curve up to a step: one train loss per step and the held-out losses so far, in nats per token.
 
-    `steps`, `train_losses` and, unless empty, `grad_norms` (None if unknown) and `learning_rates` are equally long;
-    `val` is pairs of step and loss. All are in step order. `vocab_size` 0 means unknown.
+    `steps`, `train_losses` and, unless empty, the other columns are equally long; a gradient norm is None if unknown.
+    `val` is pairs of step and loss, `samples` are generated texts. All are in step order. `vocab_size` 0 means unknown,
+    `grad_clip` 0 that nothing is clipped.
     """
 
     steps: Sequence[int]
     train_losses: Sequence[float]
     grad_norms: Sequence[float | None] = ()
     learning_rates: Sequence[float] = ()
+    tokens_per_second: Sequence[float] = ()
+    seconds: Sequence[float] = ()
+    samples: Sequence[str] = ()
     val: Sequence[tuple[int, float]] = ()
     vocab_size: int = 0
     total_steps: int = 0
+    grad_clip: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse columns of different lengths."""
-        for name, column in (("grad_norms", self.grad_norms), ("learning_rates", self.learning_rates)):
+        for name in ("grad_norms", "learning_rates", "tokens_per_second", "seconds"):
+            column = getattr(self, name)
             if len(column) not in (0, len(self.steps)):
                 raise ValueError(f"{name}: {len(column)} values, must be none or {len(self.steps)} as steps")
         if len(self.train_losses) != len(self.steps):

@@ -8,11 +8,13 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
 import numpy as np
 
 from storage.logs.run_entries import CurveVerdict
 from tasks.policy.curve_statistics import Curve, Floats, Level, Spikes, level_of, levels_at, spikes_of
+from tasks.policy.run_symptoms import find_clipped_updates, find_collapsed_throughput, find_repeating_samples
 from tasks.text.format import format_count
 
 
@@ -23,6 +25,9 @@ class VerdictKind(StrEnum):
     TOO_EARLY = "too-early"
     PLATEAU = "plateau"
     SPIKING = "spiking"
+    CLIPPING = "clipping"
+    REPEATING = "repeating"
+    SLOW = "slow"
     OVERFITTING = "overfitting"
     STUCK = "stuck"
     DIVERGING = "diverging"
@@ -55,6 +60,18 @@ CURES: Mapping[str, tuple[str, ...]] = {
         "Lower training.lr or lengthen training.warmup_steps.",
         "Look at the data of the spike's step; go back before it and leave that batch out.",
     ),
+    VerdictKind.CLIPPING: (
+        "Raise training.grad_clip to about the median norm, so that only outliers are clipped.",
+        "Lower training.lr or lengthen training.warmup_steps, if the norms grow.",
+    ),
+    VerdictKind.REPEATING: (
+        "Look at the text: duplicates teach repetition.",
+        "Train longer, or lower training.lr: a network that learned only frequent words repeats them.",
+    ),
+    VerdictKind.SLOW: (
+        "Look for other work on the machine in those steps; more threads than free cores wait for each other.",
+        "Open the next run with fewer training.threads, or move this one to a machine with free cores.",
+    ),
     VerdictKind.OVERFITTING: (
         "Stop earlier ([early_stop] overfit_ratio or patience); the best checkpoint is kept.",
         "Bring more data, or train fewer steps on what there is.",
@@ -85,7 +102,7 @@ class _Measured:
 
 
 def judge(curve: Curve) -> CurveVerdict:
-    """Return the verdict on a curve of any length; the worst rule that holds gives the reason."""
+    """Return the verdict on a curve of any length; the worst rule that holds gives the reason, symptoms are added."""
     losses = np.asarray(curve.train_losses, dtype=np.float64)
     broken = np.flatnonzero(~np.isfinite(losses))
     if len(broken):
@@ -97,7 +114,8 @@ def judge(curve: Curve) -> CurveVerdict:
     seen = _measure(curve, losses)
     for kind, rule in _RULES:
         if why := rule(seen):
-            return _verdict(kind, why, _numbers(seen))
+            others = [symptom(curve) for other, symptom in _SYMPTOMS if other is not kind]
+            return _verdict(kind, "; also: ".join([why, *filter(None, others)]), _numbers(seen))
     level = seen.level
     why = f"train loss {level.now:.2f} (median of the last {level.window_steps} steps), best before {level.best:.2f}"
     if not seen.val:
@@ -214,6 +232,15 @@ def _flat_val_loss(seen: _Measured) -> str:
     )
 
 
+def _of_curve(symptom: Callable[[Curve], str], seen: _Measured) -> str:
+    return symptom(seen.curve)
+
+
+_SYMPTOMS: tuple[tuple[VerdictKind, Callable[[Curve], str]], ...] = (
+    (VerdictKind.CLIPPING, find_clipped_updates),
+    (VerdictKind.REPEATING, find_repeating_samples),
+    (VerdictKind.SLOW, find_collapsed_throughput),
+)
 _RULES: tuple[tuple[VerdictKind, Callable[[_Measured], str]], ...] = (
     (VerdictKind.DIVERGING, _diverging),
     (VerdictKind.TOO_EARLY, _warming_up),
@@ -222,6 +249,7 @@ _RULES: tuple[tuple[VerdictKind, Callable[[_Measured], str]], ...] = (
     (VerdictKind.SPIKING, _spiking),
     (VerdictKind.PLATEAU, _flat_train_loss),
     (VerdictKind.PLATEAU, _flat_val_loss),
+    *((kind, partial(_of_curve, symptom)) for kind, symptom in _SYMPTOMS),
 )
 """From the worst on; each returns the reason, or "" if it does not hold."""
 

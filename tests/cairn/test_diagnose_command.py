@@ -1,6 +1,7 @@
 """`cairn diagnose`, and how a run that stopped early shows in the reading verbs."""
 
 import json
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,26 +18,14 @@ from tests.fabricated_run import FabricatedRun
 FIELDS = {"run_id", "step", "total_steps", "verdict", "why", "numbers", "cures", "stopped_early", "evaluations"}
 
 
-def write_steps(run: FabricatedRun, attempt: int, steps: range, *, loss: float = 5.5) -> None:
+def write_steps(run: FabricatedRun, attempt: int, steps: range, *, loss: float = 5.5, **changes: Any) -> None:
     """Write the step records of an attempt as a trainer does; the loss falls by a hundredth a step."""
-    lines = [
-        StepRecord(
-            step=step,
-            attempt=attempt,
-            train_loss=loss - step / 100,
-            lr=0.1,
-            grad_norm=1.0,
-            tokens_per_second=1.0,
-            mfu=0.1,
-            memory_bytes=1,
-            seconds=1.0,
-            probe_loss=None,
-            sample=None,
-        )
-        for step in steps
-    ]
+    usual: dict[str, Any] = {"lr": 0.1, "grad_norm": 1.0, "tokens_per_second": 1.0, "mfu": 0.1, "memory_bytes": 1}
+    usual |= {"seconds": 1.0, "probe_loss": None, "sample": None, **changes}
+    lines = [StepRecord(step=step, attempt=attempt, train_loss=loss - step / 100, **usual) for step in steps]
     key = step_log_key(run.log.prefix, attempt)
-    run.log.store.write(key, b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    before = run.log.store.read(key) if run.log.store.size(key) else b""
+    run.log.store.write(key, before + b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
 
 
 def give_vocabulary(run: FabricatedRun, size: int) -> None:
@@ -61,6 +50,14 @@ def test_the_vocabulary_of_the_snapshot_says_what_a_uniform_guess_loses(trained:
     give_vocabulary(trained, 180)
     view = diagnose_run(trained.log)
     assert view.verdict == "stuck" and "ln(180) = 5.19" in view.why and view.cures
+
+
+def test_clipped_slow_and_repeating_steps_are_found_in_the_step_records(bard: FabricatedRun) -> None:
+    write_steps(bard, 1, range(1, 20))
+    write_steps(bard, 2, range(21, 90), grad_norm=2.0, sample="so")
+    write_steps(bard, 2, range(90, 99), grad_norm=2.0, tokens_per_second=0.1, seconds=10.0)
+    view = diagnose_run(bard.log)
+    assert view.verdict == "clipping" and "same text" in view.why and "steps 90 to 98 ran at 0 tokens/s" in view.why
 
 
 def test_a_run_without_step_records_is_too_early(fresh: FabricatedRun) -> None:

@@ -80,6 +80,7 @@ class RealRun:
             train_losses=[record.train_loss for record in self.records],
             grad_norms=[record.grad_norm for record in self.records],
             learning_rates=[record.lr for record in self.records],
+            grad_clip=self.config.grad_clip,
             val=tuple(val),
             vocab_size=VOCAB,
             total_steps=self.config.steps,
