@@ -1,8 +1,11 @@
 """The symptoms that losses do not show, at their thresholds, and none of them on a run that has none."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+from storage.logs.run_entries import CurveVerdict
 from tasks.policy.curve_statistics import Curve
 from tasks.policy.curve_verdict import VerdictKind, judge
 from tests.text.shakespeare import TINY_SHAKESPEARE
@@ -14,7 +17,7 @@ RATES = [*np.linspace(0.0, 1e-3, 40), *[1e-3] * (STEPS - 40)]
 LOOP = "and the king said to the king and the king said " * 4
 
 
-def verdict(**fields: object):
+def verdict(**fields: Any) -> CurveVerdict:
     return judge(Curve(steps=range(1, STEPS + 1), train_losses=LOSSES, vocab_size=257, **fields))
 
 
