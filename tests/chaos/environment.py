@@ -22,9 +22,10 @@ from tests.chaos.plan import COMMAND, COMMITS_PER_EVALUATION, STEPS, WORKER
 from tests.chaos.processes import TAG, Processes, Role
 from tests.crash.prefect_server import Server
 from tests.crash.spoiled_data import ARITHMETIC, SpoiledData, open_run, spoil
-from tests.crash.training_command import Command, configuration
+from tests.crash.training_command import PROGRAM, Command, configuration
 from tests.s3.fault_proxy import FaultProxy
 from tests.s3.servers import S3Server, s3_server
+from tests.storage.builders import append_as_a_newer_program
 
 CONFIG = (
     configuration(steps=STEPS, every_commits=COMMITS_PER_EVALUATION)
@@ -65,6 +66,15 @@ class Started:
     end: CommandEnd | None = None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TooOldCommand:
+    """A command on a copy of the store that a newer program has written to, and the keys that were there."""
+
+    command: Command
+    process: subprocess.Popen[bytes]
+    there: frozenset[str]
+
+
 class Environment:
     """A run's folder and everything that is started for it."""
 
@@ -98,6 +108,7 @@ class Environment:
         (folder / "run.toml").write_text(CONFIG)
         self.observer = Observer(where, self.processes)
         self.started: list[Started] = []
+        self.too_old: list[TooOldCommand] = []
         self._last_fault, self._left_alone_at = "start", time.monotonic()
         self.spoiled: SpoiledData | None = None
         self._watcher: subprocess.Popen[bytes] | None = None
@@ -125,6 +136,22 @@ class Environment:
     def train(self, **variables: str) -> Started:
         """Start the command once more."""
         return self._start("train", "run.toml", "--run-id", RUN, **{**self.next_variables, **variables})
+
+    def train_in_other_namespace(self) -> Started:
+        """Start the command where the processes of this machine are not to be seen, as in another container."""
+        module, root = "tests.chaos.other_namespace", str(Path(__file__).parents[2])
+        return self._start("train", "run.toml", "--run-id", RUN, program=module, PYTHONPATH=root)
+
+    def try_to_train_after_newer_program(self) -> None:
+        """Copy the store, have a newer program write one entry to the copy, and start the command there."""
+        folder = self.folder / f"newer-{len(self.too_old)}"
+        shutil.copytree(self.folder / "store", folder / "store")
+        untagged = {name: value for name, value in self._variables.items() if name != TAG}
+        command = Command(folder, self.command.api_url, environment=untagged)
+        (folder / "run.toml").write_text(CONFIG)
+        append_as_a_newer_program(command.store, run=RUN, kind="checkpoint-blessed")
+        there = frozenset(command.store.keys("runs"))
+        self.too_old.append(TooOldCommand(command=command, process=command.start(), there=there))
 
     def verb(self, *words: str) -> tuple[int, str]:
         """Run another verb of `cairn` on the store to its end; returns exit code and output."""
@@ -239,8 +266,8 @@ class Environment:
             "CAIRN_STORE": self.url,
         }
 
-    def _start(self, *words: str, **variables: str) -> Started:
-        process = self.command.start_verb(*words, **variables)
+    def _start(self, *words: str, program: str = PROGRAM, **variables: str) -> Started:
+        process = self.command.start_verb(*words, program=program, **variables)
         number = self.command._count
         output = self.folder / f"command-{number}.txt"
         self.started.append(Started(process=process, output=output, number=number))

@@ -17,9 +17,11 @@ from pathlib import Path
 
 from storage.logs.run_state import RunState
 from tests.chaos.environment import Environment
+from tests.chaos.flips import flip_checkpoint, flip_data
 from tests.chaos.observer import RUN
-from tests.chaos.plan import COMMAND, Fault, Kind
-from tests.chaos.processes import Role
+from tests.chaos.plan import COMMAND, Fault, Kind, Skipped
+from tests.chaos.processes import WORKERS, Role
+from tests.chaos.reasons import LIES_IN_WAIT
 from tests.chaos.sweep_fault import kill_sweep
 from tests.processes.waiting import patience_seconds
 from tests.s3.fault_proxy import NetworkFault
@@ -28,45 +30,11 @@ STOPPED_SECONDS = 4.0  # the lease is three
 AWAY_SECONDS = 4.0
 FULL_SECONDS = 4.0
 REFUSED_SECONDS = 4.0
-_SHARD_BYTES = 100_000
 _OOM_AFTER_STEPS = 3
 _EVALUATOR_SECONDS = 10.0
 _SUCCESSION_SECONDS = 120.0
 _ON_ITS_WAY_SECONDS = 20.0
 _CLOCK, _FSYNC = (Path(__file__).with_name(name) for name in ("wrong_clock.c", "failing_fsync.c"))
-_WORKERS = (Role.FLOW, Role.TRAINER, Role.EVALUATOR)
-LOST, PREEMPTED, STORAGE = "lost", "preempted", "storage"
-REASONS: dict[Kind, frozenset[str]] = {
-    Kind.KILL_TRAINER: frozenset({LOST}),
-    Kind.KILL_FLOW: frozenset({LOST}),
-    Kind.KILL_BOTH: frozenset({LOST}),
-    Kind.NOTICE: frozenset({PREEMPTED}),
-    Kind.NOTICE_WITHOUT_GRACE: frozenset({PREEMPTED, LOST}),
-    Kind.ZOMBIE: frozenset({LOST}),
-    Kind.FULL_DISK: frozenset({STORAGE}),
-    Kind.STORE_AWAY: frozenset({STORAGE}),
-    Kind.STORE_THROTTLED: frozenset({STORAGE}),
-    Kind.STORE_LOSES_ANSWERS: frozenset({STORAGE}),
-    Kind.STORE_REFUSES: frozenset({STORAGE, LOST}),
-    Kind.STORE_IS_LATE: frozenset({LOST}),
-    Kind.STORE_MISREADS: frozenset({LOST}),
-    Kind.FSYNC_FAILS: frozenset({LOST, STORAGE}),
-    Kind.FLIP_CHECKPOINT: frozenset({LOST}),
-    Kind.FLIP_DATA: frozenset({LOST, "bad-data"}),
-    Kind.CLOCK_BACK: frozenset({LOST}),
-    Kind.CLOCK_FORWARD: frozenset({LOST}),
-    Kind.TWO_FLOWS: frozenset({LOST}),
-    Kind.OUT_OF_MEMORY: frozenset({LOST, "oom"}),
-}
-"""Besides completed. What is not here explains no end at all."""
-SILENCES = frozenset({Kind.FULL_DISK, Kind.STORE_AWAY})
-"""Who cannot show life for longer than the lease is lost to another flow of the run, where one is known to wait."""
-LIES_IN_WAIT = frozenset({Kind.FLIP_DATA, Kind.OUT_OF_MEMORY, Kind.FSYNC_FAILS})
-"""Met by the attempt that comes next, or by the first after it that lives to see it."""
-
-
-class Skipped(Exception):
-    """This fault cannot be done here, or not now; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,13 +118,13 @@ def _notice_without_grace(environment: Environment) -> int:
     if not environment.processes.send_signal(signal.SIGTERM, Role.FLOW):
         raise Skipped("no flow is left")
     time.sleep(0.1)  # all the grace there is
-    struck = environment.processes.send_signal(signal.SIGKILL, *_WORKERS)
+    struck = environment.processes.send_signal(signal.SIGKILL, *WORKERS)
     environment.processes.wait_gone(struck, seconds=10.0)
     return len(struck)
 
 
 def _zombie(environment: Environment) -> int:
-    asleep = environment.processes.send_signal(signal.SIGSTOP, *_WORKERS)
+    asleep = environment.processes.send_signal(signal.SIGSTOP, *WORKERS)
     if not asleep:
         raise Skipped("nobody is left to fall asleep")
     before = environment.observer.state()
@@ -255,43 +223,6 @@ def _failing_fsync(environment: Environment) -> int:
     return struck
 
 
-def _flip_checkpoint(environment: Environment) -> int:
-    environment.processes.send_signal(signal.SIGSTOP, *_WORKERS)
-    state = environment.observer.state()
-    if len(state.readable) < 2 or state.open_attempt is None:
-        environment.processes.send_signal(signal.SIGCONT, *_WORKERS)
-        raise Skipped("fewer than two checkpoints can be read")
-    shards = [key for key in environment.observer.store.keys(state.readable[0].committed.prefix) if "weights" in key]
-    data = environment.observer.store.read(shards[0])
-    environment.observer.store.write(shards[0], flipped(data, environment.tag))
-    return _kill(*_WORKERS)(environment)
-
-
-def _flip_data(environment: Environment) -> int:
-    environment.processes.send_signal(signal.SIGSTOP, *_WORKERS)
-    chance, store = random.Random(environment.tag), environment.observer.store
-    stored = [key for key in store.keys("data") if (store.size(key) or 0) > _SHARD_BYTES]
-    cached = [path for path in sorted((environment.folder / "cache" / "snapshots").rglob("*")) if _is_shard(path)]
-    chosen = chance.choice([*stored, *cached])
-    if isinstance(chosen, Path):
-        chosen.write_bytes(flipped(chosen.read_bytes(), environment.tag))
-    else:
-        store.write(chosen, flipped(store.read(chosen), environment.tag))
-    return _kill(*_WORKERS)(environment)
-
-
-def _is_shard(path: Path) -> bool:
-    is_plain = path.is_file() and not path.name.startswith(".") and "leases" not in path.parts
-    return is_plain and path.stat().st_size > _SHARD_BYTES
-
-
-def flipped(data: bytes, seed: str) -> bytes:
-    """Return the bytes with one bit another."""
-    chance, changed = random.Random(seed), bytearray(data)
-    changed[chance.randrange(len(data) // 2, len(data))] ^= 1 << chance.randrange(8)
-    return bytes(changed)
-
-
 def _wrong_clock(shift_seconds: int) -> Callable[[Environment], int]:
     def set_clock(environment: Environment) -> int:
         library = _preloaded(environment.folder, _CLOCK)
@@ -315,6 +246,24 @@ def _two_flows(environment: Environment) -> int:
     for _ in range(2):
         environment.train().suffered.add(Kind.TWO_FLOWS)
     return struck
+
+
+def _wrong_dead(environment: Environment) -> int:
+    """Start the command in another pid namespace: the owner's process is not to be seen there, only its heartbeat."""
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        raise Skipped("needs the right to make a pid namespace")
+    environment.train_in_other_namespace()
+    return 0
+
+
+def _version_skew(environment: Environment) -> int:
+    """Let a newer program append one entry to a copy of the store: this one must not add a word there."""
+    environment.processes.send_signal(signal.SIGSTOP, *WORKERS)
+    try:
+        environment.try_to_train_after_newer_program()
+    finally:
+        environment.processes.send_signal(signal.SIGCONT, *WORKERS)
+    return 0
 
 
 def _out_of_memory(environment: Environment) -> int:
@@ -354,10 +303,12 @@ _DEEDS: dict[Kind, Callable[[Environment], int]] = {
     Kind.STORE_IS_LATE: _late_request,
     Kind.STORE_MISREADS: _misread,
     Kind.FSYNC_FAILS: _failing_fsync,
-    Kind.FLIP_CHECKPOINT: _flip_checkpoint,
-    Kind.FLIP_DATA: _flip_data,
+    Kind.FLIP_CHECKPOINT: flip_checkpoint,
+    Kind.FLIP_DATA: flip_data,
     Kind.CLOCK_BACK: _wrong_clock(-5400),
     Kind.CLOCK_FORWARD: _wrong_clock(5400),
     Kind.TWO_FLOWS: _two_flows,
+    Kind.WRONG_DEAD: _wrong_dead,
+    Kind.VERSION_SKEW: _version_skew,
     Kind.OUT_OF_MEMORY: _out_of_memory,
 }

@@ -20,9 +20,10 @@ from storage.logs.run_state import RunState
 from storage.logs.step_log import read_step_records, splice
 from storage.stores.object_store import ObjectStore
 from tests.chaos.environment import Environment, Started
-from tests.chaos.faults import LIES_IN_WAIT, REASONS, SILENCES, InjectedFault
+from tests.chaos.faults import InjectedFault
 from tests.chaos.observer import RUN
 from tests.chaos.plan import Kind, RunPlan
+from tests.chaos.reasons import LIES_IN_WAIT, REASONS, SILENCES
 from tests.chaos.reference_run import schedule_of, train_reference_run
 from tests.processes.waiting import patience_seconds
 from tests.protocol.raw_history import BROKEN, READABLE, RawRun, Violation, mirrored, read_raw, tell_aliases, tell_run
@@ -32,6 +33,9 @@ COMPLETED, BAD_DATA = "completed", "bad-data"
 UNTOUCHED = "the run nobody touched"
 _FINE_CODES = frozenset({0, 7, 75, -9})
 _TOLD_TO_GO = -15
+_REFUSED = 2
+_CLOCKS = frozenset({Kind.CLOCK_BACK, Kind.CLOCK_FORWARD})
+"""An S3 server refuses whose clock is far from its own."""
 _GONE = frozenset({"lost", "preempted"})
 _OVER = _GONE | {COMPLETED}
 _STORE_FAULTS = {kind for kind in Kind if kind.startswith("store-")} | {Kind.FULL_DISK, Kind.FSYNC_FAILS}
@@ -84,8 +88,9 @@ def judge(
         lambda: _receipts(state, injected, plan),
         lambda: _quarantines(environment, plan, state),
         lambda: _condemned(injected, store),
-        lambda: _commands(environment.exits()),
+        lambda: _commands(environment.exits(), injected),
         lambda: _ends(environment.exits(), state, reference.seconds),
+        lambda: _too_old(environment),
         lambda: _swept(environment),
         lambda: _verified(environment),
     ]
@@ -233,13 +238,24 @@ def _condemned(injected: tuple[InjectedFault, ...], store: ObjectStore) -> Itera
         yield f"no verdict on one look: {sorted(said)} are quarantined, {flips} were damaged"
 
 
-def _commands(ended: list[Started]) -> Iterator[str]:
+def _commands(ended: list[Started], injected: tuple[InjectedFault, ...]) -> Iterator[str]:
+    has_wrong_clock = any(item.fault.kind in _CLOCKS and not item.skipped for item in injected)
     for one in ended:
         words = one.output.read_text(errors="replace").strip().splitlines()[-3:]
         is_excused = one.code == 1 and one.suffered & _STORE_FAULTS
+        is_skewed = one.code == _REFUSED and has_wrong_clock and any("RequestTimeTooSkewed" in line for line in words)
         has_not_begun = one.code == _TOLD_TO_GO and not words  # the interpreter itself was still starting
-        if one.code not in _FINE_CODES and not is_excused and not has_not_begun:
+        if one.code not in _FINE_CODES and not (is_excused or is_skewed or has_not_begun):
             yield f"exit: command {one.number} left with {one.code} after {sorted(one.suffered)}: {' / '.join(words)}"
+
+
+def _too_old(environment: Environment) -> Iterator[str]:
+    """A command that met a newer program's entry has left, and has written nothing."""
+    for one in environment.too_old:
+        code = one.process.wait(timeout=patience_seconds())
+        more = set(one.command.store.keys("runs")) - one.there
+        if code != _REFUSED or more:
+            yield f"version: too old a program left with {code} and wrote {sorted(more)}: {one.command.output()[-300:]}"
 
 
 def _ends(ended: list[Started], state: RunState, undisturbed_seconds: float) -> Iterator[str]:

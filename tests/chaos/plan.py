@@ -56,6 +56,8 @@ class Kind(StrEnum):
     CLOCK_BACK = "clock-back"
     CLOCK_FORWARD = "clock-forward"
     TWO_FLOWS = "two-flows"
+    WRONG_DEAD = "wrong-dead"
+    VERSION_SKEW = "version-skew"
     OUT_OF_MEMORY = "out-of-memory"
 
 
@@ -90,6 +92,8 @@ MOMENTS: dict[Kind, tuple[Moment, ...]] = {
     Kind.CLOCK_BACK: _RUNNING,
     Kind.CLOCK_FORWARD: _RUNNING,
     Kind.TWO_FLOWS: _RUNNING,
+    Kind.WRONG_DEAD: (*_RUNNING, Moment.EVALUATION),
+    Kind.VERSION_SKEW: (Moment.STEP,),
     Kind.OUT_OF_MEMORY: (Moment.STEP,),
 }
 WEIGHTS: dict[Kind, int] = {
@@ -111,6 +115,7 @@ WEIGHTS: dict[Kind, int] = {
 EARLIEST: dict[Kind | Moment, int] = {
     Kind.FLIP_CHECKPOINT: 12,
     Kind.STORE_MISREADS: 12,
+    Kind.VERSION_SKEW: 6,
     Kind.KILL_SWEEP: 20,
     Moment.SWEEP: 16,
     Moment.EVALUATION: 16,
@@ -150,7 +155,7 @@ AT_THE_END = (
     Kind.STORE_AWAY,
 )
 """What may fault between the last step and the promotion, where it means something for the run."""
-_ONLY_LOCAL = frozenset({Kind.FULL_DISK, Kind.FSYNC_FAILS})
+_ONLY_LOCAL = frozenset({Kind.FULL_DISK, Kind.FSYNC_FAILS, Kind.VERSION_SKEW})
 _ONLY_S3 = frozenset(kind for kind in Kind if kind.startswith("store-"))
 STORES = ("local", "s3", "ceph")
 COMMAND, WATCH, WORKER = "command", "watch", "worker"
@@ -161,6 +166,10 @@ _NOT_FOR: dict[str, frozenset[Kind]] = {
 }
 _SPOILED_SHARE, _OWN_SERVER_SHARE = 0.2, 0.5
 _FIRST_SPOILED_STEP, _LAST_SPOILED_STEP = 10, 60
+
+
+class Skipped(Exception):
+    """This fault cannot be done here, or not now; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

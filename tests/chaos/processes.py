@@ -24,6 +24,9 @@ class Role(StrEnum):
     OTHER = "other"
 
 
+WORKERS = (Role.FLOW, Role.TRAINER, Role.EVALUATOR)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Actor:
     """One living process of the run."""

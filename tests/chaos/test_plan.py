@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.environment import CommandEnd
-from tests.chaos.faults import REASONS, InjectedFault, flipped
+from tests.chaos.faults import InjectedFault
+from tests.chaos.flips import flipped
 from tests.chaos.plan import ENDING, MOMENTS, STEPS, Fault, Kind, Moment, plan_run, possible_kinds
 from tests.chaos.processes import Role, role_of
+from tests.chaos.reasons import REASONS
 from tests.chaos.side_by_side import run_side_by_side, words_of_job
 from tests.chaos.summary import Outcome, added, summarize
 from tests.chaos.summary_text import as_json, as_markdown, as_text, from_json
@@ -52,6 +54,8 @@ def test_faults_that_must_cost_nothing_explain_no_end() -> None:
         Kind.KILL_WATCHER,
         Kind.KILL_WORKER,
         Kind.KILL_SWEEP,
+        Kind.WRONG_DEAD,
+        Kind.VERSION_SKEW,
     }
 
 

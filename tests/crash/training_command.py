@@ -16,6 +16,7 @@ from tests.processes.waiting import patience_seconds, wait_for
 from tests.text.shakespeare import TINY_SHAKESPEARE
 
 RUN, STEPS = "bard", 60
+PROGRAM = "cairn.cli.command"
 
 
 def configuration(*, steps: int = STEPS, every_commits: int = 12) -> str:
@@ -79,8 +80,11 @@ class Command:
         """Start `cairn train` on the run; its output goes to files in the folder."""
         return self.start_verb("train", "run.toml", "--run-id", RUN, *extra, **variables)
 
-    def start_verb(self, *arguments: str, **variables: str) -> "subprocess.Popen[bytes]":
-        """Start any verb of `cairn` on the store, with more environment if need be; its output goes to a file too."""
+    def start_verb(self, *arguments: str, program: str = PROGRAM, **variables: str) -> "subprocess.Popen[bytes]":
+        """Start any verb of `cairn` on the store, with more environment if need be; its output goes to a file too.
+
+        `program` stands before the verb where that is not `cairn` itself.
+        """
         self._count += 1
         environment = {
             **os.environ,
@@ -92,7 +96,7 @@ class Command:
             **variables,
         }
         url = self.store.url.removeprefix("file://")
-        command = [sys.executable, "-m", "cairn.cli.command", *arguments, "--store", url]
+        command = [sys.executable, "-m", program, *arguments, "--store", url]
         with (self.folder / f"command-{self._count}.txt").open("wb") as output:
             return self._popen(command, cwd=self.folder, env=environment, stdout=output, stderr=output)
 

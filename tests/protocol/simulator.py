@@ -38,6 +38,7 @@ _FATES = (
     Fault.LATE,
     Fault.LATE,
     Fault.BAD_READ,
+    Fault.NOT_DURABLE,
 )
 
 
@@ -154,6 +155,8 @@ class SimulatedStore:
         fate = self.actor.ask(f"{name} {next((arg for arg in args if isinstance(arg, str)), '')}")
         if fate is None:
             return operation(*args, **named)
+        if fate is Fault.NOT_DURABLE and not applies(fate, name, self.inner):
+            fate = Fault.ERROR_BEFORE  # nothing is written here that could be synced
         if fate is Fault.LATE and applies(fate, name, self.inner):
             self.actor.simulation.late.append(on_its_way(operation, args, named))
         return perform(fate, self.inner, name, operation, args, named)

@@ -194,3 +194,14 @@ def check_invariants(store: ObjectStore, acknowledged: set[str]) -> RunState:
     problems = [verify(store, record.committed.reference) for record in state.readable]
     assert problems == [()] * len(problems), "a committed checkpoint does not verify"
     return state
+
+
+def append_as_a_newer_program(store: ObjectStore, *, run: str = RUN, **changed: object) -> None:
+    """Append an entry that this program cannot understand."""
+    log = f"runs/{run}/log"
+    last = entry_log(store, log).newest()
+    assert last is not None
+    document = msgspec.json.decode(store.read(f"{log}/{entry_name(last.entry.seq)}"))
+    document |= {"seq": last.entry.seq + 1, "prev": last.sha256, "write_id": "new", **changed}
+    document["body"] = {"anything": [1, {"deep": None}]}
+    store.create(f"{log}/{entry_name(last.entry.seq + 1)}", msgspec.json.encode(document))

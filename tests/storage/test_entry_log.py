@@ -27,6 +27,7 @@ from storage.stores.retry_policy import RetryPolicy
 from tests.entries import ended, evaluated, writer
 from tests.storage.builders import (
     LOG,
+    append_as_a_newer_program,
     check_invariants,
     claim,
     commit,
@@ -252,16 +253,6 @@ def test_reading_again_reads_only_what_is_new(store: ObjectStore) -> None:
     counting.operations.clear()
     reader.refresh()
     assert counting.operations == ["read"]
-
-
-def append_as_a_newer_program(store: ObjectStore, **changed: object) -> None:
-    """Append an entry that this program cannot understand."""
-    last = entry_log(store).newest()
-    assert last is not None
-    document = msgspec.json.decode(store.read(f"{LOG}/{entry_name(last.entry.seq)}"))
-    document |= {"seq": last.entry.seq + 1, "prev": last.sha256, "write_id": "new", **changed}
-    document["body"] = {"anything": [1, {"deep": None}]}
-    store.create(f"{LOG}/{entry_name(last.entry.seq + 1)}", msgspec.json.encode(document))
 
 
 NEWER: tuple[dict[str, object], ...] = (
