@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect.client.schemas.objects import State
 
 from flows.preparation.preflight import check_before_start
 from flows.preparation.training_request import ResolvedRequest, TrainingRequest, resolve_request
@@ -166,15 +167,19 @@ class FlowWorld:
             trainers.close()
 
     def train(
-        self, *overrides: str, run_id: str = RUN, text: str = CONFIG, warm: NotedWarmTrainer | None = None
-    ) -> Any:
-        """Run the whole flow to its end and return its state."""
+        self,
+        *overrides: str,
+        run_id: str = RUN,
+        text: str = CONFIG,
+        warm: NotedWarmTrainer | None = None,
+        store: str | None = None,
+    ) -> State[None]:
+        """Run the whole flow to its end and return its state; it is told the world's store unless `store` is given."""
         trainers = warm or NotedWarmTrainer()
         token = warm_trainer._CURRENT.set(trainers)
         try:
-            return train_gpt.fn(
-                config=str(self.config(text)), run_id=run_id, overrides=overrides, store=str(self.folder / "store")
-            )
+            where = str(self.folder / "store") if store is None else store
+            return train_gpt.fn(config=str(self.config(text)), run_id=run_id, overrides=overrides, store=where)
         finally:
             warm_trainer._CURRENT.reset(token)
             trainers.close()

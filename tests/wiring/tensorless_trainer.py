@@ -1,7 +1,8 @@
 """A trainer without tensors (`python -m tests.wiring.tensorless_trainer`): speaks the protocol and stages real objects.
 
 It trains nothing, so it starts in half a second. What it was sent stands in `attempt-NNNN.heard` of its work folder.
-`--die-at N` ends it by SIGKILL after step N, `--deaf` makes it ignore SIGTERM and hang before its first step.
+`--die-at N` ends it by SIGKILL after step N, `--deaf` makes it ignore SIGTERM and hang before its first step,
+`--first-loss L` lets the losses it reports fall from there.
 """
 
 import argparse
@@ -31,9 +32,12 @@ from tasks.trainer.trainer_protocol import (
 STEP_TOKENS, STEP_GPU_SECONDS, TOKENS_PER_SECOND = 7, 0.25, 1000.0
 
 
-def loss_of(step: int) -> float:
+FIRST_LOSS = 5.0
+
+
+def loss_of(step: int, first: float = FIRST_LOSS) -> float:
     """Return the train loss that is reported for a step."""
-    return 5.0 - step / 100
+    return first - step / 100
 
 
 def heard_by(work_dir: Path, attempt: int) -> Path:
@@ -45,6 +49,7 @@ def main() -> None:
     """Serve one attempt."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--die-at", type=int, default=-1)
+    parser.add_argument("--first-loss", type=float, default=FIRST_LOSS)
     parser.add_argument("--deaf", action="store_true")
     chosen = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.SIG_IGN if chosen.deaf else signal.SIG_DFL)
@@ -65,31 +70,29 @@ def main() -> None:
                 return
             if chosen.deaf:
                 signal.pause()
-            for event in _segment(spec, first, step, command.step, chosen.die_at):
+            for event in _segment(spec, first, step, command.step, chosen):
                 if isinstance(event, StepDone):
                     steps.write(event.record)
                 _send(event)
             step = command.step
 
 
-def _segment(spec: TrainerSpec, first: int, step: int, until: int, die_at: int) -> Iterator[Event]:
+def _segment(spec: TrainerSpec, first: int, step: int, until: int, chosen: argparse.Namespace) -> Iterator[Event]:
     for number in range(step + 1, until + 1):
-        trained = number - first
-        yield StepDone(
-            record=_record(spec, number), tokens=trained * STEP_TOKENS, gpu_seconds=trained * STEP_GPU_SECONDS
-        )
-        if number == die_at:
+        record, trained = _record(spec, number, chosen.first_loss), number - first
+        yield StepDone(record=record, tokens=trained * STEP_TOKENS, gpu_seconds=trained * STEP_GPU_SECONDS)
+        if number == chosen.die_at:
             os.kill(os.getpid(), signal.SIGKILL)
     tokens, gpu_seconds = (until - first) * STEP_TOKENS, (until - first) * STEP_GPU_SECONDS
     yield SegmentDone(step=until, stopped=False, tokens=tokens, gpu_seconds=gpu_seconds)
     yield _stage(spec, until)
 
 
-def _record(spec: TrainerSpec, step: int) -> StepRecord:
+def _record(spec: TrainerSpec, step: int, first_loss: float) -> StepRecord:
     return StepRecord(
         step=step,
         attempt=spec.attempt,
-        train_loss=loss_of(step),
+        train_loss=loss_of(step, first_loss),
         lr=0.01,
         grad_norm=0.5,
         tokens_per_second=TOKENS_PER_SECOND,

@@ -7,13 +7,13 @@ import pytest
 
 from tasks.configuration.key_reference import list_keys
 from tests.tasks.trainer_in_process import TrainingWorld
-from tests.wiring import flow_keys, training_keys
+from tests.wiring import data_keys, flow_keys, outcome_keys, training_keys
 from tests.wiring.bench import Bench
 from tests.wiring.flow_in_process import FlowWorld
 from tests.wiring.key_table import CASES, NAMED, WITHOUT_EFFECT
 
 ROOT = Path(__file__).parents[2]
-TABLES = (training_keys, flow_keys)
+TABLES = (training_keys, data_keys, flow_keys, outcome_keys)
 """Imported for their entries."""
 
 

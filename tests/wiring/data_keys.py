@@ -1,0 +1,81 @@
+"""The keys of the data, each seen in the snapshot that a run is opened with."""
+
+import json
+
+import pytest
+
+from storage.snapshots.data_snapshot import read_manifest
+from storage.snapshots.snapshot_manifest import SnapshotManifest
+from tasks.data.document import InvalidCorpus
+from tests.wiring.bench import Bench
+from tests.wiring.flow_in_process import TEXT, FlowWorld
+from tests.wiring.key_table import acts
+
+
+def built(bench: Bench, *overrides: str) -> SnapshotManifest:
+    """Return the manifest of the snapshot that a run with these settings is opened with."""
+    with bench.flow.opened(*overrides) as run:
+        return read_manifest(run.log.store, run.origin.snapshot_id)
+
+
+def documents(manifest: SnapshotManifest) -> int:
+    return manifest.split("train").documents + manifest.split("val").documents
+
+
+@acts("data.sources", "data.text_field")
+def the_text_of_other_files(bench: Bench) -> None:
+    lines = [json.dumps({"body": f"line {number} of its body", "text": "x"}) for number in range(80)]
+    (bench.flow.folder / "lines.jsonl").write_text("\n".join(lines))
+    manifest = built(bench, 'data.sources=["lines.jsonl"]', "data.text_field=body")
+    assert [source.name for source in manifest.sources] == ["lines.jsonl"] and documents(manifest) == 80
+    assert manifest.split("train").bytes + manifest.split("val").bytes == sum(
+        len(json.loads(line)["body"]) for line in lines
+    )
+
+
+@acts("data.val_fraction")
+def the_share_that_is_held_out(bench: Bench) -> None:
+    manifest = built(bench, "data.val_fraction=0.8")
+    assert manifest.split("val").documents > 2 * manifest.split("train").documents
+
+
+@acts("data.tokenizer", "data.tokenizer_bytes")
+def what_a_tokenizer_learns_from(bench: Bench) -> None:
+    """A tokenizer of a little of the text has other tokens than one of all of it; both have as many as asked."""
+
+    def tokenizer(name: str, *overrides: str) -> tuple[int, str]:
+        folder = bench.flow.folder / name
+        folder.mkdir()
+        world = FlowWorld(folder)
+        (folder / "text.txt").write_text(f"{TEXT}\n\n" + "\n\n".join(f"zzyzx {number} qqvq" for number in range(60)))
+        with world.opened("data.tokenizer=bpe:290", *overrides) as run:
+            manifest = read_manifest(run.log.store, run.origin.snapshot_id)
+        (found,) = [item.sha256 for item in manifest.objects if item.key == "tokenizer.json"]
+        return manifest.vocab_size, found
+
+    (whole_size, whole), (part_size, part) = tokenizer("whole"), tokenizer("part", "data.tokenizer_bytes=900")
+    assert (whole_size, part_size) == (290, 290) and whole != part
+
+
+@acts("data.max_document_bytes", "data.max_rejected_fraction")
+def long_documents_left_out(bench: Bench) -> None:
+    (bench.flow.folder / "text.txt").write_text(f"{TEXT}\n\n{'long ' * 100}")
+    with pytest.raises(InvalidCorpus):
+        built(bench, "data.max_document_bytes=100", "data.max_rejected_fraction=0.001")
+    assert documents(built(bench, "data.max_document_bytes=100", "data.max_rejected_fraction=0.5")) == 60
+
+
+@acts("data.deduplicate")
+def equal_documents_left_out(bench: Bench) -> None:
+    (bench.flow.folder / "text.txt").write_text(f"{TEXT}\n\n{TEXT}")
+    assert documents(built(bench, "data.deduplicate=true")) == 60
+
+
+@acts("data.weights")
+def how_much_of_each_source_is_drawn(bench: Bench) -> None:
+    """The trainer is sent the weights; what it draws by them is for tests/tasks/test_weighted_training.py to see."""
+    for name in "ab":
+        (bench.flow.folder / f"{name}.txt").write_text(TEXT)
+    bench.flow.train('data.sources=["a.txt","b.txt"]', "data.weights=[3,1]")
+    spec, _ = bench.flow.heard()
+    assert (spec.data.sources, spec.data.weights) == (("a.txt", "b.txt"), (3.0, 1.0))

@@ -1,0 +1,153 @@
+"""The keys that say how a run ends and what is told of it: early stop, promotion, notices, cost, mirrors."""
+
+import os
+import signal
+import threading
+from typing import Any
+
+from flows.orchestrator.promotion_approval import Question
+from flows.run import active_run, run_promotion
+from reports.pages.report_pages import markdown_report
+from reports.pages.run_report import gather_report
+from storage.logs.registry import Registry
+from storage.logs.run_log import RunLog
+from storage.stores.local_store import LocalStore
+from tests.reports.tracking_server import tracking_server
+from tests.tasks.metadata_service import ACTION, TERMINATE, Cloud, served
+from tests.wiring.bench import Bench
+from tests.wiring.flow_in_process import CONFIG, RUN, NotedWarmTrainer
+from tests.wiring.key_table import acts
+from tests.wiring.tensorless_trainer import STEP_GPU_SECONDS, loss_of
+
+STUCK, DIVERGING = "5.6", "7.5"
+"""Losses that fall from here are those of a uniform guess among 257 tokens, ln(257) = 5.55, or worse."""
+OF_25_STEPS = ("training.steps=25", "checkpoint.every_steps=25")
+
+
+@acts("early_stop.min_delta")
+def how_much_better_is_better(bench: Bench) -> None:
+    bench.flow.evaluators.losses[:] = [2.0, 1.9, 1.8]
+    bench.flow.train("checkpoint.every_steps=5", "early_stop.patience=1", "early_stop.min_delta=0.5")
+    finished = bench.flow.log.state.finished
+    assert finished is not None and (finished.step, finished.rule) == (10, "patience")
+
+
+@acts("early_stop.overfit_ratio", "early_stop.overfit_patience")
+def how_far_the_held_out_loss_may_lie_above(bench: Bench) -> None:
+    bench.flow.evaluators.losses[:] = [1.1 * loss_of(50), 1.5 * loss_of(100), 1.5 * loss_of(150)]
+    overfit = ("early_stop.overfit_ratio=1.3", "early_stop.overfit_patience=2")
+    bench.flow.train("training.steps=250", "checkpoint.every_steps=50", *overfit)
+    finished = bench.flow.log.state.finished
+    assert finished is not None and (finished.step, finished.rule) == (150, "overfit_ratio")
+
+
+@acts("promotion.alias", "promotion.min_improvement")
+def an_alias_and_how_much_better_it_must_become(bench: Bench) -> None:
+    ours = ("promotion.alias=best", "promotion.min_improvement=0.5")
+    bench.flow.train(*ours)
+    bench.flow.evaluators.losses[:] = [1.75]
+    state = bench.flow.train(*ours, run_id="second")
+    champion = Registry(bench.flow.store, "best").refresh().champion
+    assert champion is not None and champion.run_id == "bard"
+    assert "by 0.5 (promotion.min_improvement)" in state.message
+    assert Registry(bench.flow.store, "champion").refresh().champion is None
+
+
+@acts("promotion.refuse_verdicts")
+def verdicts_that_refuse(bench: Bench) -> None:
+    refused = ('promotion.refuse_verdicts=["stuck"]', *OF_25_STEPS)
+    state = bench.flow.train(*refused, warm=NotedWarmTrainer("--first-loss", STUCK))
+    assert "stuck" in state.message and Registry(bench.flow.store, "champion").refresh().champion is None
+    bench.flow.train(*refused, run_id="second")
+    champion = Registry(bench.flow.store, "champion").refresh().champion
+    assert champion is not None and champion.run_id == "second"
+
+
+@acts("early_stop.on_divergence", "early_stop.on_stuck")
+def verdicts_that_stop(bench: Bench) -> None:
+    for key, first_loss in (("on_divergence", DIVERGING), ("on_stuck", STUCK)):
+        warm = NotedWarmTrainer("--first-loss", first_loss)
+        bench.flow.train(*OF_25_STEPS, "training.steps=50", f"early_stop.{key}=true", run_id=key, warm=warm)
+        finished = RunLog(bench.flow.store, key).refresh().finished
+        assert finished is not None and (finished.step, finished.rule) == (25, key)
+
+
+@acts("promotion.require_approval", "promotion.approval_timeout_seconds")
+def a_person_is_asked(bench: Bench) -> None:
+    asked: list[Question] = []
+    bench.patch.setattr(run_promotion, "ask", lambda question, *_: asked.append(question) or "nobody is here")
+    state = bench.flow.train("promotion.require_approval=true", "promotion.approval_timeout_seconds=61.5")
+    assert [question.timeout_seconds for question in asked] == [61.5]
+    assert "waits for approval" in state.message
+    assert Registry(bench.flow.store, "champion").refresh().champion is None
+
+
+@acts("preemption.notice_file", "preemption.poll_seconds")
+def notices_besides_signals(bench: Bench) -> None:
+    polled: list[float] = []
+    poll = active_run.polling_notices
+
+    def noting(*arguments: Any, poll_seconds: float, **rest: Any) -> Any:
+        polled.append(poll_seconds)
+        return poll(*arguments, poll_seconds=0.01, **rest)
+
+    bench.patch.setattr(active_run, "polling_notices", noting)
+    notice = bench.flow.folder / "leave"
+    notice.write_text("now")
+    with bench.flow.opened(f"preemption.notice_file={notice}", "preemption.poll_seconds=2.5") as run:
+        noticed = threading.Event()
+        with run.running_services(), run.shutdown.on_shutdown(noticed.set):
+            assert noticed.wait(60)
+        assert polled == [2.5] and str(notice) in run.shutdown.detail
+
+
+@acts("preemption.signal")
+def a_signal_of_the_scheduler(bench: Bench) -> None:
+    unheard: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: unheard.append(number))
+    try:
+        with bench.flow.opened("preemption.signal=SIGUSR1") as run, run.running_services():
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert (run.shutdown.signal, unheard) == ("SIGUSR1", [])
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+@acts("mirrors.tensorboard")
+def a_folder_that_tensorboard_reads(bench: Bench) -> None:
+    bench.flow.train("mirrors.tensorboard=board")
+    assert [path for path in (bench.flow.folder / "board").rglob("*tfevents*") if path.stat().st_size]
+
+
+@acts("preemption.metadata")
+def a_cloud_that_announces_the_end(bench: Bench) -> None:
+    cloud = Cloud()
+    cloud.answers[ACTION] = TERMINATE
+    with served(cloud) as host:
+        bench.patch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://{host}")
+        with bench.flow.opened("preemption.metadata=aws") as run:
+            noticed = threading.Event()
+            with run.running_services(), run.shutdown.on_shutdown(noticed.set):
+                assert noticed.wait(60)
+    assert "AWS announced: terminate" in run.shutdown.detail
+
+
+@acts("mirrors.mlflow")
+def a_server_that_mlflow_reads(bench: Bench) -> None:
+    with tracking_server() as tracking:
+        bench.flow.train(f"mirrors.mlflow={tracking.url}")
+    assert tracking.values("train.loss")[-1] == (20, loss_of(20))
+
+
+@acts("cost.gpu_hour_price", "cost.currency")
+def what_an_hour_of_a_device_costs(bench: Bench) -> None:
+    bench.flow.train("cost.gpu_hour_price=3600", "cost.currency=CHF")
+    money = f"about {20 * STEP_GPU_SECONDS:.2f} CHF"
+    assert money in markdown_report(gather_report(bench.flow.log, {})[0])
+
+
+@acts("store")
+def where_a_run_is_kept(bench: Bench) -> None:
+    kept = bench.flow.folder / "elsewhere"
+    bench.flow.train(text=f"store = {str(kept)!r}\n{CONFIG}", store="")
+    assert RunLog(LocalStore(kept), RUN).refresh().finished is not None and bench.flow.store.keys("runs") == []
