@@ -15,10 +15,8 @@ from tasks.errors import InvalidConfiguration
 from tasks.machine.machine_speed import free_device_bytes, trains_on_cuda
 from tasks.machine.process_memory import available_memory_bytes
 from tasks.policy.attempt_sizes import AttemptSizes
+from tasks.policy.memory_remedy import MARGIN, MemoryRoom
 from tasks.trainer.trainer_group import TrainerGroup
-
-MARGIN = 0.1
-"""The share of the memory that `auto` leaves free, because the estimate is inexact."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +35,15 @@ def available_memory(training: TrainingConfig, group: TrainerGroup, *, root: Pat
         return AvailableMemory(bytes=free_device_bytes(training.device), place=place)
     free = available_memory_bytes(os.getpid(), root=root)
     return AvailableMemory(bytes=None if free is None else free // group.processes, place=place)
+
+
+def memory_room(config: RunConfig, vocab_size: int, memory: AvailableMemory) -> MemoryRoom | None:
+    """Return the memory that an attempt after out-of-memory has, None if nobody knows."""
+    if memory.bytes is None:
+        return None
+    return MemoryRoom(
+        bytes=memory.bytes, model=config.model, training=config.training, vocab_size=vocab_size, place=memory.place
+    )
 
 
 def estimate_trainer(

@@ -8,6 +8,7 @@ from functools import partial
 
 from prefect.futures import PrefectFuture
 
+from flows.preparation.memory_check import available_memory, memory_room
 from flows.run.active_run import ActiveRun
 from flows.run.attempt_evaluations import AttemptEvaluations
 from flows.run.trainer_observation import TrainerObservation
@@ -17,6 +18,7 @@ from storage.logs.heartbeat import Heartbeat
 from storage.logs.log_entry import CheckpointReference, Writer
 from storage.logs.run_entries import AttemptEnded, AttemptStarted, RunFinished
 from storage.logs.run_state import RunState
+from storage.snapshots.data_snapshot import read_manifest
 from tasks.attempt.attempt_claim import Claimant, claim_attempt, writing_heartbeats
 from tasks.attempt.attempt_end import end_attempt
 from tasks.attempt.attempt_receipt import AttemptOver, Usage
@@ -27,6 +29,8 @@ from tasks.machine.machine_speed import trains_on_cuda
 from tasks.machine.placement import code_version, library_versions, resolved_device, this_placement
 from tasks.policy.attempt_sizes import next_sizes, segment_end
 from tasks.policy.failures import Evidence, classify
+from tasks.policy.memory_remedy import MemoryRoom
+from tasks.policy.termination import TerminationReason
 from tasks.train_segment import train_segment
 from tasks.trainer.trainer_process import TrainerProcess
 from tasks.trainer.trainer_protocol import SegmentDone, TrainerSpec, Waiting
@@ -178,7 +182,13 @@ class Attempt:
             tokens=last.tokens if last else 0,
             gpu_seconds=last.gpu_seconds if last else 0.0,
         )
-        over = AttemptOver(attempt=self._started.attempt, evidence=evidence, usage=usage, jitter=random.random())
+        over = AttemptOver(
+            attempt=self._started.attempt,
+            evidence=evidence,
+            usage=usage,
+            jitter=random.random(),
+            room=_room(run) if classify(evidence).reason is TerminationReason.OOM else None,
+        )
         return run.retry.call(
             lambda: end_attempt(run.log, over, budgets=run.config.budgets, origin=run.origin, writer=self._writer)
         )
@@ -219,6 +229,15 @@ def _claim(run: ActiveRun, number: int, reference: CheckpointReference | None, s
         versions=library_versions(),
         changed=_describe_change(ends[-1]) if ends else "",
     )
+
+
+def _room(run: ActiveRun) -> MemoryRoom | None:
+    """Return the memory that the next attempt has, now that the trainer is gone; None if nobody knows."""
+    try:
+        vocab_size = read_manifest(run.log.store, run.origin.snapshot_id).vocab_size
+    except StorageError:  # no reason to write no receipt
+        return None
+    return memory_room(run.config, vocab_size, available_memory(run.config.training, run.trainers.group))
 
 
 def _describe_change(before: AttemptEnded) -> str:

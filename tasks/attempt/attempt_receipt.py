@@ -6,13 +6,14 @@ Useful device time is what was spent up to the attempt's last commit; the rest i
 from dataclasses import dataclass, replace
 from typing import Any
 
-from model.configuration.micro_batches import smaller_micro_batch
-from storage.logs.run_entries import AttemptEnded
+from storage.logs.run_entries import AttemptEnded, AttemptStarted
 from storage.logs.run_state import RunState
 from storage.stores.document import decode, encode
 from tasks.configuration.settings import BudgetsConfig
+from tasks.policy.attempt_sizes import AttemptSizes
 from tasks.policy.budgets import FailureImpact, decide
 from tasks.policy.failures import Evidence, Failure
+from tasks.policy.memory_remedy import MemoryRoom, choose_lighter, lighter_sizes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,12 +27,16 @@ class Usage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptOver:
-    """What is known when an attempt is over; `jitter` in [0, 1) shortens the delay before the next one."""
+    """What is known when an attempt is over; `jitter` in [0, 1) shortens the delay before the next one.
+
+    `room` is the memory that the next attempt has, None if nobody knows.
+    """
 
     attempt: int
     evidence: Evidence
     usage: Usage
     jitter: float = 0.0
+    room: MemoryRoom | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,19 +66,14 @@ def write_receipt(
     gpu_seconds = max(usage.gpu_seconds, useful)
     last_step = max(usage.last_step, owner.last_committed_step or 0)
     before = {window for item in state.quarantines if item.attempt != number for window in item.windows}
-    training, micro_batch = owner.started.config.get("training", {}), owner.started.micro_batch
+    sizes = AttemptSizes(
+        micro_batch=owner.started.micro_batch, activation_checkpointing=owner.started.activation_checkpointing
+    )
     impact = FailureImpact(
         last_step=last_step,
-        micro_batch=micro_batch,
-        smaller_micro_batch=smaller_micro_batch(
-            training.get("global_batch", micro_batch),
-            micro_batch,
-            processes=owner.started.placement.world_size,
-            mode=training.get("parallel", "ddp"),
-        ),
-        halves_first=training.get("on_oom") == "halve",
+        sizes=sizes,
+        lighter=_find_lighter(owner.started, sizes, over.room),
         wasted_gpu_seconds=gpu_seconds - useful,
-        activation_checkpointing=owner.started.activation_checkpointing,
         quarantined_samples=len(set(remedy.windows) - before),
         repaired_objects=remedy.repaired_objects,
     )
@@ -91,6 +91,18 @@ def write_receipt(
         decision=decide(budgets, state, failure, impact, jitter=over.jitter),
         evidence=evidence_document(over.evidence),
     )
+
+
+def _find_lighter(started: AttemptStarted, sizes: AttemptSizes, room: MemoryRoom | None) -> AttemptSizes | None:
+    training = started.config.get("training", {})
+    lighter = lighter_sizes(
+        sizes,
+        global_batch=training.get("global_batch", sizes.micro_batch),
+        processes=started.placement.world_size,
+        mode=training.get("parallel", "ddp"),
+        halves_first=training.get("on_oom") == "halve",
+    )
+    return choose_lighter(sizes, lighter, room)
 
 
 def evidence_document(evidence: Evidence) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 Nothing is stored here, because the log's receipts say what was spent. A commit of new steps refills a budget's retries.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from math import floor
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from storage.logs.run_entries import Decision, EvaluationFailed
 from storage.logs.run_state import Charges, RunState
+from tasks.policy.attempt_sizes import AttemptSizes
 from tasks.policy.error_kind import ErrorKind
 from tasks.policy.failures import WAITS_FOR_A_PERSON, Failure
 from tasks.policy.termination import DecisionAction, TerminationReason
@@ -37,16 +38,14 @@ _NEED_A_REMEDY = frozenset({TerminationReason.BAD_DATA, TerminationReason.DIVERG
 class FailureImpact:
     """How far the failed attempt got, what it lost, and what its remedy changes.
 
-    `smaller_micro_batch` is one that the processes can share; it is another arithmetic, and tried first where
-    `halves_first`. `quarantined_samples` counts the samples to quarantine, `repaired_objects` those rebuilt.
+    After out-of-memory the run goes on with the sizes `lighter` than its own, if there are any.
+    `quarantined_samples` counts the samples to quarantine, `repaired_objects` those rebuilt.
     """
 
     last_step: int
-    micro_batch: int
-    smaller_micro_batch: int | None = None
-    halves_first: bool = False
+    sizes: AttemptSizes
+    lighter: AttemptSizes | None = None
     wasted_gpu_seconds: float = 0.0
-    activation_checkpointing: bool = False
     quarantined_samples: int = 0
     repaired_objects: int = 0
 
@@ -95,8 +94,8 @@ def _stop(reason: str, *, charged: str | None = None) -> Decision:
 
 
 def _change(failure: Failure, impact: FailureImpact) -> _Change:
-    if failure.reason is TerminationReason.OOM and (remedies := list(_more_room(impact))):
-        return remedies[-1 if impact.halves_first else 0]
+    if failure.reason is TerminationReason.OOM and impact.lighter is not None:
+        return _lighten(impact.sizes, impact.lighter)
     if impact.repaired_objects:
         return _Change(summary=f"{impact.repaired_objects} damaged object(s) rebuilt from their source")
     if impact.quarantined_samples:
@@ -104,12 +103,16 @@ def _change(failure: Failure, impact: FailureImpact) -> _Change:
     return _Change()
 
 
-def _more_room(impact: FailureImpact) -> Iterator[_Change]:
-    """Yield what takes less memory, first what keeps the bits."""
-    if not impact.activation_checkpointing:
-        yield _Change(summary="activations are computed again, bits stay equal", activation_checkpointing=True)
-    if smaller := impact.smaller_micro_batch:
-        yield _Change(summary=f"micro-batch {impact.micro_batch}→{smaller}, bits differ from here", micro_batch=smaller)
+def _lighten(now: AttemptSizes, lighter: AttemptSizes) -> _Change:
+    recomputes = lighter.activation_checkpointing and not now.activation_checkpointing
+    is_smaller = lighter.micro_batch < now.micro_batch
+    parts = ["activations are computed again"] if recomputes else []
+    parts += [f"micro-batch {now.micro_batch}→{lighter.micro_batch}"] if is_smaller else []
+    return _Change(
+        summary=", ".join([*parts, "bits differ from here" if is_smaller else "bits stay equal"]),
+        micro_batch=lighter.micro_batch if is_smaller else None,
+        activation_checkpointing=recomputes or None,
+    )
 
 
 def _charged(

@@ -22,9 +22,11 @@ from storage.logs.run_entries import (
 from storage.logs.run_fold import end_attempt, refill
 from storage.logs.run_state import AttemptRecord, CheckpointRecord, RunState
 from tasks.configuration.settings import BudgetsConfig
+from tasks.policy.attempt_sizes import AttemptSizes
 from tasks.policy.budgets import FailureImpact, decide
 from tasks.policy.failure_trace import TraceFailure
 from tasks.policy.failures import Failure
+from tasks.policy.memory_remedy import lighter_sizes
 from tasks.policy.termination import DecisionAction, TerminationReason
 
 MOST_ATTEMPTS = 10_000
@@ -220,12 +222,12 @@ def _impact(event: TraceFailure, stretch: Stretch, plan: SimulationPlan, state: 
         event.reason in (TerminationReason.BAD_DATA, TerminationReason.DIVERGED),
     )
     started = state.attempts[-1].started
+    sizes = AttemptSizes(micro_batch=started.micro_batch, activation_checkpointing=started.activation_checkpointing)
     return FailureImpact(
         last_step=stretch.last_step,
-        micro_batch=started.micro_batch,
-        smaller_micro_batch=started.micro_batch // 2 or None,
+        sizes=sizes,
+        lighter=next(iter(lighter_sizes(sizes, global_batch=plan.global_batch)), None),
         wasted_gpu_seconds=stretch.lost_seconds * plan.devices,
-        activation_checkpointing=started.activation_checkpointing,
         quarantined_samples=(plan.global_batch if is_in_data else 0) if samples is None else samples,
         repaired_objects=event.repaired_objects,
     )

@@ -11,13 +11,16 @@ from storage.logs.run_entries import DataQuarantined, Decision, EvaluationFailed
 from storage.logs.run_fold import fold
 from storage.logs.run_state import Charges, RunState
 from tasks.configuration.settings import BudgetConfig, BudgetsConfig
+from tasks.policy.attempt_sizes import AttemptSizes
 from tasks.policy.budgets import FailureImpact, decide, evaluator_retries_left
 from tasks.policy.failures import Evidence, Failure, classify
+from tasks.policy.memory_remedy import lighter_sizes
 from tasks.policy.termination import TerminationReason
 from tests.entries import NOON, ended, started
 from tests.storage.builders import committed, entry, opened
 
 DEFAULT = BudgetsConfig()
+LIGHTEST = AttemptSizes(micro_batch=1, activation_checkpointing=True)
 RETRIED = ("preempted", "lost", "oom", "bad-data", "diverged", "storage", "hung")
 STOPPED_BY_THE_SAME = ("oom", "bad-data", "diverged", "hung")
 AGAIN_AND_AGAIN = ("preempted", "lost", "storage")
@@ -43,7 +46,7 @@ class History:
 
     def decide(self, reason: str, step: int = 0, *, cause: str = "", jitter: float = 0.0, **impact: object) -> Decision:
         """Say what would follow now, without writing it."""
-        known = FailureImpact(**{"last_step": step, "micro_batch": 1, "activation_checkpointing": True, **impact})
+        known = FailureImpact(**{"last_step": step, "sizes": LIGHTEST, **impact})
         return decide(self.budgets, self.state, failure(reason, cause), known, jitter=jitter)
 
     def fail(self, reason: str, step: int = 0, *, cause: str = "", **impact: object) -> Decision:
@@ -292,21 +295,20 @@ def test_out_of_memory_first_keeps_the_bits_unless_speed_is_preferred_and_then_s
     halves_first: bool, changed: list[str]
 ) -> None:
     history, decisions = History(oom=BudgetConfig(retries=99)), []
-    micro_batch, checkpointing = 8, False
-    while not decisions or decisions[-1].action == "resume":
-        decision = history.fail(
-            "oom",
-            40,
-            micro_batch=micro_batch,
-            smaller_micro_batch=micro_batch // 2 or None,
-            activation_checkpointing=checkpointing,
-            halves_first=halves_first,
-        )
-        micro_batch = decision.micro_batch or micro_batch
-        checkpointing = decision.activation_checkpointing or checkpointing
-        decisions.append(decision)
+    now: AttemptSizes | None = AttemptSizes(micro_batch=8, activation_checkpointing=False)
+    while now is not None:
+        lighter = next(iter(lighter_sizes(now, global_batch=8, halves_first=halves_first)), None)
+        decisions.append(history.fail("oom", 40, sizes=now, lighter=lighter))
+        now = lighter
     assert [decision.changed for decision in decisions] == changed
-    assert (micro_batch, checkpointing) == (1, True)
+    assert [decision.action for decision in decisions] == ["resume"] * 4 + ["stop"]
+
+
+def test_a_decision_that_recomputes_and_takes_a_smaller_micro_batch_says_both() -> None:
+    now = AttemptSizes(micro_batch=8, activation_checkpointing=False)
+    decision = History().fail("oom", 40, sizes=now, lighter=replace(LIGHTEST, micro_batch=2))
+    assert decision.changed == "activations are computed again, micro-batch 8→2, bits differ from here"
+    assert (decision.micro_batch, decision.activation_checkpointing) == (2, True)
 
 
 def test_out_of_memory_with_every_remedy_used_is_bounded_by_its_budget() -> None:
@@ -318,7 +320,7 @@ def test_a_shells_137_is_paid_by_the_budget_of_lost_and_keeps_the_micro_batch() 
     seen = classify(Evidence(exit_code=137))
     history = History()
     history.begin()
-    decision = decide(DEFAULT, history.state, seen, FailureImpact(last_step=3, micro_batch=8))
+    decision = decide(DEFAULT, history.state, seen, FailureImpact(last_step=3, sizes=replace(LIGHTEST, micro_batch=8)))
     assert (decision.charged, decision.micro_batch) == ("lost", None)
 
 

@@ -24,6 +24,7 @@ from storage.errors import (
 )
 from storage.logs.run_fold import fold
 from tasks.configuration.settings import BudgetsConfig
+from tasks.policy.attempt_sizes import AttemptSizes
 from tasks.policy.budgets import FailureImpact, decide
 from tasks.policy.error_kind import ErrorKind, kind_of
 from tasks.policy.failures import Evidence, ExceptionReport, classify
@@ -110,7 +111,7 @@ def follows(evidence: Evidence, *, times: int) -> tuple[str, str, int | None]:
     state = fold([entry(opened()), entry(started(1)), entry(committed(5, 1), attempt=1)])
     failure = classify(evidence)
     for number in range(1, times + 1):
-        impact = FailureImpact(last_step=7, micro_batch=1, activation_checkpointing=True)
+        impact = FailureImpact(last_step=7, sizes=AttemptSizes(micro_batch=1, activation_checkpointing=True))
         if number > 1:
             state = fold([entry(started(number))], state)
         decision = decide(BudgetsConfig(), state, failure, impact)
@@ -142,7 +143,8 @@ def test_what_follows_an_error_of_a_kind(kind: ErrorKind, by: str) -> None:
 def test_what_only_a_person_can_mend_says_that_the_same_command_continues(kind: ErrorKind) -> None:
     state = fold([entry(opened()), entry(started(1))])
     failure = classify(Evidence(store_error="s3://cairn/runs/r: AccessDenied", store_error_kind=kind))
-    decision = decide(BudgetsConfig(), state, failure, FailureImpact(last_step=7, micro_batch=1))
+    sizes = AttemptSizes(micro_batch=1, activation_checkpointing=False)
+    decision = decide(BudgetsConfig(), state, failure, FailureImpact(last_step=7, sizes=sizes))
     assert "the same command continues" in decision.reason
     assert "s3://cairn/runs/r" in failure.detail
 

@@ -109,6 +109,13 @@ FLOW_MUTANTS = (
         COUNTED,
     ),
     mutant(
+        "remedy-without-room",
+        ATTEMPT,
+        "room=_room(run) if",
+        "room=None if",
+        f"{TESTS}::test_after_out_of_memory_sizes_that_cannot_fit_are_passed_over",
+    ),
+    mutant(
         "receipt-by-default-budgets",
         ATTEMPT,
         "end_attempt(run.log, over, budgets=run.config.budgets,",

@@ -24,8 +24,8 @@ TASK_MUTANTS = (
     mutant(
         "budget-sees-no-waste",
         RECEIPT,
-        "        wasted_gpu_seconds=gpu_seconds - useful,\n        activation_checkpointing",
-        "        wasted_gpu_seconds=0.0,\n        activation_checkpointing",
+        "        wasted_gpu_seconds=gpu_seconds - useful,\n        quarantined_samples",
+        "        wasted_gpu_seconds=0.0,\n        quarantined_samples",
         f"{TESTS}::test_device_time_lost_over_the_run_is_a_budget_too",
     ),
     mutant(

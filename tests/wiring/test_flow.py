@@ -10,7 +10,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from flows.preparation.memory_check import AvailableMemory
+from flows.run import attempt as attempt_flow
 from flows.run.attempt import Attempt, _trainer_spec, claim_next_attempt
+from model.estimates.size_estimate import TrainingPlace
 from storage.errors import Fenced
 from storage.logs.entry_log import this_writer
 from storage.logs.heartbeat import Heartbeat, read_heartbeat
@@ -111,6 +114,18 @@ def test_an_attempt_records_what_it_was_started_with(flow: FlowWorld) -> None:
     assert (second.micro_batch, second.activation_checkpointing, second.changed) == (2, True, "after lost")
     assert (second.placement.threads, second.placement.device, second.placement.pid) == (3, "cpu", os.getpid())
     assert second.config["divergence"]["rise_nats"] == 0.75 and first.config["divergence"]["rise_nats"] == 1.5
+
+
+def test_after_out_of_memory_sizes_that_cannot_fit_are_passed_over(
+    flow: FlowWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scarce = AvailableMemory(bytes=1, place=TrainingPlace())
+    monkeypatch.setattr(attempt_flow, "available_memory", lambda *_: scarce)
+    with flow.opened() as run:
+        ended = Attempt(run, claim_next_attempt(run))._end(Evidence(exit_code=-9, oom_kills=1))
+        assert ended.decision.changed.endswith("micro-batch 4→1, bits differ from here")
+        following = claim_next_attempt(run)
+    assert (following.micro_batch, following.activation_checkpointing) == (1, True)
 
 
 def test_segments_end_where_the_configuration_commits(flow: FlowWorld) -> None:
