@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from model.configuration.network import ModelConfig
 from model.errors import InvalidInput
+from model.kernels.document_attention import attend_documents
 from model.kernels.fused_block import fused_block, uses_fused_block
 
 INITIAL_STD = 0.02
@@ -61,15 +62,20 @@ class Attention(nn.Module):
         """Attend: (B, T, C) -> (B, T, C); `visible` (B, 1, T, S) marks each query's keys, None is plain causal.
 
         The keys are those of `x`, S = T; with `cache` (B = 1) those of all cached positions, the newest T being `x`.
+        `visible` may also be the `document_starts` of the batch.
         """
         batch, time, width = x.shape
-        query, key, value = (
-            part.view(batch, time, self.n_head, width // self.n_head).transpose(1, 2)  # (B, T, C) -> (B, H, T, C/H)
+        parts = [
+            part.view(batch, time, self.n_head, width // self.n_head)  # (B, T, C) -> (B, T, H, C/H)
             for part in self.c_attn(x).split(width, dim=2)  # (B, T, 3C) -> 3 x (B, T, C)
-        )
+        ]
+        dropout = self.dropout if self.training else 0.0
+        if visible is not None and visible.ndim == 1:
+            joined = attend_documents(*parts, visible, dropout).view(x.shape)  # 3 x (B, T, H, C/H) -> (B, T, C)
+            return F.dropout(self.c_proj(joined), self.dropout, self.training)
+        query, key, value = (part.transpose(1, 2) for part in parts)  # (B, T, H, C/H) -> (B, H, T, C/H)
         if cache is not None:
             key, value = cache.append(layer, key, value)  # (1, H, T, C/H) -> (1, H, S, C/H)
-        dropout = self.dropout if self.training else 0.0
         causal = visible is None and time == key.shape[2]  # a single new query sees every key
         mixed = F.scaled_dot_product_attention(
             query, key, value, attn_mask=visible, dropout_p=dropout, is_causal=causal
@@ -161,18 +167,23 @@ class GPT(nn.Module):
         """The device of the weights."""
         return self.wte.weight.device
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, starts: Tensor | None = None) -> Tensor:
         """Predict every next token: ids (B, T) -> logits (B, T, V). T above block_size raises InvalidInput."""
-        return F.linear(self.hidden(tokens), self.wte.weight)  # (B, T, C) -> (B, T, V)
+        return F.linear(self.hidden(tokens, starts), self.wte.weight)  # (B, T, C) -> (B, T, V)
 
-    def hidden(self, tokens: Tensor) -> Tensor:
-        """Return the head's input: ids (B, T) -> (B, T, C), normalised. T above block_size raises InvalidInput."""
+    def hidden(self, tokens: Tensor, starts: Tensor | None = None) -> Tensor:
+        """Return the head's input: ids (B, T) -> (B, T, C), normalised. T above block_size raises InvalidInput.
+
+        With the `document_starts` of the batch, attention within documents needs no mask.
+        """
         time = tokens.shape[1]
         if time > self.config.block_size:
             raise InvalidInput(f"sequence of {time} tokens must be at most block_size={self.config.block_size}")
         x = self.wte(tokens) + self.wpe.weight[:time]  # (B, T, C) + (T, C)
         x = F.dropout(x, self.config.dropout, self.training)
-        visible = None if self.boundary_id is None else same_document_mask(tokens, self.boundary_id)
+        visible = starts
+        if self.boundary_id is not None and starts is None:
+            visible = same_document_mask(tokens, self.boundary_id)
         recompute = self.activation_checkpointing and self.training and torch.is_grad_enabled()
         for block in self.compiled_layers if self.compiled_layers and self.training else self.h:
             x = checkpoint(block, x, visible, use_reentrant=False) if recompute else block(x, visible)

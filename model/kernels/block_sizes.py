@@ -26,3 +26,8 @@ def query_blocks(time: int) -> list[tuple[int, int]]:
 def saved_probabilities(time: int) -> int:
     """Return how many attention probabilities one head saves for the backward pass."""
     return sum((end - begin) * end for begin, end in query_blocks(time))
+
+
+def fits_flash(head_width: int) -> bool:
+    """Whether flash attention on CUDA takes heads of this width, in half precision."""
+    return head_width % 8 == 0 and head_width <= 256

@@ -48,7 +48,7 @@ def _is_sound(state: TrainState, windows: TokenWindows, window: int, training: T
         gathered = windows.gather(np.array([window], dtype=np.int64))
     except TokenOutOfRange:
         return False
-    tokens = torch.from_numpy(gathered).to(state.device)  # (1, T+1)
+    tokens = torch.from_numpy(gathered)  # (1, T+1)
     state.optimizer.zero_grad(set_to_none=True)
     loss = mean_loss(state, tokens, training)
     if not math.isfinite(float(loss.detach())):

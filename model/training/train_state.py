@@ -42,7 +42,7 @@ class TrainState:
     optimizer: torch.optim.AdamW
     scaler: torch.amp.GradScaler | None
     global_batch: int
-    network: Callable[[Tensor], Tensor]
+    network: Callable[[Tensor, Tensor | None], Tensor]
     ranks: Ranks
     step: int = field(default=0, init=False)
 

@@ -11,6 +11,7 @@ from model.data.batch_loader import Batch, BatchLoader, gather_batch
 from model.data.sample_order import SampleOrder
 from model.data.token_windows import TokenWindows
 from model.errors import InvalidInput, TokenOutOfRange
+from model.kernels.document_attention import document_starts, takes_starts
 from model.kernels.head_loss import head_loss, token_loss
 from model.kernels.padded_head_loss import padded_head_loss
 from model.training.deferred_metrics import (
@@ -147,7 +148,7 @@ def _backward(state: TrainState, inputs: StepInputs, batch: Batch, number: int, 
         index = ranks.rank * len(parts) + number
         seed_generators(dropout_seed(training.seed, state.step + 1, index), state.device)
     ranks.synchronize(is_last=number == len(parts) - 1)
-    mean = mean_loss(state, tokens.to(state.device, non_blocking=True), training)
+    mean = mean_loss(state, tokens, training)
     # The last part may be smaller: weighting by samples makes the sum the mean over the whole batch.
     loss = mean * ((part.stop - part.start) / state.global_batch)
     losses.append(loss.detach())
@@ -158,15 +159,29 @@ def _backward(state: TrainState, inputs: StepInputs, batch: Batch, number: int, 
 
 
 def mean_loss(state: TrainState, tokens: Tensor, training: TrainingConfig) -> Tensor:
-    """Return the mean cross-entropy in nats in the run's numerics, ready for backward: ids (B, T+1) -> scalar."""
-    inputs, targets = tokens[:, :-1], tokens[:, 1:]  # (B, T+1) -> 2 x (B, T)
+    """Return the mean cross-entropy in nats in the run's numerics, ready for backward: host ids (B, T+1) -> scalar."""
+    starts = _document_starts(state, tokens[:, :-1], training)
+    on_device = tokens.to(state.device, non_blocking=True)
+    inputs, targets = on_device[:, :-1], on_device[:, 1:]  # (B, T+1) -> 2 x (B, T)
     dtype = AUTOCAST_DTYPES.get(training.precision)
     with torch.autocast(state.device.type, dtype=dtype, enabled=dtype is not None):
         if training.kernels == "fused":
             fused_loss = head_loss if state.device.type == "cpu" else padded_head_loss
-            return fused_loss(state.model.hidden(inputs), state.model.wte.weight, targets)
-        logits = state.network(inputs)
+            return fused_loss(state.model.hidden(inputs, starts), state.model.wte.weight, targets)
+        logits = state.network(inputs, starts)
     return token_loss(logits, targets)
+
+
+def _document_starts(state: TrainState, inputs: Tensor, training: TrainingConfig) -> Tensor | None:
+    """Return them on the device, where they replace the mask; found on the host, which then waits for no step."""
+    model, config = state.model, state.model.config
+    dtype = AUTOCAST_DTYPES.get(training.precision)
+    # Compiled layers have one shape, and the number of documents is another in every batch.
+    if model.boundary_id is None or training.compile:
+        return None
+    if not takes_starts(state.device, dtype, config.n_embd // config.n_head):
+        return None
+    return document_starts(inputs, model.boundary_id).to(state.device, non_blocking=True)
 
 
 def _clip(state: TrainState, *, limit: float) -> Tensor:

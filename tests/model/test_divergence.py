@@ -46,7 +46,9 @@ def test_a_token_of_one_window_alone_makes_that_window_bad_alone(tiny_run: type[
     run = tiny_run()
     bad = int(drawn(run)[2])
     token = only_in(run, bad)
-    run.state.network = lambda tokens: run.state.model(tokens) / (tokens != token).all()  # 0/0 or x/0 where it occurs
+    run.state.network = lambda tokens, _: (
+        run.state.model(tokens) / (tokens != token).all()
+    )  # 0/0 or x/0 where it occurs
     assert find_bad_windows(run.state, run.windows, drawn(run), training=run.training) == (bad,)
 
 

@@ -5,11 +5,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from model.architectures.gpt import same_document_mask
 from model.data.batch_loader import BatchLoader
 from model.errors import NonFiniteLoss
 from model.estimates.utilization import measure_peak_flops
 from model.kernels.compilation import can_compile
+from model.kernels.document_attention import attend_documents, document_starts
 from model.kernels.head_loss import token_loss
 from model.kernels.padded_head_loss import padded_head_loss
 from model.training.deferred_metrics import UpdateGuard
@@ -23,6 +26,7 @@ SHAPE = {"n_layer": 2, "n_head": 2, "n_embd": 128, "block_size": 64, "dropout": 
 FUSED = {"precision": "bf16", "kernels": "fused"}
 STOCK = {"precision": "bf16", "kernels": "stock"}
 COMPILED = {**FUSED, "compile": True}
+END = 7
 
 
 @pytest.fixture
@@ -44,6 +48,52 @@ def test_a_continued_run_has_the_bits_of_an_undisturbed_one(tiny_run: type[TinyR
     assert second.bits() == whole.bits()
 
 
+@pytest.mark.parametrize("mode", [STOCK, FUSED], ids=["stock", "fused"])
+def test_a_continued_run_within_documents_has_the_bits_of_an_undisturbed_one(
+    tiny_run: type[TinyRun], cuda: torch.device, mode
+) -> None:
+    whole, first, second = (tiny_run(model=SHAPE, device=cuda, mask_documents=True, **mode) for _ in range(3))
+    for run in (whole, first, second):
+        run.state.model.boundary_id = END
+    whole.train(12)
+    first.train(5)
+    second.state.load(first.tensors())
+    second.train(12)
+    assert second.bits() == whole.bits()
+
+
+def attended(cuda: torch.device, by_bounds: bool, dropout: float = 0.0) -> tuple[list[torch.Tensor], int]:
+    """Return the result of attention within documents, its three gradients, and the bytes it took at most."""
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(0, 300, (4, 1024), generator=generator)
+    joint = torch.randn(3, 4, 1024, 6, 64, generator=generator).to(cuda, torch.bfloat16).requires_grad_()
+    gradient = torch.randn(4, 1024, 6, 64, generator=generator).to(cuda, torch.bfloat16)
+    torch.manual_seed(2)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    if by_bounds:
+        mixed = attend_documents(*joint, document_starts(tokens, END).to(cuda), dropout)
+    else:
+        visible = same_document_mask(tokens.to(cuda), END)
+        with sdpa_kernel(SDPBackend.MATH):
+            mixed = F.scaled_dot_product_attention(*joint.transpose(2, 3), attn_mask=visible).transpose(1, 2)
+    (of_joint,) = torch.autograd.grad(mixed, joint, gradient)
+    return [mixed.detach(), *of_joint], torch.cuda.max_memory_allocated() - before
+
+
+def test_attending_by_bounds_is_attending_under_the_mask_with_less_memory(cuda: torch.device) -> None:
+    (ours, our_bytes), (theirs, their_bytes) = attended(cuda, True), attended(cuda, False)
+    for got, expected in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(got, expected, rtol=2e-2, atol=2e-2)
+    assert our_bytes < their_bytes / 4
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_attending_by_bounds_gives_the_same_bits_twice(cuda: torch.device, dropout: float) -> None:
+    (first, _), (second, _) = attended(cuda, True, dropout), attended(cuda, True, dropout)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
 def test_a_bad_step_found_late_has_changed_nothing(tiny_run: type[TinyRun], cuda: torch.device) -> None:
     run, good = (tiny_run(model=SHAPE, device=cuda, **FUSED) for _ in range(2))
     run.state.model.ln_f.weight.register_hook(lambda g: g * float("nan") if run.state.step == 5 else g)
@@ -54,8 +104,10 @@ def test_a_bad_step_found_late_has_changed_nothing(tiny_run: type[TinyRun], cuda
     assert caught.value.step == 6 and run.bits() == good.bits()
 
 
-def test_the_host_waits_for_no_step(tiny_run: type[TinyRun], cuda: torch.device) -> None:
-    run = tiny_run(model=SHAPE, device=cuda, **FUSED)
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_host_waits_for_no_step(tiny_run: type[TinyRun], cuda: torch.device, masked: bool) -> None:
+    run = tiny_run(model=SHAPE, device=cuda, mask_documents=masked, **FUSED)
+    run.state.model.boundary_id = END if masked else None
     run.train(2)
     measure_peak_flops(cuda, "bf16")
     torch.cuda.set_sync_debug_mode("error")
