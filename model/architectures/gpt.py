@@ -65,15 +65,15 @@ class Attention(nn.Module):
         `visible` may also be the `document_starts` of the batch.
         """
         batch, time, width = x.shape
-        parts = [
+        query, key, value = (
             part.view(batch, time, self.n_head, width // self.n_head)  # (B, T, C) -> (B, T, H, C/H)
             for part in self.c_attn(x).split(width, dim=2)  # (B, T, 3C) -> 3 x (B, T, C)
-        ]
+        )
         dropout = self.dropout if self.training else 0.0
         if visible is not None and visible.ndim == 1:
-            joined = attend_documents(*parts, visible, dropout).view(x.shape)  # 3 x (B, T, H, C/H) -> (B, T, C)
+            joined = attend_documents(query, key, value, visible, dropout).flatten(2)  # (B, T, H, C/H) -> (B, T, C)
             return F.dropout(self.c_proj(joined), self.dropout, self.training)
-        query, key, value = (part.transpose(1, 2) for part in parts)  # (B, T, H, C/H) -> (B, H, T, C/H)
+        query, key, value = (part.transpose(1, 2) for part in (query, key, value))  # (B, T, H, C/H) -> (B, H, T, C/H)
         if cache is not None:
             key, value = cache.append(layer, key, value)  # (1, H, T, C/H) -> (1, H, S, C/H)
         causal = visible is None and time == key.shape[2]  # a single new query sees every key
