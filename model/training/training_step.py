@@ -160,10 +160,11 @@ def _backward(state: TrainState, inputs: StepInputs, batch: Batch, number: int, 
 
 def mean_loss(state: TrainState, tokens: Tensor, training: TrainingConfig) -> Tensor:
     """Return the mean cross-entropy in nats in the run's numerics, ready for backward: host ids (B, T+1) -> scalar."""
-    starts = _document_starts(state, tokens[:, :-1], training)
+    dtype = AUTOCAST_DTYPES.get(training.precision)
+    # Compiled layers have one shape, and the number of documents is another in every batch.
+    starts = None if training.compile else _document_starts(state, tokens[:, :-1], dtype)
     on_device = tokens.to(state.device, non_blocking=True)
     inputs, targets = on_device[:, :-1], on_device[:, 1:]  # (B, T+1) -> 2 x (B, T)
-    dtype = AUTOCAST_DTYPES.get(training.precision)
     with torch.autocast(state.device.type, dtype=dtype, enabled=dtype is not None):
         if training.kernels == "fused":
             fused_loss = head_loss if state.device.type == "cpu" else padded_head_loss
@@ -172,16 +173,12 @@ def mean_loss(state: TrainState, tokens: Tensor, training: TrainingConfig) -> Te
     return token_loss(logits, targets)
 
 
-def _document_starts(state: TrainState, inputs: Tensor, training: TrainingConfig) -> Tensor | None:
+def _document_starts(state: TrainState, inputs: Tensor, dtype: torch.dtype | None) -> Tensor | None:
     """Return them on the device, where they replace the mask; found on the host, which then waits for no step."""
-    model, config = state.model, state.model.config
-    dtype = AUTOCAST_DTYPES.get(training.precision)
-    # Compiled layers have one shape, and the number of documents is another in every batch.
-    if model.boundary_id is None or training.compile:
+    boundary_id, config = state.model.boundary_id, state.model.config
+    if boundary_id is None or not takes_starts(state.device, dtype, config.n_embd // config.n_head):
         return None
-    if not takes_starts(state.device, dtype, config.n_embd // config.n_head):
-        return None
-    return document_starts(inputs, model.boundary_id).to(state.device, non_blocking=True)
+    return document_starts(inputs, boundary_id).to(state.device, non_blocking=True)
 
 
 def _clip(state: TrainState, *, limit: float) -> Tensor:
