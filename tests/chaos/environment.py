@@ -109,6 +109,7 @@ class Environment:
         self.observer = Observer(where, self.processes)
         self.started: list[Started] = []
         self.too_old: list[TooOldCommand] = []
+        self.rotten: dict[str, bytes] = {}
         self._last_fault, self._left_alone_at = "start", time.monotonic()
         self.spoiled: SpoiledData | None = None
         self._watcher: subprocess.Popen[bytes] | None = None

@@ -35,6 +35,7 @@ def flip_data(environment: Environment) -> int:
     if isinstance(chosen, Path):
         chosen.write_bytes(flipped(chosen.read_bytes(), environment.tag))
     else:
+        environment.rotten[chosen] = store.read(chosen)
         store.write(chosen, flipped(store.read(chosen), environment.tag))
     return _kill_workers(environment)
 
