@@ -18,19 +18,24 @@ from model.errors import NonFiniteLoss
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UpdateResult:
-    """The metrics of a step: mean loss in nats per token, learning rate, gradient norm before clipping, loss scale."""
+    """The metrics of a step: mean loss in nats per token, learning rate, gradient norm before clipping, loss scale.
+
+    `weights_digest` is over the bits of the updated weights, None where they are sharded.
+    """
 
     loss: float
     lr: float
     grad_norm: float
     loss_scale: float | None = None
+    weights_digest: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class DeferredStep:
     """A launched step (1-based) whose metrics are still on its device.
 
-    `losses` (micro-batches,) sum to the batch's mean loss in nats, `grad_norm` is a scalar; both fp32. `windows` are
+    `losses` (micro-batches,) sum to the batch's mean loss in nats, `grad_norm` is a scalar; both fp32. `weights_sum` is that of the
+    state after the step. `windows` are
     the whole batch, `parts` the rows of each micro-batch.
     """
 
@@ -38,6 +43,7 @@ class DeferredStep:
     lr: float
     losses: Tensor
     grad_norm: Tensor
+    weights_sum: Tensor | None
     windows: tuple[int, ...]
     parts: tuple[slice, ...]
 
@@ -79,7 +85,12 @@ def resolve_step(step: DeferredStep, numbers: Sequence[float]) -> UpdateResult:
     *losses, grad_norm = numbers
     loss = sum_finite_losses(losses, step=step.step, windows=step.windows, parts=step.parts)
     require_finite_norm(grad_norm, step=step.step, windows=step.windows)
-    return UpdateResult(loss=loss, lr=step.lr, grad_norm=grad_norm)
+    return UpdateResult(loss=loss, lr=step.lr, grad_norm=grad_norm, weights_digest=format_weights_sum(step.weights_sum))
+
+
+def format_weights_sum(weights_sum: Tensor | None) -> str | None:
+    """Return the sum as 16 hex digits."""
+    return None if weights_sum is None else f"{int(weights_sum) % 2**64:016x}"
 
 
 def sum_finite_losses(losses: Sequence[float], *, step: int, windows: Sequence[int], parts: Sequence[slice]) -> float:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, Literal, Self
 
 import torch
@@ -94,6 +95,18 @@ class TrainState:
         tensors = (NamedTensor(name=name, group=group, tensor=tensor.detach()) for name, group, tensor in self._live())
         return tuple(sorted(tensors, key=lambda tensor: tensor.name))
 
+    @torch.no_grad()
+    def weights_sum(self) -> Tensor | None:
+        """Return an int64 sum over the bits of all weights, without waiting for the device; None where they are sharded.
+
+        Integers are added without rounding, so no order of additions matters. A change of one word always shows.
+        """
+        if self.ranks.is_sharded:
+            return None
+        sums = torch.stack([_words(parameter).sum() for parameter in self.model.parameters()])  # (parameters,)
+        mixed = sums ^ ((sums >> 32) & 0xFFFFFFFF)  # a change of high bits changes low ones too
+        return (mixed * _factors(len(sums), self.device)).sum()
+
     def named_tensors(self) -> tuple[NamedTensor, ...]:
         """Copy the full state to contiguous host memory, sorted by name."""
         return tuple(
@@ -136,6 +149,18 @@ class TrainState:
             scaler: dict[str, Any] = self.scaler.state_dict()
             yield "scaler.scale", "trainer", torch.tensor(scaler["scale"], dtype=torch.float32)
             yield "scaler.growth_tracker", "trainer", torch.tensor(scaler["_growth_tracker"], dtype=torch.int64)
+
+
+def _words(tensor: Tensor) -> Tensor:
+    flat = tensor.detach().reshape(-1)  # its shape -> (n,)
+    return flat.view(torch.int32 if flat.nbytes % 8 else torch.int64)
+
+
+@cache
+def _factors(count: int, device: torch.device) -> Tensor:
+    """Return odd factors, so that changes of two tensors do not cancel out."""
+    powers = (pow(0x9E3779B97F4A7C15, power, 2**64) for power in range(1, count + 1))
+    return torch.tensor([value - 2**64 if value >= 2**63 else value for value in powers], device=device)
 
 
 def compile_layers(model: GPT) -> None:

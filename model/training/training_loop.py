@@ -19,7 +19,8 @@ class StepResult:
     """One completed step: `step` is 1-based, losses are in nats per token, `grad_norm` is before clipping.
 
     `tokens` counts from the first step, `epoch` is how often the data was drawn by then, `data_seconds` what the step
-    waited for its batch, `loss_scale` that of fp16.
+    waited for its batch, `loss_scale` that of fp16. `weights_digest` is over the bits of all weights after the step, if
+    this process has them all.
     """
 
     step: int
@@ -36,6 +37,7 @@ class StepResult:
     epoch: float
     data_seconds: float
     loss_scale: float | None
+    weights_digest: str | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,6 +188,7 @@ def _report(
         epoch=step * state.global_batch / inputs.windows.window_count,
         data_seconds=inputs.loader.take_waited_seconds() if inputs.loader else 0.0,
         loss_scale=result.loss_scale,
+        weights_digest=result.weights_digest,
     )
     observer.on_step(record)
 

@@ -18,6 +18,7 @@ from model.training.deferred_metrics import (
     DeferredStep,
     UpdateGuard,
     UpdateResult,
+    format_weights_sum,
     require_finite_norm,
     sum_finite_losses,
 )
@@ -67,7 +68,8 @@ def take_step(state: TrainState, inputs: StepInputs) -> UpdateResult:
         require_finite_norm(grad_norm, step=state.step + 1, windows=batch.windows)
     scale = None if state.scaler is None else state.scaler.get_scale()
     _update(state)
-    return UpdateResult(loss=loss, lr=rate, grad_norm=grad_norm, loss_scale=scale)
+    digest = format_weights_sum(state.weights_sum())
+    return UpdateResult(loss=loss, lr=rate, grad_norm=grad_norm, loss_scale=scale, weights_digest=digest)
 
 
 def launch_step(state: TrainState, inputs: StepInputs, guard: UpdateGuard) -> DeferredStep:
@@ -86,6 +88,7 @@ def launch_step(state: TrainState, inputs: StepInputs, guard: UpdateGuard) -> De
         lr=rate,
         losses=losses,
         grad_norm=grad_norm,
+        weights_sum=state.weights_sum(),
         windows=batch.windows,
         parts=state.ranks.all_micro_batches(state.global_batch, inputs.micro_batch),
     )

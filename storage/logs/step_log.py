@@ -30,7 +30,8 @@ class StepRecord:
 
     `grad_norm` is None where it was not finite: the update of an fp16 step was skipped, and its loss scale lowered.
     `at` is the writer's clock, `tokens` counts from the run's first step, `epoch` is how often the data was drawn by
-    then, `data_seconds` what the step waited for its batch, `loss_scale` is that of fp16.
+    then, `data_seconds` what the step waited for its batch, `loss_scale` is that of fp16, `weights_digest` is over the
+    bits of all weights after the step (None where they are sharded): what `cairn replay` compares.
     """
 
     step: int
@@ -49,6 +50,7 @@ class StepRecord:
     epoch: float | None = None
     data_seconds: float = 0.0
     loss_scale: float | None = None
+    weights_digest: str | None = None
     world_size: int = 1
 
 

@@ -159,6 +159,7 @@ class StepRow:
     epoch: float | None
     loss_scale: float | None
     world_size: int
+    weights_digest: str | None
     at: datetime | None
     sample: str | None
 

@@ -102,6 +102,7 @@ STEP = StepRecord(
     epoch=0.75,
     data_seconds=0.02,
     loss_scale=1024.0,
+    weights_digest="00c0ffee00c0ffee",
     world_size=2,
 )
 
