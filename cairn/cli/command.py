@@ -47,7 +47,7 @@ _GROUPS: tuple[tuple[str, tuple[Callable[..., object], ...]], ...] = (
     ("Curves and questions", (run.plot, run.diagnose, run.sql, run.simulate)),
     ("Models", (model.models, model.sample, model.evaluate, model.promote, model.rollback, model.export)),
     ("Data", (data.data, data.import_tokens, data.export_tokens)),
-    ("Store and machine", (run.verify, run.sweep, machine.doctor, machine.completion)),
+    ("Store and machine", (run.verify, run.replay, run.sweep, machine.doctor, machine.completion)),
 )
 for place, (title, functions) in enumerate(_GROUPS):
     group = Group(title, sort_key=place)

@@ -2,12 +2,13 @@
 
 import os
 import sys
+from functools import partial
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 from cairn.cli.options import Flag, JsonOption, StoreOption, open_chosen_store, open_run_log
-from cairn.cli.tables import print_rows, print_simulation, print_status, print_sweep
+from cairn.cli.tables import print_replay, print_rows, print_simulation, print_status, print_sweep
 from reports.queries import display_tables
 from reports.queries.simulation_options import SimulationOptions
 from tasks.errors import InvalidConfiguration
@@ -160,6 +161,48 @@ def verify(run: str, *, store: StoreOption = "", json: JsonOption = False) -> Ex
             f"run {run}: {found.entries} entries, {found.checkpoints} checkpoints ({found.checkpoint_bytes:,} bytes) ok"
         )
     return ExitCode.INTEGRITY if found.problems else ExitCode.DONE
+
+
+def replay(
+    run: str,
+    *,
+    from_step: Annotated[int, Parameter(name="--from")] = 0,
+    to_step: Annotated[int | None, Parameter(name="--to")] = None,
+    sample: str = "",
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> ExitCode:
+    """Train committed segments of a run again from the store alone and compare digests; exit 5 names what differs.
+
+    Needs no Prefect server and writes nothing into the store. Exit 2 if nothing could be recomputed here.
+
+    JSON: version, run_id, committed, verdicts (equal, different, undecided, unreadable, skipped), segments (from_step,
+    to_step, attempt, device, host, world_size, verdict, expected_sha256, computed_sha256, last_equal_step,
+    first_different_step, seconds, why).
+
+    Args:
+        from_step: only segments that train a step after this one [0].
+        to_step: only segments that train a step up to this one [the last].
+        sample: a percentage of the segments, such as 5%, at least one, the same at every call [all].
+    """
+    from cairn.operations.replay_plan import choose_segments, parse_sample
+
+    percent = parse_sample(sample)
+    log = open_run_log(store, run)
+    from rich.console import Console
+
+    from cairn.operations.run_replay import replay_run  # torch is imported only now that there is such a run
+    from tasks.text.live_lines import LiveLines
+
+    lines = LiveLines(Console(stderr=True), stays=False)
+    with lines.show():
+        found = replay_run(
+            log,
+            partial(choose_segments, run_id=run, from_step=from_step, to_step=to_step, percent=percent),
+            on_segment=lambda done: lines.write([f"steps {done.from_step} to {done.to_step}: {done.verdict}"]),
+        )
+    print_document(found) if json else print_replay(found)
+    return ExitCode.INTEGRITY if found.has_failed else ExitCode.USAGE if found.is_empty else ExitCode.DONE
 
 
 def simulate(

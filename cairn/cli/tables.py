@@ -9,6 +9,7 @@ from tasks.text.output import print_facts, print_line, print_table
 from tasks.text.sanitize import replace_unprintable
 
 if TYPE_CHECKING:
+    from cairn.operations.run_replay import Replay
     from cairn.operations.token_files import ImportView
     from flows.watching.run_watcher import WatchRow
     from reports.queries.data_summary import DataSummary, GroupSummary
@@ -58,6 +59,29 @@ def print_sweep(report: "SweepReport") -> None:
     done = ", ".join(f"{_DONE[action]} {counts[action]}" for action in _DONE if counts[action])
     when = " (a sweep would do this; nothing was changed)" if report.dry_run else ""
     print(f"run {report.run_id}: {done or 'nothing to do'}; freed {report.freed_bytes:,} bytes{when}")
+
+
+def print_replay(replay: "Replay") -> None:
+    """Print what every segment came to, and their sum."""
+    print_table(
+        ("steps", "attempt", "trained on", "verdict", "committed", "recomputed", "seconds", "why"),
+        [
+            (
+                f"{item.from_step} to {item.to_step}",
+                item.attempt,
+                item.device if item.world_size == 1 else f"{item.world_size} x {item.device}",
+                item.verdict,
+                short_digest(item.expected_sha256),
+                short_digest(item.computed_sha256) if item.computed_sha256 else None,
+                f"{item.seconds:.1f}",
+                item.why or None,
+            )
+            for item in replay.segments
+        ],
+        empty="no committed segment trains such a step",
+    )
+    found = ", ".join(f"{count} {verdict}" for verdict, count in replay.verdicts.items() if count)
+    print(f"run {replay.run_id}: {format_count(replay.committed, 'committed segment')}, {found or 'none replayed'}")
 
 
 def print_data(summary: "DataSummary") -> None:

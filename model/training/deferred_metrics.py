@@ -34,9 +34,8 @@ class UpdateResult:
 class DeferredStep:
     """A launched step (1-based) whose metrics are still on its device.
 
-    `losses` (micro-batches,) sum to the batch's mean loss in nats, `grad_norm` is a scalar; both fp32. `weights_sum` is that of the
-    state after the step. `windows` are
-    the whole batch, `parts` the rows of each micro-batch.
+    `losses` (micro-batches,) sum to the batch's mean loss in nats, `grad_norm` is a scalar; both fp32. `weights_sum` is
+    that of the state after the step, `windows` are the whole batch, `parts` the rows of each micro-batch.
     """
 
     step: int

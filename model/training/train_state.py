@@ -97,7 +97,7 @@ class TrainState:
 
     @torch.no_grad()
     def weights_sum(self) -> Tensor | None:
-        """Return an int64 sum over the bits of all weights, without waiting for the device; None where they are sharded.
+        """Return an int64 sum over the bits of all weights, without waiting for the device; None if they are sharded.
 
         Integers are added without rounding, so no order of additions matters. A change of one word always shows.
         """

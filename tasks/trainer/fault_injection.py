@@ -1,7 +1,8 @@
 """Injects faults that `CAIRN_FAULTS` lists (`kind@number,…`), for practice and tests: each once per run, and real.
 
-The number is a completed step; of `pause-load` it is the attempt, of the evaluator's kinds the evaluation. A pause ends
-when the object `faults/KIND-NUMBER-go.json` exists in the run's folder, so that a test chooses what happens meanwhile.
+The number is a completed step; of `pause-load` it is the attempt, of the evaluator's kinds the evaluation. `sdc` flips
+a bit of a weight in silence. A pause ends when the object `faults/KIND-NUMBER-go.json` exists in the run's folder, so
+that a test chooses what happens meanwhile.
 """
 
 import mmap
@@ -27,6 +28,7 @@ class FaultKind(StrEnum):
     OOM = "oom"
     BAD_DATA = "bad-data"
     HANG = "hang"
+    SDC = "sdc"
     PAUSE = "pause"
     PAUSE_LOAD = "pause-load"
     EVALUATOR = "evaluator"

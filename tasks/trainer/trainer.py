@@ -15,6 +15,7 @@ import torch
 
 from model.errors import NonFiniteLoss, TokenOutOfRange
 from model.training.determinism import make_deterministic
+from model.training.train_state import TrainState
 from model.training.training_loop import StepObserver, StepResult, default_fetch_schedule, train_until
 from storage.checkpoints.checkpoint import checkpoint_target
 from storage.checkpoints.checkpoint_documents import TrainerDocument, small_tensor
@@ -111,12 +112,21 @@ class Trainer:
         for kind in self._faults.due(result.step) if self._ranks.is_first else ():
             if kind is FaultKind.PAUSE:
                 self._faults.pause(kind, result.step, stopping=self._stop.is_set)
+            elif kind is FaultKind.SDC:
+                flip_weight_bit(self._state)
             elif kind is FaultKind.OOM:
                 torch.empty(1 << 60, dtype=torch.uint8)
             elif kind is FaultKind.BAD_DATA:
                 self._data.corrupt_next_batch(self._state.step)
             else:
                 inject_process_fault(kind)
+
+
+def flip_weight_bit(state: TrainState, bit: int = 12) -> None:
+    """Flip one bit of one weight in place, silently, for fault injection; bit 0 is the lowest of the mantissa."""
+    weights = next(named.tensor for named in state.live_tensors() if named.group == "weights")
+    words = getattr(weights, "to_local", lambda: weights)().view(torch.int32).view(-1)  # (n,)
+    words[len(words) // 2] ^= 1 << bit
 
 
 def main() -> None:

@@ -70,6 +70,7 @@ OTHERS = [
     Real(line="sweep bard"),
     Real(line="diagnose bard"),
     Real(line="verify bard", code=5, unwanted=HEAVY),
+    Real(line="replay nobody", code=2, unwanted=HEAVY),
     Real(line="watch --once"),
     Real(line="rollback"),
     Real(line="completion bash"),

@@ -1,0 +1,150 @@
+"""Which committed segments of a run a replay recomputes, and which step its records blame. Pure functions."""
+
+import hashlib
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from storage.logs.log_entry import CheckpointReference
+from storage.logs.run_entries import AttemptStarted, CheckpointCommitted
+from storage.logs.run_state import CheckpointRecord, CheckpointState, RunState
+from tasks.configuration.run_configuration import RunConfig
+from tasks.errors import InvalidConfiguration
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Segment:
+    """The steps that one attempt trained from `start`, None for step 0, to the commit `end`.
+
+    `unloadable` says why the store no longer has the state of `start`; empty where it has.
+    """
+
+    start: CheckpointReference | None
+    end: CheckpointCommitted
+    started: AttemptStarted
+    quarantined: tuple[int, ...]
+    unloadable: str = ""
+
+    @property
+    def from_step(self) -> int:
+        """The step whose state it starts from."""
+        return self.start.step if self.start else 0
+
+
+class RecordedStep(Protocol):
+    """What a step's result and its record in the store both say exactly."""
+
+    @property
+    def train_loss(self) -> float:
+        """Mean loss in nats per token."""
+        ...
+
+    @property
+    def grad_norm(self) -> float | None:
+        """Gradient norm before clipping, None where it was not finite."""
+        ...
+
+    @property
+    def weights_digest(self) -> str | None:
+        """Digest over the bits of all weights after the step."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """The last step up to which records and recomputation agree, and the first one whose record differs, if any."""
+
+    last_equal_step: int
+    first_different_step: int | None
+
+
+def committed_segments(state: RunState) -> tuple[Segment, ...]:
+    """Return every segment that was committed, by attempt; those that later attempts trained again are included."""
+    records = {record.committed.prefix: record for record in state.checkpoints}
+    segments = list[Segment]()
+    for attempt in state.attempts:
+        number, start = attempt.started.attempt, attempt.started.resumed_from
+        before = (item.windows for item in state.quarantines if item.attempt < number)
+        quarantined = tuple(sorted({window for windows in before for window in windows}))
+        for record in records.values():
+            if record.committed.attempt == number:
+                why = _why_unloadable(records.get(start.prefix)) if start else ""
+                segments.append(
+                    Segment(
+                        start=start,
+                        end=record.committed,
+                        started=attempt.started,
+                        quarantined=quarantined,
+                        unloadable=why,
+                    )
+                )
+                start = record.committed.reference
+    return tuple(segments)
+
+
+def parse_sample(text: str) -> float | None:
+    """Return the percentage in a text such as 5%, None without one; raises `InvalidConfiguration`."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)%", text, re.ASCII)
+    if text and (found is None or not 0 < float(found[1]) <= 100):
+        raise InvalidConfiguration(f"--sample {text}: must be a percentage above 0% and up to 100%, such as 5%")
+    return float(found[1]) if found else None
+
+
+def choose_segments(
+    segments: Sequence[Segment], *, run_id: str, from_step: int, to_step: int | None, percent: float | None
+) -> tuple[Segment, ...]:
+    """Return the segments that train a step after `from_step` and up to `to_step`, or `percent` of them.
+
+    A sample is the same at every call and has at least one segment; all of it starts from what is in the store.
+    """
+    found = [s for s in segments if s.end.step > from_step and (to_step is None or s.from_step < to_step)]
+    if percent is None:
+        return tuple(found)
+    loadable = [segment for segment in found if not segment.unloadable]
+    count = math.ceil(len(loadable) * percent / 100)
+    drawn = sorted(loadable, key=lambda s: hashlib.sha256(f"{run_id}/{s.end.prefix}".encode()).digest())[:count]
+    return tuple(segment for segment in loadable if segment in drawn)
+
+
+def find_obstacle(started: AttemptStarted, config: RunConfig, *, torch_version: str, has_cuda: bool) -> str:
+    """Return why bits of this attempt are not promised on this machine in one process; empty if they are."""
+    placement, training = started.placement, config.training
+    kind, torch_then = placement.device.partition(":")[0], started.versions.get("torch", "an unknown version")
+    if kind not in ("cpu", "cuda") or (kind == "cuda" and not has_cuda):
+        return (
+            f"trained on {placement.device}, which this machine does not have: bits are promised for one kind of device"
+        )
+    if placement.world_size > 1 and training.parallel == "fsdp":
+        return f"trained by {placement.world_size} sharded processes: bits are promised for as many, a replay is one"
+    if training.compile:
+        return "trained with training.compile = true: its bits are not promised"
+    if torch_then != torch_version:
+        return f"trained with torch {torch_then}, here is {torch_version}: bits are promised for equal versions"
+    return ""
+
+
+def compare_steps(
+    recorded: Mapping[int, RecordedStep], computed: Mapping[int, RecordedStep], *, from_step: int
+) -> Comparison:
+    """Return where the records of a segment that starts at `from_step` and its recomputation part; gaps are skipped."""
+    last_equal = from_step
+    for step in sorted(computed.keys() & recorded.keys()):
+        if _witness(recorded[step]) != _witness(computed[step]):
+            return Comparison(last_equal_step=last_equal, first_different_step=step)
+        last_equal = step
+    return Comparison(last_equal_step=last_equal, first_different_step=None)
+
+
+def _witness(step: RecordedStep) -> tuple[float, float | None, str | None]:
+    norm = step.grad_norm if step.grad_norm is not None and math.isfinite(step.grad_norm) else None
+    return step.train_loss, norm, step.weights_digest
+
+
+def _why_unloadable(start: CheckpointRecord | None) -> str:
+    if start is None or start.state == CheckpointState.COMMITTED:
+        return ""
+    if start.state == CheckpointState.QUARANTINED:
+        return "" if not start.evidence else f"its start, step {start.committed.step}, is quarantined as unreadable"
+    return f"retention has removed its start, the checkpoint of step {start.committed.step}"

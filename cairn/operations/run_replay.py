@@ -1,0 +1,207 @@
+"""Recomputes committed segments of a run from the store alone and compares the digests of the states they end with.
+
+Writes nothing into the store: no entry, no lease, no cache. No verdict on one look: a segment that differs is computed
+twice.
+"""
+
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from cairn.operations.replay_plan import (
+    Comparison,
+    Segment,
+    committed_segments,
+    compare_steps,
+    find_obstacle,
+)
+from cairn.operations.segment_replay import Recomputed, SegmentReplayer
+from storage.errors import IntegrityError, SnapshotDamaged
+from storage.logs.run_log import RunLog
+from storage.logs.step_log import read_attempt_records
+from tasks.configuration.stored_configuration import parse_stored_configuration
+
+REPORT_VERSION = 1
+
+
+class Verdict(StrEnum):
+    """What was found of a segment."""
+
+    EQUAL = "equal"
+    DIFFERENT = "different"
+    UNDECIDED = "undecided"
+    UNREADABLE = "unreadable"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplayedSegment:
+    """A segment: where it was trained, the committed and the recomputed digest, and which step its records blame."""
+
+    from_step: int
+    to_step: int
+    attempt: int
+    device: str
+    host: str
+    world_size: int
+    verdict: Verdict
+    expected_sha256: str
+    computed_sha256: str | None = None
+    last_equal_step: int | None = None
+    first_different_step: int | None = None
+    seconds: float = 0.0
+    why: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replay:
+    """The segments that were chosen of all committed ones, and how many of them came to which verdict."""
+
+    version: int
+    run_id: str
+    committed: int
+    verdicts: Mapping[str, int]
+    segments: tuple[ReplayedSegment, ...]
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a segment does not come to what was committed, or cannot be read."""
+        return any(item.verdict not in (Verdict.EQUAL, Verdict.SKIPPED) for item in self.segments)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was recomputed."""
+        return all(item.verdict is Verdict.SKIPPED for item in self.segments)
+
+
+def replay_run(
+    log: RunLog,
+    choose: Callable[[Sequence[Segment]], Sequence[Segment]],
+    on_segment: Callable[[ReplayedSegment], None] = lambda segment: None,
+) -> Replay:
+    """Recompute the segments that `choose` returns of all committed ones, in the order of the commits.
+
+    Raises `SnapshotDamaged` where the data of the run do not verify: then nothing can be recomputed.
+    """
+    segments = committed_segments(log.state)
+    chosen = choose(segments)
+    threads = torch.get_num_threads()
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix="cairn-replay-") as folder,
+            SegmentReplayer(log, Path(folder)) as replayer,
+        ):
+            found = _Comparisons(log, replayer, chosen).run(on_segment)
+    finally:
+        torch.set_num_threads(threads)
+    verdicts = {str(verdict): sum(item.verdict is verdict for item in found) for verdict in Verdict}
+    return Replay(
+        version=REPORT_VERSION, run_id=log.run_id, committed=len(segments), verdicts=verdicts, segments=tuple(found)
+    )
+
+
+class _Comparisons:
+    """Compares segment after segment; keeps a state while a later segment needs it and the store lacks it."""
+
+    def __init__(self, log: RunLog, replayer: SegmentReplayer, segments: Sequence[Segment]) -> None:
+        self._log, self._replayer, self._segments = log, replayer, segments
+        needing = ((number, item) for number, item in enumerate(segments) if item.start and item.unloadable)
+        self._needed_until = {item.start.prefix: number for number, item in needing if item.start}
+        self._reached: dict[str, Mapping[str, Tensor]] = {}
+
+    def run(self, on_segment: Callable[[ReplayedSegment], None]) -> list[ReplayedSegment]:
+        found = list[ReplayedSegment]()
+        for number, segment in enumerate(self._segments):
+            found.append(self._replay(segment))
+            on_segment(found[-1])
+            still = {prefix for prefix, until in self._needed_until.items() if until > number}
+            self._reached = {prefix: tensors for prefix, tensors in self._reached.items() if prefix in still}
+        return found
+
+    def _replay(self, segment: Segment) -> ReplayedSegment:
+        config, here = parse_stored_configuration(segment.started.config), str(torch.__version__)
+        why = find_obstacle(segment.started, config, torch_version=here, has_cuda=torch.cuda.is_available())
+        carried = self._reached.get(segment.start.prefix) if segment.start and segment.unloadable else None
+        if segment.unloadable and carried is None:
+            why = why or f"{segment.unloadable}, and no segment replayed before ends there"
+        if why:
+            return _row(segment, Verdict.SKIPPED, why=why)
+        began = time.monotonic()
+        try:
+            first = self._replayer.recompute(segment, carried)
+            if first.state_sha256 == segment.end.state_sha256:
+                self._keep(segment, first)
+                return _row(segment, Verdict.EQUAL, first, seconds=time.monotonic() - began)
+            second = self._replayer.recompute(segment, carried)
+        except SnapshotDamaged:
+            raise
+        except IntegrityError as error:
+            return self._explain_unreadable(segment, error)
+        return self._explain_difference(segment, first, second, time.monotonic() - began)
+
+    def _keep(self, segment: Segment, recomputed: Recomputed) -> None:
+        if segment.end.prefix in self._needed_until and recomputed.tensors is not None:
+            self._reached[segment.end.prefix] = recomputed.tensors
+
+    def _explain_unreadable(self, segment: Segment, error: IntegrityError) -> ReplayedSegment:
+        record = self._log.refresh().find(segment.start.prefix) if segment.start else None
+        if record is not None and not record.is_committed:  # by retention, while others were replayed
+            return _row(segment, Verdict.SKIPPED, why=f"its start, step {segment.from_step}, is {record.state} by now")
+        return _row(segment, Verdict.UNREADABLE, why=f"{error}; `cairn verify {self._log.run_id}` reads everything")
+
+    def _explain_difference(
+        self, segment: Segment, first: Recomputed, second: Recomputed, seconds: float
+    ) -> ReplayedSegment:
+        if first.state_sha256 != second.state_sha256:
+            why = "two recomputations here differ from each other: this machine may be what is sick, ask another one"
+            return _row(segment, Verdict.UNDECIDED, second, seconds=seconds, why=why)
+        records = read_attempt_records(self._log.store, self._log.prefix, segment.started.attempt)
+        recorded = {record.step: record for record in reversed(records)}
+        compared = compare_steps(recorded, second.steps, from_step=segment.from_step)
+        why = _describe_difference(segment, compared, second)
+        return _row(segment, Verdict.DIFFERENT, second, compared=compared, seconds=seconds, why=why)
+
+
+def _describe_difference(segment: Segment, compared: Comparison, recomputed: Recomputed) -> str:
+    last, first = compared.last_equal_step, compared.first_different_step
+    what = f"the record of step {first} differs first" if first else "every step's record agrees"
+    stopped = f"; the recomputation ends with: {recomputed.problem}" if recomputed.problem else ""
+    host, here = segment.started.placement.host, socket.gethostname()
+    where = (
+        "" if host == here else f"; trained on {host}, this is {here}: replay it there too, kinds of machines differ"
+    )
+    return f"{what}: what changed the run came after the record of step {last}{stopped}{where}"
+
+
+def _row(
+    segment: Segment,
+    verdict: Verdict,
+    recomputed: Recomputed | None = None,
+    *,
+    compared: Comparison | None = None,
+    seconds: float = 0.0,
+    why: str = "",
+) -> ReplayedSegment:
+    placement = segment.started.placement
+    return ReplayedSegment(
+        from_step=segment.from_step,
+        to_step=segment.end.step,
+        attempt=segment.started.attempt,
+        device=placement.device,
+        host=placement.host,
+        world_size=placement.world_size,
+        verdict=verdict,
+        expected_sha256=segment.end.state_sha256,
+        computed_sha256=recomputed.state_sha256 if recomputed else None,
+        last_equal_step=compared.last_equal_step if compared else None,
+        first_different_step=compared.first_different_step if compared else None,
+        seconds=round(seconds, 3),
+        why=why,
+    )

@@ -1,0 +1,148 @@
+"""`cairn replay`: what was committed is computed again from the store alone and comes to the same bits, or is named."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.machine.placement import this_placement
+from tests.cairn.trained_run import RUN, TrainedRun
+from tests.commands import Cairn
+
+FLIPPED_AFTER = 5
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> TrainedRun:
+    """A run that was only opened."""
+    return TrainedRun(tmp_path)
+
+
+def replayed(cairn: Cairn, *arguments: str, code: int = 0) -> dict[str, Any]:
+    """Replay and return what it says."""
+    ended = cairn("replay", RUN, "--json", *arguments)
+    assert ended.code == code, ended.err
+    document: dict[str, Any] = json.loads(ended.out)
+    return document
+
+
+def verdicts(document: dict[str, Any]) -> list[tuple[int, int, str]]:
+    return [(item["from_step"], item["to_step"], item["verdict"]) for item in document["segments"]]
+
+
+def stored(run: TrainedRun) -> dict[str, tuple[int, bytes]]:
+    root = run.world.folder / "store"
+    return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in root.rglob("*") if path.is_file()}
+
+
+def test_every_segment_of_an_undisturbed_run_is_equal_and_the_store_is_left_as_it_was(
+    run: TrainedRun, cairn: Cairn
+) -> None:
+    run.attempt(3, 6, 8)
+    before = stored(run)
+    assert verdicts(replayed(cairn)) == [(0, 3, "equal"), (3, 6, "equal"), (6, 8, "equal")]
+    assert stored(run) == before
+
+
+def test_attempts_that_were_lost_recomputed_activations_or_had_smaller_micro_batches_are_equal(
+    run: TrainedRun, cairn: Cairn
+) -> None:
+    run.attempt(2, dies_at=3)
+    run.attempt(4, activation_checkpointing=True)
+    run.attempt(6, 8, micro_batch=2, activation_checkpointing=True)
+    assert verdicts(replayed(cairn)) == [(0, 2, "equal"), (2, 4, "equal"), (4, 6, "equal"), (6, 8, "equal")]
+
+
+def test_windows_are_left_out_from_the_attempt_on_that_left_them_out(run: TrainedRun, cairn: Cairn) -> None:
+    run.attempt(2, quarantines=range(20))
+    run.attempt(4, quarantines=range(20, 30))
+    run.attempt(6)
+    assert verdicts(replayed(cairn)) == [(0, 2, "equal"), (2, 4, "equal"), (4, 6, "equal")]
+
+
+def test_a_flipped_bit_is_named_by_its_segment_and_step(run: TrainedRun, cairn: Cairn) -> None:
+    run.attempt(3, 7, 8, faults=f"sdc@{FLIPPED_AFTER}")
+    document = replayed(cairn, code=5)
+    assert verdicts(document) == [(0, 3, "equal"), (3, 7, "different"), (7, 8, "equal")]
+    found = document["segments"][1]
+    assert (found["last_equal_step"], found["first_different_step"]) == (FLIPPED_AFTER, FLIPPED_AFTER + 1)
+
+
+def test_a_bit_that_was_flipped_after_the_last_record_of_a_segment_is_named_too(run: TrainedRun, cairn: Cairn) -> None:
+    run.attempt(3, 7, faults="sdc@7")
+    found = replayed(cairn, code=5)["segments"][1]
+    assert (found["last_equal_step"], found["first_different_step"]) == (7, None)
+    assert "after the record of step 7" in found["why"]
+
+
+def test_a_start_that_retention_removed_is_reached_from_an_earlier_one(run: TrainedRun, cairn: Cairn) -> None:
+    run.attempt(2, 4)
+    run.attempt(6, 8)
+    run.supersede(2, 4)
+    assert verdicts(replayed(cairn)) == [(0, 2, "equal"), (2, 4, "equal"), (4, 6, "equal"), (6, 8, "equal")]
+
+
+def test_without_an_earlier_one_it_is_skipped_and_said(run: TrainedRun, cairn: Cairn) -> None:
+    run.attempt(2, 4, 6)
+    run.supersede(2)
+    document = replayed(cairn, "--from", "2")
+    assert verdicts(document) == [(2, 4, "skipped"), (4, 6, "equal")]
+    assert "retention has removed its start, the checkpoint of step 2" in document["segments"][0]["why"]
+
+
+def test_only_segments_with_the_steps_asked_for_are_computed(run: TrainedRun, cairn: Cairn) -> None:
+    run.attempt(2, 4, 6, 8)
+    assert verdicts(replayed(cairn, "--from", "3", "--to", "5")) == [(2, 4, "equal"), (4, 6, "equal")]
+
+
+def test_a_sample_has_at_least_one_segment_and_is_the_same_again(run: TrainedRun, cairn: Cairn) -> None:
+    run.attempt(1, 2, 3, 4, 5)
+    first, again = (verdicts(replayed(cairn, "--sample", "1%")) for _ in range(2))
+    assert first == again and len(first) == 1 and len(verdicts(replayed(cairn, "--sample", "41%"))) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "training", "said"),
+    [
+        ({"placement": this_placement(device="cuda:0", threads=1)}, {}, "trained on cuda:0"),
+        (
+            {"placement": this_placement(device="cpu", threads=2, world_size=2)},
+            {"parallel": "fsdp", "processes": 2},
+            "2 sharded processes",
+        ),
+        ({"versions": {"torch": "1.0"}}, {}, "trained with torch 1.0"),
+    ],
+    ids=["device", "shards", "version"],
+)
+def test_what_promises_no_equal_bits_here_is_skipped_and_said(
+    run: TrainedRun, cairn: Cairn, changes: dict[str, Any], training: dict[str, Any], said: str
+) -> None:
+    run.attempt(1, training=training, **changes)
+    [found] = replayed(cairn, code=2)["segments"]
+    assert found["verdict"] == "skipped" and said in found["why"]
+
+
+def test_a_run_on_two_replicated_processes_is_computed_again_by_one(run: TrainedRun, cairn: Cairn) -> None:
+    run.attempt(2, placement=this_placement(device="cpu", threads=2, world_size=2), training={"processes": 2})
+    assert verdicts(replayed(cairn)) == [(0, 2, "equal")]
+
+
+def test_a_start_that_does_not_verify_is_unreadable_and_the_others_are_replayed(run: TrainedRun, cairn: Cairn) -> None:
+    run.attempt(2, 4, 6)
+    [shard] = (run.world.folder / "store").glob(f"runs/{RUN}/checkpoints/step-00000002-*/weights-*")
+    shard.write_bytes(shard.read_bytes()[:-1] + b"?")
+    document = replayed(cairn, code=5)
+    assert verdicts(document) == [(0, 2, "equal"), (2, 4, "unreadable"), (4, 6, "equal")]
+
+
+def test_people_get_a_table_and_the_sum(run: TrainedRun, cairn: Cairn) -> None:
+    run.attempt(2)
+    said = cairn("replay", RUN).out.splitlines()
+    assert "0 to 2" in said[1] and said[-1] == f"run {RUN}: 1 committed segment, 1 equal"
+
+
+@pytest.mark.parametrize("sample", ["0%", "5", "101%", "x%"])
+def test_a_sample_that_is_no_percentage_is_refused(run: TrainedRun, cairn: Cairn, sample: str) -> None:
+    ended = cairn("replay", RUN, "--sample", sample)
+    assert ended.code == 2 and "must be a percentage" in ended.err

@@ -1,0 +1,97 @@
+"""A run whose attempts really train and commit, in this very process: the log's entries, and the real trainer."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from storage.checkpoints.checkpoint import StagedCheckpoint, commit_checkpoint
+from storage.logs.run_entries import CheckpointSuperseded, DataQuarantined
+from storage.logs.run_log import RunLog
+from tasks.configuration.run_configuration import RunConfig
+from tasks.machine.placement import library_versions, this_placement
+from tests.entries import decided, ended, opened, started, writer
+from tests.tasks.trainer_in_process import TrainingWorld
+
+RUN = "bard"
+
+
+class TrainedRun:
+    """Opened on the snapshot of a world; every attempt resumes from the newest commit."""
+
+    def __init__(self, folder: Path) -> None:
+        self.world = TrainingWorld(folder)
+        self.log = RunLog(self.world.store, RUN)
+        spec = self.world.spec()
+        self.config = RunConfig(data=spec.data, model=spec.model, training=spec.training)
+        body = opened(
+            RUN,
+            config=self.config.frozen(),
+            config_sha256=self.config.frozen_sha256(),
+            data_snapshot=self.world.snapshot_id,
+            total_steps=spec.training.steps,
+        )
+        self.log.append(lambda state: body, writer=writer())
+
+    def attempt(
+        self,
+        *commits: int,
+        dies_at: int | None = None,
+        quarantines: Sequence[int] = (),
+        micro_batch: int = 4,
+        activation_checkpointing: bool = False,
+        faults: str = "",
+        training: dict[str, Any] | None = None,
+        **changes: Any,
+    ) -> None:
+        """Train up to each commit, then on to where the attempt is lost; `changes` are what its entry says."""
+        state = self.log.refresh()
+        config = self.config.model_copy(update={"training": self.config.training.model_copy(update=training or {})})
+        entry = started(
+            state.latest_attempt + 1,
+            config=config.document(),
+            config_sha256=config.frozen_sha256(),
+            micro_batch=micro_batch,
+            activation_checkpointing=activation_checkpointing,
+            resumed_from=state.newest_committed.committed.reference if state.newest_committed else None,
+            quarantined_samples=len(state.quarantined_windows),
+            **{"placement": this_placement(device="cpu", threads=1), "versions": library_versions(), **changes},
+        )
+        self.log.append(lambda state: entry, writer=writer())
+        spec = self.world.spec(
+            entry.attempt,
+            micro_batch=micro_batch,
+            activation_checkpointing=activation_checkpointing,
+            quarantined=tuple(sorted(state.quarantined_windows)),
+            faults=faults,
+        ).model_copy(update={"run_id": RUN, "resume": entry.resumed_from})
+        with self.world.opened(spec) as (trainer, parent):
+            for step in commits:
+                trainer.train_segment(step)
+                trainer._staging.wait()
+                staged = parent.last(StagedCheckpoint)
+                mine = writer(entry.attempt)
+                commit_checkpoint(self.log, staged, writer=mine, tokens=step, gpu_seconds=0.1)
+            if dies_at is not None:
+                trainer.train_segment(dies_at)
+                trainer._staging.wait()
+        if quarantines:
+            spoiled = DataQuarantined(
+                attempt=entry.attempt, reason="bad-data", windows=tuple(quarantines), detail="bad"
+            )
+            self.log.append(lambda state: spoiled, writer=writer(entry.attempt))
+        receipt = ended(entry.attempt, "lost", decision=decided(action="resume"))
+        self.log.append(lambda state: receipt, writer=writer(entry.attempt))
+
+    def supersede(self, *steps: int) -> None:
+        """Have retention give these checkpoints up."""
+        for record in self.log.refresh().checkpoints:
+            committed = record.committed
+            if committed.step in steps:
+                body = CheckpointSuperseded(
+                    step=committed.step,
+                    attempt=committed.attempt,
+                    prefix=committed.prefix,
+                    manifest_sha256=committed.manifest_sha256,
+                    why="keep_last",
+                )
+                self.log.append(lambda state, body=body: body, writer=writer())
