@@ -54,11 +54,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "cairn export-tokens 0123abcd ./tokens --format llm.c",
     ),
     "verify": ("cairn verify quickstart", "cairn verify quickstart --json"),
-    "replay": (
-        "cairn replay quickstart",
-        "cairn replay quickstart --from 200 --to 400",
-        "cairn replay quickstart --sample 5%",
-    ),
+    "replay": ("cairn replay quickstart --from 200 --to 400", "cairn replay quickstart --sample 5%"),
     "sweep": ("cairn sweep quickstart --dry-run", "cairn sweep quickstart"),
     "doctor": ("cairn doctor", "cairn doctor --store s3://bucket/cairn"),
     "completion": ("cairn completion --install", "cairn completion bash > cairn.bash"),

@@ -202,7 +202,7 @@ def replay(
             on_segment=lambda done: lines.write([f"steps {done.from_step} to {done.to_step}: {done.verdict}"]),
         )
     print_document(found) if json else print_replay(found)
-    return ExitCode.INTEGRITY if found.has_failed else ExitCode.USAGE if found.is_empty else ExitCode.DONE
+    return found.exit_code
 
 
 def simulate(

@@ -3,15 +3,19 @@
 import hashlib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from storage.logs.log_entry import CheckpointReference
 from storage.logs.run_entries import AttemptStarted, CheckpointCommitted
 from storage.logs.run_state import CheckpointRecord, CheckpointState, RunState
 from tasks.configuration.run_configuration import RunConfig
 from tasks.errors import InvalidConfiguration
+
+if TYPE_CHECKING:
+    from model.training.training_loop import StepResult
+    from storage.logs.step_log import StepRecord
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,33 +35,6 @@ class Segment:
     def from_step(self) -> int:
         """The step whose state it starts from."""
         return self.start.step if self.start else 0
-
-
-class RecordedStep(Protocol):
-    """What a step's result and its record in the store both say exactly."""
-
-    @property
-    def train_loss(self) -> float:
-        """Mean loss in nats per token."""
-        ...
-
-    @property
-    def grad_norm(self) -> float | None:
-        """Gradient norm before clipping, None where it was not finite."""
-        ...
-
-    @property
-    def weights_digest(self) -> str | None:
-        """Digest over the bits of all weights after the step."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Comparison:
-    """The last step up to which records and recomputation agree, and the first one whose record differs, if any."""
-
-    last_equal_step: int
-    first_different_step: int | None
 
 
 def committed_segments(state: RunState) -> tuple[Segment, ...]:
@@ -126,18 +103,21 @@ def find_obstacle(started: AttemptStarted, config: RunConfig, *, torch_version: 
 
 
 def compare_steps(
-    recorded: Mapping[int, RecordedStep], computed: Mapping[int, RecordedStep], *, from_step: int
-) -> Comparison:
-    """Return where the records of a segment that starts at `from_step` and its recomputation part; gaps are skipped."""
-    last_equal = from_step
-    for step in sorted(computed.keys() & recorded.keys()):
-        if _witness(recorded[step]) != _witness(computed[step]):
-            return Comparison(last_equal_step=last_equal, first_different_step=step)
-        last_equal = step
-    return Comparison(last_equal_step=last_equal, first_different_step=None)
+    recorded: "Sequence[StepRecord]", computed: "Sequence[StepResult]", *, from_step: int
+) -> tuple[int, int | None]:
+    """Return the last step up to which an attempt's records agree with a recomputation, and the first that does not.
+
+    Loss, gradient norm and the digest of the weights are compared, bit for bit; a step without a record is passed over.
+    """
+    records, last_equal = {record.step: _evidence(record) for record in reversed(recorded)}, from_step
+    for step in computed:
+        if step.step in records and records[step.step] != _evidence(step):
+            return last_equal, step.step
+        last_equal = step.step if step.step in records else last_equal
+    return last_equal, None
 
 
-def _witness(step: RecordedStep) -> tuple[float, float | None, str | None]:
+def _evidence(step: "StepRecord | StepResult") -> tuple[float, float | None, str | None]:
     norm = step.grad_norm if step.grad_norm is not None and math.isfinite(step.grad_norm) else None
     return step.train_loss, norm, step.weights_digest
 

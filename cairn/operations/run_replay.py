@@ -8,27 +8,21 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from cairn.operations.replay_plan import (
-    Comparison,
-    Segment,
-    committed_segments,
-    compare_steps,
-    find_obstacle,
-)
+from cairn.operations.replay_plan import Segment, committed_segments, compare_steps, find_obstacle
 from cairn.operations.segment_replay import Recomputed, SegmentReplayer
 from storage.errors import IntegrityError, SnapshotDamaged
 from storage.logs.run_log import RunLog
 from storage.logs.step_log import read_attempt_records
 from tasks.configuration.stored_configuration import parse_stored_configuration
-
-REPORT_VERSION = 1
+from tasks.policy.termination import ExitCode
 
 
 class Verdict(StrEnum):
@@ -51,8 +45,8 @@ class ReplayedSegment:
     device: str
     host: str
     world_size: int
-    verdict: Verdict
     expected_sha256: str
+    verdict: Verdict = Verdict.SKIPPED
     computed_sha256: str | None = None
     last_equal_step: int | None = None
     first_different_step: int | None = None
@@ -71,40 +65,31 @@ class Replay:
     segments: tuple[ReplayedSegment, ...]
 
     @property
-    def has_failed(self) -> bool:
-        """Whether a segment does not come to what was committed, or cannot be read."""
-        return any(item.verdict not in (Verdict.EQUAL, Verdict.SKIPPED) for item in self.segments)
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing was recomputed."""
-        return all(item.verdict is Verdict.SKIPPED for item in self.segments)
+    def exit_code(self) -> ExitCode:
+        """INTEGRITY if a segment does not come to what was committed or cannot be read, USAGE if none was computed."""
+        if all(item.verdict is Verdict.SKIPPED for item in self.segments):
+            return ExitCode.USAGE
+        is_sound = all(item.verdict in (Verdict.EQUAL, Verdict.SKIPPED) for item in self.segments)
+        return ExitCode.DONE if is_sound else ExitCode.INTEGRITY
 
 
 def replay_run(
     log: RunLog,
     choose: Callable[[Sequence[Segment]], Sequence[Segment]],
-    on_segment: Callable[[ReplayedSegment], None] = lambda segment: None,
+    on_segment: Callable[[ReplayedSegment], None],
 ) -> Replay:
     """Recompute the segments that `choose` returns of all committed ones, in the order of the commits.
 
     Raises `SnapshotDamaged` where the data of the run do not verify: then nothing can be recomputed.
     """
     segments = committed_segments(log.state)
-    chosen = choose(segments)
-    threads = torch.get_num_threads()
-    try:
-        with (
-            tempfile.TemporaryDirectory(prefix="cairn-replay-") as folder,
-            SegmentReplayer(log, Path(folder)) as replayer,
-        ):
-            found = _Comparisons(log, replayer, chosen).run(on_segment)
-    finally:
-        torch.set_num_threads(threads)
+    with (
+        tempfile.TemporaryDirectory(prefix="cairn-replay-") as folder,
+        closing(SegmentReplayer(log, Path(folder))) as replayer,
+    ):
+        found = _Comparisons(log, replayer, choose(segments)).run(on_segment)
     verdicts = {str(verdict): sum(item.verdict is verdict for item in found) for verdict in Verdict}
-    return Replay(
-        version=REPORT_VERSION, run_id=log.run_id, committed=len(segments), verdicts=verdicts, segments=tuple(found)
-    )
+    return Replay(version=1, run_id=log.run_id, committed=len(segments), verdicts=verdicts, segments=tuple(found))
 
 
 class _Comparisons:
@@ -112,7 +97,7 @@ class _Comparisons:
 
     def __init__(self, log: RunLog, replayer: SegmentReplayer, segments: Sequence[Segment]) -> None:
         self._log, self._replayer, self._segments = log, replayer, segments
-        needing = ((number, item) for number, item in enumerate(segments) if item.start and item.unloadable)
+        needing = ((number, item) for number, item in enumerate(segments) if item.unloadable)
         self._needed_until = {item.start.prefix: number for number, item in needing if item.start}
         self._reached: dict[str, Mapping[str, Tensor]] = {}
 
@@ -126,69 +111,62 @@ class _Comparisons:
         return found
 
     def _replay(self, segment: Segment) -> ReplayedSegment:
+        row, began = _describe(segment), time.monotonic()
         config, here = parse_stored_configuration(segment.started.config), str(torch.__version__)
         why = find_obstacle(segment.started, config, torch_version=here, has_cuda=torch.cuda.is_available())
         carried = self._reached.get(segment.start.prefix) if segment.start and segment.unloadable else None
         if segment.unloadable and carried is None:
             why = why or f"{segment.unloadable}, and no segment replayed before ends there"
         if why:
-            return _row(segment, Verdict.SKIPPED, why=why)
-        began = time.monotonic()
+            return replace(row, why=why)
         try:
             first = self._replayer.recompute(segment, carried)
             if first.state_sha256 == segment.end.state_sha256:
-                self._keep(segment, first)
-                return _row(segment, Verdict.EQUAL, first, seconds=time.monotonic() - began)
-            second = self._replayer.recompute(segment, carried)
+                if segment.end.prefix in self._needed_until:
+                    self._reached[segment.end.prefix] = first.tensors
+                found = replace(row, verdict=Verdict.EQUAL, computed_sha256=first.state_sha256)
+            else:
+                found = self._explain(row, segment, first, self._replayer.recompute(segment, carried))
         except SnapshotDamaged:
             raise
         except IntegrityError as error:
-            return self._explain_unreadable(segment, error)
-        return self._explain_difference(segment, first, second, time.monotonic() - began)
+            return self._explain_unreadable(row, segment, error)
+        return replace(found, seconds=round(time.monotonic() - began, 3))
 
-    def _keep(self, segment: Segment, recomputed: Recomputed) -> None:
-        if segment.end.prefix in self._needed_until and recomputed.tensors is not None:
-            self._reached[segment.end.prefix] = recomputed.tensors
-
-    def _explain_unreadable(self, segment: Segment, error: IntegrityError) -> ReplayedSegment:
+    def _explain_unreadable(self, row: ReplayedSegment, segment: Segment, error: IntegrityError) -> ReplayedSegment:
         record = self._log.refresh().find(segment.start.prefix) if segment.start else None
         if record is not None and not record.is_committed:  # by retention, while others were replayed
-            return _row(segment, Verdict.SKIPPED, why=f"its start, step {segment.from_step}, is {record.state} by now")
-        return _row(segment, Verdict.UNREADABLE, why=f"{error}; `cairn verify {self._log.run_id}` reads everything")
+            return replace(row, why=f"its start, the checkpoint of step {segment.from_step}, is {record.state} by now")
+        why = f"{error}; `cairn verify {self._log.run_id}` reads everything"
+        return replace(row, verdict=Verdict.UNREADABLE, why=why)
 
-    def _explain_difference(
-        self, segment: Segment, first: Recomputed, second: Recomputed, seconds: float
+    def _explain(
+        self, row: ReplayedSegment, segment: Segment, first: Recomputed, second: Recomputed
     ) -> ReplayedSegment:
         if first.state_sha256 != second.state_sha256:
             why = "two recomputations here differ from each other: this machine may be what is sick, ask another one"
-            return _row(segment, Verdict.UNDECIDED, second, seconds=seconds, why=why)
+            return replace(row, verdict=Verdict.UNDECIDED, computed_sha256=second.state_sha256, why=why)
         records = read_attempt_records(self._log.store, self._log.prefix, segment.started.attempt)
-        recorded = {record.step: record for record in reversed(records)}
-        compared = compare_steps(recorded, second.steps, from_step=segment.from_step)
-        why = _describe_difference(segment, compared, second)
-        return _row(segment, Verdict.DIFFERENT, second, compared=compared, seconds=seconds, why=why)
+        last, different = compare_steps(records, second.steps, from_step=segment.from_step)
+        what = f"the record of step {different} differs first" if different else "every step's record agrees"
+        stopped = f"; the recomputation ends with: {second.problem}" if second.problem else ""
+        here = socket.gethostname()
+        where = (
+            ""
+            if row.host == here
+            else f"; trained on {row.host}, this is {here}: bits differ between kinds of machines"
+        )
+        return replace(
+            row,
+            verdict=Verdict.DIFFERENT,
+            computed_sha256=second.state_sha256,
+            last_equal_step=last,
+            first_different_step=different,
+            why=f"{what}: what changed the run came after the record of step {last}{stopped}{where}",
+        )
 
 
-def _describe_difference(segment: Segment, compared: Comparison, recomputed: Recomputed) -> str:
-    last, first = compared.last_equal_step, compared.first_different_step
-    what = f"the record of step {first} differs first" if first else "every step's record agrees"
-    stopped = f"; the recomputation ends with: {recomputed.problem}" if recomputed.problem else ""
-    host, here = segment.started.placement.host, socket.gethostname()
-    where = (
-        "" if host == here else f"; trained on {host}, this is {here}: replay it there too, kinds of machines differ"
-    )
-    return f"{what}: what changed the run came after the record of step {last}{stopped}{where}"
-
-
-def _row(
-    segment: Segment,
-    verdict: Verdict,
-    recomputed: Recomputed | None = None,
-    *,
-    compared: Comparison | None = None,
-    seconds: float = 0.0,
-    why: str = "",
-) -> ReplayedSegment:
+def _describe(segment: Segment) -> ReplayedSegment:
     placement = segment.started.placement
     return ReplayedSegment(
         from_step=segment.from_step,
@@ -197,11 +175,5 @@ def _row(
         device=placement.device,
         host=placement.host,
         world_size=placement.world_size,
-        verdict=verdict,
         expected_sha256=segment.end.state_sha256,
-        computed_sha256=recomputed.state_sha256 if recomputed else None,
-        last_equal_step=compared.last_equal_step if compared else None,
-        first_different_step=compared.first_different_step if compared else None,
-        seconds=round(seconds, 3),
-        why=why,
     )

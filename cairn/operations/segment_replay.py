@@ -3,19 +3,17 @@
 Reads the store and writes only into a folder of its own.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from torch import Tensor
 
-from cairn.operations.replay_plan import RecordedStep, Segment
+from cairn.operations.replay_plan import Segment
 from model.errors import NonFiniteLoss, TokenOutOfRange
 from model.training.determinism import make_deterministic, resolve_device
 from model.training.train_state import TrainState
-from model.training.training_loop import StepObserver, train_until
+from model.training.training_loop import StepObserver, StepResult, train_until
 from storage.checkpoints.tensor_record import state_sha256
 from storage.logs.run_log import RunLog
 from tasks.configuration.run_configuration import RunConfig
@@ -37,14 +35,14 @@ from tasks.trainer.training_setup import (
 class Recomputed:
     """What a segment comes to: the digest and tensors of its last state and its steps, or why it could not go on."""
 
-    steps: Mapping[int, RecordedStep]
+    steps: Sequence[StepResult]
     state_sha256: str | None = None
-    tensors: Mapping[str, Tensor] | None = None
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
     problem: str = ""
 
 
 class SegmentReplayer:
-    """Recomputes segments of one run; a context manager. Data and network stay open from segment to segment."""
+    """Recomputes segments of one run until it is closed. Data and network stay open from segment to segment."""
 
     def __init__(self, log: RunLog, folder: Path) -> None:
         """Open nothing yet; `folder`, which starts empty, holds what is read of a remote store."""
@@ -64,8 +62,8 @@ class SegmentReplayer:
         spec = self._spec(segment, config)
         load = CheckpointLoad(self._log.store, None if carried else spec.resume, StagingBuffer(place.device))
         if self._data is None or self._attempt != segment.started.attempt:
-            self._open(spec, place)
-        assert self._data is not None
+            self.close()
+            self._data, self._attempt = open_training_data(self._log.store, spec, place), spec.attempt
         if self._state is None or spec.resume is None:
             self._state = fresh_state(spec, self._data, place)
         if carried:
@@ -73,10 +71,6 @@ class SegmentReplayer:
         else:
             restore_state(self._state, spec, self._log.store, load)
         return _train(self._state, self._data, segment.end.step)
-
-    def _open(self, spec: TrainerSpec, place: Place) -> None:
-        self._close()
-        self._data, self._attempt = open_training_data(self._log.store, spec, place), spec.attempt
 
     def _spec(self, segment: Segment, config: RunConfig) -> TrainerSpec:
         opened, started = self._log.state.opened, segment.started
@@ -103,23 +97,16 @@ class SegmentReplayer:
             faults="",
         )
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """End the thread that reads ahead."""
         if self._data is not None and self._data.inputs.loader is not None:
             self._data.inputs.loader.close()
         self._data = self._state = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._close()
-
 
 def _train(state: TrainState, data: TrainingData, until_step: int) -> Recomputed:
-    steps: dict[int, RecordedStep] = {}
-    observer = StepObserver(on_step=lambda result: steps.__setitem__(result.step, result), stop_requested=lambda: False)
+    steps = list[StepResult]()
+    observer = StepObserver(on_step=steps.append, stop_requested=lambda: False)
     try:
         train_until(state, data.inputs, observer, until_step=until_step)
     except (NonFiniteLoss, TokenOutOfRange) as error:

@@ -1,16 +1,26 @@
 """`cairn replay`: what was committed is computed again from the store alone and comes to the same bits, or is named."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tasks.machine.placement import this_placement
 from tests.cairn.trained_run import RUN, TrainedRun
 from tests.commands import Cairn
 
 FLIPPED_AFTER = 5
+
+
+@pytest.fixture(autouse=True, scope="module")
+def same_threads() -> Iterator[None]:
+    """A replay takes the threads of the attempt, for the whole process."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture
