@@ -16,7 +16,7 @@ import pytest
 
 from storage.checkpoints.checkpoint import verify_checkpoint
 from tests.crash.training_command import Command
-from tests.processes.waiting import patience_seconds
+from tests.processes.waiting import patience_seconds, wait_until
 
 pytestmark = [
     pytest.mark.slow,
@@ -30,14 +30,14 @@ CALLS = {
     "rename": "rename,renameat,renameat2",
     "mkdir": "mkdir,mkdirat",
 }
-"""What makes a commit durable, by kind. strace counts the calls of each thread by themselves."""
+"""What makes a commit durable, by kind. strace counts the calls of each thread by itself; retries have new ones."""
 SHORT = ("--set", "training.steps=12", "--set", "checkpoint.every_steps=4")
 RESUMABLE, MAY_BE_TRIED_AGAIN = 75, 1
 
 
 @contextmanager
-def failing_from_now_on(process: "subprocess.Popen[bytes]", trace: Path, inject: str) -> Iterator[None]:
-    """Have the calls of a process, and of all that descend from it, fail as `inject` says."""
+def failing(process: "subprocess.Popen[bytes]", trace: Path, inject: str) -> Iterator[None]:
+    """Have a call of a process, or of one that descends from it, fail as `inject` says, and no more once one has."""
     family = [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]
     attach = [word for pid in family for word in ("-p", str(pid))]
     calls = inject.partition(":")[0]
@@ -50,9 +50,15 @@ def failing_from_now_on(process: "subprocess.Popen[bytes]", trace: Path, inject:
             pytest.skip(f"no process can be traced here: {said}")
     try:
         yield
+        wait_until(lambda: has_failed(trace) or process.poll() is not None, "a call that fails, or the end")
     finally:
         tracer.terminate()
         tracer.communicate()
+
+
+def has_failed(trace: Path) -> bool:
+    """Whether a call was made to fail."""
+    return trace.exists() and "(INJECTED)" in trace.read_text()
 
 
 def said_to_be_committed(command: Command) -> set[str]:
@@ -78,9 +84,9 @@ def test_a_run_one_of_whose_durable_calls_fails_ends_with_the_same_bits_and_lose
         folder.mkdir()
         command, trace = Command(folder, api_url), folder / "trace"
         process = command.train_until(7, *SHORT)
-        with failing_from_now_on(process, trace, f"{CALLS[kind]}:error={error}:when={number}"):
+        with failing(process, trace, f"{CALLS[kind]}:error={error}:when={number}"):
             command.let_go("pause@7")
-            code = process.wait(timeout=patience_seconds())
+        code = process.wait(timeout=patience_seconds())
         told = said_to_be_committed(command)
         assert code in (0, MAY_BE_TRIED_AGAIN, RESUMABLE), command.output()
         command.train(*SHORT)
@@ -88,6 +94,6 @@ def test_a_run_one_of_whose_durable_calls_fails_ends_with_the_same_bits_and_lose
         readable = {record.committed.prefix: record.committed.reference for record in command.state().readable}
         assert told <= readable.keys()
         assert [verify_checkpoint(command.store, reference) for reference in readable.values()] == [()] * len(readable)
-        if "(INJECTED)" not in trace.read_text():
+        if not has_failed(trace):
             break
     assert number > 1, "no call was there to fail"

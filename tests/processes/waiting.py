@@ -9,7 +9,7 @@ from tests.processes.stacks import stacks_of
 from tests.session_folder import once
 
 _POLL_SECONDS = 0.01
-_LEAST_SECONDS, _STARTS = 120.0, 400.0
+_LEAST_SECONDS, _STARTS = 240.0, 400.0
 
 
 def patience_seconds() -> float:
