@@ -261,7 +261,7 @@ def _too_old(environment: Environment) -> Iterator[str]:
 def _ends(ended: list[Started], state: RunState, undisturbed_seconds: float) -> Iterator[str]:
     """Left alone, a command ends in the time of an undisturbed one for each attempt that it may have had to make."""
     failed = sum(attempt.ended is not None and attempt.ended.reason not in _OVER for attempt in state.attempts)
-    bound = (undisturbed_seconds + patience_seconds() / 2) * (1 + failed)
+    bound = (undisturbed_seconds + patience_seconds() / 4) * (1 + failed)
     for one in ended:
         if one.end is not None and one.end.seconds > bound:
             yield f"end: command {one.number} left {one.end.seconds:.0f} s after {one.end.after}, {bound:.0f} allowed"
