@@ -4,7 +4,7 @@ The estimate is a formula (model.estimates.size_estimate); a device is queried b
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -30,7 +30,7 @@ class AvailableMemory:
 def available_memory(training: TrainingConfig, group: TrainerGroup, *, root: Path = Path("/")) -> AvailableMemory:
     """Return the memory of the system, or of the CUDA device; the processes of one machine share it."""
     on_cuda = trains_on_cuda(training.device)
-    place = TrainingPlace(on_cuda=on_cuda, processes=group.size)
+    place = TrainingPlace(on_cuda=on_cuda, processes=group.size, evaluates=True)
     if on_cuda:
         return AvailableMemory(bytes=free_device_bytes(training.device), place=place)
     free = available_memory_bytes(os.getpid(), root=root)
@@ -38,11 +38,15 @@ def available_memory(training: TrainingConfig, group: TrainerGroup, *, root: Pat
 
 
 def memory_room(config: RunConfig, vocab_size: int, memory: AvailableMemory) -> MemoryRoom | None:
-    """Return the memory that an attempt after out-of-memory has, None if nobody knows."""
+    """Return the memory that an attempt after out-of-memory has, None if nobody knows.
+
+    An evaluator that is running has taken its share already: the estimate leaves it out rather than count it twice.
+    """
     if memory.bytes is None:
         return None
+    place = replace(memory.place, evaluates=False)
     return MemoryRoom(
-        bytes=memory.bytes, model=config.model, training=config.training, vocab_size=vocab_size, place=memory.place
+        bytes=memory.bytes, model=config.model, training=config.training, vocab_size=vocab_size, place=place
     )
 
 

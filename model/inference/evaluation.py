@@ -12,9 +12,8 @@ from torch import nn
 from model.architectures.gpt import GPT
 from model.data.token_windows import TokenWindows
 from model.errors import InvalidInput
+from model.kernels.block_sizes import HELD_OUT_TOKENS
 from model.kernels.head_loss import summed_loss
-
-_TOKENS_AT_ONCE = 4096
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +49,7 @@ def held_out_loss(model: GPT, windows: TokenWindows, *, batches: int, batch_size
     total, count = 0.0, min(batches * batch_size, windows.window_count)
     chosen = np.arange(count, dtype=np.int64) * windows.window_count // count
     with evaluation_mode(model):
-        at_once = max(1, _TOKENS_AT_ONCE // windows.block_size)
+        at_once = max(1, HELD_OUT_TOKENS // windows.block_size)
         for start in range(0, len(chosen), at_once):
             tokens = torch.from_numpy(windows.gather(chosen[start : start + at_once])).to(model.device)  # (b, T+1)
             total += float(summed_loss(model.hidden(tokens[:, :-1]), model.wte.weight, tokens[:, 1:]))

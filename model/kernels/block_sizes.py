@@ -6,11 +6,17 @@ HEAD_CHUNK_BYTES = 128 * 2**20
 HELD_OUT_CHUNK_BYTES = 32 * 2**20
 """fp32 logits that a held-out loss holds at once: little beside what any training step takes."""
 
+HELD_OUT_TOKENS = 4096
+"""Tokens of a held-out loss that pass the network at once."""
+
 DEVICE_HEAD_CHUNK_BYTES = 2**30
 """The same on an accelerator, in the computing precision: its matrix products are fast only when they are large."""
 
 EXCHANGE_BYTES = 32 * 2**20
 """Gradients that replicated processes exchange at once; a larger tensor is exchanged by itself."""
+
+WIDEST_FLASH_HEAD = 256
+"""Numbers of a head that flash attention on CUDA takes; PyTorch pads narrower ones of plain attention."""
 
 MIN_BLOCK = 64
 MAX_BLOCKS = 4
@@ -29,5 +35,5 @@ def saved_probabilities(time: int) -> int:
 
 
 def fits_flash(head_width: int) -> bool:
-    """Whether flash attention on CUDA takes heads of this width, in half precision."""
-    return head_width % 8 == 0 and head_width <= 256
+    """Whether flash attention on CUDA takes heads of this width as they are, in half precision."""
+    return head_width % 8 == 0 and head_width <= WIDEST_FLASH_HEAD

@@ -38,6 +38,8 @@ class MemoryCase:
     kernels: Any = "stock"
     recompute: bool = False
     dropout: float = 0.0
+    masked: bool = False
+    probed: bool = False
     device: str = "cpu"
 
     @property
@@ -57,6 +59,8 @@ class MemoryCase:
             precision=self.precision,
             kernels=self.kernels,
             activation_checkpointing=self.recompute,
+            mask_documents=self.masked,
+            probe_every_steps=1 if self.probed else 0,
             device=self.device,
         )
 
@@ -89,11 +93,21 @@ def _cases() -> dict[str, MemoryCase]:
         for windows in micro_batches
     }
     recomputed = {f"{name} recomputed": replace(cases[name], recompute=True) for name in cases if name.endswith(" 16")}
-    return {**cases, **recomputed}
+    middle = {**sizes["middle"][0], "micro_batch": 4, "global_batch": 4}
+    others = {
+        "middle bf16 stock 4 masked": MemoryCase(**middle, precision="bf16", masked=True),
+        "middle bf16 fused 4 masked": MemoryCase(**middle, precision="bf16", kernels="fused", masked=True),
+        "middle fp32 stock 4 dropout": MemoryCase(**middle, dropout=0.1),
+        "middle bf16 stock 4 dropout": MemoryCase(**middle, precision="bf16", dropout=0.1),
+        "wide fp32 stock 1 probed": MemoryCase(
+            layers=2, heads=8, width=1024, block=128, vocab_size=512, micro_batch=1, global_batch=1, probed=True
+        ),
+    }
+    return {**cases, **recomputed, **others}
 
 
 CASES = _cases()
-"""Three sizes of network in every mode with two micro-batches each, and one with activations computed again."""
+"""Three sizes of network in every mode, two micro-batches each; one also recomputed, masked, with dropout; a probe."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,6 +155,7 @@ def train(case: MemoryCase, folder: Path) -> Measured:
     windows = TokenWindows([tokens.astype(np.uint16)], case.block, case.vocab_size)
     order = SampleOrder(window_count=windows.window_count, seed=1, global_batch=case.global_batch)
     state = TrainState.create(case.model, case.training, case.vocab_size, device)
+    state.model.boundary_id = 7 if case.masked else None
     made = _resident("VmHWM")
     failures: list[Exception] = []
     reports = StagingCallbacks(on_staged=lambda _: None, on_waiting=lambda *_: None, on_failed=failures.append)
@@ -149,7 +164,7 @@ def train(case: MemoryCase, folder: Path) -> Measured:
         inputs = StepInputs(
             windows=windows, order=order, training=case.training, micro_batch=case.micro_batch, loader=loader
         )
-        observer = StepObserver(on_step=lambda _: None, stop_requested=lambda: False)
+        observer = StepObserver(on_step=lambda _: None, stop_requested=lambda: False, probe=_probe(case))
 
         def go(until: int) -> None:
             train_until(state, inputs, observer, until_step=until)
@@ -169,6 +184,25 @@ def train(case: MemoryCase, folder: Path) -> Measured:
         state_bytes=made,
         stepped_bytes=stepped,
         device_peak_bytes=device_peak,
+    )
+
+
+def _probe(case: MemoryCase) -> Any:
+    from model.data.token_windows import TokenWindows
+    from model.training.probe import Probe
+
+    if not case.probed:
+        return None
+    tokens = np.arange(case.block * 64 + 1, dtype=np.int64) * 7919 % case.vocab_size
+    windows = TokenWindows([tokens.astype(np.uint16)], case.block, case.vocab_size)
+    return Probe(
+        windows=windows,
+        every_steps=1,
+        batches=8,
+        batch_size=8,
+        sample_tokens=4,
+        prompt_ids=[1],
+        decode=str,
     )
 
 

@@ -5,7 +5,15 @@ from typing import Any
 
 import pytest
 
-from flows.preparation.memory_check import MARGIN, AvailableMemory, choose_micro_batch, require_memory
+from flows.preparation.memory_check import (
+    MARGIN,
+    AvailableMemory,
+    available_memory,
+    choose_micro_batch,
+    estimate_trainer,
+    memory_room,
+    require_memory,
+)
 from model.estimates.size_estimate import TrainingPlace, estimate_memory
 from storage.logs.history import History
 from storage.logs.run_fold import end_attempt
@@ -13,6 +21,7 @@ from storage.logs.run_state import AttemptRecord, RunState
 from tasks.configuration.run_configuration import RunConfig
 from tasks.errors import InvalidConfiguration
 from tasks.policy.attempt_sizes import AttemptSizes, next_sizes
+from tasks.trainer.trainer_group import TrainerGroup
 from tests.entries import ended, started
 from tests.storage.builders import clock
 
@@ -20,7 +29,8 @@ VOCABULARY = 8192
 
 
 def configured(**training: Any) -> RunConfig:
-    mode = {"precision": "fp32", "kernels": "stock", "steps": 1, "global_batch": 32, **training}
+    exact = {"precision": "fp32", "kernels": "stock", "probe_every_steps": 0}
+    mode = {**exact, "steps": 1, "global_batch": 32, **training}
     model = {"n_layer": 6, "n_head": 6, "n_embd": 384, "block_size": 256}
     return RunConfig.model_validate({"data": {"sources": ["text.txt"]}, "model": model, "training": mode})
 
@@ -117,3 +127,13 @@ def test_what_auto_chose_is_kept_by_later_attempts_and_only_shrinks_when_memory_
     assert next_sizes(RunState(), training, chosen=8).micro_batch == 8
     assert next_sizes(after_an_attempt(8), training, chosen=32).micro_batch == 8
     assert next_sizes(after_an_attempt(8, halved_to=4), training, chosen=32).micro_batch == 4
+
+
+def test_an_evaluator_beside_training_counts_but_not_twice_where_it_runs_already() -> None:
+    config = configured(micro_batch=8)
+    memory = available_memory(config.training.model_copy(update={"device": "cpu"}), TrainerGroup())
+    sizes = AttemptSizes(micro_batch=8, activation_checkpointing=False)
+    assert memory.place.evaluates and estimate_trainer(config, VOCABULARY, sizes, memory).evaluator_bytes > 0
+    room = memory_room(config, VOCABULARY, replace(memory, bytes=1))
+    assert room is not None and room.estimate(sizes) == needed(config, 8)
+    assert memory_room(config, VOCABULARY, replace(memory, bytes=None)) is None

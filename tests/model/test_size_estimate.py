@@ -2,12 +2,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from model.architectures.gpt import GPT
 from model.configuration.network import ModelConfig
-from model.configuration.training import Kernels, Precision, TrainingConfig
+from model.configuration.training import Kernels, TrainingConfig
 from model.estimates.size_estimate import (
+    DEVICE_RUNTIME_BYTES,
     PARTS,
+    RUNTIME_BYTES,
     TrainingPlace,
     checkpoint_bytes,
     count_parameters,
@@ -25,7 +28,7 @@ SHAPES = [
     ModelConfig(n_layer=2, n_head=2, n_embd=32, block_size=16, bias=False),
 ]
 VOCAB = 301
-EXACT: dict[str, Any] = {"precision": "fp32", "kernels": "stock"}
+EXACT: dict[str, Any] = {"precision": "fp32", "kernels": "stock", "probe_every_steps": 0}
 TRAINING = TrainingConfig(steps=4, global_batch=4, **EXACT)
 
 
@@ -67,15 +70,62 @@ def saved_bytes(network: GPT, batch: int, autocast: bool) -> int:
     return sum(kept.values())
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_what_is_kept_for_the_backward_pass_is_estimated_within_a_fifth(precision: Precision) -> None:
-    shape, batch = ModelConfig(n_layer=12, n_head=4, n_embd=64, block_size=64), 4
-    training = TRAINING.model_copy(update={"precision": precision})
-    estimate = estimate_memory(shape, training, VOCAB, micro_batch=batch, recompute=False)
+MODES = [("fp32", "stock"), ("bf16", "stock"), ("bf16", "fused")]
+
+
+@pytest.mark.parametrize(("precision", "kernels"), MODES)
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_what_is_kept_for_the_backward_pass_is_estimated_within_a_fifth(
+    precision: Any, kernels: Any, masked: bool, dropout: float
+) -> None:
+    shape, batch = ModelConfig(n_layer=12, n_head=4, n_embd=64, block_size=128, dropout=dropout), 2
+    changes = {"precision": precision, "kernels": kernels, "mask_documents": masked}
+    network = GPT(shape, VOCAB)
+    network.fuse_blocks(kernels == "fused")
+    network.boundary_id = 7 if masked else None
+    estimate = estimate_memory(shape, TRAINING.model_copy(update=changes), VOCAB, micro_batch=batch, recompute=False)
     log_softmax = batch * shape.block_size * VOCAB * 4
-    found = saved_bytes(GPT(shape, VOCAB), batch, precision == "bf16")
+    found = saved_bytes(network, batch, precision == "bf16")
     copies = estimate.parameters_bytes - 4 * count_parameters(shape, VOCAB)
     assert found == pytest.approx(estimate.activations_bytes + log_softmax + copies, rel=0.2)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_what_the_math_kernel_of_a_gpu_keeps_is_estimated_within_a_fifth(precision: Any) -> None:
+    shape, batch = ModelConfig(n_layer=12, n_head=4, n_embd=48, block_size=128), 2  # heads that flash takes not as is
+    training = TRAINING.model_copy(update={"precision": precision, "mask_documents": True})
+    network = GPT(shape, VOCAB)
+    network.boundary_id = 7
+    place = TrainingPlace(on_cuda=True)
+    estimate = estimate_memory(shape, training, VOCAB, micro_batch=batch, recompute=False, place=place)
+    with sdpa_kernel(SDPBackend.MATH):
+        found = saved_bytes(network, batch, precision == "bf16")
+    log_softmax = batch * shape.block_size * VOCAB * 4
+    copies = estimate.parameters_bytes - 4 * count_parameters(shape, VOCAB)
+    assert found == pytest.approx(estimate.activations_bytes + log_softmax + copies, rel=0.2)
+
+
+def on_cuda(**changes: Any) -> int:
+    shape, training = ModelConfig(n_layer=12, n_head=12, n_embd=768, block_size=1024), {**BF16, **changes}
+    return estimate_memory(
+        shape,
+        TrainingConfig(steps=1, global_batch=8, **training),
+        50_304,
+        micro_batch=8,
+        recompute=False,
+        place=TrainingPlace(on_cuda=True),
+    ).activations_bytes
+
+
+BF16 = {"precision": "bf16", "kernels": "fused", "probe_every_steps": 0}
+
+
+def test_on_cuda_masked_documents_cost_memory_only_where_their_bounds_cannot_be_given() -> None:
+    pairs = 12 * 8 * 12 * 1024**2
+    assert on_cuda(mask_documents=True) == on_cuda()
+    assert on_cuda(mask_documents=True, compile=True) > on_cuda(compile=True) + 4 * pairs
+    assert on_cuda(precision="fp32") > 4 * pairs
 
 
 def test_recomputing_keeps_less_and_more_layers_keep_more() -> None:
@@ -160,3 +210,27 @@ def test_fused_kernels_hold_no_more_logits_than_a_chunk() -> None:
     assert logits("fused", 16) < logits("stock", 16) / 4
     assert logits("fused", 16) - logits("fused", 8) == 8 * 1024 * 64 * 4
     assert logits("stock", 16) == 2 * logits("stock", 8)
+
+
+def test_a_probe_is_counted_where_it_takes_more_than_a_step() -> None:
+    shape = ModelConfig(n_layer=2, n_head=2, n_embd=256, block_size=256)
+
+    def total(**probe: Any) -> int:
+        training = TrainingConfig(steps=1, global_batch=1, precision="fp32", kernels="stock", **probe)
+        return estimate_memory(shape, training, VOCAB, micro_batch=1, recompute=False).total_bytes
+
+    assert total() > total(probe_every_steps=0) and total(probe_every_steps=7) == total()
+
+
+@pytest.mark.parametrize("cuda", [False, True])
+def test_an_evaluator_beside_training_is_counted_with_its_runtime_and_its_weights(cuda: bool) -> None:
+    shape = ModelConfig(n_layer=6, n_head=6, n_embd=384, block_size=256)
+
+    def estimated(evaluates: bool) -> Any:
+        place = TrainingPlace(on_cuda=cuda, evaluates=evaluates)
+        return estimate_memory(shape, TRAINING, 8192, micro_batch=4, recompute=False, place=place)
+
+    beside, alone = estimated(True), estimated(False)
+    assert alone.evaluator_bytes == 0 and beside.total_bytes - alone.total_bytes == beside.evaluator_bytes
+    runtime = DEVICE_RUNTIME_BYTES if cuda else RUNTIME_BYTES
+    assert beside.evaluator_bytes > runtime + 4 * count_parameters(shape, 8192)

@@ -11,7 +11,7 @@ from tasks.policy.attempt_sizes import AttemptSizes
 from tasks.policy.memory_remedy import MARGIN, MemoryRoom, choose_lighter, lighter_sizes
 
 NETWORK = ModelConfig(n_layer=6, n_head=6, n_embd=384, block_size=256)
-TRAINING = TrainingConfig(steps=1, global_batch=32, precision="fp32", kernels="stock")
+TRAINING = TrainingConfig(steps=1, global_batch=32, precision="fp32", kernels="stock", probe_every_steps=0)
 
 
 def sizes(windows: int, recompute: bool = False) -> AttemptSizes:

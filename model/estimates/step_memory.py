@@ -1,0 +1,188 @@
+"""What a trainer holds at once beside weights and optimizer moments, from shapes alone. Imports no torch.
+
+A moment is a list of pieces. The moments of a step follow the code of layers, head and gradient sum; those of a
+held-out loss are the evaluator's too.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil
+
+from model.configuration.network import ModelConfig
+from model.configuration.training import TrainingConfig
+from model.kernels.block_sizes import (
+    DEVICE_HEAD_CHUNK_BYTES,
+    HEAD_CHUNK_BYTES,
+    HELD_OUT_CHUNK_BYTES,
+    HELD_OUT_TOKENS,
+    WIDEST_FLASH_HEAD,
+    fits_flash,
+    saved_probabilities,
+)
+from model.kernels.host_allocator import LARGEST_POOLED_BYTES
+
+FP32_BYTES, HALF_BYTES = 4, 2
+_MULTIPROCESSORS = 132
+"""Those of an H100: flash attention's deterministic backward pass has a sum of queries' gradients for each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Bytes of one purpose at one moment, allocated in blocks of `block_bytes`."""
+
+    part: str
+    bytes: int
+    block_bytes: int
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether the C library keeps such blocks when they are freed."""
+        return self.block_bytes < LARGEST_POOLED_BYTES
+
+
+class StepMemory:
+    """The memory of one micro-batch besides weights and optimizer moments."""
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        training: TrainingConfig,
+        vocab_size: int,
+        windows: int,
+        recompute: bool,
+        *,
+        parameters: int,
+        on_cuda: bool,
+    ) -> None:
+        self.model, self.vocab_size, self.windows, self.recompute = model, vocab_size, windows, recompute
+        self.parameters, self.on_cuda = parameters, on_cuda
+        self.is_fused = training.kernels == "fused"
+        self.is_half = training.precision != "fp32"
+        is_bf16 = training.precision == "bf16"
+        self.is_block_fused = self.is_fused and is_bf16 and not (on_cuda or training.compile)
+        depth = model.n_embd // model.n_head
+        by_bounds = self.is_half and on_cuda and fits_flash(depth) and not training.compile
+        self.has_mask = training.mask_documents and not by_bounds
+        # PyTorch's math kernel, which keeps all probabilities, in fp32.
+        self.is_math = bool(model.dropout) and not (on_cuda or self.is_block_fused)
+        if on_cuda:
+            self.is_math = not self.is_half or depth > WIDEST_FLASH_HEAD or self.has_mask
+        self.number = HALF_BYTES if self.is_half else FP32_BYTES
+        self.table = vocab_size * model.n_embd
+        self.positions = windows * model.block_size
+        self.fp32 = FP32_BYTES * self.positions * model.n_embd
+        self.computed = self.number * self.positions * model.n_embd
+        self.pairs = windows * model.n_head * model.block_size**2
+
+    def moments(self, *, sums: int) -> Iterator[list[Piece]]:
+        """Yield the pieces at the head, at the start of the backward pass, and at its end, beside so many gradients."""
+        table = FP32_BYTES * self.table
+        earlier = list(self._gradients()) * sums
+        saved = [*self._half_weights(), *self._activations()]
+        yield [*earlier, *saved, *self._head()]
+        # Embedding and head share one table: each makes a gradient of it before the two are added.
+        head_gradients = [Piece("gradients", table * (2 if self.is_fused else 1), table)]
+        if self.is_fused:
+            head_gradients.append(Piece("logits", 2 * self.fp32, self.fp32))
+        # The gradients between the parts of a layer.
+        between = [Piece("activations", 2 * self.fp32, self.fp32)]
+        between.append(Piece("activations", 8 * self.computed, 4 * self.computed))
+        between += self._attention_backward()
+        yield [*earlier, *saved, *head_gradients, *between]
+        others = list(self._gradients()) * max(sums - 1, 0)  # the newest sum is added to in place
+        yield [*self._gradients(), *others, Piece("gradients", table * (2 if sums else 1), table)]
+
+    def _gradients(self) -> Iterator[Piece]:
+        rest = self.parameters - self.table
+        yield Piece("gradients", FP32_BYTES * self.table, FP32_BYTES * self.table)
+        yield Piece("gradients", FP32_BYTES * rest, FP32_BYTES * 4 * self.model.n_embd**2)
+
+    def _half_weights(self) -> Iterator[Piece]:
+        if self.is_half:
+            layers = 1 if self.recompute and self.is_block_fused else self.model.n_layer
+            matrices = 12 * self.model.n_embd**2
+            yield Piece("parameters", HALF_BYTES * layers * matrices, HALF_BYTES * matrices // 3)
+            if not self.is_fused:
+                yield Piece("parameters", HALF_BYTES * self.table, HALF_BYTES * self.table)
+
+    def _activations(self) -> Iterator[Piece]:
+        full = 1 if self.recompute else self.model.n_layer
+        for piece in self._layer():
+            yield Piece("activations", full * piece.bytes, piece.block_bytes)
+        if self.recompute:
+            yield Piece("activations", self.model.n_layer * self.fp32, self.fp32)
+        if self.has_mask:  # of bools
+            yield Piece("activations", self.pairs // self.model.n_head, self.pairs // self.model.n_head)
+        # The last norm's input and output, and dropout after the embedding.
+        last = self.fp32 + self.computed + (self.fp32 if self.model.dropout else 0)
+        yield Piece("activations", last, self.fp32)
+
+    def _layer(self) -> Iterator[Piece]:
+        yield Piece("activations", 2 * self.fp32, self.fp32)  # the inputs of the two norms
+        yield Piece("activations", 6 * self.computed, self.computed)  # the norms' outputs, q, k, v, mixed
+        yield Piece("activations", 8 * self.computed, 4 * self.computed)  # both sides of the GELU
+        if self.model.dropout:
+            yield Piece("activations", 2 * self.computed, self.computed)
+        yield from self._attention()
+
+    def _attention(self) -> Iterator[Piece]:
+        """What a layer's attention keeps for the backward pass besides queries, keys, values and its result."""
+        time, dropout = self.model.block_size, self.model.dropout
+        if self.is_block_fused:
+            kept = HALF_BYTES * saved_probabilities(time) * self.windows * self.model.n_head * (2 if dropout else 1)
+            yield Piece("activations", kept, kept // 4)
+        elif self.is_math:  # with dropout also what it draws, a bool on CUDA, and its result
+            dropped = FP32_BYTES + (1 if self.on_cuda else FP32_BYTES) if dropout else 0
+            yield Piece("activations", (FP32_BYTES + dropped) * self.pairs, FP32_BYTES * self.pairs)
+            yield Piece("activations", 3 * (self.fp32 - self.computed), self.fp32)
+        elif self.has_mask:  # as numbers
+            yield Piece("activations", self.number * self.pairs // self.model.n_head, self.pairs)
+
+    def _attention_backward(self) -> Iterator[Piece]:
+        if self.is_math:
+            yield Piece("activations", 2 * FP32_BYTES * self.pairs, FP32_BYTES * self.pairs)
+        elif self.on_cuda:
+            sums = ceil(_MULTIPROCESSORS / (self.windows * self.model.n_head))
+            yield Piece("activations", sums * self.fp32, sums * self.fp32)
+
+    def _head(self) -> Iterator[Piece]:
+        if not self.is_fused:
+            logits = FP32_BYTES * self.positions * self.vocab_size
+            yield Piece("logits", 3 * logits, logits)  # log-softmax, gradient of the losses, that of the logits
+            return
+        table, number = self.table, self.number
+        yield Piece("logits", self.fp32, self.fp32)
+        yield Piece("gradients", FP32_BYTES * table, FP32_BYTES * table)
+        share = FP32_BYTES if self.on_cuda else number
+        yield Piece("gradients", share * table, share * table)
+        if self.is_half or self.on_cuda:
+            yield Piece("logits", number * table, number * table)
+        yield self._chunk()
+
+    def _chunk(self) -> Piece:
+        number, positions = self.number, self.positions
+        size = DEVICE_HEAD_CHUNK_BYTES // number if self.on_cuda else HEAD_CHUNK_BYTES // FP32_BYTES
+        rows = min(positions, max(1, size // self.vocab_size))
+        if self.on_cuda:
+            each, largest = 3 * number + 2 * FP32_BYTES, FP32_BYTES
+        else:  # one buffer, overwritten in place; a product in half precision makes a reordered copy
+            each, largest = FP32_BYTES, number
+        return Piece("logits", each * rows * self.vocab_size, largest * rows * self.vocab_size)
+
+
+def held_out_moments(model: ModelConfig, vocab_size: int, *, on_cuda: bool, is_masked: bool) -> Iterator[list[Piece]]:
+    """Yield the pieces of a held-out loss in a layer and at the head, and of a sample: in fp32, without gradients."""
+    windows = max(1, HELD_OUT_TOKENS // model.block_size)
+    fp32 = FP32_BYTES * windows * model.block_size * model.n_embd
+    pairs = windows * model.n_head * model.block_size**2
+    layer = [Piece("activations", 11 * fp32, 4 * fp32)]  # the residual stream, a norm, both sides of the GELU
+    if on_cuda:  # the math kernel: scores, probabilities, and where they are to be 0
+        layer = [Piece("activations", 9 * fp32 + (3 * FP32_BYTES + 1) * pairs, FP32_BYTES * pairs)]
+    if is_masked:
+        layer.append(Piece("activations", (1 + FP32_BYTES) * pairs // model.n_head, FP32_BYTES * pairs // model.n_head))
+    yield layer
+    rows = min(windows * model.block_size, max(1, HELD_OUT_CHUNK_BYTES // (FP32_BYTES * vocab_size)))
+    chunk = FP32_BYTES * rows * vocab_size
+    yield [Piece("activations", 2 * fp32, fp32), Piece("logits", 2 * chunk, chunk)]
+    cache = 2 * FP32_BYTES * model.n_layer * model.block_size * model.n_embd
+    yield [Piece("activations", cache, cache)]
