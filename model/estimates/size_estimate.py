@@ -1,6 +1,6 @@
 """Estimates a GPT-2's parameters and one trainer's peak memory from shapes alone. Imports no torch.
 
-Left out: what a compiler fuses away, and prefetched batches.
+Left out: what a compiler fuses away, prefetched batches, and the memory of evaluator commands.
 """
 
 from dataclasses import dataclass
