@@ -77,7 +77,7 @@ MODES = [("fp32", "stock"), ("bf16", "stock"), ("bf16", "fused")]
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_what_is_kept_for_the_backward_pass_is_estimated_within_a_fifth(
-    precision: Any, kernels: Any, masked: bool, dropout: float
+    precision: Precision, kernels: Kernels, masked: bool, dropout: float
 ) -> None:
     shape, batch = ModelConfig(n_layer=12, n_head=4, n_embd=64, block_size=128, dropout=dropout), 2
     changes = {"precision": precision, "kernels": kernels, "mask_documents": masked}
@@ -92,7 +92,7 @@ def test_what_is_kept_for_the_backward_pass_is_estimated_within_a_fifth(
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_what_the_math_kernel_of_a_gpu_keeps_is_estimated_within_a_fifth(precision: Any) -> None:
+def test_what_the_math_kernel_of_a_gpu_keeps_is_estimated_within_a_fifth(precision: Precision) -> None:
     shape, batch = ModelConfig(n_layer=12, n_head=4, n_embd=48, block_size=128), 2  # heads that flash takes not as is
     training = TRAINING.model_copy(update={"precision": precision, "mask_documents": True})
     network = GPT(shape, VOCAB)
