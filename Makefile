@@ -61,7 +61,7 @@ test-s3: $(STAMP)  ## the storage tests on a real S3 server (Ceph), started and 
 				"sudo apt-get install --no-install-recommends $(CEPH)" >&2; exit 1; fi; fi
 	@$(BIN)/python -m pytest -n 2 -m s3 $(ARGS)
 
-chaos: $(STAMP)  ## kill real runs as seeds say and judge them; ARGS="--runs 20 --seed 7 --store local|s3|ceph --minutes 30 --jobs 2"; --add DIR… adds up
+chaos: $(STAMP)  ## kill real runs as seeds say and judge them; ARGS="--runs 20 --seed 7 --store local|s3|ceph --minutes 30 --jobs 2"; --segments replays every one; --add DIR… adds up
 	@$(BIN)/python -m tests.chaos.campaign $(ARGS)
 
 bench: bench-data bench-loader bench-step bench-checkpoint bench-start bench-overhead bench-sql bench-history  ## every benchmark, beside its peers where they are at hand; BENCHMARKS.md says how to read them

@@ -25,6 +25,7 @@ from tests.chaos.judge import Reference, judge, reference_of
 from tests.chaos.observer import RUN
 from tests.chaos.plan import FAULTS_PER_RUN, STEPS, STORES, Kind, RunPlan, plan_run
 from tests.chaos.reference_run import Schedule, Span, train_reference_run
+from tests.chaos.replayed import Replayed, replay_segments
 from tests.chaos.side_by_side import run_side_by_side
 from tests.chaos.summary import Outcome, Summary, added, summarize
 from tests.chaos.summary_text import as_json, as_markdown, as_text, from_json, one_line
@@ -38,12 +39,13 @@ _SERVER_SECONDS = 120.0
 class Campaign:
     """One Prefect server, one undisturbed run, and as many disturbed ones as are asked for."""
 
-    def __init__(self, folder: Path, *, forked: bool = False) -> None:
+    def __init__(self, folder: Path, *, forked: bool = False, replays: bool = False) -> None:
         """Start a server in the folder; the undisturbed run is trained when the first one needs it.
 
         `forked` saves the processes their imports, and the campaign a part of what it may strike and of its doubts.
+        With `replays`, `cairn replay` computes every committed segment of each run again.
         """
-        self._folder, self._forked = folder, forked
+        self._folder, self._forked, self._replays = folder, forked, replays
         self._home = folder / "prefect"
         self._home.mkdir(parents=True)
         self._server = Server(self._home)
@@ -67,7 +69,7 @@ class Campaign:
         )
         keep = True
         try:
-            outcome = _outcome(environment, plan, reference, began)
+            outcome = _outcome(environment, plan, reference, began, replays=self._replays)
             keep = bool(outcome.violations)
         finally:
             environment.close()
@@ -121,12 +123,13 @@ def _check_twin(environment: Environment, reference: Reference) -> None:
     assert reference_run.curve == reference.curve, "the reference run's curve is not that of the run nobody touched"
 
 
-def _outcome(environment: Environment, plan: RunPlan, reference: Reference, began: float) -> Outcome:
+def _outcome(environment: Environment, plan: RunPlan, reference: Reference, began: float, *, replays: bool) -> Outcome:
     course = Course(injected=(), missed=())
     try:
         course = disturb(environment, plan)
         finish(environment)
         told = judge(environment, plan, course.injected, reference)
+        replayed = replay_segments(environment) if replays else Replayed()
     except (AssertionError, StorageError) as error:  # what a reader cannot read does not hold either
         said = f"{type(error).__name__}: {error}"
         seconds = time.monotonic() - began
@@ -141,7 +144,8 @@ def _outcome(environment: Environment, plan: RunPlan, reference: Reference, bega
         reference_run=told.reference_run,
         gpu_seconds=told.gpu_seconds,
         useful_gpu_seconds=told.useful_gpu_seconds,
-        violations=told.violations,
+        segments=replayed.verdicts,
+        violations=told.violations + replayed.violations,
         ends=tuple(one.end for one in environment.exits() if one.end is not None),
     )
 
@@ -166,6 +170,7 @@ def _options(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side, each with a server of its own")
     parser.add_argument("--share", type=int, nargs=2, default=(0, 1), help=argparse.SUPPRESS)
     parser.add_argument("--replay", type=int, help="the seed of one run, to do the same to it again")
+    parser.add_argument("--segments", action="store_true", help="compute every committed segment again: cairn replay")
     parser.add_argument("--out", type=Path, help="folder for the summary and the runs that do not hold")
     parser.add_argument(
         "--add", type=Path, nargs="+", metavar="DIR", help="add up these campaigns, and do nothing else"
@@ -200,7 +205,7 @@ def main(words: list[str] | None = None) -> int:
 
 def _campaign(options: argparse.Namespace, folder: Path) -> Summary:
     began, outcomes = time.monotonic(), list[Outcome]()
-    campaign = Campaign(Path(tempfile.mkdtemp(prefix="campaign-", dir=folder)))
+    campaign = Campaign(Path(tempfile.mkdtemp(prefix="campaign-", dir=folder)), replays=options.segments)
     try:
         for plan in plans(options):
             if outcomes and time.monotonic() - began > options.minutes * 60:

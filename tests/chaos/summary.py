@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tests.chaos.environment import CommandEnd
 from tests.chaos.faults import InjectedFault
@@ -11,7 +11,10 @@ from tests.chaos.plan import Fault, RunPlan
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What became of one run; `reference_run` names what it had to equal: the untouched run or its counterpart."""
+    """What became of one run; `reference_run` names what it had to equal: the untouched run or its counterpart.
+
+    `segments` counts the verdicts of `cairn replay`, if the campaign asked it.
+    """
 
     plan: RunPlan
     injected: tuple[InjectedFault, ...]
@@ -22,6 +25,7 @@ class Outcome:
     reference_run: str = ""
     gpu_seconds: float = 0.0
     useful_gpu_seconds: float = 0.0
+    segments: dict[str, int] = field(default_factory=dict)
     violations: tuple[str, ...] = ()
     ends: tuple[CommandEnd, ...] = ()
 
@@ -58,6 +62,7 @@ class RunRow:
     violations: tuple[str, ...]
     reference_run: str = ""
     ends: tuple[CommandEnd, ...] = ()
+    segments: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,4 +156,5 @@ def _row(outcome: Outcome) -> RunRow:
         violations=outcome.violations,
         reference_run=outcome.reference_run,
         ends=outcome.ends,
+        segments=outcome.segments,
     )

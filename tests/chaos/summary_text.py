@@ -98,9 +98,20 @@ def _totals(summary: Summary) -> list[str]:
         f"compared with {', '.join(f'{name} ({count})' for name, count in sorted(reference_runs.items())) or '–'}",
         f"planned, but the moment never came: {missed}" + _most(summary.missed),
         f"seeds: {seeds(summary.rows)}",
+        *_segments(summary.rows),
         *_ends(summary.rows),
     ]
     return said + [f"not done {count} time(s): {words}" for words, count in sorted(skipped.items())]
+
+
+def _segments(rows: Iterable[RunRow]) -> list[str]:
+    """Return what `cairn replay` said of all segments, if it was asked."""
+    counts = Counter[str]()
+    for row in rows:
+        counts.update(row.segments)
+    return (
+        [f"segments computed again: {', '.join(f'{n} {said}' for said, n in sorted(counts.items()))}"] if counts else []
+    )
 
 
 def _ends(rows: Iterable[RunRow]) -> list[str]:
