@@ -65,12 +65,16 @@ class Replay:
     segments: tuple[ReplayedSegment, ...]
 
     @property
+    def failed(self) -> tuple[ReplayedSegment, ...]:
+        """The segments that do not come to what was committed, or cannot be read."""
+        return tuple(item for item in self.segments if item.verdict not in (Verdict.EQUAL, Verdict.SKIPPED))
+
+    @property
     def exit_code(self) -> ExitCode:
-        """INTEGRITY if a segment does not come to what was committed or cannot be read, USAGE if none was computed."""
+        """INTEGRITY if one failed, USAGE if none was computed."""
         if all(item.verdict is Verdict.SKIPPED for item in self.segments):
             return ExitCode.USAGE
-        is_sound = all(item.verdict in (Verdict.EQUAL, Verdict.SKIPPED) for item in self.segments)
-        return ExitCode.DONE if is_sound else ExitCode.INTEGRITY
+        return ExitCode.INTEGRITY if self.failed else ExitCode.DONE
 
 
 def replay_run(

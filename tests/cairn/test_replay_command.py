@@ -1,13 +1,16 @@
 """`cairn replay`: what was committed is computed again from the store alone and comes to the same bits, or is named."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from cairn.operations.replay_plan import Segment
+from cairn.operations.run_replay import replay_run
+from storage.logs.run_log import RunLog
 from tasks.machine.placement import this_placement
 from tests.cairn.trained_run import RUN, TrainedRun
 from tests.commands import Cairn
@@ -79,6 +82,21 @@ def test_a_flipped_bit_is_named_by_its_segment_and_step(run: TrainedRun, cairn: 
     assert (found["last_equal_step"], found["first_different_step"]) == (FLIPPED_AFTER, FLIPPED_AFTER + 1)
 
 
+def test_what_differs_is_said_on_stderr_where_stdout_is_json(run: TrainedRun, cairn: Cairn) -> None:
+    run.attempt(3, 7, faults=f"sdc@{FLIPPED_AFTER}")
+    said = cairn("replay", RUN, "--json", "--from", "3").err
+    assert said.startswith(f"cairn: run {RUN}, steps 3 to 7: different: the record of step {FLIPPED_AFTER + 1} differs")
+
+
+def test_a_step_without_a_record_is_passed_over(run: TrainedRun, cairn: Cairn) -> None:
+    run.attempt(3, 7, faults=f"sdc@{FLIPPED_AFTER}")
+    [records] = (run.world.folder / "store").glob(f"runs/{RUN}/steps/*.jsonl")
+    lines = records.read_text().splitlines(keepends=True)
+    records.write_text("".join(line for line in lines if json.loads(line)["step"] != FLIPPED_AFTER))
+    found = replayed(cairn, "--from", "3", code=5)["segments"][0]
+    assert (found["last_equal_step"], found["first_different_step"]) == (FLIPPED_AFTER - 1, FLIPPED_AFTER + 1)
+
+
 def test_a_bit_that_was_flipped_after_the_last_record_of_a_segment_is_named_too(run: TrainedRun, cairn: Cairn) -> None:
     run.attempt(3, 7, faults="sdc@7")
     found = replayed(cairn, code=5)["segments"][1]
@@ -99,6 +117,22 @@ def test_without_an_earlier_one_it_is_skipped_and_said(run: TrainedRun, cairn: C
     document = replayed(cairn, "--from", "2")
     assert verdicts(document) == [(2, 4, "skipped"), (4, 6, "equal")]
     assert "retention has removed its start, the checkpoint of step 2" in document["segments"][0]["why"]
+
+
+def test_a_start_that_retention_removes_meanwhile_is_skipped_and_no_damage(run: TrainedRun) -> None:
+    run.attempt(2, 4)
+
+    def sweep_then_all(segments: Sequence[Segment]) -> Sequence[Segment]:
+        run.supersede(2)
+        for key in run.world.store.keys(segments[0].end.prefix):
+            run.world.store.delete(key)
+        return segments
+
+    log = RunLog(run.world.store, RUN)
+    log.refresh()
+    found = replay_run(log, sweep_then_all, on_segment=lambda done: None)
+    assert [item.verdict for item in found.segments] == ["equal", "skipped"]
+    assert found.segments[1].why.endswith("is superseded by now")
 
 
 def test_only_segments_with_the_steps_asked_for_are_computed(run: TrainedRun, cairn: Cairn) -> None:
@@ -122,8 +156,9 @@ def test_a_sample_has_at_least_one_segment_and_is_the_same_again(run: TrainedRun
             "2 sharded processes",
         ),
         ({"versions": {"torch": "1.0"}}, {}, "trained with torch 1.0"),
+        ({}, {"compile": True}, "training.compile"),
     ],
-    ids=["device", "shards", "version"],
+    ids=["device", "shards", "version", "compiled"],
 )
 def test_what_promises_no_equal_bits_here_is_skipped_and_said(
     run: TrainedRun, cairn: Cairn, changes: dict[str, Any], training: dict[str, Any], said: str

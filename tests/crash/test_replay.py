@@ -7,14 +7,15 @@ import pytest
 
 from tests.commands import run_here
 from tests.crash.training_command import RUN, STEPS, Command
+from tests.processes.waiting import patience_seconds
 
 pytestmark = pytest.mark.xdist_group("scarred")  # no other worker waits for that run
 
 
-def verdicts(command: Command, folder: Path) -> list[tuple[int, int, str]]:
+def verdicts(command: Command, folder: Path, *, code: int = 0) -> list[tuple[int, int, str]]:
     """Replay the run, with caches and all else of its own in `folder`."""
     ended = run_here(("replay", RUN, "--json", "--store", str(command.folder / "store")), folder, {})
-    assert ended.code == 0, ended.err
+    assert ended.code == code, ended.err
     return [(item["from_step"], item["to_step"], item["verdict"]) for item in json.loads(ended.out)["segments"]]
 
 
@@ -27,3 +28,27 @@ def test_every_segment_of_the_run_that_met_every_fault_is_equal(scarred: Command
     found = verdicts(scarred, tmp_path)
     assert {verdict for _, _, verdict in found} == {"equal"}
     assert {(10, 12), (12, 15)} <= {(first, last) for first, last, _ in found}, "it was preempted after step 12"
+
+
+@pytest.mark.slow  # its quicker witness is in tests/cairn/test_replay_command.py
+def test_a_run_in_which_a_bit_was_flipped_ends_well_and_its_replay_says_where(tmp_path: Path, api_url: str) -> None:
+    command = Command(tmp_path, api_url, environment={"CAIRN_FAULTS": "sdc@22"})
+    command.train("--set", "training.steps=30")
+    found = verdicts(command, tmp_path, code=5)
+    assert [segment for segment in found if segment[2] != "equal"] == [(20, 25, "different")]
+
+
+@pytest.mark.slow  # its quicker witnesses are in tests/cairn/test_replay_command.py
+def test_a_run_that_was_killed_on_two_processes_is_computed_again_by_one(tmp_path: Path, api_url: str) -> None:
+    command = Command(tmp_path, api_url)
+    settings = ("--set", "training.steps=20", "--set", "training.processes=2", "--set", "training.micro_batch=2")
+    command.train(*settings, CAIRN_FAULTS="kill@12")
+    assert verdicts(command, tmp_path) == [(step, step + 5, "equal") for step in range(0, 20, 5)]
+
+
+@pytest.mark.slow
+def test_a_run_on_s3_is_computed_again_with_nothing_cached(remote: Command, tmp_path: Path) -> None:
+    remote.train("--set", "training.steps=20")
+    process = remote.start_verb("replay", RUN, CAIRN_CACHE=str(tmp_path / "nothing"))
+    assert process.wait(timeout=patience_seconds()) == 0, remote.output()
+    assert "4 committed segments, 4 equal" in remote.output()
