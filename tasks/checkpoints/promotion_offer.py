@@ -24,6 +24,7 @@ from tasks.checkpoints.promotion import (
     is_measured_like,
     refuse_unreadable,
 )
+from tasks.configuration.stored_configuration import parse_stored_configuration
 from tasks.errors import GateRefused
 from tasks.machine.placement import this_placement
 
@@ -66,10 +67,10 @@ def pending_offer(state: RunState, read_registry: Callable[[str], RegistryState]
     """
     if state.opened is None or state.finished is None or not state.attempts:
         return ""
-    section = state.attempts[-1].started.config["promotion"]
-    if section["require_approval"] or (state.failed_evaluations and not state.evaluations):
+    rules = parse_stored_configuration(state.attempts[-1].started.config).promotion
+    if rules.require_approval or (state.failed_evaluations and not state.evaluations):
         return ""
-    alias = str(section["alias"])
+    alias = rules.alias
     offers = (item.promoted or item.refused for item in reversed(read_registry(alias).history))
     return "" if any(body.run_id == state.opened.run_id for body in offers if body is not None) else alias
 

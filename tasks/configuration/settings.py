@@ -81,6 +81,12 @@ class BudgetsConfig(Section):
     hung: BudgetConfig = BudgetConfig(retries=3)
     evaluator_failed: BudgetConfig = Field(default=BudgetConfig(retries=1), alias="evaluator-failed")
 
+    @model_validator(mode="after")
+    def _evaluators_quarantine_nothing(self) -> Self:
+        if self.evaluator_failed.samples is not None:
+            raise ValueError("evaluator-failed.samples must not be set: a failed evaluator quarantines no samples")
+        return self
+
 
 class WatchdogConfig(Section):
     """After how much silence a trainer counts as hung."""

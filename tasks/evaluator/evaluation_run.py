@@ -30,9 +30,10 @@ from tasks.evaluator.evaluation_suite import AnySuite, CommandSuite, EvaluationR
 from tasks.evaluator.evaluator_process import Outcome, run_evaluator
 from tasks.evaluator.run_curve import with_verdict
 from tasks.machine.placement import pid_namespace, this_placement
-from tasks.policy.budgets import evaluator_retries_left
+from tasks.policy.budgets import backoff_seconds, evaluator_budget
 
 Measure = Callable[[bytes, float], Outcome]
+_POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,11 +101,12 @@ def record_evaluation(
     stopping: Callable[[], bool] = lambda: False,
     clock: Callable[[], datetime] = utc_now,
     measure: Measure | None = None,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> EvaluationRecorded | EvaluationFailed:
     """Return the recorded evaluation, measuring the checkpoint if there is none; a failed evaluator does not raise.
 
-    `again` measures once more even if there is a record. A failed evaluator is retried within its budget; if the budget
-    was spent before, it runs only `on_request`, else its last failure is returned.
+    `again` measures once more even if there is a record. A failed evaluator is retried within its budget, after its
+    back-off; if the budget was spent before, it runs only `on_request`, else its last failure is returned.
     Raises `CheckpointGone` if the checkpoint is no longer committed, and `EvaluationInterrupted`, with nothing
     recorded, once `stopping` returns True.
     """
@@ -117,6 +119,10 @@ def record_evaluation(
         body = _measure_once(trial, measure)
         if isinstance(body, EvaluationRecorded) or not trial.may_retry(log.refresh()):
             return body
+        delay = backoff_seconds(plan.budget, len(trial.failed(log.state)) - 1)
+        while delay > 0 and not stopping():
+            sleep(min(delay, _POLL_SECONDS))
+            delay -= _POLL_SECONDS
     return known
 
 
@@ -137,14 +143,15 @@ class _Trial:
 
     def spent(self, state: RunState) -> EvaluationFailed | None:
         """Return the last failure if the evaluator's budget for these weights is spent."""
-        known = state.failed_evaluations_of(self.reference.manifest_sha256)
-        failed = [item for item in known if item.suite_sha256 == self.plan.suite.sha256]
+        failed = self.failed(state)
         return failed[-1] if failed and not self.may_retry(state) else None
 
+    def failed(self, state: RunState) -> list[EvaluationFailed]:
+        known = state.failed_evaluations_of(self.reference.manifest_sha256)
+        return [item for item in known if item.suite_sha256 == self.plan.suite.sha256]
+
     def may_retry(self, state: RunState) -> bool:
-        manifest_sha256, suite_sha256 = self.reference.manifest_sha256, self.plan.suite.sha256
-        failed = state.failed_evaluations_of(manifest_sha256)
-        return evaluator_retries_left(self.plan.budget, failed, manifest_sha256, suite_sha256) > 0
+        return len(self.failed(state)) <= evaluator_budget(self.plan.budget, state.failed_evaluations).retries
 
 
 def _measure_once(trial: _Trial, measure: Measure) -> EvaluationRecorded | EvaluationFailed:

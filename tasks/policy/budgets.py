@@ -80,13 +80,17 @@ def decide(
     return _charged(budget, state, failure, impact, change, jitter)
 
 
-def evaluator_retries_left(
-    budget: "BudgetConfig", failed: Sequence[EvaluationFailed], manifest_sha256: str, suite_sha256: str
-) -> int:
-    """Return how many tries this evaluation has left; a spent one neither stops nor repeats training."""
-    wanted = (manifest_sha256, suite_sha256)
-    spent = sum((item.manifest_sha256, item.suite_sha256) == wanted for item in failed)
-    return max(budget.retries + 1 - spent, 0)
+def backoff_seconds(budget: "BudgetConfig", retries: int) -> float:
+    """Return how long to wait before the retry that follows `retries` others."""
+    return budget.backoff_seconds * 2.0 ** min(retries, 6)
+
+
+def evaluator_budget(budget: "BudgetConfig", failed: Sequence[EvaluationFailed]) -> "BudgetConfig":
+    """Return the budget of each evaluation: its first try alone, once the run's failed ones have spent its limits."""
+    retries = len(failed) - len({(item.manifest_sha256, item.suite_sha256) for item in failed})
+    limits = ((budget.total, retries + 1), (budget.wasted_gpu_seconds, sum(item.seconds for item in failed)))
+    is_spent = any(limit is not None and used > limit for limit, used in limits)
+    return budget.model_copy(update={"retries": 0}) if is_spent else budget
 
 
 def _stop(reason: str, *, charged: str | None = None) -> Decision:
@@ -133,14 +137,13 @@ def _charged(
     if empty:
         why = _spent(state, reason, spent, wasted, empty[0])
         return Decision(action=DecisionAction.STOP, reason=why, charged=reason, left=shown)
-    waiting = budget.backoff_seconds * 2 ** min(len(spent.since_progress), 6) * (1 - jitter / 2)
     changed = f", {change.summary}" if change.summary else ""
     return Decision(
         action=DecisionAction.RESUME,
         reason=f"{reason}: resume from the newest committed checkpoint{changed}",
         charged=reason,
         left=shown,
-        delay_seconds=waiting,
+        delay_seconds=backoff_seconds(budget, len(spent.since_progress)) * (1 - jitter / 2),
         micro_batch=change.micro_batch,
         activation_checkpointing=change.activation_checkpointing,
         changed=change.summary,

@@ -13,8 +13,9 @@ from typing import Any
 from storage.logs.run_entries import EvaluationRecorded
 from storage.logs.run_state import CheckpointRecord, RunState
 from tasks.configuration.evaluation_settings import METRIC, EarlyStopConfig
-from tasks.configuration.settings import BudgetConfig, BudgetsConfig
-from tasks.policy.budgets import evaluator_retries_left
+from tasks.configuration.settings import BudgetConfig
+from tasks.configuration.stored_configuration import parse_stored_configuration
+from tasks.policy.budgets import evaluator_budget
 from tasks.policy.curve_verdict import VerdictKind
 
 
@@ -34,7 +35,7 @@ class StopTerms:
     policy: EarlyStopConfig
     suite_sha256: str
     every_steps: int
-    evaluator_retries: BudgetConfig
+    evaluator_budget: BudgetConfig
 
     def is_due(self, step: int) -> bool:
         """Whether an evaluation is scheduled at this step."""
@@ -42,12 +43,13 @@ class StopTerms:
 
 
 def stop_terms(config: Mapping[str, Any], suite_sha256: str) -> StopTerms:
-    """Return the terms of an attempt's stored configuration."""
+    """Return the terms of an attempt's stored configuration; raises `IntegrityError` if it is invalid."""
+    stored = parse_stored_configuration(config)
     return StopTerms(
-        policy=EarlyStopConfig.model_validate(config["early_stop"]),
+        policy=stored.early_stop,
         suite_sha256=suite_sha256,
-        every_steps=config["checkpoint"]["every_steps"] * config["evaluation"]["every_commits"],
-        evaluator_retries=BudgetsConfig.model_validate(config["budgets"]).evaluator_failed,
+        every_steps=stored.checkpoint.every_steps * stored.evaluation.every_commits,
+        evaluator_budget=stored.budgets.evaluator_failed,
     )
 
 
@@ -71,13 +73,13 @@ def find_stop(state: RunState, suite_sha256: str) -> Stop | None:
 def outstanding(state: RunState, terms: StopTerms) -> tuple[CheckpointRecord, ...]:
     """Return the checkpoints whose scheduled evaluation is missing but still possible, in step order."""
     known = _recorded(state, terms.suite_sha256)
+    budget = evaluator_budget(terms.evaluator_budget, state.failed_evaluations)
 
     def is_outstanding(record: CheckpointRecord) -> bool:
         manifest = record.committed.manifest_sha256
         if manifest in known or not record.is_committed or not terms.is_due(record.committed.step):
             return False
-        failed = record.failed_evaluations
-        return evaluator_retries_left(terms.evaluator_retries, failed, manifest, terms.suite_sha256) > 0
+        return sum(item.suite_sha256 == terms.suite_sha256 for item in record.failed_evaluations) <= budget.retries
 
     return tuple(filter(is_outstanding, state.surviving_checkpoints))
 

@@ -9,6 +9,7 @@ from enum import Enum
 
 from storage.logs.run_state import AttemptRecord, RunState
 from tasks.configuration.settings import LeaseConfig
+from tasks.configuration.stored_configuration import parse_stored_configuration
 from tasks.policy.termination import DecisionAction, TerminationReason
 
 
@@ -86,7 +87,7 @@ def lease_seconds(state: RunState) -> float:
     """Return how long the newest attempt's heartbeat may stay the same before it counts as lost."""
     if not state.attempts:
         return LeaseConfig().seconds
-    return float(state.attempts[-1].started.config["lease"]["seconds"])
+    return parse_stored_configuration(state.attempts[-1].started.config).lease.seconds
 
 
 def _verdict(state: RunState, observed: Observed, now: float) -> Verdict:
@@ -128,8 +129,8 @@ def _finished(state: RunState, how: str, observed: Observed, now: float) -> Verd
         return Leave(why=f"{how}: its process is alive")
     until = observed.unchanged_since
     if observed.owner is Life.UNKNOWN:  # its process may still work on the last evaluation
-        evaluation = state.attempts[-1].started.config["evaluation"]
-        until += lease_seconds(state) + float(evaluation["timeout_seconds"])
+        stored = parse_stored_configuration(state.attempts[-1].started.config)
+        until += stored.lease.seconds + stored.evaluation.timeout_seconds
     if now >= until:
         return Continue(why=how)
     return Wait(until=until, why=f"{how}; its own process may still do so")

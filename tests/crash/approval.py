@@ -11,7 +11,7 @@ from typing import Any
 
 from storage.logs.registry import Registry, RegistryState
 from tests.crash.training_command import Command
-from tests.processes.waiting import wait_for
+from tests.processes.waiting import patience_seconds, wait_for
 
 ASKED = re.compile(r"resume flow run ([0-9a-f-]{36}) in")
 
@@ -42,7 +42,7 @@ def answer(api_url: str, flow_run_id: str, **run_input: Any) -> dict[str, Any]:
     )
     for pause in (0.5, 1.0, 2.0, 4.0, 8.0):
         try:
-            with urllib.request.urlopen(request, timeout=30) as response:
+            with urllib.request.urlopen(request, timeout=patience_seconds()) as response:
                 answered: dict[str, Any] = json.load(response)
                 return answered
         except urllib.error.HTTPError as error:

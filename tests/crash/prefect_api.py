@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.crash.training_command import Command
+from tests.processes.waiting import patience_seconds
 
 ROOT = Path(__file__).parents[2]
 Prefect = Callable[..., None]
@@ -20,7 +21,7 @@ def ask(api_url: str, path: str, body: dict[str, Any]) -> Any:
     request = urllib.request.Request(
         f"{api_url}/{path}", data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=patience_seconds()) as answer:
         return json.load(answer)
 
 

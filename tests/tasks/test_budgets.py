@@ -12,7 +12,7 @@ from storage.logs.run_fold import fold
 from storage.logs.run_state import Charges, RunState
 from tasks.configuration.settings import BudgetConfig, BudgetsConfig
 from tasks.policy.attempt_sizes import AttemptSizes
-from tasks.policy.budgets import FailureImpact, decide, evaluator_retries_left
+from tasks.policy.budgets import FailureImpact, decide, evaluator_budget
 from tasks.policy.failures import Evidence, Failure, classify
 from tasks.policy.memory_remedy import lighter_sizes
 from tasks.policy.termination import TerminationReason
@@ -393,12 +393,14 @@ def test_the_same_log_gives_the_same_decision(events: list[tuple[str, int, int |
         assert first.fail(reason, step, **remedy(reason)) == second.fail(reason, step, **remedy(reason))
 
 
-@pytest.mark.parametrize(("failed", "left"), [(0, 3), (1, 2), (2, 1), (3, 0), (4, 0)])
-def test_an_evaluator_has_its_first_try_and_its_retries(failed: int, left: int) -> None:
-    this = evaluation_failed("m")
-    others = (evaluation_failed("another"), replace(this, suite_sha256="another"))
-    budget = BudgetConfig(retries=2)
-    assert evaluator_retries_left(budget, (*others, *[this] * failed), "m", "s") == left
+@pytest.mark.parametrize(
+    ("limits", "left"),
+    [({"total": 2}, 2), ({"total": 1}, 0), ({"wasted_gpu_seconds": 3.0}, 2), ({"wasted_gpu_seconds": 2.9}, 0)],
+)
+def test_evaluators_of_a_run_have_no_retry_once_they_have_spent_its_limits(limits: dict[str, float], left: int) -> None:
+    failed = [evaluation_failed("m"), evaluation_failed("m"), evaluation_failed("n")]  # one retry, three seconds
+    budget = evaluator_budget(BudgetConfig.model_validate({"retries": 2, **limits}), failed)
+    assert budget.retries == left
 
 
 def evaluation_failed(manifest_sha256: str) -> EvaluationFailed:

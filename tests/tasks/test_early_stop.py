@@ -1,22 +1,39 @@
 """The policy in step order, and its reading of the log: whoever asks, whenever, gets one answer."""
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from storage.logs.run_entries import CheckpointQuarantined, CheckpointSuperseded, CurveVerdict, EvaluationRecorded
+from storage.errors import IntegrityError
+from storage.logs.run_entries import (
+    CheckpointQuarantined,
+    CheckpointSuperseded,
+    CurveVerdict,
+    EvaluationFailed,
+    EvaluationRecorded,
+)
 from storage.logs.run_fold import fold
 from storage.logs.run_state import RunState
 from tasks.checkpoints.retention import RetentionTerms, plan_retention
 from tasks.configuration.evaluation_settings import EarlyStopConfig
 from tasks.configuration.settings import CheckpointConfig
 from tasks.policy.early_stop import Stop, decide, find_stop, outstanding, stop_terms
-from tests.entries import CONFIG, evaluated, started
+from tests.entries import CONFIG, NOON, evaluated, started
 from tests.storage.builders import committed, entry, opened
 
 SUITE = "s"
+FAILED: dict[str, Any] = {
+    "step": 10,
+    "manifest_sha256": committed(10, 1).manifest_sha256,
+    "suite": "held-out",
+    "suite_sha256": SUITE,
+    "data_snapshot": "d",
+    "detail": "it fell over",
+    "seconds": 1.0,
+}
 
 
 def configured(**early_stop: Any) -> dict[str, Any]:
@@ -137,6 +154,30 @@ def test_an_outstanding_evaluation_is_waited_for_whatever_later_ones_say() -> No
     state = history(*bodies)
     assert find_stop(state, SUITE) is None
     assert [r.committed.step for r in outstanding(state, stop_terms(PATIENT, SUITE))] == [20]
+
+
+@pytest.mark.parametrize(("tries", "awaited"), [(0, [10]), (1, [10]), (2, [10]), (3, [])])
+def test_an_evaluation_that_failed_is_waited_for_as_long_as_its_evaluator_has_retries(
+    tries: int, awaited: list[int]
+) -> None:
+    config = PATIENT | {"budgets": CONFIG["budgets"] | {"evaluator_failed": {"retries": 2}}}
+    another = EvaluationFailed(**FAILED | {"suite_sha256": "another"}, started_at=NOON)
+    failed = [EvaluationFailed(**FAILED, started_at=NOON + timedelta(seconds=number)) for number in range(tries)]
+    state = history(committed(10, 1), another, *failed, config=config)
+    assert [record.committed.step for record in outstanding(state, stop_terms(config, SUITE))] == awaited
+
+
+def test_an_evaluation_is_not_waited_for_once_the_run_has_spent_its_retries() -> None:
+    config = PATIENT | {"budgets": CONFIG["budgets"] | {"evaluator_failed": {"retries": 5, "total": 1}}}
+    failed = [EvaluationFailed(**FAILED, started_at=NOON + timedelta(seconds=number)) for number in range(2)]
+    for tries, awaited in ((1, [10]), (2, [])):
+        state = history(committed(10, 1), *failed[:tries], config=config)
+        assert [record.committed.step for record in outstanding(state, stop_terms(config, SUITE))] == awaited
+
+
+def test_the_terms_of_a_log_without_the_keys_of_a_configuration_are_refused_by_name() -> None:
+    with pytest.raises(IntegrityError, match="the configuration in the run's log is invalid: data"):
+        stop_terms({"training": {"steps": 1}}, SUITE)
 
 
 def test_an_evaluation_whose_checkpoint_aged_out_unmeasured_is_passed_over() -> None:

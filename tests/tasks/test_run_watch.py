@@ -2,9 +2,12 @@ from typing import Any
 
 import pytest
 
+from storage.errors import IntegrityError
+from storage.logs.log_entry import Writer
 from storage.logs.run_state import RunState
 from storage.stores.memory_store import MemoryStore
 from tasks.policy.run_watch import Continue, Leave, Life, Observed, Verdict, Wait, decide_watch, lease_seconds
+from tests import entries
 from tests.fabricated_run import FabricatedRun, fabricate
 
 SEEN = 1000.0
@@ -104,6 +107,13 @@ def test_the_lease_is_the_one_of_the_attempt_itself(run: FabricatedRun) -> None:
     run.start(overrides=("lease.seconds=90",))
     assert lease_seconds(run.log.state) == 90
     assert isinstance(verdict(run, Life.UNKNOWN, after=LEASE), Wait)
+
+
+def test_an_attempt_whose_configuration_is_not_one_is_refused_with_the_key(run: FabricatedRun) -> None:
+    body = entries.started(1, config={"data": {"sources": ["a.txt"]}})
+    run.log.append(lambda state: body, writer=Writer(host="here", pid=1))
+    with pytest.raises(IntegrityError, match="the configuration in the run's log is invalid: training"):
+        verdict(run, Life.UNKNOWN)
 
 
 @pytest.mark.parametrize("reason", ["preempted", "lost", "storage"])

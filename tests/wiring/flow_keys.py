@@ -1,6 +1,7 @@
 """The keys of checkpoints, evaluations, budgets, lease and watchdog, each seen in a run of the flow or its log."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from flows.run import attempt as attempt_flow
 from flows.run.attempt import Attempt, claim_next_attempt
 from flows.run.trainer_observation import TrainerObservation
 from model.estimates.size_estimate import TrainingPlace
+from storage.logs.run_entries import EvaluationFailed
+from storage.logs.run_log import RunLog
 from tasks.errors import InvalidConfiguration
 from tasks.evaluator.evaluation_suite import CommandSuite
 from tasks.policy.error_kind import ErrorKind
@@ -147,6 +150,21 @@ def enter_budget(reason: str) -> None:
 
 for ending in ENDS:
     enter_budget(ending)
+
+
+@acts(*(f"budgets.evaluator-failed.{name}" for name in ("total", "wasted_gpu_seconds", "backoff_seconds")))
+def what_failing_evaluators_may_spend(bench: Bench) -> None:
+    def tries(run_id: str, *limits: str) -> Sequence[EvaluationFailed]:
+        given = (f"budgets.evaluator-failed.{limit}" for limit in ("retries=2", *limits))
+        bench.flow.train(*given, run_id=run_id)
+        return list(RunLog(bench.flow.store, run_id).refresh().failed_evaluations)
+
+    bench.flow.evaluators.problem = "it fell over"
+    first, second, third, *others = tries("total", "total=3", "backoff_seconds=0.02")
+    assert [failed.step for failed in (first, second, third, *others)] == [10, 10, 10, 20, 20]
+    assert (second.started_at - first.started_at).total_seconds() >= 0.02
+    assert (third.started_at - second.started_at).total_seconds() >= 0.04
+    assert [failed.step for failed in tries("wasted", "wasted_gpu_seconds=0")] == [10, 20]
 
 
 @acts("training.on_oom")

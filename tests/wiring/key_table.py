@@ -8,10 +8,8 @@ CASES: dict[str, Case] = {}
 """Key → a function of the `Bench` that raises unless the key acts."""
 NAMED: dict[str, str] = {}
 """Key → the test that starts a trainer, a flow or a command with it and sees it act."""
-WITHOUT_EFFECT = frozenset(
-    f"budgets.evaluator-failed.{name}" for name in ("total", "wasted_gpu_seconds", "backoff_seconds", "samples")
-)
-"""An evaluator's budget counts only its retries: these keys are accepted and nothing reads them."""
+REFUSED = frozenset({"budgets.evaluator-failed.samples"})
+"""Keys that are listed with those of other reasons and are refused: a failed evaluator quarantines nothing."""
 
 
 def acts(*keys: str) -> Callable[[Case], Case]:

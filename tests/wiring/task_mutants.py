@@ -13,13 +13,27 @@ COUNTED = f"{TESTS}::test_a_receipt_counts_what_the_trainer_did_and_what_of_it_w
 COMMITTED = f"{TESTS}::test_a_commit_counts_tokens_and_device_time_up_to_its_step"
 
 TASK_MUTANTS = (
-    mutant("back-off-never-doubles", BUDGETS, "* 2 ** min(len(spent.since_progress), 6)", "* 1", BACK_OFF),
+    mutant("back-off-never-doubles", BUDGETS, "* 2.0 ** min(retries, 6)", "* 1", BACK_OFF),
     mutant(
         "receipt-wastes-everything",
         RECEIPT,
         "        wasted_gpu_seconds=gpu_seconds - useful,\n        stderr_tail",
         "        wasted_gpu_seconds=gpu_seconds,\n        stderr_tail",
         COUNTED,
+    ),
+    mutant(
+        "evaluators-of-a-run-have-no-limit",
+        "tasks/evaluator/evaluation_run.py",
+        "evaluator_budget(self.plan.budget, state.failed_evaluations).retries",
+        "self.plan.budget.retries",
+        key("what_failing_evaluators_may_spend"),
+    ),
+    mutant(
+        "evaluators-run-again-at-once",
+        "tasks/evaluator/evaluation_run.py",
+        "delay = backoff_seconds(plan.budget, len(trial.failed(log.state)) - 1)",
+        "delay = 0.0",
+        key("what_failing_evaluators_may_spend"),
     ),
     mutant(
         "budget-sees-no-waste",
@@ -52,8 +66,8 @@ TASK_MUTANTS = (
     mutant(
         "early-stop-of-defaults",
         EARLY_STOP,
-        'policy=EarlyStopConfig.model_validate(config["early_stop"])',
-        "policy=EarlyStopConfig()",
+        "policy=stored.early_stop,",
+        "policy=type(stored.early_stop)(),",
         f"{TESTS}::test_a_run_that_stops_early_stops_where_its_policy_says",
     ),
     mutant(
@@ -66,7 +80,7 @@ TASK_MUTANTS = (
     mutant(
         "watch-by-the-default-lease",
         WATCH,
-        'return float(state.attempts[-1].started.config["lease"]["seconds"])',
+        "return parse_stored_configuration(state.attempts[-1].started.config).lease.seconds",
         "return LeaseConfig().seconds",
         "tests/tasks/test_run_watch.py::test_the_lease_is_the_one_of_the_attempt_itself",
     ),
@@ -94,8 +108,8 @@ TASK_MUTANTS = (
     mutant(
         "every-commit-is-evaluated",
         EARLY_STOP,
-        'config["checkpoint"]["every_steps"] * config["evaluation"]["every_commits"]',
-        'config["checkpoint"]["every_steps"]',
+        "stored.checkpoint.every_steps * stored.evaluation.every_commits",
+        "stored.checkpoint.every_steps",
         key("when_a_checkpoint_is_evaluated"),
     ),
     mutant(

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from tasks.configuration.key_reference import list_keys
+from tasks.errors import InvalidConfiguration
 from tests.tasks.trainer_in_process import TrainingWorld
 from tests.wiring import data_keys, flow_keys, outcome_keys, training_keys
 from tests.wiring.bench import Bench
 from tests.wiring.flow_in_process import FlowWorld
-from tests.wiring.key_table import CASES, NAMED, WITHOUT_EFFECT
+from tests.wiring.key_table import CASES, NAMED, REFUSED
 
 ROOT = Path(__file__).parents[2]
 TABLES = (training_keys, data_keys, flow_keys, outcome_keys)
@@ -28,7 +29,7 @@ def bench(shared: TrainingWorld, flow: FlowWorld, monkeypatch: pytest.MonkeyPatc
 
 
 def test_every_key_has_a_case_or_a_test_and_no_other_has() -> None:
-    assert {key.key for key in list_keys()} == {*CASES, *NAMED, *WITHOUT_EFFECT}
+    assert {key.key for key in list_keys()} == {*CASES, *NAMED, *REFUSED}
 
 
 def test_every_test_that_the_table_names_exists() -> None:
@@ -36,6 +37,12 @@ def test_every_test_that_the_table_names_exists() -> None:
         path, _, name = test.partition("::")
         tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
         assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, test
+
+
+@pytest.mark.parametrize("key", sorted(REFUSED))
+def test_a_key_without_effect_is_refused(key: str, flow: FlowWorld) -> None:
+    with pytest.raises(InvalidConfiguration, match=r"evaluator-failed\.samples"):
+        flow.check("budgets.evaluator-failed.retries=1", f"{key}=1")
 
 
 @pytest.mark.parametrize("case", dict.fromkeys(CASES.values()), ids=lambda case: case.__name__)
