@@ -6,7 +6,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from model.architectures.gpt import GPT
 from model.configuration.network import ModelConfig
-from model.configuration.training import Kernels, TrainingConfig
+from model.configuration.training import Kernels, Precision, TrainingConfig
 from model.estimates.size_estimate import (
     DEVICE_RUNTIME_BYTES,
     PARTS,
