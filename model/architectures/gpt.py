@@ -120,9 +120,14 @@ class Block(nn.Module):
             parts = (self.ln_1, attn.c_attn, attn.c_proj, self.ln_2, mlp.c_fc, mlp.c_proj)
             dropout = attn.dropout if self.training else 0.0
             return fused_block(x, visible, parts, heads=attn.n_head, epsilon=self.ln_1.eps, dropout=dropout)
-        attended: Tensor = x + self.attn(self.ln_1(x), visible, cache, layer)
-        result: Tensor = attended + self.mlp(self.ln_2(attended))
+        attended: Tensor = x + self.attn(_normed(x, self.ln_1), visible, cache, layer)
+        result: Tensor = attended + self.mlp(_normed(attended, self.ln_2))
         return result
+
+
+def _normed(x: Tensor, norm: nn.LayerNorm) -> Tensor:
+    bias = None if norm.bias is None else norm.bias.to(x.dtype)  # sharded processes gather it in half precision
+    return F.layer_norm(x, norm.normalized_shape, norm.weight.to(x.dtype), bias, norm.eps)
 
 
 def same_document_mask(tokens: Tensor, boundary_id: int | None, begin: int = 0) -> Tensor:
@@ -147,6 +152,8 @@ class GPT(nn.Module):
         self.config = config
         self.vocab_size = vocab_size
         self.activation_checkpointing = activation_checkpointing
+        self.gathered_dtype: torch.dtype | None = None
+        """The half precision in which sharded processes gather the layers, which run under autocast only."""
         self.boundary_id: int | None = None
         """The end-of-text id, to keep attention within documents; None, as in GPT-2, lets attention cross documents."""
         self.wte = nn.Embedding(vocab_size, config.n_embd)

@@ -19,7 +19,10 @@ DEVICE_RUNTIME_BYTES = 600 * 2**20
 """Device memory that CUDA takes before training: the context, its kernels, cuBLAS's workspace."""
 
 POOL_HOLES = 8
-"""One of this many bytes in the C library's pool is unused: measured with three sizes of network."""
+SHARDED_POOL_HOLES = 3
+"""One of this many bytes in the C library's pool is unused: measured with three sizes of network, and with one of 14
+million parameters on two sharded processes, which gather and free layers all the time.
+"""
 
 _MOMENTS = 2
 """Numbers that AdamW keeps for each parameter."""
@@ -96,8 +99,9 @@ def estimate_memory(
     shards = place.processes if training.parallel == "fsdp" else 1
     share = -(-training.global_batch // place.processes)
     on_cuda = place.on_cuda
+    windows = min(micro_batch, share)
     step = StepMemory(
-        model, training, vocab_size, min(micro_batch, share), recompute, parameters=parameters, on_cuda=on_cuda
+        model, training, vocab_size, windows, recompute, parameters=parameters, on_cuda=on_cuda, shards=shards
     )
     sums = (ceil(share / micro_batch) - 1).bit_length()  # partial sums of gradients beside the one being made
     held_out = list(held_out_moments(model, vocab_size, on_cuda=on_cuda, is_masked=training.mask_documents))
@@ -110,7 +114,8 @@ def estimate_memory(
         max(sum(piece.bytes for piece in pieces if piece.is_pooled == is_pooled) for pieces in moments)
         for is_pooled in (True, False)
     )
-    taken = at_once if on_cuda else pooled + pooled // POOL_HOLES + mapped
+    holes = pooled // (SHARDED_POOL_HOLES if shards > 1 else POOL_HOLES)
+    taken = at_once if on_cuda else pooled + holes + mapped
 
     def of(name: str) -> int:
         return sum(piece.bytes for piece in fullest if piece.part == name)
@@ -118,11 +123,9 @@ def estimate_memory(
     exchanged = 0
     if place.processes > 1 and shards == 1:
         exchanged = 3 * max(min(EXCHANGE_BYTES, FP32_BYTES * parameters), FP32_BYTES * vocab_size * model.n_embd)
-    # Until the last micro-batch has been added, sharded processes keep whole gradients.
-    gradients = of("gradients") if sums else of("gradients") // shards
     return MemoryEstimate(
         parameters_bytes=FP32_BYTES * parameters // shards + of("parameters"),
-        gradients_bytes=gradients + exchanged,
+        gradients_bytes=of("gradients") + exchanged,
         optimizer_bytes=_MOMENTS * FP32_BYTES * parameters // shards,
         activations_bytes=of("activations"),
         logits_bytes=of("logits"),

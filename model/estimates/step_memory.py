@@ -53,9 +53,10 @@ class StepMemory:
         *,
         parameters: int,
         on_cuda: bool,
+        shards: int,
     ) -> None:
         self.model, self.vocab_size, self.windows, self.recompute = model, vocab_size, windows, recompute
-        self.parameters, self.on_cuda = parameters, on_cuda
+        self.parameters, self.on_cuda, self.shards = parameters, on_cuda, shards
         self.is_fused = training.kernels == "fused"
         self.is_half = training.precision != "fp32"
         is_bf16 = training.precision == "bf16"
@@ -78,7 +79,7 @@ class StepMemory:
         """Yield the pieces at the head, at the start of the backward pass, and at its end, beside so many gradients."""
         table = FP32_BYTES * self.table
         earlier = list(self._gradients()) * sums
-        saved = [*self._half_weights(), *self._activations()]
+        saved = [*self._half_weights(), *self._gathered(), *self._activations()]
         yield [*earlier, *saved, *self._head()]
         # Embedding and head share one table: each makes a gradient of it before the two are added.
         head_gradients = [Piece("gradients", table * (2 if self.is_fused else 1), table)]
@@ -90,16 +91,30 @@ class StepMemory:
         between += self._attention_backward()
         yield [*earlier, *saved, *head_gradients, *between]
         others = list(self._gradients()) * max(sums - 1, 0)  # the newest sum is added to in place
-        yield [*self._gradients(), *others, Piece("gradients", table * (2 if sums else 1), table)]
+        last = list(self._gradients(shards=1 if sums else self.shards))
+        yield [*last, *others, *self._gathered(), Piece("gradients", table * (2 if sums else 1), table)]
 
-    def _gradients(self) -> Iterator[Piece]:
+    def _gradients(self, *, shards: int = 1) -> Iterator[Piece]:
+        """Yield whole gradients; of several shards only that of the table is whole, which is the last to be made.
+
+        Sharded processes keep whole ones too until the step's last micro-batch.
+        """
         rest = self.parameters - self.table
         yield Piece("gradients", FP32_BYTES * self.table, FP32_BYTES * self.table)
-        yield Piece("gradients", FP32_BYTES * rest, FP32_BYTES * 4 * self.model.n_embd**2)
+        yield Piece("gradients", FP32_BYTES * rest // shards, FP32_BYTES * 4 * self.model.n_embd**2)
+
+    def _gathered(self) -> Iterator[Piece]:
+        """Yield what a sharded process has gathered: the table, and two layers and their gradients with buffers."""
+        if self.shards > 1:
+            matrices = 12 * self.model.n_embd**2
+            yield Piece("parameters", FP32_BYTES * self.table, FP32_BYTES * self.table)
+            yield Piece("parameters", 2 * 2 * self.number * matrices, self.number * matrices)
+            yield Piece("gradients", 2 * FP32_BYTES * matrices, FP32_BYTES * matrices)
 
     def _half_weights(self) -> Iterator[Piece]:
         if self.is_half:
             layers = 1 if self.recompute and self.is_block_fused else self.model.n_layer
+            layers = layers if self.shards == 1 else 0  # gathered in half precision
             matrices = 12 * self.model.n_embd**2
             yield Piece("parameters", HALF_BYTES * layers * matrices, HALF_BYTES * matrices // 3)
             if not self.is_fused:

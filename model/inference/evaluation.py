@@ -1,4 +1,4 @@
-"""Held-out metrics of a model over a fixed slice of windows, always in fp32 whatever the precision of training."""
+"""Held-out metrics of a model over a fixed slice of windows, in fp32 except on layers that are gathered in less."""
 
 import contextlib
 import math
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import nn
 
 from model.architectures.gpt import GPT
 from model.data.token_windows import TokenWindows
@@ -27,12 +26,12 @@ class EvaluationMetrics:
 
 
 @contextlib.contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
+def evaluation_mode(model: GPT) -> Iterator[None]:
     """Turn dropout and gradients off for the block, then restore the model's mode."""
     was_training = model.training
     model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast(model.device.type, model.gathered_dtype, model.gathered_dtype is not None):
             yield
     finally:
         model.train(was_training)

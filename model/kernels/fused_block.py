@@ -62,6 +62,10 @@ class _Block(torch.autograd.Function):
             parameters
         )
         batch, time, width = x.shape
+        # Sharded processes gather the norms in half precision too.
+        norm_1, norm_2, bias_1, bias_2 = (
+            None if number is None else number.float() for number in (norm_1, norm_2, bias_1, bias_2)
+        )
         weights = tuple(weight.to(HALF) for weight in (joint, out, wide, narrow))
         with torch.autocast("cpu", enabled=False):
             flat = x.reshape(-1, width)  # (B, T, C) -> (BT, C)
@@ -75,7 +79,7 @@ class _Block(torch.autograd.Function):
             widened = _linear(normed_2, weights[2], wide_bias)  # (BT, 4C)
             active = gelu(widened)
             branch, mask_2 = _dropped(_linear(active, weights[3], narrow_bias), dropout)
-            result = (middle + branch).view(x.shape)  # (BT, C) -> (B, T, C)
+            result = middle.view(x.shape) + branch.view(x.shape)  # (BT, C) -> (B, T, C)
         context.dropout, context.blocks, context.biased = dropout, len(saved.weights), joint_bias is not None
         masks = (mask_1, mask_2, *saved.keep_masks) if mask_1 is not None else ()
         context.save_for_backward(

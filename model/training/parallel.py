@@ -117,10 +117,13 @@ class Ranks:
             for gradient, values in zip(bucket, padded[: len(flat)].split([g.numel() for g in bucket]), strict=True):
                 gradient.copy_(values.view_as(gradient))
 
-    def wrap(self, model: GPT, device: torch.device) -> None:
-        """Shard the model among the ranks, before its optimizer is made; replicated ranks each keep it whole."""
+    def wrap(self, model: GPT, device: torch.device, dtype: torch.dtype | None) -> None:
+        """Shard the model among the ranks, before its optimizer is made; replicated ranks each keep it whole.
+
+        Layers are gathered in `dtype`, that of autocast, and else as they are kept, in fp32.
+        """
         if self.is_sharded:
-            _shard(model, self.size, device)
+            _shard(model, self.size, device, dtype)
             self._sharded.append(model)
 
     def synchronize(self, *, is_last: bool) -> None:
@@ -193,13 +196,15 @@ def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
         yield bucket
 
 
-def _shard(model: GPT, size: int, device: torch.device) -> None:
+def _shard(model: GPT, size: int, device: torch.device, dtype: torch.dtype | None) -> None:
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
-    mesh = init_device_mesh(device.type, (size,))
+    mesh, model.gathered_dtype = init_device_mesh(device.type, (size,)), dtype
+    # The residual stream stays in fp32, and so do the embeddings, whose gradients are added up over many tokens.
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for block in model.h:
-        fully_shard(block, mesh=mesh)
+        fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh)
     for method in ("hidden", "extend"):
         register_fsdp_forward_method(model, method)

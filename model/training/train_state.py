@@ -10,7 +10,7 @@ from torch import Tensor
 
 from model.architectures.gpt import GPT
 from model.configuration.network import ModelConfig
-from model.configuration.training import TrainingConfig
+from model.configuration.training import Precision, TrainingConfig
 from model.errors import InvalidInput, StateMismatch
 from model.kernels.compilation import COMPILE_OPTIONS
 from model.training.determinism import seeded_generators
@@ -19,6 +19,7 @@ from model.training.parallel import SINGLE_RANK, Ranks, copy_into, gather_full
 
 Group = Literal["weights", "optimizer", "trainer"]
 
+AUTOCAST_DTYPES: Mapping[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 WEIGHT_PREFIX = "model."
 """Prefix of every parameter's name in the "weights" group of a train state."""
 
@@ -69,7 +70,7 @@ class TrainState:
         model.fuse_blocks(training_config.kernels == "fused" and not training_config.compile)
         if training_config.compile and training_config.kernels == "fused":
             compile_layers(model)
-        ranks.wrap(model, device)
+        ranks.wrap(model, device, AUTOCAST_DTYPES.get(training_config.precision))
         compiles_whole = training_config.compile and training_config.kernels == "stock"
         return cls(
             model=model,

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from model.configuration.training import Precision, TrainingConfig
+from model.configuration.training import TrainingConfig
 from model.data.batch_loader import Batch, BatchLoader, gather_batch
 from model.data.sample_order import SampleOrder
 from model.data.token_windows import TokenWindows
@@ -26,9 +26,7 @@ from model.training.determinism import dropout_seed, keeping_generators, seed_ge
 from model.training.gradient_sum import accumulate
 from model.training.optimizer import learning_rate
 from model.training.parallel import gather_full
-from model.training.train_state import TrainState
-
-AUTOCAST_DTYPES: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+from model.training.train_state import AUTOCAST_DTYPES, TrainState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

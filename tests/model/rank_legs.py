@@ -1,10 +1,13 @@
 """One process that trains a tiny run in legs on changing numbers of processes (`python -m tests.model.rank_legs`).
 
 Arguments: its rank, the port of the test's store, and the legs as JSON. The state goes from leg to leg in a file.
+`train_legs` starts such processes; rank 0 leaves what it saw of each leg beside the leg's file.
 """
 
+import itertools
 import json
 import sys
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,10 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from model.training.determinism import make_deterministic
 from model.training.parallel import SINGLE_RANK, join_ranks
+from model.training.probe import Probe
 from tests.model.tiny_run import CPU, TinyRun
+from tests.processes.fork_server import fork_server
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +36,34 @@ class Leg:
     end: str = ""
 
 
-def encode_legs(legs: list[Leg]) -> str:
-    """Return the legs as an argument."""
-    return json.dumps([asdict(leg) for leg in legs])
+class Exchanges(TorchDispatchMode):
+    """Counts the bytes of the collective calls of sharding, by call and number format."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, call: Any, types: Any, given: Any = (), named: Any = None) -> Any:
+        name = call.overloadpacket.__name__
+        if name in ("_allgather_base_", "_reduce_scatter_base_"):
+            whole = given[0] if name == "_allgather_base_" else given[1]
+            self.bytes[f"{name.strip('_')} {str(whole.dtype).removeprefix('torch.')}"] += whole.nbytes
+        return call(*given, **(named or {}))
+
+
+def train_legs(legs: list[Leg], *, processes: int) -> None:
+    """Train the legs by so many processes, which are all there from the first leg on."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    words = [sys.executable, "-m", "tests.model.rank_legs"]
+    told = json.dumps([asdict(leg) for leg in legs])
+    ranks = [fork_server().popen([*words, str(rank), str(store.port), told]) for rank in range(processes)]
+    assert [process.wait() for process in ranks] == [0] * processes
+
+
+def read_seen(path: Path) -> dict[str, Any]:
+    """Return what rank 0 saw of the leg with this file: records, bytes exchanged in its last step, probe."""
+    seen: dict[str, Any] = json.loads(path.with_suffix(".json").read_text())
+    return seen
 
 
 def read_state(path: Path) -> dict[str, torch.Tensor]:
@@ -41,17 +72,30 @@ def read_state(path: Path) -> dict[str, torch.Tensor]:
         return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
 
 
+def probe(run: TinyRun) -> tuple[float, str | None]:
+    """Measure as the trainer does."""
+    own = Probe(
+        windows=run.windows, every_steps=1, batches=2, batch_size=8, sample_tokens=4, prompt_ids=[1], decode=str
+    )
+    return own.measure(run.state.model)
+
+
 def _train(leg: Leg, rank: int, store: Any) -> None:
     mode = leg.settings.get("parallel", "ddp")
     ranks = SINGLE_RANK if leg.size == 1 else join_ranks(rank, leg.size, mode=mode, device=CPU, store=store)
     run = TinyRun(model=leg.model, ranks=ranks, **leg.settings)
     if leg.begin:
         run.state.load(read_state(Path(leg.begin)))
-    run.train(leg.until_step)
-    tensors = run.tensors()  # a collective call
+    ticks = itertools.count()
+    records = run.train(leg.until_step - 1, clock=lambda: float(next(ticks)))
+    with Exchanges() as exchanges:
+        records += run.train(leg.until_step, clock=lambda: float(next(ticks)))
+    tensors, measured = run.tensors(), probe(run) if ranks.is_sharded else None  # collective calls
     if rank == 0:
         with Path(leg.end).open("wb") as file:
             np.savez(file, **{name: tensor.numpy() for name, tensor in tensors.items()})
+        seen = {"records": [asdict(record) for record in records], "exchanged": exchanges.bytes, "probe": measured}
+        Path(leg.end).with_suffix(".json").write_text(json.dumps(seen))
     if leg.size > 1:
         dist.barrier()
         dist.destroy_process_group()

@@ -175,6 +175,19 @@ def test_several_processes_share_the_copy_of_a_checkpoint_and_fsdp_the_state() -
     assert copied.optimizer_bytes == alone.optimizer_bytes == 2 * sharded.optimizer_bytes
 
 
+def test_sharded_processes_hold_whole_gradients_until_the_last_micro_batch_and_what_they_gathered() -> None:
+    shape = ModelConfig(n_layer=12, n_head=6, n_embd=384, block_size=256)
+
+    def estimated(global_batch: int) -> Any:
+        training = TrainingConfig(steps=1, global_batch=global_batch, parallel="fsdp", **EXACT)
+        place = TrainingPlace(processes=2)
+        return estimate_memory(shape, training, 1024, micro_batch=1, recompute=False, place=place)
+
+    whole = 4 * count_parameters(shape, 1024)
+    assert estimated(2).gradients_bytes < whole <= estimated(4).gradients_bytes
+    assert estimated(2).parameters_bytes > whole / 2 + 4 * 1024 * 384
+
+
 def test_on_cuda_the_copy_of_a_checkpoint_is_not_the_devices() -> None:
     place = TrainingPlace(on_cuda=True)
     estimate = estimate_memory(SHAPES[1], TRAINING, VOCAB, micro_batch=2, recompute=False, place=place)

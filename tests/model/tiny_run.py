@@ -1,5 +1,6 @@
 """A tiny run for the model tests."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -41,11 +42,17 @@ class TinyRun:
         self.state = TrainState.create(self.model_config, self.training, VOCAB, device, ranks)
 
     def train(
-        self, until_step: int, *, probe: Any = None, stop: Callable[[], bool] = lambda: False, **changes: Any
+        self,
+        until_step: int,
+        *,
+        probe: Any = None,
+        stop: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.perf_counter,
+        **changes: Any,
     ) -> list[StepResult]:
         """Train on and return the records."""
         records: list[StepResult] = []
-        observer = StepObserver(on_step=records.append, stop_requested=stop, probe=probe)
+        observer = StepObserver(on_step=records.append, stop_requested=stop, probe=probe, clock=clock)
         self.stopped = train_until(self.state, self.inputs(**changes), observer, until_step=until_step)
         return records
 

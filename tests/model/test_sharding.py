@@ -1,0 +1,87 @@
+"""Two sharded processes: what they exchange, in which numbers, and that equal numbers of them give equal bits."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from model.estimates.size_estimate import count_parameters
+from tests.model.rank_legs import Leg, probe, read_seen, read_state, train_legs
+from tests.model.tiny_run import VOCAB, TinyRun
+
+STEPS = 3
+SHARDED: dict[str, Any] = {"global_batch": 8, "micro_batch": 2, "steps": 12, "parallel": "fsdp"}
+RUNS: dict[str, dict[str, Any]] = {
+    "fp32 stock": {},
+    "fp32 fused": {"kernels": "fused"},
+    "bf16 stock": {"precision": "bf16"},
+    "bf16 fused": {"precision": "bf16", "kernels": "fused"},
+    "bf16 fused again": {"precision": "bf16", "kernels": "fused"},
+    "recomputed": {"precision": "bf16", "kernels": "fused", "activation_checkpointing": True},
+    "uneven": {"global_batch": 9, "micro_batch": 4},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where every run left its state, all trained by the same two processes."""
+    folder = tmp_path_factory.mktemp("sharded")
+    legs = [
+        Leg(size=2, until_step=STEPS, settings={**SHARDED, **settings}, end=str(folder / f"{name}.npz"))
+        for name, settings in RUNS.items()
+    ]
+    train_legs(legs, processes=2)
+    return folder
+
+
+def state(folder: Path, name: str) -> dict[str, torch.Tensor]:
+    return read_state(folder / f"{name}.npz")
+
+
+def layer_numbers() -> int:
+    run = TinyRun()
+    whole = count_parameters(run.model_config, VOCAB)
+    return whole - (VOCAB + run.model_config.block_size + 2) * run.model_config.n_embd
+
+
+def test_uneven_shares_complete(folder: Path) -> None:
+    assert int(state(folder, "uneven")["step"]) == STEPS
+
+
+@pytest.mark.parametrize("kernels", ["stock", "fused"])
+def test_layers_are_gathered_in_the_numbers_that_they_are_computed_in(folder: Path, kernels: str) -> None:
+    exact, low = (read_seen(folder / f"{precision} {kernels}.npz")["exchanged"] for precision in ("fp32", "bf16"))
+    assert exact.keys() == {"allgather_base float32", "reduce_scatter_base float32"}
+    assert low["allgather_base bfloat16"] % (2 * layer_numbers()) == 0
+    layers = 2 * low["allgather_base bfloat16"]
+    assert exact["allgather_base float32"] == low["allgather_base float32"] + layers
+
+
+def test_gradients_are_added_up_in_fp32(folder: Path) -> None:
+    exact, low = (read_seen(folder / f"{run}.npz")["exchanged"] for run in ("fp32 fused", "bf16 fused"))
+    name = "reduce_scatter_base float32"
+    assert low[name] == exact[name] and [key for key in low if key.startswith("reduce")] == [name]
+
+
+@pytest.mark.parametrize("name", ["bf16 fused again", "recomputed"])
+def test_equal_numbers_of_processes_give_equal_bits(folder: Path, name: str) -> None:
+    first, second = state(folder, "bf16 fused"), state(folder, name)
+    assert {key: value.numpy().tobytes() for key, value in first.items()} == {
+        key: value.numpy().tobytes() for key, value in second.items()
+    }
+
+
+def test_a_sharded_run_learns_what_one_process_learns(folder: Path) -> None:
+    alone = TinyRun(**{**SHARDED, **RUNS["fp32 fused"], "parallel": "ddp"})
+    expected = [record.train_loss for record in alone.train(STEPS)]
+    seen = read_seen(folder / "fp32 fused.npz")["records"]
+    assert [record["train_loss"] for record in seen] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("kernels", ["stock", "fused"])
+def test_a_probe_of_layers_gathered_in_half_precision_differs_by_its_rounding_alone(folder: Path, kernels: str) -> None:
+    alone = TinyRun(global_batch=8)
+    alone.state.load(state(folder, f"bf16 {kernels}"))
+    measured, text = read_seen(folder / f"bf16 {kernels}.npz")["probe"]
+    assert text and measured == pytest.approx(probe(alone)[0], rel=1e-3)
