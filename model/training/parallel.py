@@ -28,14 +28,18 @@ _COLLECTIVE_TIMEOUT = timedelta(days=7)
 _PEER_LOSS_MESSAGES = (
     "closed by peer",
     "reset by peer",
-    "gloo/transport",
+    "Gloo connectFullMesh failed",
+    "No route to host",
+    "Connection timed out",
     "ncclRemoteError",
     "remote process has exited",
     "communicator was aborted",
     "Broken pipe",
     "Connection refused",
 )
-"""An error of NCCL that says none of these, such as an invalid usage, is an error of this program or machine."""
+"""An error of NCCL or gloo that says none of these, such as an invalid usage or tensors of different sizes on two ranks,
+is an error of this program or machine.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,11 @@ _BY_PHRASE = {
     "Disk quota exceeded": ErrorKind.UNAVAILABLE,
     "uncorrectable ECC error": ErrorKind.DEVICE_LOST,
     "fallen off the bus": ErrorKind.DEVICE_LOST,
-    "NCCL error": ErrorKind.DEVICE_LOST,
+    # Not ncclInvalidUsage and ncclInvalidArgument: no retry cures those.
+    "ncclUnhandledCudaError": ErrorKind.DEVICE_LOST,
+    "ncclSystemError": ErrorKind.DEVICE_LOST,
+    "ncclInternalError": ErrorKind.DEVICE_LOST,
+    "ncclRemoteError": ErrorKind.DEVICE_LOST,
 }
 """What libraries say that have no type for it (torch raises RuntimeError), or that end the process themselves."""
 

@@ -24,6 +24,18 @@ def test_an_unsharded_tensor_is_gathered_and_copied_unchanged() -> None:
     [
         (RuntimeError("[pair.cc:534] Connection closed by peer [127.0.0.1]:31337"), True),
         (RuntimeError("gloo/transport/tcp/pair.cc: Read error: Connection reset by peer"), True),
+        (RuntimeError("[pair.cc:537] Read error [127.0.0.1]:5602: No route to host"), True),
+        (RuntimeError("Gloo connectFullMesh failed with [pair.cc:144] timed out connecting"), True),
+        (
+            RuntimeError(
+                "[enforce fail at third_party/gloo/gloo/transport/tcp/pair.cc:456] op.preamble.length <= op.nbytes. "
+                "4000 vs 4. Is there a distributed collective mismatch in your code?"
+            ),
+            False,
+        ),
+        (RuntimeError("ProcessGroupGloo::allgather: invalid tensor size at index 0 (expected (4), got (3))"), False),
+        (RuntimeError("NCCL error: remote process exited\nncclRemoteError: A call failed possibly"), True),
+        (RuntimeError("NCCL error: invalid usage\nncclInvalidUsage: This usually reflects invalid usage"), False),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
         (MemoryError("out of memory"), False),
         (ConnectionResetError("Connection reset by peer"), False),  # a store's, not a rank's

@@ -52,6 +52,8 @@ KINDS: list[tuple[BaseException, str]] = [
     (OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), "out-of-memory"),
     (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "out-of-memory"),
     (RuntimeError("CUDA error: uncorrectable ECC error encountered"), "device-lost"),
+    (RuntimeError("NCCL error: unhandled system error\nncclSystemError: System call failed"), "device-lost"),
+    (RuntimeError("NCCL error: invalid usage\nncclInvalidUsage: This usually reflects invalid usage"), "bug"),
     (Fenced("attempt 1 is fenced by attempt 2"), "fenced"),
     (StorageError("opened before a fork"), "bug"),
     (WriterTooOld("update cairn"), "bug"),
