@@ -24,8 +24,9 @@ def split_batch(
     if processes not in possible_processes(global_batch, micro_batch):
         possible = ", ".join(map(str, possible_processes(global_batch, micro_batch)))
         raise InvalidInput(
-            f"{processes} processes cannot share {count} micro-batches (global_batch={global_batch}, "
-            f"micro_batch={micro_batch}) so that the sum of gradients stays the same; processes that can: {possible}. "
+            f"{processes} processes cannot share {count} micro-batch{'es' if count > 1 else ''} "
+            f"(global_batch={global_batch}, micro_batch={micro_batch}) so that the sum of gradients stays the same; "
+            f"processes that can: {possible}. "
             "Use as many, or open a run with another training.micro_batch, or training.parallel = 'fsdp'"
         )
     each = count // processes

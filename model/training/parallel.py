@@ -37,8 +37,8 @@ _PEER_LOSS_MESSAGES = (
     "Broken pipe",
     "Connection refused",
 )
-"""An error of NCCL or gloo that says none of these, such as an invalid usage or tensors of different sizes on two ranks,
-is an error of this program or machine.
+"""An error of NCCL or gloo that says none of these, such as an invalid usage or two ranks with tensors of different
+sizes, is an error of this program or machine.
 """
 
 

@@ -142,6 +142,14 @@ def test_drift_of_a_frozen_value_is_refused_with_the_difference(bard: Fabricated
     assert ended.code == 6 and "training.steps: run has 40, this command has 50" in ended.err
 
 
+def test_processes_that_cannot_share_the_runs_micro_batches_are_refused_with_those_that_can(
+    bard: FabricatedRun, cairn: Cairn
+) -> None:
+    ended = cairn("train", "--run-id", "bard", "--set", "training.processes=2")
+    assert ended.code == 2 and "2 processes cannot share 1 micro-batch (global_batch=2, micro_batch=2)" in ended.err
+    assert "processes that can: 1. Use as many" in ended.err
+
+
 def test_a_refusal_has_no_traceback(train: Callable[..., Ended]) -> None:
     assert "Traceback" not in train("--set", "model.n_embd=9").err
 

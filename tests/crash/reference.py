@@ -1,16 +1,24 @@
 """What a run must come to: its steps trained again by the library alone, with the sizes and samples its log names."""
 
+from dataclasses import replace
+
 from reports.queries.run_lookup import configuration_of
 from storage.logs.step_log import read_step_records, splice
 from tests.chaos.reference_run import ReferenceRun, schedule_of, train_reference_run
 from tests.crash.training_command import RUN, Command
 
 
-def reference_run(command: Command) -> ReferenceRun:
-    """Train the reference run of a finished one: no flow, no child process, no checkpoint, no resume."""
+def reference_run(command: Command, *, keeps_activations: bool = False) -> ReferenceRun:
+    """Train the reference run of a finished one: no flow, no child process, no checkpoint, no resume.
+
+    Activations are recomputed where the run did it, or with `keeps_activations` nowhere.
+    """
     state = command.state()
     assert state.opened is not None
     schedule = schedule_of(state, splice(read_step_records(command.store, f"runs/{RUN}"), state.attempts))
+    if keeps_activations:
+        kept = tuple(replace(span, activation_checkpointing=False) for span in schedule.spans)
+        schedule = replace(schedule, spans=kept)
     return train_reference_run(
         command.store,
         state.opened.data_snapshot,

@@ -27,6 +27,10 @@ SHORT = (
     "checkpoint.every_steps=4",
 )
 PLAIN = ("--set", "model.dropout=0.0", "--set", "training.precision=fp32", "--set", "training.kernels=stock")
+PLAIN_DROPOUT = PLAIN[2:]
+WIDE = ("--set", "model.n_embd=128")
+"""Where bf16 is faster, the default arithmetic of a network this wide is bf16."""
+RECOMPUTED = ("--set", "training.activation_checkpointing=true")
 SHARED = ("--set", "training.micro_batch=2")
 SHARDED = ("--set", "training.parallel=fsdp")
 Settings = tuple[str, ...]
@@ -79,6 +83,24 @@ def test_a_run_killed_on_one_process_and_on_two_ends_with_the_bits_of_one_that_n
     command.train(*by(1, *SHARED))  # with dropout, in the default arithmetic
     assert world_sizes(command) == [1, 2, 1]
     alone = reference_run(command)
+    assert command.state_sha256() == alone.state_sha256
+    assert losses(command) == dict(alone.curve)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arithmetic", [PLAIN_DROPOUT, WIDE], ids=["fp32", "default"])
+def test_a_run_moved_from_one_process_to_two_to_four_and_back_ends_with_the_bits_of_one(
+    command: Command, arithmetic: Settings
+) -> None:
+    """The cheaper witness is the test above, and tests/model/test_same_bits_on_any_number_of_processes.py."""
+    train_and_kill(command, 5, *by(1, *SHARED, *arithmetic))
+    train_and_kill(command, 11, *by(2, *SHARED, *arithmetic))
+    train_and_kill(command, 17, *by(4, *SHARED, *arithmetic, *RECOMPUTED))
+    command.train(*by(1, *SHARED, *arithmetic, *RECOMPUTED))
+    assert world_sizes(command) == [1, 2, 4, 1]
+    recomputed = [attempt.started.activation_checkpointing for attempt in command.state().attempts]
+    assert recomputed == [False, False, True, True]
+    alone = reference_run(command, keeps_activations=True)
     assert command.state_sha256() == alone.state_sha256
     assert losses(command) == dict(alone.curve)
 

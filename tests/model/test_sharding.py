@@ -21,6 +21,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "recomputed": {"precision": "bf16", "kernels": "fused", "activation_checkpointing": True},
     "uneven": {"global_batch": 9, "micro_batch": 4},
 }
+ALONE = (4, 5)
+"""The shares of two processes in the uneven batch, each trained by one process."""
 
 
 @pytest.fixture(scope="module")
@@ -31,12 +33,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Leg(size=2, until_step=STEPS, settings={**SHARDED, **settings}, end=str(folder / f"{name}.npz"))
         for name, settings in RUNS.items()
     ]
+    for rows in ALONE:
+        settings = {"global_batch": rows, "steps": 12}
+        legs.append(Leg(size=1, until_step=STEPS, settings=settings, end=str(folder / f"{rows} alone.npz")))
     train_legs(legs, processes=2)
     return folder
 
 
 def state(folder: Path, name: str) -> dict[str, torch.Tensor]:
     return read_state(folder / f"{name}.npz")
+
+
+def utilization(folder: Path, name: str) -> float:
+    """The MFU of the last step; every step takes the same time by the legs' clock."""
+    return float(read_seen(folder / f"{name}.npz")["records"][-1]["mfu"])
 
 
 def layer_numbers() -> int:
@@ -85,3 +95,8 @@ def test_a_probe_of_layers_gathered_in_half_precision_differs_by_its_rounding_al
     alone.state.load(state(folder, f"bf16 {kernels}"))
     measured, text = read_seen(folder / f"bf16 {kernels}.npz")["probe"]
     assert text and measured == pytest.approx(probe(alone)[0], rel=1e-3)
+
+
+def test_the_utilization_of_two_processes_is_the_mean_of_what_each_would_say_alone(folder: Path) -> None:
+    alone = [utilization(folder, f"{rows} alone") for rows in ALONE]
+    assert utilization(folder, "uneven") == pytest.approx(sum(alone) / len(alone), rel=1e-9)

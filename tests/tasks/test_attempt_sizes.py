@@ -1,9 +1,14 @@
-"""Where a segment ends, by steps and by the clock."""
+"""Where a segment ends, by steps and by the clock, and which processes can share what out-of-memory left."""
 
 import pytest
 
+from model.configuration.training import TrainingConfig
+from storage.logs.run_fold import fold
 from tasks.configuration.settings import CheckpointConfig
-from tasks.policy.attempt_sizes import segment_end
+from tasks.errors import TaskError
+from tasks.policy.attempt_sizes import next_sizes, segment_end
+from tests.entries import decided, ended, started
+from tests.storage.builders import entry, opened
 
 
 def ends(checkpoint: CheckpointConfig, *, first: int = 0, total_steps: int = 25, step_seconds: float) -> list[int]:
@@ -40,3 +45,12 @@ def test_a_step_longer_than_the_seconds_is_a_segment() -> None:
 def test_seconds_that_are_none_are_refused() -> None:
     with pytest.raises(ValueError, match="every_seconds"):
         CheckpointConfig(every_seconds=0.0)
+
+
+def test_after_a_halved_micro_batch_other_processes_can_share_the_batch_and_are_named() -> None:
+    halved = ended(1, "oom", decision=decided(micro_batch=2))
+    state = fold([entry(opened()), entry(started(1, micro_batch=4)), entry(halved)])
+    training = TrainingConfig(steps=4, global_batch=12, micro_batch=4)
+    assert next_sizes(state, training, processes=6).micro_batch == 2
+    with pytest.raises(TaskError, match=r"4 processes cannot share 6 micro-batches .*processes that can: 1, 3, 6\."):
+        next_sizes(state, training, processes=4)
