@@ -13,7 +13,7 @@ SUITABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.11; do \
 	if $$name -c '$(SUITABLE)' >/dev/null 2>&1; then echo $$name; break; fi; done)
 
-.PHONY: help .venv train test test-full test-slow test-mutants test-matrix test-s3 chaos bench bench-memory bench-data bench-gpu bench-loader bench-sql bench-step bench-checkpoint bench-start bench-overhead bench-history check docs format up clean
+.PHONY: help .venv train test test-full test-slow test-mutants test-matrix test-s3 chaos bench bench-memory bench-data bench-gpu bench-loader bench-sql bench-step bench-sum bench-checkpoint bench-start bench-overhead bench-history check docs format up clean
 
 help:  ## show this list
 	@grep -E '^[.a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([.a-z-]+):[^#]*## /\1\t/' | expand -t 14
@@ -64,7 +64,7 @@ test-s3: $(STAMP)  ## the storage tests on a real S3 server (Ceph), started and 
 chaos: $(STAMP)  ## kill real runs as seeds say and judge them; ARGS="--runs 20 --seed 7 --store local|s3|ceph --minutes 30 --jobs 2"; --segments replays every one; --add DIR… adds up
 	@$(BIN)/python -m tests.chaos.campaign $(ARGS)
 
-bench: bench-data bench-loader bench-step bench-checkpoint bench-start bench-overhead bench-sql bench-history  ## every benchmark, beside its peers where they are at hand; BENCHMARKS.md says how to read them
+bench: bench-data bench-loader bench-step bench-sum bench-checkpoint bench-start bench-overhead bench-sql bench-history  ## every benchmark, beside its peers where they are at hand; BENCHMARKS.md says how to read them
 
 bench-data: $(STAMP)  ## text to snapshot beside the tokenizer library alone, and its peak memory; ARGS= adds options
 	@PYTHONPATH=. $(BIN)/python tests/benchmarks/bench_tokenize.py $(ARGS)
@@ -92,6 +92,9 @@ bench-history: $(STAMP)  ## a log of a million entries: folding it, caching it, 
 
 bench-step: $(STAMP)  ## the training step's modes against each other; ARGS="--nanogpt DIR" sets nanoGPT's beside them
 	@PYTHONPATH=. $(BIN)/python -m tests.benchmarks.bench_step $(ARGS)
+
+bench-sum: $(STAMP)  ## adding gradients along the tree beside adding them in turn, and two processes beside one; ARGS= adds options
+	@$(BIN)/python -m tests.benchmarks.bench_sum $(ARGS)
 
 bench-checkpoint: $(STAMP)  ## stall, time to committed and resume beside PyTorch's ways; ARGS="--parameters 124M --store s3://"
 	@$(BIN)/python -m tests.benchmarks.bench_checkpoint $(ARGS)

@@ -10,6 +10,7 @@ its model.py is read from DIR, a checkout of github.com/karpathy/nanoGPT.
 import argparse
 import importlib.util
 import json
+import math
 import pydoc_data.topics
 import resource
 import statistics
@@ -32,6 +33,7 @@ from model.data.token_windows import TokenWindows
 from model.estimates.size_estimate import count_parameters
 from model.estimates.utilization import flops_per_token, measure_peak_flops
 from model.training.determinism import make_deterministic
+from model.training.parallel import SINGLE_RANK, Ranks
 from model.training.train_state import TrainState
 from model.training.training_step import StepInputs, take_step
 
@@ -131,8 +133,16 @@ def order_of(windows: TokenWindows, batch: int) -> SampleOrder:
     return SampleOrder(window_count=windows.window_count, seed=1, global_batch=batch)
 
 
-def our_step(given: argparse.Namespace, chosen: Recipe, windows: TokenWindows, batch: int) -> Callable[[int], float]:
-    """Return a step as the trainer takes it, batches read ahead."""
+def our_step(
+    given: argparse.Namespace,
+    chosen: Recipe,
+    windows: TokenWindows,
+    batch: int,
+    *,
+    micro_batches: int = 1,
+    ranks: Ranks = SINGLE_RANK,
+) -> Callable[[int], float]:
+    """Return a step as the trainer takes it, of so many micro-batches, batches read ahead."""
     steps = WARM_STEPS + given.steps
     training = TrainingConfig(
         steps=steps,
@@ -143,10 +153,11 @@ def our_step(given: argparse.Namespace, chosen: Recipe, windows: TokenWindows, b
         **{"precision": "fp32", "kernels": "stock", **OURS[given.contender]},
     )
     make_deterministic(seed=1, threads=given.threads)
-    state = TrainState.create(chosen.model, training, chosen.vocab_size, torch.device("cpu"))
-    order = order_of(windows, batch)
-    loader = BatchLoader(windows, order, state.device, end_step=steps)
-    inputs = StepInputs(windows=windows, order=order, training=training, micro_batch=batch, loader=loader)
+    state = TrainState.create(chosen.model, training, chosen.vocab_size, torch.device("cpu"), ranks)
+    order, micro_batch = order_of(windows, batch), math.ceil(batch / micro_batches)
+    rows = ranks.rows(batch, micro_batch)
+    loader = BatchLoader(windows, order, state.device, end_step=steps, rows=rows)
+    inputs = StepInputs(windows=windows, order=order, training=training, micro_batch=micro_batch, loader=loader)
     return lambda _: take_step(state, inputs).loss
 
 

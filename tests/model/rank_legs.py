@@ -4,6 +4,7 @@ Arguments: its rank, the port of the test's store, and the legs as JSON. The sta
 `train_legs` starts such processes; rank 0 leaves what it saw of each leg beside the leg's file.
 """
 
+import contextlib
 import itertools
 import json
 import sys
@@ -88,7 +89,8 @@ def _train(leg: Leg, rank: int, store: Any) -> None:
         run.state.load(read_state(Path(leg.begin)))
     ticks = itertools.count()
     records = run.train(leg.until_step - 1, clock=lambda: float(next(ticks)))
-    with Exchanges() as exchanges:
+    exchanges = Exchanges()
+    with contextlib.nullcontext() if run.training.compile else exchanges:  # a compiler does not compile below it
         records += run.train(leg.until_step, clock=lambda: float(next(ticks)))
     tensors, measured = run.tensors(), probe(run) if ranks.is_sharded else None  # collective calls
     if rank == 0:

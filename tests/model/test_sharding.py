@@ -25,14 +25,25 @@ ALONE = (4, 5)
 """The shares of two processes in the uneven batch, each trained by one process."""
 
 
+COMPILED = {
+    f"{precision} compiled{again}": {"precision": precision, "kernels": "fused", "compile": True}
+    for precision in ("fp32", "bf16")
+    for again in ("", " again")
+}
+
+
+def legs_of(runs: dict[str, dict[str, Any]], folder: Path) -> list[Leg]:
+    return [
+        Leg(size=2, until_step=STEPS, settings={**SHARDED, **settings}, end=str(folder / f"{name}.npz"))
+        for name, settings in runs.items()
+    ]
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where every run left its state, all trained by the same two processes."""
     folder = tmp_path_factory.mktemp("sharded")
-    legs = [
-        Leg(size=2, until_step=STEPS, settings={**SHARDED, **settings}, end=str(folder / f"{name}.npz"))
-        for name, settings in RUNS.items()
-    ]
+    legs = legs_of(RUNS, folder)
     for rows in ALONE:
         settings = {"global_batch": rows, "steps": 12}
         legs.append(Leg(size=1, until_step=STEPS, settings=settings, end=str(folder / f"{rows} alone.npz")))
@@ -100,3 +111,31 @@ def test_a_probe_of_layers_gathered_in_half_precision_differs_by_its_rounding_al
 def test_the_utilization_of_two_processes_is_the_mean_of_what_each_would_say_alone(folder: Path) -> None:
     alone = [utilization(folder, f"{rows} alone") for rows in ALONE]
     assert utilization(folder, "uneven") == pytest.approx(sum(alone) / len(alone), rel=1e-9)
+
+
+@pytest.fixture(scope="module")
+def compiled(folder: Path) -> Path:
+    """Where the runs with compiled layers left their states too."""
+    train_legs(legs_of(COMPILED, folder), processes=2)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_compiled_and_sharded_layers_learn_what_sharded_ones_learn(compiled: Path, precision: str) -> None:
+    """What the compiler is asked for, without it, is seen in test_compilation."""
+    expected, got = (
+        [record["train_loss"] for record in read_seen(compiled / f"{precision} {name}.npz")["records"]]
+        for name in ("fused", "compiled")
+    )
+    assert got == pytest.approx(expected, rel=1e-5 if precision == "fp32" else 1e-2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_compiled_and_sharded_layers_give_equal_bits_in_equal_processes(compiled: Path, precision: str) -> None:
+    first, again = (state(compiled, f"{precision} compiled{which}") for which in ("", " again"))
+    assert all(bool(values.isfinite().all()) for values in first.values())
+    assert {key: value.numpy().tobytes() for key, value in first.items()} == {
+        key: value.numpy().tobytes() for key, value in again.items()
+    }

@@ -162,6 +162,13 @@ TRAINING_MUTANTS = (
         'AUTOCAST_DTYPES.get("fp32")',
         key("another_number_format"),
     ),
+    mutant(
+        "layers-gathered-in-fp32",
+        "model/training/train_state.py",
+        "AUTOCAST_DTYPES.get(training_config.precision)",
+        'AUTOCAST_DTYPES.get("fp32")',
+        "tests/model/test_sharding.py::test_layers_are_gathered_in_the_numbers_that_they_are_computed_in",
+    ),
     mutant("order-of-seed-zero", SETUP, "seed=training.seed", "seed=0", key("other_weights_and_another_order")),
     mutant(
         "weights-of-seed-zero",
