@@ -3,12 +3,13 @@
 Owns the seams all suites share; refuses to know any package: each suite's own fixtures live beside it.
 """
 
+import gc
 import os
 import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,17 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         close_session()
     for name in ("PREFECT_HOME", "CAIRN_CACHE"):
         shutil.rmtree(os.environ[name], ignore_errors=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Look for no garbage among what is imported and collected: it lives as long as the session."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups

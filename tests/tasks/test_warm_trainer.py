@@ -10,6 +10,7 @@ import pytest
 
 from tasks.policy.failures import ORPHANED_EXIT_CODE
 from tasks.trainer.warm_trainer import TrainerChild, WarmTrainer, warm_trainer
+from tests.processes.fork_server import fork_server
 
 SAYS_SO_AND_WAITS = "import sys; print('here', file=sys.stderr, flush=True); print('there', flush=True); input()"
 start_quickly = partial(TrainerChild, command=(sys.executable, "-S", "-c", SAYS_SO_AND_WAITS))
@@ -97,8 +98,10 @@ def test_a_block_within_a_block_has_the_same_trainer() -> None:
         assert inner is outer
 
 
+@pytest.mark.linux  # forked
 def test_a_trainer_without_a_spec_exits_when_its_stdin_closes(tmp_path: Path) -> None:
-    child = TrainerChild(tmp_path)
+    with fork_server().forking():
+        child = TrainerChild(tmp_path)
     assert child.process.stdin is not None
     child.process.stdin.close()
     assert child.process.wait(timeout=240) == ORPHANED_EXIT_CODE
