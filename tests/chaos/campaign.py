@@ -29,7 +29,7 @@ from tests.chaos.replayed import Replayed, replay_segments
 from tests.chaos.side_by_side import run_side_by_side
 from tests.chaos.summary import Outcome, Summary, added, summarize
 from tests.chaos.summary_text import as_json, as_markdown, as_text, from_json, one_line
-from tests.crash.prefect_server import Server, wait_until_healthy
+from tests.crash.prefect_server import RunningServer, Server, wait_until_healthy
 from tests.environment_allow_list import restrict_this_process
 from tests.session_folder import close_session, open_session
 
@@ -39,23 +39,25 @@ _SERVER_SECONDS = 120.0
 class Campaign:
     """One Prefect server, one undisturbed run, and as many disturbed ones as are asked for."""
 
-    def __init__(self, folder: Path, *, forked: bool = False, replays: bool = False) -> None:
+    def __init__(self, folder: Path, *, forked: bool = False, replays: bool = False, api_url: str = "") -> None:
         """Start a server in the folder; the undisturbed run is trained when the first one needs it.
 
         `forked` saves the processes their imports, and the campaign a part of what it may strike and of its doubts.
-        With `replays`, `cairn replay` computes every committed segment of each run again.
+        With `replays`, `cairn replay` computes every committed segment of each run again. A server at `api_url` is used
+        instead of one of the campaign's own; no plan may strike it.
         """
         self._folder, self._forked, self._replays = folder, forked, replays
         self._home = folder / "prefect"
         self._home.mkdir(parents=True)
-        self._server = Server(self._home)
+        self._server = RunningServer(api_url) if api_url else Server(self._home)
         self._reference: Reference | None = None
 
     def run(self, plan: RunPlan) -> Outcome:
         """Do to one run what its plan says, and judge it; its folder stays where something does not hold."""
         reference = self._undisturbed()
         folder = self._folder / f"seed-{plan.seed}-{plan.store}"
-        self._wait_for_server()
+        if isinstance(self._server, Server):
+            self._wait_for_server(self._server)
         began = time.monotonic()
         small_disk = any(fault.kind is Kind.FULL_DISK for fault in plan.faults)
         environment = Environment(
@@ -80,16 +82,17 @@ class Campaign:
 
     def close(self) -> None:
         """End the server, also one that is just being started again."""
-        self._wait_for_server()
-        with suppress(ProcessLookupError):
-            self._server.kill()
+        if isinstance(self._server, Server):
+            self._wait_for_server(self._server)
+            with suppress(ProcessLookupError):
+                self._server.kill()
 
-    def _wait_for_server(self) -> None:
+    def _wait_for_server(self, server: Server) -> None:
         """Wait until the server answers again: the run before may have killed it."""
         deadline = time.monotonic() + _SERVER_SECONDS
-        while not self._server.is_alive and time.monotonic() < deadline:
+        while not server.is_alive and time.monotonic() < deadline:
             time.sleep(0.2)
-        wait_until_healthy(f"{self._server.url}/health", self._home / "server.txt")
+        wait_until_healthy(f"{server.url}/health", self._home / "server.txt")
 
     def _undisturbed(self) -> Reference:
         if self._reference is None:

@@ -20,7 +20,7 @@ from tests.chaos.deployed import DEPLOYMENT, Deployed
 from tests.chaos.observer import RUN, Observer
 from tests.chaos.plan import COMMAND, COMMITS_PER_EVALUATION, STEPS, WORKER
 from tests.chaos.processes import TAG, Processes, Role
-from tests.crash.prefect_server import Server
+from tests.crash.prefect_server import RunningServer, Server
 from tests.crash.spoiled_data import ARITHMETIC, SpoiledData, open_run, spoil
 from tests.crash.training_command import PROGRAM, Command, configuration
 from tests.s3.fault_proxy import FaultProxy
@@ -81,7 +81,7 @@ class Environment:
     def __init__(
         self,
         folder: Path,
-        server: Server,
+        server: Server | RunningServer,
         *,
         store: str,
         driver: str,

@@ -8,6 +8,7 @@ from tests.chaos.campaign import Campaign
 from tests.chaos.plan import Fault, Kind, Moment, RunPlan
 from tests.chaos.summary import summarize
 from tests.chaos.summary_text import as_text, one_line
+from tests.crash.prefect_server import shared_server
 
 pytestmark = [pytest.mark.xdist_group("chaos"), pytest.mark.timeout(900)]
 RUNNING = (Moment.COMMIT, Moment.EVALUATION, Moment.SWEEP)
@@ -19,6 +20,12 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Campaign]:
     campaign = Campaign(tmp_path_factory.mktemp("campaign") / "runs", forked=True)
     yield campaign
     campaign.close()
+
+
+@pytest.fixture(scope="module")
+def campaign_beside_others(tmp_path_factory: pytest.TempPathFactory) -> Campaign:
+    """An undisturbed run, and the server that other tests of the session use as well: no fault strikes it."""
+    return Campaign(tmp_path_factory.mktemp("campaign") / "runs", forked=True, api_url=shared_server())
 
 
 def faults(*planned: tuple[Kind, Moment, int]) -> tuple[Fault, ...]:
@@ -42,7 +49,9 @@ def hold(campaign: Campaign, plan: RunPlan) -> None:
     assert outcome.struck, "nothing was tested"
 
 
-def test_a_run_killed_during_start_commit_evaluation_sweep_and_promotion_holds(campaign: Campaign) -> None:
+def test_a_run_killed_during_start_commit_evaluation_sweep_and_promotion_holds(
+    campaign_beside_others: Campaign,
+) -> None:
     planned = faults(
         (Kind.KILL_FLOW, Moment.START, 0),
         (Kind.KILL_TRAINER, Moment.COMMIT, 8),
@@ -50,7 +59,7 @@ def test_a_run_killed_during_start_commit_evaluation_sweep_and_promotion_holds(c
         (Kind.KILL_BOTH, Moment.SWEEP, 30),
         (Kind.KILL_FLOW, Moment.PROMOTION, 80),
     )
-    hold(campaign, RunPlan(seed=1, store="local", driver="command", faults=planned))
+    hold(campaign_beside_others, RunPlan(seed=1, store="local", driver="command", faults=planned))
 
 
 @pytest.mark.slow

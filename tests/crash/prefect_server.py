@@ -7,6 +7,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.processes.waiting import wait_until
@@ -64,6 +65,13 @@ class Server:
     def is_alive(self) -> bool:
         """Whether it has not been ended."""
         return self._process.poll() is None
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    """A Prefect server that somebody else started and ends."""
+
+    url: str
 
 
 def shared_server() -> str:
