@@ -5,7 +5,7 @@ A test names what its claim is about; everything else is here.
 """
 
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from storage.logs.log_entry import CheckpointReference, Writer
@@ -13,6 +13,7 @@ from storage.logs.run_entries import (
     AttemptEnded,
     AttemptStarted,
     Decision,
+    DevicePeak,
     EvaluationRecorded,
     Placement,
     RunFinished,
@@ -31,7 +32,8 @@ def writer(attempt: int | None = None) -> Writer:
 
 def placement(**changes: Any) -> Placement:
     defaults = {"host": "here", "boot_id": "b", "pid_namespace": "pid:[4]", "pid": 11, "start_ticks": 1250}
-    return Placement(**{**defaults, "device": "cpu", "world_size": 2, "threads": 3, **changes})
+    defaults |= {"device": "cpu", "world_size": 2, "threads": 3, "device_name": "a CPU", "cores": 7, "nodes": 5}
+    return Placement(**{**defaults, **changes})
 
 
 def gone_placement() -> Placement:
@@ -92,6 +94,9 @@ def ended(attempt: int, reason: str = "lost", **changes: Any) -> AttemptEnded:
         "stderr_tail": ("its last line",),
         "decision": decided(),
         "evidence": {"exit_code": 9},
+        "peak": DevicePeak(flops=3e12, source="measured"),
+        "starting_seconds": 2.25,
+        "last_seen_at": NOON + timedelta(seconds=2),
     }
     return AttemptEnded(attempt=attempt, reason=reason, **{**defaults, **changes})
 

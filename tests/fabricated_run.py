@@ -25,6 +25,7 @@ from storage.logs.run_entries import (
     RUN_KINDS,
     AttemptStarted,
     CheckpointCommitted,
+    DevicePeak,
     EvaluationFailed,
     EvaluationRecorded,
     Placement,
@@ -77,6 +78,7 @@ class FabricatedRun:
         overrides: Sequence[str] = (),
         placement: Placement | None = None,
         activation_checkpointing: bool = False,
+        faults: str = "",
     ) -> int:
         """Start the next attempt on `host`, or where `placement` says; returns its number."""
         placement = placement or entries.placement(host=host)
@@ -92,6 +94,7 @@ class FabricatedRun:
                 micro_batch=2,
                 activation_checkpointing=activation_checkpointing,
                 resumed_from=newest.committed.reference if newest else None,
+                faults=faults,
             )
 
         return self.log.append(decide, writer=HUMAN).latest_attempt
@@ -111,10 +114,12 @@ class FabricatedRun:
         newest: CheckpointCommitted = state.checkpoints[-1].committed
         return newest.reference
 
-    def end(self, reason: str, *, action: str, charged: str | None = None, delay_seconds: float = 4.25) -> None:
-        """End the open attempt."""
+    def end(
+        self, reason: str, *, action: str, charged: str | None = None, delay_seconds: float = 4.25, **changes: Any
+    ) -> None:
+        """End the open attempt; `changes` are to its receipt."""
         decision = entries.decided(action=action, charged=charged, delay_seconds=delay_seconds)
-        body = entries.ended(self.log.state.latest_attempt, reason, decision=decision)
+        body = entries.ended(self.log.state.latest_attempt, reason, decision=decision, **changes)
         self.log.append(lambda state: body, writer=HUMAN)
 
     def finish(self, reference: CheckpointReference) -> None:
@@ -144,7 +149,16 @@ class FabricatedRun:
     def beat(self, step: int) -> None:
         """Write the open attempt's heartbeat."""
         heartbeat = Heartbeat(
-            attempt=self.log.state.latest_attempt, beat=2, step=step, train_loss=1.25, tokens=9, gpu_seconds=0.75
+            attempt=self.log.state.latest_attempt,
+            beat=2,
+            step=step,
+            train_loss=1.25,
+            tokens=9,
+            gpu_seconds=0.75,
+            at=NOON,
+            peak=DevicePeak(flops=4e12, source="data sheet"),
+            starting_seconds=1.75,
+            symptom="it crawls",
         )
         write_heartbeat(self.log.store, self.log.prefix, heartbeat)
 

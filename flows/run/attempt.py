@@ -1,5 +1,6 @@
 """One attempt from claim to receipt: segments of training, each overlapping the commit and evaluation of the last."""
 
+import math
 import os
 import random
 import time
@@ -13,20 +14,21 @@ from flows.run.active_run import ActiveRun
 from flows.run.attempt_evaluations import AttemptEvaluations
 from flows.run.trainer_observation import TrainerObservation
 from storage.errors import Fenced, StorageError
-from storage.logs.entry_log import this_writer
+from storage.logs.entry_log import this_writer, utc_now
 from storage.logs.heartbeat import Heartbeat
 from storage.logs.log_entry import CheckpointReference, Writer
-from storage.logs.run_entries import AttemptEnded, AttemptStarted, RunFinished
+from storage.logs.run_entries import AttemptEnded, AttemptStarted, DevicePeak, RunFinished
 from storage.logs.run_state import RunState
 from storage.snapshots.data_snapshot import read_manifest
 from tasks.attempt.attempt_claim import Claimant, claim_attempt, writing_heartbeats
 from tasks.attempt.attempt_end import end_attempt
 from tasks.attempt.attempt_receipt import AttemptOver, Usage
+from tasks.attempt.practised_faults import practised_faults
 from tasks.attempt.preemption_notice import kubernetes_reason
 from tasks.commit_checkpoint import commit_checkpoint
 from tasks.errors import TrainerGone
-from tasks.machine.machine_speed import trains_on_cuda
-from tasks.machine.placement import code_version, library_versions, resolved_device, this_placement
+from tasks.machine.machine_speed import device_name, trains_on_cuda
+from tasks.machine.placement import code_version, library_versions, resolved_device, this_placement, usable_cores
 from tasks.policy.attempt_sizes import next_sizes, segment_end
 from tasks.policy.failures import Evidence, classify
 from tasks.policy.memory_remedy import MemoryRoom
@@ -62,6 +64,7 @@ class Attempt:
         self.evaluations = AttemptEvaluations(run, started.attempt)
         self._observation = TrainerObservation(run.config, run.shutdown, run.cancellation)
         self._trainer: TrainerProcess | None = None
+        self._began, self._ready_at = time.monotonic(), math.inf
         self._commits: list[PrefectFuture[CheckpointReference]] = []
         self._is_trainer_stopped = False
 
@@ -100,6 +103,7 @@ class Attempt:
 
     def _train_segments(self, trainer: TrainerProcess) -> None:
         step, config = trainer.wait_ready().step, self._run.config
+        self._ready_at = time.monotonic()
         steps, shutdown = config.training.steps, self._run.shutdown
         while step < steps and shutdown.signal is None and not self._is_trainer_stopped:
             last, tokens = trainer.received.last_step, config.training.global_batch * config.model.block_size
@@ -169,6 +173,8 @@ class Attempt:
     def _evidence(self, problem: BaseException | None) -> Evidence:
         end = self._run.log.state.finished if problem is None else None
         evidence = self._observation.evidence(problem, finished=end is not None, stopped=self._is_trainer_stopped)
+        log = self._run.log
+        evidence = replace(evidence, practised=practised_faults(log.store, log.prefix, self._started))
         if end is None or not end.stopped:
             return evidence
         return replace(evidence, stopped_early=f"stopped early at step {end.step}: {end.stopped}")
@@ -181,6 +187,8 @@ class Attempt:
             last_step=last.record.step if last else self._started.first_step,
             tokens=last.tokens if last else 0,
             gpu_seconds=last.gpu_seconds if last else 0.0,
+            peak=self._peak(),
+            starting_seconds=self._starting_seconds(),
         )
         over = AttemptOver(
             attempt=self._started.attempt,
@@ -197,6 +205,13 @@ class Attempt:
         if waiting.why:
             self._run.say(f"  step {waiting.step} has waited {waiting.seconds:.0f} s for the store: {waiting.why}")
 
+    def _peak(self) -> DevicePeak | None:
+        ready = self._trainer.received.ready if self._trainer else None
+        return ready.peak if ready else None
+
+    def _starting_seconds(self) -> float:
+        return min(self._ready_at, time.monotonic()) - self._began
+
     def _heartbeat(self, beat: int) -> Heartbeat:
         last = self._trainer.received.last_step if self._trainer else None
         return Heartbeat(
@@ -206,6 +221,9 @@ class Attempt:
             train_loss=last.record.train_loss if last else None,
             tokens=last.tokens if last else 0,
             gpu_seconds=last.gpu_seconds if last else 0.0,
+            at=utc_now(),
+            peak=self._peak(),
+            starting_seconds=self._starting_seconds(),
         )
 
 
@@ -217,7 +235,12 @@ def _claim(run: ActiveRun, number: int, reference: CheckpointReference | None, s
     device = resolved_device(training.device, on_cuda=on_cuda, processes=processes)
     return AttemptStarted(
         attempt=number,
-        placement=this_placement(device=device, threads=trainers.threads, world_size=processes),
+        placement=replace(
+            this_placement(device=device, threads=trainers.threads, world_size=processes),
+            device_name=device_name(device),
+            cores=usable_cores(),
+            nodes=trainers.group.nodes,
+        ),
         config=run.config.document(),
         config_sha256=run.config.frozen_sha256(),
         code_version=code_version(),
@@ -227,6 +250,7 @@ def _claim(run: ActiveRun, number: int, reference: CheckpointReference | None, s
         activation_checkpointing=sizes.activation_checkpointing,
         quarantined_samples=len(state.quarantined_windows),
         versions=library_versions(),
+        faults=trainers.faults,
         changed=_describe_change(ends[-1]) if ends else "",
     )
 

@@ -1,4 +1,4 @@
-"""Peak rates of accelerators as their vendors specify them, shown beside measured rates.
+"""Peak rates of accelerators as their vendors specify them, which MFU is a share of.
 
 Dense half-precision matrix products with fp32 accumulation, at the highest clocks and power.
 Source: the vendors' data sheets; half the rate where one gives the rate with sparsity only.

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from model.configuration.network import ModelConfig
 from model.configuration.training import Precision
+from model.estimates.device_specs import peak_flops_of_device
 from model.estimates.numerics import MachineSpeed
 
 _PEAK_DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -28,6 +29,21 @@ GAIN_TURNS, GAIN_PRODUCTS = 9, 4
 def flops_per_token(config: ModelConfig, parameter_count: int) -> int:
     """FLOPs to train on one token; `parameter_count` without the position table."""
     return 6 * parameter_count + 12 * config.n_layer * config.n_embd * config.block_size
+
+
+def peak_flops(device: torch.device, precision: Precision) -> float:
+    """Return the FLOP/s of one device that MFU is a share of: its data sheet's, else the measured one."""
+    return _specified_flops(device, precision) or measure_peak_flops(device, precision)
+
+
+def peak_source(device: torch.device, precision: Precision) -> str:
+    """Return where `peak_flops` comes from: `data sheet` or `measured`."""
+    return "data sheet" if _specified_flops(device, precision) else "measured"
+
+
+@functools.cache
+def _specified_flops(device: torch.device, precision: Precision) -> float | None:
+    return peak_flops_of_device(torch.cuda.get_device_name(device), precision) if device.type == "cuda" else None
 
 
 @functools.cache

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from model.errors import InvalidInput, NonFiniteLoss
-from model.estimates.utilization import flops_per_token, measure_peak_flops, read_memory_bytes
+from model.estimates.utilization import flops_per_token, peak_flops, read_memory_bytes
 from model.training.deferred_metrics import DeferredStep, UpdateGuard, UpdateResult, fetch_metrics, resolve_step
 from model.training.probe import Probe
 from model.training.train_state import TrainState
@@ -104,7 +104,7 @@ def train_until(
     """
     _check(state, inputs, until_step=until_step)
     state.model.train()
-    measure_peak_flops(state.device, inputs.training.precision)  # once per process, and not during a step
+    peak_flops(state.device, inputs.training.precision)  # once per process, and not during a step
     schedule = default_fetch_schedule(state) if schedule is None else schedule
     if schedule.every_steps == 1 or state.scaler is not None:
         return _train_synchronously(state, inputs, observer, until_step)
@@ -179,7 +179,7 @@ def _report(
         lr=result.lr,
         grad_norm=result.grad_norm,
         tokens_per_second=tokens_per_second,
-        mfu=model_flops / (state.ranks.size * measure_peak_flops(state.device, inputs.training.precision)),
+        mfu=model_flops / (state.ranks.size * peak_flops(state.device, inputs.training.precision)),
         memory_bytes=read_memory_bytes(state.device),
         seconds=seconds,
         probe_loss=probe_loss,

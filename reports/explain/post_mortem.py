@@ -39,8 +39,10 @@ class Where:
     host: str
     pid: int
     device: str
+    device_name: str
     world_size: int
     threads: int
+    cores: int
     boot_id: str
     same_machine: bool | None
 
@@ -127,8 +129,8 @@ class PostMortem:
     """One attempt and its run; also the JSON of `cairn explain`.
 
     `next` and `budgets` are the present ones. `config_changes` are against the previous attempt, `changed` is what
-    the last decision made different, `quarantines` and `origin` are those at its start. Of a run without an
-    attempt only the run's facts are known, and `receipt` is None.
+    the last decision made different, `faults` is what it was to practise (CAIRN_FAULTS), `quarantines` and `origin` are
+    those at its start. Of a run without an attempt only the run's facts are known, and `receipt` is None.
     """
 
     run_id: str
@@ -147,6 +149,7 @@ class PostMortem:
     successor: Successor | None = None
     verdict: CurveVerdict | None = None
     changed: str = ""
+    faults: str = ""
     budgets: Mapping[str, BudgetStatus] = field(default_factory=dict)
     config_changes: tuple[ConfigChange, ...] = ()
     quarantines: tuple[QuarantineFact, ...] = ()

@@ -68,8 +68,9 @@ def _chosen(log: RunLog, number: int | None) -> AttemptRecord | None:
 
 
 def _of_attempt(log: RunLog, record: AttemptRecord, now: datetime) -> dict[str, Any]:
-    state, receipt = log.state, read_receipt(log, record)
-    before = state.attempts[receipt.attempt - 2] if receipt.attempt > 1 else None
+    state, number = log.state, record.started.attempt
+    before = state.attempts[number - 2] if number > 1 else None
+    receipt = read_receipt(log, record, before)
     after = state.attempts[receipt.attempt] if receipt.attempt < len(state.attempts) else None
     entries = log.read_entries() if _needs_entries(record, state) else ()
     mine = {item.committed.manifest_sha256 for item in state.checkpoints if item.committed.attempt == receipt.attempt}
@@ -84,6 +85,7 @@ def _of_attempt(log: RunLog, record: AttemptRecord, now: datetime) -> dict[str, 
         "successor": _successor(log, record, after) if after else None,
         "verdict": next((item.verdict for item in reversed(evaluations) if item.verdict), None),
         "changed": record.started.changed,
+        "faults": record.started.faults,
         "config_changes": tuple(_config_changes(before, record)),
         "quarantines": _quarantines(state, record),
         "evaluations": evaluations,
@@ -107,7 +109,9 @@ def _where(record: AttemptRecord, before: AttemptRecord | None) -> Where:
         pid=placement.pid,
         device=placement.device,
         world_size=placement.world_size,
+        device_name=placement.device_name,
         threads=placement.threads,
+        cores=placement.cores,
         boot_id=placement.boot_id,
         same_machine=(earlier.host, earlier.boot_id) == here if earlier else None,
     )
@@ -204,7 +208,7 @@ def _heartbeat_age_seconds(log: RunLog, attempt: int, now: datetime) -> float | 
 
 
 def _successor(log: RunLog, record: AttemptRecord, after: AttemptRecord) -> Successor:
-    receipt = read_receipt(log, after)
+    receipt = read_receipt(log, after, record)
     return Successor(
         attempt=receipt.attempt,
         started_at=receipt.started_at,

@@ -5,10 +5,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from reports.explain.post_mortem import PostMortem
-from reports.explain.termination_text import end_writer_sentence, evidence_sentences
+from reports.explain.termination_text import (
+    DETAIL_CHARACTERS,
+    budget_sentences,
+    decision_sentences,
+    end_writer_sentence,
+    evidence_sentences,
+)
 from reports.queries.evaluations import EvaluationSummary
 from reports.queries.receipts import Receipt
-from tasks.policy.termination import TERMINATIONS, DecisionAction, TerminationReason
+from tasks.policy.termination import TERMINATIONS, TerminationReason
 from tasks.text.format import (
     format_count,
     format_duration,
@@ -23,15 +29,8 @@ from tasks.text.sanitize import sanitize
 
 _WIDTH = 110
 _LABEL = 12
-_MOST_CHANGES, _MOST_WINDOWS, _MOST_QUARANTINES, _MOST_LINES, _MOST_PASSED_OVER = 6, 8, 3, 6, 4
-_DETAIL_CHARACTERS = 320
+_MOST_CHANGES, _MOST_WINDOWS, _MOST_QUARANTINES, _MOST_LINES, _MOST_PASSED_OVER = 6, 8, 3, 5, 4
 _AFTER_BLANK = frozenset({"trying", "ended", "then"})
-_LIMITS = {
-    "retries": "retries",
-    "total": "retries in all",
-    "wasted_gpu_seconds": "seconds of lost device time",
-    "samples": "samples that may be quarantined",
-}
 
 
 def post_mortem_lines(facts: PostMortem) -> list[str]:
@@ -60,6 +59,8 @@ def _answer(facts: PostMortem, receipt: Receipt) -> Iterator[str]:
     at = f"at step {_reached(facts):,} of {facts.total_steps:,}, on {format_time(receipt.ended_at)}"
     known = TERMINATIONS.get(reason)
     yield f"{name} {known.summary.format(at=at) if known else f'ended {at} for the reason {reason}'}."
+    if receipt.practised:
+        yield f"This was practice: CAIRN_FAULTS injected {', '.join(receipt.practised)} into it."
     yield f"{_cost(facts, receipt)}."
     yield f"{_afterwards(facts, receipt)}."
 
@@ -120,15 +121,20 @@ def _sections(facts: PostMortem, receipt: Receipt) -> Iterator[tuple[str, Sequen
     yield "trying", _trying(facts, receipt)
     yield "config", _config(facts, receipt)
     yield "data", list(_data(facts, receipt))
-    yield "where", _where(facts)
-    yield "set out", list(_origin(facts, receipt.attempt))
+    yield "where", [*_where(facts), *_peak(receipt)]
+    if facts.faults:
+        yield "practice", [f"CAIRN_FAULTS lists faults to inject: {one_line(facts.faults, 160)}"]
+    yield "set out", [*_origin(facts, receipt.attempt), *_waited(receipt)]
     yield "got to", list(_progress(facts, receipt))
     if facts.end is not None:
-        yield "ended", [f"reason {receipt.termination_reason}: {one_line(receipt.detail or '', _DETAIL_CHARACTERS)}"]
+        yield (
+            "ended",
+            [f"reason {receipt.termination_reason}: {one_line(receipt.detail or '', DETAIL_CHARACTERS)}"],
+        )
         yield "evidence", [*evidence_sentences(facts.end.evidence, receipt), end_writer_sentence(facts)]
         yield "lost", list(_lost(facts, receipt))
-        yield "budget", list(_budget(receipt))
-    yield "decided", _decided(receipt)
+        yield "budget", list(budget_sentences(receipt))
+    yield "decided", decision_sentences(receipt)
     yield "then", _then(facts)
     yield "measured", list(_evaluations(facts.evaluations, facts.run_id))
     if facts.verdict is not None:
@@ -180,10 +186,25 @@ def _where(facts: PostMortem) -> list[str]:
     assert where is not None
     many = f" × {where.world_size}" if where.world_size > 1 else ""
     moved = {None: "", True: ", the machine of the attempt before", False: ", another machine or boot than before"}
+    name = f" ({where.device_name})" if where.device_name else ""
+    threads = f"{format_count(where.threads, 'thread')} on {format_count(where.cores, 'core')}"
     return [
-        f"host {where.host}, process {where.pid}, {where.device}{many}, {format_count(where.threads, 'thread')}, "
-        f"boot {where.boot_id[:8]}{moved[where.same_machine]}"
+        f"host {where.host}, process {where.pid}, {where.device}{many}{name}, {threads}, boot {where.boot_id[:8]}"
+        f"{moved[where.same_machine]}"
     ]
+
+
+def _peak(receipt: Receipt) -> list[str]:
+    peak = receipt.peak
+    return [f"MFU is of {peak.flops / 1e12:.4g} TFLOP/s a device ({peak.source})"] if peak else []
+
+
+def _waited(receipt: Receipt) -> list[str]:
+    since = "the opening" if receipt.attempt == 1 else "the last sign of life before it"
+    ready = ""
+    if receipt.starting_seconds is not None:
+        ready = f", ready to train {format_duration(receipt.starting_seconds)} later"
+    return [f"Started {format_duration(receipt.waiting_seconds)} after {since}{ready}"]
 
 
 def _origin(facts: PostMortem, number: int) -> Iterator[str]:
@@ -254,32 +275,6 @@ def _lost(facts: PostMortem, receipt: Receipt) -> Iterator[str]:
     which = format_steps(_reached(facts) - progress.lost_steps + 1, _reached(facts))
     lost = format_count(progress.lost_steps, "step")
     yield f"{lost} ({which}), trained but not committed; {of_all}, as far as is known"
-
-
-def _budget(receipt: Receipt) -> Iterator[str]:
-    decision = receipt.decision
-    assert decision is not None
-    if decision.charged is None:
-        yield f"nothing was charged: {receipt.termination_reason} costs no retry"
-        return
-    if decision.action == DecisionAction.STOP:
-        yield f"{decision.charged} had to pay for this end and could not: it is spent"
-        return
-    left = [
-        f"{format_value(value)} {_LIMITS.get(name, name)}" for name, value in decision.left.items() if value is not None
-    ]
-    yield f"{decision.charged} paid for this end; left of it then: {', '.join(left) or 'no limit is set'}"
-    yield "A commit of new steps fills the retries up again"
-
-
-def _decided(receipt: Receipt) -> list[str]:
-    decision = receipt.decision
-    if decision is None:
-        return []
-    wait = f", after waiting {format_duration(decision.delay_seconds)}" if decision.delay_seconds else ""
-    what = "try again" if decision.action == DecisionAction.RESUME else decision.action
-    why = one_line(decision.reason, _DETAIL_CHARACTERS)
-    return [f"{what}{wait}"] if why == one_line(receipt.detail or "", _DETAIL_CHARACTERS) else [f"{what}{wait}: {why}"]
 
 
 def _then(facts: PostMortem) -> list[str]:

@@ -9,11 +9,18 @@ from typing import Any
 
 from reports.explain.post_mortem import PostMortem
 from reports.queries.receipts import Receipt
-from tasks.policy.termination import TERMINATIONS, ExitCode, TerminationReason
-from tasks.text.format import format_count, format_duration, format_list, one_line
+from tasks.policy.termination import TERMINATIONS, DecisionAction, ExitCode, TerminationReason
+from tasks.text.format import format_count, format_duration, format_list, format_value, one_line
 
 _LAST_FRAMES = 1
 _MOST_WINDOWS = 8
+DETAIL_CHARACTERS = 280
+_LIMITS = {
+    "retries": "retries",
+    "total": "retries in all",
+    "wasted_gpu_seconds": "seconds of lost device time",
+    "samples": "samples that may be quarantined",
+}
 
 
 def evidence_sentences(evidence: Mapping[str, Any], receipt: Receipt) -> list[str]:
@@ -126,3 +133,31 @@ def _place(frame: str) -> str:
     head = frame.partition("\n")[0]
     file, *rest = head.split('"', 2)[1:] or [head]
     return f"{'/'.join(file.replace(chr(92), '/').rsplit('/', 2)[-2:])}{rest[0] if rest else ''}"
+
+
+def budget_sentences(receipt: Receipt) -> Iterator[str]:
+    """Yield what the end was charged to, and what is left of it."""
+    decision = receipt.decision
+    assert decision is not None
+    if decision.charged is None:
+        yield f"nothing was charged: {receipt.termination_reason} costs no retry"
+        return
+    if decision.action == DecisionAction.STOP:
+        yield f"{decision.charged} had to pay for this end and could not: it is spent"
+        return
+    left = [
+        f"{format_value(value)} {_LIMITS.get(name, name)}" for name, value in decision.left.items() if value is not None
+    ]
+    yield f"{decision.charged} paid for this end; left of it then: {', '.join(left) or 'no limit is set'}"
+    yield "A commit of new steps fills the retries up again"
+
+
+def decision_sentences(receipt: Receipt) -> list[str]:
+    """Return what was decided at the end and why, nothing while the attempt is open."""
+    decision = receipt.decision
+    if decision is None:
+        return []
+    wait = f", after waiting {format_duration(decision.delay_seconds)}" if decision.delay_seconds else ""
+    what = "try again" if decision.action == DecisionAction.RESUME else decision.action
+    why = one_line(decision.reason, DETAIL_CHARACTERS)
+    return [f"{what}{wait}"] if why == one_line(receipt.detail or "", DETAIL_CHARACTERS) else [f"{what}{wait}: {why}"]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from reports.queries.receipts import Receipt
-from reports.queries.run_timeline import OPEN, group_receipts
+from reports.queries.run_timeline import OPEN, PRACTISED, group_receipts
 from tasks.policy.termination import TerminationReason
 from tasks.text.format import format_duration
 
@@ -67,7 +67,7 @@ def place_bars(attempts: Sequence[Receipt]) -> AttemptBars:
 
 def css_class(reason: str) -> str:
     """Return the CSS class that colours a reason, also of `preempted × 214`; `r-other` where it is unknown."""
-    name = reason.split(" × ")[0]
+    name = reason.split(" × ")[0].removesuffix(PRACTISED)
     return f"r-{name}" if name in _KNOWN else "r-other"
 
 

@@ -1,8 +1,7 @@
 """The read model of `cairn report`: its JSON, and the input of the page templates."""
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -20,7 +19,7 @@ from reports.queries.run_status import RunStatus, read_status
 from reports.queries.run_timeline import ReasonRow, count_reasons
 from storage.checkpoints.checkpoint_documents import TrainerDocument
 from storage.errors import StorageError
-from storage.logs.run_entries import CurveVerdict
+from storage.logs.run_entries import CurveVerdict, DevicePeak
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
 from storage.stores.document import decode
@@ -41,11 +40,14 @@ class TrainPoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MachineRow:
-    """A machine that attempts ran on, and their code version."""
+    """A machine that attempts ran on, what their MFU is a share of, and their code version."""
 
     host: str
     device: str
     world_size: int
+    threads: int
+    cores: int
+    peak: DevicePeak | None
     code_version: str
     attempts: int
 
@@ -151,6 +153,8 @@ def machines_table(machines: Sequence[MachineRow]) -> Table:
         {
             "host": lambda item: item.host,
             "devices": lambda item: f"{item.world_size} × {item.device}",
+            "threads": lambda item: f"{item.threads} on {item.cores} cores",
+            "MFU against": lambda item: item.peak and f"{item.peak.flops / 1e12:.4g} TFLOP/s, {item.peak.source}",
             "code version": lambda item: item.code_version,
             "attempts": lambda item: item.attempts,
         },
@@ -206,13 +210,25 @@ def _data(state: RunState) -> DataFacts:
 
 
 def _machines(attempts: tuple[Receipt, ...]) -> tuple[MachineRow, ...]:
-    counts = Counter(
-        (receipt.placement.host, receipt.placement.device, receipt.placement.world_size, receipt.code_version)
-        for receipt in attempts
-    )
-    return tuple(
-        MachineRow(host=host, device=device, world_size=world, code_version=code, attempts=count)
-        for (host, device, world, code), count in counts.items()
+    alike: dict[tuple[object, ...], list[Receipt]] = {}
+    for receipt in attempts:
+        place = replace(receipt.placement, pid=0)
+        alike.setdefault((place, receipt.code_version), []).append(receipt)
+    return tuple(_machine(group) for group in alike.values())
+
+
+def _machine(attempts: Sequence[Receipt]) -> MachineRow:
+    newest = attempts[-1]
+    place, name = newest.placement, newest.placement.device_name
+    return MachineRow(
+        host=place.host,
+        device=f"{place.device} ({name})" if name else place.device,
+        world_size=place.world_size,
+        threads=place.threads,
+        cores=place.cores,
+        peak=next((item.peak for item in reversed(attempts) if item.peak), None),
+        code_version=newest.code_version,
+        attempts=len(attempts),
     )
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from reports.queries.run_timeline import ReasonRow, Stretch, group_receipts
-from tasks.text.format import format_duration, format_value, one_line, short_digest
+from tasks.text.format import format_duration, format_list, format_value, one_line, short_digest
 
 if TYPE_CHECKING:  # a command that prints one list loads nothing for the others
     from reports.queries.alias_history import AliasDecision, AliasPromotion
@@ -78,7 +78,9 @@ def stretches_table(stretches: Sequence[Stretch]) -> Table:
         {
             "attempt": _attempt_numbers,
             "started (UTC)": lambda stretch: stretch.first.started_at,
+            "waited": lambda stretch: format_duration(sum(item.waiting_seconds for item in stretch.attempts)),
             "lasted": _duration,
+            "practised": _practised,
             "reason": lambda stretch: f"{stretch.reason}{_times(stretch)}",
             "steps": lambda stretch: f"{stretch.first.first_step:,} → {stretch.last.last_step:,}",
             "committed": lambda stretch: stretch.last.last_committed_step,
@@ -100,6 +102,10 @@ def _attempt_numbers(stretch: Stretch) -> object:
 def _duration(stretch: Stretch) -> str | None:
     end = stretch.last.ended_at
     return format_duration((end - stretch.first.started_at).total_seconds()) if end else None
+
+
+def _practised(stretch: Stretch) -> str | None:
+    return format_list([fault for item in stretch.attempts for fault in item.practised], 4) or None
 
 
 def _times(stretch: Stretch) -> str:

@@ -36,6 +36,9 @@ class OpenAttempt:
     step: int
     tokens: int
     gpu_seconds: float
+    starting_seconds: float | None
+    peak_flops: float | None
+    peak_source: str | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,4 +125,7 @@ def _open_attempt(store: ObjectStore, stamp: RunStamp) -> OpenAttempt:
         step=beat.step if beat else 0,
         tokens=beat.tokens if beat else 0,
         gpu_seconds=beat.gpu_seconds if beat else 0.0,
+        starting_seconds=beat.starting_seconds if beat else None,
+        peak_flops=beat.peak.flops if beat and beat.peak else None,
+        peak_source=beat.peak.source if beat and beat.peak else None,
     )

@@ -1,23 +1,27 @@
 """Receipts: one record for each attempt. `cairn attempts` prints it as JSON; SQL rows and tables are made from it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 
 from storage.logs.heartbeat import read_heartbeat
-from storage.logs.run_entries import Decision, Placement
+from storage.logs.run_entries import Decision, DevicePeak, Placement
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import AttemptRecord, RunState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlacementSummary:
-    """Where an attempt runs or ran."""
+    """Where an attempt runs or ran; `threads` are those of each of its processes."""
 
     host: str
     pid: int
     device: str
+    device_name: str
     world_size: int
+    nodes: int
+    cores: int
+    threads: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +39,9 @@ class DecisionSummary:
 class Receipt:
     """What an attempt did, why it ended and what it cost; in an open attempt the termination reason is None.
 
-    `first_step` is the step the attempt started from: 0, or the step of the checkpoint it resumed.
+    `first_step` is the step the attempt started from: 0, or the step of the checkpoint it resumed. `waiting_seconds`
+    passed before it started, since the opening or the last sign of life before it; `starting_seconds` before it could
+    train. `peak` is what its MFU is a share of, `practised` the faults that were injected into it.
     """
 
     run_id: str
@@ -60,29 +66,46 @@ class Receipt:
     gpu_seconds: float
     useful_gpu_seconds: float | None
     wasted_gpu_seconds: float | None
+    waiting_seconds: float
+    starting_seconds: float | None
+    peak: DevicePeak | None
+    practised: tuple[str, ...]
     micro_batch: int
     decision: DecisionSummary | None
 
 
 def read_receipts(log: RunLog) -> tuple[Receipt, ...]:
     """Return the receipts of a run that was read, oldest first."""
-    return tuple(read_receipt(log, record) for record in log.state.attempts)
+    return tuple(read_receipt(log, record, before) for before, record in with_earlier(log.state))
 
 
-def read_receipt(log: RunLog, record: AttemptRecord) -> Receipt:
+def with_earlier(state: RunState) -> Iterator[tuple[AttemptRecord | None, AttemptRecord]]:
+    """Yield every attempt with the one before it, None for the first."""
+    attempts = tuple(state.attempts)
+    return zip((None, *attempts), attempts, strict=False)
+
+
+def read_receipt(log: RunLog, record: AttemptRecord, before: AttemptRecord | None) -> Receipt:
     """Return the receipt of one attempt of a run that was read; the progress of an open one is its heartbeat's."""
-    receipt = make_receipt(log.run_id, log.state, record)
+    receipt = make_receipt(log.run_id, log.state, record, before)
     if record.ended is not None:
         return receipt
     beat = read_heartbeat(log.store, log.prefix, receipt.attempt)
     if beat is None:
         return receipt
     last_step = max(beat.step, receipt.last_step)
-    return replace(receipt, last_step=last_step, tokens=beat.tokens, gpu_seconds=beat.gpu_seconds)
+    return replace(
+        receipt,
+        last_step=last_step,
+        tokens=beat.tokens,
+        gpu_seconds=beat.gpu_seconds,
+        starting_seconds=beat.starting_seconds,
+        peak=beat.peak,
+    )
 
 
-def make_receipt(run_id: str, state: RunState, record: AttemptRecord) -> Receipt:
-    """Return the receipt of one attempt as the log alone has it."""
+def make_receipt(run_id: str, state: RunState, record: AttemptRecord, before: AttemptRecord | None) -> Receipt:
+    """Return the receipt of one attempt as the log alone has it; `before` is the attempt before it."""
     started, resumed, ended = record.started, record.started.resumed_from, record.ended
     return Receipt(
         run_id=run_id,
@@ -107,6 +130,10 @@ def make_receipt(run_id: str, state: RunState, record: AttemptRecord) -> Receipt
         gpu_seconds=ended.gpu_seconds if ended else 0.0,
         useful_gpu_seconds=ended.useful_gpu_seconds if ended else None,
         wasted_gpu_seconds=ended.wasted_gpu_seconds if ended else None,
+        waiting_seconds=_waiting_seconds(state, record, before),
+        starting_seconds=ended.starting_seconds if ended else None,
+        peak=ended.peak if ended else None,
+        practised=ended.practised if ended else (),
         micro_batch=started.micro_batch,
         decision=_summarize_decision(ended.decision) if ended else None,
     )
@@ -114,9 +141,16 @@ def make_receipt(run_id: str, state: RunState, record: AttemptRecord) -> Receipt
 
 def summarize_placement(placement: Placement) -> PlacementSummary:
     """Return the part of a placement that is shown."""
-    return PlacementSummary(
-        host=placement.host, pid=placement.pid, device=placement.device, world_size=placement.world_size
-    )
+    return PlacementSummary(**{name: getattr(placement, name) for name in PlacementSummary.__slots__})
+
+
+def _waiting_seconds(state: RunState, record: AttemptRecord, before: AttemptRecord | None) -> float:
+    """Return the time from the opening, or from the last sign of life of the attempt before, to the start."""
+    since = state.opened_at
+    if before is not None and before.ended is not None and before.ended_at is not None:
+        seen = before.ended.last_seen_at or before.ended_at
+        since = min(max(seen, before.started_at), before.ended_at)
+    return max((record.started_at - since).total_seconds(), 0.0) if since else 0.0
 
 
 def _summarize_decision(decision: Decision) -> DecisionSummary:

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from itertools import pairwise
+from datetime import datetime, timedelta
 
 from reports.queries.receipts import Receipt
 from tasks.configuration.settings import CostConfig
@@ -13,9 +12,10 @@ from tasks.configuration.settings import CostConfig
 class RunCost:
     """Device time in seconds: all, kept in a commit, lost, and of the open attempt, which is neither yet.
 
-    `elapsed_seconds` is from the first start to the newest entry; in `between_seconds` of it no attempt was open, in
-    `unused_seconds` an open attempt did not train. `replayed_steps` counts how often a step was trained again. Money is
-    an estimate, device hours times the configured price; None without a price.
+    `elapsed_seconds` is from the opening to the newest entry; in `waiting_seconds` of it no attempt showed life, in
+    `unused_seconds` one did not train, and of these it needed `starting_seconds` before it could. `replayed_steps`
+    counts how often a step was trained again. Money is an estimate, device hours times the configured price; None
+    without a price.
     """
 
     gpu_seconds: float
@@ -23,8 +23,9 @@ class RunCost:
     wasted_gpu_seconds: float
     open_gpu_seconds: float
     elapsed_seconds: float
-    between_seconds: float
+    waiting_seconds: float
     unused_seconds: float
+    starting_seconds: float
     replayed_steps: int
     gpu_hour_price: float | None
     currency: str
@@ -45,8 +46,9 @@ def count_cost(
     gpu = sum(receipt.gpu_seconds for receipt in attempts)
     wasted = sum(receipt.wasted_gpu_seconds or 0.0 for receipt in attempts)
     hourly = price.gpu_hour_price
-    ends = [receipt.ended_at or until or receipt.started_at for receipt in attempts]
-    gaps = (_seconds(end, receipt.started_at) for end, (_, receipt) in zip(ends, pairwise(attempts), strict=False))
+    waits = [timedelta(seconds=receipt.waiting_seconds) for receipt in attempts]
+    ends = [after.started_at - waited for after, waited in zip(attempts[1:], waits[1:], strict=True)]
+    ends += [receipt.ended_at or until or receipt.started_at for receipt in attempts[-1:]]
     open_seconds = [_seconds(receipt.started_at, end) for receipt, end in zip(attempts, ends, strict=True)]
     busy = [receipt.gpu_seconds / receipt.placement.world_size for receipt in attempts]
     return RunCost(
@@ -54,9 +56,10 @@ def count_cost(
         useful_gpu_seconds=sum(receipt.useful_gpu_seconds or 0.0 for receipt in attempts),
         wasted_gpu_seconds=wasted,
         open_gpu_seconds=sum(receipt.gpu_seconds for receipt in attempts if receipt.termination_reason is None),
-        elapsed_seconds=_seconds(attempts[0].started_at, ends[-1]) if attempts else 0.0,
-        between_seconds=sum(gaps),
+        elapsed_seconds=_seconds(attempts[0].started_at - waits[0], ends[-1]) if attempts else 0.0,
+        waiting_seconds=sum(receipt.waiting_seconds for receipt in attempts),
         unused_seconds=sum(max(wall - work, 0.0) for wall, work in zip(open_seconds, busy, strict=True)),
+        starting_seconds=sum(receipt.starting_seconds or 0.0 for receipt in attempts),
         replayed_steps=replayed_steps,
         gpu_hour_price=hourly,
         currency=price.currency,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reports.errors import InvalidQuery, ReportError
-from reports.queries.queried_runs import QueriedRuns, find_tables, gather_runs
+from reports.queries.queried_runs import OpenAttempt, QueriedRuns, find_tables, gather_runs
 from storage.stores.object_store import ObjectStore
 from storage.tables.run_tables import ROWS, columns
 
@@ -28,15 +28,23 @@ _SETTINGS = {
     "python_enable_replacements": "false",
 }
 _OPEN = """create table folded.open_attempts
-    (run_id varchar, attempt bigint, state varchar, step bigint, tokens bigint, gpu_seconds double)"""
+    (run_id varchar, attempt bigint, state varchar, step bigint, tokens bigint, gpu_seconds double,
+     starting_seconds double, peak_flops double, peak_source varchar)"""
 _VIEWS = {
     "training_attempts": """
         select rows.* replace (
             greatest(rows.last_step, coalesce(live.step, 0)) as last_step,
             coalesce(live.tokens, rows.tokens) as tokens,
-            coalesce(live.gpu_seconds, rows.gpu_seconds) as gpu_seconds),
+            coalesce(live.gpu_seconds, rows.gpu_seconds) as gpu_seconds,
+            coalesce(live.starting_seconds, rows.starting_seconds) as starting_seconds,
+            coalesce(live.peak_flops, rows.peak_flops) as peak_flops,
+            coalesce(live.peak_source, rows.peak_source) as peak_source),
+            case when coalesce(live.peak_flops, rows.peak_flops) is not null then
+                {'flops': coalesce(live.peak_flops, rows.peak_flops),
+                 'source': coalesce(live.peak_source, rows.peak_source)} end as peak,
             {'host': placement_host, 'pid': placement_pid, 'device': placement_device,
-             'world_size': placement_world_size} as placement,
+             'device_name': placement_device_name, 'world_size': placement_world_size, 'nodes': placement_nodes,
+             'cores': placement_cores, 'threads': placement_threads} as placement,
             case when decision_action is not null then
                 {'action': decision_action, 'reason': decision_reason, 'charged': decision_charged,
                  'left': decision_left, 'delay_seconds': decision_delay_seconds} end as decision
@@ -108,8 +116,8 @@ def _database(runs: QueriedRuns, spool: Path) -> Iterator["duckdb.DuckDBPyConnec
         base.execute("create schema folded")
         base.execute(_OPEN)
         if runs.open_attempts:
-            listed = [(o.run_id, o.attempt, o.state, o.step, o.tokens, o.gpu_seconds) for o in runs.open_attempts]
-            base.executemany("insert into folded.open_attempts values (?, ?, ?, ?, ?, ?)", listed)
+            listed = [tuple(getattr(found, name) for name in OpenAttempt.__slots__) for found in runs.open_attempts]
+            base.executemany("insert into folded.open_attempts values (?, ?, ?, ?, ?, ?, ?, ?, ?)", listed)
         _fill(base, runs)
         files = _link_files(runs, spool)
         _lock(base, [path for _, path, _ in files], spool)

@@ -62,6 +62,7 @@ class RunStatus:
     stopped_early: str | None = None
     quarantined_windows: int = 0
     bits: str = ""
+    practised: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,7 +97,18 @@ def read_status(log: RunLog) -> RunStatus:
         stopped_early=stopped_early(state),
         quarantined_windows=len(state.quarantined_windows),
         bits=bits_differ(state),
+        practised=_practised(state),
     )
+
+
+def _practised(state: RunState) -> str:
+    """Return which practised faults the newest attempt, or the last one that ended, has met or may meet."""
+    newest = state.attempts[-1] if state.attempts else None
+    if newest is None or not newest.started.faults:
+        return ""
+    ended = next((record.ended for record in reversed(state.attempts[-2:]) if record.ended), None)
+    met = f"; {', '.join(ended.practised)} ended attempt {ended.attempt}" if ended and ended.practised else ""
+    return f"CAIRN_FAULTS is set to {newest.started.faults} for attempt {newest.started.attempt}{met}"
 
 
 def bits_differ(state: RunState) -> str:

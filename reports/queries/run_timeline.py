@@ -11,11 +11,12 @@ from itertools import groupby
 from reports.queries.receipts import Receipt
 
 OPEN = "open"
+PRACTISED = " (practised)"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stretch:
-    """Consecutive attempts that ended for the same reason; `open` for one that has not ended."""
+    """Consecutive attempts that ended for the same reason, all practised or none; `open` for one that has not ended."""
 
     reason: str
     attempts: tuple[Receipt, ...]
@@ -45,16 +46,17 @@ class ReasonRow:
 
 
 def group_receipts(receipts: Iterable[Receipt]) -> tuple[Stretch, ...]:
-    """Return the attempts in order, neighbours with the same reason as one stretch."""
-    grouped = groupby(receipts, key=lambda receipt: receipt.termination_reason or OPEN)
-    return tuple(Stretch(reason=reason, attempts=tuple(group)) for reason, group in grouped)
+    """Return the attempts in order, neighbours with the same reason as one stretch; practice is never hidden in one."""
+    grouped = groupby(receipts, key=lambda receipt: (receipt.termination_reason or OPEN, bool(receipt.practised)))
+    return tuple(Stretch(reason=reason, attempts=tuple(group)) for (reason, _), group in grouped)
 
 
 def count_reasons(receipts: Sequence[Receipt]) -> tuple[ReasonRow, ...]:
     """Return one row for each reason, the rarest first; of equally rare ones the newest first."""
     by_reason: dict[str, list[Receipt]] = {}
     for receipt in receipts:
-        by_reason.setdefault(receipt.termination_reason or OPEN, []).append(receipt)
+        practised = PRACTISED if receipt.practised else ""
+        by_reason.setdefault(f"{receipt.termination_reason or OPEN}{practised}", []).append(receipt)
     rows = (
         ReasonRow(
             reason=reason,

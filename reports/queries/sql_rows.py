@@ -7,7 +7,7 @@ import msgspec
 
 from reports.queries.checkpoints import summarize_checkpoint
 from reports.queries.evaluations import EvaluationSummary, list_evaluations
-from reports.queries.receipts import DecisionSummary, make_receipt
+from reports.queries.receipts import DecisionSummary, make_receipt, with_earlier
 from storage.logs.run_state import AttemptRecord, RunState
 from storage.logs.step_log import StepRecord, splice
 from storage.tables.run_tables import (
@@ -24,20 +24,24 @@ def make_log_rows(run_id: str, state: RunState, standing: str) -> dict[str, list
     """Return the rows of one run in every table that follows from its log."""
     return {
         "runs": [make_run_row(run_id, state, standing)],
-        "training_attempts": [make_attempt_row(run_id, state, record) for record in state.attempts],
+        "training_attempts": [make_attempt_row(run_id, state, *attempts) for attempts in with_earlier(state)],
         "checkpoints": _checkpoint_rows(run_id, state),
         "evaluations": _evaluation_rows(run_id, state),
     }
 
 
-def make_attempt_row(run_id: str, state: RunState, record: AttemptRecord) -> TrainingAttemptRow:
-    """Return a receipt as a row: placement and decision become columns."""
-    fields, started = _fields(make_receipt(run_id, state, record)), record.started
-    placement, decision = fields.pop("placement"), fields.pop("decision")
+def make_attempt_row(
+    run_id: str, state: RunState, before: AttemptRecord | None, record: AttemptRecord
+) -> TrainingAttemptRow:
+    """Return a receipt as a row: placement, peak and decision become columns."""
+    fields, started = _fields(make_receipt(run_id, state, record, before)), record.started
+    placement, decision, peak = fields.pop("placement"), fields.pop("decision"), fields.pop("peak")
     return TrainingAttemptRow(
         **fields,
         **_fields(placement, "placement_"),
         **(_fields(decision, "decision_") if decision else {f"decision_{name}": None for name in _DECISION}),
+        peak_flops=peak.flops if peak else None,
+        peak_source=peak.source if peak else None,
         model_family=state.opened.model_family if state.opened else None,
         total_steps=state.opened.total_steps if state.opened else None,
         activation_checkpointing=started.activation_checkpointing,
@@ -99,6 +103,7 @@ def make_run_row(run_id: str, state: RunState, standing: str) -> RunRow:
     opened, newest, finished = state.opened, state.newest_committed, state.finished
     config = opened.config if opened else {}
     ends = [record.ended for record in state.attempts if record.ended]
+    receipts = [make_receipt(run_id, state, record, before) for before, record in with_earlier(state)]
     committed_at = {record.committed.manifest_sha256: record.committed_at for record in state.checkpoints}
     evaluated = [item for item in state.evaluations if "val_loss" in item.metrics]
     farthest = max(evaluated, key=lambda item: (item.step, item.started_at), default=None)
@@ -114,6 +119,9 @@ def make_run_row(run_id: str, state: RunState, standing: str) -> RunRow:
         gpu_seconds=sum(ended.gpu_seconds for ended in ends),
         useful_gpu_seconds=sum(ended.useful_gpu_seconds for ended in ends),
         wasted_gpu_seconds=sum(ended.wasted_gpu_seconds for ended in ends),
+        waiting_seconds=sum(receipt.waiting_seconds for receipt in receipts),
+        starting_seconds=sum(receipt.starting_seconds or 0.0 for receipt in receipts),
+        practised_attempts=sum(bool(receipt.practised) for receipt in receipts),
         opened_at=state.opened_at,
         finished_at=committed_at.get(finished.manifest_sha256) if finished else None,
         stopped=(finished.stopped or None) if finished else None,

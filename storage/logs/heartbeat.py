@@ -4,15 +4,20 @@ A claimant measures its age with its own monotonic clock; clocks of two hosts ar
 """
 
 from dataclasses import dataclass
+from datetime import datetime
 
 from storage.errors import IntegrityError, ObjectMissing
+from storage.logs.run_entries import DevicePeak
 from storage.stores.document import decode, encode
 from storage.stores.object_store import ObjectStore
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Heartbeat:
-    """The progress of an attempt; `beat` rises with every write, `tokens` and `gpu_seconds` count from its start."""
+    """The progress of an attempt; `beat` rises with every write, `tokens` and `gpu_seconds` count from its start.
+
+    `at` is the writer's clock, for accounts only. `symptom` says what is wrong with the training now, if anything.
+    """
 
     attempt: int
     beat: int
@@ -20,6 +25,10 @@ class Heartbeat:
     train_loss: float | None
     tokens: int
     gpu_seconds: float
+    at: datetime | None = None
+    peak: DevicePeak | None = None
+    starting_seconds: float | None = None
+    symptom: str = ""
 
 
 def heartbeat_key(run_prefix: str, attempt: int) -> str:

@@ -14,7 +14,8 @@ class Placement:
     """Where an attempt ran; host, boot and pid namespace say where its pid counts.
 
     `start_ticks` are the clock ticks from the boot to the start of its process, which tell it from a later process with
-    the same pid, however often the clock is set.
+    the same pid, however often the clock is set. `cores` are those its process may use, `threads` are
+    those of each trainer.
     """
 
     host: str
@@ -25,6 +26,17 @@ class Placement:
     device: str
     world_size: int
     threads: int
+    device_name: str = ""
+    cores: int = 0
+    nodes: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DevicePeak:
+    """The FLOP/s of one device that MFU is a share of, and where it comes from: `data sheet` or `measured`."""
+
+    flops: float
+    source: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +73,10 @@ class RunOpened:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptStarted:
-    """An attempt claims the run; its number is the fencing epoch. `versions` are those of what computes its bits."""
+    """An attempt claims the run; its number is the fencing epoch. `versions` are those of what computes its bits.
+
+    `faults` are those that it is to practise (CAIRN_FAULTS).
+    """
 
     attempt: int
     placement: Placement
@@ -75,6 +90,7 @@ class AttemptStarted:
     quarantined_samples: int = 0
     changed: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
+    faults: str = ""
 
     def __post_init__(self) -> None:
         if self.attempt < 1:
@@ -109,7 +125,11 @@ class CheckpointCommitted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptEnded:
-    """Why an attempt ended, what it cost, and the decision."""
+    """Why an attempt ended, what it cost, and the decision.
+
+    `starting_seconds` are those before it could train: imports, checkpoint, and the wait for other machines.
+    `last_seen_at` is the last sign of life of an attempt whose end another process put on record.
+    """
 
     attempt: int
     reason: str
@@ -123,6 +143,14 @@ class AttemptEnded:
     stderr_tail: tuple[str, ...]
     decision: Decision
     evidence: Mapping[str, Any] = field(default_factory=dict)
+    peak: DevicePeak | None = None
+    starting_seconds: float | None = None
+    last_seen_at: datetime | None = None
+
+    @property
+    def practised(self) -> tuple[str, ...]:
+        """The faults that were injected into it for practice, such as `kill@300`."""
+        return tuple(map(str, self.evidence.get("practised", ())))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

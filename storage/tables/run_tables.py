@@ -40,7 +40,11 @@ class TrainingAttemptRow:
     placement_host: str
     placement_pid: int
     placement_device: str
+    placement_device_name: str
     placement_world_size: int
+    placement_nodes: int
+    placement_cores: int
+    placement_threads: int
     flow_run_id: str | None
     resumed_from_step: int | None
     resumed_from_manifest: str | None
@@ -52,6 +56,11 @@ class TrainingAttemptRow:
     gpu_seconds: float
     useful_gpu_seconds: float | None
     wasted_gpu_seconds: float | None
+    waiting_seconds: float
+    starting_seconds: float | None
+    peak_flops: float | None
+    peak_source: str | None
+    practised: tuple[str, ...]
     micro_batch: int
     activation_checkpointing: bool
     quarantined_samples: int
@@ -182,6 +191,9 @@ class RunRow:
     gpu_seconds: float | None
     useful_gpu_seconds: float | None
     wasted_gpu_seconds: float | None
+    waiting_seconds: float | None
+    starting_seconds: float | None
+    practised_attempts: int | None
     opened_at: datetime | None
     finished_at: datetime | None
     stopped: str | None

@@ -20,6 +20,7 @@ from storage.logs.run_log import RunLog
 from storage.logs.run_state import AttemptRecord, RunState
 from storage.stores.object_store import ObjectStore
 from tasks.attempt.attempt_receipt import AttemptOver, Usage, write_receipt
+from tasks.attempt.practised_faults import practised_faults
 from tasks.configuration.settings import BudgetsConfig, LeaseConfig
 from tasks.errors import BudgetExhausted, LiveOwner
 from tasks.machine.background_thread import running_beside
@@ -124,10 +125,21 @@ def _wait_until_dead(log: RunLog, owner: AttemptRecord, claimant: Claimant) -> N
 
 def _end_as_lost(log: RunLog, owner: AttemptRecord, claimant: Claimant) -> None:
     heartbeat = read_heartbeat(log.store, log.prefix, owner.started.attempt)
-    usage = Usage(last_step=owner.started.first_step, tokens=0, gpu_seconds=0.0)
+    usage = Usage(last_step=owner.started.first_step, tokens=0, gpu_seconds=0.0, last_seen_at=owner.started_at)
     if heartbeat is not None:
-        usage = Usage(last_step=heartbeat.step, tokens=heartbeat.tokens, gpu_seconds=heartbeat.gpu_seconds)
-    evidence = Evidence(heartbeat_step=usage.last_step, kubernetes_reason=claimant.kubernetes_reason)
+        usage = Usage(
+            last_step=heartbeat.step,
+            tokens=heartbeat.tokens,
+            gpu_seconds=heartbeat.gpu_seconds,
+            peak=heartbeat.peak,
+            starting_seconds=heartbeat.starting_seconds,
+            last_seen_at=heartbeat.at or owner.started_at,
+        )
+    evidence = Evidence(
+        heartbeat_step=usage.last_step,
+        kubernetes_reason=claimant.kubernetes_reason,
+        practised=practised_faults(log.store, log.prefix, owner.started),
+    )
     over = AttemptOver(attempt=owner.started.attempt, evidence=evidence, usage=usage)
 
     def decide(state: RunState) -> AttemptEnded | None:

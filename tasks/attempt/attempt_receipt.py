@@ -4,9 +4,10 @@ Useful device time is what was spent up to the attempt's last commit; the rest i
 """
 
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
-from storage.logs.run_entries import AttemptEnded, AttemptStarted
+from storage.logs.run_entries import AttemptEnded, AttemptStarted, DevicePeak
 from storage.logs.run_state import RunState
 from storage.stores.document import decode, encode
 from tasks.configuration.settings import BudgetsConfig
@@ -18,11 +19,14 @@ from tasks.policy.memory_remedy import MemoryRoom, choose_lighter, lighter_sizes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Usage:
-    """How far an attempt got and what it used, as far as is known."""
+    """How far an attempt got and what it used, as far as is known; see `AttemptEnded`."""
 
     last_step: int
     tokens: int
     gpu_seconds: float
+    peak: DevicePeak | None = None
+    starting_seconds: float | None = None
+    last_seen_at: datetime | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,6 +94,9 @@ def write_receipt(
         stderr_tail=over.evidence.stderr_tail,
         decision=decide(budgets, state, failure, impact, jitter=over.jitter),
         evidence=evidence_document(over.evidence),
+        peak=usage.peak,
+        starting_seconds=usage.starting_seconds,
+        last_seen_at=usage.last_seen_at,
     )
 
 

@@ -33,6 +33,7 @@ _HALF_FLAGS = frozenset({"amx_bf16", "avx512_bf16", "avx10_2", "bf16"})
 """Flags in /proc/cpuinfo for bf16 products in hardware, the last one on ARM; without them nothing is measured."""
 _CPU_LINES = ("model name", "flags", "CPU implementer", "CPU part", "Features")
 _CUDA_TRACES = ("/proc/driver/nvidia/gpus", "/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+_CARDS = Path(_CUDA_TRACES[0])
 _SETTINGS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "CUDA_VISIBLE_DEVICES")
 
 
@@ -93,6 +94,15 @@ def cpu_facts(path: Path = Path("/proc/cpuinfo")) -> Mapping[str, str]:
     return {"model name": platform.platform()}
 
 
+def device_name(device: str, *, cards: Path = _CARDS) -> str:
+    """Return the name that the CPU, or the driver of an accelerator, gives a device; empty if it gives none."""
+    if not device.startswith("cuda"):
+        facts = cpu_facts()
+        return facts.get("model name", facts.get("CPU part", ""))
+    lines = [line for text in _card_texts(cards)[:1] for line in text.splitlines()]
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("Model:")), "")
+
+
 def may_have_half(facts: Mapping[str, str]) -> bool:
     """Whether a CPU with these facts may multiply bf16 in hardware; without flags it may."""
     flags = facts.get("flags", facts.get("Features"))
@@ -109,13 +119,13 @@ def trains_on_cuda(device: str) -> bool:
     return device.startswith("cuda") or (device == "auto" and may_have_cuda())
 
 
+def _card_texts(cards: Path) -> list[str]:
+    return [card.read_text(encoding="utf-8", errors="replace") for card in sorted(cards.glob("*/information"))]
+
+
 def _identity() -> str:
     settings = [f"{name}={os.environ.get(name, '')}" for name in _SETTINGS]
-    cards = [
-        card.read_text(encoding="utf-8", errors="replace")
-        for card in sorted(Path(_CUDA_TRACES[0]).glob("*/information"))
-    ]
-    traces = [*filter(os.path.exists, _CUDA_TRACES), *cards]
+    traces = [*filter(os.path.exists, _CUDA_TRACES), *_card_texts(_CARDS)]
     known = ["1", version("torch"), *map(str, sorted(cpu_facts().items())), *settings, *traces]
     return sha256("\n".join(known).encode())[:32]
 

@@ -37,7 +37,7 @@ class Evidence:
     `exit_code` is negative for a signal's number. `stop_signal` names the first shutdown request and `notice` describes
     it; `grace_ended` means that the trainer was killed after the grace period. `silent_seconds` is the heartbeat gap at
     which the watchdog killed it, `allowed_seconds` the gap that its history allowed. `store_error` is an error of the
-    parent's own.
+    parent's own. `practised` are the faults that were injected into the attempt.
     """
 
     exit_code: int | None = None
@@ -59,6 +59,7 @@ class Evidence:
     kubernetes_reason: str = ""
     heartbeat_step: int | None = None
     stderr_tail: tuple[str, ...] = ()
+    practised: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,7 +111,14 @@ _FULL = 0.95
 
 
 def classify(evidence: Evidence) -> Failure:
-    """Return the one reason that the evidence supports; stronger evidence comes first."""
+    """Return the one reason that the evidence supports; stronger evidence comes first. Practice is said as such."""
+    failure = _classify(evidence)
+    if not evidence.practised or failure.reason is TerminationReason.COMPLETED:
+        return failure
+    return replace(failure, detail=f"practised ({', '.join(evidence.practised)}): {failure.detail}")
+
+
+def _classify(evidence: Evidence) -> Failure:
     if evidence.finished:
         return _failure(TerminationReason.COMPLETED, evidence.stopped_early or "the last step is committed", "")
     if evidence.fenced is not None:

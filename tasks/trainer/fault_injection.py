@@ -15,6 +15,7 @@ from enum import StrEnum
 
 from storage.snapshots.token_shard import VerifiedShard
 from storage.stores.object_store import ObjectStore
+from tasks.attempt.practised_faults import fault_marker, mark_fault
 from tasks.errors import TaskError
 
 _POLL_SECONDS = 0.02
@@ -44,9 +45,12 @@ PAUSES = frozenset({FaultKind.PAUSE, FaultKind.PAUSE_LOAD, FaultKind.PAUSE_EVALU
 class FaultPlan:
     """The faults of one run; a marker object in the run's folder says which were injected."""
 
-    def __init__(self, store: ObjectStore, run_prefix: str, text: str) -> None:
-        """Parse `text`, such as `kill@300,preempt@812`; raises `TaskError` naming the part that is malformed."""
-        self._store, self._run_prefix = store, run_prefix
+    def __init__(self, store: ObjectStore, run_prefix: str, text: str, *, attempt: int = 0) -> None:
+        """Parse `text`, such as `kill@300,preempt@812`; raises `TaskError` naming the part that is malformed.
+
+        `attempt` is the one that practises them, 0 for an evaluator, whose faults end no attempt.
+        """
+        self._store, self._run_prefix, self._attempt = store, run_prefix, attempt
         self._faults: list[tuple[FaultKind, int]] = []
         for part in filter(None, (item.strip() for item in text.split(","))):
             kind, _, number = part.partition("@")
@@ -62,16 +66,15 @@ class FaultPlan:
     def due(self, number: int, kinds: frozenset[FaultKind] = AFTER_STEP) -> Iterator[FaultKind]:
         """Yield the faults of these kinds due at `number`; each is marked first, so it comes once."""
         for kind, at in self._faults:
-            if at == number and kind in kinds and self._store.create(f"{self._name(kind, at)}.json", b"{}\n"):
+            key = fault_marker(self._run_prefix, kind, at)
+            if at == number and kind in kinds and mark_fault(self._store, key, self._attempt):
                 yield kind
 
     def pause(self, kind: FaultKind, number: int, *, stopping: Callable[[], bool] = lambda: False) -> None:
         """Block until the object that ends this pause exists, or `stopping` returns True."""
-        while not stopping() and self._store.size(f"{self._name(kind, number)}-go.json") is None:
+        go = fault_marker(self._run_prefix, kind, number).removesuffix(".json") + "-go.json"
+        while not stopping() and self._store.size(go) is None:
             time.sleep(_POLL_SECONDS)
-
-    def _name(self, kind: FaultKind, number: int) -> str:
-        return f"{self._run_prefix}/faults/{kind}-{number}"
 
 
 def inject_process_fault(kind: FaultKind) -> None:

@@ -14,11 +14,13 @@ from functools import partial
 import torch
 
 from model.errors import NonFiniteLoss, TokenOutOfRange
+from model.estimates.utilization import peak_flops, peak_source
 from model.training.determinism import make_deterministic
 from model.training.train_state import TrainState
 from model.training.training_loop import StepObserver, StepResult, default_fetch_schedule, train_until
 from storage.checkpoints.checkpoint import checkpoint_target
 from storage.checkpoints.checkpoint_documents import TrainerDocument, small_tensor
+from storage.logs.run_entries import DevicePeak
 from storage.logs.run_log import run_prefix
 from storage.stores.open_store import open_store
 from tasks.trainer.fault_injection import IN_LOAD, FaultKind, FaultPlan, inject_process_fault
@@ -43,7 +45,7 @@ class Trainer:
         self._load = CheckpointLoad(self._store, spec.resume, buffer)
         self._data = open_training_data(self._store, spec, place)
         self._state = fresh_state(spec, self._data, place)
-        self._faults = FaultPlan(self._store, prefix, spec.faults)
+        self._faults = FaultPlan(self._store, prefix, spec.faults, attempt=spec.attempt)
         self._spikes = SpikeCheck(spec.divergence, self._data.inputs.order)
         self._staging = self._open_staging(buffer, place)
 
@@ -66,8 +68,10 @@ class Trainer:
             self._faults.pause(kind, self._spec.attempt, stopping=self._stop.is_set)
         digest = restore_state(self._state, self._spec, self._store, self._load)
         step, parameters = self._state.step, self._state.model.parameter_count
-        device = str(self._state.device)
-        self._channel.send(Ready(step=step, state_sha256=digest, parameters=parameters, device=device))
+        device, precision = self._state.device, self._spec.training.precision
+        peak = DevicePeak(flops=peak_flops(device, precision), source=peak_source(device, precision))
+        ready = Ready(step=step, state_sha256=digest, parameters=parameters, device=str(device), peak=peak)
+        self._channel.send(ready)
 
     def train_segment(self, until_step: int) -> None:
         """Train, copy the state to the host, and stage it in the background while the next segment trains."""

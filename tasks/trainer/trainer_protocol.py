@@ -12,6 +12,7 @@ from model.configuration.network import ModelConfig
 from model.configuration.training import TrainingConfig
 from storage.checkpoints.checkpoint import StagedCheckpoint
 from storage.logs.log_entry import CheckpointReference
+from storage.logs.run_entries import DevicePeak
 from storage.logs.step_log import StepRecord
 from tasks.configuration.settings import DivergenceConfig
 from tasks.errors import TaskError
@@ -67,6 +68,7 @@ class Ready:
     state_sha256: str | None
     parameters: int
     device: str
+    peak: DevicePeak | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -296,7 +296,7 @@ def test_json_has_the_facts_under_stable_names(bard: FabricatedRun, cairn: Cairn
     assert set(facts) == {
         "run_id", "model_family", "run_state", "run_attempts", "total_steps", "opened_at", "next", "budgets", "receipt",
         "config_changes", "changed", "quarantines", "where", "origin", "progress", "end", "open", "successor",
-        "evaluations", "verdict", "refused", "stderr_tail",
+        "evaluations", "verdict", "refused", "stderr_tail", "faults",
     }  # fmt: skip
 
 
@@ -326,4 +326,4 @@ def test_an_unknown_reason_and_bare_evidence_are_told_too(fresh: FabricatedRun) 
 def test_a_many_device_placement_is_told(fresh: FabricatedRun) -> None:
     place = entries.placement(host="node-3", pid=42, device="cuda", world_size=8)
     fresh.start(placement=place)
-    assert "host node-3, process 42, cuda × 8, 3 threads, boot b" in explained(fresh)
+    assert "host node-3, process 42, cuda × 8 (a CPU), 3 threads on 7 cores, boot b" in explained(fresh)

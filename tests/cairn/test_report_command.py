@@ -140,10 +140,12 @@ def test_device_time_is_kept_lost_or_not_settled(bard: FabricatedRun) -> None:
     assert cost.open_gpu_seconds == 0.75
 
 
-def test_time_between_attempts_is_idle(bard: FabricatedRun) -> None:
+def test_time_without_a_living_attempt_is_waiting_and_counts_from_the_opening(bard: FabricatedRun) -> None:
     first, second = bard.log.state.attempts
-    between = (second.started_at - first.ended_at).total_seconds()
-    assert gather_report(bard.log, {})[0].cost.between_seconds == between == 1.0
+    assert bard.log.state.opened_at is not None and first.ended is not None and first.ended.last_seen_at is not None
+    before = (first.started_at - bard.log.state.opened_at).total_seconds()
+    between = (second.started_at - first.ended.last_seen_at).total_seconds()
+    assert gather_report(bard.log, {})[0].cost.waiting_seconds == before + between > 2.0
 
 
 def test_steps_trained_again_are_counted(bard: FabricatedRun) -> None:

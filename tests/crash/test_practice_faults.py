@@ -24,6 +24,11 @@ def test_every_receipt_has_the_right_reason(scarred: Command) -> None:
     assert reasons == ["preempted", "lost", "bad-data", "hung", "oom", "completed"]
 
 
+def test_every_receipt_names_the_fault_that_was_practised_and_only_the_last_has_none(scarred: Command) -> None:
+    kinds = [[fault.partition("@")[0] for fault in ended.practised] for ended in receipts(scarred)]
+    assert kinds == [["preempt"], ["kill"], ["bad-data"], ["hang"], ["oom"], []]
+
+
 def test_every_budget_has_the_right_charge(scarred: Command) -> None:
     charged = [ended.decision.charged for ended in receipts(scarred)]
     assert charged == ["preempted", "lost", "bad-data", "hung", "oom", None]

@@ -3,7 +3,13 @@
 import torch
 
 from model.configuration.network import ModelConfig
-from model.estimates.utilization import flops_per_token, measure_peak_flops, read_memory_bytes
+from model.estimates.utilization import (
+    flops_per_token,
+    measure_peak_flops,
+    peak_flops,
+    peak_source,
+    read_memory_bytes,
+)
 
 CPU = torch.device("cpu")
 
@@ -16,6 +22,10 @@ def test_the_peak_is_measured_once_and_draws_no_random_number() -> None:
     before = torch.get_rng_state()
     assert measure_peak_flops(CPU, "fp32") == measure_peak_flops(CPU, "fp32") > 1e6
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_mfu_on_a_cpu_is_a_share_of_the_measured_peak() -> None:
+    assert (peak_flops(CPU, "fp32"), peak_source(CPU, "fp32")) == (measure_peak_flops(CPU, "fp32"), "measured")
 
 
 def test_memory_of_this_process_is_more_than_a_megabyte() -> None:

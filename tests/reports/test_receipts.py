@@ -1,13 +1,19 @@
 import json
+from dataclasses import replace
 from typing import Any
 
+from reports.explain.post_mortem_facts import gather_post_mortem
+from reports.explain.post_mortem_text import post_mortem_lines
 from reports.queries.alias_history import list_promotions
 from reports.queries.checkpoints import read_checkpoints
 from reports.queries.evaluations import list_evaluations
 from reports.queries.receipts import read_receipts
 from reports.queries.run_status import read_status
+from reports.queries.run_timeline import count_reasons
 from storage.stores.document import encode
 from storage.stores.local_store import LocalStore
+from tasks.attempt.attempt_receipt import evidence_document
+from tasks.policy.failures import Evidence, classify
 from tests.fabricated_run import FabricatedRun
 
 # fmt: off
@@ -15,7 +21,8 @@ ATTEMPT = {
     "run_id", "attempt", "started_at", "ended_at", "termination_reason", "detail", "fingerprint",
     "config_sha256", "data_snapshot", "code_version", "versions", "placement", "flow_run_id", "resumed_from_step",
     "resumed_from_manifest", "first_step", "last_step", "last_committed_step", "tokens", "gpu_seconds",
-    "useful_gpu_seconds", "wasted_gpu_seconds", "micro_batch", "decision",
+    "useful_gpu_seconds", "wasted_gpu_seconds", "waiting_seconds", "starting_seconds", "peak", "practised",
+    "micro_batch", "decision",
 }
 CHECKPOINT = {
     "run_id", "attempt", "step", "state", "prefix", "manifest_sha256", "state_sha256", "bytes",
@@ -27,7 +34,7 @@ EVALUATION = {
 }
 STATUS = {
     "run_id", "state", "step", "total_steps", "newest_committed_step", "owner", "budgets", "next",
-    "stopped_early", "quarantined_windows", "bits",
+    "stopped_early", "quarantined_windows", "bits", "practised",
 }
 MODEL = {
     "alias", "run_id", "step", "manifest_sha256", "evaluation", "promoted_at", "by", "why", "previous",
@@ -45,7 +52,36 @@ def test_a_receipt_has_every_field_of_the_contract(bard: FabricatedRun) -> None:
 
 def test_a_receipt_says_where_the_attempt_ran(bard: FabricatedRun) -> None:
     placement = printed(read_receipts(bard.log))[0]["placement"]
-    assert placement == {"host": "elsewhere", "pid": 11, "device": "cpu", "world_size": 2}
+    machine = {"host": "elsewhere", "nodes": 5, "cores": 7, "threads": 3}
+    assert placement == {**machine, "pid": 11, "device": "cpu", "device_name": "a CPU", "world_size": 2}
+
+
+def test_a_receipt_says_what_mfu_is_a_share_of(bard: FabricatedRun) -> None:
+    ended, still_open = printed(read_receipts(bard.log))
+    assert ended["peak"] == {"flops": 3e12, "source": "measured"}
+    assert still_open["peak"] == {"flops": 4e12, "source": "data sheet"}
+
+
+def test_a_receipt_books_the_wait_since_the_opening_or_the_last_sign_of_life(bard: FabricatedRun) -> None:
+    ended, still_open = printed(read_receipts(bard.log))
+    assert (ended["waiting_seconds"], ended["starting_seconds"]) == (1.0, 2.25)
+    first, second = bard.log.state.attempts
+    assert first.ended is not None and first.ended.last_seen_at is not None and first.ended_at is not None
+    waited = (second.started_at - first.ended.last_seen_at).total_seconds()
+    assert still_open["waiting_seconds"] == waited > (second.started_at - first.ended_at).total_seconds()
+
+
+def test_practice_is_marked_in_receipt_status_explanation_and_table(fresh: FabricatedRun) -> None:
+    fresh.start(faults="preempt@7,kill@30")
+    evidence = Evidence(exit_code=-9, practised=("kill@30",))
+    fresh.end("lost", action="resume", detail=classify(evidence).detail, evidence=evidence_document(evidence))
+    (receipt,) = read_receipts(fresh.log)
+    assert receipt.practised == ("kill@30",) and (receipt.detail or "").startswith("practised (kill@30): ")
+    assert read_status(fresh.log).practised.endswith("; kill@30 ended attempt 1")
+    told = " ".join(post_mortem_lines(gather_post_mortem(fresh.log)))
+    assert "This was practice: CAIRN_FAULTS injected kill@30 into it." in told
+    counted = count_reasons([receipt, replace(receipt, practised=())])
+    assert {row.reason for row in counted} == {"lost", "lost (practised)"}
 
 
 def test_a_receipt_says_what_was_decided(bard: FabricatedRun) -> None:

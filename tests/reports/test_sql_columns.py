@@ -11,7 +11,7 @@ import pytest
 from reports.queries.sql_rows import make_log_rows, make_step_rows
 from storage.logs.log_entry import CheckpointReference
 from storage.logs.registry import Promoted, Refused, RolledBack
-from storage.logs.run_entries import CurveVerdict, DataQuarantined, EvaluationFailed, RunFinished
+from storage.logs.run_entries import CurveVerdict, DataQuarantined, DevicePeak, EvaluationFailed, RunFinished
 from storage.logs.run_fold import fold
 from storage.logs.run_state import RunState
 from storage.logs.step_log import StepRecord
@@ -32,11 +32,17 @@ SECOND = ended(
     gpu_seconds=9.0,
     useful_gpu_seconds=8.5,
     wasted_gpu_seconds=0.25,
+    peak=DevicePeak(flops=5e14, source="data sheet"),
+    starting_seconds=3.5,
+    last_seen_at=None,
+    evidence={"practised": ["preempt@41"]},
     decision=decided(action="finish", reason="then", charged="preempted", left={"total": 6}, delay_seconds=17.5),
 )
 AGAIN = started(
     2,
-    placement=placement(host="there", pid=13, device="cuda", world_size=6),
+    placement=replace(
+        placement(host="there", pid=13, device="cuda", world_size=6), device_name="a GPU", nodes=8, cores=9, threads=10
+    ),
     flow_run_id="flow 2",
     resumed_from=REFERENCE,
     config_sha256="c2",
@@ -150,7 +156,11 @@ def expected(table: str) -> Mapping[str, Any]:
             "placement_host": "there",
             "placement_pid": 13,
             "placement_device": "cuda",
+            "placement_device_name": "a GPU",
             "placement_world_size": 6,
+            "placement_nodes": 8,
+            "placement_cores": 9,
+            "placement_threads": 10,
             "flow_run_id": "flow 2",
             "resumed_from_step": 20,
             "resumed_from_manifest": f"{20:064x}",
@@ -162,6 +172,11 @@ def expected(table: str) -> Mapping[str, Any]:
             "gpu_seconds": 9.0,
             "useful_gpu_seconds": 8.5,
             "wasted_gpu_seconds": 0.25,
+            "waiting_seconds": 3.0,  # the attempt before was seen at 2 and ended at 4
+            "starting_seconds": 3.5,
+            "peak_flops": 5e14,
+            "peak_source": "data sheet",
+            "practised": ("preempt@41",),
             "micro_batch": 4,
             "activation_checkpointing": True,
             "quarantined_samples": 5,
@@ -223,6 +238,9 @@ def expected(table: str) -> Mapping[str, Any]:
             "gpu_seconds": 2.0 + 9.0,
             "useful_gpu_seconds": 1.5 + 8.5,
             "wasted_gpu_seconds": 0.5 + 0.25,
+            "waiting_seconds": 1.0 + 3.0,
+            "starting_seconds": 2.25 + 3.5,
+            "practised_attempts": 1,
             "opened_at": at(0),
             "finished_at": at(6),
             "stopped": "overfit",

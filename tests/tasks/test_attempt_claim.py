@@ -1,13 +1,15 @@
 import pytest
 
 from storage.logs.log_entry import Writer
-from storage.logs.run_entries import AttemptStarted
+from storage.logs.run_entries import AttemptStarted, DevicePeak
 from storage.logs.run_log import RunLog
 from storage.stores.memory_store import MemoryStore
 from tasks.attempt.attempt_claim import Claimant, claim_attempt
+from tasks.attempt.practised_faults import fault_marker, mark_fault
 from tasks.configuration.settings import BudgetsConfig, LeaseConfig
 from tasks.errors import LiveOwner
 from tests import entries
+from tests.entries import NOON
 from tests.fabricated_run import FabricatedRun, fabricate
 
 
@@ -95,3 +97,24 @@ def test_an_owner_that_commits_between_two_heartbeats_is_left_alone(owned: Fabri
     with pytest.raises(LiveOwner, match="still commits"):
         claim(owned, clock)
     assert owned.log.refresh().open_attempt is not None
+
+
+def test_a_vanished_attempt_ends_with_the_last_sign_of_life_the_peak_and_the_practised_faults_of_its_traces() -> None:
+    run = fabricate(MemoryStore("claims"), "bard")
+    run.start(faults="pause@2,kill@3,hang@9")
+    run.beat(3)
+    for attempt, kind, number in ((1, "kill", 3), (1, "pause", 2), (7, "hang", 9)):
+        assert mark_fault(run.log.store, fault_marker(run.log.prefix, kind, number), attempt)
+    run.log.store.create(f"{run.log.prefix}/faults/pause-2-go.json", b"{}")
+    claim(run, Clock())
+    ended = run.log.refresh().attempts[0].ended
+    assert ended is not None and ended.peak == DevicePeak(flops=4e12, source="data sheet")
+    assert (ended.last_seen_at, ended.starting_seconds, ended.practised) == (NOON, 1.75, ("pause@2", "kill@3"))
+    assert ended.detail.startswith("practised (pause@2, kill@3): ")
+
+
+def test_without_faults_to_practise_the_end_of_an_attempt_looks_for_none(owned: FabricatedRun) -> None:
+    assert mark_fault(owned.log.store, fault_marker(owned.log.prefix, "kill", 3), 1)
+    claim(owned, Clock())
+    ended = owned.log.refresh().attempts[0].ended
+    assert ended is not None and ended.practised == ()

@@ -15,6 +15,7 @@ from model.configuration.training import TrainingConfig
 from model.estimates.numerics import MachineSpeed
 from tasks.machine.machine_speed import (
     cpu_facts,
+    device_name,
     machine_speed,
     may_have_cuda,
     may_have_half,
@@ -195,3 +196,11 @@ def test_who_asks_imports_no_torch(really: tuple[MachineSpeed, Path]) -> None:
     command = [sys.executable, "-c", code, str(really[1])]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=240)
     assert done.stdout.split() == [str(really[0].cpu_half_gain), "False"]
+
+
+def test_an_accelerator_has_the_name_of_its_driver_and_a_cpu_that_of_the_system(tmp_path: Path) -> None:
+    (tmp_path / "0000:01:00.0").mkdir()
+    (tmp_path / "0000:01:00.0" / "information").write_text("Model: \t\t NVIDIA H200\nIRQ:   11\n")
+    assert device_name("cuda:0", cards=tmp_path) == "NVIDIA H200"
+    assert device_name("cuda:0", cards=tmp_path / "none") == ""
+    assert device_name("cpu") in cpu_facts().values()

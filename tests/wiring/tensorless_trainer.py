@@ -15,6 +15,7 @@ from pathlib import Path
 from storage.checkpoints.checkpoint import StagedCheckpoint, TensorGroup, checkpoint_target, stage_checkpoint
 from storage.checkpoints.checkpoint_documents import TrainerDocument
 from storage.checkpoints.tensor_record import TensorRecord
+from storage.logs.run_entries import DevicePeak
 from storage.logs.run_log import run_prefix
 from storage.logs.step_log import StepLog, StepRecord
 from storage.stores.open_store import open_store
@@ -30,6 +31,7 @@ from tasks.trainer.trainer_protocol import (
 )
 
 STEP_TOKENS, STEP_GPU_SECONDS, TOKENS_PER_SECOND = 7, 0.25, 1000.0
+PEAK = DevicePeak(flops=6e12, source="data sheet")
 
 
 FIRST_LOSS = 5.0
@@ -62,7 +64,7 @@ def main() -> None:
     with heard_by(spec.work_dir, spec.attempt).open("ab", buffering=0) as heard:
         heard.write(line)
         step = first = spec.resume.step if spec.resume else 0
-        _send(Ready(step=step, state_sha256=None, parameters=3, device=spec.training.device))
+        _send(Ready(step=step, state_sha256=None, parameters=3, device=spec.training.device, peak=PEAK))
         for line in sys.stdin.buffer:
             heard.write(line)
             command = decode_message(line)

@@ -20,12 +20,13 @@ from storage.logs.heartbeat import Heartbeat, read_heartbeat
 from storage.logs.run_entries import DataQuarantined
 from tasks.attempt.shutdown_signal import ShutdownSignal
 from tasks.errors import BudgetExhausted, TrainerGone
-from tasks.machine.placement import resolved_device
+from tasks.machine.machine_speed import device_name
+from tasks.machine.placement import resolved_device, usable_cores
 from tasks.policy.failures import Evidence
 from tasks.trainer.trainer_process import TrainerProcess
 from tasks.trainer.trainer_protocol import Finish, TrainUntil
 from tests.wiring.flow_in_process import RUN, FlowWorld, NotedWarmTrainer, call_tasks_directly
-from tests.wiring.tensorless_trainer import STEP_GPU_SECONDS, STEP_TOKENS, loss_of
+from tests.wiring.tensorless_trainer import PEAK, STEP_GPU_SECONDS, STEP_TOKENS, loss_of
 
 SET = (
     "training.micro_batch=2",
@@ -188,7 +189,26 @@ def test_the_last_heartbeat_says_how_far_the_trainer_got(killed: FlowWorld) -> N
         train_loss=loss_of(13),
         tokens=13 * STEP_TOKENS,
         gpu_seconds=13 * STEP_GPU_SECONDS,
+        at=heartbeat.at,
+        peak=PEAK,
+        starting_seconds=heartbeat.starting_seconds,
     )
+
+
+def test_the_end_of_an_attempt_has_the_peak_and_how_long_its_trainer_started(killed: FlowWorld) -> None:
+    ended, heartbeat = killed.log.state.attempts[0].ended, read_heartbeat(killed.store, killed.log.prefix, 1)
+    assert ended is not None and heartbeat is not None and ended.peak == PEAK
+    assert ended.starting_seconds == heartbeat.starting_seconds and heartbeat.at is not None
+
+
+def test_a_receipt_names_the_device_and_counts_cores_and_the_faults_to_practise(
+    flow: FlowWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CAIRN_FAULTS", "hang@4711")
+    with flow.opened() as run:
+        started = claim_next_attempt(run)
+    assert started.faults == "hang@4711" and started.placement.nodes == 1
+    assert (started.placement.device_name, started.placement.cores) == (device_name("cpu"), usable_cores())
 
 
 def test_the_run_ends_with_the_digest_of_its_last_checkpoint(flow: FlowWorld) -> None:

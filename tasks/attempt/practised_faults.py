@@ -1,0 +1,45 @@
+"""Which faults of `CAIRN_FAULTS` were injected into an attempt, by the marker objects in the run's folder.
+
+The receipt names them, so that practice is not taken for a machine that was really taken away.
+"""
+
+from contextlib import suppress
+from dataclasses import dataclass
+
+from storage.errors import StorageError
+from storage.logs.run_entries import AttemptStarted
+from storage.stores.document import decode, encode
+from storage.stores.object_store import ObjectStore
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Marker:
+    attempt: int
+
+
+def fault_marker(run_prefix: str, kind: str, number: int) -> str:
+    """Return the key of the object that exists once this fault was injected."""
+    return f"{run_prefix}/faults/{kind}-{number}.json"
+
+
+def mark_fault(store: ObjectStore, key: str, attempt: int) -> bool:
+    """Create the marker of a fault that is about to be injected; returns False if it was injected before."""
+    return store.create(key, encode(_Marker(attempt=attempt)))
+
+
+def practised_faults(store: ObjectStore, run_prefix: str, started: AttemptStarted) -> tuple[str, ...]:
+    """Return the faults that were injected into the attempt, such as `kill@300`; none where they cannot be read."""
+    if not started.faults:
+        return ()
+    with suppress(StorageError):
+        markers = {key: decode(store.read(key), _Marker, where=key) for key in _markers(store, run_prefix)}
+        mine = [key for key, marker in markers.items() if marker.attempt == started.attempt]
+        named = (key.rpartition("/")[2].removesuffix(".json").rpartition("-") for key in mine)
+        faults = sorted((int(number), kind) for kind, _, number in named)
+        return tuple(f"{kind}@{number}" for number, kind in faults)
+    return ()
+
+
+def _markers(store: ObjectStore, run_prefix: str) -> list[str]:
+    """Return the keys of markers; the objects that end a pause lie beside them."""
+    return [key for key in store.keys(f"{run_prefix}/faults") if not key.endswith("-go.json")]
