@@ -24,6 +24,7 @@ from storage.errors import Fenced, NotDurable, StorageError, StoreRefused
 from storage.logs.run_entries import AttemptEnded, AttemptStarted
 from tasks.attempt.shutdown_signal import ShutdownSignal
 from tasks.policy.termination import RESTARTABLE, DecisionAction, FlowState, final_state
+from tasks.text.format import format_count
 from tasks.trainer.warm_trainer import warm_trainer
 
 
@@ -89,6 +90,11 @@ def _train(run: ActiveRun) -> State[None]:
 def _run_attempt(run: ActiveRun, started: AttemptStarted) -> AttemptEnded:
     origin = f"resumes from step {started.resumed_from.step}" if started.resumed_from else "starts at step 0"
     run.say(f"attempt {started.attempt} {origin} of {run.config.training.steps}")
+    opened, place = run.log.state.opened, started.placement
+    if started.attempt == 1 and opened is not None:
+        run.say(f"  {format_count(place.threads, 'thread')}, frozen with the run: {opened.threads_why}")
+    elif place.threads > place.cores:
+        run.say(f"  {place.threads} threads, frozen with the run, share {place.cores} cores: equal bits, slower")
     run.artifacts.change()
     attempt = Attempt(run, started)
     try:

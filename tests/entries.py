@@ -50,6 +50,7 @@ def opened(run_id: str, **changes: Any) -> RunOpened:
         "total_steps": 100,
         "code_version": "1",
         "initial_weights_sha256": None,
+        "threads_why": "as measured",
     }
     return RunOpened(run_id=run_id, **{**defaults, **changes})
 

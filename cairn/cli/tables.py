@@ -45,6 +45,7 @@ def print_status(status: "RunStatus") -> None:
             *([("stopped early", status.stopped_early)] if status.stopped_early else []),
             *([("quarantined", f"{windows}, never drawn again; `cairn log` says why")] if windows else []),
             *([("bits", status.bits)] if status.bits else []),
+            *([("warning", status.symptom)] if status.symptom else []),
             *([("practised", status.practised)] if status.practised else []),
             ("next", status.next),
         ]

@@ -11,7 +11,7 @@ from tasks.configuration.suite_file import read_suite
 from tasks.errors import InvalidConfiguration, TaskError
 from tasks.evaluator.evaluation_run import EvaluationPlan, record_evaluation
 from tasks.evaluator.evaluation_suite import command_suites_of, suite_of
-from tasks.machine.placement import usable_cores
+from tasks.machine.placement import settled_threads
 from tasks.machine.work_folder import work_folder
 
 
@@ -24,7 +24,7 @@ def plan_checkpoint(found: FoundCheckpoint, suite: str) -> EvaluationPlan:
         except TaskError as error:
             raise InvalidConfiguration(str(error)) from error
         config = config.model_copy(update={"evaluation": evaluation})
-    threads = config.training.threads or usable_cores()
+    threads = settled_threads(config.training.threads)
     return plan_evaluation(config, found.opened.data_snapshot, work_folder(os.environ), threads=threads)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import environ
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from tasks.attempt.shutdown_signal import ShutdownSignal
 from tasks.attempt.store_retry import StoreRetry
 from tasks.configuration.run_configuration import RunConfig
 from tasks.evaluator.evaluation_run import EvaluationPlan
+from tasks.policy.run_symptoms import ThroughputWatch
 from tasks.trainer.trainer_group import TrainerGroup
 from tasks.trainer.warm_trainer import WarmTrainer
 
@@ -54,6 +55,7 @@ class ActiveRun:
     cancellation: CancellationWatch
     shutdown: ShutdownSignal
     retry: StoreRetry
+    throughput: ThroughputWatch = field(default_factory=ThroughputWatch)
 
     def say(self, message: str) -> None:
         """Print a line for people."""

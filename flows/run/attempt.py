@@ -17,8 +17,9 @@ from storage.errors import Fenced, StorageError
 from storage.logs.entry_log import this_writer, utc_now
 from storage.logs.heartbeat import Heartbeat
 from storage.logs.log_entry import CheckpointReference, Writer
-from storage.logs.run_entries import AttemptEnded, AttemptStarted, DevicePeak, RunFinished
+from storage.logs.run_entries import AttemptEnded, AttemptStarted, DevicePeak, Placement, RunFinished
 from storage.logs.run_state import RunState
+from storage.logs.step_log import StepRecord
 from storage.snapshots.data_snapshot import read_manifest
 from tasks.attempt.attempt_claim import Claimant, claim_attempt, writing_heartbeats
 from tasks.attempt.attempt_end import end_attempt
@@ -64,6 +65,7 @@ class Attempt:
         self.evaluations = AttemptEvaluations(run, started.attempt)
         self._observation = TrainerObservation(run.config, run.shutdown, run.cancellation)
         self._trainer: TrainerProcess | None = None
+        self._symptom = ""
         self._began, self._ready_at = time.monotonic(), math.inf
         self._commits: list[PrefectFuture[CheckpointReference]] = []
         self._is_trainer_stopped = False
@@ -90,7 +92,7 @@ class Attempt:
                 self._trainer = TrainerProcess(
                     _trainer_spec(self._run, self._started),
                     trainers.warm.acquire(trainers.work_dir),
-                    on_step=self._run.progress.step,
+                    on_step=self._note_step,
                     on_waiting=self._say_waiting,
                     detector=self._observation.watch,
                 )
@@ -205,6 +207,14 @@ class Attempt:
         if waiting.why:
             self._run.say(f"  step {waiting.step} has waited {waiting.seconds:.0f} s for the store: {waiting.why}")
 
+    def _note_step(self, record: StepRecord) -> None:
+        self._run.progress.step(record)
+        before, self._symptom = self._symptom, self._run.throughput.add(record.tokens_per_second, record.seconds)
+        if self._symptom and not before:
+            self._run.say(f"  warning: {self._symptom}{_crowded(self._started.placement)}")
+        elif before and not self._symptom:
+            self._run.say(f"  step {record.step}: back to {record.tokens_per_second:,.0f} tokens/s")
+
     def _peak(self) -> DevicePeak | None:
         ready = self._trainer.received.ready if self._trainer else None
         return ready.peak if ready else None
@@ -224,7 +234,14 @@ class Attempt:
             at=utc_now(),
             peak=self._peak(),
             starting_seconds=self._starting_seconds(),
+            symptom=self._symptom,
         )
+
+
+def _crowded(placement: Placement) -> str:
+    if placement.threads <= 1:
+        return ""
+    return f"; its {placement.threads} threads wait for each other where others use the {placement.cores} cores"
 
 
 def _claim(run: ActiveRun, number: int, reference: CheckpointReference | None, state: RunState) -> AttemptStarted:

@@ -18,6 +18,7 @@ from flows.preparation.training_request import ResolvedRequest, configure_run
 from flows.run.active_run import ActiveRun, TrainerSetup
 from flows.run.background_sweep import BackgroundSweep
 from flows.run.progress import Progress, TextProgress
+from model.estimates.thread_choice import ThreadChoice, choose_threads, thread_candidates
 from storage.logs.entry_log import this_writer
 from storage.logs.run_entries import RunOpened
 from storage.logs.run_log import RunLog
@@ -30,12 +31,13 @@ from tasks.attempt.store_retry import StoreRetry, run_retry_policy
 from tasks.configuration.run_configuration import RunConfig
 from tasks.configuration.stored_configuration import check_drift, keep_numerics
 from tasks.data.snapshot_build import check_block_size
-from tasks.machine.machine_speed import numerics_beside
-from tasks.machine.placement import code_version, usable_cores
+from tasks.machine.machine_speed import numerics_beside, trains_on_cuda
+from tasks.machine.placement import code_version, settled_threads, usable_cores
 from tasks.machine.work_folder import trainer_folder, work_folder
 from tasks.tokenize_and_split import tokenize_and_split
 from tasks.trainer.initial_weights import find_directory, keep_initial_weights
 from tasks.trainer.trainer_group import trainer_group
+from tasks.trainer.trainer_protocol import ThreadTrial
 from tasks.trainer.warm_trainer import WarmTrainer
 
 
@@ -50,7 +52,7 @@ def open_run(resolved: ResolvedRequest, shutdown: ShutdownSignal, warm: WarmTrai
     if log.state.finished is None:
         warm.start(trainer_folder(os.environ, log.run_id))
     if opened is None:
-        opened = _record_opening(log, config, resolved.base_dir)
+        opened = _record_opening(log, config, resolved.base_dir, warm)
         config = keep_numerics(config, opened.config)  # another process may have been first
     check_drift(opened.config, config, run_id=log.run_id)
     vocab_size = read_manifest(log.store, opened.data_snapshot).vocab_size if memory else 0
@@ -87,12 +89,24 @@ def _set_up_trainers(run_id: str, config: RunConfig, warm: WarmTrainer) -> Train
         warm=warm,
         group=group,
         work_dir=trainer_folder(os.environ, run_id),
-        threads=config.training.threads or usable_cores(),
+        threads=settled_threads(config.training.threads),
         faults=os.environ.get("CAIRN_FAULTS", ""),
     )
 
 
-def _record_opening(log: RunLog, wanted: RunConfig, base_dir: Path) -> RunOpened:
+def _choose_threads(config: RunConfig, run_id: str, warm: WarmTrainer) -> ThreadChoice:
+    """Return the threads of each trainer process; on a CPU, one process measures steps with fewer than all cores."""
+    training, group = config.training, trainer_group(config.training, os.environ)
+    if training.threads != "auto":
+        return ThreadChoice(threads=training.threads, why="as configured")
+    cores = max(1, usable_cores() // group.processes)
+    if cores == 1 or group.size > 1 or trains_on_cuda(training.device):
+        return choose_threads({}, cores)
+    trial = ThreadTrial(model=config.model, training=training, candidates=thread_candidates(cores))
+    return choose_threads(warm.time_threads(trial, trainer_folder(os.environ, run_id)), cores)
+
+
+def _record_opening(log: RunLog, wanted: RunConfig, base_dir: Path, warm: WarmTrainer) -> RunOpened:
     """Append run-opened with data, initial weights and this machine's fastest numerics; return the log's entry."""
     probe_store(log.store)
     folder = work_folder(os.environ)
@@ -101,6 +115,8 @@ def _record_opening(log: RunLog, wanted: RunConfig, base_dir: Path) -> RunOpened
     check_block_size(snapshot.manifest, wanted.model.block_size, wanted.data)
     initial = _keep_initial_weights(log.store, wanted, snapshot.snapshot_id, base_dir)
     chosen = wanted.with_mode(precision=mode().precision, kernels=mode().kernels)
+    threads = _choose_threads(chosen, log.run_id, warm)
+    chosen = chosen.with_mode(precision=mode().precision, kernels=mode().kernels, threads=threads.threads)
     body = RunOpened(
         run_id=log.run_id,
         model_family=chosen.model_family,
@@ -110,6 +126,7 @@ def _record_opening(log: RunLog, wanted: RunConfig, base_dir: Path) -> RunOpened
         total_steps=chosen.training.steps,
         code_version=code_version(),
         initial_weights_sha256=initial,
+        threads_why=threads.why,
     )
     opened = log.append(lambda state: body if state.opened is None else None, writer=this_writer()).opened
     assert opened is not None

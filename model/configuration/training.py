@@ -13,7 +13,7 @@ OutOfMemoryRemedy = Literal["recompute", "halve"]
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 UNFROZEN_TRAINING = frozenset(
     {"device", "activation_checkpointing", "on_oom", "probe_every_steps", "probe_batches", "sample_tokens"}
-    | {"threads", "processes", "parallel", "memory_check"}
+    | {"processes", "parallel", "memory_check"}
 )
 """Training keys that do not change which run it is; all others are frozen when the run is opened."""
 
@@ -79,9 +79,10 @@ class TrainingConfig(Section):
     )
     probe_batches: Positive = Field(4, description="held-out batches of one probe, of 8 windows each")
     sample_tokens: NotNegative = Field(120, description="length of the text sample drawn with each probe")
-    threads: Positive | None = Field(
-        None,
-        description="CPU threads of the trainer, all processes together; not set: the cores that this process may use",
+    threads: Positive | Literal["auto"] = Field(
+        "auto",
+        description="CPU threads of each process that trains, which are part of the arithmetic; auto takes its share "
+        "of the cores when the run is opened, or fewer where measured steps are far faster with them",
     )
     processes: Positive | Literal["auto"] = Field(
         1, description="processes that train together on each machine; auto takes one for each visible GPU"

@@ -94,10 +94,11 @@ class End:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpenAttempt:
-    """An attempt that has not ended: whether its process is known to be gone, and the age of its heartbeat."""
+    """An attempt that has not ended: whether its process is known to be gone, its heartbeat's age and symptom."""
 
     is_gone: bool
     heartbeat_age_seconds: float | None
+    symptom: str
     lease_seconds: float | None
 
 

@@ -24,7 +24,7 @@ from reports.queries.receipts import Receipt, read_receipt
 from reports.queries.run_status import read_status
 from storage.errors import StorageError
 from storage.logs.entry_log import utc_now
-from storage.logs.heartbeat import heartbeat_key
+from storage.logs.heartbeat import heartbeat_key, read_heartbeat
 from storage.logs.log_entry import Entry
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import AttemptRecord, RunState
@@ -192,8 +192,10 @@ def _lease_seconds(record: AttemptRecord) -> float | None:
 def _open(log: RunLog, record: AttemptRecord, now: datetime) -> OpenAttempt:
     from tasks.machine.placement import is_known_dead  # only an open attempt pays for it
 
+    beat = read_heartbeat(log.store, log.prefix, record.started.attempt)
     return OpenAttempt(
         is_gone=is_known_dead(record.started.placement),
+        symptom=beat.symptom if beat else "",
         heartbeat_age_seconds=_heartbeat_age_seconds(log, record.started.attempt, now),
         lease_seconds=_lease_seconds(record),
     )

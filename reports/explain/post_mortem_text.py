@@ -53,6 +53,8 @@ def _answer(facts: PostMortem, receipt: Receipt) -> Iterator[str]:
     name = f"Attempt {receipt.attempt} of {facts.run_attempts} of run {facts.run_id}"
     if facts.open is not None:
         yield f"{name} {_standing(facts, receipt)}."
+        if facts.open.symptom:
+            yield f"Warning: {facts.open.symptom}."
         yield f"Now: {facts.next}."
         return
     reason = receipt.termination_reason or ""

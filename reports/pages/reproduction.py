@@ -11,7 +11,7 @@ from storage.logs.run_state import RunState
 
 _BARE = re.compile(r"[A-Za-z_][A-Za-z0-9_:/-]*\Z")
 _NOT_WORDS = frozenset({"true", "false", "inf", "nan"})
-_CAN_CHANGE_BITS = ("micro_batch", "threads", "device", "activation_checkpointing")
+_CAN_CHANGE_BITS = ("micro_batch", "device", "activation_checkpointing")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

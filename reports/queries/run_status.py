@@ -7,9 +7,10 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from reports.queries.receipts import PlacementSummary, read_receipts, summarize_placement
+from reports.queries.receipts import PlacementSummary, summarize_placement
 from reports.queries.run_lookup import configuration_document
 from storage.errors import IntegrityError
+from storage.logs.heartbeat import Heartbeat, read_heartbeat
 from storage.logs.run_index import RunIndex, is_empty
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import AttemptRecord, Charges, RunState
@@ -63,6 +64,7 @@ class RunStatus:
     quarantined_windows: int = 0
     bits: str = ""
     practised: str = ""
+    symptom: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,10 +87,11 @@ def read_status(log: RunLog) -> RunStatus:
     state = log.state
     standing, newest = standing_of(state), state.newest_committed
     owner = state.open_attempt if standing == RunPhase.RUNNING else None
+    beat = read_heartbeat(log.store, log.prefix, owner.started.attempt) if owner else None
     return RunStatus(
         run_id=log.run_id,
         state=standing,
-        step=_step(log, standing),
+        step=_step(state, beat),
         total_steps=state.opened.total_steps if state.opened else 0,
         newest_committed_step=newest.committed.step if newest else None,
         owner=summarize_placement(owner.started.placement) if owner else None,
@@ -98,6 +101,7 @@ def read_status(log: RunLog) -> RunStatus:
         quarantined_windows=len(state.quarantined_windows),
         bits=bits_differ(state),
         practised=_practised(state),
+        symptom=beat.symptom if beat else "",
     )
 
 
@@ -136,11 +140,13 @@ def _row(index: RunIndex, run_id: str) -> RunSummary | None:
         return None
     state = log.state
     standing, newest = standing_of(state), state.newest_committed
+    owner = state.open_attempt if standing == RunPhase.RUNNING else None
+    beat = read_heartbeat(log.store, log.prefix, owner.started.attempt) if owner else None
     return RunSummary(
         run_id=run_id,
         state=standing,
         model_family=state.opened.model_family if state.opened else None,
-        step=_step(log, standing),
+        step=_step(state, beat),
         total_steps=state.opened.total_steps if state.opened else None,
         newest_committed_step=newest.committed.step if newest else None,
         attempts=state.latest_attempt,
@@ -185,10 +191,9 @@ def _is_gone(owner: AttemptRecord) -> bool:
     return is_known_dead(owner.started.placement)
 
 
-def _step(log: RunLog, standing: RunPhase) -> int:
-    newest = log.state.newest_committed
-    committed = newest.committed.step if newest else 0
-    return max(committed, read_receipts(log)[-1].last_step) if standing == RunPhase.RUNNING else committed
+def _step(state: RunState, beat: Heartbeat | None) -> int:
+    newest = state.newest_committed
+    return max(newest.committed.step if newest else 0, beat.step if beat else 0)
 
 
 def _budgets(state: RunState) -> dict[str, BudgetStatus]:

@@ -57,7 +57,8 @@ class Decision:
 class RunOpened:
     """A run exists: its frozen configuration, its data, and its initial weights unless they are drawn from the seed.
 
-    `smallest_writer_version` is the smallest `WRITER_VERSION` that may append to the run.
+    `smallest_writer_version` is the smallest `WRITER_VERSION` that may append to the run, `threads_why` why `auto` came
+    to the number of threads in the configuration.
     """
 
     run_id: str
@@ -69,6 +70,7 @@ class RunOpened:
     code_version: str
     initial_weights_sha256: str | None = None
     smallest_writer_version: int = WRITER_VERSION
+    threads_why: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,9 +23,9 @@ def parse_stored_configuration(document: Mapping[str, Any]) -> RunConfig:
 
 
 def keep_numerics(config: RunConfig, opened: Mapping[str, Any]) -> RunConfig:
-    """Return the configuration with the precision and kernels of the opened run where its own are `auto`."""
+    """Return the configuration with precision, kernels and threads of the opened run where its own are `auto`."""
     training = parse_stored_configuration(opened).training
-    return config.with_mode(precision=training.precision, kernels=training.kernels)
+    return config.with_mode(precision=training.precision, kernels=training.kernels, threads=training.threads)
 
 
 def check_drift(opened: Mapping[str, Any], config: RunConfig, *, run_id: str) -> None:

@@ -7,6 +7,7 @@ import subprocess
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 from storage.logs.run_entries import Placement
 
@@ -40,6 +41,11 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def settled_threads(threads: int | Literal["auto"]) -> int:
+    """Return `training.threads`, or this process's cores where no run has settled it."""
+    return usable_cores() if threads == "auto" else threads
 
 
 def code_version() -> str:

@@ -4,6 +4,7 @@ Sources: clipping as an exception: Pascanu et al., section 3.2 (2013). Repetitio
 before: Welleck et al., Neural Text Generation with Unlikelihood Training (2019).
 """
 
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,9 +18,34 @@ _CLIPPED_SHARE, _CLIPPED_STEPS, _CLIPPED_LOOK_BACK = 0.5, 50, 10_000
 # Slow: fewer tokens/s than this share of the median for so many steps in a row that took so many seconds. Evaluation
 # and staging beside training cost less, and what is over within seconds needs nobody.
 _SLOW_SHARE, _SLOW_STEPS, _SLOW_SECONDS = 0.25, 5, 10.0
-_FEWEST_RATES = 20
+_FEWEST_RATES, _USUAL_STEPS = 20, 1000
 # Repeating: this share of the pieces of 16 characters occurred before in the same sample. English is below 0.02.
 _PIECE_CHARACTERS, _REPEATED_SHARE, _SAMPLES = 16, 0.5, 3
+
+
+class ThroughputWatch:
+    """Says while training runs far below its own median; slow steps do not enter the median."""
+
+    def __init__(self) -> None:
+        """Start without steps."""
+        self._usual = deque[float](maxlen=_USUAL_STEPS)
+        self._slow = deque[float](maxlen=_SLOW_STEPS)
+        self._slow_seconds = 0.0
+
+    def add(self, tokens_per_second: float, seconds: float) -> str:
+        """Add a step; return how slow the newest steps are, or "" while they are not."""
+        median = float(np.median(self._usual)) if len(self._usual) >= _FEWEST_RATES else 0.0
+        if tokens_per_second >= _SLOW_SHARE * median:
+            self._usual.append(tokens_per_second)
+            self._slow.clear()
+            self._slow_seconds = 0.0
+            return ""
+        self._slow.append(tokens_per_second)
+        self._slow_seconds += seconds
+        if len(self._slow) < _SLOW_STEPS or self._slow_seconds < _SLOW_SECONDS:
+            return ""
+        slow = float(np.median(self._slow))
+        return f"training runs at {slow:,.0f} tokens/s, {slow / median:.0%} of its own median of {median:,.0f}"
 
 
 def find_clipped_updates(curve: Curve) -> str:

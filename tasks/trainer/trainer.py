@@ -142,8 +142,7 @@ def main() -> None:
     try:
         importlib.import_module("torch._dynamo")  # before the spec arrives: the first optimizer step would wait for it
         spec = channel.read_spec()
-        share = spec.threads // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        make_deterministic(seed=spec.training.seed, threads=max(1, share))
+        make_deterministic(seed=spec.training.seed, threads=spec.threads)
         trainer = Trainer(spec, channel, stop, channel.join(spec))
         trainer.resume()
         while isinstance(command := channel.next_command(), TrainUntil):

@@ -20,16 +20,20 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from model.training.determinism import resolve_device
 from model.training.parallel import SINGLE_RANK, Ranks, is_peer_loss, join_ranks
+from model.training.thread_trial import time_steps
 from tasks.policy.error_kind import ErrorKind, kind_of
 from tasks.policy.failures import ORPHANED_EXIT_CODE, PEER_LOST_EXIT_CODE, ExceptionReport
 from tasks.trainer.parent_watch import kill_with_parent
 from tasks.trainer.trainer_group import rank_stderr
 from tasks.trainer.trainer_protocol import (
+    FIRST_LINES,
     Command,
     Event,
     Finish,
+    ThreadTrial,
     TrainerSpec,
     TrainUntil,
+    TrialDone,
     decode_message,
     encode_message,
 )
@@ -87,12 +91,16 @@ class ParentChannel:
 
     def read_spec(self) -> TrainerSpec:
         """Wait for the spec, then read commands in the background; exits if stdin ends before."""
+        while not isinstance(spec := self._read_first_line(), TrainerSpec):
+            self.send(TrialDone(step_seconds=time_steps(spec.model, spec.training, spec.candidates)))
+        threading.Thread(target=self._read_commands, name="commands", daemon=True).start()
+        return spec
+
+    def _read_first_line(self) -> ThreadTrial | TrainerSpec:
         line = sys.stdin.buffer.readline()
         if not line:
             os._exit(ORPHANED_EXIT_CODE)  # started ahead for a run that did not begin
-        spec = TrainerSpec.model_validate_json(line)
-        threading.Thread(target=self._read_commands, name="commands", daemon=True).start()
-        return spec
+        return FIRST_LINES.validate_json(line)
 
     def join(self, spec: TrainerSpec) -> Place:
         """Return the place of the only process."""

@@ -1,11 +1,12 @@
 """The messages between parent and trainer: one JSON line each, over the child's stdin and stdout."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
 import msgspec
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from model.configuration.data import DataConfig
 from model.configuration.network import ModelConfig
@@ -46,6 +47,23 @@ class TrainerSpec(BaseModel):
     processes: int = 1
     nodes: int = 1
     rendezvous: str = ""
+
+
+class ThreadTrial(BaseModel):
+    """A line that may come before the spec: time some steps with each of these numbers of threads."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: ModelConfig
+    training: TrainingConfig
+    candidates: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialDone:
+    """Event: the seconds of a step by number of threads."""
+
+    step_seconds: Mapping[int, float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,8 +126,12 @@ class RankEnded:
 
 
 Command = TrainUntil | Finish
-Event = Ready | StepDone | SegmentDone | StagedCheckpoint | Waiting | ExceptionReport | RankEnded
+Event = TrialDone | Ready | StepDone | SegmentDone | StagedCheckpoint | Waiting | ExceptionReport | RankEnded
 _MESSAGES: dict[str, type] = {kind.__name__: kind for kind in (*get_args(Command), *get_args(Event))}
+
+
+FIRST_LINES: TypeAdapter[ThreadTrial | TrainerSpec] = TypeAdapter(ThreadTrial | TrainerSpec)
+"""What a trainer reads before commands: any number of trials, then its spec."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

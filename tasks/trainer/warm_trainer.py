@@ -6,17 +6,21 @@ At most one waits; one that died is never used, and none is left behind if the r
 import os
 import subprocess
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 
+from tasks.errors import TaskError
 from tasks.trainer.trainer_group import TRAINER_COMMAND
+from tasks.trainer.trainer_protocol import ThreadTrial, TrialDone, decode_message
 
 _IMPORT_SECONDS = 5.0
 """About the time a trainer's imports take; one that waits for longer only uses memory."""
+_TRIAL_SECONDS = 60.0
 
 
 class TrainerChild:
@@ -74,6 +78,21 @@ class WarmTrainer:
             self.discard()
             self._child = self._start(work_dir)
 
+    def time_threads(self, trial: ThreadTrial, work_dir: Path) -> Mapping[int, float]:
+        """Have the trainer that waits time steps; returns seconds by number of threads, none if it cannot."""
+        self.start(work_dir)
+        assert self._child is not None
+        process = self._child.process
+        assert process.stdin is not None and process.stdout is not None
+        with killing_after(_TRIAL_SECONDS, process), suppress(OSError, TaskError):
+            process.stdin.write(trial.model_dump_json().encode() + b"\n")
+            process.stdin.flush()
+            answer = decode_message(process.stdout.readline())
+            if isinstance(answer, TrialDone):
+                return answer.step_seconds
+        self.discard()
+        return {}
+
     def acquire(self, work_dir: Path) -> TrainerChild:
         """Return the trainer that waits, or a new one; the caller owns it from now on."""
         self.start(work_dir)
@@ -92,6 +111,17 @@ class WarmTrainer:
         child, self._child = self._child, None
         if child is not None:
             child.discard()
+
+
+@contextmanager
+def killing_after(seconds: float, process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Kill the process if the block takes longer."""
+    timer = threading.Timer(seconds, process.kill)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 _CURRENT: ContextVar[WarmTrainer | None] = ContextVar("warm_trainer", default=None)

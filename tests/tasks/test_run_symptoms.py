@@ -8,6 +8,7 @@ import pytest
 from storage.logs.run_entries import CurveVerdict
 from tasks.policy.curve_statistics import Curve
 from tasks.policy.curve_verdict import VerdictKind, judge
+from tasks.policy.run_symptoms import ThroughputWatch
 from tests.text.shakespeare import TINY_SHAKESPEARE
 
 ENGLISH = TINY_SHAKESPEARE.read_text(encoding="utf-8")
@@ -82,3 +83,17 @@ def test_a_symptom_beside_a_worse_verdict_is_said_with_it() -> None:
     losses[350] += 3.0
     found = judge(Curve(steps=range(1, STEPS + 1), train_losses=losses, vocab_size=257, **speeds(range(300, 321))))
     assert found.kind == VerdictKind.SPIKING and "; also: steps 300 to 320 ran at 276 tokens/s" in found.why
+
+
+def test_training_warns_while_it_is_slow_and_no_longer_afterwards() -> None:
+    watch = ThroughputWatch()
+    normal = [watch.add(8129.0, 1.0) for _ in range(30)]
+    slow = [watch.add(276.0, 29.0) for _ in range(40)]
+    assert (set(normal), set(slow[:4])) == ({""}, {""})
+    assert set(slow[4:]) == {"training runs at 276 tokens/s, 3% of its own median of 8,129"}
+    assert watch.add(8000.0, 1.0) == ""
+
+
+def test_a_few_slow_seconds_are_no_warning() -> None:
+    watch = ThroughputWatch()
+    assert {watch.add(rate, 0.01) for rate in (*[8129.0] * 30, *[276.0] * 40)} == {""}

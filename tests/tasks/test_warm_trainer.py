@@ -8,11 +8,19 @@ from pathlib import Path
 import psutil
 import pytest
 
+from model.configuration.network import ModelConfig
+from model.configuration.training import TrainingConfig
 from tasks.policy.failures import ORPHANED_EXIT_CODE
+from tasks.trainer.trainer_protocol import ThreadTrial
 from tasks.trainer.warm_trainer import TrainerChild, WarmTrainer, warm_trainer
 from tests.processes.fork_server import fork_server
 
 SAYS_SO_AND_WAITS = "import sys; print('here', file=sys.stderr, flush=True); print('there', flush=True); input()"
+TRIAL = ThreadTrial(
+    model=ModelConfig(n_layer=2, n_head=1, n_embd=8, block_size=8),
+    training=TrainingConfig(steps=9, global_batch=4, precision="fp32", kernels="stock"),
+    candidates=(2, 1),
+)
 start_quickly = partial(TrainerChild, command=(sys.executable, "-S", "-c", SAYS_SO_AND_WAITS))
 
 
@@ -45,6 +53,22 @@ def test_the_one_that_waits_is_the_one_that_is_taken(waiting: WarmTrainer, tmp_p
 def test_where_none_waits_a_new_one_is_taken(waiting: WarmTrainer, tmp_path: Path) -> None:
     child = waiting.acquire(tmp_path / "made")
     assert heard(child) == b"there\n"
+    child.discard()
+
+
+def test_one_that_cannot_time_steps_is_discarded_and_nothing_is_known(waiting: WarmTrainer, tmp_path: Path) -> None:
+    assert waiting.time_threads(TRIAL, tmp_path) == {}
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow  # its quicker witnesses are tests/model/test_thread_trial.py and the key's case in tests/wiring
+def test_a_waiting_trainer_times_steps_and_takes_its_spec_afterwards(tmp_path: Path) -> None:
+    trainer = WarmTrainer()
+    found = trainer.time_threads(TRIAL, tmp_path)
+    assert set(found) == {1, 2} and min(found.values()) > 0
+    child = trainer.acquire(tmp_path)
+    child.process.communicate()
+    assert child.process.returncode == ORPHANED_EXIT_CODE
     child.discard()
 
 

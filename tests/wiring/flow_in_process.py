@@ -34,7 +34,7 @@ from tasks.configuration.run_configuration import RunConfig
 from tasks.evaluator import evaluation_run
 from tasks.evaluator.evaluator_process import Outcome
 from tasks.trainer import warm_trainer
-from tasks.trainer.trainer_protocol import Finish, TrainerSpec, TrainUntil, decode_message
+from tasks.trainer.trainer_protocol import Finish, ThreadTrial, TrainerSpec, TrainUntil, decode_message
 from tasks.trainer.warm_trainer import TrainerChild, WarmTrainer
 from tests.wiring.tensorless_trainer import heard_by
 
@@ -57,6 +57,7 @@ global_batch = 4
 device = "cpu"
 precision = "fp32"
 kernels = "stock"
+threads = 1
 [checkpoint]
 every_steps = 10
 """
@@ -98,10 +99,15 @@ class NotedWarmTrainer(WarmTrainer):
         command = (sys.executable, "-m", "tests.wiring.tensorless_trainer", *arguments)
         super().__init__(partial(TrainerChild, command=command))
         self.waited: list[float] = []
+        self.step_seconds: dict[int, float] = {}
         self._acquired: list[TrainerChild] = []
 
     def start(self, work_dir: Path) -> None:
         """Start none ahead: most tests only open the run."""
+
+    def time_threads(self, trial: ThreadTrial, work_dir: Path) -> dict[int, float]:
+        """Answer what the test says that was measured."""
+        return {count: self.step_seconds[count] for count in trial.candidates if count in self.step_seconds}
 
     def acquire(self, work_dir: Path) -> TrainerChild:
         super().start(work_dir)

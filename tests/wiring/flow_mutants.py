@@ -64,7 +64,7 @@ FLOW_MUTANTS = (
         SPEC,
     ),
     mutant("spec-last-prompt", ATTEMPT, "config.evaluation.prompts[0]", "config.evaluation.prompts[-1]", SPEC),
-    mutant("spec-faults-dropped", ATTEMPT, "faults=trainers.faults", 'faults=""', SPEC),
+    mutant("spec-faults-dropped", ATTEMPT, '"",\n        faults=trainers.faults', '"",\n        faults=""', SPEC),
     mutant(
         "attempt-forgets-the-quarantine",
         ATTEMPT,

@@ -48,7 +48,12 @@ def quarantine(flow: FlowWorld, windows: tuple[int, ...]) -> None:
 
 def kill(flow: FlowWorld) -> FlowWorld:
     """Leave a run whose only attempt was killed after step 13; its budget was spent by that."""
-    flow.train("training.micro_batch=2", "budgets.lost.retries=0", warm=NotedWarmTrainer("--die-at", "13"))
+    flow.train(
+        "training.micro_batch=2",
+        "training.threads=3",
+        "budgets.lost.retries=0",
+        warm=NotedWarmTrainer("--die-at", "13"),
+    )
     return flow
 
 

@@ -8,9 +8,11 @@ from typing import Any, cast
 import pytest
 import torch
 
+from flows.run import run_opening
 from model.data.token_windows import TokenWindows
 from model.errors import InvalidInput
 from model.training.parallel import SINGLE_RANK
+from tasks.machine import placement as placement_module
 from tasks.trainer import trainer as trainer_module
 from tasks.trainer import trainer_channel
 from tasks.trainer.trainer import Trainer
@@ -190,8 +192,17 @@ def the_threads_of_the_process(bench: Bench) -> None:
         torch.set_num_threads(before)
         torch.use_deterministic_algorithms(False)
     assert channel.threads == 3
-    with bench.flow.opened("training.threads=5") as run:
-        assert run.trainers.threads == 5 and run.evaluation.threads == 2
+    warm = NotedWarmTrainer()
+    warm.step_seconds |= {4: 0.3, 2: 0.011, 1: 0.01}
+    bench.patch.setattr(run_opening, "usable_cores", lambda: 4)
+    with bench.flow.opened("training.threads=auto", warm=warm) as run:
+        assert run.config.training.threads == run.trainers.threads == 2 and run.evaluation.threads == 1
+    opened = bench.flow.log.state.opened
+    assert opened is not None and opened.config["training"]["threads"] == 2
+    assert opened.threads_why == "a measured step took 27.3 times as long with 4 threads"
+    bench.patch.setattr(placement_module, "usable_cores", lambda: 64)
+    with bench.flow.opened("training.threads=auto") as again:
+        assert again.trainers.threads == 2
 
 
 @acts("training.processes")

@@ -191,7 +191,21 @@ TRAINING_MUTANTS = (
         "every_steps=100",
         key("the_rhythm_of_the_probe"),
     ),
-    mutant("trainer-of-one-thread", TRAINER, "threads=max(1, share)", "threads=1", key("the_threads_of_the_process")),
+    mutant("trainer-of-one-thread", TRAINER, "threads=spec.threads", "threads=1", key("the_threads_of_the_process")),
+    mutant(
+        "threads-that-nobody-measured",
+        "flows/run/run_opening.py",
+        "choose_threads(warm.time_threads(trial, trainer_folder(os.environ, run_id)), cores)",
+        "choose_threads({}, cores)",
+        key("the_threads_of_the_process"),
+    ),
+    mutant(
+        "threads-that-every-attempt-chooses-anew",
+        "tasks/configuration/stored_configuration.py",
+        "kernels=training.kernels, threads=training.threads)",
+        "kernels=training.kernels)",
+        key("the_threads_of_the_process"),
+    ),
     mutant(
         "always-replicated",
         "tasks/trainer/trainer_channel.py",

@@ -1,0 +1,65 @@
+"""Times some steps of a run's network, cut to one layer and few windows, with several numbers of CPU threads.
+
+It leaves nothing behind: the weights are thrown away, the generators and the number of threads are as before.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+
+import numpy as np
+import torch
+
+from model.configuration.network import ModelConfig
+from model.configuration.training import TrainingConfig
+from model.data.sample_order import SampleOrder
+from model.data.token_windows import TokenWindows
+from model.training.determinism import keeping_generators
+from model.training.train_state import TrainState
+from model.training.training_step import StepInputs, take_step
+
+_CPU = torch.device("cpu")
+_TOKENS, _VOCABULARY = 256, 1024
+_FEWEST_TURNS, _MOST_TURNS, _BUDGET_SECONDS = 3, 9, 0.15
+"""A turn is one step with each number of threads; after the fewest turns none begins when the seconds are spent."""
+
+
+def time_steps(
+    model: ModelConfig,
+    training: TrainingConfig,
+    threads: Sequence[int],
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Mapping[int, float]:
+    """Return the median seconds of a step for each number of threads, in turns, so that other load meets all alike."""
+    before = torch.get_num_threads()
+    found: dict[int, list[float]] = {count: [] for count in threads}
+    with keeping_generators(_CPU):
+        try:
+            state, inputs = _small_run(model, training)
+            take_step(state, inputs)  # kernels are chosen and memory is taken in the first step
+            began = clock()
+            for turn in range(_MOST_TURNS):
+                if turn >= _FEWEST_TURNS and clock() - began > _BUDGET_SECONDS:
+                    break
+                for count in threads:
+                    torch.set_num_threads(count)
+                    started = clock()
+                    take_step(state, inputs)
+                    found[count].append(clock() - started)
+        finally:
+            torch.set_num_threads(before)
+    return {count: median(seconds) for count, seconds in found.items()}
+
+
+def _small_run(model: ModelConfig, training: TrainingConfig) -> tuple[TrainState, StepInputs]:
+    rows = max(1, min(training.global_batch, _TOKENS // model.block_size))
+    small = model.model_copy(update={"n_layer": 1})
+    changes = {"steps": 1000, "global_batch": rows, "micro_batch": rows, "compile": False, "mask_documents": False}
+    few = training.model_copy(update=changes)
+    tokens = np.random.default_rng(0).integers(0, _VOCABULARY, (rows + 1) * model.block_size + 1).astype(np.uint16)
+    windows = TokenWindows([tokens], model.block_size, _VOCABULARY)
+    order = SampleOrder(window_count=windows.window_count, seed=0, global_batch=rows)
+    state = TrainState.create(small, few, _VOCABULARY, _CPU)
+    state.model.train()
+    return state, StepInputs(windows=windows, order=order, training=few, micro_batch=rows)
