@@ -58,7 +58,7 @@ class SegmentReplayer:
         """
         config = parse_stored_configuration(segment.started.config)
         place = Place(device=resolve_device(segment.started.placement.device.partition(":")[0]))
-        make_deterministic(seed=config.training.seed, threads=_threads(segment, config))
+        make_deterministic(seed=config.training.seed, threads=segment.started.placement.threads)
         spec = self._spec(segment, config)
         load = CheckpointLoad(self._log.store, None if carried else spec.resume, StagingBuffer(place.device))
         if self._data is None or self._attempt != segment.started.attempt:
@@ -117,9 +117,3 @@ def _train(state: TrainState, data: TrainingData, until_step: int) -> Recomputed
         state_sha256=state_sha256(to_record(named.name, named.tensor) for named in tensors),
         tensors={named.name: named.tensor for named in tensors},
     )
-
-
-def _threads(segment: Segment, config: RunConfig) -> int:
-    """Return the threads that each process of the attempt had."""
-    placement, processes = segment.started.placement, config.training.processes
-    return max(1, placement.threads // (placement.world_size if processes == "auto" else processes))
