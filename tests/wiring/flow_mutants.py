@@ -103,9 +103,8 @@ FLOW_MUTANTS = (
     mutant(
         "receipt-without-tokens",
         ATTEMPT,
-        "            tokens=last.tokens if last else 0,\n            gpu_seconds=last.gpu_seconds if last else 0.0,\n"
-        "        )\n        over",
-        "            tokens=0,\n            gpu_seconds=last.gpu_seconds if last else 0.0,\n        )\n        over",
+        "tokens=last.tokens if last else 0,\n            gpu_seconds=last.gpu_seconds if last else 0.0,\n            peak",
+        "tokens=0,\n            gpu_seconds=last.gpu_seconds if last else 0.0,\n            peak",
         COUNTED,
     ),
     mutant(
@@ -145,10 +144,24 @@ FLOW_MUTANTS = (
         HEARTBEAT,
     ),
     mutant(
+        "start-without-faults",
+        ATTEMPT,
+        "versions=library_versions(),\n        faults=trainers.faults",
+        'versions=library_versions(),\n        faults=""',
+        f"{TESTS}::test_a_receipt_names_the_device_and_counts_cores_and_the_faults_to_practise",
+    ),
+    mutant(
+        "receipt-without-the-peak",
+        ATTEMPT,
+        "return ready.peak if ready else None",
+        "return None",
+        f"{TESTS}::test_the_end_of_an_attempt_has_the_peak_and_how_long_its_trainer_started",
+    ),
+    mutant(
         "heartbeat-without-device-time",
         ATTEMPT,
-        "gpu_seconds=last.gpu_seconds if last else 0.0,\n        )\n\n\ndef _claim",
-        "gpu_seconds=0.0,\n        )\n\n\ndef _claim",
+        "gpu_seconds=last.gpu_seconds if last else 0.0,\n            at=utc_now()",
+        "gpu_seconds=0.0,\n            at=utc_now()",
         HEARTBEAT,
     ),
     mutant(

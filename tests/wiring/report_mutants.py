@@ -36,8 +36,8 @@ REPORT_MUTANTS = (
     mutant(
         "sql-processes-are-threads",
         RECEIPTS,
-        "world_size=placement.world_size",
-        "world_size=placement.threads",
+        "getattr(placement, name) for name in PlacementSummary.__slots__}",
+        'getattr(placement, name) for name in PlacementSummary.__slots__} | {"world_size": placement.threads}',
         COLUMNS,
     ),
     mutant("sql-progress-is-constant", ROWS, "made_progress=record.made_progress", "made_progress=False", COLUMNS),
