@@ -103,8 +103,8 @@ FLOW_MUTANTS = (
     mutant(
         "receipt-without-tokens",
         ATTEMPT,
-        "tokens=last.tokens if last else 0,\n            gpu_seconds=last.gpu_seconds if last else 0.0,\n            peak",
-        "tokens=0,\n            gpu_seconds=last.gpu_seconds if last else 0.0,\n            peak",
+        "if last else 0,\n            gpu_seconds=last.gpu_seconds if last else 0.0,\n            peak",
+        "if None else 0,\n            gpu_seconds=last.gpu_seconds if last else 0.0,\n            peak",
         COUNTED,
     ),
     mutant(
