@@ -169,7 +169,7 @@ def test_what_promises_no_equal_bits_here_is_skipped_and_said(
 
 
 def test_a_run_on_two_replicated_processes_is_computed_again_by_one(run: TrainedRun, cairn: Cairn) -> None:
-    run.attempt(2, placement=this_placement(device="cpu", threads=2, world_size=2), training={"processes": 2})
+    run.attempt(2, placement=this_placement(device="cpu", threads=1, world_size=2), training={"processes": 2})
     assert verdicts(replayed(cairn)) == [(0, 2, "equal")]
 
 
