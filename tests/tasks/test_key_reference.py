@@ -78,7 +78,7 @@ def test_a_unit_is_named(key: str, unit: str) -> None:
         ("training.steps", "required"),
         ("training.micro_batch", "global_batch"),
         ("training.lr", "0.001"),
-        ("training.threads", "auto"),
+        ("training.threads", '"auto"'),
         ("budgets.oom.retries", "6"),
         ("budgets.bad-data.samples", "256"),
     ],
