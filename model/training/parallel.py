@@ -83,14 +83,6 @@ class Ranks:
         dist.all_reduce(flags, dist.ReduceOp.MAX)
         return bool(flags.item())
 
-    def broadcast(self, numbers: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the numbers of rank 0; the other ranks pass as many of any value."""
-        if self.size == 1:
-            return numbers
-        values = torch.tensor(numbers, dtype=torch.int64)
-        dist.broadcast(values, src=0)
-        return tuple(values.tolist())
-
     def gather_losses(self, losses: Tensor) -> Tensor:
         """Return the weighted losses of all micro-batches (n,), of which this rank has an equal share."""
         if self.size == 1:

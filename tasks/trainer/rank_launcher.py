@@ -1,35 +1,40 @@
-"""Starts and watches the ranks of one trainer by torchrun's agent (`python -m tasks.trainer.rank_launcher`).
+"""Starts and watches this machine's ranks of one trainer (`python -m tasks.trainer.rank_launcher`).
 
 If one rank exits badly, all are ended within seconds and the parent learns which rank it was; nothing is restarted.
-Rank 0 inherits this process's stdin and stdout.
-Source: `torch.distributed.run` and its `elastic_launch`.
+Rank 0 inherits this process's stdin and stdout. On one machine nothing listens: the ranks meet in a file that only this
+user can reach.
 """
 
 import argparse
 import contextlib
 import os
 import signal
+import subprocess
 import sys
-import threading
-from collections.abc import Collection, Mapping, Sequence
-from functools import partial
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
 
 import psutil
 
-from tasks.machine.background_thread import running_beside
 from tasks.policy.failures import PEER_LOST_EXIT_CODE
 from tasks.trainer.parent_watch import watch_parent
-from tasks.trainer.trainer_group import TrainerGroup
+from tasks.trainer.rendezvous_server import serving_rendezvous
+from tasks.trainer.trainer_group import (
+    RANK_STORE,
+    RENDEZVOUS,
+    TRAINER_COMMAND,
+    TrainerGroup,
+    rendezvous_secret,
+)
 from tasks.trainer.trainer_protocol import RankEnded, encode_message
 
-if TYPE_CHECKING:
-    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-
-_POLL_SECONDS = 0.2
+_POLL_SECONDS = 0.1
 _GRACE_SECONDS = 2.0
-"""After one rank has exited, the time in which the others may exit by themselves."""
+"""After one rank has failed, the time in which the others may exit by themselves."""
+_LOOPBACK = {"linux": "lo", "darwin": "lo0"}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -38,8 +43,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, _forward_signal)
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # the last lines of stderr are evidence, not advice
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # each rank sets its own; otherwise torchrun warns
     parser = argparse.ArgumentParser(prog="rank_launcher")
     parser.add_argument("--processes", type=int, required=True)
     parser.add_argument("--nodes", type=int, default=1)
@@ -54,66 +57,68 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run_ranks(group: TrainerGroup) -> RankEnded | None:
-    """Start this node's ranks and wait for all of them; return the rank that failed first, or None."""
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    """Start this machine's ranks and wait for all of them; return the one that failed first, or None."""
+    with _meeting_place(group) as variables:
+        first = group.node_rank * group.processes
+        ranks = {first + local: _start(group, first + local, local, variables) for local in range(group.processes)}
+        return watch(ranks)
 
-    rendezvous = (
-        {"rdzv_backend": "static", "rdzv_endpoint": group.rendezvous, "rdzv_configs": {"rank": group.node_rank}}
-        if group.nodes > 1
-        else {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
+
+def watch(
+    ranks: Mapping[int, "subprocess.Popen[bytes]"], *, sleep: Callable[[float], None] = time.sleep
+) -> RankEnded | None:
+    """Wait until all ranks have ended; two seconds after the first that failed the rest are killed."""
+    ends, grace = list[RankEnded](), _GRACE_SECONDS
+    while len(ends) < len(ranks):
+        known = {end.rank for end in ends}
+        codes = {rank: process.poll() for rank, process in ranks.items() if rank not in known}
+        ends += [RankEnded(rank=rank, exit_code=code) for rank, code in codes.items() if code is not None]
+        if grace <= 0:
+            _kill(ranks.values())
+            return find_failed_rank(ends)
+        grace -= _POLL_SECONDS if any(end.exit_code for end in ends) else 0
+        sleep(_POLL_SECONDS)
+    return find_failed_rank(ends)
+
+
+def find_failed_rank(ends: Sequence[RankEnded]) -> RankEnded | None:
+    """Return the end that is the cause, of those that no one here brought about: not one that only lost a peer."""
+    failed = [end for end in ends if end.exit_code]
+    own = [end for end in failed if end.exit_code != PEER_LOST_EXIT_CODE]
+    return next(iter(own or failed), None)
+
+
+@contextlib.contextmanager
+def _meeting_place(group: TrainerGroup) -> Iterator[dict[str, str]]:
+    """Yield the variables that tell the ranks where they meet."""
+    if group.nodes == 1:
+        with tempfile.TemporaryDirectory(prefix="cairn-ranks-") as folder:  # mode 0700
+            loopback = _LOOPBACK.get(sys.platform, "")
+            kept = {name: os.environ.get(name, loopback) for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
+            yield {RANK_STORE: str(Path(folder) / "store"), **{name: value for name, value in kept.items() if value}}
+    elif group.node_rank == 0:
+        with serving_rendezvous(group.rendezvous, rendezvous_secret(os.environ)):
+            yield {RENDEZVOUS: group.rendezvous}
+    else:
+        yield {RENDEZVOUS: group.rendezvous}
+
+
+def _start(group: TrainerGroup, rank: int, local_rank: int, variables: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+    own = {"RANK": str(rank), "LOCAL_RANK": str(local_rank), "WORLD_SIZE": str(group.size)}
+    is_first = rank == 0
+    return subprocess.Popen(
+        TRAINER_COMMAND,
+        env={**os.environ, **variables, **own},
+        stdin=None if is_first else subprocess.DEVNULL,
+        stdout=None if is_first else sys.stderr.fileno(),
     )
-    config = LaunchConfig(
-        min_nodes=group.nodes,
-        max_nodes=group.nodes,
-        nproc_per_node=group.processes,
-        run_id="cairn",
-        max_restarts=0,
-        monitor_interval=0.1,
-        signals_to_handle="SIGQUIT",
-        rdzv_timeout=900,
-        local_addr="localhost" if group.nodes == 1 else None,
-        **rendezvous,
-    )
-    killed = set[int]()
-    try:
-        with running_beside(partial(_kill_survivors, killed), name="ranks"):
-            elastic_launch(config, sys.executable)("-m", "tasks.trainer.trainer")
-    except ChildFailedError as failed:
-        return find_failed_rank(failed.failures, killed)
-    return None
 
 
-def find_failed_rank(failures: Mapping[int, "ProcessFailure"], killed: Collection[int]) -> RankEnded:
-    """Return the rank whose exit is the cause: not one that only lost a peer, nor a pid in `killed`.
-
-    `failures` are by rank, in the order they were seen.
-    """
-    ends = [(rank, failure) for rank, failure in failures.items() if failure.pid not in killed]
-    own = [(rank, failure) for rank, failure in ends if failure.exitcode != PEER_LOST_EXIT_CODE]
-    rank, failure = next(iter(own or ends or failures.items()))
-    return RankEnded(rank=rank, exit_code=failure.exitcode)
-
-
-def _kill_survivors(killed: set[int], stop: threading.Event) -> None:
-    """Kill the ranks that still run 2 s after one exited, and add them to `killed`: torchrun would wait much longer."""
-    seen = set[int]()
-    while not stop.wait(_POLL_SECONDS):
-        alive = {child.pid: child for child in psutil.Process().children() if _is_running(child)}
-        seen |= alive.keys()
-        if seen - alive.keys() and alive:
-            stop.wait(_GRACE_SECONDS)
-            for child in alive.values():
-                killed.add(child.pid)
-                with contextlib.suppress(psutil.Error):
-                    child.kill()
-
-
-def _is_running(child: psutil.Process) -> bool:
-    try:
-        return bool(child.status() != psutil.STATUS_ZOMBIE)
-    except psutil.Error:
-        return False
+def _kill(ranks: Iterable["subprocess.Popen[bytes]"]) -> None:
+    for process in ranks:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
 
 
 def _forward_signal(number: int, frame: FrameType | None) -> None:

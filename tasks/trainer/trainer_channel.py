@@ -11,12 +11,11 @@ import threading
 import time
 import traceback
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
 
 import torch
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from model.training.determinism import resolve_device
 from model.training.parallel import SINGLE_RANK, Ranks, is_peer_loss, join_ranks
@@ -24,6 +23,7 @@ from model.training.thread_trial import time_steps
 from tasks.policy.error_kind import ErrorKind, kind_of
 from tasks.policy.failures import ORPHANED_EXIT_CODE, PEER_LOST_EXIT_CODE, ExceptionReport
 from tasks.trainer.parent_watch import kill_with_parent
+from tasks.trainer.rank_store import open_rank_store
 from tasks.trainer.trainer_group import rank_stderr
 from tasks.trainer.trainer_protocol import (
     FIRST_LINES,
@@ -40,20 +40,18 @@ from tasks.trainer.trainer_protocol import (
 
 _SPEC, _EXCEPTION, _EXCEPTION_SENT = "spec", "exception", "exception-sent"
 _EXCEPTION_SECONDS = 5.0
-_FINISH, _TRAIN = 0, 1
 _POLL_SECONDS = 0.02
 
 
 class Rendezvous:
-    """A small key-value store that every rank of an attempt reaches: torchrun's TCPStore, in the first node's agent.
+    """A small key-value store that every rank of an attempt reaches, and that outlives any rank.
 
-    It outlives any rank. `store` is torch's, for the process group.
+    `store` is torch's, for the process group.
     """
 
-    def __init__(self) -> None:
-        """Connect to the address in torchrun's environment."""
-        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        self.store = TCPStore(host, port, None, False, timeout=timedelta(minutes=5))
+    def __init__(self, rank: int, size: int) -> None:
+        """Open the store that the launcher named."""
+        self.store = open_rank_store(os.environ, rank=rank, size=size)
         self._values = PrefixStore("cairn", self.store)
 
     def put(self, name: str, data: bytes) -> None:
@@ -132,11 +130,11 @@ class RankChannel:
     def __init__(self, rank: int, size: int) -> None:
         """Connect to the other ranks and, as rank 0, to the parent."""
         kill_with_parent(os.getppid())
-        self._rank, self._size, self._ranks = rank, size, SINGLE_RANK
+        self._rank, self._size, self._ranks, self._commands = rank, size, SINGLE_RANK, 0
         self._parent = ParentChannel() if rank == 0 else None
         if self._parent is None:
             os.dup2(2, 1)  # stdout belongs to rank 0's events
-        self._rendezvous = Rendezvous()
+        self._rendezvous = Rendezvous(rank, size)
 
     def read_spec(self) -> TrainerSpec:
         """Wait for the spec, which rank 0 passes on; from then on each rank has its own stderr file."""
@@ -168,12 +166,17 @@ class RankChannel:
 
     def next_command(self) -> Command:
         """Wait for the parent's next command; every rank must call it and gets the same command."""
-        numbers = (_FINISH, 0)
+        self._commands += 1
+        name = f"command/{self._commands}"
         if self._parent is not None:
             command = self._parent.next_command()
-            numbers = (_TRAIN, command.step) if isinstance(command, TrainUntil) else numbers
-        kind, step = self._ranks.broadcast(numbers)
-        return TrainUntil(step=step) if kind == _TRAIN else Finish()
+            self._rendezvous.put(name, encode_message(command))
+            return command
+        data = self._rendezvous.get(name)
+        assert data is not None
+        message = decode_message(data)
+        assert isinstance(message, TrainUntil | Finish)
+        return message
 
     def send(self, event: Event) -> None:
         """Send an event; of a rank other than 0 only an exception is sent, and waited for until rank 0 forwarded it."""
@@ -197,7 +200,7 @@ Channel = ParentChannel | RankChannel
 
 
 def open_channel() -> Channel:
-    """Return this process's channel; torchrun's environment says whether it is one of several ranks."""
+    """Return this process's channel; the launcher's environment says whether it is one of several ranks."""
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     return ParentChannel() if size == 1 else RankChannel(rank, size)
 

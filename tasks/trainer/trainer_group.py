@@ -10,7 +10,10 @@ from model.configuration.training import TrainingConfig
 from tasks.errors import TaskError
 
 TRAINER_COMMAND = (sys.executable, "-m", "tasks.trainer.trainer")
+RANK_STORE, RENDEZVOUS, RENDEZVOUS_SECRET = "CAIRN_RANK_STORE", "CAIRN_RENDEZVOUS", "CAIRN_RENDEZVOUS_SECRET"
+"""Variables: the file where the ranks of one machine meet; where those of several do, and what shows that they may."""
 _DEVICES = Path("/dev")
+_SECRET_CHARACTERS = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,14 +61,27 @@ def trainer_group(
         processes=_usable_gpus(training.device, environment, devices) if processes == "auto" else processes,
         nodes=_number(environment, "CAIRN_NODES", 1),
         node_rank=_number(environment, "CAIRN_NODE_RANK", 0),
-        rendezvous=environment.get("CAIRN_RENDEZVOUS", ""),
+        rendezvous=environment.get(RENDEZVOUS, ""),
     )
+    if group.nodes > 1:
+        rendezvous_secret(environment)
     if group.size > training.global_batch:
         raise TaskError(
             f"training.processes: {group.size} in all, but training.global_batch = {training.global_batch}; "
             "rule: every process has a row of the batch. Ask for fewer processes"
         )
     return group
+
+
+def rendezvous_secret(environment: Mapping[str, str]) -> bytes:
+    """Return the secret that several machines share; raises `TaskError`, which does not repeat it."""
+    secret = environment.get(RENDEZVOUS_SECRET, "")
+    if len(secret) < _SECRET_CHARACTERS:
+        raise TaskError(
+            f"{RENDEZVOUS_SECRET}: {len(secret)} characters; rule: at least {_SECRET_CHARACTERS}, the same on every "
+            "machine. Make one with: openssl rand -hex 32"
+        )
+    return secret.encode()
 
 
 def rank_stderr(work_dir: Path, attempt: int, rank: int) -> Path:

@@ -1,5 +1,6 @@
 """How many processes there are, where that is said, and what is refused."""
 
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,11 @@ from model.configuration.network import ModelConfig
 from model.configuration.training import TrainingConfig
 from tasks.configuration.run_configuration import RunConfig
 from tasks.errors import TaskError
-from tasks.trainer.rank_launcher import find_failed_rank
+from tasks.trainer.rank_launcher import find_failed_rank, watch
 from tasks.trainer.trainer_group import TrainerGroup, trainer_group
+from tasks.trainer.trainer_protocol import RankEnded
 
-
-class Failed:
-    """What torchrun tells of a rank that ended badly."""
-
-    def __init__(self, pid: int, exitcode: int) -> None:
-        self.pid, self.exitcode = pid, exitcode
+SECRET = {"CAIRN_RENDEZVOUS_SECRET": "0123456789abcdef"}
 
 
 def training(**values: Any) -> TrainingConfig:
@@ -51,7 +48,7 @@ def test_auto_is_one_process_for_each_gpu_and_one_without(tmp_path: Path) -> Non
 
 
 def test_a_scheduler_says_by_the_environment_how_many_machines_there_are() -> None:
-    said = {"CAIRN_NODES": "2", "CAIRN_NODE_RANK": "1", "CAIRN_RENDEZVOUS": "node-0:29500"}
+    said = {"CAIRN_NODES": "2", "CAIRN_NODE_RANK": "1", "CAIRN_RENDEZVOUS": "node-0:29500", **SECRET}
     group = trainer_group(training(processes=2), said)
     assert (group.nodes, group.node_rank, group.rendezvous, group.size) == (2, 1, "node-0:29500", 4)
 
@@ -62,7 +59,9 @@ def test_a_scheduler_says_by_the_environment_how_many_machines_there_are() -> No
         ({"CAIRN_NODES": "2"}, "rendezvous"),
         ({"CAIRN_NODES": "two"}, "CAIRN_NODES"),
         ({"CAIRN_NODES": "2", "CAIRN_NODE_RANK": "2", "CAIRN_RENDEZVOUS": "a:1"}, "node_rank"),
-        ({"CAIRN_NODES": "5", "CAIRN_RENDEZVOUS": "a:1"}, "training.global_batch = 8"),
+        ({"CAIRN_NODES": "2", "CAIRN_RENDEZVOUS": "a:1"}, "CAIRN_RENDEZVOUS_SECRET: 0 characters"),
+        ({"CAIRN_NODES": "2", "CAIRN_RENDEZVOUS": "a:1", "CAIRN_RENDEZVOUS_SECRET": "short"}, "at least 16"),
+        ({"CAIRN_NODES": "5", "CAIRN_RENDEZVOUS": "a:1", **SECRET}, "training.global_batch = 8"),
     ],
 )
 def test_what_nobody_can_meet_with_is_refused_by_name(environment: dict[str, str], said: str) -> None:
@@ -79,16 +78,28 @@ def test_the_number_of_processes_does_not_change_which_run_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("failures", "killed", "first"),
+    ("codes", "first"),
     [
-        ({0: Failed(10, 77), 1: Failed(11, -9)}, set(), (1, -9)),
-        ({1: Failed(11, 1), 0: Failed(10, -9)}, {10}, (1, 1)),
-        ({0: Failed(10, 77), 1: Failed(11, -9)}, {11}, (0, 77)),
-        ({2: Failed(12, -11), 1: Failed(11, -6)}, set(), (2, -11)),
+        ({0: 77, 1: -9}, (1, -9)),
+        ({1: 1}, (1, 1)),
+        ({0: 77}, (0, 77)),
+        ({2: -11, 1: -6}, (2, -11)),
+        ({0: 0, 1: 1}, (1, 1)),
     ],
 )
 def test_the_rank_that_ended_first_is_the_reason_not_those_that_fell_with_it(
-    failures: dict[int, Any], killed: set[int], first: tuple[int, int]
+    codes: dict[int, int], first: tuple[int, int]
 ) -> None:
-    ended = find_failed_rank(failures, killed)
-    assert (ended.rank, ended.exit_code) == first
+    ended = find_failed_rank([RankEnded(rank=rank, exit_code=code) for rank, code in codes.items()])
+    assert ended is not None and (ended.rank, ended.exit_code) == first
+
+
+def test_ranks_that_all_end_well_are_nobodys_fault() -> None:
+    assert find_failed_rank([RankEnded(rank=0, exit_code=0), RankEnded(rank=1, exit_code=0)]) is None
+
+
+def test_a_rank_that_fails_takes_the_others_along_and_is_the_one_named() -> None:
+    ranks = {0: subprocess.Popen(["sleep", "1000"]), 1: subprocess.Popen(["sh", "-c", "exit 3"])}
+    ended = watch(ranks, sleep=lambda seconds: None)
+    assert ended is not None and (ended.rank, ended.exit_code) == (1, 3)
+    assert ranks[0].returncode == -9

@@ -1,0 +1,110 @@
+"""Where the ranks of several machines meet: a small key-value store in the first machine's launcher.
+
+Whoever connects proves first that it knows the run's secret; each rank connects once. Only standard types travel, in
+MessagePack. The other end is `rank_store`.
+"""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Literal
+
+import msgspec
+
+from tasks.trainer.signed_connection import ConnectionEnded, NotAdmitted, SignedConnection, admit
+
+
+class Request(msgspec.Struct, kw_only=True, frozen=True):
+    """What one rank asks: `rank` says who it is, `operation` what to do with `keys`."""
+
+    operation: Literal["join", "set", "get", "add", "compare_set", "check", "delete", "count"]
+    keys: tuple[str, ...] = ()
+    value: bytes = b""
+    expected: bytes = b""
+    number: int = 0
+
+
+class Answer(msgspec.Struct, kw_only=True, frozen=True):
+    """The value of a key, or none, and a number: what `add` and `count` return, and 1 for yes elsewhere."""
+
+    value: bytes | None = None
+    number: int = 0
+
+
+class RendezvousValues:
+    """The values under their keys, and who has joined; safe to use from several threads."""
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        self._values: dict[str, bytes] = {}
+        self._joined: set[int] = set()
+        self._lock = threading.Lock()
+
+    def answer(self, request: Request) -> Answer:
+        """Do what is asked, at once."""
+        with self._lock:
+            if request.operation == "join":
+                return self._join(request.number)
+            if request.operation == "check":
+                return Answer(number=all(key in self._values for key in request.keys))
+            if request.operation == "count":
+                return Answer(number=len(self._values))
+            return self._of_key(request, request.keys[0])
+
+    def _of_key(self, request: Request, key: str) -> Answer:
+        present = self._values.get(key)
+        match request.operation:
+            case "set":
+                self._values[key] = request.value
+            case "add":
+                total = int(present or b"0") + request.number
+                self._values[key] = str(total).encode()
+                return Answer(number=total)
+            case "compare_set" if (present is None and not request.expected) or present == request.expected:
+                self._values[key] = request.value
+            case "delete":
+                return Answer(number=self._values.pop(key, None) is not None)
+        return Answer(value=self._values.get(key, request.expected if request.operation == "compare_set" else None))
+
+    def _join(self, rank: int) -> Answer:
+        is_new = rank not in self._joined
+        self._joined.add(rank)
+        return Answer(number=is_new)
+
+
+@contextlib.contextmanager
+def serving_rendezvous(address: str, secret: bytes) -> Iterator[int]:
+    """Serve at HOST:PORT until the block ends, one thread for each connection; yields the port."""
+    host, _, port = address.rpartition(":")
+    values = RendezvousValues()
+    with _listening(host, int(port)) as listener:
+        threading.Thread(target=_accept, args=(listener, secret, values), name="rendezvous", daemon=True).start()
+        yield listener.getsockname()[1]
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """Listen at the host's own address; at all addresses where that is not one of this machine's (a service's name)."""
+    try:
+        family, _, _, _, found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(found[:2], family=family)
+    except OSError:
+        return socket.create_server(("", port))
+
+
+def _accept(listener: socket.socket, secret: bytes, values: RendezvousValues) -> None:
+    with contextlib.suppress(OSError):  # closed: the attempt is over
+        while True:
+            connection, _ = listener.accept()
+            threading.Thread(target=_serve, args=(connection, secret, values), daemon=True).start()
+
+
+def _serve(connection: socket.socket, secret: bytes, values: RendezvousValues) -> None:
+    with connection, contextlib.suppress(NotAdmitted, ConnectionEnded, OSError, msgspec.MsgspecError):
+        peer = admit(connection, secret)
+        while True:
+            peer.send(msgspec.msgpack.encode(values.answer(_request(peer))))
+
+
+def _request(peer: SignedConnection) -> Request:
+    return msgspec.msgpack.decode(peer.receive(), type=Request)

@@ -1,0 +1,105 @@
+"""A connection whose two ends have proved to each other that they know one secret, and whose messages are signed.
+
+Nothing is interpreted before the proof: what is read until then has a fixed length and is compared. Each message is
+signed with a key of its connection and direction, and numbered, so none can be forged, repeated, reordered or left
+out. Nothing is encrypted. Source: HMAC (RFC 2104), challenge and response as in ISO/IEC 9798-4.
+"""
+
+import hashlib
+import hmac
+import secrets
+import socket
+import struct
+
+from tasks.errors import TaskError
+
+LARGEST_MESSAGE_BYTES = 16 * 1024 * 1024
+_GREETING_SECONDS = 10.0
+_NONCE_BYTES = _PROOF_BYTES = 32
+_LENGTH = struct.Struct(">Q")
+
+
+class NotAdmitted(TaskError):
+    """The other end does not know the secret, or a message is not from it."""
+
+
+class ConnectionEnded(TaskError):
+    """The other end has closed the connection."""
+
+
+class SignedConnection:
+    """A stream of signed messages over a connected socket."""
+
+    def __init__(self, connection: socket.socket, *, sending: bytes, receiving: bytes) -> None:
+        """Sign with one key and check with the other."""
+        self._connection, self._sending, self._receiving = connection, sending, receiving
+        self._sent = self._received = 0
+
+    def send(self, body: bytes) -> None:
+        """Send one message."""
+        if len(body) > LARGEST_MESSAGE_BYTES:
+            raise TaskError(f"a message of {len(body)} bytes; rule: at most {LARGEST_MESSAGE_BYTES}")
+        head = _LENGTH.pack(len(body))
+        self._connection.sendall(head + _proof(self._sending, _LENGTH.pack(self._sent), head, body) + body)
+        self._sent += 1
+
+    def receive(self) -> bytes:
+        """Wait for one message and return it; raises `NotAdmitted` for one that is not signed as it should be."""
+        head = _read(self._connection, _LENGTH.size)
+        proof = _read(self._connection, _PROOF_BYTES)
+        length = _LENGTH.unpack(head)[0]
+        if length > LARGEST_MESSAGE_BYTES:
+            raise NotAdmitted(f"a message of {length} bytes; rule: at most {LARGEST_MESSAGE_BYTES}")
+        body = _read(self._connection, length)
+        if not hmac.compare_digest(proof, _proof(self._receiving, _LENGTH.pack(self._received), head, body)):
+            raise NotAdmitted("a message is not signed by the other end: another secret, or somebody between the two")
+        self._received += 1
+        return body
+
+
+def admit(connection: socket.socket, secret: bytes) -> SignedConnection:
+    """Return the connection as its listening end, once the other end has proved itself; raises `NotAdmitted`."""
+    own = secrets.token_bytes(_NONCE_BYTES)
+    connection.settimeout(_GREETING_SECONDS)
+    connection.sendall(own)
+    other = _read(connection, _NONCE_BYTES)
+    if not hmac.compare_digest(_read(connection, _PROOF_BYTES), _proof(secret, b"connects", own, other)):
+        raise NotAdmitted("somebody without the secret has connected")
+    connection.sendall(_proof(secret, b"listens", own, other))
+    connection.settimeout(None)
+    downwards, upwards = _keys(secret, own, other)
+    return SignedConnection(connection, sending=downwards, receiving=upwards)
+
+
+def greet(connection: socket.socket, secret: bytes) -> SignedConnection:
+    """Return the connection as its connecting end, once both ends have proved themselves; raises `NotAdmitted`."""
+    own = secrets.token_bytes(_NONCE_BYTES)
+    connection.settimeout(_GREETING_SECONDS)
+    other = _read(connection, _NONCE_BYTES)
+    connection.sendall(own + _proof(secret, b"connects", other, own))
+    if not hmac.compare_digest(_read(connection, _PROOF_BYTES), _proof(secret, b"listens", other, own)):
+        raise NotAdmitted("the first machine does not know the secret; give all machines the same one")
+    connection.settimeout(None)
+    downwards, upwards = _keys(secret, other, own)
+    return SignedConnection(connection, sending=upwards, receiving=downwards)
+
+
+def _keys(secret: bytes, listening: bytes, connecting: bytes) -> tuple[bytes, bytes]:
+    """Return the keys of what the listening end says, and of what the connecting end says."""
+    return _proof(secret, b"down", listening, connecting), _proof(secret, b"up", listening, connecting)
+
+
+def _proof(key: bytes, *parts: bytes) -> bytes:
+    """Sign the parts, each with its length, so that no two lists of parts are signed alike."""
+    signed = b"".join(_LENGTH.pack(len(part)) + part for part in parts)
+    return hmac.new(key, signed, hashlib.sha256).digest()
+
+
+def _read(connection: socket.socket, length: int) -> bytes:
+    received = bytearray()
+    while len(received) < length:
+        part = connection.recv(min(length - len(received), 1 << 20))
+        if not part:
+            raise ConnectionEnded("the other end has closed the connection")
+        received += part
+    return bytes(received)

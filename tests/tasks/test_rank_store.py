@@ -1,0 +1,88 @@
+"""The store by which ranks of several machines meet keeps the promises of torch's own, and lets nobody else in."""
+
+import socket
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from torch.distributed import FileStore, Store
+
+from tasks.errors import TaskError
+from tasks.trainer.rank_store import RemoteRankStore, open_rank_store
+from tasks.trainer.rendezvous_server import serving_rendezvous
+
+SECRET = b"0123456789abcdef"
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    """A server on a free port of the loopback."""
+    with serving_rendezvous("127.0.0.1:0", SECRET) as port:
+        yield f"127.0.0.1:{port}"
+
+
+@pytest.fixture(params=["file", "remote"])
+def store(request: pytest.FixtureRequest, address: str, tmp_path: Path) -> Store:
+    if request.param == "file":
+        return FileStore(str(tmp_path / "store"), 1)
+    return RemoteRankStore(address, SECRET, 0)
+
+
+def test_what_is_set_is_there_and_the_rest_is_not(store: Store) -> None:
+    store.set("a", "1")
+    store.set("a", "2")
+    assert store.get("a") == b"2"
+    assert store.check(["a"]) and not store.check(["a", "b"])
+
+
+def test_a_number_is_added_to(store: Store) -> None:
+    assert [store.add("n", 2), store.add("n", 0), store.add("n", -1)] == [2, 2, 1]
+    assert store.get("n") == b"1"
+
+
+@pytest.mark.parametrize(
+    ("expected", "desired", "there"), [("", "new", b"new"), ("1", "new", b"new"), ("2", "new", b"1")]
+)
+def test_a_value_is_replaced_only_where_the_expected_one_is_there(
+    store: Store, expected: str, desired: str, there: bytes
+) -> None:
+    if expected:
+        store.set("a", "1")
+    assert store.compare_set("a", expected, desired) == there
+    assert store.get("a") == there
+
+
+def test_a_deleted_key_is_gone(store: Store) -> None:
+    store.set("a", "1")
+    assert store.delete_key("a") and not store.delete_key("a")
+    assert not store.check(["a"])
+
+
+def test_who_waits_for_what_nobody_says_is_told_so_in_time(address: str) -> None:
+    store = RemoteRankStore(address, SECRET, 0)
+    with pytest.raises(TimeoutError, match="nobody has said b"):
+        store.wait(["b"], timedelta(milliseconds=1))
+
+
+def test_each_rank_joins_once(address: str) -> None:
+    RemoteRankStore(address, SECRET, 0)
+    RemoteRankStore(address, SECRET, 1)
+    with pytest.raises(TaskError, match="rank 1 has joined this attempt already"):
+        RemoteRankStore(address, SECRET, 1)
+
+
+def test_who_has_another_secret_does_not_come_in(address: str) -> None:
+    host, port = address.split(":")
+    with socket.create_connection((host, int(port))) as stranger:
+        stranger.recv(32, socket.MSG_WAITALL)
+        stranger.sendall(bytes(64) + b"\x84\xa9operation\xa3set")
+        assert stranger.recv(1) == b"", "hung up without a word"
+
+
+def test_the_launcher_says_by_the_environment_which_store_it_is(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one_machine = open_rank_store({"CAIRN_RANK_STORE": str(tmp_path / "store")}, rank=0, size=2)
+    several = open_rank_store({"CAIRN_RENDEZVOUS": address, "CAIRN_RENDEZVOUS_SECRET": SECRET.decode()}, rank=0, size=2)
+    assert (type(one_machine), type(several)) == (FileStore, RemoteRankStore)
