@@ -33,6 +33,7 @@ class RemoteRankStore(Store):
         self._lock, self._timeout = threading.Lock(), _TIMEOUT
         self._peer = _meet(address, secret)
         if not self._ask(Request(operation="join", number=rank)).number:
+            self.close()
             raise TaskError(f"rank {rank} has joined this attempt already; the next attempt has a place for it")
 
     def set(self, key: str, value: bytes | str) -> None:
@@ -80,6 +81,10 @@ class RemoteRankStore(Store):
     def clone(self) -> "RemoteRankStore":
         """Return the same store: its connection may be shared."""
         return self
+
+    def close(self) -> None:
+        """Hang up."""
+        self._peer.close()
 
     def _ask(self, request: Request) -> Answer:
         with self._lock:

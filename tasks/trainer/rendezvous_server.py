@@ -47,7 +47,7 @@ class RendezvousValues:
             if request.operation == "join":
                 return self._join(request.number)
             if request.operation == "check":
-                return Answer(number=all(key in self._values for key in request.keys))
+                return Answer(number=int(all(key in self._values for key in request.keys)))
             if request.operation == "count":
                 return Answer(number=len(self._values))
             return self._of_key(request, request.keys[0])
@@ -64,13 +64,13 @@ class RendezvousValues:
             case "compare_set" if (present is None and not request.expected) or present == request.expected:
                 self._values[key] = request.value
             case "delete":
-                return Answer(number=self._values.pop(key, None) is not None)
+                return Answer(number=int(self._values.pop(key, None) is not None))
         return Answer(value=self._values.get(key, request.expected if request.operation == "compare_set" else None))
 
     def _join(self, rank: int) -> Answer:
         is_new = rank not in self._joined
         self._joined.add(rank)
-        return Answer(number=is_new)
+        return Answer(number=int(is_new))
 
 
 @contextlib.contextmanager
@@ -80,7 +80,10 @@ def serving_rendezvous(address: str, secret: bytes) -> Iterator[int]:
     values = RendezvousValues()
     with _listening(host, int(port)) as listener:
         threading.Thread(target=_accept, args=(listener, secret, values), name="rendezvous", daemon=True).start()
-        yield listener.getsockname()[1]
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -56,6 +56,10 @@ class SignedConnection:
         self._received += 1
         return body
 
+    def close(self) -> None:
+        """Hang up."""
+        self._connection.close()
+
 
 def admit(connection: socket.socket, secret: bytes) -> SignedConnection:
     """Return the connection as its listening end, once the other end has proved itself; raises `NotAdmitted`."""

@@ -242,6 +242,7 @@ def on_node(command: Command, rank: int, port: int) -> subprocess.Popen[bytes]:
         CAIRN_NODES="2",
         CAIRN_NODE_RANK=str(rank),
         CAIRN_RENDEZVOUS=f"127.0.0.1:{port}",
+        CAIRN_RENDEZVOUS_SECRET="0123456789abcdef",
         CAIRN_CACHE=str(command.folder / f"cache-{rank}"),
     )
 

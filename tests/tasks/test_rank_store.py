@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing, suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,6 +16,10 @@ from tasks.trainer.rendezvous_server import serving_rendezvous
 SECRET = b"0123456789abcdef"
 
 
+def joined(address: str, rank: int) -> AbstractContextManager[RemoteRankStore]:
+    return closing(RemoteRankStore(address, SECRET, rank))
+
+
 @pytest.fixture
 def address() -> Iterator[str]:
     """A server on a free port of the loopback."""
@@ -23,10 +28,12 @@ def address() -> Iterator[str]:
 
 
 @pytest.fixture(params=["file", "remote"])
-def store(request: pytest.FixtureRequest, address: str, tmp_path: Path) -> Store:
+def store(request: pytest.FixtureRequest, address: str, tmp_path: Path) -> Iterator[Store]:
     if request.param == "file":
-        return FileStore(str(tmp_path / "store"), 1)
-    return RemoteRankStore(address, SECRET, 0)
+        yield FileStore(str(tmp_path / "store"), 1)
+    else:
+        with joined(address, 0) as store:
+            yield store
 
 
 def test_what_is_set_is_there_and_the_rest_is_not(store: Store) -> None:
@@ -53,23 +60,25 @@ def test_a_value_is_replaced_only_where_the_expected_one_is_there(
     assert store.get("a") == there
 
 
-def test_a_deleted_key_is_gone(store: Store) -> None:
-    store.set("a", "1")
-    assert store.delete_key("a") and not store.delete_key("a")
-    assert not store.check(["a"])
+def test_a_deleted_key_is_gone(address: str) -> None:
+    with joined(address, 0) as store:
+        store.set("a", "1")
+        assert store.delete_key("a") and not store.delete_key("a")
+        assert not store.check(["a"])
 
 
 def test_who_waits_for_what_nobody_says_is_told_so_in_time(address: str) -> None:
-    store = RemoteRankStore(address, SECRET, 0)
-    with pytest.raises(TimeoutError, match="nobody has said b"):
+    with joined(address, 0) as store, pytest.raises(TimeoutError, match="nobody has said b"):
         store.wait(["b"], timedelta(milliseconds=1))
 
 
 def test_each_rank_joins_once(address: str) -> None:
-    RemoteRankStore(address, SECRET, 0)
-    RemoteRankStore(address, SECRET, 1)
-    with pytest.raises(TaskError, match="rank 1 has joined this attempt already"):
-        RemoteRankStore(address, SECRET, 1)
+    with (
+        joined(address, 0),
+        joined(address, 1),
+        pytest.raises(TaskError, match="rank 1 has joined this"),
+    ):
+        joined(address, 1)
 
 
 def test_who_has_another_secret_does_not_come_in(address: str) -> None:
@@ -77,12 +86,13 @@ def test_who_has_another_secret_does_not_come_in(address: str) -> None:
     with socket.create_connection((host, int(port))) as stranger:
         stranger.recv(32, socket.MSG_WAITALL)
         stranger.sendall(bytes(64) + b"\x84\xa9operation\xa3set")
-        assert stranger.recv(1) == b"", "hung up without a word"
+        with suppress(ConnectionResetError):
+            assert stranger.recv(1) == b"", "hung up without a word"
 
 
-def test_the_launcher_says_by_the_environment_which_store_it_is(
-    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_launcher_says_by_the_environment_which_store_it_is(address: str, tmp_path: Path) -> None:
     one_machine = open_rank_store({"CAIRN_RANK_STORE": str(tmp_path / "store")}, rank=0, size=2)
-    several = open_rank_store({"CAIRN_RENDEZVOUS": address, "CAIRN_RENDEZVOUS_SECRET": SECRET.decode()}, rank=0, size=2)
-    assert (type(one_machine), type(several)) == (FileStore, RemoteRankStore)
+    variables = {"CAIRN_RENDEZVOUS": address, "CAIRN_RENDEZVOUS_SECRET": SECRET.decode()}
+    several = open_rank_store(variables, rank=0, size=2)
+    assert isinstance(one_machine, FileStore) and isinstance(several, RemoteRankStore)
+    several.close()
