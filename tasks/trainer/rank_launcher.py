@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run_ranks(group: TrainerGroup) -> RankEnded | None:
     """Start this machine's ranks and wait for all of them; return the one that failed first, or None."""
-    with _meeting_place(group) as variables:
+    with meeting_place(group) as variables:
         first = group.node_rank * group.processes
         ranks = {first + local: _start(group, first + local, local, variables) for local in range(group.processes)}
         return watch(ranks)
@@ -81,15 +81,8 @@ def watch(
     return find_failed_rank(ends)
 
 
-def find_failed_rank(ends: Sequence[RankEnded]) -> RankEnded | None:
-    """Return the end that is the cause, of those that no one here brought about: not one that only lost a peer."""
-    failed = [end for end in ends if end.exit_code]
-    own = [end for end in failed if end.exit_code != PEER_LOST_EXIT_CODE]
-    return next(iter(own or failed), None)
-
-
 @contextlib.contextmanager
-def _meeting_place(group: TrainerGroup) -> Iterator[dict[str, str]]:
+def meeting_place(group: TrainerGroup) -> Iterator[dict[str, str]]:
     """Yield the variables that tell the ranks where they meet."""
     if group.nodes == 1:
         with tempfile.TemporaryDirectory(prefix="cairn-ranks-") as folder:  # mode 0700
@@ -101,6 +94,13 @@ def _meeting_place(group: TrainerGroup) -> Iterator[dict[str, str]]:
             yield {RENDEZVOUS: group.rendezvous}
     else:
         yield {RENDEZVOUS: group.rendezvous}
+
+
+def find_failed_rank(ends: Sequence[RankEnded]) -> RankEnded | None:
+    """Return the end that is the cause, of those that no one here brought about: not one that only lost a peer."""
+    failed = [end for end in ends if end.exit_code]
+    own = [end for end in failed if end.exit_code != PEER_LOST_EXIT_CODE]
+    return next(iter(own or failed), None)
 
 
 def _start(group: TrainerGroup, rank: int, local_rank: int, variables: Mapping[str, str]) -> "subprocess.Popen[bytes]":

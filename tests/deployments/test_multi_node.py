@@ -19,7 +19,8 @@ SERVICE, JOB = yaml.safe_load_all((FOLDER / "kubernetes" / "multi-node.yaml").re
 
 def environment(node_rank: int) -> dict[str, str]:
     values = {item["name"]: item.get("value", str(node_rank)) for item in CONTAINER["env"]}
-    return {name: value for name, value in values.items() if name.startswith("CAIRN_N") or name == "CAIRN_RENDEZVOUS"}
+    said = {name: value for name, value in values.items() if name.startswith("CAIRN_N") or name == "CAIRN_RENDEZVOUS"}
+    return {**said, "CAIRN_RENDEZVOUS_SECRET": "from the Secret the README makes"}
 
 
 def codes(action: str) -> set[int]:
@@ -52,5 +53,14 @@ def test_a_preempted_pod_is_made_again_and_what_no_retry_mends_is_not() -> None:
 def test_the_script_is_one_that_bash_reads_and_sets_what_the_command_asks_for() -> None:
     subprocess.run(["bash", "-n", str(SCRIPT)], check=True)
     text = SCRIPT.read_text(encoding="utf-8")
-    assert {"CAIRN_NODES", "CAIRN_NODE_RANK", "CAIRN_RENDEZVOUS"} <= set(re.findall(r"(CAIRN_\w+)=", text))
+    assert {"CAIRN_NODES", "CAIRN_NODE_RANK", "CAIRN_RENDEZVOUS", "CAIRN_RENDEZVOUS_SECRET"} <= set(
+        re.findall(r"(CAIRN_\w+)=", text)
+    )
     assert f"-eq {ExitCode.PREEMPTED.value} ]" in text
+
+
+def test_the_secret_of_the_machines_is_one_of_those_the_readme_has_made() -> None:
+    readme = (FOLDER / "kubernetes" / "README.md").read_text(encoding="utf-8")
+    (source,) = CONTAINER["envFrom"]
+    made = readme.partition(f"create secret generic {source['secretRef']['name']} ")[2].partition("\n\n")[0]
+    assert "--from-literal=CAIRN_RENDEZVOUS_SECRET=" in made
