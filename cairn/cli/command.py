@@ -1,8 +1,8 @@
 """The `cairn` command: registers its subcommands, prints errors for people, and exits with the contract's codes."""
 
 import atexit
+import contextlib
 import os
-import signal
 import stat
 import sys
 from collections.abc import Callable, Sequence
@@ -64,11 +64,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (for as long as the process lives)
     sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
     escape_unencodable_output()
-    # Registered first, so called last: from there on Python itself would take the handler of `exit_on_sigterm` away.
-    atexit.register(signal.signal, signal.SIGTERM, signal.SIG_IGN)
+    codes = list[int]()
+    atexit.register(_leave, codes)  # the first to be registered is the last to be called
     code = run_command(sys.argv[1:] if arguments is None else arguments)
+    codes.append(code)
     exit_on_sigterm(code)
     sys.exit(code)
+
+
+def _leave(codes: list[int]) -> None:
+    """Leave with the code, if it is known, before the interpreter is taken down.
+
+    From there on Python would take the handler of `exit_on_sigterm` away, and a library's thread that is still at work
+    in C++ ends the process with an abort.
+    """
+    if codes:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(codes[-1])
 
 
 def run_command(arguments: Sequence[str]) -> int:

@@ -80,21 +80,37 @@ def test_every_code_of_the_contract_is_in_the_table() -> None:
     assert sorted(ExitCode) == [0, 1, 2, 3, 4, 5, 6, 7, 75, 130]
 
 
-SLOW_TO_GO = """
-import os, time
-class Slow:
-    def __del__(self, write=os.write, sleep=time.sleep):
-        write(1, b"leaving")
-        sleep(1.0)
-keep = Slow()
+LEAVES_SLOWLY = """
+import os, threading, time
+def linger():
+    threading.main_thread().join()
+    os.write(1, b"leaving")
+    time.sleep(1.0)
+threading.Thread(target=linger).start()
+"""
+BREAKS = """
+import os
+class Fragile:
+    def __del__(self, abort=os.abort):
+        abort()
+keep = Fragile()
+"""
+ASK = """
 from cairn.cli.command import main
 main(["status", "bard", "--store", "memory://empty"])
 """
 
 
-def test_a_sigterm_while_the_interpreter_is_taken_down_does_not_change_the_code() -> None:
-    process = subprocess.Popen([sys.executable, "-c", SLOW_TO_GO], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+def test_a_sigterm_while_the_command_leaves_does_not_change_the_code() -> None:
+    words = [sys.executable, "-c", LEAVES_SLOWLY + ASK]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert process.stdout is not None and process.stdout.read(7) == b"leaving"
     process.terminate()
     assert process.wait() == 2
     process.stdout.close()
+
+
+def test_what_breaks_while_the_interpreter_is_taken_down_does_not_change_the_code() -> None:
+    process = subprocess.run([sys.executable, "-c", BREAKS + ASK], capture_output=True, check=False)
+    assert process.returncode == 2
+    assert process.stderr.startswith(b"cairn: ")

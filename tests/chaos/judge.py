@@ -25,7 +25,7 @@ from tests.chaos.observer import RUN
 from tests.chaos.plan import Kind, RunPlan
 from tests.chaos.reasons import LIES_IN_WAIT, REASONS, SILENCES
 from tests.chaos.reference_run import schedule_of, train_reference_run
-from tests.processes.waiting import patience_seconds
+from tests.processes.waiting import patience_seconds, prompt_seconds
 from tests.protocol.raw_history import BROKEN, READABLE, RawRun, Violation, mirrored, read_raw, tell_aliases, tell_run
 
 PREFIX = f"runs/{RUN}"
@@ -261,7 +261,7 @@ def _too_old(environment: Environment) -> Iterator[str]:
 def _ends(ended: list[Started], state: RunState, undisturbed_seconds: float) -> Iterator[str]:
     """Left alone, a command ends in the time of an undisturbed one for each attempt that it may have had to make."""
     failed = sum(attempt.ended is not None and attempt.ended.reason not in _OVER for attempt in state.attempts)
-    bound = (undisturbed_seconds + patience_seconds() / 4) * (1 + failed)
+    bound = (undisturbed_seconds + prompt_seconds()) * (1 + failed)
     for one in ended:
         if one.end is not None and one.end.seconds > bound:
             yield f"end: command {one.number} left {one.end.seconds:.0f} s after {one.end.after}, {bound:.0f} allowed"

@@ -11,7 +11,7 @@ import pytest
 
 from tests.crash.training_command import RUN, Command
 from tests.crash.victims import descendants_with, kill_flow
-from tests.processes.waiting import patience_seconds, wait_for
+from tests.processes.waiting import patience_seconds, prompt_seconds, wait_for
 from tests.session_folder import session_folder
 
 MOST_SERVERS = 6
@@ -52,7 +52,7 @@ def assert_ends_well(command: Command, process: subprocess.Popen[bytes], bits: s
     """The command ends within a minute of now on any usual machine, with the run that nobody touched."""
     killed_at = time.monotonic()
     assert process.wait(timeout=patience_seconds()) == 0, command.output()
-    assert time.monotonic() - killed_at < patience_seconds() / 4, command.output()
+    assert time.monotonic() - killed_at < prompt_seconds(), command.output()
     assert command.state_sha256() == bits
     assert [attempt.ended.reason for attempt in command.state().attempts if attempt.ended] == ["completed"]
     assert f"promoted: champion → {RUN}@60" in command.output()
