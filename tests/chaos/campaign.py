@@ -173,6 +173,9 @@ def _options(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side, each with a server of its own")
     parser.add_argument("--share", type=int, nargs=2, default=(0, 1), help=argparse.SUPPRESS)
     parser.add_argument("--replay", type=int, help="the seed of one run, to do the same to it again")
+    parser.add_argument(
+        "--forked", action="store_true", help="fork commands instead of starting them: more in the time"
+    )
     parser.add_argument("--segments", action="store_true", help="compute every committed segment again: cairn replay")
     parser.add_argument("--out", type=Path, help="folder for the summary and the runs that do not hold")
     parser.add_argument(
@@ -208,7 +211,8 @@ def main(words: list[str] | None = None) -> int:
 
 def _campaign(options: argparse.Namespace, folder: Path) -> Summary:
     began, outcomes = time.monotonic(), list[Outcome]()
-    campaign = Campaign(Path(tempfile.mkdtemp(prefix="campaign-", dir=folder)), replays=options.segments)
+    place = Path(tempfile.mkdtemp(prefix="campaign-", dir=folder))
+    campaign = Campaign(place, forked=options.forked, replays=options.segments)
     try:
         for plan in plans(options):
             if outcomes and time.monotonic() - began > options.minutes * 60:
@@ -249,7 +253,8 @@ def _tell_violations(outcome: Outcome, options: argparse.Namespace) -> None:
     if outcome.violations:
         plan = outcome.plan
         driver = f" --driver {options.driver}" if options.driver else ""
-        again = f"--replay {plan.seed} --store {plan.store} --faults {options.faults}{driver}"
+        forked = " --forked" if options.forked else ""
+        again = f"--replay {plan.seed} --store {plan.store} --faults {options.faults}{driver}{forked}"
         print(f'  the same again: make chaos ARGS="{again}"', flush=True)
 
 
