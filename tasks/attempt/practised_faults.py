@@ -40,6 +40,16 @@ def practised_faults(store: ObjectStore, run_prefix: str, started: AttemptStarte
     return ()
 
 
+def practised_evaluation(store: ObjectStore, run_prefix: str, faults: str, number: int) -> str:
+    """Return the fault that was injected into the evaluator of this number, such as `evaluator@2`, or ""."""
+    fault = f"evaluator@{number}"
+    if fault not in (item.strip() for item in faults.split(",")):
+        return ""
+    with suppress(StorageError):
+        return fault if store.size(fault_marker(run_prefix, "evaluator", number)) is not None else ""
+    return ""
+
+
 def _markers(store: ObjectStore, run_prefix: str) -> list[str]:
     """Return the keys of markers; the objects that end a pause lie beside them."""
     return [key for key in store.keys(f"{run_prefix}/faults") if not key.endswith("-go.json")]

@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from storage.logs.log_entry import CheckpointReference
 from storage.logs.run_entries import CheckpointUnpinned, EvaluationFailed, EvaluationRecorded
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
+from tasks.attempt.practised_faults import practised_evaluation
 from tasks.configuration.settings import BudgetConfig
 from tasks.errors import CheckpointGone
 from tasks.evaluator.evaluation_suite import AnySuite, CommandSuite, EvaluationResult, EvaluationSpec
@@ -162,7 +163,10 @@ def _measure_once(trial: _Trial, measure: Measure) -> EvaluationRecorded | Evalu
     started_at, started = trial.clock(), time.monotonic()
     parent = plan.cache_dir.parent / "evaluations"
     with evaluation_folder(parent) if isinstance(plan.suite, CommandSuite) else nullcontext() as folder:
-        outcome = measure(_encode_spec(log, reference, plan, folder=folder), plan.timeout_seconds)
+        number = 1 + len(log.state.evaluations) + len(log.state.failed_evaluations)
+        outcome = measure(_encode_spec(log, reference, plan, number, folder=folder), plan.timeout_seconds)
+    if outcome.problem and (practice := practised_evaluation(log.store, log.prefix, plan.faults, number)):
+        outcome = replace(outcome, problem=f"practised ({practice}): {outcome.problem}")
     body = _body(outcome, reference, plan, started_at=started_at, seconds=time.monotonic() - started, hold_id=pin_id)
     if isinstance(body, EvaluationRecorded):
         body = with_verdict(log, body)
@@ -190,7 +194,9 @@ def evaluation_folder(parent: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _encode_spec(log: RunLog, reference: CheckpointReference, plan: EvaluationPlan, *, folder: Path | None) -> bytes:
+def _encode_spec(
+    log: RunLog, reference: CheckpointReference, plan: EvaluationPlan, number: int, *, folder: Path | None
+) -> bytes:
     spec = EvaluationSpec(
         store_url=log.store.url,
         snapshot_id=plan.snapshot_id,
@@ -204,7 +210,7 @@ def _encode_spec(log: RunLog, reference: CheckpointReference, plan: EvaluationPl
         folder=folder,
         run_id=log.run_id,
         run_prefix=log.prefix,
-        number=1 + len(log.state.evaluations) + len(log.state.failed_evaluations),
+        number=number,
         faults=plan.faults,
     )
     return spec.model_dump_json().encode()

@@ -64,7 +64,7 @@ def test_after_the_oom_activations_are_computed_again_and_the_micro_batch_stays(
 
 def test_the_evaluator_alone_was_run_again(scarred: Command) -> None:
     [failed], [recorded] = scarred.state().failed_evaluations, scarred.state().evaluations
-    assert failed.detail == "the evaluator exited with -9: nothing on stderr"
+    assert failed.detail == "practised (evaluator@1): the evaluator exited with -9: nothing on stderr"
     assert failed.manifest_sha256 == recorded.manifest_sha256 and recorded.step == STEPS
 
 
