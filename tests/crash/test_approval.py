@@ -65,6 +65,7 @@ def test_a_day_without_an_answer_leaves_the_alias_alone_and_a_person_who_types_p
     assert champion is not None and champion.why.endswith(": I have read it")
 
 
+@pytest.mark.slow  # quick witness: `tests/cairn/test_promotion_commands.py`, nobody is asked where no server is named
 def test_nobody_is_waited_for_where_only_the_command_knows_the_server(trained: Command) -> None:
     process = trained.start_verb("train", "run.toml", "--run-id", "bard", *offering("alone"), PREFECT_API_URL="")
     assert process.wait(timeout=patience_seconds()) == 0, trained.output()

@@ -35,6 +35,7 @@ def test_uploads_that_are_refused_for_a_while_cost_no_attempt_and_no_bit(
     assert "has waited" in remote.output()
 
 
+@pytest.mark.slow  # quick witnesses: `tests/s3/test_network_faults.py`, and the store-away of the campaign
 def test_a_store_that_is_away_altogether_costs_no_attempt_and_no_bit(
     remote: Command, proxy: FaultProxy, undisturbed_sha256: str
 ) -> None:
