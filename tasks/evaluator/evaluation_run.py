@@ -32,6 +32,7 @@ from tasks.evaluator.evaluator_process import Outcome, run_evaluator
 from tasks.evaluator.run_curve import with_verdict
 from tasks.machine.placement import pid_namespace, this_placement
 from tasks.policy.budgets import backoff_seconds, evaluator_budget
+from tasks.policy.failures import as_practice
 
 Measure = Callable[[bytes, float], Outcome]
 _POLL_SECONDS = 0.5
@@ -166,7 +167,7 @@ def _measure_once(trial: _Trial, measure: Measure) -> EvaluationRecorded | Evalu
         number = 1 + len(log.state.evaluations) + len(log.state.failed_evaluations)
         outcome = measure(_encode_spec(log, reference, plan, number, folder=folder), plan.timeout_seconds)
     if outcome.problem and (practice := practised_evaluation(log.store, log.prefix, plan.faults, number)):
-        outcome = replace(outcome, problem=f"practised ({practice}): {outcome.problem}")
+        outcome = replace(outcome, problem=as_practice(outcome.problem, practice))
     body = _body(outcome, reference, plan, started_at=started_at, seconds=time.monotonic() - started, hold_id=pin_id)
     if isinstance(body, EvaluationRecorded):
         body = with_verdict(log, body)

@@ -115,7 +115,12 @@ def classify(evidence: Evidence) -> Failure:
     failure = _classify(evidence)
     if not evidence.practised or failure.reason is TerminationReason.COMPLETED:
         return failure
-    return replace(failure, detail=f"practised ({', '.join(evidence.practised)}): {failure.detail}")
+    return replace(failure, detail=as_practice(failure.detail, *evidence.practised))
+
+
+def as_practice(detail: str, *faults: str) -> str:
+    """Return what happened, said as the practice that it was."""
+    return f"practised ({', '.join(faults)}): {detail}"
 
 
 def _classify(evidence: Evidence) -> Failure:

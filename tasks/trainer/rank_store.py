@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
 import msgspec
-from torch.distributed import FileStore, Store  # type: ignore[attr-defined]
+from torch.distributed import DistNetworkError, FileStore, Store  # type: ignore[attr-defined]
 
 from tasks.errors import TaskError
 from tasks.trainer.rendezvous_server import Answer, Request
@@ -25,7 +25,10 @@ _RETRY_SECONDS = 0.5
 
 
 class RemoteRankStore(Store):
-    """The store in another process; safe to use from several threads, which share its one connection."""
+    """The store in another process; safe to use from several threads, which share its one connection.
+
+    Raises `DistNetworkError` once the connection is lost, as torch's own stores do.
+    """
 
     def __init__(self, address: str, secret: bytes, rank: int) -> None:
         """Wait for the first machine, at most 15 minutes, and join as `rank`; raises `TaskError` if that is taken."""
@@ -59,7 +62,7 @@ class RemoteRankStore(Store):
         return bool(self._ask(Request(operation="check", keys=tuple(keys))).number)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Wait until all these keys have a value; raises `DistStoreError` after the timeout."""
+        """Wait until all these keys have a value; raises `TimeoutError` after the timeout."""
         deadline = time.monotonic() + (timeout or self._timeout).total_seconds()
         while not self.check(keys):
             if time.monotonic() > deadline:
@@ -87,9 +90,12 @@ class RemoteRankStore(Store):
         self._peer.close()
 
     def _ask(self, request: Request) -> Answer:
-        with self._lock:
-            self._peer.send(msgspec.msgpack.encode(request))
-            return msgspec.msgpack.decode(self._peer.receive(), type=Answer)
+        try:
+            with self._lock:
+                self._peer.send(msgspec.msgpack.encode(request))
+                return msgspec.msgpack.decode(self._peer.receive(), type=Answer)
+        except (OSError, ConnectionEnded) as error:
+            raise DistNetworkError(f"the first machine's launcher is gone: {error}") from error
 
 
 def open_rank_store(environment: Mapping[str, str], *, rank: int, size: int) -> Store:

@@ -16,7 +16,7 @@ from tasks.trainer.signed_connection import ConnectionEnded, NotAdmitted, Signed
 
 
 class Request(msgspec.Struct, kw_only=True, frozen=True):
-    """What one rank asks: `rank` says who it is, `operation` what to do with `keys`."""
+    """What one rank asks: `operation` says what to do with `keys`; `number` is what to add, or the rank that joins."""
 
     operation: Literal["join", "set", "get", "add", "compare_set", "check", "delete", "count"]
     keys: tuple[str, ...] = ()

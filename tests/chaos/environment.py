@@ -18,7 +18,7 @@ from storage.stores.s3_store import S3Store
 from tasks.configuration.configuration_source import load_configuration
 from tests.chaos.deployed import DEPLOYMENT, Deployed
 from tests.chaos.observer import RUN, Observer
-from tests.chaos.plan import COMMAND, COMMITS_PER_EVALUATION, STEPS, WORKER
+from tests.chaos.plan import COMMAND, COMMITS_PER_EVALUATION, STEPS, WORKER, Skipped
 from tests.chaos.processes import TAG, Processes, Role
 from tests.crash.prefect_server import RunningServer, Server
 from tests.crash.spoiled_data import ARITHMETIC, SpoiledData, open_run, spoil
@@ -39,6 +39,7 @@ retries = 20
 backoff_seconds = 0.5
 """
 )
+_GONE_SECONDS = 10.0
 DISK_BYTES = 48 * 1024 * 1024
 _SERVERS = {"s3": "quick", "ceph": "ceph"}
 _RESTARTED_AFTER_SECONDS = {"watch": 12.0, WORKER: 45.0}
@@ -190,6 +191,14 @@ class Environment:
         variables = {**self._variables_of_others(), "PYTHONPATH": str(Path(__file__).parents[2])}
         pipe = subprocess.PIPE
         return subprocess.Popen(words, cwd=self.folder, env=variables, stdin=pipe, stdout=pipe)
+
+    def kill(self, *roles: Role) -> int:
+        """Kill all of these roles and wait until they are gone; returns how many, and raises `Skipped` for none."""
+        struck = self.processes.send_signal(signal.SIGKILL, *roles)
+        if not struck:
+            raise Skipped(f"no {' or '.join(roles)} is left")
+        self.processes.wait_gone(struck, seconds=_GONE_SECONDS)
+        return len(struck)
 
     def halt(self, role: Role) -> None:
         """Stop the processes of a role until `wake`."""

@@ -69,14 +69,7 @@ def inject(environment: Environment, fault: Fault) -> InjectedFault:
 
 
 def _kill(*roles: Role) -> Callable[[Environment], int]:
-    def kill(environment: Environment) -> int:
-        struck = environment.processes.send_signal(signal.SIGKILL, *roles)
-        if not struck:
-            raise Skipped(f"no {' or '.join(roles)} is left")
-        environment.processes.wait_gone(struck, seconds=10.0)
-        return len(struck)
-
-    return kill
+    return lambda environment: environment.kill(*roles)
 
 
 def _kill_evaluator(environment: Environment) -> int:

@@ -9,7 +9,6 @@ from tests.chaos.plan import Skipped
 from tests.chaos.processes import WORKERS
 
 _SHARD_BYTES = 100_000
-_GONE_SECONDS = 10.0
 
 
 def flip_checkpoint(environment: Environment) -> int:
@@ -22,7 +21,7 @@ def flip_checkpoint(environment: Environment) -> int:
     shards = [key for key in environment.observer.store.keys(state.readable[0].committed.prefix) if "weights" in key]
     data = environment.observer.store.read(shards[0])
     environment.observer.store.write(shards[0], flipped(data, environment.tag))
-    return _kill_workers(environment)
+    return environment.kill(*WORKERS)
 
 
 def flip_data(environment: Environment) -> int:
@@ -37,7 +36,7 @@ def flip_data(environment: Environment) -> int:
     else:
         environment.rotten[chosen] = store.read(chosen)
         store.write(chosen, flipped(store.read(chosen), environment.tag))
-    return _kill_workers(environment)
+    return environment.kill(*WORKERS)
 
 
 def _is_shard(path: Path) -> bool:
@@ -50,11 +49,3 @@ def flipped(data: bytes, seed: str) -> bytes:
     chance, changed = random.Random(seed), bytearray(data)
     changed[chance.randrange(len(data) // 2, len(data))] ^= 1 << chance.randrange(8)
     return bytes(changed)
-
-
-def _kill_workers(environment: Environment) -> int:
-    struck = environment.processes.send_signal(signal.SIGKILL, *WORKERS)
-    if not struck:
-        raise Skipped("nobody is left")
-    environment.processes.wait_gone(struck, seconds=_GONE_SECONDS)
-    return len(struck)

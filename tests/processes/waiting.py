@@ -9,18 +9,20 @@ from tests.processes.stacks import stacks_of
 from tests.session_folder import once
 
 _POLL_SECONDS = 0.01
-_LEAST_SECONDS, _STARTS = 240.0, 400.0
-_LEAST_PROMPT_SECONDS, _PROMPT_STARTS = 60.0, 200.0
 
 
 def patience_seconds() -> float:
     """How long anything may take before it counts as hanging: a multiple of a start of Python, measured here."""
-    return max(_LEAST_SECONDS, _STARTS * float(once("start-seconds", _measure_start)))
+    return _scaled(least_seconds=240.0, starts=400.0)
 
 
 def prompt_seconds() -> float:
     """How long something may take that nothing but a slow machine can delay, measured likewise."""
-    return max(_LEAST_PROMPT_SECONDS, _PROMPT_STARTS * float(once("start-seconds", _measure_start)))
+    return _scaled(least_seconds=60.0, starts=200.0)
+
+
+def _scaled(*, least_seconds: float, starts: float) -> float:
+    return max(least_seconds, starts * float(once("start-seconds", _measure_start)))
 
 
 def _measure_start() -> str:

@@ -7,8 +7,9 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from torch.distributed import FileStore, Store
+from torch.distributed import DistNetworkError, FileStore, Store
 
+from model.training.parallel import is_peer_loss
 from tasks.errors import TaskError
 from tasks.trainer.rank_store import RemoteRankStore, open_rank_store
 from tasks.trainer.rendezvous_server import serving_rendezvous
@@ -79,6 +80,14 @@ def test_each_rank_joins_once(address: str) -> None:
         pytest.raises(TaskError, match="rank 1 has joined this"),
     ):
         joined(address, 1)
+
+
+def test_a_store_whose_connection_is_lost_counts_as_a_lost_peer(address: str) -> None:
+    with joined(address, 0) as store:
+        store._peer._connection.shutdown(socket.SHUT_RDWR)
+        with pytest.raises(DistNetworkError, match="launcher is gone") as lost:
+            store.num_keys()
+    assert is_peer_loss(lost.value)
 
 
 def test_who_has_another_secret_does_not_come_in(address: str) -> None:
