@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from flows.orchestrator.server_address import authorization, server_address
+from tasks.machine.http_request import open_directly
 from tasks.machine.placement import usable_cores
 from tasks.machine.work_folder import work_folder
 
@@ -109,7 +110,7 @@ def _prefect() -> str:
         return "PREFECT_API_URL is not set: `cairn train` starts a temporary Prefect server while it runs"
     request = urllib.request.Request(f"{url.rstrip('/')}/admin/version", headers=authorization(os.environ))
     try:
-        with urllib.request.urlopen(request, timeout=3.0) as answer:
+        with open_directly(request, timeout_seconds=3.0) as answer:
             return f"{url} answers {answer.status}"
     except urllib.error.HTTPError as error:
         if error.code not in (401, 403):  # a server, but an older or newer one

@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from tasks.errors import InvalidConfiguration
+from tasks.machine.http_request import open_directly
 
 _PROFILE_VARIABLES = ("PREFECT_PROFILE", "PREFECT_PROFILES_PATH", "PREFECT_API_KEY")
 
@@ -48,9 +49,9 @@ def authorization(environment: Mapping[str, str]) -> dict[str, str]:
 
 def is_server_answering(api_url: str, *, timeout_seconds: float, proxies: bool) -> bool:
     """Whether a server answers at all; an error status and a bad certificate are answers too."""
-    opener = urllib.request.build_opener(*(() if proxies else (urllib.request.ProxyHandler({}),)))
+    request = urllib.request.Request(f"{api_url.rstrip('/')}/health")
     try:
-        with opener.open(f"{api_url.rstrip('/')}/health", timeout=timeout_seconds):
+        with open_directly(request, timeout_seconds=timeout_seconds, proxies=proxies):
             return True
     except urllib.error.HTTPError:
         return True

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
-from reports.queries.run_lookup import configuration_document
+from reports.queries.run_lookup import configuration_of
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
 from storage.stores.open_store import open_store
@@ -85,14 +85,14 @@ def choose_run_id(request: TrainingRequest) -> str:
 
 
 def configure_run(resolved: ResolvedRequest, state: RunState, environment: Mapping[str, str]) -> RunConfig:
-    """Return the run's configuration: the file's, else what the log has of the newest attempt, with the overrides.
+    """Return the run's configuration: the file's, else what the log may say of the newest attempt, with the overrides.
 
     In a run that is open, `auto` means the value frozen at its opening.
     """
     if state.opened is None:
         return resolved.configuration or _configure_without_file(resolved.request, environment)
     wanted = resolved.configuration or parse_configuration(
-        configuration_document(state),
+        configuration_of(state).document(),
         overrides=resolved.request.overrides,
         environment=environment,
         name=f"run {state.opened.run_id}",

@@ -19,9 +19,11 @@ from flows.run.active_run import ActiveRun, TrainerSetup
 from flows.run.background_sweep import BackgroundSweep
 from flows.run.progress import Progress, TextProgress
 from model.estimates.thread_choice import ThreadChoice, choose_threads, thread_candidates
+from reports.queries.run_lookup import configuration_document
 from storage.logs.entry_log import this_writer
 from storage.logs.run_entries import RunOpened
 from storage.logs.run_log import RunLog
+from storage.logs.run_state import RunState
 from storage.snapshots.data_snapshot import TOKENIZER, SnapshotFiles, read_manifest
 from storage.stores.object_store import ObjectStore
 from storage.stores.store_probe import probe_store
@@ -29,8 +31,10 @@ from tasks.attempt.attempt_end import DataOrigin
 from tasks.attempt.shutdown_signal import ShutdownSignal
 from tasks.attempt.store_retry import StoreRetry, run_retry_policy
 from tasks.configuration.run_configuration import RunConfig
-from tasks.configuration.stored_configuration import check_drift, keep_numerics
+from tasks.configuration.stored_configuration import check_drift, keep_numerics, left_out
 from tasks.data.snapshot_build import check_block_size
+from tasks.evaluator.command_evaluator import refuse_command
+from tasks.evaluator.evaluation_run import EvaluationPlan
 from tasks.machine.machine_speed import numerics_beside, trains_on_cuda
 from tasks.machine.placement import code_version, settled_threads, usable_cores
 from tasks.machine.work_folder import trainer_folder, work_folder
@@ -62,6 +66,8 @@ def open_run(resolved: ResolvedRequest, shutdown: ShutdownSignal, warm: WarmTrai
     cache, flow_run_id = folder / "snapshots", flow_run.get_id()
     # A worker hides what its processes print, so the flow run's log repeats it.
     progress = Progress(config.training.steps, echo=get_run_logger().info)
+    if resolved.configuration is None and (ignored := _ignored_words(log.state, evaluation)):
+        progress.say(ignored)
     return ActiveRun(
         log=log,
         config=config,
@@ -70,7 +76,10 @@ def open_run(resolved: ResolvedRequest, shutdown: ShutdownSignal, warm: WarmTrai
         micro_batch=choose_micro_batch(config, vocab_size, memory) if memory else None,
         evaluation=evaluation,
         origin=DataOrigin(
-            snapshot_id=opened.data_snapshot, data=config.data, base_dir=resolved.base_dir, cache_dir=cache
+            snapshot_id=opened.data_snapshot,
+            data=config.data if resolved.configuration else None,
+            base_dir=resolved.base_dir,
+            cache_dir=cache,
         ),
         trainers=trainers,
         progress=progress,
@@ -80,6 +89,14 @@ def open_run(resolved: ResolvedRequest, shutdown: ShutdownSignal, warm: WarmTrai
         shutdown=shutdown,
         retry=StoreRetry(policy=run_retry_policy(config.checkpoint.patience_seconds), say=progress.say),
     )
+
+
+def _ignored_words(state: RunState, evaluation: EvaluationPlan) -> str:
+    """Return a line that names what the log says and this machine does not do, and what to do; empty if nothing."""
+    commands = (plan.suite.name for plan in evaluation.following if refuse_command(plan.suite, os.environ))
+    ignored = (*left_out(configuration_document(state)), *(f"the command of evaluator {name}" for name in commands))
+    how = "give the configuration file, --set section.key=value, or CAIRN_SECTION__KEY in the environment"
+    return f"not taken from the run's log: {', '.join(ignored)}; {how}" if ignored else ""
 
 
 def _set_up_trainers(run_id: str, config: RunConfig, warm: WarmTrainer) -> TrainerSetup:

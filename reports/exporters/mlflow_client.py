@@ -12,9 +12,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from reports.errors import ReportError
+from tasks.machine.http_request import open_directly
 
 _TIMEOUT_SECONDS = 10.0
 _SHOWN_CHARACTERS = 200
+_MOST_BYTES = 8 * 1024 * 1024
 
 
 class MlflowRefused(ReportError):
@@ -27,7 +29,7 @@ class MlflowRefused(ReportError):
 
 
 class MlflowClient:
-    """Sends requests to one tracking server; each ends after ten seconds."""
+    """Sends requests to one tracking server, and follows no redirect to another; each ends after ten seconds."""
 
     def __init__(self, address: str, environment: Mapping[str, str]) -> None:
         """Send nothing yet; credentials come from MLflow's environment variables."""
@@ -47,11 +49,14 @@ class MlflowClient:
         for name, value in self._headers.items():
             request.add_header(name, value)
         try:
-            with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as answer:
-                return json.loads(answer.read() or b"{}")
+            with open_directly(request, timeout_seconds=_TIMEOUT_SECONDS) as answer:
+                data = answer.read(_MOST_BYTES + 1)
         except urllib.error.HTTPError as error:
             with error:
-                raise _refusal(error.code, error.read().decode(errors="replace")) from error
+                raise _refusal(error.code, error.read(_MOST_BYTES).decode(errors="replace")) from error
+        if len(data) > _MOST_BYTES:
+            raise ReportError(f"{self._root} answered more than {_MOST_BYTES:,} bytes")
+        return json.loads(data or b"{}")
 
 
 def _authorization(environment: Mapping[str, str]) -> dict[str, str]:

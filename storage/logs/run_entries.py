@@ -185,7 +185,10 @@ class EvaluationRecorded:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationFailed:
-    """An evaluation that failed: the evaluator exited, timed out or printed no valid result. Training goes on."""
+    """An evaluation that failed: the evaluator exited, timed out or printed no valid result. Training goes on.
+
+    `refused`: the machine was not allowed to run the command, which spends no budget.
+    """
 
     step: int
     manifest_sha256: str
@@ -196,6 +199,7 @@ class EvaluationFailed:
     started_at: datetime
     seconds: float
     hold_id: str | None = None
+    refused: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,10 +22,10 @@ from tasks.policy.termination import DecisionAction, TerminationReason
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataOrigin:
-    """A run's data snapshot, and the sources and folders to rebuild it from."""
+    """A run's data snapshot, and the folders to rebuild it from; `data` is None where only the log names sources."""
 
     snapshot_id: str
-    data: DataConfig
+    data: DataConfig | None
     base_dir: Path
     cache_dir: Path
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPException
 from urllib.error import HTTPError
-from urllib.request import ProxyHandler, Request, build_opener
+from urllib.request import Request
 
 import msgspec
 
@@ -20,6 +20,7 @@ from tasks.attempt.shutdown_signal import ShutdownSignal
 from tasks.configuration.settings import PreemptionConfig
 from tasks.errors import TaskError
 from tasks.machine.background_thread import running_beside
+from tasks.machine.http_request import open_directly
 
 _AWS_ADDRESS, _GCP_HOST = "http://169.254.169.254", "metadata.google.internal"
 _TIMEOUT_SECONDS = 2.0
@@ -188,9 +189,8 @@ def kubernetes_reason(environment: Mapping[str, str]) -> str:
 
 def _answer(url: str, headers: Mapping[str, str], *, method: str = "GET") -> _Answer:
     request = Request(url, headers=dict(headers), method=method)
-    opener = build_opener(ProxyHandler({}))  # the service is on this machine, never behind a proxy
-    try:
-        with opener.open(request, timeout=_TIMEOUT_SECONDS) as response:
+    try:  # the service is on this machine, never behind a proxy
+        with open_directly(request, timeout_seconds=_TIMEOUT_SECONDS, proxies=False) as response:
             body: bytes = response.read(64 * 1024)
             flavor = response.headers.get("Metadata-Flavor", "")
             return _Answer(status=response.status, body=body.decode("utf-8", "replace"), flavor=flavor)

@@ -35,6 +35,7 @@ class EvaluatorConfig(Section):
     files: dict[str, str] | None = Field(
         None, description="sha256 of every file that the command names", json_schema_extra={"internal": True}
     )
+    logged: bool = Field(False, description="only a run's log names the command", json_schema_extra={"internal": True})
 
     @model_validator(mode="after")
     def _files_come_with_their_folder(self) -> Self:

@@ -108,7 +108,7 @@ class DivergenceConfig(Section):
 
 
 class PreemptionConfig(Section):
-    """What announces, besides SIGTERM, that this machine will be taken away."""
+    """What announces, besides SIGTERM, that this machine will be taken away; file and cloud are never a log's word."""
 
     notice_file: str = Field("", description="a file whose existence is the notice")
     metadata: Literal["", "aws", "gcp"] = Field("", description="cloud whose metadata service is asked")
@@ -130,7 +130,7 @@ class CostConfig(Section):
 
 
 class MirrorsConfig(Section):
-    """Exporters: where the curve of a run is copied, beside the store. They are never read or waited for."""
+    """Exporters: where the curve of a run is copied, beside the store. Never read or waited for, never a log's word."""
 
     tensorboard: str = Field("", description="folder of this machine that TensorBoard reads")
     mlflow: str = Field("", description="address of an MLflow tracking server; credentials stay in MLFLOW_TRACKING_*")

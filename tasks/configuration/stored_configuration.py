@@ -1,4 +1,4 @@
-"""The configuration in a run log: validated again, continued, and compared with what a command asks for."""
+"""The configuration in a run log: what it may say, validated again, and compared with what a command asks for."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,18 +8,38 @@ from pydantic import ValidationError
 from storage.errors import IntegrityError
 from tasks.configuration.broken_rules import broken_rules
 from tasks.configuration.flat_document import flatten
-from tasks.configuration.run_configuration import RunConfig
+from tasks.configuration.run_configuration import MACHINE_KEYS, RunConfig
 from tasks.errors import ConfigDrift
 
 
 def parse_stored_configuration(document: Mapping[str, Any]) -> RunConfig:
-    """Return the validated configuration; raises `IntegrityError` naming the first key that breaks a rule."""
+    """Return the validated configuration without `MACHINE_KEYS`, its evaluators marked as logged.
+
+    Raises `IntegrityError` naming the first key that breaks a rule.
+    """
+    said = dict(document)
+    for key in left_out(document):
+        section, _, name = key.partition(".")
+        said[section] = {other: value for other, value in said[section].items() if other != name}
     try:
-        return RunConfig.model_validate(document)
+        config = RunConfig.model_validate(said)
     except ValidationError as error:
-        first = next(broken_rules(error, document))
+        first = next(broken_rules(error, said))
         cause = "a newer cairn wrote the log, or it was changed" if first.unknown else "the log was changed"
         raise IntegrityError(f"the configuration in the run's log is invalid: {first.text}; {cause}") from error
+    evaluators = tuple(item.model_copy(update={"logged": True}) for item in config.evaluation.evaluators)
+    evaluation = config.evaluation.model_copy(update={"evaluators": evaluators})
+    return config.model_copy(update={"evaluation": evaluation})
+
+
+def left_out(document: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the keys that the log sets and that are not taken from it."""
+
+    def is_set(key: str) -> bool:
+        section, _, name = key.partition(".")
+        return isinstance(document.get(section), Mapping) and bool(document[section].get(name))
+
+    return tuple(filter(is_set, MACHINE_KEYS))
 
 
 def keep_numerics(config: RunConfig, opened: Mapping[str, Any]) -> RunConfig:

@@ -56,7 +56,7 @@ def read_suite(path: Path, evaluation: EvaluationConfig) -> EvaluationConfig:
 
 
 def _with_files(evaluator: EvaluatorConfig, folder: Path) -> EvaluatorConfig:
-    if evaluator.files is not None:
+    if evaluator.logged or evaluator.files is not None:
         return evaluator
     program, *arguments = evaluator.command
     texts = [program] if "/" in program else []  # a bare name is looked for in PATH, not here

@@ -114,10 +114,13 @@ def find_built(
     return find_by_recipe(store, make_recipe(data, sources, _tokenizer_name(data, tokenizer), DEFAULT_SHARD_TOKENS))
 
 
-def repair_snapshot(store: ObjectStore, snapshot_id: str, data: DataConfig, base_dir: Path, cache_dir: Path) -> int:
+def repair_snapshot(
+    store: ObjectStore, snapshot_id: str, data: DataConfig | None, base_dir: Path, cache_dir: Path
+) -> int:
     """Build damaged objects of a snapshot again from its sources; returns their number, copies in `cache_dir` included.
 
-    Raises SnapshotDamaged and changes nothing in the store if the sources are gone or different, or are the snapshot.
+    `data` is what this machine's configuration names, None without one. Raises SnapshotDamaged and changes nothing in
+    the store if there is none, or if the sources are gone or different, or are the snapshot.
     """
     manifest = read_manifest(store, snapshot_id)
     dropped = drop_damaged_copies(cache_dir, manifest)
@@ -125,6 +128,11 @@ def repair_snapshot(store: ObjectStore, snapshot_id: str, data: DataConfig, base
     if not damaged:
         return dropped
     names = ", ".join(item.key for item in damaged)
+    if data is None:
+        raise SnapshotDamaged(
+            f"data/{snapshot_id}: {names} damaged, and only the run's log names its text, which is not opened: "
+            "continue with the run's configuration file"
+        )
     if data.snapshot:
         raise SnapshotDamaged(
             f"data/{snapshot_id}: {names} damaged, and the run has no text to build it from: import it again with "

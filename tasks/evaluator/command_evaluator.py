@@ -17,7 +17,7 @@ import msgspec
 
 from storage.stores.verified_object import describe_file
 from tasks.errors import TaskError
-from tasks.evaluator.evaluation_suite import CommandSuite, EvaluationSpec
+from tasks.evaluator.evaluation_suite import AnySuite, CommandSuite, EvaluationSpec
 from tasks.evaluator.evaluator_process import PipeReader
 
 MODEL = "{model}"
@@ -30,20 +30,17 @@ _SECRET = re.compile(
     re.IGNORECASE,
 )
 _ADDRESS_WITH_PASSWORD = re.compile(r"://[^/\s@]*:[^/\s@]*@")
-COMMANDS, ALLOWED = "CAIRN_EVALUATOR_COMMANDS", "allow"
-"""Any other value forbids commands on this machine, for machines that continue other people's runs."""
+COMMANDS, ALLOWED, LOGGED = "CAIRN_EVALUATOR_COMMANDS", "allow", "log"
+"""`allow`, the default, runs commands of this machine's configurations; `log` runs those of logs too; others none."""
 _GUARD = "import os, signal; os.read(0, 1); os.killpg(0, signal.SIGKILL)"
 
 
 def run_command(suite: CommandSuite, spec: EvaluationSpec) -> dict[str, float]:
     """Run the command on `spec.folder / "model"` and return the numbers it printed, nested names joined by slashes.
 
-    Raises TaskError if this machine forbids commands, a file of the suite has changed, the command cannot be started,
-    its exit code is not 0, or it prints anything but one JSON object of finite numbers.
+    Raises TaskError if a file of the suite has changed, the command cannot be started, its exit code is not 0, or it
+    prints anything but one JSON object of finite numbers.
     """
-    if os.environ.get(COMMANDS, ALLOWED) != ALLOWED:
-        problem = f"this machine runs no evaluator's command ({COMMANDS} is not `{ALLOWED}`)"
-        raise TaskError(f"evaluator {suite.name}: {problem}")
     _check_files(suite)
     environment = command_environment(os.environ, spec)
     try:
@@ -62,6 +59,19 @@ def run_command(suite: CommandSuite, spec: EvaluationSpec) -> dict[str, float]:
     finally:
         child.kill()  # its children are in the evaluator's group and are killed with it
         child.wait()
+
+
+def refuse_command(suite: AnySuite, environment: Mapping[str, str]) -> str:
+    """Return why this machine does not run the suite's command; empty if it does, or if the suite has none."""
+    allowed = environment.get(COMMANDS, ALLOWED)
+    if not isinstance(suite, CommandSuite) or allowed == LOGGED or (allowed == ALLOWED and not suite.logged):
+        return ""
+    if allowed != ALLOWED:
+        return f"evaluator {suite.name}: this machine runs no evaluator's command ({COMMANDS} is not `{ALLOWED}`)"
+    return (
+        f"evaluator {suite.name}: only the run's log names its command, so it was not run; name it in this machine's "
+        f"configuration or with --suite, or set {COMMANDS}={LOGGED} to run the commands of logs"
+    )
 
 
 def _read_metrics(name: str, child: "subprocess.Popen[bytes]") -> dict[str, float]:

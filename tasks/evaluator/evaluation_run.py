@@ -3,6 +3,7 @@
 Imports no torch: the evaluator is a child process.
 """
 
+import os
 import shutil
 import tempfile
 import time
@@ -27,6 +28,7 @@ from storage.logs.run_state import RunState
 from tasks.attempt.practised_faults import practised_evaluation
 from tasks.configuration.settings import BudgetConfig
 from tasks.errors import CheckpointGone
+from tasks.evaluator.command_evaluator import refuse_command
 from tasks.evaluator.evaluation_suite import AnySuite, CommandSuite, EvaluationResult, EvaluationSpec
 from tasks.evaluator.evaluator_process import Outcome, run_evaluator
 from tasks.evaluator.run_curve import with_verdict
@@ -109,17 +111,21 @@ def record_evaluation(
 
     `again` measures once more even if there is a record. A failed evaluator is retried within its budget, after its
     back-off; if the budget was spent before, it runs only `on_request`, else its last failure is returned.
+    A command that this machine refuses is not run; that is recorded as a failure.
     Raises `CheckpointGone` if the checkpoint is no longer committed, and `EvaluationInterrupted`, with nothing
     recorded, once `stopping` returns True.
     """
     measure = measure or partial(run_evaluator, stopping=stopping)
+    if problem := refuse_command(plan.suite, os.environ):
+        refusal = Outcome(result=b"", problem=problem, refused=True)
+        measure = lambda spec, timeout_seconds: refusal  # noqa: E731
     trial = _Trial(log=log, reference=reference, plan=plan, during_attempt=during_attempt, again=again, clock=clock)
     log.refresh()
     while (known := trial.known(log.state)) is None:
         if not on_request and (spent := trial.spent(log.state)) is not None:
             return spent
         body = _measure_once(trial, measure)
-        if isinstance(body, EvaluationRecorded) or not trial.may_retry(log.refresh()):
+        if isinstance(body, EvaluationRecorded) or body.refused or not trial.may_retry(log.refresh()):
             return body
         delay = backoff_seconds(plan.budget, len(trial.failed(log.state)) - 1)
         while delay > 0 and not stopping():
@@ -150,10 +156,11 @@ class _Trial:
 
     def failed(self, state: RunState) -> list[EvaluationFailed]:
         known = state.failed_evaluations_of(self.reference.manifest_sha256)
-        return [item for item in known if item.suite_sha256 == self.plan.suite.sha256]
+        return [item for item in known if item.suite_sha256 == self.plan.suite.sha256 and not item.refused]
 
     def may_retry(self, state: RunState) -> bool:
-        return len(self.failed(state)) <= evaluator_budget(self.plan.budget, state.failed_evaluations).retries
+        charged = [item for item in state.failed_evaluations if not item.refused]
+        return len(self.failed(state)) <= evaluator_budget(self.plan.budget, charged).retries
 
 
 def _measure_once(trial: _Trial, measure: Measure) -> EvaluationRecorded | EvaluationFailed:
@@ -228,7 +235,7 @@ def _body(
         "data_snapshot": plan.snapshot_id,
     }
     if outcome.problem:
-        return EvaluationFailed(detail=outcome.problem, **common)
+        return EvaluationFailed(detail=outcome.problem, refused=outcome.refused, **common)
     try:
         result = msgspec.json.decode(outcome.result, type=EvaluationResult)
     except (msgspec.DecodeError, RecursionError) as error:

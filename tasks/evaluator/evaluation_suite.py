@@ -35,7 +35,10 @@ class Suite:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommandSuite:
-    """A command that gets a model directory and prints numbers; `files` maps the files it names to their sha256."""
+    """A command that gets a model directory and prints numbers; `files` maps the files it names to their sha256.
+
+    `logged`: no configuration of this machine names the command, only the run's log does.
+    """
 
     name: str
     command: tuple[str, ...]
@@ -44,6 +47,7 @@ class CommandSuite:
     required: bool
     evaluator_version: str
     files: Mapping[str, str] = field(default_factory=dict)
+    logged: bool = False
 
     @property
     def sha256(self) -> str:
@@ -119,6 +123,7 @@ def command_suites_of(evaluation: EvaluationConfig) -> tuple[CommandSuite, ...]:
             command=evaluator.command,
             folder=evaluator.folder,
             files=evaluator.files or {},
+            logged=evaluator.logged,
             timeout_seconds=evaluator.timeout_seconds,
             required=evaluator.required,
             evaluator_version="1",

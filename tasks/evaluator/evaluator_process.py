@@ -25,10 +25,11 @@ _DRAIN_SECONDS = 5.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What the evaluator printed, or what was wrong with it."""
+    """What the evaluator printed, or what was wrong with it; `refused`: it was not started."""
 
     result: bytes
     problem: str
+    refused: bool = False
 
 
 class PipeReader:

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from tasks.configuration.evaluation_settings import EvaluationConfig
 from tasks.configuration.suite_file import resolve_evaluation
 from tasks.errors import TaskError
 from tasks.evaluator import command_evaluator
-from tasks.evaluator.command_evaluator import command_environment, parse_metrics, run_command
+from tasks.evaluator.command_evaluator import command_environment, parse_metrics, refuse_command, run_command
 from tasks.evaluator.evaluation_run import evaluation_folder
 from tasks.evaluator.evaluation_suite import CommandSuite, EvaluationSpec, command_suites_of
 
@@ -46,13 +47,17 @@ def test_nested_numbers_become_names_with_slashes(script: Script, spec: Evaluati
 
 
 @pytest.mark.parametrize("said", ["refuse", "no", ""])
-def test_a_machine_that_does_not_allow_commands_runs_none(
-    script: Script, spec: EvaluationSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str
+def test_a_machine_that_does_not_allow_commands_refuses_every_one(script: Script, said: str) -> None:
+    problem = refuse_command(script("pass"), {"CAIRN_EVALUATOR_COMMANDS": said})
+    assert problem.startswith("evaluator score: this machine runs no evaluator's command")
+
+
+@pytest.mark.parametrize(("said", "is_refused"), [({}, True), ({"CAIRN_EVALUATOR_COMMANDS": "log"}, False)])
+def test_a_command_of_a_log_is_refused_unless_the_operator_lets_it_run(
+    script: Script, said: dict[str, str], is_refused: bool
 ) -> None:
-    monkeypatch.setenv("CAIRN_EVALUATOR_COMMANDS", said)
-    with pytest.raises(TaskError, match="evaluator score: this machine runs no evaluator's command"):
-        run_command(script(f"open({str(tmp_path / 'trace')!r}, 'w')"), spec)
-    assert not (tmp_path / "trace").exists()
+    named = script("pass")
+    assert (refuse_command(named, said), bool(refuse_command(replace(named, logged=True), said))) == ("", is_refused)
 
 
 def test_the_model_is_the_last_argument_unless_it_is_placed(script: Script, spec: EvaluationSpec) -> None:

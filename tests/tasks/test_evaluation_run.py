@@ -164,3 +164,16 @@ def test_a_checkpoint_that_is_not_committed_is_not_measured(log: RunLog, plan: E
     gone = replace(newest(log), prefix="runs/bard/checkpoints/step-99999999-attempt-0001")
     with pytest.raises(CheckpointGone):
         record_evaluation(log, gone, plan, measure=Evaluator())
+
+
+def test_a_refused_command_is_not_run_and_spends_no_budget(log: RunLog, plan: EvaluationPlan) -> None:
+    of_log = of_command(plan)
+    assert isinstance(of_log.suite, CommandSuite)
+    of_log, evaluator = replace(of_log, suite=replace(of_log.suite, logged=True)), Evaluator(1.0)
+    for _ in range(5):
+        refused = record_evaluation(log, newest(log), of_log, measure=evaluator)
+        assert isinstance(refused, EvaluationFailed) and refused.refused
+    assert evaluator.specs == []
+    assert isinstance(
+        record_evaluation(log, newest(log), of_command(plan), on_request=False, measure=evaluator), EvaluationRecorded
+    )

@@ -149,10 +149,11 @@ class FlowWorld:
         (folder / "text.txt").write_text(TEXT)
         self.folder, self.store, self.evaluators = folder, LocalStore(folder / "store"), Evaluators()
 
-    def config(self, text: str = CONFIG) -> Path:
+    def config(self, text: str = CONFIG) -> str:
+        """Write a configuration and return its path; without a text there is none, and the run is continued by id."""
         path = self.folder / "run.toml"
         path.write_text(text)
-        return path
+        return str(path) if text else ""
 
     @property
     def log(self) -> RunLog:
@@ -188,7 +189,7 @@ class FlowWorld:
         token = warm_trainer._CURRENT.set(trainers)
         try:
             where = str(self.folder / "store") if store is None else store
-            return train_gpt.fn(config=str(self.config(text)), run_id=run_id, overrides=overrides, store=where)
+            return train_gpt.fn(config=self.config(text), run_id=run_id, overrides=overrides, store=where)
         finally:
             warm_trainer._CURRENT.reset(token)
             trainers.close()
@@ -199,7 +200,7 @@ class FlowWorld:
 
     def _request(self, text: str, overrides: tuple[str, ...]) -> ResolvedRequest:
         given = TrainingRequest(
-            config=str(self.config(text)), run_id=RUN, overrides=overrides, store=str(self.folder / "store")
+            config=self.config(text), run_id=RUN, overrides=overrides, store=str(self.folder / "store")
         )
         return resolve_request(given, os.environ)
 

@@ -1,0 +1,51 @@
+"""Our own HTTP clients: credentials go only to the server that was named, and an answer cannot fill memory."""
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+
+from cairn.operations.machine_check import _prefect
+from reports.errors import ReportError
+from reports.exporters.mlflow_client import MlflowClient
+from tasks.attempt.preemption_notice import AwsMetadata, MetadataUnavailable
+from tests.security.recording_server import recording_server
+
+CANARY = "canary-of-a-client"
+
+
+def ask_mlflow(url: str) -> None:
+    with suppress(ReportError):
+        MlflowClient(url, {"MLFLOW_TRACKING_TOKEN": CANARY}).post("runs/create")
+
+
+def ask_prefect(url: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PREFECT_API_URL", f"{url}/api")
+        patch.setenv("PREFECT_API_KEY", CANARY)
+        assert _prefect()
+
+
+def ask_metadata(url: str) -> None:
+    with suppress(MetadataUnavailable):
+        AwsMetadata(url)()
+
+
+@pytest.mark.parametrize("ask", [ask_mlflow, ask_prefect, ask_metadata])
+def test_no_redirect_is_followed(ask: Callable[[str], None]) -> None:
+    with recording_server() as elsewhere, recording_server(redirect_to=elsewhere.url) as named:
+        ask(named.url)
+    assert named.requests and elsewhere.requests == []
+
+
+def test_a_redirect_of_the_tracking_server_is_said() -> None:
+    with recording_server(redirect_to="http://127.0.0.1:9") as named, pytest.raises(ReportError, match="HTTP 302"):
+        MlflowClient(named.url, {}).get("experiments/get-by-name", experiment_name="cairn")
+
+
+def test_an_answer_is_read_up_to_a_limit() -> None:
+    with (
+        recording_server(flood_bytes=64 * 1024 * 1024) as named,
+        pytest.raises(ReportError, match="more than 8,388,608 bytes"),
+    ):
+        MlflowClient(named.url, {}).post("runs/search")

@@ -1,0 +1,168 @@
+"""A hostile log says what a run is, and nothing of what only this machine may say: commands, folders, endpoints, files.
+
+The log was written by somebody else; this machine continues the run by its id.
+"""
+
+from collections.abc import Iterator
+from contextlib import redirect_stderr
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.operations.checkpoint_evaluation import measure
+from flows.run.attempt import Attempt, claim_next_attempt
+from reports.queries.run_lookup import find_checkpoint
+from storage.logs.run_entries import AttemptEnded, EvaluationFailed
+from tasks.configuration.stored_configuration import parse_stored_configuration
+from tasks.policy.error_kind import ErrorKind
+from tasks.policy.failures import Evidence, ExceptionReport
+from tests.security.recording_server import RecordingServer, recording_server
+from tests.wiring.flow_in_process import CONFIG, RUN, FlowWorld, call_tasks_directly
+
+SECRET = "machine example.org login me password canary-of-a-file"
+BAD_DATA = ExceptionReport(kind=ErrorKind.BAD_DATA, exception="E", message="a hash", traceback=(), step=3, windows=(1,))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Continued:
+    """A run of a hostile log after this machine has continued it, and what that printed."""
+
+    world: FlowWorld
+    server: RecordingServer
+    printed: str
+
+
+def hostile_words(folder: Path, url: str) -> tuple[str, ...]:
+    """Return settings that name a server, a folder, a file and a command of this machine."""
+    (folder / "netrc").write_text(SECRET)
+    score = f'{{name = "score", command = ["touch", "{folder / "trace"}"], required = true}}'
+    return (
+        f"mirrors.mlflow={url}",
+        f"mirrors.tensorboard={folder / 'board'}",
+        f"preemption.notice_file={folder / 'netrc'}",
+        f"evaluation.evaluators=[{score}]",
+    )
+
+
+def leave_log(world: FlowWorld, *words: str) -> None:
+    """Leave the log of a run whose first attempt had these settings and was preempted; no exporter ran."""
+    with world.opened(*words) as run:
+        Attempt(run, claim_next_attempt(run))._end(Evidence(stop_signal="SIGTERM"))
+
+
+@pytest.fixture(scope="module")
+def continued(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Continued]:
+    """The run of a hostile log, continued by its id to its end."""
+    world, printed = FlowWorld(tmp_path_factory.mktemp("hostile")), StringIO()
+    with pytest.MonkeyPatch.context() as patch, recording_server() as server:
+        call_tasks_directly(patch, world)
+        leave_log(world, *hostile_words(world.folder, server.url))
+        with redirect_stderr(printed):
+            world.train(text="")
+    yield Continued(world=world, server=server, printed=printed.getvalue())
+
+
+def test_a_server_that_only_the_log_names_is_not_contacted(continued: Continued) -> None:
+    assert continued.server.requests == []
+
+
+def test_a_folder_that_only_the_log_names_is_not_written(continued: Continued) -> None:
+    assert not (continued.world.folder / "board").exists()
+
+
+def test_a_file_that_only_the_log_names_is_not_read(continued: Continued) -> None:
+    store = continued.world.store
+    assert not any(b"canary-of-a-file" in store.read(key) for key in store.keys("runs"))
+    assert continued.world.log.state.finished is not None, "it would have been a preemption notice"
+
+
+def test_a_command_that_only_the_log_names_is_not_run_and_the_record_says_why(continued: Continued) -> None:
+    specs = continued.world.evaluators.specs
+    assert specs and not [spec for spec in specs if "command" in spec["suite"]]
+    details = {failed.detail for failed in continued.world.log.state.failed_evaluations if failed.suite == "score"}
+    assert details == {
+        "evaluator score: only the run's log names its command, so it was not run; name it in this machine's "
+        "configuration or with --suite, or set CAIRN_EVALUATOR_COMMANDS=log to run the commands of logs"
+    }
+
+
+def test_one_line_says_what_was_not_taken_from_the_log(continued: Continued) -> None:
+    [line] = [line for line in continued.printed.splitlines() if "not taken from" in line]
+    for named in ("mirrors.mlflow", "mirrors.tensorboard", "preemption.notice_file", "evaluator score", "--set"):
+        assert named in line
+
+
+def test_an_evaluation_from_the_log_alone_runs_no_command(
+    continued: Continued, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CAIRN_CACHE", str(continued.world.folder / "cache"))
+    measured = measure(find_checkpoint(continued.world.store, RUN), suite="", again=False)
+    [score] = [outcome for outcome in measured if outcome.suite == "score"]
+    assert isinstance(score, EvaluationFailed) and "only the run's log names its command" in score.detail
+    assert not (continued.world.folder / "trace").exists()
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FlowWorld:
+    world = FlowWorld(tmp_path)
+    call_tasks_directly(monkeypatch, world)
+    return world
+
+
+def commands_given(world: FlowWorld) -> list[Any]:
+    return [spec["suite"]["command"] for spec in world.evaluators.specs if "command" in spec["suite"]]
+
+
+def test_the_configuration_given_on_this_machine_is_honoured_whatever_the_log_says(world: FlowWorld) -> None:
+    with recording_server() as server:
+        words = hostile_words(world.folder, server.url)[1:2] + hostile_words(world.folder, server.url)[3:]
+        leave_log(world, *words)
+        world.train(*words)
+    assert (world.folder / "board").exists() and commands_given(world)
+
+
+def test_what_the_environment_of_this_machine_names_is_honoured_without_a_configuration(
+    world: FlowWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_log(world)
+    monkeypatch.setenv("CAIRN_MIRRORS__TENSORBOARD", str(world.folder / "board"))
+    world.train(text="")
+    assert (world.folder / "board").exists()
+
+
+def test_an_operator_may_let_the_commands_of_logs_run(world: FlowWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    leave_log(world, *hostile_words(world.folder, "http://127.0.0.1:9")[3:])
+    monkeypatch.setenv("CAIRN_EVALUATOR_COMMANDS", "log")
+    world.train(text="")
+    assert ["touch", str(world.folder / "trace")] in commands_given(world)
+
+
+def test_nothing_in_a_log_makes_a_reader_open_a_suite_or_hash_a_file(tmp_path: Path) -> None:
+    (tmp_path / "suite.toml").write_text('[[evaluators]]\nname = "own"\ncommand = "true"\n')
+    for evaluation in ({"suite": str(tmp_path / "suite.toml")}, {"command": ["touch", str(tmp_path / "trace")]}):
+        frozen = {"data": {"sources": ["a"]}, "training": {"steps": 1}}
+        read = parse_stored_configuration({**frozen, "evaluation": evaluation})
+        assert (read.evaluation.suite, read.evaluation.command, read.evaluation.evaluators) == ("", (), ())
+
+
+def damaged_end(world: FlowWorld, text: str) -> AttemptEnded:
+    """Damage a shard of a new run's snapshot, and return how an attempt ends that found it."""
+    leave_log(world)
+    [key] = [key for key in world.store.keys("data") if "train-" in key]
+    data = bytearray(world.store.read(key))
+    data[len(data) // 2] ^= 1
+    world.store.write(key, bytes(data))
+    with world.opened(text=text) as run:
+        return Attempt(run, claim_next_attempt(run))._end(Evidence(last_words=BAD_DATA))
+
+
+def test_a_damaged_shard_is_not_rebuilt_from_sources_that_only_the_log_names(world: FlowWorld) -> None:
+    ended = damaged_end(world, text="")
+    assert "only the run's log names its text" in ended.detail
+
+
+def test_a_damaged_shard_is_rebuilt_from_sources_that_this_machine_names(world: FlowWorld) -> None:
+    assert damaged_end(world, text=CONFIG).decision.changed == "1 damaged object(s) rebuilt from their source"
