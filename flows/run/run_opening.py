@@ -49,6 +49,7 @@ def open_run(resolved: ResolvedRequest, shutdown: ShutdownSignal, warm: WarmTrai
     """Return the run ready for its next attempt, opened first where the log does not know it; raises `ConfigDrift`."""
     log = resolved.open_log()
     opened = log.refresh().opened
+    is_new = opened is None
     config = configure_run(resolved, log.state, os.environ)
     memory = None
     if config.training.micro_batch == "auto" and not log.state.attempts:  # before a warm trainer takes its share
@@ -77,7 +78,7 @@ def open_run(resolved: ResolvedRequest, shutdown: ShutdownSignal, warm: WarmTrai
         evaluation=evaluation,
         origin=DataOrigin(
             snapshot_id=opened.data_snapshot,
-            data=config.data if resolved.configuration else None,
+            data=config.data if resolved.configuration or is_new else None,
             base_dir=resolved.base_dir,
             cache_dir=cache,
         ),

@@ -167,7 +167,7 @@ class CurveVerdict:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationRecorded:
-    """Metrics of one checkpoint under one suite, and the verdict on the loss curve up to it, if any."""
+    """Metrics of a checkpoint under a suite, the curve's verdict, and what kept a command from other processes."""
 
     step: int
     manifest_sha256: str
@@ -181,14 +181,12 @@ class EvaluationRecorded:
     seconds: float
     hold_id: str | None = None
     verdict: CurveVerdict | None = None
+    boundary: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationFailed:
-    """An evaluation that failed: the evaluator exited, timed out or printed no valid result. Training goes on.
-
-    `refused`: the machine was not allowed to run the command, which spends no budget.
-    """
+    """An evaluation that failed: the evaluator exited, timed out, printed no valid result, or was `refused` here."""
 
     step: int
     manifest_sha256: str

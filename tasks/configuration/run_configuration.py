@@ -24,13 +24,12 @@ from tasks.configuration.settings import (
 FROZEN_SECTIONS = ("model_family", "data", "model", "training")
 """What decides which run it is; `UNFROZEN_TRAINING` is excepted."""
 MACHINE_KEYS = (
-    *("mirrors.tensorboard", "mirrors.mlflow"),
-    *("preemption.notice_file", "preemption.metadata"),
+    *("mirrors.tensorboard", "mirrors.mlflow", "preemption.notice_file", "preemption.metadata"),
     *("evaluation.suite", "evaluation.command"),
 )
-"""Folders, endpoints, files and commands: only the machine that acts may name them, so none is taken from a log.
+"""Folders, endpoints, files and commands, which only the machine that acts may name: none is taken from a log.
 
-Evaluators in a log stay suites, because promotion may need them, and are marked as `logged`.
+`evaluation.evaluators` of a log stay suites, because promotion may need them, and are marked as logged.
 """
 
 

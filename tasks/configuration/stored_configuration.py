@@ -17,10 +17,12 @@ def parse_stored_configuration(document: Mapping[str, Any]) -> RunConfig:
 
     Raises `IntegrityError` naming the first key that breaks a rule.
     """
-    said = dict(document)
-    for key in left_out(document):
-        section, _, name = key.partition(".")
-        said[section] = {other: value for other, value in said[section].items() if other != name}
+    said = {
+        name: {key: item for key, item in section.items() if f"{name}.{key}" not in MACHINE_KEYS}
+        if isinstance(section, Mapping)
+        else section
+        for name, section in document.items()
+    }
     try:
         config = RunConfig.model_validate(said)
     except ValidationError as error:
@@ -34,12 +36,8 @@ def parse_stored_configuration(document: Mapping[str, Any]) -> RunConfig:
 
 def left_out(document: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the keys that the log sets and that are not taken from it."""
-
-    def is_set(key: str) -> bool:
-        section, _, name = key.partition(".")
-        return isinstance(document.get(section), Mapping) and bool(document[section].get(name))
-
-    return tuple(filter(is_set, MACHINE_KEYS))
+    pairs = ((key, document.get(key.partition(".")[0])) for key in MACHINE_KEYS)
+    return tuple(key for key, said in pairs if isinstance(said, Mapping) and said.get(key.partition(".")[2]))
 
 
 def keep_numerics(config: RunConfig, opened: Mapping[str, Any]) -> RunConfig:

@@ -1,11 +1,11 @@
 """Runs a user's evaluation command on a model directory in Hugging Face layout; the command prints numbers as JSON.
 
-The command gets no credentials: environment variables that look like one are removed. It ends with the evaluator.
+The command gets no credentials: its environment is an allow-list, and it is kept from looking into other processes
+(`confinement.py`). It ends with the evaluator.
 """
 
 import math
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -17,25 +17,32 @@ import msgspec
 
 from storage.stores.verified_object import describe_file
 from tasks.errors import TaskError
-from tasks.evaluator.evaluation_suite import AnySuite, CommandSuite, EvaluationSpec
+from tasks.evaluator import confinement
+from tasks.evaluator.evaluation_suite import AnySuite, CommandSuite, EvaluationResult, EvaluationSpec
 from tasks.evaluator.evaluator_process import PipeReader
 
 MODEL = "{model}"
 MOST_STDOUT_BYTES = 1024 * 1024
 MOST_METRICS = 1000
 _TAIL_BYTES = 64 * 1024
-_SECRET = re.compile(
-    r"(?:^|_)(?:SECRETS?|TOKENS?|PASSWORDS?|PASSWD|PASS|KEY|KEYS|CREDENTIALS?|AUTH|COOKIES?)(?:_|$)"
-    r"|_USERNAME$|^AWS_|^AZURE_",
-    re.IGNORECASE,
-)
-_ADDRESS_WITH_PASSWORD = re.compile(r"://[^/\s@]*:[^/\s@]*@")
+_PASSED = """
+HOME USER LOGNAME SHELL PATH TERM TZ LANG LANGUAGE LC_ALL LC_CTYPE LC_NUMERIC LD_LIBRARY_PATH LD_PRELOAD
+PYTHONPATH PYTHONUTF8 PYTHONHASHSEED PYTHONUNBUFFERED PYTHONDONTWRITEBYTECODE VIRTUAL_ENV CONDA_PREFIX
+XDG_CACHE_HOME XDG_CONFIG_HOME XDG_DATA_HOME SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE
+CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER CUDA_HOME CUDA_PATH CUDA_CACHE_PATH CUBLAS_WORKSPACE_CONFIG
+NVIDIA_VISIBLE_DEVICES NVIDIA_DRIVER_CAPABILITIES PYTORCH_CUDA_ALLOC_CONF PYTORCH_ALLOC_CONF
+MKL_NUM_THREADS OPENBLAS_NUM_THREADS TORCH_HOME TRITON_CACHE_DIR TORCHINDUCTOR_CACHE_DIR
+HF_HOME HF_HUB_CACHE HF_DATASETS_CACHE HF_MODULES_CACHE HF_HUB_OFFLINE HF_DATASETS_OFFLINE
+TRANSFORMERS_OFFLINE TOKENIZERS_PARALLELISM NLTK_DATA TIKTOKEN_CACHE_DIR DO_NOT_TRACK
+"""
+PASSED = frozenset(_PASSED.split())
+"""The variables that a command gets besides its own; `CAIRN_EVALUATOR_VARIABLES` names more."""
 COMMANDS, ALLOWED, LOGGED = "CAIRN_EVALUATOR_COMMANDS", "allow", "log"
 """`allow`, the default, runs commands of this machine's configurations; `log` runs those of logs too; others none."""
 _GUARD = "import os, signal; os.read(0, 1); os.killpg(0, signal.SIGKILL)"
 
 
-def run_command(suite: CommandSuite, spec: EvaluationSpec) -> dict[str, float]:
+def run_command(suite: CommandSuite, spec: EvaluationSpec) -> EvaluationResult:
     """Run the command on `spec.folder / "model"` and return the numbers it printed, nested names joined by slashes.
 
     Raises TaskError if a file of the suite has changed, the command cannot be started, its exit code is not 0, or it
@@ -43,35 +50,41 @@ def run_command(suite: CommandSuite, spec: EvaluationSpec) -> dict[str, float]:
     """
     _check_files(suite)
     environment = command_environment(os.environ, spec)
-    try:
-        child = subprocess.Popen(
-            _arguments(suite.command, environment["CAIRN_MODEL_DIR"], environment["PATH"]),
-            cwd=suite.folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-    except OSError as error:
-        raise TaskError(f"evaluator {suite.name}: {suite.command[0]}: cannot be started: {error}") from error
-    try:
-        return _read_metrics(suite.name, child)
-    finally:
-        child.kill()  # its children are in the evaluator's group and are killed with it
-        child.wait()
+    command = _arguments(suite.command, environment["CAIRN_MODEL_DIR"], environment["PATH"])
+    reported, report = os.pipe()
+    with open(reported) as boundary:
+        try:
+            child = subprocess.Popen(
+                [sys.executable, "-I", "-S", confinement.__file__, str(report), *command],
+                cwd=suite.folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=[report],
+            )
+        except OSError as error:
+            raise TaskError(f"evaluator {suite.name}: {suite.command[0]}: cannot be started: {error}") from error
+        finally:
+            os.close(report)
+        try:
+            return EvaluationResult(boundary=boundary.read(), metrics=_read_metrics(suite.name, child))
+        finally:
+            child.kill()  # its children are in the evaluator's group and are killed with it
+            child.wait()
 
 
 def refuse_command(suite: AnySuite, environment: Mapping[str, str]) -> str:
     """Return why this machine does not run the suite's command; empty if it does, or if the suite has none."""
-    allowed = environment.get(COMMANDS, ALLOWED)
-    if not isinstance(suite, CommandSuite) or allowed == LOGGED or (allowed == ALLOWED and not suite.logged):
-        return ""
-    if allowed != ALLOWED:
-        return f"evaluator {suite.name}: this machine runs no evaluator's command ({COMMANDS} is not `{ALLOWED}`)"
-    return (
-        f"evaluator {suite.name}: only the run's log names its command, so it was not run; name it in this machine's "
-        f"configuration or with --suite, or set {COMMANDS}={LOGGED} to run the commands of logs"
-    )
+    allowed, problem = environment.get(COMMANDS, ALLOWED), ""
+    if isinstance(suite, CommandSuite) and allowed not in (ALLOWED, LOGGED):
+        problem = f"this machine runs no evaluator's command ({COMMANDS} is not `{ALLOWED}`)"
+    elif isinstance(suite, CommandSuite) and suite.logged and allowed != LOGGED:
+        problem = (
+            "only the run's log names its command, so it was not run; name it in this machine's configuration or with "
+            f"--suite, or set {COMMANDS}={LOGGED} to run the commands of logs"
+        )
+    return f"evaluator {suite.name}: {problem}" if problem else ""
 
 
 def _read_metrics(name: str, child: "subprocess.Popen[bytes]") -> dict[str, float]:
@@ -102,13 +115,10 @@ def parse_metrics(name: str, printed: bytes) -> dict[str, float]:
 
 
 def command_environment(environment: Mapping[str, str], spec: EvaluationSpec) -> dict[str, str]:
-    """Return the command's environment: without credentials, with the spec's values; `python` is this interpreter."""
+    """Return the command's environment: what it may have, with the spec's values; `python` is this interpreter."""
     assert spec.folder is not None
-    kept = {
-        name: value
-        for name, value in environment.items()
-        if not _SECRET.search(name) and not _ADDRESS_WITH_PASSWORD.search(value)
-    }
+    passed = PASSED.union(environment.get("CAIRN_EVALUATOR_VARIABLES", "").replace(",", " ").split())
+    kept = {name: value for name, value in environment.items() if name in passed}
     path = [str(Path(sys.executable).parent), kept.get("PATH", os.defpath)]
     return kept | {
         "PATH": os.pathsep.join(path),

@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -240,9 +240,7 @@ def _body(
         result = msgspec.json.decode(outcome.result, type=EvaluationResult)
     except (msgspec.DecodeError, RecursionError) as error:
         return EvaluationFailed(detail=f"the evaluator printed nonsense: {error}", **common)
-    return EvaluationRecorded(
-        metrics=result.metrics, samples=result.samples, evaluator_version=plan.suite.evaluator_version, **common
-    )
+    return EvaluationRecorded(evaluator_version=plan.suite.evaluator_version, **asdict(result), **common)
 
 
 def _unless_recorded(

@@ -35,10 +35,7 @@ class Suite:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommandSuite:
-    """A command that gets a model directory and prints numbers; `files` maps the files it names to their sha256.
-
-    `logged`: no configuration of this machine names the command, only the run's log does.
-    """
+    """A command that gets a model directory and prints numbers; `files` are the sha256 of the files that it names."""
 
     name: str
     command: tuple[str, ...]
@@ -96,10 +93,11 @@ class EvaluationSpec(BaseModel):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationResult:
-    """What an evaluator process measured: losses in nats per token, and the text after each prompt."""
+    """What an evaluator measured: losses in nats per token, the text after each prompt; and its command's boundary."""
 
     metrics: dict[str, float]
-    samples: tuple[str, ...]
+    samples: tuple[str, ...] = ()
+    boundary: str = ""
 
 
 def suite_of(evaluation: EvaluationConfig) -> Suite:

@@ -62,9 +62,9 @@ def _measure_by_command(spec: EvaluationSpec, suite: CommandSuite) -> Evaluation
     )
     # Not bound to a name: the weights are not needed in memory while the command runs.
     write_model_directory(spec.folder / "model", _open(spec, "cpu"), card=card)
-    metrics = run_command(suite, spec)
+    result = run_command(suite, spec)
     del guard  # it has to live until here
-    return EvaluationResult(metrics=metrics, samples=())
+    return result
 
 
 def main() -> None:

@@ -32,16 +32,29 @@ SECRETS = {
     "OPENAI_API_KEY": "sk-canary-08",
     "DATABASE_URL": "postgres" + "://somebody:canary-database-09@127.0.0.1/x",
     "MY_SERVICE_PASSWORD": "canary-service-10",
+    "PGPASSWORD": "canary-postgres-12",
+    "SSHPASS": "canary-ssh-13",
+    "GH_PAT": "canary-github-14",
+    "SLACK_WEBHOOK_URL": "https://hooks.example/canary-slack-15",
+    "SENTRY_DSN": "https://canary-sentry-16@sentry.example/1",
+    "ENTIRELY_UNSUSPICIOUS": "canary-nobody-knows-17",
 }
 PASSWORD_IN_A_URL = "canary-in-a-url-11"
-# It tells all it knows, fails once and then answers, so that its words are in the log, in a receipt's and a task's.
+# It tells all it knows and finds in other processes, fails once and then answers, so that its words are in the log, in a
+# receipt's and a task's.
 EVALUATOR = """
-import json, os, pathlib, sys
-print("I know", dict(os.environ), sys.argv, file=sys.stderr)
+import glob, json, os, pathlib, sys
+found = []
+for path in glob.glob("/proc/[0-9]*/environ"):
+    try:
+        found += [item for item in open(path, "rb").read().split(bytes(1)) if b"canary" in item]
+    except OSError:
+        pass
+print("I know", dict(os.environ), sys.argv, found, file=sys.stderr)
 once = pathlib.Path({marker!r})
 if not once.exists():
     once.touch()
-    sys.exit("failed knowing " + " ".join(f"{{name}}={{value}}" for name, value in os.environ.items()))
+    sys.exit(f"failed knowing {{found}} " + " ".join(f"{{name}}={{value}}" for name, value in os.environ.items()))
 print(json.dumps({{"variables": len(os.environ)}}))
 """
 
@@ -51,7 +64,7 @@ class Planted:
 
     def __init__(self, folder: Path, api_url: str) -> None:
         self.folder, self.api_url = folder, api_url
-        self.command = Command(folder, api_url, environment=SECRETS)
+        self.command = Command(folder, api_url, environment=SECRETS, forked=False)  # forks do not show their variables
         (folder / "tells_all.py").write_text(EVALUATOR.format(marker=str(folder / "failed-once")))
         (folder / "run.toml").write_text(
             configuration(steps=10, every_commits=2).replace(
@@ -113,10 +126,11 @@ def test_the_orchestrator_was_told_no_secret(planted: Planted) -> None:
     assert b"train-segment" in told and found_in(told, SECRETS) == []
 
 
-def test_the_evaluator_spoke_and_knew_no_secret(planted: Planted) -> None:
+def test_the_evaluator_spoke_from_behind_a_boundary(planted: Planted) -> None:
     state: Any = planted.command.state()
     assert any("failed knowing" in failed.detail for failed in state.failed_evaluations)
-    assert any("variables" in recorded.metrics for recorded in state.evaluations)
+    measured = [item for item in state.evaluations if "variables" in item.metrics]
+    assert {item.boundary for item in measured} in ({"landlock"}, {"user namespace"})
 
 
 def test_nothing_the_run_wrote_may_be_written_by_everybody(planted: Planted) -> None:

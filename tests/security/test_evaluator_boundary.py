@@ -1,0 +1,99 @@
+"""A hostile evaluator: it looks for credentials in its own environment and in that of every process it can see."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from storage.logs.log_entry import CheckpointReference
+from tasks.configuration.evaluation_settings import EvaluationConfig
+from tasks.configuration.suite_file import resolve_evaluation
+from tasks.evaluator import confinement
+from tasks.evaluator.command_evaluator import command_environment, run_command
+from tasks.evaluator.evaluation_suite import CommandSuite, EvaluationSpec, command_suites_of
+
+pytestmark = pytest.mark.linux
+NAMES = """
+PGPASSWORD MYSQL_PWD SSHPASS GH_PAT OPENAI_APIKEY SLACK_WEBHOOK_URL SENTRY_DSN AWS_ACCESS_KEY_ID AWS_SESSION_TOKEN
+HF_TOKEN MLFLOW_TRACKING_TOKEN PREFECT_API_AUTH_STRING CUDA_GREETING HTTPS_PROXY ENTIRELY_UNSUSPICIOUS
+"""
+PLANTED = {name: f"canary-{number}" for number, name in enumerate(NAMES.split())}
+SNOOP = """
+import glob, json
+processes, canaries = 0, 0
+for path in glob.glob("/proc/[0-9]*/environ") + ["/proc/self/environ"]:
+    processes += 1
+    try:
+        canaries += open(path, "rb").read().count(b"canary-")
+    except OSError:
+        pass
+print(json.dumps({"processes": processes, "canaries": canaries}))
+"""
+UNPRIVILEGED = """
+import ctypes, os, sys
+for capability in (21, 38):  # CAP_SYS_ADMIN and CAP_PERFMON, which the root of a container does not have
+    ctypes.CDLL(None).prctl(24, capability, 0, 0, 0)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+EDIT = """
+import os
+os.mkdir("scratch/here"), open("scratch/made", "w").close(), os.rename("scratch/made", "scratch/here/moved")
+print('{"user": %d, "files": %d}' % (os.getuid(), len(os.listdir("scratch/here"))))
+"""
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> EvaluationSpec:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "scratch").mkdir()
+    reference = CheckpointReference(step=7, attempt=1, prefix="runs/r/c", manifest_sha256="m" * 64)
+    return EvaluationSpec.model_construct(folder=tmp_path, run_id="bard", checkpoint=reference, device="cpu", threads=1)
+
+
+@pytest.fixture
+def planted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Credentials in this process's environment, and in that of another one of the same user."""
+    for name, value in PLANTED.items():
+        monkeypatch.setenv(name, value)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", "print(flush=True), input()"], **pipes) as other:
+        assert other.stdout is not None and other.stdout.readline()
+        assert Path(f"/proc/{other.pid}/environ").read_bytes().count(b"canary-") == len(PLANTED)
+        yield
+        other.kill()
+
+
+def suite_of(folder: Path, text: str) -> CommandSuite:
+    (folder / "score.py").write_text(text)
+    section = {"evaluators": [{"name": "score", "command": ["python", "score.py"]}]}
+    return command_suites_of(resolve_evaluation(EvaluationConfig.model_validate(section), folder))[0]
+
+
+def test_an_evaluator_reads_no_credential_of_any_process(spec: EvaluationSpec, tmp_path: Path, planted: None) -> None:
+    found = run_command(suite_of(tmp_path, SNOOP), spec)
+    assert found.metrics["canaries"] == 0 and found.metrics["processes"] > 2
+    assert found.boundary in ("landlock", "user namespace")
+
+
+def test_an_evaluator_works_with_files_as_the_user(spec: EvaluationSpec, tmp_path: Path) -> None:
+    assert run_command(suite_of(tmp_path, EDIT), spec).metrics == {"user": float(os.getuid()), "files": 1.0}
+
+
+@pytest.mark.parametrize("way", ["by_landlock", "by_user_namespace"])
+def test_each_boundary_keeps_the_environments_of_other_processes_secret(
+    way: str, tmp_path: Path, planted: None
+) -> None:
+    enter = f"import runpy; assert runpy.run_path({confinement.__file__!r})[{way!r}]()"
+    command = [sys.executable, "-c", UNPRIVILEGED, "-c", f"{enter}\n{SNOOP}"]
+    found = subprocess.run(command, env={}, cwd=tmp_path, stdout=subprocess.PIPE, check=True).stdout
+    assert json.loads(found)["canaries"] == 0
+
+
+def test_no_planted_variable_reaches_the_command_unless_the_operator_names_it(spec: EvaluationSpec) -> None:
+    assert not PLANTED.keys() & command_environment({"PATH": "/bin", **PLANTED}, spec).keys()
+    named = {"CAIRN_EVALUATOR_VARIABLES": "SSHPASS, GH_PAT", **PLANTED}
+    assert PLANTED.keys() & command_environment(named, spec).keys() == {"SSHPASS", "GH_PAT"}
