@@ -122,5 +122,6 @@ def evaluated(step: int, val_loss: float, **changes: Any) -> EvaluationRecorded:
         "evaluator_version": "2",
         "started_at": NOON,
         "seconds": 6.5,
+        "boundary": "a wall",
     }
     return EvaluationRecorded(step=step, **{**defaults, **changes})

@@ -140,10 +140,12 @@ class FabricatedRun:
         }
         body: EvaluationRecorded | EvaluationFailed
         if loss is None:
-            body = EvaluationFailed(**shared, detail="it exited with 1")
+            body = EvaluationFailed(**shared, detail="it exited with 1", refused=True)
         else:
             metrics = {"val_loss": loss, "perplexity": 31.5, "bits_per_byte": 1.75}
-            body = EvaluationRecorded(**shared, metrics=metrics, samples=("The end",), evaluator_version="2")
+            body = EvaluationRecorded(
+                **shared, metrics=metrics, samples=("The end",), evaluator_version="2", boundary="a wall"
+            )
         self.log.append(lambda state: body, writer=HUMAN)
 
     def beat(self, step: int) -> None:

@@ -11,6 +11,11 @@ TESTS = "tests/wiring/test_flow.py"
 BACK_OFF = f"{TESTS}::test_the_flow_waits_between_attempts_as_the_budget_says_until_it_is_spent"
 COUNTED = f"{TESTS}::test_a_receipt_counts_what_the_trainer_did_and_what_of_it_was_lost"
 COMMITTED = f"{TESTS}::test_a_commit_counts_tokens_and_device_time_up_to_its_step"
+LOG = "tests/security/test_words_of_a_log.py"
+VARIABLES = (
+    "tests/security/test_evaluator_boundary.py::"
+    "test_no_planted_variable_reaches_the_command_unless_the_operator_names_it"
+)
 
 TASK_MUTANTS = (
     mutant("back-off-never-doubles", BUDGETS, "* 2.0 ** min(retries, 6)", "* 1", BACK_OFF),
@@ -24,9 +29,37 @@ TASK_MUTANTS = (
     mutant(
         "evaluators-of-a-run-have-no-limit",
         "tasks/evaluator/evaluation_run.py",
-        "evaluator_budget(self.plan.budget, state.failed_evaluations).retries",
+        "evaluator_budget(self.plan.budget, charged).retries",
         "self.plan.budget.retries",
         key("what_failing_evaluators_may_spend"),
+    ),
+    mutant(
+        "commands-of-a-log-run",
+        "tasks/evaluator/command_evaluator.py",
+        "elif isinstance(suite, CommandSuite) and suite.logged and allowed != LOGGED:",
+        "elif problem:",
+        f"{LOG}::test_a_command_that_only_the_log_names_is_not_run_and_the_record_says_why",
+    ),
+    mutant(
+        "a-log-names-servers",
+        "tasks/configuration/stored_configuration.py",
+        'if f"{name}.{key}" not in MACHINE_KEYS}',
+        "if key}",
+        f"{LOG}::test_a_server_that_only_the_log_names_is_not_contacted",
+    ),
+    mutant(
+        "sources-of-a-log-are-opened",
+        "flows/run/run_opening.py",
+        "data=config.data if resolved.configuration or is_new else None,",
+        "data=config.data,",
+        f"{LOG}::test_a_damaged_shard_is_not_rebuilt_from_sources_that_only_the_log_names",
+    ),
+    mutant(
+        "commands-get-every-variable",
+        "tasks/evaluator/command_evaluator.py",
+        "if name in passed}",
+        "if name}",
+        VARIABLES,
     ),
     mutant(
         "evaluators-run-again-at-once",
