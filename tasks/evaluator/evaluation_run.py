@@ -111,9 +111,8 @@ def record_evaluation(
 
     `again` measures once more even if there is a record. A failed evaluator is retried within its budget, after its
     back-off; if the budget was spent before, it runs only `on_request`, else its last failure is returned.
-    A command that this machine refuses is not run; that is recorded as a failure.
     Raises `CheckpointGone` if the checkpoint is no longer committed, and `EvaluationInterrupted`, with nothing
-    recorded, once `stopping` returns True.
+    recorded, once `stopping` returns True. A command that this machine refuses is not run and recorded as failed.
     """
     measure = measure or partial(run_evaluator, stopping=stopping)
     if problem := refuse_command(plan.suite, os.environ):
