@@ -19,7 +19,14 @@ from pathlib import Path
 from typing import Any
 
 PROGRAMS = frozenset(
-    {"cairn.cli.command", "tasks.trainer.trainer", "tasks.evaluator.evaluator", "tests.model.rank_legs"}
+    {
+        "cairn.cli.command",
+        "flows.orchestrator.ephemeral_server",
+        "tasks.evaluator.evaluator",
+        "tasks.trainer.rank_launcher",
+        "tasks.trainer.trainer",
+        "tests.model.rank_legs",
+    }
 )
 ROOT = Path(__file__).parents[2]
 PADDING = 4096

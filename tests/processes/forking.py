@@ -1,8 +1,8 @@
 """The fork server itself: `python -m tests.processes.forking SOCKET PADDING` (see `fork_server`).
 
 A forked process becomes a child of the process that asked by clone(2) with CLONE_PARENT, so that it can be waited for
-and killed like any other. A process that runs `cairn` gets a fork server of its own for its children, forked before it
-has threads.
+and killed like any other. A process that runs `cairn` or a launcher of ranks gets a fork server of its own for its
+children, forked before it has threads.
 """
 
 import ctypes
@@ -32,17 +32,26 @@ _IMPORTS = (
     "encodings.idna",
     "fastapi",
     "flows.preparation.preflight",
+    "flows.run.node_service",
     "flows.train_gpt",
     "flows.watch_runs",
     "flows.watching.run_watcher",
+    "graphviz",
     "matplotlib.backends.backend_agg",
+    "matplotlib.figure",
     "prefect.engine",
     "prefect.events.worker",
     "prefect.flow_engine",
+    "prefect.server.api.server",
     "prefect.task_engine",
     "reports.plots.curve_plot",
+    "s3fs",
+    "storage.stores.s3_store",
     "torch._dynamo",
+    "uvicorn",
 )
+_STARTERS = ("cairn.cli.command", "tasks.trainer.rank_launcher")
+"""The programs that start others of `PROGRAMS`."""
 _process = ctypes.PyDLL(None)  # keeps the interpreter's lock: a released one would stay so in the new process
 
 
@@ -147,8 +156,8 @@ def show_as(words: Sequence[str], environment: Mapping[str, str]) -> None:
 
 
 def run(request: ForkRequest) -> None:
-    """Run the program to its end, as `python -m` would; `cairn` gets a fork server of its own first."""
-    if request.words[2] == "cairn.cli.command":
+    """Run the program to its end, as `python -m` would; one that starts others gets a fork server of its own first."""
+    if request.words[2] in _STARTERS:
         serve_children()
     stacks.listen()
     from prefect.context import refresh_global_settings_context
