@@ -22,6 +22,7 @@ from tests.session_folder import close_session, open_session
 from tests.time_allowance import skip_when_time_is_over
 
 LINUX_SUITES = frozenset({"chaos", "crash", "processes"})
+NEEDS_NO_SERVER = Path(__file__).parent / "protocol" / "test_enumeration.py"
 LOCAL_HOSTS = frozenset({"127.0.0.1", "::1", "localhost", "0.0.0.0", ""})
 
 _OWNS_SESSION = pytest.StashKey[bool]()
@@ -74,10 +75,11 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the suites that fork real commands or read /proc as needing Linux; skip on other systems what needs it.
 
-    Real commands come first, each test on its own, so that both workers end together. Of the other suites, whose tests
-    are short, one worker runs a whole file: to hand out each test takes longer.
+    Real commands come first, each test on its own, so that both workers end together; only while the session's server
+    starts, for which one worker waits, the other runs a file that needs none. Of the other suites, whose tests are
+    short, one worker runs a whole file: to hand out each test takes longer.
     """
-    items.sort(key=lambda item: _suite(item) not in LINUX_SUITES)
+    items.sort(key=_place)
     for item in items:
         if _suite(item) in LINUX_SUITES:
             item.add_marker(pytest.mark.linux)
@@ -85,6 +87,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(f"{_suite(item)}-{item.path.stem}"))
         if sys.platform != "linux" and item.get_closest_marker("linux"):
             item.add_marker(pytest.mark.skip(reason="needs Linux"))
+
+
+def _place(item: pytest.Item) -> int:
+    if _suite(item) in LINUX_SUITES:
+        return 0 if _suite(item) == "chaos" else 2
+    return 1 if item.path == NEEDS_NO_SERVER else 3
 
 
 def _suite(item: pytest.Item) -> str:
