@@ -7,16 +7,17 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly HOST=127.0.0.1 PORT="${PORT:-4200}" POOL=cairn GRACE_SECONDS="${GRACE_SECONDS:-60}"
 readonly BIN="${BIN:-.venv/bin}" START_SECONDS="${START_SECONDS:-180}" STOP_SECONDS=20
-export PREFECT_API_URL="http://$HOST:$PORT/api" CAIRN_ROOT="$PWD"
+# What a flow run may choose of its process: nothing. job-template-open.json lets it choose its command and environment.
+readonly JOB_TEMPLATE="${JOB_TEMPLATE:-deployments/job-template.json}"
+readonly KEY="${PREFECT_HOME:-$HOME/.prefect}/cairn-$PORT/shell"
+export PREFECT_API_URL="http://$HOST:$PORT/api"
 export PREFECT_SERVER_ANALYTICS_ENABLED=false DO_NOT_TRACK=1 PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT=false
 # The page asks whom it came from, also through an ssh tunnel to another port.
 export PREFECT_SERVER_UI_API_URL=/api
 # Leases kept in memory would be lost when the server restarts.
 export PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE=prefect.server.concurrency.lease_storage.filesystem
-# The password the server asks for is the one its worker and the flow runs give.
-if [[ -n ${PREFECT_SERVER_API_AUTH_STRING:-} ]]; then
-    export PREFECT_API_AUTH_STRING="${PREFECT_API_AUTH_STRING:-$PREFECT_SERVER_API_AUTH_STRING}"
-fi
+# No other site's page may read an answer, and what changes something needs a token that must be asked for first.
+export PREFECT_SERVER_CORS_ALLOWED_ORIGINS="http://$HOST:$PORT" PREFECT_SERVER_CSRF_PROTECTION_ENABLED=true
 
 server=""
 worker=""
@@ -30,7 +31,28 @@ stop_all() {
         stop_group "$worker"
     fi
     if [[ -n $server ]]; then stop_group "$server"; fi
+    rm -f "$KEY"
     echo "stopped"
+}
+
+# Without a password of the operator's there is a new one at every start, in a file that only this user can read.
+choose_password() {
+    if [[ -n ${PREFECT_SERVER_API_AUTH_STRING:-} ]]; then
+        shell="export PREFECT_API_URL=$PREFECT_API_URL PREFECT_API_AUTH_STRING=…"
+        password="PREFECT_SERVER_API_AUTH_STRING"
+    else
+        password="cairn:$("$BIN/python" -c 'import secrets; print(secrets.token_urlsafe(24))')"
+        export PREFECT_SERVER_API_AUTH_STRING="$password"
+        (
+            umask 077
+            mkdir -p "${KEY%/*}"
+            chmod 700 "${KEY%/*}"
+            rm -f "$KEY"
+            echo "export PREFECT_API_URL=$PREFECT_API_URL PREFECT_API_AUTH_STRING=$password" >"$KEY"
+        )
+        shell=". $(printf %q "$KEY")"
+    fi
+    export PREFECT_API_AUTH_STRING="$PREFECT_SERVER_API_AUTH_STRING"
 }
 
 # Each run is told once, also one the worker starts meanwhile: a second signal means impatience.
@@ -96,7 +118,9 @@ trap stop_all EXIT
 trap 'exit 0' INT TERM HUP
 
 echo "starting the Prefect server on http://$HOST:$PORT"
-"$BIN/prefect" server start --host "$HOST" --port "$PORT" >/dev/null &
+choose_password
+"$BIN/python" -m uvicorn --factory flows.orchestrator.guarded_server:create_guarded_app \
+    --host "$HOST" --port "$PORT" --log-level warning >/dev/null &
 server=$!
 deadline=$((SECONDS + START_SECONDS))
 until server_answers; do
@@ -105,8 +129,8 @@ until server_answers; do
     sleep 0.5
 done
 
-"$BIN/prefect" work-pool inspect "$POOL" >/dev/null 2>&1 ||
-    quietly "$BIN/prefect" work-pool create "$POOL" --type process
+"$BIN/prefect" work-pool update "$POOL" --base-job-template "$JOB_TEMPLATE" >/dev/null 2>&1 ||
+    quietly "$BIN/prefect" work-pool create "$POOL" --type process --base-job-template "$JOB_TEMPLATE"
 quietly "$BIN/prefect" --no-prompt deploy --all --prefect-file deployments/prefect.yaml
 
 "$BIN/prefect" worker start --pool "$POOL" --name "cairn-${HOSTNAME:-worker}" &
@@ -114,15 +138,13 @@ worker=$!
 cat <<EOF
 
   the UI          http://$HOST:$PORT
-  in a shell      export PREFECT_API_URL=$PREFECT_API_URL
+  its password    $password
+  in a shell      $shell
   start a run     $BIN/prefect deployment run train-gpt/train-gpt -p config=quickstart
   measure again   $BIN/prefect deployment run evaluate-promoted/evaluate-promoted -p reference=champion
   stop it all     Ctrl-C (runs commit first; after the next start watch-runs continues them in a minute or two)
+
 EOF
-if [[ -n ${PREFECT_SERVER_API_AUTH_STRING:-} ]]; then
-    echo "  the password    PREFECT_SERVER_API_AUTH_STRING; shells need it as PREFECT_API_AUTH_STRING, the UI asks for it"
-fi
-echo
 wait -n || true # either child ending ends the other
 echo "a child has ended" >&2
 exit 1

@@ -68,8 +68,6 @@ class PrefectServer:
         if self._ephemeral is not None or is_server_named(environment, Path.cwd(), ask_prefect=_ask_prefect):
             return
         quieten(environment)
-        if password := environment.get("PREFECT_SERVER_API_AUTH_STRING"):  # the server will ask its clients for it
-            environment["PREFECT_API_AUTH_STRING"] = password
         self._ephemeral = EphemeralServer(environment, say=self._say)
         self._ephemeral.name_in(environment)
 

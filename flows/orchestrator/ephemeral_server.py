@@ -3,6 +3,7 @@
 The command holds the listening socket, so the address is known before the server answers, requests wait for a server
 that is started again, and no other program can take the port. The server ignores signals, which a terminal or scheduler
 sends to every process of a job; end of file on stdin ends it. Prefect's own temporary server outlives a killed command.
+Every user of the machine can connect, so it asks for a password, which stands in the environment of the run alone.
 Run as `python -m flows.orchestrator.ephemeral_server` with the socket's number as its only argument.
 """
 
@@ -10,6 +11,7 @@ import atexit
 import gc
 import logging
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -56,22 +58,26 @@ class EphemeralServer:
 
     def __init__(self, environment: Mapping[str, str], *, say: Callable[[str], None]) -> None:
         """Start it with this environment; `wait_ready` says when it answers, and `say` is told when it is given up."""
-        self._environment = {**_SERVER_MAY, **environment, **_SERVER}
+        self._password = environment.get("PREFECT_SERVER_API_AUTH_STRING") or f"cairn:{secrets.token_urlsafe(24)}"
         self._say, self._stopping, self._lock = say, threading.Event(), threading.Lock()
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.api_url = f"http://127.0.0.1:{self._listening.getsockname()[1]}/api"
+        # No page may read an answer: an address with a path is nobody's origin.
+        own = {"PREFECT_SERVER_API_AUTH_STRING": self._password, "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": self.api_url}
+        self._environment = {**_SERVER_MAY, **environment, **_SERVER, **own}
         self.is_lost = False
         self._start()
         threading.Thread(target=self._supervise, name="prefect-server", daemon=True).start()
         atexit.register(self.stop)
 
     def name_in(self, environment: MutableMapping[str, str]) -> None:
-        """Set it as the server for every later import of Prefect with this environment."""
+        """Set it as the server, with its password, for every later import of Prefect with this environment."""
         environment["PREFECT_API_URL"] = environment[_MARK] = self.api_url
+        environment["PREFECT_API_AUTH_STRING"] = self._password
 
     def forget_in(self, environment: MutableMapping[str, str]) -> None:
         """Undo `name_in`."""
-        for name in ("PREFECT_API_URL", _MARK):
+        for name in ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING", _MARK):
             environment.pop(name, None)
 
     def wait_ready(self) -> None:
@@ -160,9 +166,10 @@ def main() -> None:
     threading.Thread(target=_end_with_parent, args=(served,), name="parent", daemon=True).start()
     gc.disable()  # collecting garbage among what stays would be a fifth of the start
     import uvicorn
-    from prefect.server.api.server import create_app
 
-    server = uvicorn.Server(uvicorn.Config(create_app(), log_level="error", lifespan="on"))
+    from flows.orchestrator.guarded_server import create_guarded_app
+
+    server = uvicorn.Server(uvicorn.Config(create_guarded_app(), log_level="error", lifespan="on"))
     gc.freeze()
     gc.enable()
     served.append(server)

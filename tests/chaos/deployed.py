@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
-from tests.crash.prefect_api import prefect_command
+from tests.crash.prefect_api import JOB_TEMPLATE, prefect_command
 from tests.crash.training_command import Command
 
 DEPLOYMENT = "train-gpt/train-gpt"
@@ -23,7 +23,7 @@ class Deployed:
         self._command, self._environment = command, dict(environment)
         self._pool = f"chaos-{command.folder.name}"
         self._prefect = prefect_command(command, api_url)
-        self._prefect("work-pool", "create", self._pool, "--type", "process", "--overwrite")
+        self._prefect("work-pool", "create", self._pool, "--type", "process", "--base-job-template", JOB_TEMPLATE, "--overwrite")
         named = ("--name", "train-gpt", "--pool", self._pool, "--prefect-file", _PREFECT_FILE)
         self._prefect("--no-prompt", "deploy", *named)
         self._worker: subprocess.Popen[bytes] | None = None

@@ -8,7 +8,7 @@ import pytest
 
 from storage.stores.retrying_store import RetryingStore
 from storage.stores.s3_store import S3Store
-from tests.crash.prefect_api import Prefect, prefect_command
+from tests.crash.prefect_api import JOB_TEMPLATE, Prefect, prefect_command
 from tests.crash.prefect_server import shared_server
 from tests.crash.session_runs import scarred_run, undisturbed_run
 from tests.crash.training_command import Command
@@ -37,7 +37,7 @@ def prefect(command: Command, api_url: str) -> Prefect:
 @pytest.fixture
 def deployed(prefect: Prefect) -> None:
     """The work pool and all deployments."""
-    prefect("work-pool", "create", "cairn", "--type", "process", "--overwrite")
+    prefect("work-pool", "create", "cairn", "--type", "process", "--base-job-template", JOB_TEMPLATE, "--overwrite")
     prefect("--no-prompt", "deploy", "--all", "--prefect-file", "deployments/prefect.yaml")
 
 

@@ -13,6 +13,7 @@ from tests.crash.training_command import Command
 from tests.processes.waiting import patience_seconds
 
 ROOT = Path(__file__).parents[2]
+JOB_TEMPLATE = "deployments/job-template.json"
 Prefect = Callable[..., None]
 
 
@@ -37,7 +38,6 @@ def prefect_command(command: Command, api_url: str) -> Prefect:
         **os.environ,
         "PREFECT_API_URL": api_url,
         "PREFECT_HOME": str(command.folder / "prefect"),
-        "CAIRN_ROOT": str(command.folder),
         "CAIRN_STORE": str(command.folder / "store"),
         "CAIRN_CACHE": str(command.folder / "cache"),
     }

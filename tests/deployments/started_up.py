@@ -1,7 +1,9 @@
 """`deployments/up.sh` as a person starts it: on a free port, with a home, a store and a configuration of its own."""
 
+import base64
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -41,6 +43,10 @@ class StartedUp:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def output(self) -> str:
         return (self.folder / "up.txt").read_text(errors="replace")
 
@@ -61,15 +67,34 @@ class StartedUp:
         given = ("-p", f"config={self.config}", "-p", f"run_id={run_id}", *words)
         return self.prefect("deployment", "run", "train-gpt/train-gpt", *given, "--watch", "--watch-interval", "1")
 
-    def ask(self, path: str, body: Mapping[str, Any] | None = None, **headers: str) -> Any:
-        """Ask the API."""
+    @property
+    def key(self) -> Path:
+        """The file from which another shell takes address and password."""
+        return self.folder / "home" / f"cairn-{self.port}" / "shell"
+
+    @property
+    def password(self) -> str:
+        """What the server asks for."""
+        given = self.environment.get("PREFECT_SERVER_API_AUTH_STRING", "")
+        return given or _variables(self.key)["PREFECT_API_AUTH_STRING"]
+
+    def credentials(self) -> dict[str, str]:
+        """Return the headers of somebody who has the password and has asked for a token."""
+        basic = {"Authorization": f"Basic {base64.b64encode(self.password.encode()).decode()}"}
+        token = self.ask("api/csrf-token?client=tests", headers=basic)["token"]
+        return {**basic, "Prefect-Csrf-Token": token, "Prefect-Csrf-Client": "tests"}
+
+    def ask(
+        self, path: str, body: Mapping[str, Any] | None = None, headers: Mapping[str, str] | None = None
+    ) -> Any:
+        """Ask the API, by default as somebody who may; raises HTTPError for a refusal."""
         data = None if body is None else json.dumps(body).encode()
-        sent = {"Content-Type": "application/json", **headers}
+        sent = {"Content-Type": "application/json", **(self.credentials() if headers is None else headers)}
         with urllib.request.urlopen(urllib.request.Request(f"{self.url}/{path}", data, sent), timeout=240) as answer:
             return json.loads(answer.read() or "null")
 
-    def flow_runs(self, flow: str, **headers: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.ask("api/flow_runs/filter", {"flows": {"name": {"any_": [flow]}}}, **headers)
+    def flow_runs(self, flow: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.ask("api/flow_runs/filter", {"flows": {"name": {"any_": [flow]}}})
         return found
 
     def state(self, run_id: str) -> RunState:
@@ -90,10 +115,10 @@ class StartedUp:
                 process.kill()
 
     def _shell(self) -> dict[str, str]:
-        names = ("PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING")
-        kept = {key: value for key, value in self.environment.items() if key not in names}
-        password = {name: value for name, value in self.environment.items() if name == names[0]}
-        return {**kept, **password, "PREFECT_API_URL": f"{self.url}/api", "PREFECT_HOME": str(self.folder / "shell")}
+        kept = {name: value for name, value in self.environment.items() if not name.startswith("PREFECT_")}
+        given = {"PREFECT_API_URL": f"{self.url}/api", "PREFECT_API_AUTH_STRING": self.password}
+        told = _variables(self.key) if self.key.exists() else given
+        return {**kept, **told, "PREFECT_HOME": str(self.folder / "shell")}
 
     def _is_ours(self, process: psutil.Process) -> bool:
         try:
@@ -114,6 +139,11 @@ def up_environment(folder: Path, port: int) -> dict[str, str]:
         "CAIRN_STORE": str(folder / "store"),
         "CAIRN_CACHE": str(folder / "cache"),
     }
+
+
+def _variables(key: Path) -> dict[str, str]:
+    """Return what a shell has exported once it has read the file."""
+    return dict(word.split("=", 1) for word in shlex.split(key.read_text(encoding="utf-8"))[1:])
 
 
 def free_port() -> int:

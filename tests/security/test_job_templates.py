@@ -1,0 +1,52 @@
+"""What a flow run may choose of its own process, as Prefect's own worker and server read our job templates."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect.utilities.schema_tools import ValidationError, validate
+from prefect.workers.base import BaseJobConfiguration
+from prefect.workers.process import ProcessJobConfiguration
+from prefect_kubernetes.worker import KubernetesWorkerJobConfiguration
+
+FOLDER = Path(__file__).parents[2] / "deployments"
+PROCESS, OPEN, KUBERNETES = "job-template.json", "job-template-open.json", "kubernetes/job-template.json"
+CHOSEN: dict[str, Any] = {"command": "touch ran", "env": {"LD_PRELOAD": "theirs.so"}}
+
+
+def template(name: str) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads((FOLDER / name).read_text(encoding="utf-8"))
+    return read
+
+
+def rendered(kind: type[BaseJobConfiguration], name: str) -> BaseJobConfiguration:
+    """Return what the worker makes of a flow run that chooses command and environment."""
+    no_api: Any = object()  # asked only for blocks, which the templates name none of
+    return asyncio.run(kind.from_template_and_values(template(name), CHOSEN, client=no_api))
+
+
+@pytest.mark.parametrize("name", [PROCESS, KUBERNETES])
+@pytest.mark.parametrize("variable", ["command", "env", "working_dir", "args"])
+def test_a_flow_run_that_chooses_its_command_or_environment_is_refused_by_the_server(name: str, variable: str) -> None:
+    with pytest.raises(ValidationError):
+        validate({variable: CHOSEN.get(variable, "x")}, template(name)["variables"], raise_on_error=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(ProcessJobConfiguration, PROCESS), (KubernetesWorkerJobConfiguration, KUBERNETES)]
+)
+def test_where_one_is_accepted_all_the_same_the_worker_ignores_it(kind: type[BaseJobConfiguration], name: str) -> None:
+    made = rendered(kind, name)
+    assert made.command is None and "LD_PRELOAD" not in str(made) and "touch ran" not in str(made)
+
+
+def test_the_open_template_lets_it_choose_both() -> None:
+    made = rendered(ProcessJobConfiguration, OPEN)
+    assert (made.command, made.env) == (CHOSEN["command"], CHOSEN["env"])
+
+
+def test_the_open_template_differs_in_nothing_else() -> None:
+    closed, opened = template(PROCESS)["job_configuration"], template(OPEN)["job_configuration"]
+    assert opened == {**closed, "command": "{{ command }}", "env": "{{ env }}"}
