@@ -125,9 +125,19 @@ def _run_flow(resolved: ResolvedRequest, log: RunLog, server: PrefectServer, *, 
         if code is None:
             state.result(raise_on_failure=True)
             raise RuntimeError(f"the flow ended {state.name}: {state.message}")
-        return FlowEnd(code=code, message=state.message or "")
+        return FlowEnd(code=code, message=state.message or explain_outside_state(str(state.name), log))
     server.replace_lost()  # it was lost after its first answer, before an attempt began
     return _run_flow(resolved, log, server, again=False)
+
+
+def explain_outside_state(name: str, log: RunLog) -> str:
+    """Return what to say of an end state without a message: the flow gives each of its own states one."""
+    attempts = log.refresh().attempts
+    ended = attempts[-1].ended if attempts else None
+    reached = f"attempt {ended.attempt} ended {ended.reason} at step {ended.last_step}" if ended else "no attempt ended"
+    return (
+        f"this flow run was set to {name} in Prefect from outside; by the run log {reached}; the same command continues"
+    )
 
 
 def _call_flow(resolved: ResolvedRequest) -> Any:

@@ -5,7 +5,8 @@ import socket
 import pytest
 
 from cairn.operations import prefect_session
-from cairn.operations.prefect_session import PrefectServer
+from cairn.operations.prefect_session import PrefectServer, explain_outside_state
+from tests.fabricated_run import FabricatedRun
 
 
 @pytest.fixture
@@ -28,3 +29,13 @@ def test_a_named_server_that_is_gone_is_replaced_by_a_temporary_one(
     finally:
         assert server._ephemeral is not None
         server._ephemeral.stop()
+
+
+def test_an_end_that_somebody_else_set_in_prefect_is_told_with_what_the_log_says(fresh: FabricatedRun) -> None:
+    set_outside = "this flow run was set to Cancelling in Prefect from outside; by the run log"
+    assert explain_outside_state("Cancelling", fresh.log).startswith(f"{set_outside} no attempt ended")
+    fresh.start()
+    fresh.finish(fresh.commit(40))
+    fresh.end("completed", action="finish")
+    ended = f"{set_outside} attempt 1 ended completed at step 12"
+    assert explain_outside_state("Cancelling", fresh.log) == f"{ended}; the same command continues"

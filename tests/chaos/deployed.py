@@ -23,7 +23,9 @@ class Deployed:
         self._command, self._environment = command, dict(environment)
         self._pool = f"chaos-{command.folder.name}"
         self._prefect = prefect_command(command, api_url)
-        self._prefect("work-pool", "create", self._pool, "--type", "process", "--base-job-template", JOB_TEMPLATE, "--overwrite")
+        self._prefect(
+            "work-pool", "create", self._pool, "--type", "process", "--base-job-template", JOB_TEMPLATE, "--overwrite"
+        )
         named = ("--name", "train-gpt", "--pool", self._pool, "--prefect-file", _PREFECT_FILE)
         self._prefect("--no-prompt", "deploy", *named)
         self._worker: subprocess.Popen[bytes] | None = None

@@ -84,9 +84,7 @@ class StartedUp:
         token = self.ask("api/csrf-token?client=tests", headers=basic)["token"]
         return {**basic, "Prefect-Csrf-Token": token, "Prefect-Csrf-Client": "tests"}
 
-    def ask(
-        self, path: str, body: Mapping[str, Any] | None = None, headers: Mapping[str, str] | None = None
-    ) -> Any:
+    def ask(self, path: str, body: Mapping[str, Any] | None = None, headers: Mapping[str, str] | None = None) -> Any:
         """Ask the API, by default as somebody who may; raises HTTPError for a refusal."""
         data = None if body is None else json.dumps(body).encode()
         sent = {"Content-Type": "application/json", **(self.credentials() if headers is None else headers)}

@@ -13,6 +13,7 @@ import pytest
 
 from flows.orchestrator import ephemeral_server
 from flows.orchestrator.ephemeral_server import EphemeralServer
+from flows.orchestrator.server_address import authorization
 from tests.processes.waiting import wait_until
 
 
@@ -32,14 +33,41 @@ def kill(server: EphemeralServer) -> None:
     wait_until(lambda: server._child is not child or server.is_lost, "the next server")
 
 
-def status_of(server: EphemeralServer) -> int:
+def status_of(server: EphemeralServer, path: str = "/api/health", **headers: str) -> int:
     """Return the status that the address answers with."""
     parts = urlsplit(server.api_url)
     connection = HTTPConnection(parts.hostname or "", parts.port, timeout=120)
-    connection.request("GET", "/api/health")
+    connection.request("GET", path, headers=headers)
     status = connection.getresponse().status
     connection.close()
     return status
+
+
+def test_each_server_has_a_password_of_its_own_which_stands_in_no_argument(tmp_path: Path) -> None:
+    passwords = set[str]()
+    for _ in range(2):
+        with started(tmp_path, []) as server:
+            variables = dict[str, str]()
+            server.name_in(variables)
+            child = psutil.Process(server._child.pid)
+            wait_until(lambda child=child: len(child.cmdline()) > 2, "the server's program")  # type: ignore[misc]
+            assert child.environ()["PREFECT_SERVER_API_AUTH_STRING"] == variables["PREFECT_API_AUTH_STRING"]
+            assert not [word for word in child.cmdline() if variables["PREFECT_API_AUTH_STRING"] in word]
+            passwords.add(variables["PREFECT_API_AUTH_STRING"])
+            server.forget_in(variables)
+            assert variables == {}
+    assert len(passwords) == 2
+
+
+@pytest.mark.slow  # quick witness: the test above
+def test_another_user_of_the_machine_is_refused_and_the_run_itself_is_not(tmp_path: Path) -> None:
+    with started(tmp_path, []) as server:
+        variables = dict[str, str]()
+        server.name_in(variables)
+        server.wait_ready()
+        settings = "/api/admin/settings"
+        assert (status_of(server, settings), status_of(server, settings, **authorization(variables))) == (401, 200)
+        assert status_of(server, settings, Host="evil.example", **authorization(variables)) == 400
 
 
 def test_a_server_that_dies_is_started_again_on_the_same_socket(tmp_path: Path) -> None:

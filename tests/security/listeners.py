@@ -11,7 +11,7 @@ import psutil
 
 _ACCEPTS = 0x10000
 """The flag of a unix socket that waits for connections (include/uapi/linux/net.h)."""
-_SECONDS = 120.0
+_SECONDS = 20.0
 
 
 def family(pid: int) -> list[psutil.Process]:
@@ -47,7 +47,7 @@ def open_to_others(pid: int) -> list[str]:
 
 
 def is_password_asked(port: int) -> bool:
-    """Whether a port of the loopback that speaks HTTP refuses a stranger; one that speaks something else is not HTTP."""
+    """Whether a port of the loopback refuses a stranger's HTTP request; true of what does not speak HTTP."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_SECONDS)
     try:
         connection.request("GET", "/api/admin/version")

@@ -1,4 +1,4 @@
-"""What listens while something of Cairn runs: on the loopback or in a folder of this user's, and HTTP with a password."""
+"""What listens while something of Cairn runs: on the loopback or in this user's folder, and HTTP with a password."""
 
 import socket
 import subprocess

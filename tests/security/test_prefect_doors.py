@@ -73,7 +73,7 @@ def test_a_page_of_a_foreign_origin_starts_nothing_even_where_the_browser_adds_t
     before = len(up.flow_runs("train-gpt"))
     for content_type in ("application/json", "text/plain"):
         answer = answered(up, "POST", path, {}, {**basic, "Content-Type": content_type})
-        assert (answer.status, answer.headers["Access-Control-Allow-Origin"]) in ((403, None), (403, "null"))
+        assert (answer.status, answer.headers["Access-Control-Allow-Origin"]) == (403, None)
     assert len(up.flow_runs("train-gpt")) == before
 
 
@@ -88,8 +88,7 @@ def test_events_are_streamed_to_nobody_without_the_password(up: StartedUp) -> No
     address = f"ws://127.0.0.1:{up.port}/api/events/out"
     with pytest.raises(WebSocketException), connect(address, subprotocols=["prefect"], origin=EVIL) as socket:  # type: ignore[list-item, arg-type]
         socket.send(json.dumps({"type": "auth", "token": None}))
-        while True:
-            socket.recv(timeout=240)
+        socket.recv(timeout=240)
     with pytest.raises(InvalidStatus):
         connect(address, subprotocols=["prefect"], additional_headers={"Host": "evil.example"}).close()  # type: ignore[list-item]
 
