@@ -1,14 +1,13 @@
 """The UI in a real browser: after a run with two failures, reasons, tables and the curve are on the page."""
 
-import os
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.crash.chromium import PAGE_MILLISECONDS, started_chromium
 from tests.crash.prefect_api import ask
 from tests.crash.shown_run import ShownRun
 from tests.crash.training_command import Command
@@ -17,10 +16,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("ui")]
-CHROMIUM = os.environ.get("CAIRN_TEST_CHROMIUM") or next(
-    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
-)
-PAGE_MILLISECONDS = 30_000
 
 
 @pytest.fixture(scope="module")
@@ -35,13 +30,8 @@ def shown(tmp_path_factory: pytest.TempPathFactory, api_url: str) -> ShownRun:
 @pytest.fixture(scope="module")
 def browser() -> "Iterator[Browser]":
     """A headless Chromium that is installed here."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[dev]'")
-    if CHROMIUM is None:
-        pytest.skip("no Chromium here: install the package chromium, or name one in CAIRN_TEST_CHROMIUM")
-    with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"])
+    with started_chromium() as chromium:
         yield chromium
-        chromium.close()
 
 
 @pytest.fixture
