@@ -16,6 +16,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as _Tokenizer
 
 from model.configuration.data import SMALLEST_BPE_VOCABULARY
+from model.data.tokenizer_file import load_tokenizer, read_tokenizer
 from model.errors import InvalidInput
 
 END_OF_TEXT = "<|endoftext|>"
@@ -71,18 +72,14 @@ class Tokenizer:
     def from_file(cls, path: Path | str) -> Self:
         """Read a tokenizer.json; InvalidInput names the file and what is wrong with it."""
         try:
-            return cls.from_json(Path(path).read_text(encoding="utf-8"))
+            return cls(read_tokenizer(Path(path)))
         except (OSError, UnicodeDecodeError, InvalidInput) as error:
             raise InvalidInput(f"tokenizer file {path}: {error}") from error
 
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Read what `to_json` wrote; other text raises InvalidInput."""
-        try:
-            inner = _Tokenizer.from_str(text)
-        except Exception as error:  # the library raises bare Exception
-            raise InvalidInput(f"not a tokenizer.json the tokenizers library can read: {error}") from error
-        return cls(inner)
+        return cls(load_tokenizer(text))
 
     def to_json(self) -> str:
         """Return the whole tokenizer as text, equal for equal tokenizers."""

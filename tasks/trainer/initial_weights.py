@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
-from tokenizers import Tokenizer as TokenizerFile
 
 from model.architectures.hugging_face import HuggingFaceConfig, check_settings, from_hugging_face
 from model.configuration.network import ModelConfig
+from model.data.tokenizer_file import load_tokenizer, read_tokenizer
 from model.errors import InvalidInput
 from storage.checkpoints.tensor_record import TensorRecord
 from storage.checkpoints.tensor_shard import parse_shard, shard_chunks
@@ -182,10 +182,10 @@ def _check_tokenizer(directory: InitialDirectory, tokenizer_json: str) -> None:
     if not path.is_file():
         return
     try:
-        theirs = TokenizerFile.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception on every fault
+        theirs = read_tokenizer(path)
+    except (OSError, UnicodeDecodeError, InvalidInput) as error:
         raise _refusal(directory, f"{TOKENIZER} cannot be read: {error}; repair it or remove it") from error
-    ours = TokenizerFile.from_str(tokenizer_json).get_vocab(with_added_tokens=True)
+    ours = load_tokenizer(tokenizer_json).get_vocab(with_added_tokens=True)
     # Tokens that were imported without their tokenizer have a placeholder, in which only end-of-text has a name.
     is_placeholder = sum(text != str(number) for text, number in ours.items()) <= 1
     if not is_placeholder and theirs.get_vocab(with_added_tokens=True) != ours:
