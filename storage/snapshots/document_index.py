@@ -5,7 +5,9 @@ Written and read by row groups, in bounded memory. The key-value metadata holds 
 
 from bisect import bisect_right
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
 
@@ -16,9 +18,11 @@ import pyarrow.compute as compute
 import pyarrow.parquet as parquet
 
 from storage.errors import IntegrityError
+from storage.snapshots.parquet_process import read_parquet
 
 ROW_GROUP_ROWS = 32 * 1024
 STARTS = "cairn.token_starts"
+_MOST_GROUPS = 1 << 16
 SplitName: TypeAlias = Literal["train", "val"]
 SPLITS: tuple[SplitName, ...] = ("train", "val")
 
@@ -140,20 +144,21 @@ def documents_between(path: Path, split: SplitName, start: int, stop: int) -> It
     Raises IntegrityError if the file is not a document index.
     """
     try:
-        with parquet.ParquetFile(path, memory_map=True) as index:
+        with parquet.ParquetFile(path, thrift_container_size_limit=_MOST_GROUPS) as index:
             group, position = _first_group(index, split, start)
-            while position < stop and group < index.num_row_groups:
-                columns = index.read_row_group(group, columns=["tokens", "split"])
-                is_wanted = compute.equal(columns["split"], split).to_numpy(zero_copy_only=False)
-                sizes = np.where(is_wanted, columns["tokens"].to_numpy(), 0)
+        with path.open("rb") as file, closing(read_parquet(file, _DOCUMENT_SCHEMA.names, first_group=group)) as batches:
+            for batch in islice(batches, 1, None):
+                if position >= stop:
+                    break
+                rows = pa.Table.from_batches([batch]).cast(_DOCUMENT_SCHEMA)
+                is_wanted = compute.equal(rows["split"], split).to_numpy()
+                sizes = np.where(is_wanted, rows["tokens"].to_numpy(), 0)
                 ends = position + np.cumsum(sizes)
                 wanted = np.flatnonzero((sizes > 0) & (ends > start) & (ends - sizes < stop))
-                if len(wanted):
-                    rows = index.read_row_group(group).take(wanted).to_pylist()
-                    for row, end in zip(rows, ends[wanted].tolist(), strict=True):
-                        yield DocumentPlace(row=DocumentRow(**row), first_token=end - row["tokens"])
-                position, group = position + int(sizes.sum()), group + 1
-    except (pa.ArrowException, OSError, TypeError, KeyError, msgspec.DecodeError) as error:
+                for row, end in zip(rows.take(wanted).to_pylist(), ends[wanted].tolist(), strict=True):
+                    yield DocumentPlace(row=DocumentRow(**row), first_token=end - row["tokens"])
+                position += int(sizes.sum())
+    except (pa.ArrowException, OSError, TypeError, ValueError, KeyError, IntegrityError) as error:
         raise IntegrityError(f"{path}: not a readable document index: {error}") from error
 
 

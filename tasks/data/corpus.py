@@ -15,6 +15,7 @@ from io import RawIOBase
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from storage.errors import IntegrityError
 from tasks.data.document import InvalidCorpus, Piece, Source
 from tasks.data.document_reader import ReadingRules, read_pieces
 from tasks.data.python_corpus import open_python_source
@@ -110,7 +111,7 @@ def _check(named: _NamedFile) -> Source:
     """Hash the file; a text that is named alone must be UTF-8 and not empty."""
     with _open_hashed(named.file) as stream:
         if named.file.unit == BLOCKS:
-            _require_text(named.file, decompress(cast(BinaryIO, stream), named.file.compression))
+            _require_text(named.file, decompress(cast(BinaryIO, stream), named.file.compression, named.file.bytes))
         digest = stream.sha256_to_end()
     if stream.bytes == 0:
         raise named.file.invalid("the file is empty", "every source has text; fill the file, or leave it out")
@@ -142,11 +143,13 @@ def _pieces(named: _NamedFile, digest: str) -> Iterator[Piece]:
     try:
         if file.unit == ROW:  # a table is not read from front to back, so it is hashed afterwards
             with _convert_errors(file), file.opener() as table:
-                yield from read_pieces(table, named.name, file.unit, file.compression, named.rules)
+                yield from read_pieces(table, named.name, file.unit, file.compression, file.bytes, named.rules)
             found = _sha256_of(file) if digest else ""
         else:
             with _open_hashed(file) as stream:
-                yield from read_pieces(cast(BinaryIO, stream), named.name, file.unit, file.compression, named.rules)
+                yield from read_pieces(
+                    cast(BinaryIO, stream), named.name, file.unit, file.compression, file.bytes, named.rules
+                )
                 found = stream.sha256_to_end() if digest else ""
     except InvalidCorpus as problem:
         if digest and _sha256_of(file) != digest:
@@ -169,7 +172,7 @@ def _changed(file: TextFile) -> InvalidCorpus:
 def _convert_errors(file: TextFile) -> Iterator[None]:
     try:
         yield
-    except (OSError, *DECOMPRESSION_ERRORS) as problem:
+    except (OSError, IntegrityError, *DECOMPRESSION_ERRORS) as problem:
         raise file.invalid(f"cannot be read ({problem})", "every source is readable") from problem
 
 

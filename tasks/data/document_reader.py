@@ -9,13 +9,12 @@ from typing import Any, BinaryIO, cast
 
 import msgspec
 import pyarrow as pa
-import pyarrow.parquet as parquet
 
+from storage.snapshots.parquet_process import ROWS, read_parquet
 from tasks.data.document import Piece, Rejected, RejectionKind, make_document
 from tasks.data.text_format import BLOCKS, CHUNK_BYTES, LINE, ROW, Compression, decompress
 
 MAX_DOCUMENT_BYTES = 64 * 1024 * 1024
-_PARQUET_BATCH_ROWS = 256
 _DETAIL_CHARACTERS = 200
 
 
@@ -28,16 +27,16 @@ class ReadingRules:
 
 
 def read_pieces(
-    stream: BinaryIO, name: str, unit: str, compression: Compression, rules: ReadingRules
+    stream: BinaryIO, name: str, unit: str, compression: Compression, stored_bytes: int, rules: ReadingRules
 ) -> Iterator[Piece]:
-    """Yield the documents and rejected documents of an open file in order; Parquet needs a seekable stream."""
+    """Yield the documents and rejected documents of an open file of `stored_bytes` in order."""
     reader = _Reader(name=name, rules=rules)
-    if unit == ROW and compression is Compression.NONE:
+    if unit == ROW and compression is Compression.NONE and _has_descriptor(stream):
         yield from reader.table(stream)
         return
-    text = decompress(stream, compression)
+    text = decompress(stream, compression, stored_bytes)
     if unit == ROW:
-        # A Parquet reader starts at the end of the file, so a compressed file is decompressed to disk first.
+        # Another process reads Parquet, from the end of the file: a compressed or remote one is copied first.
         with tempfile.TemporaryFile() as table:
             shutil.copyfileobj(text, table, CHUNK_BYTES)
             table.seek(0)
@@ -81,6 +80,13 @@ def blocks_of(lines: BinaryIO | Iterator[bytes], longest: int = MAX_DOCUMENT_BYT
         offset += len(line)
 
 
+def _has_descriptor(stream: BinaryIO) -> bool:
+    try:
+        return stream.fileno() >= 0
+    except (OSError, AttributeError):
+        return False
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Reader:
     name: str
@@ -103,20 +109,18 @@ class _Reader:
             if line.strip():
                 yield self._json(offset, line.rstrip(b"\r\n"), field)
 
-    def table(self, stream: BinaryIO) -> Iterator[Piece]:
-        with parquet.ParquetFile(stream) as table:
-            rows, schema = table.metadata.num_rows, table.schema_arrow
-            index = schema.get_field_index(self.rules.text_field)
-            if index < 0:
-                yield from map(self._missing, range(rows))
-            elif not _holds_text(kind := schema.field(index).type):
-                yield from (self._not_a_string(row, str(kind)) for row in range(rows))
-            else:
-                batches = table.iter_batches(batch_size=_PARQUET_BATCH_ROWS, columns=[self.rules.text_field])
-                # As bytes: a string column may hold invalid UTF-8.
-                columns = (batch.column(0).cast(pa.large_binary()).to_pylist() for batch in batches)
-                for row, content in enumerate(chain.from_iterable(columns)):
-                    yield self._missing(row) if content is None else self.text(row, content)
+    def table(self, file: BinaryIO) -> Iterator[Piece]:
+        batches = read_parquet(file, [self.rules.text_field])
+        schema = next(batches).schema
+        rows = range(int(schema.metadata[ROWS]))
+        if not schema.names:
+            yield from map(self._missing, rows)
+        elif (kind := schema.types[0]) != pa.large_binary():
+            yield from (self._not_a_string(row, str(kind)) for row in rows)
+        else:
+            columns = (batch.column(0).to_pylist() for batch in batches)
+            for row, content in enumerate(chain.from_iterable(columns)):
+                yield self._missing(row) if content is None else self.text(row, content)
 
     def _json(self, offset: int, line: bytes, field: Any) -> Piece:
         if len(line) > self.rules.max_document_bytes:
@@ -157,9 +161,3 @@ class _Reader:
 
     def _rejected(self, offset: int, kind: RejectionKind, detail: str) -> Rejected:
         return Rejected(source=self.name, offset_bytes=offset, kind=kind, detail=detail[:_DETAIL_CHARACTERS])
-
-
-def _holds_text(kind: Any) -> bool:
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-    return any(is_kind(kind) for is_kind in (*texts, pa.types.is_binary, pa.types.is_large_binary))

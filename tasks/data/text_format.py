@@ -12,6 +12,8 @@ from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
 
+from storage.snapshots.parquet_process import most_bytes
+
 CHUNK_BYTES = 1 << 20
 BLOCKS = "blank-line-separated blocks"
 WHOLE_FILE = "whole file"
@@ -48,15 +50,34 @@ def unsupported_suffix(name: str) -> str | None:
     return next((suffix for suffix in _split_suffixes(name) if suffix in _UNSUPPORTED_SUFFIXES), None)
 
 
-def decompress(stream: BinaryIO, compression: Compression) -> BinaryIO:
-    """Return the decompressed bytes as one text; reading damaged ones raises OSError or one of DECOMPRESSION_ERRORS."""
+def decompress(stream: BinaryIO, compression: Compression, stored_bytes: int) -> BinaryIO:
+    """Return the decompressed bytes as one text; reading damaged ones raises OSError or one of DECOMPRESSION_ERRORS.
+
+    So does text that is many times longer than `stored_bytes`, the size of the file.
+    """
     unpacked: Any = stream
     if compression is Compression.GZIP:
-        unpacked = gzip.GzipFile(fileobj=stream, mode="rb")
+        unpacked = _Bounded(gzip.GzipFile(fileobj=stream, mode="rb"), stored_bytes)
     elif compression is Compression.ZSTD:
         # Without PythonFile pyarrow would close the caller's stream.
-        unpacked = pa.CompressedInputStream(pa.PythonFile(stream, mode="r"), "zstd")
+        unpacked = _Bounded(pa.CompressedInputStream(pa.PythonFile(stream, mode="r"), "zstd"), stored_bytes)
     return cast(BinaryIO, io.BufferedReader(unpacked, CHUNK_BYTES))
+
+
+class _Bounded(io.RawIOBase):
+    def __init__(self, unpacked: Any, stored_bytes: int) -> None:
+        self._unpacked, self._stored_bytes, self._left = unpacked, stored_bytes, most_bytes(stored_bytes)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, target: Any) -> int:
+        size = int(self._unpacked.readinto(target))
+        self._left -= size
+        if self._left < 0:
+            most = f"{self._stored_bytes:,} bytes become more than {most_bytes(self._stored_bytes):,}"
+            raise OSError(f"its {most}; decompress it where you trust it")
+        return size
 
 
 def _split_suffixes(name: str) -> tuple[str, str]:

@@ -1,0 +1,118 @@
+"""Files of unknown origin ask for more memory than they have bytes: each is refused by name."""
+
+import gzip
+import io
+import resource
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+
+from storage.errors import IntegrityError
+from storage.snapshots.document_index import STARTS, DocumentIndexWriter, DocumentRow, documents_between
+from tasks.data.corpus import open_corpus
+from tasks.data.document import InvalidCorpus
+
+pytestmark = pytest.mark.linux
+MEGABYTE = 1_000_000
+
+
+def table_file(column: pa.Array, *, dictionary: bool) -> bytes:
+    sink = io.BytesIO()
+    parquet.write_table(
+        pa.table({"text": column}), sink, compression="zstd", use_dictionary=dictionary, write_statistics=False
+    )
+    return sink.getvalue()
+
+
+def dictionary_of_one_long_value() -> bytes:
+    """Ten gigabytes of text, five of them in a batch of 256 rows."""
+    value = pa.array(["a" * 20 * MEGABYTE])
+    return table_file(pa.DictionaryArray.from_arrays(pa.array([0] * 512, pa.int32()), value), dictionary=True)
+
+
+def one_long_value() -> bytes:
+    return table_file(pa.array(["a" * 80 * MEGABYTE]), dictionary=False)
+
+
+def rows_of_nothing() -> bytes:
+    return table_file(pa.nulls(4 * MEGABYTE, pa.string()), dictionary=True)
+
+
+def far_too_long_footer() -> bytes:
+    content = table_file(pa.array(["a"]), dictionary=False)
+    return content[:-8] + struct.pack("<I", 2**31 - 1) + content[-4:]
+
+
+TABLES = [
+    dictionary_of_one_long_value,
+    one_long_value,
+    rows_of_nothing,
+    far_too_long_footer,
+]
+
+
+def zstd_of_nothing(size: int) -> bytes:
+    """Blocks of 128 KiB that are one byte each (RFC 8878, 3.1.1.2)."""
+    blocks, block = size >> 17, (1 << 17) << 3 | 2
+    head = b"\x28\xb5\x2f\xfd\x00\x48"  # a window of 512 KiB
+    body = (block.to_bytes(3, "little") + b"a") * (blocks - 1)
+    return head + body + (block | 1).to_bytes(3, "little") + b"a"
+
+
+def refusal(path: Path, content: bytes) -> str:
+    path.write_bytes(content)
+    with pytest.raises(InvalidCorpus) as refused:
+        for source in open_corpus([path.name], path.parent):
+            list(source.pieces())
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("make", TABLES)
+def test_a_table_that_asks_for_memory_is_refused_by_name_in_one_line(make: Callable[[], bytes], tmp_path: Path) -> None:
+    content = make()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    words = refusal(tmp_path / "a.parquet", content)
+    assert "a.parquet: cannot be read" in words and "rule:" in words and len(words.splitlines()) == 1
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000, "memory of this process, in kB"
+
+
+@pytest.mark.parametrize(
+    "name", ["a.jsonl.gz", "a.txt.gz", "a.parquet.gz", "a.jsonl.zst", "a.txt.zst", "a.parquet.zst"]
+)
+def test_a_compressed_file_that_becomes_a_thousand_times_its_size_is_refused(name: str, tmp_path: Path) -> None:
+    content = gzip.compress(b"a" * 2**23) * 24 if name.endswith("gz") else zstd_of_nothing(24 * 2**23)
+    words = refusal(tmp_path / name, content)
+    assert f"{name}: cannot be read" in words and "decompress it where you trust it" in words
+
+
+def test_a_frame_that_asks_for_a_window_of_two_gigabytes_is_refused(tmp_path: Path) -> None:
+    content = zstd_of_nothing(2**20)
+    assert "a.txt.zst: cannot be read" in refusal(tmp_path / "a.txt.zst", content[:5] + b"\xa8" + content[6:])
+
+
+def test_a_document_index_in_a_hostile_store_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "documents.parquet"
+    with DocumentIndexWriter(path) as index:
+        index.append(DocumentRow(source="a", offset_bytes=0, bytes=1, tokens=1, split="train", sha256="b"))
+    table = parquet.read_table(path)
+    long = pa.DictionaryArray.from_arrays(pa.array([0] * 256, pa.int32()), pa.array(["a" * 20 * MEGABYTE]))
+    rows = table.take([0] * 256).set_column(0, "source", long)
+    with parquet.ParquetWriter(path, rows.schema, compression="zstd", store_schema=False) as writer:
+        writer.write_table(rows)
+        writer.add_key_value_metadata({STARTS: "[[0, 0]]"})
+    assert path.stat().st_size < 100_000
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(IntegrityError, match=r"documents\.parquet: .*rule:"):
+        list(documents_between(path, "train", 0, 10))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000, "memory of this process, in kB"
+
+
+def test_long_texts_in_an_ordinary_table_are_read(tmp_path: Path) -> None:
+    texts = [" ".join(str(number * word % 999_983) for word in range(30_000)) for number in range(1, 33)]
+    (tmp_path / "a.parquet").write_bytes(table_file(pa.array(texts), dictionary=True))
+    (source,) = open_corpus(["a.parquet"], tmp_path)
+    assert [document.text for document in source.documents()] == texts
