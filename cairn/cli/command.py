@@ -23,6 +23,7 @@ from tasks.attempt.shutdown_signal import exit_on_sigterm
 from tasks.data.document import InvalidCorpus
 from tasks.errors import BudgetExhausted, ConfigDrift, GateRefused, InvalidConfiguration, LiveOwner
 from tasks.policy.termination import ExitCode
+from tasks.text.log_commands import guard_log
 from tasks.text.output import discard_stdout, escape_unencodable_output, say
 
 _ERRORS: tuple[tuple[tuple[type[BaseException], ...], ExitCode], ...] = (
@@ -64,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (for as long as the process lives)
     sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
     escape_unencodable_output()
+    guard_log(os.environ)
     codes = list[int]()
     atexit.register(_leave, codes)  # the first to be registered is the last to be called
     code = run_command(sys.argv[1:] if arguments is None else arguments)

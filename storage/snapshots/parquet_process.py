@@ -9,7 +9,7 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import suppress
 from typing import IO, Any
 
@@ -33,7 +33,9 @@ def most_bytes(stored_bytes: int) -> int:
     return _LEAST_BYTES + _MOST_EXPANSION * stored_bytes
 
 
-def read_parquet(file: IO[bytes], columns: Sequence[str], *, first_group: int = 0) -> Iterator[pa.RecordBatch]:
+def read_parquet(
+    file: IO[bytes], columns: Sequence[str], *, first_group: int = 0
+) -> Generator[pa.RecordBatch, None, None]:
     """Yield an empty batch, whose schema has the columns that the file has and in `ROWS` its rows; then the rows.
 
     Text is large_binary. `file` is open at its start, with a descriptor. Raises IntegrityError if it cannot be read.

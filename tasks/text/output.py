@@ -11,7 +11,7 @@ from typing import TextIO
 from storage.stores.document import encode
 from tasks.errors import TaskError
 from tasks.text.format import format_value
-from tasks.text.sanitize import sanitize, sanitize_json
+from tasks.text.sanitize import sanitize, sanitize_cell, sanitize_json
 
 _PIPE_COLUMNS = 200
 _ESCAPE = "cairn-escape"
@@ -57,7 +57,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, emp
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(sanitize(format_value(value))) for value in row))
+        table.add_row(*(Text(sanitize_cell(format_value(value))) for value in row))
     if not table.row_count:
         say(empty)
         return
@@ -67,7 +67,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, emp
 
 def print_facts(facts: Iterable[tuple[str, object]]) -> None:
     """Print names and values, one per line, aligned."""
-    lines = [(name, sanitize(format_value(value), kept="\t")) for name, value in facts]
+    lines = [(name, sanitize_cell(format_value(value))) for name, value in facts]
     width = max(len(name) for name, _ in lines)
     for name, value in lines:
         print(f"{name:<{width}}  {value}")

@@ -4,10 +4,7 @@ Never a traceback, never a hang, and no word of a log steers the terminal it is 
 chained anew, as only somebody who can write to the store could: hashes alone do not help against those.
 """
 
-import contextlib
 import copy
-import hashlib
-import io
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -18,17 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cairn.cli.command import run_command
 from storage.logs.log_entry import entry_name
 from storage.stores.local_store import LocalStore
-from tests.fabricated_run import FabricatedRun, fabricate, promote
+from tests.cairn.hostile_store import AS_JSON, VERBS, HostileStore
+from tests.fabricated_run import fabricate
 
-VERBS = [
-    "runs", "status bard", "attempts bard", "checkpoints bard", "evaluations bard", "explain bard",
-    "explain bard --attempt 1", "report bard", "log bard", "models", "models --history", "diagnose bard",
-    "verify bard", "sweep bard --dry-run",
-]  # fmt: skip
-AS_JSON = ["status bard --json", "log bard --json", "explain bard --json", "report bard --json", "models --json"]
 ESCAPES = "\x1b[2J\x1b]0;owned\x07\x9b2J\x00\x08\u202eevil\u2066\x7f\r"
 STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069]")
 VALUES: list[Any] = [
@@ -38,72 +29,6 @@ VALUES: list[Any] = [
 ]  # fmt: skip
 
 
-class HostileStore:
-    """A run and an alias whose entries can be changed and are chained anew."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        store = LocalStore(root)
-        run = fabricate(store, "bard")
-        fill(run)
-        promote(store, "bard", run.commit(30), loss=2.0, alias="champion")
-        run.end("completed", action="finish")
-        self.logs = {name: root / name / "log" for name in ("runs/bard", "models/champion")}
-        self.originals = {name: self._entries(folder) for name, folder in self.logs.items()}
-
-    def write(self, name: str, entries: list[Any]) -> None:
-        """Write these entries over the log, each with the hash of the one before."""
-        previous = None
-        for seq, entry in enumerate(entries):
-            data = json.dumps({**entry, "prev": previous} if isinstance(entry, dict) else entry).encode()
-            previous = hashlib.sha256(data).hexdigest()
-            (self.logs[name] / entry_name(seq)).write_bytes(data)
-
-    def change_all_words(self) -> None:
-        """Put what steers terminals behind every word of every entry that is free to be any word."""
-        for name, entries in self.originals.items():
-            self.write(name, [{**entry, "body": with_escapes(entry["body"])} for entry in entries])
-
-    def restore(self) -> None:
-        for name, entries in self.originals.items():
-            self.write(name, entries)
-
-    def say(self, line: str) -> tuple[int, str, str]:
-        """Run a verb in this process; returns exit code, stdout, stderr."""
-        out, err = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = run_command([*line.split(), "--store", str(self.root)])
-        return code, out.getvalue(), err.getvalue()
-
-    @staticmethod
-    def _entries(folder: Path) -> list[Any]:
-        return [json.loads(path.read_text()) for path in sorted(folder.iterdir(), reverse=True)]
-
-
-def fill(run: FabricatedRun) -> None:
-    run.start()
-    run.evaluate(run.commit(10), loss=3.0)
-    run.evaluate(run.commit(20), loss=None)
-    run.end("preempted", action="resume", charged="preempted")
-    run.start()
-    run.evaluate(run.log.state.checkpoints[-1].committed.reference, loss=2.0)
-
-
-KEPT = {"config", "left", "manifest_sha256", "prefix", "attempt", "action", "reason", "charged", "started_at", "run_id"}
-
-
-def with_escapes(value: Any, name: str = "") -> Any:
-    match value:
-        case dict():
-            return {key: item if key in KEPT - {"reason"} else with_escapes(item, key) for key, item in value.items()}
-        case list():
-            return [with_escapes(item) for item in value]
-        case str() if not re.match(r"\d{4}-\d\d-\d\dT", value):
-            return value + ESCAPES
-        case _:
-            return value
-
-
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> HostileStore:
     return HostileStore(tmp_path_factory.mktemp("hostile"))
@@ -111,7 +36,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> HostileStore:
 
 @pytest.fixture
 def steering(hostile: HostileStore) -> Iterator[HostileStore]:
-    hostile.change_all_words()
+    hostile.change_all_words(ESCAPES)
     yield hostile
     hostile.restore()
 

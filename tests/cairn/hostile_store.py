@@ -1,0 +1,88 @@
+"""A store somebody else wrote to: a run and an alias whose entries can be changed and are chained anew."""
+
+import contextlib
+import hashlib
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from cairn.cli.command import run_command
+from storage.logs.log_entry import entry_name
+from storage.stores.local_store import LocalStore
+from tests.fabricated_run import FabricatedRun, fabricate, promote
+
+VERBS = [
+    "runs", "status bard", "attempts bard", "checkpoints bard", "evaluations bard", "explain bard",
+    "explain bard --attempt 1", "report bard", "log bard", "models", "models --history", "diagnose bard",
+    "verify bard", "sweep bard --dry-run",
+]  # fmt: skip
+AS_JSON = ["status bard --json", "log bard --json", "explain bard --json", "report bard --json", "models --json"]
+
+
+class HostileStore:
+    """A run and an alias whose entries can be changed and are chained anew."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        store = LocalStore(root)
+        run = fabricate(store, "bard")
+        fill(run)
+        promote(store, "bard", run.commit(30), loss=2.0, alias="champion")
+        run.end("completed", action="finish")
+        self.logs = {name: root / name / "log" for name in ("runs/bard", "models/champion")}
+        self.originals = {name: self._entries(folder) for name, folder in self.logs.items()}
+
+    def write(self, name: str, entries: list[Any]) -> None:
+        """Write these entries over the log, each with the hash of the one before."""
+        previous = None
+        for seq, entry in enumerate(entries):
+            data = json.dumps({**entry, "prev": previous} if isinstance(entry, dict) else entry).encode()
+            previous = hashlib.sha256(data).hexdigest()
+            (self.logs[name] / entry_name(seq)).write_bytes(data)
+
+    def change_all_words(self, words: str) -> None:
+        """Put these words behind every word of every entry that is free to be any word."""
+        for name, entries in self.originals.items():
+            self.write(name, [{**entry, "body": with_words(entry["body"], words)} for entry in entries])
+
+    def restore(self) -> None:
+        for name, entries in self.originals.items():
+            self.write(name, entries)
+
+    def say(self, line: str) -> tuple[int, str, str]:
+        """Run a verb in this process; returns exit code, stdout, stderr."""
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = run_command([*line.split(), "--store", str(self.root)])
+        return code, out.getvalue(), err.getvalue()
+
+    @staticmethod
+    def _entries(folder: Path) -> list[Any]:
+        return [json.loads(path.read_text()) for path in sorted(folder.iterdir(), reverse=True)]
+
+
+def fill(run: FabricatedRun) -> None:
+    run.start()
+    run.evaluate(run.commit(10), loss=3.0)
+    run.evaluate(run.commit(20), loss=None)
+    run.end("preempted", action="resume", charged="preempted")
+    run.start()
+    run.evaluate(run.log.state.checkpoints[-1].committed.reference, loss=2.0)
+
+
+KEPT = {"config", "left", "manifest_sha256", "prefix", "attempt", "action", "reason", "charged", "started_at", "run_id"}
+
+
+def with_words(value: Any, words: str) -> Any:
+    match value:
+        case dict():
+            kept = KEPT - {"reason"}
+            return {key: item if key in kept else with_words(item, words) for key, item in value.items()}
+        case list():
+            return [with_words(item, words) for item in value]
+        case str() if not re.match(r"\d{4}-\d\d-\d\dT", value):
+            return value + words
+        case _:
+            return value
