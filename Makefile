@@ -13,23 +13,33 @@ SUITABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.11; do \
 	if $$name -c '$(SUITABLE)' >/dev/null 2>&1; then echo $$name; break; fi; done)
 
-.PHONY: help .venv train test test-full test-slow test-mutants test-matrix test-s3 chaos bench bench-memory bench-data bench-gpu bench-loader bench-sql bench-step bench-sum bench-checkpoint bench-start bench-overhead bench-history check docs format up clean
+.PHONY: help .venv train test test-full test-slow test-mutants test-matrix test-s3 chaos bench bench-memory bench-data bench-gpu bench-loader bench-sql bench-step bench-sum bench-checkpoint bench-start bench-overhead bench-history check lock audit docs format up clean
 
 help:  ## show this list
 	@grep -E '^[.a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([.a-z-]+):[^#]*## /\1\t/' | expand -t 14
 
-.venv: $(STAMP)  ## create the environment from constraints.txt, or do nothing when it is current
+.venv: $(STAMP)  ## create the environment from constraints/, or do nothing when it is current
+
+# No file is installed whose hash is not listed, and nothing is built but Cairn. Of torch there are several builds: it is
+# downloaded first, because pip chooses another one when it checks hashes; the build for GPUs needs the libraries of cuda.txt.
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq
+HASHED := --no-deps --only-binary :all: --require-hashes
+NEEDS_CUDA := import sys; from importlib.metadata import requires; sys.exit("nvidia" not in str(requires("torch")))
 
 # Built from nothing each time it is stale, and stamped last: an interrupted or outdated environment is never reused.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml $(wildcard constraints/*.txt)
 	@if [ -z "$(PYTHON)" ] || ! "$(PYTHON)" -c '$(SUITABLE)' 2>/dev/null; then \
 		echo "cairn needs Python 3.11 or newer with the venv module; '$(or $(PYTHON),python3)' is" \
 			"$$("$(or $(PYTHON),python3)" --version 2>&1 | head -1 || true)." \
 			"Install one and name it: make PYTHON=/path/to/python3.12 .venv" >&2; exit 1; fi
-	@echo "making $(VENV) with $$("$(PYTHON)" --version) and the versions in constraints.txt (a minute or two, once)"
+	@echo "making $(VENV) with $$("$(PYTHON)" --version) and the files in constraints/ (a minute or two, once)"
 	@"$(PYTHON)" -m venv --clear $(VENV)
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-input \
-		--constraint constraints.txt --editable '.[dev]'
+	@$(PIP) download --no-deps --only-binary :all: --dest $(VENV)/torch "$$(grep -o '^torch==[0-9.]*' constraints/torch.txt)"
+	@$(PIP) install $(HASHED) --no-index --find-links $(VENV)/torch --requirement constraints/torch.txt
+	@rm -r $(VENV)/torch
+	@$(PIP) install $(HASHED) --requirement constraints/develop.txt
+	@if $(BIN)/python -c '$(NEEDS_CUDA)'; then $(PIP) install $(HASHED) --requirement constraints/cuda.txt; fi
+	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
 
 train: $(STAMP)  ## train the quickstart on text every CPython carries; ARGS= adds options
@@ -104,6 +114,12 @@ check: $(STAMP)  ## ruff, mypy --strict, import linter
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+
+lock: $(STAMP)  ## write constraints/ from pyproject.toml and constraints.txt, with the hashes of all files; needs uv
+	@$(BIN)/python constraints/renew.py
+
+audit: $(STAMP)  ## known holes in the packages of constraints/; says whether it found some (Error 1) or could not ask (Error 3)
+	@$(BIN)/python constraints/audit.py
 
 docs: $(STAMP)  ## write docs/reference/configuration.md from the configuration's fields
 	@mkdir -p docs/reference

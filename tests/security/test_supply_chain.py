@@ -1,0 +1,87 @@
+"""What is installed has the bytes that were chosen: every package of every role by hash, for more systems than one."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "constraints"
+ROLES = sorted(path.stem for path in FOLDER.glob("*.txt"))
+BLOCK = re.compile(
+    r"^([A-Za-z0-9][A-Za-z0-9._-]*)==([^\s;]+)(?: ;[^\\\n]*)?((?: \\\n    --hash=sha256:[0-9a-f]{64})+)$"
+)
+
+
+def blocks(role: str) -> list[str]:
+    text = (FOLDER / f"{role}.txt").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if not line.startswith(("#", "--requirement "))]
+    return re.findall(r"^\S.*(?:\n .*)*", "\n".join(lines), re.MULTILINE)
+
+
+def normalized(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def versions(role: str) -> dict[str, str]:
+    return {normalized(found[1]): found[2] for block in blocks(role) if (found := BLOCK.match(block))}
+
+
+def audit() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("audit", FOLDER / "audit.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_every_package_of_a_role_is_one_version_with_hashes(role: str) -> None:
+    assert blocks(role) and [block for block in blocks(role) if not BLOCK.match(block)] == []
+
+
+def test_the_roles_have_the_versions_that_are_tested() -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    tested = {normalized(line.split("==")[0]): line.split("==")[1] for line in lines if "==" in line}
+    locked = {name: version for role in ROLES for name, version in versions(role).items()}
+    assert {name: locked.get(name) for name in tested} == tested
+
+
+def test_the_hashes_are_of_files_for_several_systems_and_pythons() -> None:
+    (torch,) = blocks("torch")
+    assert torch.count("--hash=") >= 10
+
+
+@pytest.mark.parametrize("name", ["Makefile", "deployments/Containerfile"])
+def test_nothing_but_cairn_is_installed_without_a_hash(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8").replace("\\\n", " ").replace("$(HASHED)", "--require-hashes")
+    installs = re.findall(r"(?:pip|\$\(PIP\)) install[^&;\n]*", text)
+    bare = [line for line in installs if "--require-hashes" not in line]
+    assert len(installs) >= 2 and len(bare) == 1
+    assert "--no-deps --no-build-isolation" in bare[0]
+
+
+@pytest.mark.parametrize(
+    ("report", "code", "words"),
+    [
+        ({"dependencies": [{"name": "a", "version": "1", "vulns": []}]}, 0, "no hole is known in 1 packages"),
+        ({"dependencies": [{"name": "a", "version": "1", "vulns": [{"id": "X-1"}]}]}, 1, "a 1: X-1"),
+        ({"dependencies": [{"name": "a", "skip_reason": "not found"}]}, 3, "could not ask about a"),
+        ({"dependencies": []}, 3, "could not ask about any package"),
+        (None, 3, "could not ask"),
+    ],
+)
+def test_an_audit_tells_a_hole_from_an_answer_that_it_did_not_get(report: Any, code: int, words: str) -> None:
+    found = audit().verdict("" if report is None else json.dumps(report))
+    assert found[0] == code and words in found[1]
+
+
+def test_an_image_can_be_named_by_its_digest() -> None:
+    text = (ROOT / "deployments" / "Containerfile").read_text(encoding="utf-8")
+    assert re.findall(r"^FROM (\S+)$", text, re.MULTILINE) == ["${PYTHON_IMAGE}"]
+    packages = {line.split()[1] for line in text.splitlines() if line.startswith("COPY ")}
+    assert {"cairn", "flows", "reports", "tasks", "model", "storage"} <= packages
