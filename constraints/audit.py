@@ -17,12 +17,13 @@ def verdict(report: str) -> tuple[int, str]:
         packages = json.loads(report)["dependencies"]
     except (ValueError, KeyError, TypeError):
         return NOT_ASKED, "could not ask: pip-audit made no report"
-    skipped = [package["name"] for package in packages if "skip_reason" in package]
+    skipped = [package["skip_reason"] for package in packages if "skip_reason" in package]
     holes = [f"{p['name']} {p['version']}: {hole['id']}" for p in packages for hole in p.get("vulns", ())]
     if holes:
         return FOUND, "\n".join([*holes, f"{len(holes)} holes are known in {len(packages)} packages"])
     if skipped or not packages:
-        return NOT_ASKED, f"could not ask about {', '.join(skipped) or 'any package'}"
+        why = f", the first: {skipped[0]}" if skipped else ""
+        return NOT_ASKED, f"could not ask about {len(skipped)} of {len(packages)} packages{why}"
     return 0, f"no hole is known in {len(packages)} packages"
 
 

@@ -70,8 +70,12 @@ def test_nothing_but_cairn_is_installed_without_a_hash(name: str) -> None:
     [
         ({"dependencies": [{"name": "a", "version": "1", "vulns": []}]}, 0, "no hole is known in 1 packages"),
         ({"dependencies": [{"name": "a", "version": "1", "vulns": [{"id": "X-1"}]}]}, 1, "a 1: X-1"),
-        ({"dependencies": [{"name": "a", "skip_reason": "not found"}]}, 3, "could not ask about a"),
-        ({"dependencies": []}, 3, "could not ask about any package"),
+        (
+            {"dependencies": [{"name": "a", "skip_reason": "not found"}]},
+            3,
+            "could not ask about 1 of 1 packages, the first: not found",
+        ),
+        ({"dependencies": []}, 3, "could not ask about 0 of 0 packages"),
         (None, 3, "could not ask"),
     ],
 )
