@@ -1,6 +1,7 @@
 """A tokenizer.json decides which tokens a text has, not how long a process takes, nor how much memory."""
 
 import json
+import re
 import time
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from model.data.tokenizer_file import load_tokenizer
 from model.errors import InvalidInput
 from tests.security.tokenizer_shapes import BYTE_LEVEL, HOSTILE, KNOWN, PATTERNS, document, sequence, split
 
+ROOT = Path(__file__).parents[2]
 TEXT = "a ab  abc\n\n3000000 ``b'' é 漢字 <s>"
 
 
@@ -50,3 +52,10 @@ def test_a_document_with_two_decoders_is_read_as_it_was_checked() -> None:
     hostile, harmless = json.dumps(HOSTILE["a decoder that doubles thirty times"]), json.dumps(BYTE_LEVEL)
     twice = f'{hostile[:-1]}, "decoder": {harmless}}}'
     assert len(load_tokenizer(twice).decode([2])) == 1
+
+
+def test_no_other_road_leads_to_the_library() -> None:
+    reading = re.compile(r"\.from_(?:str|buffer)\(|TokenizerFile\.from_file\(")
+    packages = ("cairn", "flows", "reports", "tasks", "model", "storage")
+    files = [path for package in packages for path in (ROOT / package).rglob("*.py")]
+    assert [path.name for path in files if reading.search(path.read_text(encoding="utf-8"))] == ["tokenizer_file.py"]

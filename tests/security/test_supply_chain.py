@@ -5,7 +5,6 @@ import json
 import re
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -79,7 +78,7 @@ def test_nothing_but_cairn_is_installed_without_a_hash(name: str) -> None:
         (None, 3, "could not ask"),
     ],
 )
-def test_an_audit_tells_a_hole_from_an_answer_that_it_did_not_get(report: Any, code: int, words: str) -> None:
+def test_an_audit_tells_a_hole_from_an_answer_that_it_did_not_get(report: object, code: int, words: str) -> None:
     found = audit().verdict("" if report is None else json.dumps(report))
     assert found[0] == code and words in found[1]
 
