@@ -4,6 +4,8 @@ import http.client
 import json
 import signal
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -98,6 +100,15 @@ def test_the_password_lies_in_a_file_that_only_this_user_can_read_and_is_said_on
     assert up.output().count(up.password) == 1 and len(up.password) > 30
     words = [word for process in up.processes() for word in process.cmdline()]
     assert not [word for word in words if up.password in word]
+
+
+@pytest.mark.parametrize("words", ["prefect deployment ls", "cairn.cli.command train bard.toml --set training.steps=5"])
+def test_a_second_shell_needs_one_line(up: StartedUp, words: str) -> None:
+    names = {name: value for name, value in up.environment.items() if not name.startswith("PREFECT_")}
+    line = f'. "{up.key}"\n"{sys.executable}" -m {words}'
+    ended = subprocess.run(["bash", "-c", line], cwd=up.folder, env=names, capture_output=True, text=True, timeout=400)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "temporary Prefect server" not in ended.stdout + ended.stderr and up.password not in ended.stdout
 
 
 def test_another_start_has_another_password(up: StartedUp, tmp_path: Path) -> None:
