@@ -3,6 +3,7 @@
 The log was written by somebody else; this machine continues the run by its id.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import redirect_stderr
 from dataclasses import dataclass
@@ -17,11 +18,14 @@ from flows.run.attempt import Attempt, claim_next_attempt
 from reports.queries.run_lookup import find_checkpoint
 from storage.logs.run_entries import AttemptEnded, EvaluationFailed
 from tasks.configuration.stored_configuration import parse_stored_configuration
+from tasks.evaluator.command_evaluator import refuse_command
+from tasks.evaluator.evaluation_suite import CommandSuite
 from tasks.policy.error_kind import ErrorKind
 from tasks.policy.failures import Evidence, ExceptionReport
 from tests.security.recording_server import RecordingServer, recording_server
 from tests.wiring.flow_in_process import CONFIG, RUN, FlowWorld, call_tasks_directly
 
+pytestmark = pytest.mark.xdist_group("hostile-log")  # its run is continued once for all its tests
 SECRET = "machine example.org login me password canary-of-a-file"
 BAD_DATA = ExceptionReport(kind=ErrorKind.BAD_DATA, exception="E", message="a hash", traceback=(), step=3, windows=(1,))
 
@@ -129,15 +133,17 @@ def test_what_the_environment_of_this_machine_names_is_honoured_without_a_config
 ) -> None:
     leave_log(world)
     monkeypatch.setenv("CAIRN_MIRRORS__TENSORBOARD", str(world.folder / "board"))
-    world.train(text="")
-    assert (world.folder / "board").exists()
+    with world.opened(text="") as run:
+        assert run.config.mirrors.tensorboard == str(world.folder / "board")
 
 
 def test_an_operator_may_let_the_commands_of_logs_run(world: FlowWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     leave_log(world, *hostile_words(world.folder, "http://127.0.0.1:9")[3:])
     monkeypatch.setenv("CAIRN_EVALUATOR_COMMANDS", "log")
-    world.train(text="")
-    assert ["touch", str(world.folder / "trace")] in commands_given(world)
+    with world.opened(text="") as run:
+        [suite] = [plan.suite for plan in run.evaluation.following]
+    assert isinstance(suite, CommandSuite) and suite.command == ("touch", str(world.folder / "trace"))
+    assert refuse_command(suite, os.environ) == ""
 
 
 def test_nothing_in_a_log_makes_a_reader_open_a_suite_or_hash_a_file(tmp_path: Path) -> None:
