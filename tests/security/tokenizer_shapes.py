@@ -202,6 +202,8 @@ HOSTILE = {
     "a decoder with a regular expression": document(decoder={**EMPTY_REGEX, "pattern": {"Regex": "a"}}),
     "a decoder that strips without end": document(decoder={
         "type": "Strip", "content": " ", "start": 2**62, "stop": 0}),
+    "a long prefix of every letter": document(model=bpe(continuing_subword_prefix="a" * 9_000)),
+    "a word of any length": document(model={**KNOWN["a WordPiece"]["model"], "max_input_chars_per_word": 10**9}),
     "an empty suffix": document(decoder={"type": "BPEDecoder", "suffix": ""}),
     "a normalizer that doubles": document(normalizer=sequence("normalizers", *[EMPTY_REGEX] * 16)),
     "byte levels one over another": document(pre_tokenizer=sequence("pretokenizers", *[BYTE_LEVEL] * 16)),
@@ -219,6 +221,8 @@ HOSTILE = {
     "a repeated group that repeats": document(pre_tokenizer=split(r"(a+)+$")),
     "a repeated group that can match in two ways": document(pre_tokenizer=split(r"(?:a|a)*$")),
     "a reference": document(pre_tokenizer=split(r"(a*)\1b")),
+    "brackets without end": document(pre_tokenizer=split("[" * 16_000)),
+    "a group that is not closed": document(pre_tokenizer=split("(a")),
     "many repetitions": document(pre_tokenizer=split(r"a*" * 20 + "b")),
     "a great count": document(pre_tokenizer=split(r"(?:a{90000}){90000}")),
     "a pattern of a megabyte": document(pre_tokenizer=split("a" * 2**20)),
