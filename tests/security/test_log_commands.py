@@ -94,6 +94,6 @@ def test_a_file_gets_the_words_as_they_are(tmp_path: Path, monkeypatch: pytest.M
         assert sys.stdout is stream
 
 
-def test_the_command_guards_its_output_in_a_job(tmp_path: Path) -> None:
-    ended = run_process(("status", "a\n::error::owned"), tmp_path, {"CI": "true"})
-    assert ended.code == 2 and "error" in ended.err and not TAKEN.search(ended.err)
+def test_the_command_guards_its_output_in_a_job(tmp_path: Path, hostile: HostileStore) -> None:
+    ended = run_process(("report", "bard", "--store", str(hostile.root)), tmp_path, {"CI": "true"})
+    assert ended.code == 0 and "##vso|[" in ended.out and not TAKEN.search(ended.out)

@@ -62,6 +62,29 @@ TASK_MUTANTS = (
         VARIABLES,
     ),
     mutant(
+        "a-job-reads-commands",
+        "cairn/cli/command.py",
+        "    guard_log(os.environ)\n",
+        "",
+        "tests/security/test_log_commands.py::test_the_command_guards_its_output_in_a_job",
+    ),
+    mutant(
+        "a-compressed-file-becomes-anything",
+        "tasks/data/text_format.py",
+        "if self._left < 0:",
+        "if False:",
+        "tests/security/test_foreign_files.py::"
+        "test_a_compressed_file_that_becomes_a_thousand_times_its_size_is_refused[a.jsonl.gz]",
+    ),
+    mutant(
+        "a-tokenizer-grows-text",
+        "model/data/tokenizer_file.py",
+        '        _check_growth(f"{part}.{kind}", kind, component)\n',
+        "",
+        "tests/security/test_foreign_tokenizers.py::test_a_hostile_tokenizer_is_refused_in_one_line_that_says_what_to_do"
+        "[a decoder that makes a text longer once]",
+    ),
+    mutant(
         "evaluators-run-again-at-once",
         "tasks/evaluator/evaluation_run.py",
         "delay = backoff_seconds(plan.budget, len(trial.failed(log.state)) - 1)",
