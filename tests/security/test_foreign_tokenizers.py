@@ -5,12 +5,16 @@ import re
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer as Library
 
 from model.data.tokenizer import Tokenizer
 from model.data.tokenizer_file import load_tokenizer
 from model.errors import InvalidInput
+from storage.stores.local_store import LocalStore
+from tasks.data.token_import import TokenFiles, import_tokens
+from tests.commands import run_here
 from tests.security.tokenizer_shapes import BYTE_LEVEL, HOSTILE, KNOWN, PATTERNS, document, sequence, split
 
 ROOT = Path(__file__).parents[2]
@@ -59,3 +63,14 @@ def test_no_other_road_leads_to_the_library() -> None:
     packages = ("cairn", "flows", "reports", "tasks", "model", "storage")
     files = [path for package in packages for path in (ROOT / package).rglob("*.py")]
     assert [path.name for path in files if reading.search(path.read_text(encoding="utf-8"))] == ["tokenizer_file.py"]
+
+
+def test_a_reading_verb_refuses_the_hostile_tokenizer_of_a_store_in_one_line(tmp_path: Path) -> None:
+    hostile = Tokenizer(Library.from_str(json.dumps(HOSTILE["a decoder that doubles thirty times"])))
+    for name, tokens in (("train.bin", [7, 7, 7, 0] * 99), ("val.bin", [7, 7, 0] * 99)):
+        np.array(tokens, dtype="<u2").tofile(tmp_path / name)
+    files = TokenFiles(train=(tmp_path / "train.bin",), val=(tmp_path / "val.bin",))
+    snapshot = import_tokens(LocalStore(tmp_path / "store"), files, hostile)
+    ended = run_here(("data", snapshot.snapshot_id, "--window", "0", "--block-size", "8"), tmp_path, {})
+    assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1)
+    assert "decoder has Replace 30 times; rule:" in ended.err
