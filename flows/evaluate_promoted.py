@@ -1,6 +1,6 @@
 """The flow `evaluate-promoted`: measure a committed checkpoint, by default the champion, and compare it with others.
 
-The end state is named by the outcome; a failed evaluator is on record in the log.
+A failed evaluator is on record in the log.
 """
 
 import os
@@ -10,13 +10,11 @@ from uuid import UUID
 from prefect import flow, get_run_logger
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactCreate
-from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
-from prefect.states import Completed, Failed
 
 from flows.operations.checkpoint_evaluation import plan_checkpoint
-from flows.orchestrator.named_failure_state import named_failure_state
-from flows.orchestrator.run_artifacts import artifact_key
+from flows.orchestrator.flow_end import completed, ends_in_prefects_words
+from flows.orchestrator.overview_page import artifact_key
 from flows.orchestrator.run_parameters import AgainParameter, ReferenceParameter, StoreParameter, SuiteParameter
 from reports.pages.markdown import markdown_table
 from reports.queries.comparison import EvaluationComparison, compare_evaluations
@@ -25,16 +23,17 @@ from reports.queries.run_lookup import find_checkpoint
 from storage.stores.open_store import open_store
 from tasks.configuration.store_choice import choose_store
 from tasks.evaluate import evaluate, task_name
+from tasks.policy.termination import FlowEnd
 
 
 @flow(name="evaluate-promoted", retries=0, validate_parameters=True, persist_result=False)
-@named_failure_state
+@ends_in_prefects_words
 def evaluate_promoted(
     reference: ReferenceParameter = "champion",
     suite: SuiteParameter = "",
     store: StoreParameter = "",
     again: AgainParameter = False,
-) -> State[None]:
+) -> FlowEnd:
     """Measure a committed checkpoint under its run's suites or a suite file; what is on record is not measured again.
 
     Args:
@@ -60,7 +59,7 @@ def evaluate_promoted(
         for item in (row.evaluation for row in view.rows if row.role == "this")
     )
     logger.info("%s", words)
-    return Failed(name="EvaluatorFailed", message=words) if view.status == "failed" else Completed(message=words)
+    return FlowEnd(reason="evaluator-failed", message=words) if view.status == "failed" else completed(words)
 
 
 def _publish(view: EvaluationComparison) -> None:

@@ -9,21 +9,20 @@ from collections import Counter
 from random import Random
 
 from prefect import flow, get_run_logger
-from prefect.client.schemas.objects import State
-from prefect.states import Completed, Failed
 
 from flows.operations.store_sweep import StoreSweepRow, SweepOutcome, sweep_store
-from flows.orchestrator.named_failure_state import named_failure_state
+from flows.orchestrator.flow_end import completed, ends_in_prefects_words
 from flows.orchestrator.run_parameters import DryRunParameter, MostSecondsParameter, StoreParameter
 from storage.stores.open_store import open_store
 from tasks.configuration.store_choice import choose_store
+from tasks.policy.termination import FlowEnd
 
 
 @flow(name="sweep-checkpoints", retries=0, validate_parameters=True, persist_result=False)
-@named_failure_state
+@ends_in_prefects_words
 def sweep_checkpoints(
     store: StoreParameter = "", dry_run: DryRunParameter = False, most_seconds: MostSecondsParameter = 900.0
-) -> State[None]:
+) -> FlowEnd:
     """Apply each run's own retention to all runs of a store, also to finished ones, and delete orphans.
 
     Args:
@@ -45,7 +44,7 @@ def sweep_checkpoints(
             logger.info("%s: %s: %s superseded, %s bytes %s", row.run_id, row.action, row.superseded, freed, row.why)
     message = _summary(rows, dry_run)
     is_failed = any(row.action == SweepOutcome.FAILED for row in rows)
-    return Failed(name="SweepFailed", message=message) if is_failed else Completed(message=message)
+    return FlowEnd(reason="sweep-failed", message=message) if is_failed else completed(message)
 
 
 def _summary(rows: tuple[StoreSweepRow, ...], dry_run: bool) -> str:

@@ -3,10 +3,8 @@
 import os
 
 from prefect import flow
-from prefect.client.schemas.objects import State
-from prefect.states import Cancelled, Completed, Failed
 
-from flows.orchestrator.named_failure_state import named_failure_state
+from flows.orchestrator.flow_end import completed, ends_in_prefects_words
 from flows.orchestrator.run_parameters import (
     ConfigParameter,
     OverridesParameter,
@@ -23,20 +21,20 @@ from flows.run.run_promotion import offer_best
 from storage.errors import Fenced, NotDurable, StorageError, StoreRefused
 from storage.logs.run_entries import AttemptEnded, AttemptStarted
 from tasks.attempt.shutdown_signal import ShutdownSignal
-from tasks.policy.termination import RESTARTABLE, DecisionAction, FlowState, final_state
+from tasks.policy.termination import RESTARTABLE, DecisionAction, FlowEnd, FlowOutcome, flow_outcome
 from tasks.text.format import format_count
 from tasks.trainer.warm_trainer import warm_trainer
 
 
 @flow(name="train-gpt", retries=0, validate_parameters=True, persist_result=False)
-@named_failure_state
+@ends_in_prefects_words
 def train_gpt(
     config: ConfigParameter = "",
     run_id: RunIdParameter = "",
     overrides: OverridesParameter = (),
     store: StoreParameter = "",
     start_over: StartOverParameter = False,
-) -> State[None]:
+) -> FlowEnd:
     """Train a run to its end, or continue it.
 
     Args:
@@ -48,8 +46,10 @@ def train_gpt(
     """
     shutdown = ShutdownSignal()
     with shutdown.listening(), warm_trainer() as trainer:
-        resolved = HANDED_OVER.get()
-        if resolved is None:  # no command in this process has resolved and checked it
+        handed = HANDED_OVER.get()
+        if handed is not None:
+            resolved = handed.resolved
+        else:  # no command in this process has resolved and checked it
             request = TrainingRequest(
                 config=config, run_id=run_id, overrides=overrides, store=store, start_over=start_over
             )
@@ -57,34 +57,37 @@ def train_gpt(
             check_before_start(resolved, resolved.open_log(), os.environ)
         run = open_run(resolved, shutdown, trainer)
         with run.running_services():
-            return _train(run)
+            end = _train(run)
+    if handed is not None:
+        handed.end = end
+    return end
 
 
-def _train(run: ActiveRun) -> State[None]:
+def _train(run: ActiveRun) -> FlowEnd:
     while run.log.refresh().finished is None or run.log.state.open_attempt is not None:
         started = claim_next_attempt(run)
         try:
             ended = _run_attempt(run, started)
         except Fenced as fenced:
             run.say(f"fenced: {fenced}")
-            return Failed(name=FlowState.FENCED, message=str(fenced))
+            return FlowEnd(reason=FlowOutcome.FENCED, message=str(fenced))
         except (StoreRefused, NotDurable) as error:  # not even the receipt: the next claim writes it
-            return _storage_state(error)
-        if stopped := _stopped_state(run, ended):
+            return _refused_storage(error)
+        if stopped := _stopped_end(run, ended):
             return stopped
         if ended.decision.action != DecisionAction.FINISH:
             run.trainers.warm.back_off(ended.decision.delay_seconds, run.trainers.work_dir)
     try:
         offered = offer_best(run)
     except (StoreRefused, NotDurable) as error:
-        return _storage_state(error)
+        return _refused_storage(error)
     run.sweep.finish()
     if not offered.is_interrupted:
-        return Completed(message=offered.message)
+        return completed(offered.message)
     if run.cancellation.is_cancelling():
-        return Cancelled(message=offered.message)
-    name = FlowState.INTERRUPTED if run.shutdown.signal == "SIGINT" else FlowState.PREEMPTED
-    return Failed(name=name, message=offered.message)
+        return FlowEnd(reason=FlowOutcome.CANCELLED, message=offered.message)
+    reason = FlowOutcome.INTERRUPTED if run.shutdown.signal == "SIGINT" else FlowOutcome.PREEMPTED
+    return FlowEnd(reason=reason, message=offered.message)
 
 
 def _run_attempt(run: ActiveRun, started: AttemptStarted) -> AttemptEnded:
@@ -95,32 +98,32 @@ def _run_attempt(run: ActiveRun, started: AttemptStarted) -> AttemptEnded:
         run.say(f"  {format_count(place.threads, 'thread')}, frozen with the run: {opened.threads_why}")
     elif place.threads > place.cores:
         run.say(f"  {place.threads} threads, frozen with the run, share {place.cores} cores: equal bits, slower")
-    run.artifacts.change()
+    run.overview.change()
     attempt = Attempt(run, started)
     try:
         ended = attempt.run()
     finally:
         if run.shutdown.signal is None:
             attempt.evaluations.wait()
-    run.artifacts.change()
+    run.overview.change()
     run.say(f"attempt {ended.attempt} ended: {ended.reason} at step {ended.last_step}: {ended.detail}")
     return ended
 
 
-def _storage_state(error: StorageError) -> State[None]:
-    return Failed(name=FlowState.STORAGE, message=f"{error}; the same command continues")
+def _refused_storage(error: StorageError) -> FlowEnd:
+    return FlowEnd(reason=FlowOutcome.STORAGE, message=f"{error}; the same command continues")
 
 
-def _stopped_state(run: ActiveRun, ended: AttemptEnded) -> State[None] | None:
-    """Return the end state if the run stops after this attempt, or None if it goes on."""
+def _stopped_end(run: ActiveRun, ended: AttemptEnded) -> FlowEnd | None:
+    """Return the end if the run stops after this attempt, or None if it goes on."""
     decision = ended.decision
     if decision.action == DecisionAction.FINISH:
         return None
     if run.cancellation.is_cancelling():
-        return Cancelled(message=f"{ended.detail}; the same command continues")
-    name = final_state(ended.reason, decision.action, decision.charged)
-    if name is None:
+        return FlowEnd(reason=FlowOutcome.CANCELLED, message=f"{ended.detail}; the same command continues")
+    outcome = flow_outcome(ended.reason, decision.action, decision.charged)
+    if outcome is None:
         run.say(f"  {decision.reason}; left: {decision.left}")
         return None
     follows = "the same command continues" if ended.reason in RESTARTABLE else decision.reason
-    return Failed(name=name, message=f"{ended.detail}; {follows}")
+    return FlowEnd(reason=outcome, message=f"{ended.detail}; {follows}")

@@ -7,18 +7,17 @@ import os
 from collections import Counter
 
 from prefect import flow, get_run_logger
-from prefect.client.schemas.objects import State
-from prefect.states import Completed
 
-from flows.orchestrator.named_failure_state import named_failure_state
+from flows.orchestrator.flow_end import completed, ends_in_prefects_words
 from flows.orchestrator.run_parameters import DeploymentParameter, StoreParameter
 from flows.watching.run_watcher import WatchAction, WatchRequest, open_watcher
 from tasks.configuration.store_choice import choose_store
+from tasks.policy.termination import FlowEnd
 
 
 @flow(name="watch-runs", retries=0, validate_parameters=True, persist_result=False)
-@named_failure_state
-def watch_runs(store: StoreParameter = "", deployment: DeploymentParameter = "train-gpt/train-gpt") -> State[None]:
+@ends_in_prefects_words
+def watch_runs(store: StoreParameter = "", deployment: DeploymentParameter = "train-gpt/train-gpt") -> FlowEnd:
     """Look once at all runs of a store and continue those that must be, through their deployment.
 
     Args:
@@ -31,4 +30,4 @@ def watch_runs(store: StoreParameter = "", deployment: DeploymentParameter = "tr
         logger.info("%s: %s: %s %s", row.run_id, row.action, row.why, row.how)
     counts = ", ".join(f"{action} {count}" for action, count in sorted(Counter(row.action for row in rows).items()))
     continued = ", ".join(row.run_id for row in rows if row.action == WatchAction.CONTINUED)
-    return Completed(message=f"{counts or 'no runs'}{f'; continued: {continued}' if continued else ''}")
+    return completed(f"{counts or 'no runs'}{f'; continued: {continued}' if continued else ''}")

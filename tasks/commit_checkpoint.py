@@ -18,7 +18,7 @@ from tasks.trainer.trainer_protocol import SegmentDone
 
 @task(
     name="commit-checkpoint",
-    task_run_name="commit-checkpoint {step} · attempt {attempt}",
+    task_run_name="commit-checkpoint {step}, attempt {attempt}",
     cache_policy=NO_CACHE,
     persist_result=False,
 )

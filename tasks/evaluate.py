@@ -36,4 +36,4 @@ def evaluate(
 
 def task_name(step: int, plan: EvaluationPlan) -> str:
     """Return the task run's name; only a command's suite is named, since every checkpoint has the held-out one."""
-    return f"evaluate {step} · {plan.suite.name}" if isinstance(plan.suite, CommandSuite) else f"evaluate {step}"
+    return f"evaluate {step}, {plan.suite.name}" if isinstance(plan.suite, CommandSuite) else f"evaluate {step}"

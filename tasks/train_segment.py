@@ -16,7 +16,7 @@ from tasks.trainer.trainer_process import TrainerProcess
 
 @task(
     name="train-segment",
-    task_run_name="train-segment {first}→{until} · attempt {attempt}{note}",
+    task_run_name="train-segment {first}-{until}, attempt {attempt}{note}",
     cache_policy=NO_CACHE,
     persist_result=False,
 )

@@ -9,7 +9,7 @@ from cairn.cli.options import Flag, JsonOption, Overrides, StoreOption
 from cairn.cli.tables import print_watch
 from tasks.attempt.shutdown_signal import Terminated, exit_on_sigterm, raise_on_sigterm
 from tasks.configuration.store_choice import DEFAULT_STORE, choose_store
-from tasks.policy.termination import ExitCode
+from tasks.policy.termination import EXIT_CODES, ExitCode
 from tasks.text.output import print_document, print_facts, say
 
 if TYPE_CHECKING:
@@ -58,18 +58,19 @@ def train(
     except Terminated:
         say("preempted; the same command continues")
         return ExitCode.PREEMPTED
-    exit_on_sigterm(end.code)
-    if end.code is not ExitCode.DONE:
+    code = EXIT_CODES[end.reason]
+    exit_on_sigterm(code)
+    if code is not ExitCode.DONE:
         say(f"cairn: {end.message}")  # first: the store that ended it may refuse to be read
-    if end.code is ExitCode.DONE or json:
+    if code is ExitCode.DONE or json:
         log.refresh()
-    if end.code is ExitCode.DONE:
+    if code is ExitCode.DONE:
         for line in _summarize(log, configuration, resolved, end.message):
             say(line)
     if json:
         print_document(read_status(log))
-    leave_undelivered(end.code, server)
-    return end.code
+    leave_undelivered(code, server)
+    return code
 
 
 def _summarize(log: "RunLog", config: "RunConfig", resolved: "ResolvedRequest", ending: str) -> Iterator[str]:

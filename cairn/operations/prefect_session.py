@@ -1,4 +1,4 @@
-"""Runs the flow `train-gpt` in this process and returns the exit code; imports Prefect only when the session begins.
+"""Runs the flow `train-gpt` in this process and returns how it ended; imports Prefect only when the session begins.
 
 Without a named server, or when that does not answer, the run gets a temporary one. If the API is gone at the end, the
 run log says how the run ended.
@@ -8,17 +8,16 @@ import os
 import sys
 import time
 from collections.abc import Callable, MutableMapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from flows.orchestrator.ephemeral_server import EphemeralServer
 from flows.orchestrator.server_address import is_server_answering, is_server_named, server_address
-from flows.preparation.training_request import ResolvedRequest, hand_over
+from flows.preparation.training_request import HandedOver, ResolvedRequest, hand_over
 from storage.logs.run_log import RunLog
 from tasks.errors import InvalidConfiguration
 from tasks.machine.work_folder import trainer_folder
-from tasks.policy.termination import EXIT_CODES, ExitCode, final_state
+from tasks.policy.termination import ExitCode, FlowEnd, FlowOutcome, flow_outcome
 
 # A person sees our own progress; Prefect's log would show it twice, and every refusal as a traceback.
 QUIET = {
@@ -39,14 +38,6 @@ _CREDENTIALS_REFUSED = (
     "Prefect's server refuses: it asks for a password or key that is not given or not right; set "
     "PREFECT_API_AUTH_STRING (or PREFECT_API_KEY) to the server's, or unset PREFECT_API_URL for a temporary server"
 )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FlowEnd:
-    """How the flow ended: the command's exit code, and the message of the last state."""
-
-    code: ExitCode
-    message: str
 
 
 class PrefectServer:
@@ -101,19 +92,19 @@ def run_train_gpt(resolved: ResolvedRequest, log: RunLog, server: PrefectServer)
     from tasks.trainer.warm_trainer import warm_trainer
 
     quieten(os.environ)
-    with warm_trainer() as trainer, hand_over(resolved):
+    with warm_trainer() as trainer, hand_over(resolved) as handed:
         # Server, trainer and this process import for seconds each: all three at once.
         server.choose()
         if log.refresh().finished is None:
             trainer.start(trainer_folder(os.environ, log.run_id))
-        return _run_flow(resolved, log, server)
+        return _run_flow(handed, log, server)
 
 
-def _run_flow(resolved: ResolvedRequest, log: RunLog, server: PrefectServer, *, again: bool = True) -> FlowEnd:
+def _run_flow(handed: HandedOver, log: RunLog, server: PrefectServer, *, again: bool = True) -> FlowEnd:
     before = log.state.latest_attempt
     server.wait_ready()
     try:
-        state = _call_flow(resolved)
+        state = _call_flow(handed.resolved)
     except Exception as error:
         end = _end_without_prefect(error, log, before)
         if end is not None:
@@ -121,17 +112,18 @@ def _run_flow(resolved: ResolvedRequest, log: RunLog, server: PrefectServer, *, 
         if not again or log.state.latest_attempt != before:
             raise
     else:
-        code = EXIT_CODES.get(state.name or "")
-        if code is None:
-            state.result(raise_on_failure=True)
-            raise RuntimeError(f"the flow ended {state.name}: {state.message}")
-        return FlowEnd(code=code, message=state.message or explain_outside_state(str(state.name), log))
+        if handed.end is not None:
+            return handed.end
+        if state.is_cancelling() or state.is_cancelled():
+            return FlowEnd(reason=FlowOutcome.CANCELLED, message=explain_outside_state(str(state.name), log))
+        state.result(raise_on_failure=True)
+        raise RuntimeError(f"the flow ended {state.name}: {state.message}")
     server.replace_lost()  # it was lost after its first answer, before an attempt began
-    return _run_flow(resolved, log, server, again=False)
+    return _run_flow(handed, log, server, again=False)
 
 
 def explain_outside_state(name: str, log: RunLog) -> str:
-    """Return what to say of an end state without a message: the flow gives each of its own states one."""
+    """Return what to say of a flow that Prefect has ended before it could say anything itself."""
     attempts = log.refresh().attempts
     ended = attempts[-1].ended if attempts else None
     reached = f"attempt {ended.attempt} ended {ended.reason} at step {ended.last_step}" if ended else "no attempt ended"
@@ -167,10 +159,10 @@ def _end_without_prefect(error: Exception, log: RunLog, before: int) -> FlowEnd 
     state = log.refresh()
     ended = state.attempts[-1].ended if state.attempts else None
     if ended is not None and (ended.attempt != before or state.finished is not None):
-        name = final_state(ended.reason, ended.decision.action, ended.decision.charged)
-        if name is not None:
+        outcome = flow_outcome(ended.reason, ended.decision.action, ended.decision.charged)
+        if outcome is not None:
             message = f"{ended.detail}; Prefect does not answer, so it shows no end: {error}"
-            return FlowEnd(code=EXIT_CODES[name], message=message)
+            return FlowEnd(reason=outcome, message=message)
     if isinstance(error, HTTPStatusError) and error.response.status_code in (401, 403):
         raise InvalidConfiguration(_CREDENTIALS_REFUSED) from error
     return None

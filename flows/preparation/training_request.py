@@ -23,6 +23,7 @@ from tasks.configuration.run_configuration import RunConfig
 from tasks.configuration.store_choice import choose_store
 from tasks.configuration.stored_configuration import keep_numerics
 from tasks.errors import InvalidConfiguration
+from tasks.policy.termination import FlowEnd
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,16 +101,26 @@ def configure_run(resolved: ResolvedRequest, state: RunState, environment: Mappi
     return keep_numerics(wanted, state.opened.config)
 
 
-HANDED_OVER: ContextVar[ResolvedRequest | None] = ContextVar("resolved_request", default=None)
-"""The request that the command of this process has resolved and checked; None without one."""
+class HandedOver:
+    """A request that the command of this process has resolved and checked, and how the flow that got it ended."""
+
+    def __init__(self, resolved: ResolvedRequest) -> None:
+        """Nothing has ended yet."""
+        self.resolved = resolved
+        self.end: FlowEnd | None = None
+
+
+HANDED_OVER: ContextVar[HandedOver | None] = ContextVar("handed_over", default=None)
+"""What the command of this process gives to the flow; None without a command."""
 
 
 @contextmanager
-def hand_over(resolved: ResolvedRequest) -> Iterator[None]:
+def hand_over(resolved: ResolvedRequest) -> Iterator[HandedOver]:
     """Give a request that was resolved and checked to the flow that this block runs in this process."""
-    token = HANDED_OVER.set(resolved)
+    handed = HandedOver(resolved)
+    token = HANDED_OVER.set(handed)
     try:
-        yield
+        yield handed
     finally:
         HANDED_OVER.reset(token)
 

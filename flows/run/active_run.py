@@ -7,7 +7,7 @@ from os import environ
 from pathlib import Path
 
 from flows.orchestrator.cancellation import CancellationWatch
-from flows.orchestrator.run_artifacts import RunArtifacts
+from flows.orchestrator.run_overview import RunOverview
 from flows.run.background_sweep import BackgroundSweep
 from flows.run.progress import Progress
 from reports.exporters.exporters import run_exporters
@@ -51,7 +51,7 @@ class ActiveRun:
     trainers: TrainerSetup
     progress: Progress
     sweep: BackgroundSweep
-    artifacts: RunArtifacts
+    overview: RunOverview
     cancellation: CancellationWatch
     shutdown: ShutdownSignal
     retry: StoreRetry
@@ -72,7 +72,7 @@ class ActiveRun:
         sources = notice_sources(rules, environ)
         with (
             self.progress.showing(),
-            self.artifacts.published(),
+            self.overview.published(),
             run_exporters(self.log, self.config.mirrors, environ, self.say),
             self.cancellation.watching(),
             self.shutdown.listening(rules.signal),

@@ -153,7 +153,7 @@ class Attempt:
         for future in self._commits:
             reference = future.result()
             self._run.say(f"  committed step {reference.step}: {reference.prefix}")
-            self._run.artifacts.change()
+            self._run.overview.change()
             self._run.sweep.submit(f"after step {reference.step}")
         self._commits.clear()
 

@@ -12,7 +12,7 @@ from prefect.runtime import flow_run
 from flows.operations.checkpoint_evaluation import plan_evaluation
 from flows.orchestrator.cancellation import CancellationWatch
 from flows.orchestrator.ephemeral_server import is_ephemeral_server
-from flows.orchestrator.run_artifacts import RunArtifacts
+from flows.orchestrator.run_overview import RunOverview
 from flows.preparation.memory_check import available_memory, choose_micro_batch
 from flows.preparation.training_request import ResolvedRequest, configure_run
 from flows.run.active_run import ActiveRun, TrainerSetup
@@ -85,7 +85,7 @@ def open_run(resolved: ResolvedRequest, shutdown: ShutdownSignal, warm: WarmTrai
         trainers=trainers,
         progress=progress,
         sweep=BackgroundSweep(log.store, log.run_id, config.checkpoint, evaluation.suite.sha256),
-        artifacts=RunArtifacts(log, flow_run_id),
+        overview=RunOverview(log, flow_run_id),
         cancellation=CancellationWatch(None if is_ephemeral_server(os.environ) else flow_run_id, shutdown),
         shutdown=shutdown,
         retry=StoreRetry(policy=run_retry_policy(config.checkpoint.patience_seconds), say=progress.say),

@@ -3,6 +3,7 @@
 Creating it is idempotent in the run and its newest attempt, so watchers on several machines create the same one.
 """
 
+from contextlib import suppress
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
@@ -11,8 +12,10 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL
 
+from flows.orchestrator.overview_page import flow_run_name
 from flows.preparation.training_request import TrainingRequest, choose_run_id
 from flows.watching.run_continuation import Begun, Busy, StalledRun
+from storage.logs.run_state import RunState
 from storage.stores.document import sha256
 from tasks.errors import InvalidConfiguration
 
@@ -22,6 +25,7 @@ STUCK_SECONDS = 600.0
 """A flow run that has not claimed its run by then has lost its worker, though Prefect shows it as Running."""
 _UNFINISHED = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING]
 _SHOWN = 200
+_MOST_LAUNCHES = 10
 
 
 class ContinuationByDeployment:
@@ -74,16 +78,34 @@ class ContinuationByDeployment:
     def _create(self, client: SyncPrefectClient, deployment_id: UUID, stalled: StalledRun) -> Begun | Busy:
         attempt = stalled.state.latest_attempt
         how = "open" if stalled.state.open_attempt is not None else "ended"
+        launch = _last_launch(client, deployment_id, stalled.state)
         for number in range(MOST_FLOW_RUNS):
             key = sha256(f"{self._store_url} {stalled.run_id} {attempt} {how} {number}".encode())
             flow_run = client.create_flow_run_from_deployment(
                 deployment_id,
                 parameters={"config": "", "run_id": stalled.run_id, "store": self._store_url},
-                name=f"{stalled.run_id} · continued after attempt {attempt}",
+                name=flow_run_name(stalled.run_id, attempt + 1),
                 idempotency_key=f"cairn-watch-{key}",
+                tags=launch.tags if launch else None,
+                work_queue_name=launch.work_queue_name if launch else None,
+                job_variables=launch.job_variables if launch else None,
             )
             if flow_run.state is None or not flow_run.state.is_final():
                 return Begun(how=f"flow run {flow_run.id} of {self._deployment}")
         return Busy(
             why=f"{MOST_FLOW_RUNS} flow runs ended before they claimed it; look at flow run {flow_run.id} in Prefect"
         )
+
+
+def _last_launch(client: SyncPrefectClient, deployment_id: UUID, state: RunState) -> FlowRun | None:
+    """Return the newest flow run of this deployment that has trained the run: where and how it is to go on.
+
+    The log names the flow run; another deployment's is not believed.
+    """
+    names = dict.fromkeys(attempt.started.flow_run_id for attempt in reversed(state.attempts[-_MOST_LAUNCHES:]))
+    for name in filter(None, names):
+        with suppress(ObjectNotFound, ValueError):
+            flow_run = client.read_flow_run(UUID(name))
+            if flow_run.deployment_id == deployment_id:
+                return flow_run
+    return None

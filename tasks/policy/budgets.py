@@ -111,7 +111,7 @@ def _lighten(now: AttemptSizes, lighter: AttemptSizes) -> _Change:
     recomputes = lighter.activation_checkpointing and not now.activation_checkpointing
     is_smaller = lighter.micro_batch < now.micro_batch
     parts = ["activations are computed again"] if recomputes else []
-    parts += [f"micro-batch {now.micro_batch}→{lighter.micro_batch}"] if is_smaller else []
+    parts += [f"micro-batch {now.micro_batch} to {lighter.micro_batch}"] if is_smaller else []
     return _Change(
         summary=", ".join([*parts, "bits differ from here" if is_smaller else "bits stay equal"]),
         micro_batch=lighter.micro_batch if is_smaller else None,

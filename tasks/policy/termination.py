@@ -1,4 +1,4 @@
-"""How attempts and flows can end: reasons, decisions, exit codes, Prefect states, and the table that connects them."""
+"""How attempts and flows can end: reasons, decisions, exit codes, outcomes, and the table that connects them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,41 +44,51 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
-class FlowState(StrEnum):
-    """The final states of the flow `train-gpt`, by the names that Prefect shows."""
+class FlowOutcome(StrEnum):
+    """How the flow `train-gpt` can end, by the word that stands first in Prefect's message."""
 
-    COMPLETED = "Completed"
-    PREEMPTED = "Preempted"
-    INTERRUPTED = "Interrupted"
-    CANCELLING = "Cancelling"
-    CANCELLED = "Cancelled"
-    BUDGET_EXHAUSTED = "BudgetExhausted"
-    STORAGE = "Storage"
-    FENCED = "Fenced"
-    ERROR = "Error"
+    COMPLETED = "completed"
+    PREEMPTED = "preempted"
+    INTERRUPTED = "interrupted"
+    CANCELLED = "cancelled"
+    BUDGET_EXHAUSTED = "budget-exhausted"
+    STORAGE = "storage"
+    FENCED = "fenced"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FlowEnd:
+    """How a flow ended, by its reason, and one line for people.
+
+    The reason of `train-gpt` is a `FlowOutcome`; a flow that was refused has the refusal's own.
+    """
+
+    reason: str
+    message: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Termination:
     """What one termination reason means.
 
-    `task_state` names the failed segment in Prefect; `flow_state` is the flow's final state when no other attempt
-    follows. `summary` completes a sentence about the attempt; `because` says why the evidence leads to this reason.
+    `task_state` names the failed segment in Prefect; `outcome` is how the flow ends when no other attempt follows.
+    `summary` completes a sentence about the attempt; `because` says why the evidence leads to this reason.
     """
 
     task_state: str
     summary: str
     because: str = ""
-    flow_state: FlowState = FlowState.BUDGET_EXHAUSTED
+    outcome: FlowOutcome = FlowOutcome.BUDGET_EXHAUSTED
 
 
 TERMINATIONS: Mapping[str, Termination] = {
     TerminationReason.COMPLETED: Termination(
-        task_state="Completed", flow_state=FlowState.COMPLETED, summary="finished the run {at}"
+        task_state="Completed", outcome=FlowOutcome.COMPLETED, summary="finished the run {at}"
     ),
     TerminationReason.PREEMPTED: Termination(
         task_state="Preempted",
-        flow_state=FlowState.PREEMPTED,
+        outcome=FlowOutcome.PREEMPTED,
         summary="was preempted {at}: its machine was about to be taken away",
         because="a shutdown notice came from the machine, so the run itself is not the cause",
     ),
@@ -114,15 +124,15 @@ TERMINATIONS: Mapping[str, Termination] = {
     ),
     TerminationReason.FENCED: Termination(
         task_state="Fenced",
-        flow_state=FlowState.FENCED,
+        outcome=FlowOutcome.FENCED,
         summary="gave way {at} to a newer attempt that had taken over the run",
     ),
     TerminationReason.CANCELLED: Termination(
-        task_state="Cancelled", flow_state=FlowState.INTERRUPTED, summary="was cancelled by a person {at}"
+        task_state="Cancelled", outcome=FlowOutcome.INTERRUPTED, summary="was cancelled by a person {at}"
     ),
     TerminationReason.ERROR: Termination(
         task_state="Error",
-        flow_state=FlowState.ERROR,
+        outcome=FlowOutcome.ERROR,
         summary="failed {at} with an error that a retry would not fix",
         because="it matches none of the causes that a retry can fix",
     ),
@@ -130,29 +140,26 @@ TERMINATIONS: Mapping[str, Termination] = {
 """Keyed by the stored word, which a newer version may extend."""
 
 EXIT_CODES: Mapping[str, ExitCode] = {
-    FlowState.COMPLETED: ExitCode.DONE,
-    FlowState.PREEMPTED: ExitCode.PREEMPTED,
-    FlowState.INTERRUPTED: ExitCode.INTERRUPTED,
-    FlowState.CANCELLING: ExitCode.INTERRUPTED,
-    FlowState.CANCELLED: ExitCode.INTERRUPTED,
-    FlowState.BUDGET_EXHAUSTED: ExitCode.BUDGET_EXHAUSTED,
-    FlowState.STORAGE: ExitCode.PREEMPTED,
-    FlowState.FENCED: ExitCode.LIVE_OWNER,
-    FlowState.ERROR: ExitCode.ERROR,
+    FlowOutcome.COMPLETED: ExitCode.DONE,
+    FlowOutcome.PREEMPTED: ExitCode.PREEMPTED,
+    FlowOutcome.INTERRUPTED: ExitCode.INTERRUPTED,
+    FlowOutcome.CANCELLED: ExitCode.INTERRUPTED,
+    FlowOutcome.BUDGET_EXHAUSTED: ExitCode.BUDGET_EXHAUSTED,
+    FlowOutcome.STORAGE: ExitCode.PREEMPTED,
+    FlowOutcome.FENCED: ExitCode.LIVE_OWNER,
+    FlowOutcome.ERROR: ExitCode.ERROR,
 }
-"""Prefect's own states, such as `Failed` and `Crashed`, have no code here."""
-
 RESTARTABLE: frozenset[str] = frozenset({TerminationReason.PREEMPTED, TerminationReason.CANCELLED})
 """After these the flow ends whatever was decided, and the same command continues the run later."""
 
 
-def final_state(reason: str, action: str, charged: str | None) -> FlowState | None:
-    """Return the flow's final state after an attempt that ended for `reason`, or None if the flow starts another.
+def flow_outcome(reason: str, action: str, charged: str | None) -> FlowOutcome | None:
+    """Return how the flow ends after an attempt that ended for `reason`, or None if the flow starts another.
 
     A store that refuses charges no budget: the same command continues once it allows the operation.
     """
     if action == DecisionAction.RESUME and reason not in RESTARTABLE:
         return None
     if reason == TerminationReason.STORAGE and charged is None:
-        return FlowState.STORAGE
-    return TERMINATIONS[reason].flow_state if reason in TERMINATIONS else FlowState.BUDGET_EXHAUSTED
+        return FlowOutcome.STORAGE
+    return TERMINATIONS[reason].outcome if reason in TERMINATIONS else FlowOutcome.BUDGET_EXHAUSTED

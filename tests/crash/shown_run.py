@@ -30,6 +30,14 @@ class ShownRun:
         """Return the tags of the flow run."""
         return sorted(ask(self.api_url, "flow_runs/filter", self._filters)[0]["tags"])
 
+    def name(self) -> str:
+        """Return the name of the flow run."""
+        return str(ask(self.api_url, "flow_runs/filter", self._filters)[0]["name"])
+
+    def artifacts(self) -> list[str]:
+        """Return the keys of the flow run's artifacts, one for each card."""
+        return [item["key"] for item in ask(self.api_url, "artifacts/filter", self._filters)]
+
     def newest_table(self, key: str) -> str:
         """Return the newest artifact of this key that belongs to the flow run."""
         filters = {"artifacts": {"key": {"any_": [key]}}, "sort": "CREATED_DESC", "limit": 200}

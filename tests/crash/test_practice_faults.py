@@ -89,8 +89,8 @@ def test_further_ooms_halve_the_micro_batch_for_this_and_every_later_attempt(tmp
     assert [started.changed for started in starts] == [
         "",
         "after oom: activations are computed again, bits stay equal",
-        "after oom: micro-batch 4→2, bits differ from here",
-        "after oom: micro-batch 2→1, bits differ from here",
+        "after oom: micro-batch 4 to 2, bits differ from here",
+        "after oom: micro-batch 2 to 1, bits differ from here",
         "after lost",
     ]
 

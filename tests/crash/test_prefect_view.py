@@ -1,4 +1,4 @@
-"""What people see in Prefect: reasons as state names, what changed in task names, tables, tags; cancelling works."""
+"""What people see in Prefect: reasons of segments, what changed, one page, tags; cancelling works."""
 
 import pytest
 
@@ -19,12 +19,12 @@ def shown(scarred: Command) -> ShownRun:
 
 def test_a_failed_segment_carries_its_reason_as_state_name(shown: ShownRun) -> None:
     states = shown.task_runs()
-    assert states["train-segment 20→25 · attempt 2 (after preempted)"] == "Lost"
-    assert states["train-segment 30→35 · attempt 3 (after lost)"] == "BadData"
-    assert states["train-segment 40→45 · attempt 5 (after hung)"] == "Completed"
-    assert states["train-segment 50→55 · attempt 5 (after hung)"] == "OOM"
+    assert states["train-segment 20-25, attempt 2 (after preempted)"] == "Lost"
+    assert states["train-segment 30-35, attempt 3 (after lost)"] == "BadData"
+    assert states["train-segment 40-45, attempt 5 (after hung)"] == "Completed"
+    assert states["train-segment 50-55, attempt 5 (after hung)"] == "OOM"
     assert (
-        states["train-segment 50→55 · attempt 6 (after oom: activations are computed again, bits stay equal)"]
+        states["train-segment 50-55, attempt 6 (after oom: activations are computed again, bits stay equal)"]
         == "Completed"
     )
 
@@ -38,21 +38,28 @@ def test_no_task_carries_a_tag_for_which_prefect_would_make_it_wait(shown: Shown
     assert shown.task_tags() == []
 
 
-def test_the_receipts_are_a_table(shown: ShownRun) -> None:
-    table = shown.newest_table("cairn-bard-receipts")
-    rows = {cells[1]: cells for line in table.splitlines() if (cells := [cell.strip() for cell in line.split("|")])[1:]}
+def test_the_flow_run_is_named_after_its_run_and_newest_attempt(shown: ShownRun) -> None:
+    assert shown.name() == "bard, attempt 6"
+
+
+def test_one_page_shows_the_run_however_often_it_changed(shown: ShownRun) -> None:
+    assert shown.artifacts() == ["cairn-bard"]
+
+
+def test_the_page_has_receipts_budgets_and_the_other_flow_run(shown: ShownRun) -> None:
+    page = shown.newest_table("cairn-bard")
+    rows = {cells[1]: cells for line in page.splitlines() if (cells := [cell.strip() for cell in line.split("|")])[1:]}
     assert {"preempted", "0 → 12"} <= set(rows["1"])
     assert {"oom", "40 → 52"} <= set(rows["5"])
+    assert "| oom | 6 | 0 | 1 |" in page
+    first = shown.command.state().attempts[0].started.flow_run_id
+    assert f"- [attempt 1](/runs/flow-run/{first})" in page
 
 
-def test_the_budgets_are_a_table(shown: ShownRun) -> None:
-    assert "| oom | 6 | 0 | 1 |" in shown.newest_table("cairn-bard-budgets")
-
-
-def test_the_curve_is_a_picture_up_to_the_end_of_the_run(shown: ShownRun) -> None:
-    markdown = shown.newest_table("cairn-bard-curve")
-    assert markdown.startswith("![curves of bard](data:image/png;base64,iVBORw0KGgo")
-    assert "step 60 of 60" in markdown and len(markdown) < 200_000
+def test_the_page_has_the_curve_as_a_picture_up_to_the_end_of_the_run(shown: ShownRun) -> None:
+    page = shown.newest_table("cairn-bard")
+    assert "![curves of bard](data:image/png;base64,iVBORw0KGgo" in page
+    assert "step 60 of 60" in page and "**finished**" in page
 
 
 def test_cancelling_stops_the_trainer_and_is_booked_as_cancelled(command: Command, api_url: str) -> None:

@@ -32,7 +32,7 @@ def test_what_a_killed_flow_left_running_is_closed_by_the_next(command: Command,
     command.train()
     assert unfinished(api_url, killed) == []
     flow_run = ask(api_url, "flow_runs/filter", {"flow_runs": {"id": {"any_": [killed]}}})[0]
-    assert (flow_run["state_type"], flow_run["state_name"]) == ("CRASHED", "Lost")
+    assert (flow_run["state_type"], flow_run["state_name"]) == ("CRASHED", "Crashed")
     assert str(command.state().attempts[-1].started.flow_run_id) in flow_run["state"]["message"]
     states = {item["state_name"] for item in task_runs(api_url, killed)}
     assert "Lost" in states and "Completed" in states

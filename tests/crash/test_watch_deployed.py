@@ -29,7 +29,7 @@ def test_two_watchers_create_one_flow_run_and_a_worker_ends_the_run_with_the_und
     watchers = [command.start_verb(*look, CAIRN_CACHE=str(tmp_path / machine)) for machine in "ab"]
     assert [watcher.wait(timeout=patience_seconds()) for watcher in watchers] == [0, 0]
     created = [item for item in flow_runs(api_url, "train-gpt") if item["id"] not in before]
-    assert [item["name"] for item in created] == ["bard · continued after attempt 1"]
+    assert [item["name"] for item in created] == ["bard, attempt 2"]
     prefect("worker", "start", "--pool", "cairn", "--run-once")
     assert command.state_sha256() == undisturbed_sha256
     assert len(command.state().attempts) == 2

@@ -34,7 +34,7 @@ def rendered(**job_variables: Any) -> dict[str, Any]:
     rendering = KubernetesWorkerJobConfiguration.from_template_and_values(TEMPLATE, job_variables, client=no_api)
     configuration = asyncio.run(rendering)
     flow = Flow(name="train-gpt")
-    flow_run = FlowRun(id=uuid4(), flow_id=flow.id, name="bard · continued after attempt 1")
+    flow_run = FlowRun(id=uuid4(), flow_id=flow.id, name="bard, attempt 2")
     configuration.prepare_for_flow_run(flow_run, flow=flow, worker_name="cairn-worker")
     manifest: dict[str, Any] = json.loads(json.dumps(configuration.job_manifest))
     return manifest

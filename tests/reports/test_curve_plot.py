@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from flows.orchestrator.curve_artifact import Drawing, curve_markdown, is_due
-from flows.orchestrator.run_artifacts import artifact_key
+from flows.orchestrator.overview_page import artifact_key
 from reports.plots.colors import nearest_colors, pixel_colors, reason_style
 from reports.plots.curve_labels import describe_run, describe_state, format_number, format_small_number, format_title
 from reports.plots.curve_plot import draw_png, draw_svg

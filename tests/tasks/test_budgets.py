@@ -285,7 +285,7 @@ def test_damaged_data_that_is_avoided_or_repaired_is_tried_again(impact: dict[st
 
 
 RECOMPUTED = "activations are computed again, bits stay equal"
-HALVED = [f"micro-batch {size}→{size // 2}, bits differ from here" for size in (8, 4, 2)]
+HALVED = [f"micro-batch {size} to {size // 2}, bits differ from here" for size in (8, 4, 2)]
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ def test_out_of_memory_first_keeps_the_bits_unless_speed_is_preferred_and_then_s
 def test_a_decision_that_recomputes_and_takes_a_smaller_micro_batch_says_both() -> None:
     now = AttemptSizes(micro_batch=8, activation_checkpointing=False)
     decision = History().fail("oom", 40, sizes=now, lighter=replace(LIGHTEST, micro_batch=2))
-    assert decision.changed == "activations are computed again, micro-batch 8→2, bits differ from here"
+    assert decision.changed == "activations are computed again, micro-batch 8 to 2, bits differ from here"
     assert (decision.micro_batch, decision.activation_checkpointing) == (2, True)
 
 

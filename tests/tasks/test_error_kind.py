@@ -28,7 +28,7 @@ from tasks.policy.attempt_sizes import AttemptSizes
 from tasks.policy.budgets import FailureImpact, decide
 from tasks.policy.error_kind import ErrorKind, kind_of
 from tasks.policy.failures import Evidence, ExceptionReport, classify
-from tasks.policy.termination import EXIT_CODES, final_state
+from tasks.policy.termination import EXIT_CODES, flow_outcome
 from tasks.trainer.trainer_channel import exit_on_error
 from tests.entries import ended, started
 from tests.storage.builders import committed, entry, opened
@@ -121,7 +121,7 @@ def follows(evidence: Evidence, *, times: int) -> tuple[str, str, int | None]:
             ended(number, failure.reason), fingerprint=failure.fingerprint, last_step=7, decision=decision
         )
         state = fold([entry(receipt, attempt=number)], state)
-    name = final_state(failure.reason, decision.action, decision.charged)
+    name = flow_outcome(failure.reason, decision.action, decision.charged)
     return failure.reason, decision.action, None if name is None else EXIT_CODES[name]
 
 

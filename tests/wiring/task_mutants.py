@@ -157,9 +157,9 @@ TASK_MUTANTS = (
     mutant(
         "fenced-exits-as-an-error",
         "tasks/policy/termination.py",
-        "FlowState.FENCED: ExitCode.LIVE_OWNER",
-        "FlowState.FENCED: ExitCode.ERROR",
-        "tests/cairn/test_exit_code.py::test_a_final_state_has_the_code_the_contract_gives_it",
+        "FlowOutcome.FENCED: ExitCode.LIVE_OWNER",
+        "FlowOutcome.FENCED: ExitCode.ERROR",
+        "tests/cairn/test_exit_code.py::test_an_outcome_of_the_flow_has_the_code_the_contract_gives_it",
     ),
     mutant(
         "every-commit-is-evaluated",

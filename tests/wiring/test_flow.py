@@ -129,7 +129,7 @@ def test_after_out_of_memory_sizes_that_cannot_fit_are_passed_over(
     monkeypatch.setattr(attempt_flow, "available_memory", lambda *_: scarce)
     with flow.opened() as run:
         ended = Attempt(run, claim_next_attempt(run))._end(Evidence(exit_code=-9, oom_kills=1))
-        assert ended.decision.changed.endswith("micro-batch 4→1, bits differ from here")
+        assert ended.decision.changed.endswith("micro-batch 4 to 1, bits differ from here")
         following = claim_next_attempt(run)
     assert (following.micro_batch, following.activation_checkpointing) == (1, True)
 

@@ -1,0 +1,107 @@
+"""Ends a flow run in Prefect's own words; why it ended stands first in the message, in a tag and in an event.
+
+The lists and automations of Prefect look for a fixed list of state names, and a state of any other name is in none of
+them. A flow run of the `cairn` command raises its expected errors instead: the command prints them and exits with their
+code. Unexpected errors keep their traceback in both.
+"""
+
+import functools
+import os
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, ParamSpec
+from uuid import UUID
+
+from prefect import get_run_logger
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import State
+from prefect.events import emit_event
+from prefect.exceptions import Abort
+from prefect.runtime import deployment, flow_run
+from prefect.states import Cancelled, Completed, Crashed, Failed
+
+from flows.errors import EXPECTED_ERRORS
+from flows.orchestrator.ephemeral_server import is_ephemeral_server
+from flows.orchestrator.flow_run_tags import add_tags
+from tasks.policy.termination import FlowEnd, FlowOutcome
+
+P = ParamSpec("P")
+FLOW_ENDED = "cairn.flow.ended"
+"""The event of a flow run that did not complete; its label `cairn.reason` says why."""
+_STATES: Mapping[str, Callable[..., State[Any]]] = {
+    FlowOutcome.COMPLETED: Completed,
+    # What Prefect itself calls a flow run whose machine was taken: orange, not a red failure, and no automation for
+    # failures fires, for the next flow run goes on where this one was.
+    FlowOutcome.PREEMPTED: Crashed,
+    FlowOutcome.INTERRUPTED: Cancelled,
+    FlowOutcome.CANCELLED: Cancelled,
+    FlowOutcome.FENCED: Cancelled,  # another flow run has taken over: nothing is lost, and nobody need look
+}
+
+
+def completed(message: str) -> FlowEnd:
+    """Return the end of a flow that has done all it was to do."""
+    return FlowEnd(reason=FlowOutcome.COMPLETED, message=message)
+
+
+def shown_state(end: FlowEnd) -> State[Any]:
+    """Return the state, named as Prefect names its own, whose message begins with the reason."""
+    message = end.message if end.reason == FlowOutcome.COMPLETED else f"{end.reason}: {end.message}"
+    state: State[Any] = _STATES[end.reason](message=message) if end.reason in _STATES else Failed(message=message)
+    return state
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the reason of a refusal: `ConfigDrift` is `config-drift`, `IntegrityError` is `integrity`."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", type(error).__name__.removesuffix("Error")).lower()
+
+
+def ends_in_prefects_words(body: Callable[P, FlowEnd]) -> Callable[P, State[None]]:
+    """Turn how the body ended, or its expected error, into the flow run's last state."""
+
+    @functools.wraps(body)
+    def wrapper(*arguments: P.args, **keywords: P.kwargs) -> State[None]:
+        is_deployed = deployment.get_id() is not None
+        try:
+            end = body(*arguments, **keywords)
+        except EXPECTED_ERRORS as error:
+            if not is_deployed:
+                raise
+            get_run_logger().error("%s", error)
+            end = FlowEnd(reason=reason_of(error), message=str(error))
+        state = shown_state(end)
+        if not state.is_completed() and not is_ephemeral_server(os.environ):
+            _tell(end)
+            if is_deployed:
+                _end_without_traceback(state)
+        return state
+
+    return wrapper
+
+
+def _tell(end: FlowEnd) -> None:
+    """Tag the flow run with the reason and emit the event; an API that fails costs them."""
+    flow_run_id, name = flow_run.get_id(), flow_run.get_name()
+    with suppress(Exception), get_client(sync_client=True) as client:
+        add_tags(client, UUID(flow_run_id), {f"reason:{end.reason}"})
+    with suppress(Exception):
+        emit_event(
+            FLOW_ENDED,
+            resource={
+                "prefect.resource.id": f"prefect.flow-run.{flow_run_id}",
+                "prefect.resource.name": name or "",
+                "cairn.reason": end.reason,
+            },
+            payload={"reason": end.reason, "message": end.message},
+        )
+
+
+def _end_without_traceback(state: State[Any]) -> None:
+    """Set the last state and leave by Prefect's own signal; returns where Prefect does not take the state.
+
+    For a state that a deployed flow returns, unless it is completed, the engine logs a traceback of forty lines.
+    """
+    with suppress(Exception), get_client(sync_client=True) as client:
+        client.set_flow_run_state(UUID(flow_run.get_id()), state, force=True)
+        raise Abort(state.message)

@@ -1,0 +1,74 @@
+"""What a run's page in Prefect says, and the names under which Prefect shows a run: pure text."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from reports.pages.markdown import markdown_table, markdown_text
+from reports.queries.display_tables import Table, budgets_table, evaluations_table, receipts_table
+from reports.queries.evaluations import EvaluationSummary, list_evaluations
+from reports.queries.receipts import read_receipts
+from reports.queries.run_status import read_status
+from storage.logs.run_log import RunLog
+from storage.logs.run_state import RunState
+from storage.stores.document import sha256
+
+_MOST_EVALUATIONS = 200
+_OF_ATTEMPTS = ("attempt", "started (UTC)", "lasted", "reason", "steps", "device time", "lost", "decision")
+_OF_EVALUATIONS = ("step", "status", "suite", "val_loss", "perplexity", "bits/byte", "verdict")
+"""The columns that fit beside Prefect's menus; `cairn attempts` and `cairn evaluations` have all."""
+
+
+def overview_markdown(log: RunLog, curve: str) -> str:
+    """Return the page: what the run is and its state, the curve as drawn last, the tables, and links."""
+    opened, status = log.state.opened, read_status(log)
+    parts = [f"# {markdown_text(log.run_id)}"]
+    if opened is not None:
+        what = f"{markdown_text(opened.model_family)}, {opened.total_steps:,} steps, data {opened.data_snapshot}"
+        parts.append(f"{what}. **{status.state}** at step {status.step:,}: {markdown_text(status.next)}")
+    parts += [curve] if curve else []
+    parts.append(f"## Attempts\n\n{_narrow(receipts_table(read_receipts(log)[::-1]), _OF_ATTEMPTS)}")
+    parts.append(f"## Budgets\n\n{markdown_table(budgets_table(status.budgets))}")
+    if evaluations := list_evaluations(log.state):
+        parts.append(f"## Evaluations\n\n{_newest(evaluations)}")
+    if links := _links(log.state):
+        parts.append(f"## Flow runs\n\n{links}")
+    return "\n\n".join(parts)
+
+
+def flow_run_name(run_id: str, attempt: int) -> str:
+    """Return the name of a flow run, under which those of one run stand together."""
+    return f"{run_id}, attempt {attempt}" if attempt else run_id
+
+
+def artifact_key(run_id: str, name: str = "") -> str:
+    """Return the key of an artifact, another one for every run; Prefect allows lower case, digits and dashes."""
+    plain = re.sub("[^a-z0-9]+", "-", run_id.lower()).strip("-")
+    key = plain if plain == run_id else f"{plain}-{sha256(run_id.encode())[:8]}"
+    return "-".join(part for part in ("cairn", key, name) if part)
+
+
+def _narrow(table: Table, columns: Sequence[str]) -> str:
+    """Return the table with these of its columns."""
+    kept = [number for number, name in enumerate(table.columns) if name in columns]
+    rows = tuple(tuple(row[number] for number in kept) for row in table.rows)
+    return markdown_table(replace(table, columns=tuple(table.columns[number] for number in kept), rows=rows))
+
+
+def _newest(evaluations: Sequence[EvaluationSummary]) -> str:
+    """Return the newest evaluations as a table, newest first."""
+    newest = list(reversed(evaluations))[:_MOST_EVALUATIONS]
+    older = len(evaluations) - len(newest)
+    table = _narrow(evaluations_table(newest), _OF_EVALUATIONS)
+    return f"{table}\n\nand {older:,} older ones: `cairn evaluations`" if older else table
+
+
+def _links(state: RunState) -> str:
+    """Return a link to each flow run that the run has had, where there were several."""
+    attempts: dict[str, list[str]] = {}
+    for item in state.attempts:
+        if item.started.flow_run_id:
+            attempts.setdefault(item.started.flow_run_id, []).append(str(item.started.attempt))
+    if len(attempts) < 2:
+        return ""
+    return "\n".join(f"- [attempt {', '.join(done)}](/runs/flow-run/{name})" for name, done in attempts.items())

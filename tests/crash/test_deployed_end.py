@@ -1,0 +1,87 @@
+"""Flow runs of a deployment that end before their run does: Prefect's lists show them, and the next goes on as they."""
+
+from typing import Any
+
+import pytest
+
+from tests.crash.prefect_api import ask, flow_runs, prefect_command
+from tests.crash.training_command import Command
+from tests.processes.waiting import patience_seconds, wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+LISTED = ["Late", "AwaitingRetry", "Running", "Pending", "Completed", "Cancelled", "Crashed", "Failed", "TimedOut"]
+"""For these names the deployment page asks."""
+
+
+@pytest.fixture
+def train(command: Command, api_url: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Have a worker run `train-gpt` once, with a fault; returns the flow run as the deployment page gets it."""
+
+    def run(fault: str, *overrides: str) -> dict[str, Any]:
+        monkeypatch.setenv("CAIRN_FAULTS", fault)
+        prefect = prefect_command(command, api_url)
+        parameters = ("-p", f"config={command.folder / 'run.toml'}", "-p", "run_id=bard")
+        words = ", ".join(f'"{override}"' for override in overrides)
+        prefect(
+            *("deployment", "run", "train-gpt/train-gpt", *parameters, "-p", f"overrides=[{words}]"),
+            *("--tag", "mine", "--job-variable", "name=spot"),
+        )
+        prefect("worker", "start", "--pool", "cairn", "--run-once")
+        flow_run_id = command.state().attempts[-1].started.flow_run_id
+        rule = {"flow_runs": {"id": {"any_": [flow_run_id]}, "state": {"name": {"any_": LISTED}}}}
+        (shown,) = ask(api_url, "flow_runs/filter", rule)
+        return dict(shown)
+
+    return run
+
+
+def printed(api_url: str, flow_run: dict[str, Any]) -> str:
+    """The flow run's log."""
+    rule = {"logs": {"flow_run_id": {"any_": [flow_run["id"]]}}, "limit": 200}
+    return "\n".join(line["message"] for line in ask(api_url, "logs/filter", rule))
+
+
+def events(api_url: str, name: str, **labels: str) -> list[dict[str, Any]]:
+    """The events of this name whose resource has these labels."""
+    rule = {"filter": {"event": {"name": [name]}}, "limit": 50}
+    found = ask(api_url, "events/filter", rule)["events"]
+    return [item for item in found if labels.items() <= item["resource"].items()]
+
+
+@pytest.mark.usefixtures("deployed")
+def test_a_spent_budget_is_a_failure_in_the_list_with_its_reason_in_message_tag_and_events(
+    train: Any, api_url: str
+) -> None:
+    flow_run = train("kill@3", "budgets.lost.retries=0")
+    assert (flow_run["state_name"], flow_run["state_type"]) == ("Failed", "FAILED")
+    assert flow_run["state"]["message"].startswith("budget-exhausted: ")
+    assert {"mine", "run:bard", "reason:lost", "reason:budget-exhausted"} <= set(flow_run["tags"])
+    assert flow_run["name"] == "bard, attempt 1"
+    log = printed(api_url, flow_run)
+    assert "attempt 1 ended: lost" in log and "Traceback" not in log
+    own = {"prefect.resource.id": f"prefect.flow-run.{flow_run['id']}", "cairn.reason": "budget-exhausted"}
+    wait_until(lambda: bool(events(api_url, "cairn.flow.ended", **own)), "the event of the flow run's end")
+    related = [
+        item
+        for item in events(api_url, "cairn.attempt.ended", **{"cairn.reason": "lost"})
+        if any(flow_run["id"] in other["prefect.resource.id"] for other in item["related"])
+    ]
+    (event,) = related
+    assert (event["payload"]["run"], event["payload"]["attempt"]) == ("bard", 1)
+    assert event["payload"]["decision"]["action"] == "stop"
+
+
+@pytest.mark.usefixtures("deployed")
+def test_a_preempted_flow_run_is_continued_with_the_tags_the_variables_and_the_queue_of_its_launch(
+    train: Any, command: Command, api_url: str
+) -> None:
+    flow_run = train("preempt@12")
+    assert (flow_run["state_name"], flow_run["state"]["message"].split(":")[0]) == ("Crashed", "preempted")
+    assert "Traceback" not in printed(api_url, flow_run)
+    look = ("watch", "--once", "--json", "--deployment", "train-gpt/train-gpt")
+    assert command.start_verb(*look).wait(timeout=patience_seconds()) == 0
+    (created,) = [item for item in flow_runs(api_url, "train-gpt") if item["name"] == "bard, attempt 2"]
+    assert {"mine", "run:bard"} <= set(created["tags"])
+    for kept in ("job_variables", "work_queue_name"):
+        assert created[kept] == flow_run[kept]
+    assert created["job_variables"]["name"] == "spot"

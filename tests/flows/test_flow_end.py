@@ -1,0 +1,62 @@
+"""How a flow run ends in Prefect: under a name that its pages and automations look for, the reason first."""
+
+import pytest
+
+from flows.orchestrator.flow_end import completed, reason_of, shown_state
+from flows.orchestrator.overview_page import artifact_key, flow_run_name
+from storage.errors import IntegrityError
+from tasks.errors import BudgetExhausted, ConfigDrift, InvalidConfiguration
+from tasks.policy.termination import FlowEnd, FlowOutcome
+
+NAMES_OF_PREFECTS_PAGES = {"Completed", "Cancelled", "Crashed", "Failed", "TimedOut"}
+"""The names of ended flow runs for which the deployment page of both pages asks."""
+
+
+@pytest.mark.parametrize("reason", [*FlowOutcome, "config-drift", "evaluator-failed", "sweep-failed"])
+def test_every_end_has_a_name_that_prefects_pages_list(reason: str) -> None:
+    state = shown_state(FlowEnd(reason=reason, message="why"))
+    assert state.name in NAMES_OF_PREFECTS_PAGES
+    assert state.name.upper() == state.type
+
+
+@pytest.mark.parametrize(
+    ("reason", "name"),
+    [
+        (FlowOutcome.PREEMPTED, "Crashed"),
+        (FlowOutcome.FENCED, "Cancelled"),
+        (FlowOutcome.BUDGET_EXHAUSTED, "Failed"),
+        ("integrity", "Failed"),
+    ],
+)
+def test_the_reason_stands_first_in_the_message(reason: str, name: str) -> None:
+    state = shown_state(FlowEnd(reason=reason, message="why"))
+    assert (state.name, state.message) == (name, f"{reason}: why")
+
+
+def test_a_completed_flow_run_says_only_what_it_did() -> None:
+    assert shown_state(completed("done")).message == "done"
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (BudgetExhausted, "budget-exhausted"),
+        (ConfigDrift, "config-drift"),
+        (InvalidConfiguration, "invalid-configuration"),
+        (IntegrityError, "integrity"),
+    ],
+)
+def test_a_refusal_has_its_errors_words_as_reason(error: type[Exception], reason: str) -> None:
+    assert reason_of(error("why")) == reason
+
+
+def test_no_two_runs_share_the_key_of_an_artifact() -> None:
+    runs = ["a-b", "a_b", "A.b", "a--b", "a-b-"]
+    assert len({artifact_key(run) for run in runs}) == len(runs)
+    assert artifact_key("a-b") == "cairn-a-b"
+    assert artifact_key("a-b", "evaluations") == "cairn-a-b-evaluations"
+
+
+def test_a_flow_run_is_named_after_run_and_attempt_in_ascii() -> None:
+    assert flow_run_name("first-try", 3) == "first-try, attempt 3"
+    assert flow_run_name("first-try", 0) == "first-try"
