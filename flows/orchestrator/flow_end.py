@@ -71,7 +71,7 @@ def ends_in_prefects_words(body: Callable[P, FlowEnd]) -> Callable[P, State[None
             get_run_logger().error("%s", error)
             end = FlowEnd(reason=reason_of(error), message=str(error))
         state = shown_state(end)
-        if not state.is_completed() and not is_ephemeral_server(os.environ):
+        if not state.is_completed() and flow_run.get_id() and not is_ephemeral_server(os.environ):
             _tell(end)
             if is_deployed:
                 _end_without_traceback(state)

@@ -1,5 +1,6 @@
 """Flow runs of a deployment that end before their run does: Prefect's lists show them, and the next goes on as they."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,15 +10,17 @@ from tests.crash.training_command import Command
 from tests.processes.waiting import patience_seconds, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+FlowRun = dict[str, Any]
+Train = Callable[..., FlowRun]
 LISTED = ["Late", "AwaitingRetry", "Running", "Pending", "Completed", "Cancelled", "Crashed", "Failed", "TimedOut"]
 """For these names the deployment page asks."""
 
 
 @pytest.fixture
-def train(command: Command, api_url: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+def train(command: Command, api_url: str, monkeypatch: pytest.MonkeyPatch) -> Train:
     """Have a worker run `train-gpt` once, with a fault; returns the flow run as the deployment page gets it."""
 
-    def run(fault: str, *overrides: str) -> dict[str, Any]:
+    def run(fault: str, *overrides: str) -> FlowRun:
         monkeypatch.setenv("CAIRN_FAULTS", fault)
         prefect = prefect_command(command, api_url)
         parameters = ("-p", f"config={command.folder / 'run.toml'}", "-p", "run_id=bard")
@@ -35,13 +38,13 @@ def train(command: Command, api_url: str, monkeypatch: pytest.MonkeyPatch) -> An
     return run
 
 
-def printed(api_url: str, flow_run: dict[str, Any]) -> str:
+def printed(api_url: str, flow_run: FlowRun) -> str:
     """The flow run's log."""
     rule = {"logs": {"flow_run_id": {"any_": [flow_run["id"]]}}, "limit": 200}
     return "\n".join(line["message"] for line in ask(api_url, "logs/filter", rule))
 
 
-def events(api_url: str, name: str, **labels: str) -> list[dict[str, Any]]:
+def events(api_url: str, name: str, **labels: str) -> list[FlowRun]:
     """The events of this name whose resource has these labels."""
     rule = {"filter": {"event": {"name": [name]}}, "limit": 50}
     found = ask(api_url, "events/filter", rule)["events"]
@@ -50,7 +53,7 @@ def events(api_url: str, name: str, **labels: str) -> list[dict[str, Any]]:
 
 @pytest.mark.usefixtures("deployed")
 def test_a_spent_budget_is_a_failure_in_the_list_with_its_reason_in_message_tag_and_events(
-    train: Any, api_url: str
+    train: Train, api_url: str
 ) -> None:
     flow_run = train("kill@3", "budgets.lost.retries=0")
     assert (flow_run["state_name"], flow_run["state_type"]) == ("Failed", "FAILED")
@@ -73,7 +76,7 @@ def test_a_spent_budget_is_a_failure_in_the_list_with_its_reason_in_message_tag_
 
 @pytest.mark.usefixtures("deployed")
 def test_a_preempted_flow_run_is_continued_with_the_tags_the_variables_and_the_queue_of_its_launch(
-    train: Any, command: Command, api_url: str
+    train: Train, command: Command, api_url: str
 ) -> None:
     flow_run = train("preempt@12")
     assert (flow_run["state_name"], flow_run["state"]["message"].split(":")[0]) == ("Crashed", "preempted")

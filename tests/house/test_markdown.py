@@ -56,8 +56,8 @@ def test_every_module_that_a_document_names_exists(root: Path, documents: dict[P
 
 
 def is_module_like(name: str) -> bool:
-    """Configuration keys, such as model.n_layer, look like modules of one package."""
-    return name.count(".") >= 2
+    """Configuration keys, such as model.n_layer, look like modules of one package, and events like modules."""
+    return name.count(".") >= 2 and not name.endswith(".ended")
 
 
 def leads_to_a_module(root: Path, name: str) -> bool:

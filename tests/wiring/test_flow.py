@@ -153,7 +153,7 @@ def test_the_flow_waits_between_attempts_as_the_budget_says_until_it_is_spent(fl
     first, second = warm.waited
     assert 4 <= first <= 8 and 8 <= second <= 16
     decided = [record.ended.decision.delay_seconds for record in flow.log.state.attempts if record.ended]
-    assert (decided, state.name) == ([first, second, 0.0], "BudgetExhausted")
+    assert (decided, state.name) == ([first, second, 0.0], "Failed")
 
 
 def test_device_time_lost_over_the_run_is_a_budget_too(flow: FlowWorld) -> None:
@@ -273,7 +273,7 @@ def test_the_grace_of_a_trainer_is_that_of_the_configuration(deaf: Deaf) -> None
 def test_a_trainer_that_is_silent_for_too_long_is_killed_as_hung(flow: FlowWorld) -> None:
     state = flow.train("watchdog.startup_seconds=1.0", "budgets.hung.retries=0", warm=NotedWarmTrainer("--deaf"))
     (record,) = flow.log.state.attempts
-    assert record.ended is not None and (state.name, record.ended.reason) == ("BudgetExhausted", "hung")
+    assert record.ended is not None and (state.name, record.ended.reason) == ("Failed", "hung")
     assert record.ended.evidence["allowed_seconds"] == 1.0 < record.ended.evidence["silent_seconds"]
 
 
