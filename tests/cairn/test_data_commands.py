@@ -60,12 +60,13 @@ def test_sizes_and_sources_are_those_of_the_corpus(
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_every_token_leads_back_to_its_source_file(
+def test_every_token_of_the_outer_and_the_middle_windows_leads_back_to_its_source_file(
     store: LocalStore, snapshot_id: str, corpus: Path, tmp_path: Path, split: SplitName
 ) -> None:
     """With bytes as tokens a window is its documents' bytes, each followed by one end of text."""
     by_name = {path.name: path for path in corpus.iterdir()}
-    for window in range(look(store, snapshot_id, tmp_path).splits[split].windows):
+    count = look(store, snapshot_id, tmp_path).splits[split].windows
+    for window in sorted({0, count // 2, count - 1}):  # each look at the index is a process of its own
         (view,) = look(store, snapshot_id, tmp_path, window=window, split=split).windows
         expected = ""
         content = b""
@@ -173,9 +174,10 @@ def test_a_window_is_shown_as_drawn_exactly_where_a_component_has_it(
 ) -> None:
     components = weighted_components(open_snapshot(store, weighted_run, tmp_path / "cache").manifest, WEIGHTED, BLOCK)
     drawn = {window for part in components for window in range(part.first_window, part.end_window)}
+    edges = {edge + side for part in components for edge in (part.first_window, part.end_window) for side in (-1, 0)}
     count = look(store, "mixed", tmp_path).splits["train"].windows
     assert len(drawn) < count
-    for window in range(count):
+    for window in sorted(edges & set(range(count))):
         (shown,) = look(store, "mixed", tmp_path, window=window).windows
         assert (shown.is_drawn, len(shown.groups) == 1) == (window in drawn, window in drawn)
         assert {document.source[0] for document in shown.documents} <= {name[0] for name in shown.groups}

@@ -125,7 +125,7 @@ def test_a_halved_micro_batch_is_said_to_change_the_bits_where_the_run_is_looked
     for _ in range(2):  # the first remedy is one that keeps the bits
         fresh.start(activation_checkpointing=fresh.log.refresh().recomputes_activations)
         end_by(fresh, Evidence(exit_code=-9, oom_kills=1), step=fresh.log.state.latest_attempt)
-    assert "micro-batch 2→1, bits differ from here" in explained(fresh)
+    assert "micro-batch 2 to 1, bits differ from here" in explained(fresh)
     assert "halved the micro-batch to 1" in cairn("status", "fresh").out
 
 

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from flows.orchestrator.curve_artifact import Drawing, curve_markdown, is_due
-from flows.orchestrator.overview_page import artifact_key
 from reports.plots.colors import nearest_colors, pixel_colors, reason_style
 from reports.plots.curve_labels import describe_run, describe_state, format_number, format_small_number, format_title
 from reports.plots.curve_plot import draw_png, draw_svg
@@ -314,7 +313,3 @@ def test_the_end_of_an_attempt_makes_a_plot_due_sooner_but_never_at_any_cost() -
     drawn = Drawing(at_seconds=1000.0, cost_seconds=10.0, ended_attempts=1)
     assert is_due(drawn, now_seconds=1200.0, age_seconds=86_400.0, ended_attempts=2)
     assert not is_due(drawn, now_seconds=1199.0, age_seconds=86_400.0, ended_attempts=2)
-
-
-def test_the_key_is_one_the_orchestrator_allows() -> None:
-    assert artifact_key("My.Run_1", "curve") == "cairn-my-run-1-curve"
