@@ -21,6 +21,7 @@ class EvaluationSummary:
     metrics: Mapping[str, float]
     samples: tuple[str, ...]
     evaluator_version: str | None
+    boundary: str | None
     started_at: datetime
     seconds: float
     detail: str | None
@@ -47,6 +48,7 @@ def summarize_evaluation(item: EvaluationRecorded | EvaluationFailed) -> Evaluat
         metrics=recorded.metrics if recorded else {},
         samples=recorded.samples if recorded else (),
         evaluator_version=recorded.evaluator_version if recorded else None,
+        boundary=recorded.boundary or None if recorded else None,
         started_at=item.started_at,
         seconds=item.seconds,
         detail=item.detail if isinstance(item, EvaluationFailed) else None,

@@ -112,6 +112,7 @@ class EvaluationRow:
     metrics: Mapping[str, float]
     samples: tuple[str, ...]
     evaluator_version: str | None
+    boundary: str | None
     verdict_kind: str | None
     verdict_why: str | None
     detail: str | None

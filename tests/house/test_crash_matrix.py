@@ -1,14 +1,14 @@
 """docs/crash-matrix.md is true: every test it names exists, and no cell is left to the imagination."""
 
-import ast
 import re
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from tests.house.named_tests import absent_tests, named_tests
+
 HEADING = "# Crash matrix"
-NAMED = re.compile(r"`(?P<path>tests/[\w/]+(?:\.py)?|…)(?:::(?P<test>\w+))?`")
 KEY = re.compile(r"[A-Z]\d{1,2}")
 NOT_COVERED, CANNOT_BE = "not covered", "–"
 
@@ -18,15 +18,6 @@ def matrix(root: Path) -> str:
     """Return the section, without what comes after it."""
     text = (root / "docs" / "crash-matrix.md").read_text(encoding="utf-8")
     return text.split(f"{HEADING}\n", 1)[1]
-
-
-def named_tests(section: str) -> list[tuple[str, str | None]]:
-    """Return path and test of everything named; `…` is the file named before."""
-    found: list[tuple[str, str | None]] = []
-    for match in NAMED.finditer(section):
-        path = found[-1][0] if match["path"] == "…" else match["path"]
-        found.append((path, match["test"]))
-    return found
 
 
 def tables(section: str) -> list[list[list[str]]]:
@@ -43,20 +34,10 @@ def tables(section: str) -> list[list[list[str]]]:
     return found
 
 
-@cache
-def functions(path: Path) -> frozenset[str]:
-    """Return the names of a module's functions."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    return frozenset(node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
-
-
 def test_every_test_that_the_crash_matrix_names_exists(root: Path) -> None:
     named = named_tests(matrix(root))
     assert len(named) >= 20
-    absent = [path for path, _ in named if not (root / path).exists()]
-    assert not absent, f"docs/crash-matrix.md names files that are not there: {absent}"
-    unknown = [f"{path}::{test}" for path, test in named if test and test not in functions(root / path)]
-    assert not unknown, f"docs/crash-matrix.md names tests that are not there: {unknown}"
+    assert absent_tests(root, named) == []
 
 
 def test_every_key_of_the_crash_matrix_is_explained_and_every_explanation_used(root: Path) -> None:

@@ -30,7 +30,7 @@ CHECKPOINT = {
 }
 EVALUATION = {
     "step", "manifest_sha256", "suite", "suite_sha256", "data_snapshot", "status", "metrics", "samples",
-    "evaluator_version", "started_at", "seconds",
+    "evaluator_version", "boundary", "started_at", "seconds",
 }
 STATUS = {
     "run_id", "state", "step", "total_steps", "newest_committed_step", "owner", "budgets", "next",

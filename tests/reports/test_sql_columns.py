@@ -51,7 +51,7 @@ AGAIN = started(
     activation_checkpointing=True,
 )
 VERDICT = CurveVerdict(kind="healthy", why="it falls", numbers={"train_loss": 2.25})
-MEASURED = replace(evaluated(40, 2.5), verdict=VERDICT)
+MEASURED = replace(evaluated(40, 2.5), verdict=VERDICT, boundary="landlock")
 FAILED = EvaluationFailed(
     step=20,
     manifest_sha256=f"{20:064x}",
@@ -220,6 +220,7 @@ def expected(table: str) -> Mapping[str, Any]:
             "metrics": {},
             "samples": (),
             "evaluator_version": None,
+            "boundary": None,
             "verdict_kind": None,
             "verdict_why": None,
             "detail": "it fell over",
@@ -285,6 +286,7 @@ def test_a_recorded_evaluation_shows_its_metrics_samples_and_verdict(state: RunS
     assert (row.val_loss, row.perplexity, row.bits_per_byte, row.seconds) == (2.5, 31.5, 1.75, 6.5)
     assert (row.verdict_kind, row.verdict_why, row.status, row.samples) == ("healthy", "it falls", "recorded", ("a",))
     assert (row.attempt, row.evaluator_version, row.metrics, row.detail) == (2, "2", MEASURED.metrics, None)
+    assert row.boundary == "landlock"
 
 
 def test_a_step_shows_its_record(state: RunState) -> None:

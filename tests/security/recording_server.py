@@ -11,11 +11,12 @@ CHUNK = b" " * 65536
 
 @dataclass(kw_only=True, slots=True)
 class RecordingServer:
-    """What was asked, with its headers; `redirect_to` is where every request is sent on."""
+    """What was asked, with its headers, and what was sent; `redirect_to` is where every request is sent on."""
 
     url: str = ""
     redirect_to: str = ""
     flood_bytes: int = 0
+    sent_bytes: int = 0
     requests: list[str] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
 
@@ -36,7 +37,7 @@ def recording_server(**answer: str | int) -> Iterator[RecordingServer]:
             self.end_headers()
             with suppress(OSError):  # the client has read enough
                 for _ in range(recorded.flood_bytes // len(CHUNK)):
-                    self.wfile.write(CHUNK)
+                    recorded.sent_bytes += self.wfile.write(CHUNK)
 
         do_GET = do_POST = do_PUT = reply
 

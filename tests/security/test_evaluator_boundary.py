@@ -33,6 +33,23 @@ for path in glob.glob("/proc/[0-9]*/environ") + ["/proc/self/environ"]:
         pass
 print(json.dumps({"processes": processes, "canaries": canaries}))
 """
+REACH = """
+import ctypes, json, os
+process, reached = ctypes.CDLL(None), 0
+for pid in (os.getppid(), {other}):
+    try:
+        os.close(os.open(f"/proc/{{pid}}/mem", os.O_RDONLY))
+        reached += 1
+    except OSError:
+        pass
+    reached += process.ptrace(0x4206, pid, None, None) == 0  # PTRACE_SEIZE, which stops nobody
+print(json.dumps({{"reached": reached}}))
+"""
+ELSEWHERE = """
+import runpy, sys
+sys.platform = "elsewhere"
+runpy.run_path({confinement!r}, run_name="__main__")
+"""
 UNPRIVILEGED = """
 import ctypes, os, sys
 for capability in (21, 38):  # CAP_SYS_ADMIN and CAP_PERFMON, which the root of a container does not have
@@ -55,15 +72,15 @@ def spec(tmp_path: Path) -> EvaluationSpec:
 
 
 @pytest.fixture
-def planted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Credentials in this process's environment, and in that of another one of the same user."""
+def planted(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Credentials in this process's environment, and in that of another one of the same user, whose number it is."""
     for name, value in PLANTED.items():
         monkeypatch.setenv(name, value)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", "print(flush=True), input()"], **pipes) as other:
         assert other.stdout is not None and other.stdout.readline()
         assert Path(f"/proc/{other.pid}/environ").read_bytes().count(b"canary-") == len(PLANTED)
-        yield
+        yield other.pid
         other.kill()
 
 
@@ -73,11 +90,29 @@ def suite_of(folder: Path, text: str) -> CommandSuite:
     return command_suites_of(resolve_evaluation(EvaluationConfig.model_validate(section), folder))[0]
 
 
-def test_an_evaluator_reads_no_credential_of_any_process(spec: EvaluationSpec, tmp_path: Path, planted: None) -> None:
+def test_an_evaluator_reads_no_credential_of_any_process(spec: EvaluationSpec, tmp_path: Path, planted: int) -> None:
     found = run_command(suite_of(tmp_path, SNOOP), spec)
     if found.boundary == "none":
         pytest.skip("this system has neither Landlock nor user namespaces")
     assert found.metrics["canaries"] == 0 and found.metrics["processes"] > 2
+
+
+def test_an_evaluator_reaches_into_the_memory_of_no_other_process(
+    spec: EvaluationSpec, tmp_path: Path, planted: int
+) -> None:
+    found = run_command(suite_of(tmp_path, REACH.format(other=planted)), spec)
+    if found.boundary == "none":
+        pytest.skip("this system has neither Landlock nor user namespaces")
+    assert found.metrics == {"reached": 0}
+
+
+def test_where_no_boundary_can_be_entered_the_result_says_none(
+    spec: EvaluationSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere.py").write_text(ELSEWHERE.format(confinement=confinement.__file__))
+    monkeypatch.setattr(confinement, "__file__", str(tmp_path / "elsewhere.py"))
+    found = run_command(suite_of(tmp_path, "print('{\"a\": 1}')"), spec)
+    assert (found.boundary, found.metrics) == ("none", {"a": 1})
 
 
 def test_an_evaluator_works_with_files_as_the_user(spec: EvaluationSpec, tmp_path: Path) -> None:
@@ -85,9 +120,7 @@ def test_an_evaluator_works_with_files_as_the_user(spec: EvaluationSpec, tmp_pat
 
 
 @pytest.mark.parametrize("way", ["by_landlock", "by_user_namespace"])
-def test_each_boundary_keeps_the_environments_of_other_processes_secret(
-    way: str, tmp_path: Path, planted: None
-) -> None:
+def test_each_boundary_keeps_the_environments_of_other_processes_secret(way: str, tmp_path: Path, planted: int) -> None:
     enter = f"import runpy\nif not runpy.run_path({confinement.__file__!r})[{way!r}](): raise SystemExit(77)"
     command = [sys.executable, "-c", UNPRIVILEGED, "-c", f"{enter}\n{SNOOP}"]
     ended = subprocess.run(command, env={}, cwd=tmp_path, stdout=subprocess.PIPE, check=False)

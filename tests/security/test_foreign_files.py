@@ -5,14 +5,17 @@ import io
 import resource
 import struct
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
 from storage.errors import IntegrityError
 from storage.snapshots.document_index import STARTS, DocumentIndexWriter, DocumentRow, documents_between
+from storage.snapshots.parquet_process import read_parquet
 from tasks.data.corpus import open_corpus
 from tasks.data.document import InvalidCorpus
 
@@ -109,6 +112,18 @@ def test_a_document_index_in_a_hostile_store_is_refused(tmp_path: Path) -> None:
     with pytest.raises(IntegrityError, match=r"documents\.parquet: .*rule:"):
         list(documents_between(path, "train", 0, 10))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000, "memory of this process, in kB"
+
+
+def test_the_process_that_reads_a_table_has_no_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_SECRET_ACCESS_KEY", "PREFECT_API_AUTH_STRING", "ENTIRELY_UNSUSPICIOUS"):
+        monkeypatch.setenv(name, "canary")
+    (tmp_path / "a.parquet").write_bytes(table_file(pa.array(["a" * MEGABYTE] * 32), dictionary=False))
+    before = set(psutil.Process().children())
+    with (tmp_path / "a.parquet").open("rb") as file, closing(read_parquet(file, ["text"])) as batches:
+        assert next(batches).num_rows == 0  # and it waits until somebody takes the next one
+        (reader,) = set(psutil.Process().children()) - before
+        environment = reader.environ()
+    assert "PATH" in environment and "canary" not in environment.values()
 
 
 def test_long_texts_in_an_ordinary_table_are_read(tmp_path: Path) -> None:

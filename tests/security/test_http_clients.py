@@ -8,10 +8,11 @@ import pytest
 from cairn.operations.machine_check import _prefect
 from reports.errors import ReportError
 from reports.exporters.mlflow_client import MlflowClient
-from tasks.attempt.preemption_notice import AwsMetadata, MetadataUnavailable
+from tasks.attempt.preemption_notice import AwsMetadata, MetadataUnavailable, read_gcp_notice
 from tests.security.recording_server import recording_server
 
 CANARY = "canary-of-a-client"
+FLOOD_BYTES = 128 * 1024 * 1024
 
 
 def ask_mlflow(url: str) -> None:
@@ -26,12 +27,20 @@ def ask_prefect(url: str) -> None:
         assert _prefect()
 
 
-def ask_metadata(url: str) -> None:
+def ask_aws(url: str) -> None:
     with suppress(MetadataUnavailable):
         AwsMetadata(url)()
 
 
-@pytest.mark.parametrize("ask", [ask_mlflow, ask_prefect, ask_metadata])
+def ask_google(url: str) -> None:
+    with suppress(MetadataUnavailable):
+        read_gcp_notice(url.removeprefix("http://"))
+
+
+ASKING = [ask_mlflow, ask_prefect, ask_aws, ask_google]
+
+
+@pytest.mark.parametrize("ask", ASKING)
 def test_no_redirect_is_followed(ask: Callable[[str], None]) -> None:
     with recording_server() as elsewhere, recording_server(redirect_to=elsewhere.url) as named:
         ask(named.url)
@@ -43,9 +52,16 @@ def test_a_redirect_of_the_tracking_server_is_said() -> None:
         MlflowClient(named.url, {}).get("experiments/get-by-name", experiment_name="cairn")
 
 
-def test_an_answer_is_read_up_to_a_limit() -> None:
+@pytest.mark.parametrize("ask", ASKING)
+def test_an_answer_is_read_up_to_a_limit(ask: Callable[[str], None]) -> None:
+    with recording_server(flood_bytes=FLOOD_BYTES) as named:
+        ask(named.url)
+    assert named.requests and named.sent_bytes < FLOOD_BYTES // 2, "the rest is what buffers took"
+
+
+def test_a_tracking_server_that_answers_too_much_is_refused() -> None:
     with (
-        recording_server(flood_bytes=64 * 1024 * 1024) as named,
+        recording_server(flood_bytes=FLOOD_BYTES) as named,
         pytest.raises(ReportError, match="more than 8,388,608 bytes"),
     ):
         MlflowClient(named.url, {}).post("runs/search")

@@ -77,7 +77,7 @@ def test_a_cell_is_one_line_outside_of_a_job_too(capsys: pytest.CaptureFixture[s
     assert not re.search(r"^::", capsys.readouterr().out, re.MULTILINE)
 
 
-@pytest.mark.parametrize("mark", ["CI", "GITHUB_ACTIONS", "TF_BUILD"])
+@pytest.mark.parametrize("mark", ["CI", "GITHUB_ACTIONS", "TF_BUILD", "TEAMCITY_VERSION"])
 def test_a_variable_of_the_system_says_that_it_is_a_job(mark: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with open("/dev/null", "w", encoding="utf-8") as stream:
         monkeypatch.setattr(sys, "stdout", stream)

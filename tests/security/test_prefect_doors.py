@@ -58,6 +58,13 @@ def test_without_the_password_nothing_is_answered(up: StartedUp, method: str, pa
     assert answered(up, method, f"/api/{path}", {} if method == "POST" else None).status in (401, 403)
 
 
+def test_all_that_the_api_describes_asks_for_the_password_but_its_health(up: StartedUp) -> None:
+    described = up.ask("openapi.json", headers={})["paths"]
+    asked = [(method.upper(), path) for path, methods in described.items() for method in methods]
+    open_to_all = {path for method, path in asked if answered(up, method, f"/api{path}", {}).status not in (401, 403)}
+    assert len(asked) > 100 and open_to_all == {"/health", "/ready"}
+
+
 @pytest.mark.parametrize("path", ["/", "/api/health", "/api/admin/settings", "/ui-settings"])
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:4200", "127.0.0.1.evil.example", "localhost.evil", ""])
 def test_another_name_for_the_machine_is_refused_even_with_the_password(up: StartedUp, host: str, path: str) -> None:
@@ -115,6 +122,7 @@ def test_another_start_has_another_password(up: StartedUp, tmp_path: Path) -> No
     other = StartedUp(tmp_path)
     other.stop(signal.SIGTERM)
     assert up.password not in other.output() and f". {other.key}" in other.output()
+    assert not other.key.exists(), "it stays only until the server stops"
 
 
 def test_all_that_listens_is_for_this_user_alone(up: StartedUp) -> None:

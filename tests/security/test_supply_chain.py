@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "constraints"
+UNBUILT = "--no-deps --only-binary :all:"
 ROLES = sorted(path.stem for path in FOLDER.glob("*.txt"))
 BLOCK = re.compile(
     r"^([A-Za-z0-9][A-Za-z0-9._-]*)==([^\s;]+)(?: ;[^\\\n]*)?((?: \\\n    --hash=sha256:[0-9a-f]{64})+)$"
@@ -62,6 +63,13 @@ def test_nothing_but_cairn_is_installed_without_a_hash(name: str) -> None:
     bare = [line for line in installs if "--require-hashes" not in line]
     assert len(installs) >= 2 and len(bare) == 1
     assert "--no-deps --no-build-isolation" in bare[0]
+
+
+def test_what_is_installed_by_its_hash_is_neither_resolved_nor_built() -> None:
+    makefile, image = ((ROOT / name).read_text(encoding="utf-8") for name in ("Makefile", "deployments/Containerfile"))
+    assert re.findall(r"^HASHED := (.*)$", makefile, re.MULTILINE) == [f"{UNBUILT} --require-hashes"]
+    hashed = [line for line in image.splitlines() if "--require-hashes" in line]
+    assert hashed and all(f"{UNBUILT} --require-hashes" in line for line in hashed)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,9 @@ import pytest
 
 from flows.operations.checkpoint_evaluation import measure
 from flows.run.attempt import Attempt, claim_next_attempt
+from model.data.tokenizer import Tokenizer
 from reports.queries.run_lookup import find_checkpoint
+from storage.logs.registry import Registry
 from storage.logs.run_entries import AttemptEnded, EvaluationFailed
 from tasks.configuration.stored_configuration import parse_stored_configuration
 from tasks.evaluator.command_evaluator import refuse_command
@@ -93,6 +95,12 @@ def test_a_command_that_only_the_log_names_is_not_run_and_the_record_says_why(co
     }
 
 
+def test_a_gate_that_needs_such_a_command_says_no(continued: Continued) -> None:
+    offers = Registry(continued.world.store, "champion").refresh()
+    assert offers.champion is None
+    assert [(refusal.gate, "score" in refusal.detail) for _, refusal in offers.refusals] == [("evaluated", True)]
+
+
 def test_one_line_says_what_was_not_taken_from_the_log(continued: Continued) -> None:
     [line] = [line for line in continued.printed.splitlines() if "not taken from" in line]
     for named in ("mirrors.mlflow", "mirrors.tensorboard", "preemption.notice_file", "evaluator score", "--set"):
@@ -152,6 +160,16 @@ def test_nothing_in_a_log_makes_a_reader_open_a_suite_or_hash_a_file(tmp_path: P
         frozen = {"data": {"sources": ["a"]}, "training": {"steps": 1}}
         read = parse_stored_configuration({**frozen, "evaluation": evaluation})
         assert (read.evaluation.suite, read.evaluation.command, read.evaluation.evaluators) == ("", (), ())
+
+
+def test_a_run_that_is_continued_from_its_log_opens_no_source_and_no_tokenizer_that_it_names(world: FlowWorld) -> None:
+    given = world.folder / "tokenizer.json"
+    given.write_text(Tokenizer.bytes().to_json())
+    leave_log(world, f"data.tokenizer={given}")
+    for path in (given, world.folder / "text.txt"):
+        path.unlink()
+    with world.opened(text="") as run:
+        assert run.config.data.tokenizer == str(given)
 
 
 def damaged_end(world: FlowWorld, text: str) -> AttemptEnded:

@@ -120,8 +120,18 @@ def test_a_sweep_discards_no_temporary_file_behind_a_link(store: LocalStore, tmp
     assert store.unfinished("a") == [] and (outside / ".b.0123").exists()
 
 
+def make_zeros(path: Path) -> None:
+    """Make a device of endless zeros, as /dev/zero is."""
+    try:
+        os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 5))
+    except PermissionError:
+        pytest.skip("only root makes devices")
+
+
 @pytest.mark.parametrize(
-    "make", [os.mkfifo, lambda path: os.mknod(path, stat.S_IFSOCK | 0o600)], ids=["pipe", "socket"]
+    "make",
+    [os.mkfifo, lambda path: os.mknod(path, stat.S_IFSOCK | 0o600), make_zeros],
+    ids=["pipe", "socket", "device"],
 )
 @pytest.mark.timeout(20)
 def test_what_is_no_ordinary_file_is_refused_at_once(
