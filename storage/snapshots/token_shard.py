@@ -1,10 +1,12 @@
 """Token shards: one column of token ids in an Arrow IPC file with one record batch, read lazily by memory map."""
 
+import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +20,7 @@ SHARD_VERSION = 1
 SHARD_SUFFIX = ".arrow"
 DEFAULT_SHARD_TOKENS = 8 * 1024 * 1024
 MAX_VOCAB_SIZE = 2**32
+_MAGIC_BYTES = 8
 
 
 class TokenRow(Protocol):
@@ -146,12 +149,34 @@ def shard_tokens(data: "pa.Buffer | bytes | memoryview", schema: ShardSchema, *,
             _require_schema(reader.schema, schema, where)
             if reader.num_record_batches != 1:
                 raise IntegrityError(f"{where}: {reader.num_record_batches} record batches; a shard has exactly one")
-            batch = reader.get_batch(0)
-            batch.validate(full=True)
-            tokens: NDArray[Any] = batch.column(0).to_numpy(zero_copy_only=True)
-    except (pa.ArrowException, OSError) as error:
+        batch = pa.ipc.read_record_batch(_uncompressed_batch(buffer), schema.arrow())
+        batch.validate(full=True)
+        tokens: NDArray[Any] = batch.column(0).to_numpy(zero_copy_only=True)
+    except (pa.ArrowException, OSError, ValueError, struct.error) as error:
         raise IntegrityError(f"{where}: not a readable Arrow shard: {error}") from error
     return tokens
+
+
+def _uncompressed_batch(file: pa.Buffer) -> Any:
+    """Return the first record batch, not decoded; raises ValueError if it is compressed: a few bytes become gigabytes.
+
+    Sources: format/Message.fbs of Arrow (RecordBatch.compression); "FlatBuffers Internals" (vtables).
+    """
+    _, message = islice(pa.ipc.MessageReader.open_stream(file.slice(_MAGIC_BYTES)), 2)
+    data = message.metadata.to_pybytes()
+
+    def follow(place: int) -> int:
+        return place + int(struct.unpack_from("<i", data, place)[0])
+
+    def field(table: int, number: int) -> int:
+        vtable = table - int(struct.unpack_from("<i", data, table)[0])
+        size_bytes, slot = struct.unpack_from("<H", data, vtable)[0], 4 + 2 * number
+        return int(struct.unpack_from("<H", data, vtable + slot)[0]) if slot < size_bytes else 0
+
+    root = follow(0)
+    if field(follow(root + field(root, 2)), 3):
+        raise ValueError("its record batch is compressed; rule: a shard lies in its file as it lies in memory")
+    return message
 
 
 def slices_between(rows: Iterable[TokenRow], start: int, stop: int) -> Iterator[NDArray[Any]]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as parquet
@@ -16,6 +17,7 @@ import pytest
 from storage.errors import IntegrityError
 from storage.snapshots.document_index import STARTS, DocumentIndexWriter, DocumentRow, documents_between
 from storage.snapshots.parquet_process import read_parquet
+from storage.snapshots.token_shard import ShardSchema, map_shard
 from tasks.data.corpus import open_corpus
 from tasks.data.document import InvalidCorpus
 
@@ -124,6 +126,17 @@ def test_the_process_that_reads_a_table_has_no_credentials(tmp_path: Path, monke
         (reader,) = set(psutil.Process().children()) - before
         environment = reader.environ()
     assert "PATH" in environment and "canary" not in environment.values()
+
+
+@pytest.mark.parametrize("codec", ["zstd", "lz4"])
+def test_a_compressed_token_shard_is_refused(tmp_path: Path, codec: str) -> None:
+    schema, tokens = ShardSchema(vocab_size=256, tokenizer_sha256="a"), np.zeros(20 * MEGABYTE, np.uint16)
+    path, options = tmp_path / "shard.arrow", pa.ipc.IpcWriteOptions(compression=codec)
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema.arrow(), options=options) as writer:
+        writer.write_batch(pa.record_batch([pa.array(tokens)], schema=schema.arrow()))
+    assert path.stat().st_size < 1_000_000
+    with pytest.raises(IntegrityError, match=r"my/shard: .* compressed; rule:"):
+        map_shard(path, schema, where="my/shard")
 
 
 def test_long_texts_in_an_ordinary_table_are_read(tmp_path: Path) -> None:
