@@ -30,6 +30,8 @@ MOST_LOST_FLOW_RUNS = 20
 _UNFINISHED = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]
 _MOST_TASK_RUNS = 200
 _FINAL_SECONDS = 10.0
+_TOGETHER_SECONDS = 2.0
+"""What changes within these is published together: a page is 100 kB, most of it the curve."""
 
 
 class RunOverview:
@@ -38,7 +40,7 @@ class RunOverview:
     def __init__(self, log: RunLog, flow_run_id: str | None) -> None:
         """Start nothing yet; without a flow run nothing is published."""
         self._log, self._flow_run_id = log, flow_run_id
-        self._changed, self._stop = threading.Event(), False
+        self._changed, self._ended = threading.Event(), threading.Event()
         self._began = time.monotonic()
         self._told = {attempt.started.attempt for attempt in log.state.attempts if attempt.ended is not None}
         self._drawn: Drawing | None = None
@@ -58,7 +60,7 @@ class RunOverview:
         try:
             yield
         finally:
-            self._stop = True
+            self._ended.set()
             self._changed.set()
             thread.join(_FINAL_SECONDS)
 
@@ -71,7 +73,7 @@ class RunOverview:
             last = False
             while not last:
                 self._changed.wait()
-                last = self._stop
+                last = self._ended.wait(_TOGETHER_SECONDS)
                 self._changed.clear()
                 with suppress(Exception):  # an API that fails costs one version of a table
                     self._publish(client, flow_run_id)
@@ -79,7 +81,7 @@ class RunOverview:
     def _publish(self, client: SyncPrefectClient, flow_run_id: UUID) -> None:
         self._emit_ended()
         self._name_and_tag(client, flow_run_id)
-        if self._stop or self._is_curve_due():
+        if self._ended.is_set() or self._is_curve_due():
             self._draw()
         page = overview_markdown(self._log, self._curve)
         if page != self._shown:
