@@ -15,7 +15,8 @@ from flows.orchestrator.run_parameters import (
 from flows.preparation.preflight import check_before_start
 from flows.preparation.training_request import HANDED_OVER, TrainingRequest, resolve_request
 from flows.run.active_run import ActiveRun
-from flows.run.attempt import Attempt, claim_next_attempt
+from flows.run.attempt import Attempt
+from flows.run.next_attempt import claim_next_attempt
 from flows.run.run_opening import open_run
 from flows.run.run_promotion import offer_best
 from storage.errors import Fenced, NotDurable, StorageError, StoreRefused

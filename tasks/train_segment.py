@@ -1,4 +1,4 @@
-"""The task `train-segment`: the steps between two commits, trained in the attempt's running trainer."""
+"""The task `train-segment`: the steps between two commits, or between several where those are seconds apart."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,10 +8,11 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
+from storage.errors import StorageError
 from tasks.errors import TrainerGone
 from tasks.policy.failures import Failure
 from tasks.policy.termination import TERMINATIONS, TerminationReason
-from tasks.trainer.trainer_process import TrainerProcess
+from tasks.trainer.trainer_protocol import SegmentDone
 
 
 @task(
@@ -21,16 +22,19 @@ from tasks.trainer.trainer_process import TrainerProcess
     persist_result=False,
 )
 def train_segment(
-    trainer: TrainerProcess, *, attempt: int, first: int, until: int, note: str, explain: Callable[[], Failure]
+    train: Callable[[], SegmentDone],
+    *,
+    attempt: int,
+    first: int,
+    until: int,
+    note: str,
+    explain: Callable[[BaseException], Failure],
 ) -> State[Any]:
-    """Train from step `first` to `until`; if it ends earlier, the state's name says why.
-
-    The step it reached is in `trainer.received.segments`.
-    """
+    """Train from step `first` to `until` by `train`, which returns the last segment; an early end is named by why."""
     try:
-        segment = trainer.train_until(until)
-    except TrainerGone:
-        failure = explain()
+        segment = train()
+    except (TrainerGone, StorageError) as problem:
+        failure = explain(problem)
         return Failed(name=TERMINATIONS[failure.reason].task_state, message=failure.detail)
     if segment.stopped:
         message = f"stopped at step {segment.step} by a notice"

@@ -1,11 +1,13 @@
 """One attempt from claim to receipt: segments of training, each overlapping the commit and evaluation of the last."""
 
 import math
-import os
 import random
 import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from prefect.futures import PrefectFuture
 
@@ -14,23 +16,19 @@ from flows.run.active_run import ActiveRun
 from flows.run.attempt_evaluations import AttemptEvaluations
 from flows.run.trainer_observation import TrainerObservation
 from storage.errors import Fenced, StorageError
-from storage.logs.entry_log import this_writer, utc_now
+from storage.logs.entry_log import utc_now
 from storage.logs.heartbeat import Heartbeat
 from storage.logs.log_entry import CheckpointReference, Writer
 from storage.logs.run_entries import AttemptEnded, AttemptStarted, DevicePeak, Placement, RunFinished
-from storage.logs.run_state import RunState
 from storage.logs.step_log import StepRecord
 from storage.snapshots.data_snapshot import read_manifest
-from tasks.attempt.attempt_claim import Claimant, claim_attempt, writing_heartbeats
+from tasks.attempt.attempt_claim import writing_heartbeats
 from tasks.attempt.attempt_end import end_attempt
 from tasks.attempt.attempt_receipt import AttemptOver, Usage
 from tasks.attempt.practised_faults import practised_faults
-from tasks.attempt.preemption_notice import kubernetes_reason
 from tasks.commit_checkpoint import commit_checkpoint
 from tasks.errors import TrainerGone
-from tasks.machine.machine_speed import device_name, trains_on_cuda
-from tasks.machine.placement import code_version, library_versions, resolved_device, this_placement, usable_cores
-from tasks.policy.attempt_sizes import next_sizes, segment_end
+from tasks.policy.attempt_sizes import segment_end, stretch_end
 from tasks.policy.failures import Evidence, classify
 from tasks.policy.memory_remedy import MemoryRoom
 from tasks.policy.termination import TerminationReason
@@ -38,19 +36,7 @@ from tasks.train_segment import train_segment
 from tasks.trainer.trainer_process import TrainerProcess
 from tasks.trainer.trainer_protocol import SegmentDone, TrainerSpec, Waiting
 
-
-def claim_next_attempt(run: ActiveRun) -> AttemptStarted:
-    """Append attempt-started and return it; raises as `claim_attempt` does."""
-    claimant = Claimant(
-        lease=run.config.lease,
-        budgets=run.config.budgets,
-        writer=replace(this_writer(), flow_run_id=run.flow_run_id),
-        monotonic=time.monotonic,
-        sleep=time.sleep,
-        start_over=run.start_over,
-        kubernetes_reason=kubernetes_reason(os.environ),
-    )
-    return run.retry.call(lambda: claim_attempt(run.log, claimant, partial(_claim, run)))
+Commit = PrefectFuture[CheckpointReference] | Future[CheckpointReference]
 
 
 class Attempt:
@@ -67,8 +53,11 @@ class Attempt:
         self._trainer: TrainerProcess | None = None
         self._symptom = ""
         self._began, self._ready_at = time.monotonic(), math.inf
-        self._commits: list[PrefectFuture[CheckpointReference]] = []
+        self._commits: list[Commit] = []
+        beside: Any = ThreadPoolExecutor(max_workers=1, thread_name_prefix="commit")
+        self._submit_beside = partial(beside.submit, commit_checkpoint.fn)
         self._is_trainer_stopped = False
+        self._problem: TrainerGone | StorageError | None = None
 
     def run(self) -> AttemptEnded:
         """Train to the end or until something ends it, and append the receipt; returns it.
@@ -104,39 +93,72 @@ class Attempt:
         return self._evidence(problem)
 
     def _train_segments(self, trainer: TrainerProcess) -> None:
-        step, config = trainer.wait_ready().step, self._run.config
+        step, steps = trainer.wait_ready().step, self._run.config.training.steps
         self._ready_at = time.monotonic()
-        steps, shutdown = config.training.steps, self._run.shutdown
-        while step < steps and shutdown.signal is None and not self._is_trainer_stopped:
-            last, tokens = trainer.received.last_step, config.training.global_batch * config.model.block_size
-            step_seconds = tokens / last.record.tokens_per_second if last else None
-            until = segment_end(step, config.checkpoint, total_steps=steps, step_seconds=step_seconds)
-            if self.evaluations.stop_run(until):
+        while step < steps and not self._is_ending():
+            if self.evaluations.stop_run(self._segment_end(trainer, step)):
                 break
-            segment = self._train_segment(trainer, step, until)
+            segment = self._train_stretch(trainer, step)
+            self._is_trainer_stopped = segment.stopped
             self._wait_commits()
             if segment.step > step:
-                self._submit_commit(trainer, segment)
-            step, self._is_trainer_stopped = segment.step, segment.stopped
+                self._commit(trainer, segment, commit_checkpoint.submit)
+            step = segment.step
         self._wait_commits()
 
-    def _train_segment(self, trainer: TrainerProcess, first: int, until: int) -> SegmentDone:
-        before, changed = len(trainer.received.segments), self._started.changed
+    def _is_ending(self) -> bool:
+        return self._run.shutdown.signal is not None or self._is_trainer_stopped
+
+    def _segment_end(self, trainer: TrainerProcess, step: int) -> int:
+        config, seconds = self._run.config, self._step_seconds(trainer)
+        return segment_end(step, config.checkpoint, total_steps=config.training.steps, step_seconds=seconds)
+
+    def _stretch_end(self, trainer: TrainerProcess, step: int) -> int:
+        config = self._run.config
+        return stretch_end(
+            step,
+            config.checkpoint,
+            total_steps=config.training.steps,
+            step_seconds=self._step_seconds(trainer),
+            is_border=lambda until: config.early_stop.is_on or self.evaluations.is_due(until),
+        )
+
+    def _step_seconds(self, trainer: TrainerProcess) -> float | None:
+        last, config = trainer.received.last_step, self._run.config
+        tokens = config.training.global_batch * config.model.block_size
+        return tokens / last.record.tokens_per_second if last else None
+
+    def _train_stretch(self, trainer: TrainerProcess, first: int) -> SegmentDone:
+        """Train one segment, or several short ones, in one task run; returns the last, which is not committed yet."""
+        until, changed = self._stretch_end(trainer, first), self._started.changed
         train_segment(
-            trainer,
+            partial(self._train_to, trainer, first, until),
             attempt=self._started.attempt,
             first=first,
             until=until,
             note=f" ({changed})" if changed else "",
-            explain=lambda: classify(self._evidence(TrainerGone())),
+            explain=lambda problem: classify(self._evidence(problem)),
             return_state=True,
         )
-        if len(trainer.received.segments) == before:
-            raise TrainerGone(f"attempt {self._started.attempt}: the trainer ended between {first} and {until}")
+        if self._problem is not None:
+            raise self._problem
         return trainer.received.segments[-1]
 
-    def _submit_commit(self, trainer: TrainerProcess, segment: SegmentDone) -> None:
-        commit = commit_checkpoint.submit(
+    def _train_to(self, trainer: TrainerProcess, first: int, until: int) -> SegmentDone:
+        """Train to `until`, committing every segment but the last; a task run keeps its errors, so they are noted."""
+        try:
+            segment = trainer.train_until(self._segment_end(trainer, first))
+            while segment.step < until and not segment.stopped and not self._is_ending():
+                self._settle_commits()
+                self._commit(trainer, segment, self._submit_beside)
+                segment = trainer.train_until(self._segment_end(trainer, segment.step))
+        except (TrainerGone, StorageError) as problem:
+            self._problem = problem
+            raise
+        return segment
+
+    def _commit(self, trainer: TrainerProcess, segment: SegmentDone, submit: Callable[..., Commit]) -> None:
+        commit = submit(
             trainer,
             self._run.log,
             self._writer,
@@ -150,12 +172,17 @@ class Attempt:
         self.evaluations.follow_commit(segment.step, commit.result)
 
     def _wait_commits(self) -> None:
-        for future in self._commits:
-            reference = future.result()
+        for step in self._settle_commits():
+            self._run.sweep.submit(f"after step {step}")
+
+    def _settle_commits(self) -> Sequence[int]:
+        """Wait for the commits under way, and return their steps."""
+        references = [future.result() for future in self._commits]
+        for reference in references:
             self._run.say(f"  committed step {reference.step}: {reference.prefix}")
             self._run.overview.change()
-            self._run.sweep.submit(f"after step {reference.step}")
         self._commits.clear()
+        return [reference.step for reference in references]
 
     def _finish_run(self) -> None:
         if self.evaluations.finish_early(self._writer):
@@ -244,34 +271,6 @@ def _crowded(placement: Placement) -> str:
     return f"; its {placement.threads} threads wait for each other where others use the {placement.cores} cores"
 
 
-def _claim(run: ActiveRun, number: int, reference: CheckpointReference | None, state: RunState) -> AttemptStarted:
-    ends = [attempt.ended for attempt in state.attempts if attempt.ended is not None]
-    training, trainers = run.config.training, run.trainers
-    sizes = next_sizes(state, training, processes=trainers.group.size, chosen=run.micro_batch)
-    on_cuda, processes = trains_on_cuda(training.device), trainers.group.size
-    device = resolved_device(training.device, on_cuda=on_cuda, processes=processes)
-    return AttemptStarted(
-        attempt=number,
-        placement=replace(
-            this_placement(device=device, threads=trainers.threads, world_size=processes),
-            device_name=device_name(device),
-            cores=usable_cores(),
-            nodes=trainers.group.nodes,
-        ),
-        config=run.config.document(),
-        config_sha256=run.config.frozen_sha256(),
-        code_version=code_version(),
-        flow_run_id=run.flow_run_id,
-        micro_batch=sizes.micro_batch,
-        resumed_from=reference,
-        activation_checkpointing=sizes.activation_checkpointing,
-        quarantined_samples=len(state.quarantined_windows),
-        versions=library_versions(),
-        faults=trainers.faults,
-        changed=_describe_change(ends[-1]) if ends else "",
-    )
-
-
 def _room(run: ActiveRun) -> MemoryRoom | None:
     """Return the memory that the next attempt has, now that the trainer is gone; None if nobody knows."""
     try:
@@ -279,10 +278,6 @@ def _room(run: ActiveRun) -> MemoryRoom | None:
     except StorageError:  # no reason to write no receipt
         return None
     return memory_room(run.config, vocab_size, available_memory(run.config.training, run.trainers.group))
-
-
-def _describe_change(before: AttemptEnded) -> str:
-    return f"after {before.reason}: {before.decision.changed}" if before.decision.changed else f"after {before.reason}"
 
 
 def _trainer_spec(run: ActiveRun, started: AttemptStarted) -> TrainerSpec:

@@ -1,5 +1,6 @@
 """The sizes an attempt trains with: its micro-batch, and the steps of its next segment. Pure functions."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from model.configuration.micro_batches import first_micro_batch, split_batch
@@ -8,6 +9,10 @@ from model.errors import InvalidInput
 from storage.logs.run_state import RunState
 from tasks.configuration.settings import CheckpointConfig
 from tasks.errors import TaskError
+
+STRETCH_SECONDS = 15.0
+"""Of training in one task run, at least, and with its commit and a sweep: a server that gets a task run more often than
+one in five seconds falls behind, and shows wrong states."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,3 +60,23 @@ def segment_end(step: int, checkpoint: CheckpointConfig, *, total_steps: int, st
         return border
     steps = 1 if step_seconds is None else max(int(checkpoint.every_seconds / step_seconds), 1)
     return min(border, step + steps)
+
+
+def stretch_end(
+    step: int,
+    checkpoint: CheckpointConfig,
+    *,
+    total_steps: int,
+    step_seconds: float | None,
+    is_border: Callable[[int], bool],
+) -> int:
+    """Return the step to which one task run trains from `step`: the end of one segment, or of several short ones.
+
+    Short segments share a task run of some `STRETCH_SECONDS`, up to a border, such as a checkpoint to be evaluated.
+    """
+    until = segment_end(step, checkpoint, total_steps=total_steps, step_seconds=step_seconds)
+    while step_seconds is not None and until < total_steps and not is_border(until):
+        if (until - step) * step_seconds >= STRETCH_SECONDS:
+            break
+        until = segment_end(until, checkpoint, total_steps=total_steps, step_seconds=step_seconds)
+    return until

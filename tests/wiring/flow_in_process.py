@@ -72,18 +72,21 @@ class DirectFuture(Future[Any]):
 
 
 class DirectTask:
-    """A Prefect task whose body is called at once, in this thread."""
+    """A Prefect task whose body is called at once, in this thread; notes what it was called with."""
 
     def __init__(self, task: Any) -> None:
-        self._body = task.fn
+        self.fn = self._body = task.fn
+        self.called: list[dict[str, Any]] = []
 
     def __call__(self, *arguments: Any, return_state: bool = False, **keywords: Any) -> Any:
+        self.called.append(keywords)
         return self._body(*arguments, **keywords)
 
     def with_options(self, **options: Any) -> "DirectTask":
         return self
 
     def submit(self, *arguments: Any, wait_for: Sequence[Any] = (), **keywords: Any) -> DirectFuture:
+        self.called.append(keywords)
         future = DirectFuture()
         try:
             future.set_result(self._body(*arguments, **keywords))

@@ -10,7 +10,9 @@ from flows.operations.promotion_by_person import promotion_rules
 from flows.preparation import preflight
 from flows.preparation.memory_check import AvailableMemory
 from flows.run import attempt as attempt_flow
-from flows.run.attempt import Attempt, claim_next_attempt
+from flows.run import next_attempt
+from flows.run.attempt import Attempt
+from flows.run.next_attempt import claim_next_attempt
 from flows.run.trainer_observation import TrainerObservation
 from model.estimates.size_estimate import TrainingPlace
 from storage.logs.run_entries import EvaluationFailed
@@ -179,7 +181,7 @@ def what_is_tried_first_after_out_of_memory(bench: Bench) -> None:
 @acts("lease.seconds", "lease.heartbeat_seconds")
 def how_a_live_attempt_is_recognized(bench: Bench) -> None:
     seen: list[Any] = []
-    claim, beat = attempt_flow.claim_attempt, attempt_flow.writing_heartbeats
+    claim, beat = next_attempt.claim_attempt, attempt_flow.writing_heartbeats
 
     def noting_claim(log: Any, claimant: Any, start: Any) -> Any:
         seen.append(claimant.lease.seconds)
@@ -189,7 +191,7 @@ def how_a_live_attempt_is_recognized(bench: Bench) -> None:
         seen.append(every_seconds)
         return beat(*arguments, every_seconds=every_seconds)
 
-    bench.patch.setattr(attempt_flow, "claim_attempt", noting_claim)
+    bench.patch.setattr(next_attempt, "claim_attempt", noting_claim)
     bench.patch.setattr(attempt_flow, "writing_heartbeats", noting_beat)
     bench.flow.train("lease.seconds=45.5", "lease.heartbeat_seconds=1.25")
     assert seen == [45.5, 1.25]

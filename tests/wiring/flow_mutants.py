@@ -3,6 +3,7 @@
 from tests.wiring.mutant import key, mutant
 
 ATTEMPT = "flows/run/attempt.py"
+CLAIM = "flows/run/next_attempt.py"
 FLOW = "flows/train_gpt.py"
 OBSERVATION = "flows/run/trainer_observation.py"
 OPENING = "flows/run/run_opening.py"
@@ -67,21 +68,21 @@ FLOW_MUTANTS = (
     mutant("spec-faults-dropped", ATTEMPT, '"",\n        faults=trainers.faults', '"",\n        faults=""', SPEC),
     mutant(
         "attempt-forgets-the-quarantine",
-        ATTEMPT,
+        CLAIM,
         "quarantined_samples=len(state.quarantined_windows)",
         "quarantined_samples=0",
         STARTED,
     ),
     mutant(
         "attempt-forgets-what-changed",
-        ATTEMPT,
+        CLAIM,
         'changed=_describe_change(ends[-1]) if ends else ""',
         'changed=""',
         STARTED,
     ),
     mutant(
         "attempt-records-the-first-configuration",
-        ATTEMPT,
+        CLAIM,
         "config=run.config.document()",
         "config=state.attempts[0].started.config if state.attempts else run.config.document()",
         STARTED,
@@ -89,15 +90,22 @@ FLOW_MUTANTS = (
     mutant(
         "segments-of-the-whole-run",
         ATTEMPT,
-        "segment_end(step, config.checkpoint, total_steps=steps, step_seconds=step_seconds)",
-        "steps",
+        "segment_end(step, config.checkpoint, total_steps=config.training.steps, step_seconds=seconds)",
+        "config.training.steps",
         SEGMENTS,
+    ),
+    mutant(
+        "stretch-beyond-an-evaluation",
+        ATTEMPT,
+        "config.early_stop.is_on or self.evaluations.is_due(until)",
+        "config.early_stop.is_on",
+        f"{TESTS}::test_short_segments_share_a_task_run_up_to_the_next_evaluation",
     ),
     mutant(
         "speed-of-a-step-unknown",
         ATTEMPT,
-        "step_seconds = tokens / last.record.tokens_per_second if last else None",
-        "step_seconds = None",
+        "return tokens / last.record.tokens_per_second if last else None",
+        "return None",
         f"{TESTS}::test_a_limit_in_seconds_ends_segments_by_the_speed_of_the_last_step",
     ),
     mutant(
@@ -123,7 +131,7 @@ FLOW_MUTANTS = (
     ),
     mutant(
         "claim-by-default-budgets",
-        ATTEMPT,
+        CLAIM,
         "        budgets=run.config.budgets,\n        writer",
         "        budgets=type(run.config.budgets)(),\n        writer",
         CLAIMED,
@@ -145,7 +153,7 @@ FLOW_MUTANTS = (
     ),
     mutant(
         "start-without-faults",
-        ATTEMPT,
+        CLAIM,
         "versions=library_versions(),\n        faults=trainers.faults",
         'versions=library_versions(),\n        faults=""',
         f"{TESTS}::test_a_receipt_names_the_device_and_counts_cores_and_the_faults_to_practise",
@@ -240,7 +248,7 @@ FLOW_MUTANTS = (
         key("how_long_the_store_is_waited_for"),
     ),
     mutant("heartbeat-of-defaults", ATTEMPT, "self._run.config.lease.heartbeat_seconds", "3.0", LIVE),
-    mutant("lease-of-defaults", ATTEMPT, "lease=run.config.lease", "lease=type(run.config.lease)()", LIVE),
+    mutant("lease-of-defaults", CLAIM, "lease=run.config.lease", "lease=type(run.config.lease)()", LIVE),
     mutant(
         "notices-polled-by-default",
         ACTIVE,

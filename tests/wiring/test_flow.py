@@ -12,7 +12,8 @@ import torch
 
 from flows.preparation.memory_check import AvailableMemory
 from flows.run import attempt as attempt_flow
-from flows.run.attempt import Attempt, _trainer_spec, claim_next_attempt
+from flows.run.attempt import Attempt, _trainer_spec
+from flows.run.next_attempt import claim_next_attempt
 from model.estimates.size_estimate import TrainingPlace
 from storage.errors import Fenced
 from storage.logs.entry_log import this_writer
@@ -138,6 +139,22 @@ def test_segments_end_where_the_configuration_commits(flow: FlowWorld) -> None:
     flow.train("checkpoint.every_steps=7")
     _, commands = flow.heard()
     assert commands == [TrainUntil(step=7), TrainUntil(step=14), TrainUntil(step=20), Finish()]
+
+
+def test_short_segments_share_a_task_run_up_to_the_next_evaluation(flow: FlowWorld) -> None:
+    flow.train("checkpoint.every_steps=2", "evaluation.every_commits=7")
+    assert [record.committed.step for record in flow.log.state.checkpoints] == list(range(2, 21, 2))
+    segments = [(call["first"], call["until"]) for call in attempt_flow.train_segment.called]  # type: ignore[attr-defined]
+    assert segments == [(0, 2), (2, 14), (14, 20)]
+    assert [call["step"] for call in attempt_flow.commit_checkpoint.called] == [2, 14, 20]  # type: ignore[attr-defined]
+
+
+def test_a_trainer_that_dies_between_two_commits_of_one_task_run_ends_the_attempt_there(flow: FlowWorld) -> None:
+    warm = NotedWarmTrainer("--die-at", "13")
+    flow.train("checkpoint.every_steps=2", "budgets.lost.retries=0", warm=warm)
+    (record,) = flow.log.state.attempts
+    assert record.ended is not None and (record.ended.reason, record.ended.last_step) == ("lost", 13)
+    assert record.last_committed_step == 12
 
 
 def test_a_limit_in_seconds_ends_segments_by_the_speed_of_the_last_step(flow: FlowWorld) -> None:

@@ -1,0 +1,63 @@
+"""Claims a run's next attempt with the sizes it trains with, where it runs, and what changed since the last one."""
+
+import os
+import time
+from dataclasses import replace
+from functools import partial
+
+from flows.run.active_run import ActiveRun
+from storage.logs.entry_log import this_writer
+from storage.logs.log_entry import CheckpointReference
+from storage.logs.run_entries import AttemptEnded, AttemptStarted
+from storage.logs.run_state import RunState
+from tasks.attempt.attempt_claim import Claimant, claim_attempt
+from tasks.attempt.preemption_notice import kubernetes_reason
+from tasks.machine.machine_speed import device_name, trains_on_cuda
+from tasks.machine.placement import code_version, library_versions, resolved_device, this_placement, usable_cores
+from tasks.policy.attempt_sizes import next_sizes
+
+
+def claim_next_attempt(run: ActiveRun) -> AttemptStarted:
+    """Append attempt-started and return it; raises as `claim_attempt` does."""
+    claimant = Claimant(
+        lease=run.config.lease,
+        budgets=run.config.budgets,
+        writer=replace(this_writer(), flow_run_id=run.flow_run_id),
+        monotonic=time.monotonic,
+        sleep=time.sleep,
+        start_over=run.start_over,
+        kubernetes_reason=kubernetes_reason(os.environ),
+    )
+    return run.retry.call(lambda: claim_attempt(run.log, claimant, partial(_claim, run)))
+
+
+def _claim(run: ActiveRun, number: int, reference: CheckpointReference | None, state: RunState) -> AttemptStarted:
+    ends = [attempt.ended for attempt in state.attempts if attempt.ended is not None]
+    training, trainers = run.config.training, run.trainers
+    sizes = next_sizes(state, training, processes=trainers.group.size, chosen=run.micro_batch)
+    on_cuda, processes = trains_on_cuda(training.device), trainers.group.size
+    device = resolved_device(training.device, on_cuda=on_cuda, processes=processes)
+    return AttemptStarted(
+        attempt=number,
+        placement=replace(
+            this_placement(device=device, threads=trainers.threads, world_size=processes),
+            device_name=device_name(device),
+            cores=usable_cores(),
+            nodes=trainers.group.nodes,
+        ),
+        config=run.config.document(),
+        config_sha256=run.config.frozen_sha256(),
+        code_version=code_version(),
+        flow_run_id=run.flow_run_id,
+        micro_batch=sizes.micro_batch,
+        resumed_from=reference,
+        activation_checkpointing=sizes.activation_checkpointing,
+        quarantined_samples=len(state.quarantined_windows),
+        versions=library_versions(),
+        faults=trainers.faults,
+        changed=_describe_change(ends[-1]) if ends else "",
+    )
+
+
+def _describe_change(before: AttemptEnded) -> str:
+    return f"after {before.reason}: {before.decision.changed}" if before.decision.changed else f"after {before.reason}"
