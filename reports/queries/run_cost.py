@@ -47,7 +47,7 @@ def count_cost(
     wasted = sum(receipt.wasted_gpu_seconds or 0.0 for receipt in attempts)
     hourly = price.gpu_hour_price
     waits = [timedelta(seconds=receipt.waiting_seconds) for receipt in attempts]
-    ends = [after.started_at - waited for after, waited in zip(attempts[1:], waits[1:], strict=True)]
+    ends = [_before(after.started_at, waited) for after, waited in zip(attempts[1:], waits[1:], strict=True)]
     ends += [receipt.ended_at or until or receipt.started_at for receipt in attempts[-1:]]
     open_seconds = [_seconds(receipt.started_at, end) for receipt, end in zip(attempts, ends, strict=True)]
     busy = [receipt.gpu_seconds / receipt.placement.world_size for receipt in attempts]
@@ -56,7 +56,7 @@ def count_cost(
         useful_gpu_seconds=sum(receipt.useful_gpu_seconds or 0.0 for receipt in attempts),
         wasted_gpu_seconds=wasted,
         open_gpu_seconds=sum(receipt.gpu_seconds for receipt in attempts if receipt.termination_reason is None),
-        elapsed_seconds=_seconds(attempts[0].started_at - waits[0], ends[-1]) if attempts else 0.0,
+        elapsed_seconds=_seconds(_before(attempts[0].started_at, waits[0]), ends[-1]) if attempts else 0.0,
         waiting_seconds=sum(receipt.waiting_seconds for receipt in attempts),
         unused_seconds=sum(max(wall - work, 0.0) for wall, work in zip(open_seconds, busy, strict=True)),
         starting_seconds=sum(receipt.starting_seconds or 0.0 for receipt in attempts),
@@ -66,6 +66,11 @@ def count_cost(
         money=None if hourly is None else gpu / 3600 * hourly,
         wasted_money=None if hourly is None else wasted / 3600 * hourly,
     )
+
+
+def _before(moment: datetime, waited: timedelta) -> datetime:
+    """Return the moment so long before; the first there is, where a log says that it was before that."""
+    return moment - min(waited, moment - datetime.min.replace(tzinfo=moment.tzinfo))
 
 
 def _seconds(first: datetime, second: datetime) -> float:

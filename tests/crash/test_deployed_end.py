@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.crash.prefect_api import ask, flow_runs, prefect_command
+from tests.crash.prefect_api import Prefect, ask, flow_runs, prefect_command
 from tests.crash.training_command import Command
 from tests.processes.waiting import patience_seconds, wait_until
 
@@ -38,6 +38,13 @@ def train(command: Command, api_url: str, monkeypatch: pytest.MonkeyPatch) -> Tr
     return run
 
 
+@pytest.fixture
+def deployed_openly(deployed: None, prefect: Prefect) -> None:
+    """All deployments, on a pool whose template has variables."""
+    template = ("--base-job-template", "deployments/job-template-open.json")
+    prefect("work-pool", "update", "cairn", *template)
+
+
 def printed(api_url: str, flow_run: FlowRun) -> str:
     """The flow run's log."""
     rule = {"logs": {"flow_run_id": {"any_": [flow_run["id"]]}}, "limit": 200}
@@ -51,7 +58,7 @@ def events(api_url: str, name: str, **labels: str) -> list[FlowRun]:
     return [item for item in found if labels.items() <= item["resource"].items()]
 
 
-@pytest.mark.usefixtures("deployed")
+@pytest.mark.usefixtures("deployed_openly")
 def test_a_spent_budget_is_a_failure_in_the_list_with_its_reason_in_message_tag_and_events(
     train: Train, api_url: str
 ) -> None:
@@ -74,7 +81,7 @@ def test_a_spent_budget_is_a_failure_in_the_list_with_its_reason_in_message_tag_
     assert event["payload"]["decision"]["action"] == "stop"
 
 
-@pytest.mark.usefixtures("deployed")
+@pytest.mark.usefixtures("deployed_openly")
 def test_a_preempted_flow_run_is_continued_with_the_tags_the_variables_and_the_queue_of_its_launch(
     train: Train, command: Command, api_url: str
 ) -> None:

@@ -61,10 +61,9 @@ def open_flow_run(page: "Page", shown: ShownRun, flow_run_id: str) -> None:
 
 def open_overview(page: "Page", shown: ShownRun, *, ui: str = "") -> None:
     """Open the page of the run that its last flow run shows."""
-    rule = {"artifacts": {"key": {"any_": ["cairn-bard"]}}}
-    newest = ask(shown.api_url, "artifacts/latest/filter", rule)
-    ids = [item["latest_id"] for item in newest if item["flow_run_id"] == flow_run_ids(shown)[-1]]
-    page.goto(f"{ui_of(shown.api_url)}{ui}/artifacts/artifact/{ids[0]}", wait_until="domcontentloaded")
+    rule = {"flow_runs": {"id": {"any_": [flow_run_ids(shown)[-1]]}}, "limit": 5}
+    (overview,) = ask(shown.api_url, "artifacts/filter", rule)
+    page.goto(f"{ui_of(shown.api_url)}{ui}/artifacts/artifact/{overview['id']}", wait_until="domcontentloaded")
 
 
 def wait_for_words(page: "Page", *words: str) -> None:
