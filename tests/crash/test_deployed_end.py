@@ -27,7 +27,7 @@ def train(command: Command, api_url: str, monkeypatch: pytest.MonkeyPatch) -> Tr
         words = ", ".join(f'"{override}"' for override in overrides)
         prefect(
             *("deployment", "run", "train-gpt/train-gpt", *parameters, "-p", f"overrides=[{words}]"),
-            *("--tag", "mine", "--job-variable", "name=spot"),
+            *("--tag", "mine", "--job-variable", 'env={"CAIRN_MARK": "spot"}'),
         )
         prefect("worker", "start", "--pool", "cairn", "--run-once")
         flow_run_id = command.state().attempts[-1].started.flow_run_id
@@ -94,4 +94,4 @@ def test_a_preempted_flow_run_is_continued_with_the_tags_the_variables_and_the_q
     assert {"mine", "run:bard"} <= set(created["tags"])
     for kept in ("job_variables", "work_queue_name"):
         assert created[kept] == flow_run[kept]
-    assert created["job_variables"]["name"] == "spot"
+    assert created["job_variables"]["env"] == {"CAIRN_MARK": "spot"}

@@ -260,6 +260,7 @@ def test_two_machines_train_one_run_and_the_other_serves_attempt_after_attempt(
     command.wait_for_fault("pause@9", first)
     for trainer in trainers_of(other):  # the whole part of the other machine, as where it is taken away and comes back
         kill(trainer.pid)
+    command.let_go("pause@9")
     assert first.wait(timeout=patience_seconds()) == 0, command.output()
     assert other.wait(timeout=patience_seconds()) == 0
     lost, *_ = command.state().attempts
