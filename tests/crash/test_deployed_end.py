@@ -88,9 +88,11 @@ def test_a_preempted_flow_run_is_continued_with_the_tags_the_variables_and_the_q
     flow_run = train("preempt@12")
     assert (flow_run["state_name"], flow_run["state"]["message"].split(":")[0]) == ("Crashed", "preempted")
     assert "Traceback" not in printed(api_url, flow_run)
+    before = {item["id"] for item in flow_runs(api_url, "train-gpt")}
     look = ("watch", "--once", "--json", "--deployment", "train-gpt/train-gpt")
     assert command.start_verb(*look).wait(timeout=patience_seconds()) == 0
-    (created,) = [item for item in flow_runs(api_url, "train-gpt") if item["name"] == "bard, attempt 2"]
+    (created,) = [item for item in flow_runs(api_url, "train-gpt") if item["id"] not in before]
+    assert created["name"] == "bard, attempt 2"
     assert {"mine", "run:bard"} <= set(created["tags"])
     for kept in ("job_variables", "work_queue_name"):
         assert created[kept] == flow_run[kept]
