@@ -90,6 +90,17 @@ def test_a_log_with_any_value_anywhere_is_answered_or_refused_in_one_line(hostil
     fuzz(hostile, VERBS, 15)
 
 
+@pytest.mark.xdist_group("hostile-log")
+def test_a_run_that_waited_since_before_there_were_dates_is_reported(hostile: HostileStore) -> None:
+    entries = copy.deepcopy(hostile.originals["runs/bard"])
+    entries[0]["at"] = "0001-01-01T00:00:00+14:00"
+    hostile.write("runs/bard", entries)
+    try:
+        is_answered(hostile, "report bard")
+    finally:
+        hostile.restore()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_a_thousand_such_logs_are_answered_or_refused_in_one_line(hostile: HostileStore) -> None:
