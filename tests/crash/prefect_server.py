@@ -1,5 +1,6 @@
 """A real Prefect server on a free port of the loopback, started, stopped and killed from outside."""
 
+import atexit
 import os
 import signal
 import socket
@@ -56,6 +57,10 @@ class Server:
         self.signal(signal.SIGKILL)
         self._process.wait()
 
+    def leave_to_session(self) -> None:
+        """Forget it without a warning: the session ends it, after the process that started it."""
+        self._process.returncode = 0
+
     @property
     def process_group(self) -> int:
         """The process group of the server and its children."""
@@ -85,6 +90,7 @@ def _start_shared() -> str:
     # The page asks whom it came from; by default it would ask port 4200.
     server = Server(home, PREFECT_SERVER_UI_API_URL="/api")
     _SHARED.append(server)
+    atexit.register(server.leave_to_session)
     end_with_session(server.process_group)
     return server.url
 

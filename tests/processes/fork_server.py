@@ -5,6 +5,7 @@ exit code; only the seconds of importing are saved. `PROGRAMS` lists what can be
 programs are forked as well. Some tests start their commands without it, so that the true start stays tested.
 """
 
+import atexit
 import functools
 import json
 import os
@@ -75,6 +76,11 @@ class ForkServer:
             )
         self._socket.recv(64)
 
+    def close(self) -> None:
+        """End it; what it has forked lives on."""
+        self._socket.close()
+        self._process.wait()
+
     def popen(self, words: Sequence[str], **options: Any) -> "subprocess.Popen[bytes]":
         """Start `words` as `subprocess.Popen` does, forked if they name one of `PROGRAMS`."""
         with self.forking():
@@ -94,8 +100,10 @@ class ForkServer:
 
 @functools.cache
 def fork_server() -> ForkServer:
-    """The fork server of this process, started at the first call."""
-    return ForkServer(os.environ)
+    """The fork server of this process, started at the first call and ended with the process."""
+    server = ForkServer(os.environ)
+    atexit.register(server.close)
+    return server
 
 
 class ForkExec:
