@@ -57,7 +57,7 @@ class Attempt:
         beside: Any = ThreadPoolExecutor(max_workers=1, thread_name_prefix="commit")
         self._submit_beside = partial(beside.submit, commit_checkpoint.fn)
         self._is_trainer_stopped = False
-        self._problem: TrainerGone | StorageError | None = None
+        self._problem: Exception | None = None
 
     def run(self) -> AttemptEnded:
         """Train to the end or until something ends it, and append the receipt; returns it.
@@ -152,7 +152,7 @@ class Attempt:
                 self._settle_commits()
                 self._commit(trainer, segment, self._submit_beside)
                 segment = trainer.train_until(self._segment_end(trainer, segment.step))
-        except (TrainerGone, StorageError) as problem:
+        except Exception as problem:
             self._problem = problem
             raise
         return segment
