@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from storage.logs.log_entry import CheckpointReference
 from tasks.configuration.evaluation_settings import EvaluationConfig
 from tasks.configuration.suite_file import resolve_evaluation
 from tasks.evaluator import confinement
 from tasks.evaluator.command_evaluator import command_environment, run_command
 from tasks.evaluator.evaluation_suite import CommandSuite, EvaluationSpec, command_suites_of
+from tests.tasks.evaluation_spec import evaluation_spec
 
 pytestmark = pytest.mark.linux
 NAMES = """
@@ -65,10 +65,7 @@ print('{"user": %d, "files": %d}' % (os.getuid(), len(os.listdir("scratch/here")
 
 @pytest.fixture
 def spec(tmp_path: Path) -> EvaluationSpec:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "scratch").mkdir()
-    reference = CheckpointReference(step=7, attempt=1, prefix="runs/r/c", manifest_sha256="m" * 64)
-    return EvaluationSpec.model_construct(folder=tmp_path, run_id="bard", checkpoint=reference, device="cpu", threads=1)
+    return evaluation_spec(tmp_path)
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from storage.logs.log_entry import CheckpointReference
 from tasks.configuration.evaluation_settings import EvaluationConfig
 from tasks.configuration.suite_file import resolve_evaluation
 from tasks.errors import TaskError
@@ -17,16 +16,14 @@ from tasks.evaluator import command_evaluator
 from tasks.evaluator.command_evaluator import command_environment, parse_metrics, refuse_command, run_command
 from tasks.evaluator.evaluation_run import evaluation_folder
 from tasks.evaluator.evaluation_suite import CommandSuite, EvaluationSpec, command_suites_of
+from tests.tasks.evaluation_spec import evaluation_spec
 
 Script = Callable[..., CommandSuite]
 
 
 @pytest.fixture
 def spec(tmp_path: Path) -> EvaluationSpec:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "scratch").mkdir()
-    reference = CheckpointReference(step=7, attempt=1, prefix="runs/r/c", manifest_sha256="m" * 64)
-    return EvaluationSpec.model_construct(folder=tmp_path, run_id="bard", checkpoint=reference, device="cpu", threads=1)
+    return evaluation_spec(tmp_path)
 
 
 @pytest.fixture
