@@ -22,11 +22,13 @@ export PREFECT_SERVER_CORS_ALLOWED_ORIGINS="http://$HOST:$PORT" PREFECT_SERVER_C
 server=""
 worker=""
 
+# From SIGUSR1 on the server gives no flow run to a worker: what is asked for now is begun after the next start.
 # The flow runs go first: a worker that is told to stop kills them before they could commit.
 # The server goes last: those who leave still have somebody to tell.
 stop_all() {
     trap '' INT TERM HUP
     if [[ -n $worker ]]; then
+        kill -USR1 "$server" 2>/dev/null || true
         stop_runs
         stop_group "$worker"
     fi

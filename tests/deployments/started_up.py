@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +28,14 @@ SCRIPT = ROOT / "deployments" / "up.sh"
 class StartedUp:
     """Everything `make up` starts, and the shell beside it."""
 
-    def __init__(self, folder: Path, **environment: str) -> None:
-        self.folder, self.port = folder, free_port()
+    def __init__(self, folder: Path, *, command: Sequence[str] = (str(SCRIPT),), **environment: str) -> None:
+        self.folder, self.port = folder, int(environment.get("PORT") or free_port())
         self.environment = {**up_environment(folder, self.port), **environment}
         self.config = folder / "bard.toml"
         self.config.write_text(configuration())
         with (folder / "up.txt").open("wb") as output:
             self._process = subprocess.Popen(
-                [str(SCRIPT)], cwd=folder, env=self.environment, stdout=output, stderr=output, start_new_session=True
+                command, cwd=folder, env=self.environment, stdout=output, stderr=output, start_new_session=True
             )
         wait_for(lambda: "stop it all" in self.output(), self._process, "that everything has started", self.output)
 
@@ -102,10 +102,14 @@ class StartedUp:
         """Return every living process that was started by this one, however deep and under whatever parent."""
         return [process for process in psutil.process_iter() if self._is_ours(process)]
 
-    def stop(self, number: signal.Signals, *, within_seconds: float = 150.0) -> int:
-        """Send the signal to the script alone; returns its exit code once it has left."""
+    def send(self, number: signal.Signals) -> None:
+        """Send the signal to the command alone."""
         if self._process.poll() is None:
             self._process.send_signal(number)
+
+    def stop(self, number: signal.Signals, *, within_seconds: float = 150.0) -> int:
+        """Send the signal to the command alone; returns its exit code once it has left."""
+        self.send(number)
         try:
             return self._process.wait(timeout=within_seconds)
         finally:

@@ -1,12 +1,14 @@
-"""The check in front of Prefect's server, alone: which Host it lets through."""
+"""What stands in front of Prefect's server, alone: which Host it lets through, and who gets work."""
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
-from starlette.responses import PlainTextResponse
+from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.testclient import TestClient
 
-from flows.orchestrator.guarded_server import guard
+from flows.orchestrator.guarded_server import guard, without_new_work_after_sigusr1
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,3 +31,19 @@ def test_what_make_up_starts_is_the_guarded_server() -> None:
     text = (ROOT / "deployments" / "up.sh").read_text(encoding="utf-8")
     assert "--factory flows.orchestrator.guarded_server:create_guarded_app" in text
     assert "prefect server start" not in text and '/prefect" server start' not in text
+
+
+def asked_for_work(client: TestClient) -> object:
+    return client.post("/api/work_pools/cairn/get_scheduled_flow_runs").json()
+
+
+def test_after_sigusr1_workers_get_no_flow_run_and_everything_else_is_answered() -> None:
+    before = signal.getsignal(signal.SIGUSR1)
+    client = TestClient(without_new_work_after_sigusr1(JSONResponse(["a flow run"])))
+    try:
+        assert asked_for_work(client) == ["a flow run"]
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert asked_for_work(client) == []
+        assert client.get("/api/health").json() == ["a flow run"]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
