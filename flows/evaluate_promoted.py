@@ -10,6 +10,7 @@ from uuid import UUID
 from prefect import flow, get_run_logger
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactCreate
+from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 
 from flows.operations.checkpoint_evaluation import plan_checkpoint
@@ -45,13 +46,13 @@ def evaluate_promoted(
     logger = get_run_logger()
     found = find_checkpoint(open_store(choose_store(store, os.environ)), reference)
     plan = plan_checkpoint(found, suite)
-    outcomes = [
+    ended = [
         evaluate.with_options(task_run_name=task_name(found.reference.step, one))(
             found.log, lambda: found.reference, one, step=found.reference.step, again=again, on_request=True
         )
         for one in plan.all
     ]
-    view = compare_evaluations(found, outcomes)
+    view = compare_evaluations(found, [one for one in ended if not isinstance(one, State)])
     _publish(view)
     words = "; ".join(
         f"{item.suite} of {view.run_id}@{view.step}: "

@@ -1,13 +1,17 @@
 """The task `evaluate`: measures one committed checkpoint in a child process that can fail on its own."""
 
 from collections.abc import Callable
+from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.states import Cancelled
 
 from storage.logs.log_entry import CheckpointReference
 from storage.logs.run_entries import EvaluationFailed, EvaluationRecorded
 from storage.logs.run_log import RunLog
+from tasks.errors import EvaluationInterrupted
 from tasks.evaluator.evaluation_run import EvaluationPlan, record_evaluation
 from tasks.evaluator.evaluation_suite import CommandSuite
 
@@ -23,15 +27,21 @@ def evaluate(
     again: bool = False,
     on_request: bool = False,
     stopping: Callable[[], bool] = lambda: False,
-) -> EvaluationRecorded | EvaluationFailed:
+) -> EvaluationRecorded | EvaluationFailed | State[Any]:
     """Wait for `committed`, then record the evaluation or the evaluator's failure, as `record_evaluation` does.
+
+    An evaluation that a shutdown interrupts returns the state Cancelled: for an exception Prefect logs a traceback.
 
     `committed` is a function, not a Prefect future: Prefect asks its API for a future's state, so an unreachable API
     would fail the evaluation.
     """
-    return record_evaluation(
-        log, committed(), plan, during_attempt=during_attempt, again=again, on_request=on_request, stopping=stopping
-    )
+    reference = committed()
+    try:
+        return record_evaluation(
+            log, reference, plan, during_attempt=during_attempt, again=again, on_request=on_request, stopping=stopping
+        )
+    except EvaluationInterrupted as interrupted:
+        return Cancelled(message=str(interrupted))
 
 
 def task_name(step: int, plan: EvaluationPlan) -> str:

@@ -19,14 +19,14 @@ _OF_EVALUATIONS = ("step", "status", "suite", "val_loss", "perplexity", "bits/by
 """The columns that fit beside Prefect's menus; `cairn attempts` and `cairn evaluations` have all."""
 
 
-def overview_markdown(log: RunLog, curve: str) -> str:
-    """Return the page: what the run is and its state, the curve as drawn last, the tables, and links."""
+def overview_markdown(log: RunLog, curve: str, question: str = "") -> str:
+    """Return the page: what the run is and its state, what a person is asked, the curve, the tables, and links."""
     opened, status = log.state.opened, read_status(log)
     parts = [f"# {markdown_text(log.run_id)}"]
     if opened is not None:
         what = f"{markdown_text(opened.model_family)}, {opened.total_steps:,} steps, data {opened.data_snapshot}"
         parts.append(f"{what}. **{status.state}** at step {status.step:,}: {markdown_text(status.next)}")
-    parts += [curve] if curve else []
+    parts += [part for part in (question, curve) if part]
     parts.append(f"## Attempts\n\n{_narrow(receipts_table(read_receipts(log)[::-1]), _OF_ATTEMPTS)}")
     parts.append(f"## Budgets\n\n{markdown_table(budgets_table(status.budgets))}")
     if evaluations := list_evaluations(log.state):
@@ -64,11 +64,14 @@ def _newest(evaluations: Sequence[EvaluationSummary]) -> str:
 
 
 def _links(state: RunState) -> str:
-    """Return a link to each flow run that the run has had, where there were several."""
+    """Return a link to each flow run that the run has had, where there were several.
+
+    The pages that show it lie two folders deep in both of Prefect's UIs, so a relative link stays in the UI.
+    """
     attempts: dict[str, list[str]] = {}
     for item in state.attempts:
         if item.started.flow_run_id:
             attempts.setdefault(item.started.flow_run_id, []).append(str(item.started.attempt))
     if len(attempts) < 2:
         return ""
-    return "\n".join(f"- [attempt {', '.join(done)}](/runs/flow-run/{name})" for name, done in attempts.items())
+    return "\n".join(f"- [attempt {', '.join(done)}](../../runs/flow-run/{name})" for name, done in attempts.items())

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -20,6 +21,7 @@ from prefect.input.run_input import keyset_from_paused_state, run_input_subclass
 from prefect.runtime import deployment
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Paused
+from prefect.utilities.urls import url_for
 from pydantic import BaseModel, ConfigDict, Field
 
 from flows.orchestrator.ephemeral_server import is_ephemeral_server
@@ -55,11 +57,15 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Waiting:
-    """What ends the wait besides an answer: a shutdown, or a decision recorded elsewhere."""
+    """What ends the wait besides an answer: a shutdown, or a decision recorded elsewhere.
+
+    `say` prints a line and `show` puts Markdown on the run's page while the question is open.
+    """
 
     shutdown: ShutdownSignal
     is_settled: Callable[[], bool]
     say: Callable[[str], None]
+    show: Callable[[str], None]
 
 
 def ask(question: Question, flow_run_id: str | None, waiting: Waiting) -> Approval | str:
@@ -69,11 +75,14 @@ def ask(question: Question, flow_run_id: str | None, waiting: Waiting) -> Approv
     form: Any = run_input_subclass_from_type(PromotionApproval)
     form = form.with_initial_data(description=describe(question))
     try:
-        if deployment.get_id():
-            timeout = int(question.timeout_seconds)
-            return _approval(suspend_flow_run(wait_for_input=form, timeout=timeout, key=_key(question)))
         with get_client(sync_client=True) as client:
-            return _wait(client, UUID(flow_run_id), form, question, waiting)
+            asked_before = client.read_flow_run(UUID(flow_run_id)).empirical_policy.pause_keys or set()
+            if not deployment.get_id():
+                return _wait(client, UUID(flow_run_id), form, question, waiting)
+        if _key(question) not in asked_before:  # else this process was started by the answer
+            _announce(question, flow_run_id, waiting)
+        timeout = int(question.timeout_seconds)
+        return _approval(suspend_flow_run(wait_for_input=form, timeout=timeout, key=_key(question)))
     except Exception as error:  # whatever the API does, the run is trained and nothing is decided
         return f"Prefect could not ask: {error}"
 
@@ -100,6 +109,21 @@ def describe(question: Question) -> str:
     return "\n\n".join(lines)
 
 
+def _announce(question: Question, flow_run_id: str, waiting: Waiting) -> None:
+    """Say the question with its deadline and where it is answered, and show it on the run's page."""
+    named, alias = f"{question.proposal.run_id}@{question.proposal.step}", question.proposal.alias
+    until = f"{datetime.now(UTC) + timedelta(seconds=question.timeout_seconds):%Y-%m-%d %H:%M:%S} UTC"
+    waiting.say(
+        f"may {alias} point at {named}? It waits for approval until {until}: resume flow run {flow_run_id} in "
+        f"Prefect, {url_for('flow-run', obj_id=flow_run_id)}, or `cairn promote {named}` in another terminal"
+    )
+    waiting.show(
+        f"**May `{alias}` point at `{named}`? It waits for approval until {until}.** "
+        f"[Open the flow run](../../runs/flow-run/{flow_run_id}) and choose Resume (in its menu): a form asks for the "
+        f"answer. `cairn promote {named}`, typed by a person, is a yes too."
+    )
+
+
 def _key(question: Question) -> str:
     asked = f"{question.proposal.alias} {question.proposal.manifest_sha256}"
     return sha256(asked.encode())[:32]
@@ -117,11 +141,7 @@ def _wait(
     if answer.status is not SetStateStatus.ACCEPT:
         return f"Prefect did not pause the flow run: {answer.details}"
     form.save(keyset, flow_run_id)
-    named = f"{question.proposal.run_id}@{question.proposal.step}"
-    waiting.say(
-        f"{named} waits for approval, at most {question.timeout_seconds:g} s: resume flow run {flow_run_id} in "
-        f"Prefect, or `cairn promote {named}` in another terminal"
-    )
+    _announce(question, str(flow_run_id), waiting)
     deadline, woken = time.monotonic() + question.timeout_seconds, threading.Event()
     with waiting.shutdown.on_shutdown(woken.set):
         while not woken.is_set():

@@ -44,7 +44,7 @@ class RunOverview:
         self._began = time.monotonic()
         self._told = {attempt.started.attempt for attempt in log.state.attempts if attempt.ended is not None}
         self._drawn: Drawing | None = None
-        self._curve = self._shown = self._name = ""
+        self._curve = self._shown = self._name = self._question = ""
         self._tags: set[str] = set()
         self._artifact_id: UUID | None = None
         self._are_lost_closed = False
@@ -68,6 +68,11 @@ class RunOverview:
         """Mark that the log has changed."""
         self._changed.set()
 
+    def show_question(self, markdown: str) -> None:
+        """Show what a person is asked, until this is called with an empty text."""
+        self._question = markdown
+        self._changed.set()
+
     def _publish_all(self, flow_run_id: UUID) -> None:
         with suppress(Exception), get_client(sync_client=True) as client:
             last = False
@@ -83,7 +88,7 @@ class RunOverview:
         self._name_and_tag(client, flow_run_id)
         if self._ended.is_set() or self._is_curve_due():
             self._draw()
-        page = overview_markdown(self._log, self._curve)
+        page = overview_markdown(self._log, self._curve, self._question)
         if page != self._shown:
             self._show(client, flow_run_id, page)
             self._shown = page
@@ -128,10 +133,14 @@ class RunOverview:
 
     def _show(self, client: SyncPrefectClient, flow_run_id: UUID, page: str) -> None:
         description = f"run {self._log.run_id}, after entry {self._log.seq}"
+        key = artifact_key(self._log.run_id)
+        if self._artifact_id is None:  # a flow run that was suspended has one
+            own = filters.ArtifactFilterFlowRunId(any_=[flow_run_id])
+            rule = filters.ArtifactFilter(flow_run_id=own, key=filters.ArtifactFilterKey(any_=[key]))
+            self._artifact_id = next((found.id for found in client.read_artifacts(artifact_filter=rule)), None)
         if self._artifact_id is not None:  # a new version would be one more card
             client.update_artifact(self._artifact_id, ArtifactUpdate(data=page, description=description))
             return
-        key = artifact_key(self._log.run_id)
         created = ArtifactCreate(key=key, type="markdown", description=description, data=page, flow_run_id=flow_run_id)
         self._artifact_id = client.create_artifact(created).id
 

@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from prefect.client.schemas.objects import State
+
 from flows.operations.promotion_by_person import promotion_rules
 from flows.orchestrator.promotion_approval import Question, Waiting, ask
 from flows.run.active_run import ActiveRun
@@ -21,7 +23,7 @@ from tasks.checkpoints.promotion import (
 )
 from tasks.checkpoints.promotion_offer import preview_offer
 from tasks.configuration.evaluation_settings import METRIC
-from tasks.errors import CheckpointGone, EvaluationInterrupted, GateRefused
+from tasks.errors import CheckpointGone, EvaluationInterrupted
 from tasks.evaluate import evaluate, task_name
 from tasks.evaluator.evaluation_run import EvaluationPlan
 from tasks.promote import promote
@@ -79,7 +81,9 @@ def _evaluate_missing(run: ActiveRun, reference: CheckpointReference, plans: Ite
     for plan in plans:
         if plan.suite.sha256 not in known:
             named = evaluate.with_options(task_run_name=task_name(reference.step, plan))
-            named(run.log, lambda: reference, plan, step=reference.step, stopping=run.is_shutting_down)
+            ended = named(run.log, lambda: reference, plan, step=reference.step, stopping=run.is_shutting_down)
+            if isinstance(ended, State):
+                raise EvaluationInterrupted(ended.message)
 
 
 def _best_candidate(run_id: str, state: RunState, rules: PromotionRules) -> Candidate | None:
@@ -95,13 +99,10 @@ def _best_candidate(run_id: str, state: RunState, rules: PromotionRules) -> Cand
 
 
 def _offer(run: ActiveRun, registry: Registry, candidate: Candidate, rules: PromotionRules) -> str:
-    alias, step = registry.alias, candidate.reference.step
-    try:
-        champion = promote(run.log, registry, candidate, rules, alias=alias, step=step).champion
-    except GateRefused as refused:
-        return f"not promoted: {refused}"
-    assert champion is not None
-    return f"{alias} is step {champion.step} with held-out loss {champion.metrics[METRIC]:.4f}"
+    step = candidate.reference.step
+    state = promote(run.log, registry, candidate, rules, alias=registry.alias, step=step, return_state=True)
+    run.say(f"  {state.message}")
+    return str(state.message)
 
 
 def _describe_earlier_decision(registry: Registry, candidate: Candidate, foreseen: Promoted | Refused | None) -> str:
@@ -129,7 +130,11 @@ def _ask(run: ActiveRun, registry: Registry, proposal: Promoted) -> Approval | s
     def is_settled() -> bool:
         return decision_on_record(registry.refresh(), proposal.manifest_sha256) is not known
 
-    return ask(question, run.flow_run_id, Waiting(shutdown=run.shutdown, is_settled=is_settled, say=run.say))
+    show = run.overview.show_question
+    waiting = Waiting(shutdown=run.shutdown, is_settled=is_settled, say=run.say, show=show)
+    answer = ask(question, run.flow_run_id, waiting)
+    show("")
+    return answer
 
 
 def _describe_open_question(registry: Registry, candidate: Candidate, why: str) -> str:

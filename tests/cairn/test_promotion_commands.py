@@ -120,7 +120,7 @@ def question(bard: FabricatedRun, store: LocalStore) -> Question:
 
 
 def test_nobody_is_asked_where_no_server_is_named(bard: FabricatedRun, store: LocalStore) -> None:
-    waiting = Waiting(shutdown=ShutdownSignal(), is_settled=lambda: False, say=print)
+    waiting = Waiting(shutdown=ShutdownSignal(), is_settled=lambda: False, say=print, show=print)
     answer = ask(question(bard, store), "0" * 8 + "-0000-0000-0000-" + "0" * 12, waiting)
     assert isinstance(answer, str) and "PREFECT_API_URL" in answer
 

@@ -32,6 +32,18 @@ def flow_runs(api_url: str, flow: str) -> list[dict[str, Any]]:
     return found
 
 
+def log_of(api_url: str, flow_run_id: str) -> str:
+    """Return the log of a flow run, its task runs' included."""
+    rule = {"logs": {"flow_run_id": {"any_": [flow_run_id]}}, "limit": 200, "sort": "TIMESTAMP_ASC"}
+    return "\n".join(line["message"] for line in ask(api_url, "logs/filter", rule))
+
+
+def run_page(api_url: str, flow_run_id: str) -> str:
+    """Return the page of the run that a flow run shows: its only artifact."""
+    (page,) = ask(api_url, "artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [flow_run_id]}}})
+    return str(page["data"])
+
+
 def prefect_command(command: Command, api_url: str) -> Prefect:
     """Return the `prefect` command, as `make up` uses it, for this run's store."""
     environment = {

@@ -7,6 +7,8 @@ import pytest
 
 from storage.logs.registry import Promoted
 from tests.crash.approval import answer, asked, offering, registry
+from tests.crash.prefect_api import ask, log_of
+from tests.crash.shown_run import flow_run_of
 from tests.crash.training_command import Command
 from tests.crash.victims import kill_flow
 from tests.processes.waiting import patience_seconds, wait_for
@@ -42,6 +44,11 @@ def test_a_no_is_a_refusal_with_who_and_why_and_nobody_is_asked_again(trained: C
     ((_, refused),) = registry(trained, "denied").refusals
     assert (refused.gate, refused.by, "it insults people" in refused.detail) == ("approved", "ann", True)
     assert len(registry(trained, "denied").history) == 1
+    rule = {"task_runs": {"name": {"like_": "promote step 60 to denied"}}}
+    (task_run,) = ask(api_url, "task_runs/filter", rule)
+    assert (task_run["state_type"], task_run["state_name"]) == ("COMPLETED", "Refused")
+    assert "it insults people" in task_run["state"]["message"]
+    assert "Traceback" not in log_of(api_url, flow_run_id)
 
 
 @pytest.mark.slow
@@ -101,3 +108,14 @@ def test_a_run_killed_between_its_end_and_its_promotion_is_promoted_by_the_same_
     assert registry(command, "champion").history == ()
     command.train()
     assert [type(body) for _, body in registry(command, "champion").history] == [Promoted]
+
+
+@pytest.mark.slow  # quick witness: `tests/tasks/test_evaluation_run.py`, an interrupted one leaves nothing on record
+def test_a_notice_during_the_last_evaluation_leaves_no_traceback_in_the_log(command: Command, api_url: str) -> None:
+    process = command.start(CAIRN_FAULTS="pause-evaluator@1", PREFECT_LOGGING_LEVEL="INFO")
+    command.wait_for_fault("pause-evaluator@1", process)
+    wait_for(lambda: command.state().finished is not None, process, "the end", command.output)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=patience_seconds()) == 75, command.output()
+    log = log_of(api_url, flow_run_of(command))
+    assert "Cancelled('the evaluation was interrupted" in log and "Traceback" not in log

@@ -4,7 +4,7 @@ import pytest
 
 from storage.logs.registry import Registry
 from tests.crash.approval import answer, offering
-from tests.crash.prefect_api import Prefect, flow_runs
+from tests.crash.prefect_api import Prefect, flow_runs, log_of, run_page
 from tests.crash.training_command import Command
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("approval")]
@@ -23,8 +23,16 @@ def test_a_deployed_run_leaves_its_machine_while_a_person_thinks(
     (flow_run,) = [item for item in flow_runs(api_url, "train-gpt") if item["parameters"].get("store") == here]
     assert flow_run["state_name"] == "Suspended"
     assert Registry(command.store, "champion").refresh().history == ()
+    question = "may champion point at bard@60? It waits for approval until 20"
+    assert question in (log := log_of(api_url, flow_run["id"])) and "Traceback" not in log
+    assert f"/runs/flow-run/{flow_run['id']}, or `cairn promote bard@60`" in log
+    page = run_page(api_url, flow_run["id"])
+    assert "**May `champion` point at `bard@60`? It waits for approval until 20" in page
+    assert f"](../../runs/flow-run/{flow_run['id']})" in page
     answer(api_url, flow_run["id"], approve=True, by="ann", why="it rhymes")
     prefect("worker", "start", "--pool", "cairn", "--run-once")
     champion = Registry(command.store, "champion").refresh().champion
     assert champion is not None and (champion.by, champion.step) == ("ann", 60)
     assert len(command.state().attempts) == 1
+    assert "waits for approval" not in run_page(api_url, flow_run["id"])
+    assert log_of(api_url, flow_run["id"]).count(question) == 1

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.crash.prefect_api import Prefect, ask, flow_runs, prefect_command
+from tests.crash.prefect_api import Prefect, ask, flow_runs, log_of, prefect_command
 from tests.crash.training_command import Command
 from tests.processes.waiting import patience_seconds, wait_until
 
@@ -45,12 +45,6 @@ def deployed_openly(deployed: None, prefect: Prefect) -> None:
     prefect("work-pool", "update", "cairn", *template)
 
 
-def printed(api_url: str, flow_run: FlowRun) -> str:
-    """The flow run's log."""
-    rule = {"logs": {"flow_run_id": {"any_": [flow_run["id"]]}}, "limit": 200}
-    return "\n".join(line["message"] for line in ask(api_url, "logs/filter", rule))
-
-
 def events(api_url: str, name: str, **labels: str) -> list[FlowRun]:
     """The events of this name whose resource has these labels."""
     rule = {"filter": {"event": {"name": [name]}}, "limit": 50}
@@ -67,7 +61,7 @@ def test_a_spent_budget_is_a_failure_in_the_list_with_its_reason_in_message_tag_
     assert flow_run["state"]["message"].startswith("budget-exhausted: ")
     assert {"mine", "run:bard", "reason:lost", "reason:budget-exhausted"} <= set(flow_run["tags"])
     assert flow_run["name"] == "bard, attempt 1"
-    log = printed(api_url, flow_run)
+    log = log_of(api_url, flow_run["id"])
     assert "attempt 1 ended: lost" in log and "Traceback" not in log
     own = {"prefect.resource.id": f"prefect.flow-run.{flow_run['id']}", "cairn.reason": "budget-exhausted"}
     wait_until(lambda: bool(events(api_url, "cairn.flow.ended", **own)), "the event of the flow run's end")
@@ -87,7 +81,7 @@ def test_a_preempted_flow_run_is_continued_with_the_tags_the_variables_and_the_q
 ) -> None:
     flow_run = train("preempt@12")
     assert (flow_run["state_name"], flow_run["state"]["message"].split(":")[0]) == ("Crashed", "preempted")
-    assert "Traceback" not in printed(api_url, flow_run)
+    assert "Traceback" not in log_of(api_url, flow_run["id"])
     before = {item["id"] for item in flow_runs(api_url, "train-gpt")}
     look = ("watch", "--once", "--json", "--deployment", "train-gpt/train-gpt")
     assert command.start_verb(*look).wait(timeout=patience_seconds()) == 0

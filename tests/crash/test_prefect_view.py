@@ -56,7 +56,7 @@ def test_the_page_has_receipts_budgets_and_the_other_flow_run(shown: ShownRun) -
     assert {"oom", "40 → 52"} <= set(rows["5"])
     assert "| oom | 6 | 0 | 1 |" in page
     first = shown.command.state().attempts[0].started.flow_run_id
-    assert f"- [attempt 1](/runs/flow-run/{first})" in page
+    assert f"- [attempt 1](../../runs/flow-run/{first})" in page
 
 
 def test_the_page_has_the_curve_as_a_picture_up_to_the_end_of_the_run(shown: ShownRun) -> None:

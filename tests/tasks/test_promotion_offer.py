@@ -18,6 +18,7 @@ from storage.stores.object_store import ObjectStore
 from tasks.checkpoints.promotion import Candidate, PromotionRules, evaluations_of
 from tasks.checkpoints.promotion_offer import offer, preview_offer
 from tasks.errors import GateRefused
+from tasks.promote import promote
 from tests.entries import evaluated, writer
 from tests.storage.builders import RUN, run_with_commits
 
@@ -186,3 +187,18 @@ def test_an_offer_that_a_sweep_took_for_a_dead_ones_promotes_nothing_that_may_be
     assert not offered(store, 10, Mourned(store))
     state = Registry(store, "champion").refresh()
     assert state.champion is None and steps_of(state) == [("Refused", 10)]
+
+
+def test_a_refused_gate_completes_the_task_under_a_name_of_its_own_with_the_reason() -> None:
+    store = MemoryStore("test")
+    log = measured(store, step_10=2.0, step_20=2.5)
+    registry = Registry(store, "champion")
+    states = [
+        promote.fn(log, registry, candidate(store, step)[1], RULES, alias="champion", step=step) for step in (10, 20)
+    ]
+    assert [(state.type.value, state.name) for state in states] == [
+        ("COMPLETED", "Completed"),
+        ("COMPLETED", "Refused"),
+    ]
+    assert states[0].message == "champion is step 10 with held-out loss 2.0000"
+    assert (states[1].message or "").startswith("not promoted: gate 'better' refused step 20: ")
