@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 
+from flows.preparation.planned_data import PlannedData
 from flows.preparation.training_plan import PlannedMemory, TrainingPlan
 from model.estimates.size_estimate import PARTS
+from tasks.data.split_share import describe_split
 from tasks.text.format import format_count, format_duration, format_list, short_digest
 
 
@@ -37,9 +39,13 @@ def _describe_data(plan: TrainingPlan) -> str:
     files = f"{format_count(len(data.sources), 'source')}, {_format_bytes(data.bytes)}"
     if data.snapshot_id is None:
         named = format_list([source.name for source in data.sources], 4)
-        return f"not tokenized yet: {files} ({named})"
-    tokens = f"{data.train_tokens:,} tokens to train on, {data.val_tokens:,} held out"
-    return f"snapshot {short_digest(data.snapshot_id)}: {files}, {tokens}"
+        return f"not tokenized yet: {files} ({named}){_describe_split(data.train_bytes, data.val_bytes, 'bytes', data)}"
+    tokens = _describe_split(data.train_tokens, data.val_tokens, "tokens", data)
+    return f"snapshot {short_digest(data.snapshot_id)}: {files}{tokens}"
+
+
+def _describe_split(train: int | None, val: int | None, unit: str, data: PlannedData) -> str:
+    return "" if train is None or val is None else f", {describe_split(train, val, unit, data.val_fraction)}"
 
 
 def _describe_model(plan: TrainingPlan) -> str:

@@ -1,5 +1,6 @@
 """The data a run would learn from: its snapshot, one in the store, or text that is not tokenized yet."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,12 +8,13 @@ from model.configuration.data import SMALLEST_BPE_VOCABULARY, DataConfig
 from model.data.tokenizer import Tokenizer
 from storage.logs.run_state import RunState
 from storage.snapshots.data_snapshot import read_manifest
+from storage.snapshots.document_index import SPLITS, SplitName
 from storage.snapshots.snapshot_manifest import SnapshotManifest
 from storage.stores.object_store import ObjectStore
 from tasks.configuration.run_configuration import RunConfig
 from tasks.data.corpus import preview_corpus
 from tasks.data.document import Source
-from tasks.data.document_reader import ReadingRules
+from tasks.data.document_reader import rules_of
 from tasks.data.snapshot_build import find_built
 from tasks.data.snapshot_lookup import find_by_id
 
@@ -27,13 +29,19 @@ class PlannedSource:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedData:
-    """The data; without a snapshot `vocab_size` is the one asked for, and token counts are not known."""
+    """The data; without a snapshot `vocab_size` is the one asked for, and bytes are known instead of tokens.
+
+    Of much text not even the bytes of the splits are known before it is read.
+    """
 
     snapshot_id: str | None
     sources: tuple[PlannedSource, ...]
     bytes: int
     train_tokens: int | None
     val_tokens: int | None
+    train_bytes: int | None
+    val_bytes: int | None
+    val_fraction: float
     vocab_size: int
 
 
@@ -48,20 +56,23 @@ def plan_data(store: ObjectStore, state: RunState, config: RunConfig, base_dir: 
     sources = preview_sources(config.data, base_dir)
     if built := find_built(store, config.data, base_dir, sources):
         return _of_snapshot(built.snapshot_id, built.manifest)
+    sizes = _split_bytes(sources, config.data.val_fraction)
     return PlannedData(
         snapshot_id=None,
         sources=tuple(PlannedSource(name=source.name, bytes=source.bytes) for source in sources),
         bytes=sum(source.bytes for source in sources),
         train_tokens=None,
         val_tokens=None,
+        train_bytes=sizes.get("train"),
+        val_bytes=sizes.get("val"),
+        val_fraction=config.data.val_fraction,
         vocab_size=wanted_vocab_size(config.data, base_dir),
     )
 
 
 def preview_sources(data: DataConfig, base_dir: Path) -> tuple[Source, ...]:
     """Return the sources of text, none read yet; raises `InvalidCorpus`."""
-    rules = ReadingRules(text_field=data.text_field, max_document_bytes=data.max_document_bytes)
-    return preview_corpus(data.sources, base_dir, rules, groups=data.source_names if data.weights else ())
+    return preview_corpus(data.sources, base_dir, rules_of(data), groups=data.source_names if data.weights else ())
 
 
 def wanted_vocab_size(data: DataConfig, base_dir: Path) -> int:
@@ -71,6 +82,17 @@ def wanted_vocab_size(data: DataConfig, base_dir: Path) -> int:
     return data.bpe_vocab_size or SMALLEST_BPE_VOCABULARY
 
 
+def _split_bytes(sources: Sequence[Source], val_fraction: float) -> dict[SplitName, int]:
+    """Return the bytes of text in each split; empty for text that was not looked at because there is much of it."""
+    if not all(source.sha256 or source.border is not None for source in sources):
+        return {}
+    sizes = dict.fromkeys(SPLITS, 0)
+    for source in sources:
+        for split, size_bytes in source.sizes(val_fraction):
+            sizes[split] += size_bytes
+    return sizes
+
+
 def _of_snapshot(snapshot_id: str, manifest: SnapshotManifest) -> PlannedData:
     return PlannedData(
         snapshot_id=snapshot_id,
@@ -78,5 +100,8 @@ def _of_snapshot(snapshot_id: str, manifest: SnapshotManifest) -> PlannedData:
         bytes=sum(source.bytes for source in manifest.sources),
         train_tokens=manifest.split("train").tokens,
         val_tokens=manifest.split("val").tokens,
+        train_bytes=manifest.split("train").bytes,
+        val_bytes=manifest.split("val").bytes,
+        val_fraction=manifest.val_fraction,
         vocab_size=manifest.vocab_size,
     )

@@ -24,7 +24,7 @@ from storage.stores.object_store import ObjectStore
 from storage.stores.store_probe import probe_store
 from tasks.configuration.run_configuration import RunConfig
 from tasks.configuration.stored_configuration import check_drift
-from tasks.data.document import InvalidCorpus, Source, require_both_splits, split_of
+from tasks.data.document import InvalidCorpus, Source, require_both_splits
 from tasks.data.snapshot_build import check_block_size
 from tasks.data.snapshot_lookup import find_by_id
 from tasks.data.source_weights import too_few_tokens
@@ -137,9 +137,9 @@ def _check_sizes(config: RunConfig, sources: Sequence[Source]) -> None:
         return is_weighted_enough and all(tokens[split] >= needed[split] for split in SPLITS)
 
     for source in sources:
-        unread = source.documents()
-        while not is_enough(source.group) and (document := next(unread, None)):
-            split, most_tokens = split_of(document.sha256, data.val_fraction), document.bytes + 1  # with an end mark
+        unread = source.sizes(data.val_fraction)
+        while not is_enough(source.group) and (size := next(unread, None)):
+            split, most_tokens = size[0], size[1] + 1  # with an end mark
             tokens[split] += most_tokens
             documents[split] += 1
             train_tokens_of[source.group] += most_tokens if split == "train" else 0

@@ -33,6 +33,7 @@ from tasks.attempt.store_retry import StoreRetry, run_retry_policy
 from tasks.configuration.run_configuration import RunConfig
 from tasks.configuration.stored_configuration import check_drift, keep_numerics, left_out
 from tasks.data.snapshot_build import check_block_size
+from tasks.data.split_share import describe_split
 from tasks.evaluator.command_evaluator import refuse_command
 from tasks.evaluator.evaluation_run import EvaluationPlan
 from tasks.machine.machine_speed import numerics_beside, trains_on_cuda
@@ -60,13 +61,16 @@ def open_run(resolved: ResolvedRequest, shutdown: ShutdownSignal, warm: WarmTrai
         opened = _record_opening(log, config, resolved.base_dir, warm)
         config = keep_numerics(config, opened.config)  # another process may have been first
     check_drift(opened.config, config, run_id=log.run_id)
-    vocab_size = read_manifest(log.store, opened.data_snapshot).vocab_size if memory else 0
+    manifest = read_manifest(log.store, opened.data_snapshot)
     trainers = _set_up_trainers(log.run_id, config, warm)
     folder, threads = work_folder(os.environ), max(1, trainers.threads // 2)  # training has priority over evaluation
     evaluation = plan_evaluation(config, opened.data_snapshot, folder, threads=threads, faults=trainers.faults)
     cache, flow_run_id = folder / "snapshots", flow_run.get_id()
     # A worker hides what its processes print, so the flow run's log repeats it.
     progress = Progress(config.training.steps, echo=get_run_logger().info)
+    if is_new:
+        sizes = manifest.split("train").tokens, manifest.split("val").tokens
+        progress.say(describe_split(*sizes, "tokens", manifest.val_fraction))
     if resolved.configuration is None and (ignored := _ignored_words(log.state, evaluation)):
         progress.say(ignored)
     return ActiveRun(
@@ -74,7 +78,7 @@ def open_run(resolved: ResolvedRequest, shutdown: ShutdownSignal, warm: WarmTrai
         config=config,
         flow_run_id=flow_run_id,
         start_over=resolved.request.start_over,
-        micro_batch=choose_micro_batch(config, vocab_size, memory) if memory else None,
+        micro_batch=choose_micro_batch(config, manifest.vocab_size, memory) if memory else None,
         evaluation=evaluation,
         origin=DataOrigin(
             snapshot_id=opened.data_snapshot,

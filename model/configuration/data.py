@@ -4,7 +4,7 @@ import math
 import posixpath
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -34,7 +34,12 @@ class DataConfig(Section):
         json_schema_extra={"rule": "a name without quotes, backslashes and control characters"},
     )
     val_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
-        0.1, description="share of the documents that is held out for evaluation"
+        0.1, description="share of the text that is held out for evaluation"
+    )
+    split: Literal["auto", "documents", "end"] = Field(
+        "auto",
+        description="what of files of text is held out: the end of each, or some documents, each by its own hash; "
+        "auto: the end of up to 100 files. Lines of JSON and rows are documents always",
     )
     tokenizer: str = Field(
         "bpe:1024",
@@ -42,7 +47,9 @@ class DataConfig(Section):
         json_schema_extra={"rule": "bytes, bpe:<vocabulary size> or the path of a tokenizer.json"},
     )
     tokenizer_bytes: Positive = Field(256 * 1024 * 1024, description="most text that a bpe tokenizer learns from")
-    max_document_bytes: Positive = Field(64 * 1024 * 1024, description="longer documents are left out")
+    max_document_bytes: Annotated[int, Field(ge=64)] = Field(
+        256 * 1024, description="longer documents are cut, at a paragraph or a line where there is one"
+    )
     max_rejected_fraction: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
         0.01, description="share of the documents that may be unusable before the data is refused"
     )

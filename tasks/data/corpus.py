@@ -1,7 +1,7 @@
 """Opens `data.sources` as documents; what is read later has the hash that was checked first, or raises an error.
 
-A text file named alone gives its blank-line-separated blocks and must be UTF-8 (RFC 3629); a text file of a glob is one
-document; each line of JSON and each row of Parquet is one. Another source never changes how a source is split.
+A file of text, a line of JSON and a row of Parquet is a document, or several where it is long. Each belongs to train or
+val by its own hash; but of a few files of text the end of each is held out.
 """
 
 import codecs
@@ -20,10 +20,20 @@ from tasks.data.document import InvalidCorpus, Piece, Source
 from tasks.data.document_reader import ReadingRules, read_pieces
 from tasks.data.python_corpus import open_python_source
 from tasks.data.source_listing import TextFile, find_files, portable_names
-from tasks.data.text_format import BLOCKS, CHUNK_BYTES, DECOMPRESSION_ERRORS, ROW, decompress
+from tasks.data.text_format import (
+    CHUNK_BYTES,
+    DECOMPRESSION_ERRORS,
+    HELD_OUT_END,
+    ROW,
+    WHOLE_FILE,
+    decompress,
+)
 
 # A preview checks a corpus up to this size; of a larger one it only finds the files.
 PREVIEW_BYTES = 64 * 1024 * 1024
+FEW_FILES = 100
+"""Up to so many files of text the end of each is held out: of fewer documents a hash may take far too many or few."""
+
 _CHECK_THREADS = 4
 _DEFAULT_RULES = ReadingRules()
 
@@ -72,7 +82,7 @@ def preview_corpus(
     python, files = _find(sources, base_dir, rules, groups)
     if sum(item.file.bytes for item in files) <= PREVIEW_BYTES:
         return open_corpus(sources, base_dir, rules, groups=groups)
-    return _in_order([*python, *(_source(item, item.file.bytes, "") for item in files)])
+    return _in_order([*python, *(_source(item, item.file.bytes, "", item.file.bytes) for item in files)])
 
 
 def _in_order(sources: Iterable[Source]) -> tuple[Source, ...]:
@@ -91,34 +101,49 @@ def _find(
         if source.startswith("python:")
     ]
     paths = [source for source in group_of if not source.startswith("python:")]
-    files = find_files(paths, base_dir, apart=bool(groups))
+    files = _with_units(find_files(paths, base_dir, apart=bool(groups)), rules.split)
     named = zip(files, portable_names(files), strict=True)
     return python, [_NamedFile(file=file, name=name, rules=rules, group=group_of[file.source]) for file, name in named]
 
 
-def _source(named: _NamedFile, size_bytes: int, digest: str) -> Source:
+def _with_units(files: list[TextFile], split: str) -> list[TextFile]:
+    """Return the files; those of which the end is to be held out have that as their unit."""
+    texts = sum(file.unit == WHOLE_FILE for file in files)
+    if split == "documents" or (split == "auto" and texts > FEW_FILES):
+        return files
+    return [replace(file, unit=HELD_OUT_END) if file.unit == WHOLE_FILE else file for file in files]
+
+
+def _source(named: _NamedFile, size_bytes: int, digest: str, text_bytes: int) -> Source:
+    """Return the source; a text of unknown size is taken for one that is not compressed."""
+    border = int(text_bytes * (1 - named.rules.val_fraction)) if named.file.unit == HELD_OUT_END else None
     return Source(
         name=named.name,
         bytes=size_bytes,
         sha256=digest,
         unit=named.file.unit,
-        pieces=partial(_pieces, named, digest),
+        pieces=partial(_pieces, named, digest, border, text_bytes),
         group=named.group,
+        border=border,
+        text_bytes=text_bytes,
     )
 
 
 def _check(named: _NamedFile) -> Source:
-    """Hash the file; a text that is named alone must be UTF-8 and not empty."""
+    """Hash the file; a text whose end is held out must be UTF-8 (RFC 3629) and not empty."""
+    text_bytes = 0
     with _open_hashed(named.file) as stream:
-        if named.file.unit == BLOCKS:
-            _require_text(named.file, decompress(cast(BinaryIO, stream), named.file.compression, named.file.bytes))
+        if named.file.unit == HELD_OUT_END:
+            text = decompress(cast(BinaryIO, stream), named.file.compression, named.file.bytes)
+            text_bytes = _require_text(named.file, text)
         digest = stream.sha256_to_end()
     if stream.bytes == 0:
         raise named.file.invalid("the file is empty", "every source has text; fill the file, or leave it out")
-    return _source(named, stream.bytes, digest)
+    return _source(named, stream.bytes, digest, text_bytes)
 
 
-def _require_text(file: TextFile, text: BinaryIO) -> None:
+def _require_text(file: TextFile, text: BinaryIO) -> int:
+    """Return the size of the text in bytes."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     size_bytes, has_text, chunk = 0, False, b" "
     while chunk:
@@ -135,21 +160,30 @@ def _require_text(file: TextFile, text: BinaryIO) -> None:
     if not has_text:
         what = "the file is empty" if size_bytes == 0 else "the file holds only white space"
         raise file.invalid(what, "every source has text; fill the file, or leave it out")
+    return size_bytes
 
 
-def _pieces(named: _NamedFile, digest: str) -> Iterator[Piece]:
+def _pieces(named: _NamedFile, digest: str, border: int | None, text_bytes: int) -> Iterator[Piece]:
     """Yield the pieces; raises InvalidCorpus at the end if the file no longer has `digest`."""
     file = named.file
+    read = partial(
+        read_pieces,
+        name=named.name,
+        unit=file.unit,
+        compression=file.compression,
+        stored_bytes=file.bytes,
+        rules=named.rules,
+        border=border,
+        text_bytes=text_bytes,
+    )
     try:
         if file.unit == ROW:  # a table is not read from front to back, so it is hashed afterwards
             with _convert_errors(file), file.opener() as table:
-                yield from read_pieces(table, named.name, file.unit, file.compression, file.bytes, named.rules)
+                yield from read(table)
             found = _sha256_of(file) if digest else ""
         else:
             with _open_hashed(file) as stream:
-                yield from read_pieces(
-                    cast(BinaryIO, stream), named.name, file.unit, file.compression, file.bytes, named.rules
-                )
+                yield from read(cast(BinaryIO, stream))
                 found = stream.sha256_to_end() if digest else ""
     except InvalidCorpus as problem:
         if digest and _sha256_of(file) != digest:

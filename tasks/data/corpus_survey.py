@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from storage.snapshots.document_index import SplitName
-from tasks.data.document import Document, InvalidCorpus, Piece, Rejected, RejectionKind, Source, split_of
+from tasks.data.document import Document, InvalidCorpus, Piece, Rejected, RejectionKind, Source
 
 _REPORT_EVERY_PIECES = 1024
 _SLOT_BYTES = 16
@@ -115,7 +115,7 @@ def survey_corpus(
         if isinstance(piece, Rejected):
             rejected[piece.source, piece.kind] += piece.kind is not RejectionKind.DUPLICATE
         else:
-            split = split_of(piece.sha256, val_fraction)
+            split = piece.split(val_fraction)
             documents[split] += 1
             text_bytes += piece.bytes
             if sample and split == "train":

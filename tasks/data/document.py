@@ -1,6 +1,7 @@
-"""The records of the text pipeline, and the rule that assigns a document to train or val by its own content.
+"""The records of the text pipeline, and the rule that assigns a document to train or val.
 
-A growing corpus therefore moves no document (A. Géron, Hands-On Machine Learning, chapter 2).
+By its own content, so that a growing corpus moves no document (A. Géron, Hands-On Machine Learning, chapter 2), or by
+its place in a text of which the end is held out, as nanoGPT does.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,9 +22,10 @@ class InvalidCorpus(TaskError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Document:
-    """One unit of text, wholly in train or wholly in val, followed by one end-of-text token.
+    """One unit of text, wholly in train or wholly in val, followed by one end-of-text token if `ends`.
 
-    `offset_bytes` is its start in the decompressed source, or its Parquet row; hash and size are of its UTF-8 text.
+    `offset_bytes` is its start in the decompressed source, or the line or Parquet row it was cut from; hash and size
+    are of its UTF-8 text. `placed` is the split that its place gives it; None leaves that to its hash.
     """
 
     source: str
@@ -31,6 +33,12 @@ class Document:
     text: str
     bytes: int
     sha256: str
+    placed: "SplitName | None" = None
+    ends: bool = True
+
+    def split(self, val_fraction: float) -> "SplitName":
+        """Return its split."""
+        return self.placed or split_of(self.sha256, val_fraction)
 
 
 class RejectionKind(StrEnum):
@@ -63,7 +71,8 @@ class Source:
     """One readable file or built-in corpus: its content hash, and how to read its documents.
 
     `name` does not depend on the machine's folders; `sha256` and `bytes` are of the stored file; `pieces` starts a new
-    pass in order; `group` is its entry of `data.sources` if weights keep the entries apart.
+    pass in order; `group` is its entry of `data.sources` if weights keep the entries apart. Of a text whose end is
+    held out, `border` is where the held-out part begins and `text_bytes` where it ends, known without reading it.
     """
 
     name: str
@@ -72,16 +81,35 @@ class Source:
     unit: str
     pieces: Callable[[], Iterator[Piece]]
     group: str = ""
+    border: int | None = None
+    text_bytes: int = 0
 
     def documents(self) -> Iterator[Document]:
         """Yield the documents of a new pass, without rejected ones."""
         return (piece for piece in self.pieces() if isinstance(piece, Document))
 
+    def sizes(self, val_fraction: float) -> Iterator[tuple["SplitName", int]]:
+        """Yield split and bytes of each document, or of the two parts of a text whose end is held out."""
+        if self.border is None:
+            yield from ((document.split(val_fraction), document.bytes) for document in self.documents())
+            return
+        parts: tuple[tuple[SplitName, int], ...] = ("train", self.border), ("val", self.text_bytes - self.border)
+        yield from (part for part in parts if part[1])
 
-def make_document(source: str, offset_bytes: int, content: bytes, text: str | None = None) -> Document:
-    """Return the document with the UTF-8 text `content`, decoded unless `text` is given; raises UnicodeDecodeError."""
-    text = content.decode("utf-8") if text is None else text
-    return Document(source=source, offset_bytes=offset_bytes, text=text, bytes=len(content), sha256=sha256(content))
+
+def make_document(
+    source: str, offset_bytes: int, content: bytes, *, placed: "SplitName | None" = None, ends: bool = True
+) -> Document:
+    """Return the document with the UTF-8 text `content`; raises UnicodeDecodeError."""
+    return Document(
+        source=source,
+        offset_bytes=offset_bytes,
+        text=content.decode("utf-8"),
+        bytes=len(content),
+        sha256=sha256(content),
+        placed=placed,
+        ends=ends,
+    )
 
 
 def split_of(content_sha256: str, val_fraction: float) -> "SplitName":
@@ -99,6 +127,5 @@ def require_both_splits(train_documents: int, val_documents: int, val_fraction: 
     raise InvalidCorpus(
         f"data.val_fraction = {val_fraction}: none of the {train_documents + val_documents} documents fell into the "
         f"{empty} split; rule: train and val each need at least one document. Add text, or {remedy} "
-        "data.val_fraction, or name a file by its path instead of by a glob: its blank-line-separated blocks are "
-        "then the documents"
+        'data.val_fraction, or lower data.max_document_bytes, or hold out the end of each text: data.split = "end"'
     )

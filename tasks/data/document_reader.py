@@ -1,5 +1,6 @@
-"""Reads the documents of one open file (text, lines of JSON, or Parquet) in memory for one document."""
+"""Reads the documents of one open file (text, lines of JSON, or Parquet) in memory for one line, row or piece."""
 
+import io
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -10,24 +11,51 @@ from typing import Any, BinaryIO, cast
 import msgspec
 import pyarrow as pa
 
+from model.configuration.data import DataConfig
+from storage.snapshots.document_index import SplitName
 from storage.snapshots.parquet_process import ROWS, read_parquet
 from tasks.data.document import Piece, Rejected, RejectionKind, make_document
-from tasks.data.text_format import BLOCKS, CHUNK_BYTES, LINE, ROW, Compression, decompress
+from tasks.data.text_format import CHUNK_BYTES, HELD_OUT_END, LINE, ROW, Compression, decompress
+from tasks.data.text_pieces import pieces_of
 
-MAX_DOCUMENT_BYTES = 64 * 1024 * 1024
+LONGEST_LINE_BYTES = 64 * 1024 * 1024
 _DETAIL_CHARACTERS = 200
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadingRules:
-    """The field that holds the text, and the longest document."""
+    """The field that holds the text, the longest document (a longer text gives several), and how texts are split.
+
+    A line of JSON or a row longer than `longest_line_bytes` is rejected, for it is held in memory as a whole.
+    """
 
     text_field: str = "text"
-    max_document_bytes: int = MAX_DOCUMENT_BYTES
+    max_document_bytes: int = DataConfig.model_fields["max_document_bytes"].default
+    longest_line_bytes: int = LONGEST_LINE_BYTES
+    val_fraction: float = DataConfig.model_fields["val_fraction"].default
+    split: str = DataConfig.model_fields["split"].default
+
+
+def rules_of(data: DataConfig) -> ReadingRules:
+    """Return the rules that a configuration asks for."""
+    return ReadingRules(
+        text_field=data.text_field,
+        max_document_bytes=data.max_document_bytes,
+        val_fraction=data.val_fraction,
+        split=data.split,
+    )
 
 
 def read_pieces(
-    stream: BinaryIO, name: str, unit: str, compression: Compression, stored_bytes: int, rules: ReadingRules
+    stream: BinaryIO,
+    name: str,
+    unit: str,
+    compression: Compression,
+    stored_bytes: int,
+    rules: ReadingRules,
+    *,
+    border: int | None = None,
+    text_bytes: int = 0,
 ) -> Iterator[Piece]:
     """Yield the documents and rejected documents of an open file of `stored_bytes` in order."""
     reader = _Reader(name=name, rules=rules)
@@ -43,13 +71,13 @@ def read_pieces(
             yield from reader.table(cast(BinaryIO, table))
     elif unit == LINE:
         yield from reader.json_lines(text)
+    elif unit == HELD_OUT_END and border is not None:
+        yield from reader.text_with_border(text, border, text_bytes)
     else:
-        longest = rules.max_document_bytes
-        blocks = blocks_of(text, longest) if unit == BLOCKS else [(0, text.read(longest + 1))]
-        for offset, content in blocks:
+        for offset, content in pieces_of(text, rules.max_document_bytes):
             yield reader.text(offset, content)
-        while text.read(CHUNK_BYTES):
-            pass  # the hash needs every byte
+    while text.read(CHUNK_BYTES):
+        pass  # the hash needs every byte
 
 
 def lines_of(stream: BinaryIO, longest: int) -> Iterator[tuple[int, bytes]]:
@@ -61,23 +89,6 @@ def lines_of(stream: BinaryIO, longest: int) -> Iterator[tuple[int, bytes]]:
             length, ended = length + len(rest), rest.endswith(b"\n")
         yield offset, line
         offset += length
-
-
-def blocks_of(lines: BinaryIO | Iterator[bytes], longest: int = MAX_DOCUMENT_BYTES) -> Iterator[tuple[int, bytes]]:
-    """Yield (offset in bytes, content) of each run of lines with text; a longer block is cut behind `longest` bytes."""
-    offset, start, length = 0, 0, 0
-    block: list[bytes] = []
-    given = lines if isinstance(lines, Iterator) else iter(lambda: lines.readline(longest + 2), b"")
-    for line in chain(given, [b""]):  # the empty line ends the last block
-        if line.strip():
-            start = start if block else offset
-            if length <= longest + 2:  # two more for the line end, which is removed
-                block.append(line)
-            length += len(line)
-        elif block:
-            yield start, b"".join(block).rstrip(b"\r\n")
-            block, length = [], 0
-        offset += len(line)
 
 
 def _has_descriptor(stream: BinaryIO) -> bool:
@@ -92,9 +103,26 @@ class _Reader:
     name: str
     rules: ReadingRules
 
+    def text_with_border(self, text: BinaryIO, border: int, text_bytes: int) -> Iterator[Piece]:
+        for offset, content in pieces_of(text, self.rules.max_document_bytes, border):
+            end = offset + len(content)
+            ends = end >= text_bytes or offset < border <= end
+            try:
+                placed: SplitName = "train" if offset < border else "val"
+                yield make_document(self.name, offset, content, placed=placed, ends=ends)
+            except UnicodeDecodeError as problem:
+                yield self._not_utf8(offset, problem)
+
+    def text_in_pieces(self, offset: int, content: bytes) -> Iterator[Piece]:
+        if len(content) > self.rules.longest_line_bytes:
+            yield self._too_long(offset)
+        elif len(content) <= self.rules.max_document_bytes:
+            yield self.text(offset, content)
+        else:
+            for _, piece in pieces_of(io.BytesIO(content), self.rules.max_document_bytes):
+                yield self.text(offset, piece)
+
     def text(self, offset: int, content: bytes) -> Piece:
-        if len(content) > self.rules.max_document_bytes:
-            return self._too_long(offset)
         if not content.strip():
             return self._rejected(offset, RejectionKind.EMPTY, "no text but white space")
         try:
@@ -105,9 +133,9 @@ class _Reader:
     def json_lines(self, text: BinaryIO) -> Iterator[Piece]:
         # A struct of one field: msgspec skips the others without making objects.
         field = msgspec.defstruct("Line", [("text", Any, msgspec.UNSET)], rename={"text": self.rules.text_field})
-        for offset, line in lines_of(text, self.rules.max_document_bytes):
+        for offset, line in lines_of(text, self.rules.longest_line_bytes):
             if line.strip():
-                yield self._json(offset, line.rstrip(b"\r\n"), field)
+                yield from self._json(offset, line.rstrip(b"\r\n"), field)
 
     def table(self, file: BinaryIO) -> Iterator[Piece]:
         batches = read_parquet(file, [self.rules.text_field])
@@ -120,10 +148,22 @@ class _Reader:
         else:
             columns = (batch.column(0).to_pylist() for batch in batches)
             for row, content in enumerate(chain.from_iterable(columns)):
-                yield self._missing(row) if content is None else self.text(row, content)
+                yield from [self._missing(row)] if content is None else self.text_in_pieces(row, content)
 
-    def _json(self, offset: int, line: bytes, field: Any) -> Piece:
-        if len(line) > self.rules.max_document_bytes:
+    def _json(self, offset: int, line: bytes, field: Any) -> Iterator[Piece]:
+        found = self._field_of(offset, line, field)
+        if isinstance(found, Rejected):
+            yield found
+            return
+        try:
+            content = found.encode("utf-8")
+        except UnicodeEncodeError as problem:  # a lone surrogate is legal in an escape, but not in UTF-8
+            yield self._rejected(offset, RejectionKind.NOT_UTF8, str(problem))
+        else:
+            yield from self.text_in_pieces(offset, content)
+
+    def _field_of(self, offset: int, line: bytes, field: Any) -> str | Rejected:
+        if len(line) > self.rules.longest_line_bytes:
             return self._too_long(offset)
         try:
             line.decode("utf-8")  # the parser does not check skipped fields
@@ -134,14 +174,7 @@ class _Reader:
             return self._rejected(offset, RejectionKind.NOT_JSON, str(problem))
         if text is msgspec.UNSET or text is None:
             return self._missing(offset)
-        if not isinstance(text, str):
-            return self._not_a_string(offset, type(text).__name__)
-        if not text.strip():
-            return self._rejected(offset, RejectionKind.EMPTY, "no text but white space")
-        try:
-            return make_document(self.name, offset, text.encode("utf-8"), text)
-        except UnicodeEncodeError as problem:  # a lone surrogate is legal in an escape, but not in UTF-8
-            return self._rejected(offset, RejectionKind.NOT_UTF8, str(problem))
+        return text if isinstance(text, str) else self._not_a_string(offset, type(text).__name__)
 
     def _not_utf8(self, offset: int, problem: UnicodeDecodeError) -> Rejected:
         byte, start = problem.object[problem.start], problem.start
@@ -149,7 +182,7 @@ class _Reader:
         return self._rejected(offset, RejectionKind.NOT_UTF8, detail)
 
     def _too_long(self, offset: int) -> Rejected:
-        return self._rejected(offset, RejectionKind.TOO_LONG, f"longer than {self.rules.max_document_bytes} bytes")
+        return self._rejected(offset, RejectionKind.TOO_LONG, f"longer than {self.rules.longest_line_bytes} bytes")
 
     def _missing(self, offset: int) -> Rejected:
         detail = f"no field {self.rules.text_field!r}, or null in it"

@@ -34,7 +34,7 @@ from tasks.data.build_progress import BuildStage, ProgressListener, StageCounter
 from tasks.data.corpus import open_corpus
 from tasks.data.corpus_survey import Survey, TextSample, reject_duplicates, require_few_rejected, survey_corpus
 from tasks.data.document import InvalidCorpus, RejectionKind, Source, require_both_splits
-from tasks.data.document_reader import ReadingRules
+from tasks.data.document_reader import rules_of
 from tasks.data.snapshot_lookup import (
     SnapshotReference,
     find_by_id,
@@ -172,10 +172,9 @@ class _Work:
 
 def _work(data: DataConfig, base_dir: Path, shard_tokens: int, options: BuildOptions) -> _Work:
     tokenizer = _given_tokenizer(data, base_dir)
-    rules = ReadingRules(text_field=data.text_field, max_document_bytes=data.max_document_bytes)
     counter = StageCounter(options.on_progress, BuildStage.CHECKING, 0)
     groups = data.source_names if data.weights else ()
-    sources = open_corpus(data.sources, base_dir, rules, counter.set_files, groups=groups)
+    sources = open_corpus(data.sources, base_dir, rules_of(data), counter.set_files, groups=groups)
     return _Work(data=data, sources=sources, tokenizer=tokenizer, shard_tokens=shard_tokens, options=options)
 
 

@@ -16,7 +16,7 @@ from storage.stores.document import decode, encode, sha256
 from storage.stores.object_store import ObjectStore
 from tasks.data.document import InvalidCorpus, Source
 
-_RECIPE_VERSION = 2
+_RECIPE_VERSION = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -53,27 +53,22 @@ def _find_local(source: str, base_dir: Path) -> list[TextFile]:
     path = os.path.abspath(base_dir / Path(source).expanduser())
     if os.path.isdir(path):
         raise _is_directory(source, path)
-    named_alone = os.path.isfile(path)
-    if not named_alone and not glob.has_magic(source):
+    is_file = os.path.isfile(path)
+    if not is_file and not glob.has_magic(source):
         rule = f"every source exists. Correct the path (relative paths start at {base_dir})"
         raise _invalid(source, f"no such file, looked at {path}", rule)
-    matches = [path] if named_alone else sorted(filter(os.path.isfile, glob.glob(path, recursive=True)))
+    matches = [path] if is_file else sorted(filter(os.path.isfile, glob.glob(path, recursive=True)))
     if not matches:
         raise _no_match(source, path)
-    return [
-        _text_file(source, match, os.path.getsize(match), partial(_open_local, match), named_alone=named_alone)
-        for match in matches
-    ]
+    return [_text_file(source, match, os.path.getsize(match), partial(_open_local, match)) for match in matches]
 
 
 def _open_local(path: str) -> BinaryIO:
     return open(path, "rb")
 
 
-def _text_file(
-    source: str, place: str, size_bytes: int, opener: Callable[[], BinaryIO], *, named_alone: bool
-) -> TextFile:
-    unit, compression = unit_and_compression(place, named_alone=named_alone)
+def _text_file(source: str, place: str, size_bytes: int, opener: Callable[[], BinaryIO]) -> TextFile:
+    unit, compression = unit_and_compression(place)
     return TextFile(source=source, place=place, bytes=size_bytes, unit=unit, compression=compression, opener=opener)
 
 
@@ -83,19 +78,19 @@ def _find_remote(source: str) -> list[TextFile]:
     # s3fs keeps listings for ever by default, which would hide new files.
     try:
         fs, path = fsspec.core.url_to_fs(source, use_listings_cache=False, skip_instance_cache=True)
-        named_alone = not glob.has_magic(path) or fs.exists(path)
-        found = {path: fs.info(path)} if named_alone else fs.glob(path, detail=True)
+        is_file = not glob.has_magic(path) or fs.exists(path)
+        found = {path: fs.info(path)} if is_file else fs.glob(path, detail=True)
     except FileNotFoundError as missing:
         raise _invalid(source, "no such object", "every source exists. Correct the URL") from missing
     except (ImportError, ValueError, OSError) as problem:
         raise _invalid(source, f"cannot be opened ({problem})", "a readable URL") from problem
-    if named_alone and found[path]["type"] == "directory":
+    if is_file and found[path]["type"] == "directory":
         raise _is_directory(source, path)
     sizes = {item: int(info["size"] or 0) for item, info in sorted(found.items()) if info["type"] == "file"}
     if not sizes:
         raise _no_match(source, path)
     return [
-        _text_file(source, fs.unstrip_protocol(item), size, partial(fs.open, item, "rb"), named_alone=named_alone)
+        _text_file(source, fs.unstrip_protocol(item), size, partial(fs.open, item, "rb"))
         for item, size in sizes.items()
     ]
 
@@ -115,15 +110,12 @@ def _invalid(source: str, problem: str, rule: str) -> InvalidCorpus:
 
 
 def _one_per_place(files: list[TextFile], *, apart: bool) -> list[TextFile]:
-    """Drop repeated files; raise InvalidCorpus for a file that two sources would split or weigh differently."""
+    """Drop repeated files; raise InvalidCorpus for a file of two sources that are kept apart."""
     kept: dict[str, TextFile] = {}
     for file in files:
         place = file.place if "://" in file.place else os.path.realpath(file.place)
         first = kept.setdefault(place, file)
         if apart and first.source != file.source:
             rule = "with data.weights one source a file, so that it has one weight. Make the globs narrower"
-            raise file.invalid(f"also named by data.sources = {first.source!r}", rule)
-        if first.unit != file.unit:
-            rule = f"one source a file, as it is cut into {first.unit} by the one and read as {file.unit} by the other"
             raise file.invalid(f"also named by data.sources = {first.source!r}", rule)
     return list(kept.values())

@@ -15,8 +15,8 @@ import pyarrow as pa
 from storage.snapshots.parquet_process import most_bytes
 
 CHUNK_BYTES = 1 << 20
-BLOCKS = "blank-line-separated blocks"
 WHOLE_FILE = "whole file"
+HELD_OUT_END = "text whose end is held out"
 LINE = "line"
 ROW = "row"
 DECOMPRESSION_ERRORS = (EOFError, zlib.error, pa.ArrowException)
@@ -38,11 +38,10 @@ _UNITS = {".jsonl": LINE, ".ndjson": LINE, ".parquet": ROW}
 _COMPRESSIONS = {".gz": Compression.GZIP, ".zst": Compression.ZSTD}
 
 
-def unit_and_compression(name: str, *, named_alone: bool) -> tuple[str, Compression]:
-    """Return what a document is in a file (of prose named by its path: a block), and how the file is compressed."""
+def unit_and_compression(name: str) -> tuple[str, Compression]:
+    """Return what a document is in a file, before long ones are cut, and how the file is compressed."""
     packed, suffix = _split_suffixes(name)
-    unit = _UNITS.get(suffix, BLOCKS if named_alone else WHOLE_FILE)
-    return unit, _COMPRESSIONS.get(packed, Compression.NONE)
+    return _UNITS.get(suffix, WHOLE_FILE), _COMPRESSIONS.get(packed, Compression.NONE)
 
 
 def unsupported_suffix(name: str) -> str | None:

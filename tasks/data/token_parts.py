@@ -20,7 +20,7 @@ from model.data.tokenizer import Tokenizer
 from storage.snapshots.token_shard import token_dtype
 from storage.stores.local_store import fsync_path
 from tasks.data.corpus_survey import SeenDigests
-from tasks.data.document import Document, Piece, Rejected, Source, split_of
+from tasks.data.document import Document, Piece, Rejected, Source
 
 _BATCH_PIECES = 4096
 
@@ -96,7 +96,7 @@ class PartEncoder:
         return pa.schema([*((name, integers.get(name, texts)) for name in names), ("ids", ids)])
 
     def encode(self, pieces: Iterator[Piece], *, workers: int, batch_bytes: int) -> Iterator[pa.RecordBatch]:
-        """Yield the pieces in order with their tokens; end-of-text follows each document."""
+        """Yield the pieces in order with their tokens; end-of-text follows each document that ends."""
         waiting: deque[Future[pa.RecordBatch]] = deque()
         with ThreadPoolExecutor(workers, thread_name_prefix="encode") as pool:
             try:
@@ -111,11 +111,12 @@ class PartEncoder:
                     future.cancel()
 
     def _encode_batch(self, pieces: list[Piece]) -> pa.RecordBatch:
-        texts, schema = [piece.text for piece in pieces if isinstance(piece, Document)], self.schema
-        ids, lengths = self.tokenizer.encode_flat(texts)
+        documents, schema = [piece for piece in pieces if isinstance(piece, Document)], self.schema
+        ids, lengths = self.tokenizer.encode_flat([document.text for document in documents])
+        ends = np.array([document.ends for document in documents], dtype=bool)
         # After the last document too, so that no window joins two texts without a mark.
-        ids = np.insert(ids, np.cumsum(lengths), self.tokenizer.end_of_text_id)
-        kept = iter((lengths + 1).tolist())
+        ids = np.insert(ids, np.cumsum(lengths)[ends], self.tokenizer.end_of_text_id)
+        kept = iter((lengths + ends).tolist())
         counts = [next(kept) if isinstance(piece, Document) else 0 for piece in pieces]
         columns = zip(*map(self._row, pieces), strict=True)
         arrays = [pa.array(column, type=field.type) for column, field in zip(columns, schema, strict=False)]
@@ -126,7 +127,7 @@ class PartEncoder:
     def _row(self, piece: Piece) -> tuple[str, int, int, str | None, str | None, str | None, str | None]:
         if isinstance(piece, Rejected):
             return piece.source, piece.offset_bytes, 0, None, None, piece.kind.value, piece.detail
-        split = split_of(piece.sha256, self.val_fraction)
+        split = piece.split(self.val_fraction)
         return piece.source, piece.offset_bytes, piece.bytes, split, piece.sha256, None, None
 
 

@@ -39,7 +39,7 @@ def corpus(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def snapshot_id(store: LocalStore, corpus: Path) -> str:
-    config = DataConfig(sources=("*.txt",), tokenizer="bytes", val_fraction=0.3)
+    config = DataConfig(sources=("*.txt",), tokenizer="bytes", val_fraction=0.3, split="documents")
     return build_snapshot(store, config, corpus).snapshot_id
 
 

@@ -88,6 +88,16 @@ def test_people_read_one_fact_a_line(capsys: pytest.CaptureFixture[str], config:
     assert names == [*expected.split(), "retries left"]
 
 
+def test_the_sizes_of_both_splits_are_told_before_anything_is_tokenized(
+    capsys: pytest.CaptureFixture[str], config: Path
+) -> None:
+    size = (config.parent / "text.txt").stat().st_size
+    border = int(size * 0.9)
+    assert f"{border:,} bytes to train on, {size - border:,} held out\n" in told(capsys, config)
+    told_of_many = told(capsys, config, "--set", "data.split=documents", "--set", "data.max_document_bytes=100")
+    assert "warning: that is " in told_of_many
+
+
 def test_nothing_is_written(capsys: pytest.CaptureFixture[str], config: Path) -> None:
     told(capsys, config)
     assert sorted(path.name for path in config.parent.rglob("*")) == ["run.toml", "text.txt"]

@@ -59,7 +59,7 @@ def test_the_card_says_where_the_weights_come_from_and_what_was_measured(
     for words in (
         model.reference.manifest_sha256,
         opened.data_snapshot,
-        "`text.txt`",
+        "`text.jsonl`",
         "| tokens seen | 224 |",
         "| step | 7 of 20 |",
         "`0.1.0+abc`",

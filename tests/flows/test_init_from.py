@@ -15,7 +15,7 @@ from tests.tasks.committed_model import commit_model, small_configuration
 
 CONFIG = """
 [data]
-sources = ["text.txt"]
+sources = ["text.jsonl"]
 tokenizer = "out/tokenizer.json"
 val_fraction = 0.3
 [model]

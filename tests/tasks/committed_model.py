@@ -18,8 +18,9 @@ from tasks.data.snapshot_build import build_snapshot
 from tasks.trainer.tensor_exchange import to_group
 from tests import entries
 from tests.storage.builders import trainer_document
+from tests.tasks.corpus_files import shaped
 
-TEXT = "\n\n".join(f"Zeile {number} über Ünïcode, 東京 and stones;\n\tthe {number}th cairn." for number in range(200))
+TEXTS = [f"Zeile {number} über Ünïcode, 東京 and stones;\n\tthe {number}th cairn." for number in range(200)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,10 +47,10 @@ class CommittedModel:
 def small_configuration(
     *, data: Mapping[str, Any] | None = None, model: Mapping[str, Any] | None = None, **training: Any
 ) -> RunConfig:
-    """A configuration whose text lies in `text.txt`."""
+    """A configuration whose text lies in `text.jsonl`."""
     exact = {"precision": "fp32", "kernels": "stock"}
     document = {
-        "data": {"sources": ["text.txt"], "tokenizer": "bpe:301", "val_fraction": 0.3, **(data or {})},
+        "data": {"sources": ["text.jsonl"], "tokenizer": "bpe:301", "val_fraction": 0.3, **(data or {})},
         "model": {"n_layer": 2, "n_head": 2, "n_embd": 12, "block_size": 16, **(model or {})},
         "training": {"steps": 20, "global_batch": 2, "device": "cpu", "threads": 1, **exact, **training},
     }
@@ -58,7 +59,7 @@ def small_configuration(
 
 def commit_model(store: ObjectStore, folder: Path, config: RunConfig, run_id: str = "bard") -> CommittedModel:
     """Build the snapshot of `folder`'s text, open a run, and commit a network whose every weight has moved."""
-    (folder / "text.txt").write_text(TEXT, encoding="utf-8")
+    (folder / "text.jsonl").write_bytes(shaped(TEXTS, "jsonl"))
     snapshot = build_snapshot(store, config.data, folder)
     log, human = RunLog(store, run_id), Writer(host="here", pid=1)
     opened = entries.opened(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
-SHAPES = ("txt", "jsonl", "ndjson", "parquet")
+SHAPES = ("jsonl", "ndjson", "parquet")
 COMPRESSIONS = ("", ".gz", ".zst")
 
 
@@ -26,6 +26,4 @@ def shaped(texts: Sequence[str], shape: str) -> bytes:
         sink = io.BytesIO()
         parquet.write_table(table, sink, row_group_size=7)
         return sink.getvalue()
-    if shape == "txt":
-        return "\n\n".join(texts).encode()
     return b"".join(json.dumps({"id": n, "text": text}).encode() + b"\n" for n, text in enumerate(texts))

@@ -1,19 +1,20 @@
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tasks.data import corpus
 from tasks.data.corpus import open_corpus, preview_corpus
 from tasks.data.document import InvalidCorpus
-from tasks.data.document_reader import blocks_of
+from tasks.data.document_reader import ReadingRules
 from tasks.data.text_format import CHUNK_BYTES
+from tests.tasks.corpus_files import shaped
 
 
 def texts_of(sources: list[str], base_dir: Path) -> list[str]:
-    return [document.text for source in open_corpus(sources, base_dir) for document in source.documents()]
+    opened = open_corpus(sources, base_dir, ReadingRules(split="documents"))
+    return [document.text for source in opened for document in source.documents()]
 
 
 def refusal(sources: list[str], base_dir: Path) -> str:
@@ -22,15 +23,47 @@ def refusal(sources: list[str], base_dir: Path) -> str:
     return str(caught.value)
 
 
-def test_a_file_named_by_its_path_gives_its_blocks(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes(b"\n\none\ntwo\n \t\n\nthree\r\n\r\nfour")
-    assert texts_of(["a.txt"], tmp_path) == ["one\ntwo", "three", "four"]
+def splits_of(sources: list[str], base_dir: Path, **rules: Any) -> list[tuple[str | None, str]]:
+    opened = open_corpus(sources, base_dir, ReadingRules(**rules))
+    return [(document.placed, document.text) for source in opened for document in source.documents()]
 
 
-def test_every_file_of_a_glob_is_one_document(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes(b"one\n\ntwo\n")
-    (tmp_path / "b.txt").write_bytes(b"three")
-    assert texts_of(["*.txt"], tmp_path) == ["one\n\ntwo\n", "three"]
+@pytest.mark.parametrize("source", ["a.txt", "*.txt"])
+def test_of_a_text_the_end_is_held_out_whatever_way_it_is_named(tmp_path: Path, source: str) -> None:
+    (tmp_path / "a.txt").write_bytes(b"one\n\ntwo\nthree four")
+    assert splits_of([source], tmp_path, val_fraction=0.2) == [("train", "one\n\ntwo\nthree "), ("val", "four")]
+
+
+def test_the_end_of_each_of_a_few_texts_is_held_out(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text(f"{name * 8}00")
+    expected = [("train", "a" * 8), ("val", "00"), ("train", "b" * 8), ("val", "00")]
+    assert splits_of(["*.txt"], tmp_path, val_fraction=0.2) == expected
+
+
+def test_a_line_of_json_and_a_file_among_many_is_a_document(tmp_path: Path) -> None:
+    (tmp_path / "b.jsonl").write_text('{"text": "three"}')
+    assert splits_of(["b.jsonl"], tmp_path, split="end") == [(None, "three")]
+    for number in range(corpus.FEW_FILES + 1):
+        (tmp_path / f"{number:03d}.txt").write_text("four")
+    assert splits_of(["*.txt"], tmp_path) == [(None, "four")] * (corpus.FEW_FILES + 1)
+    assert len(splits_of(["*.txt"], tmp_path, split="end")) == 2 * (corpus.FEW_FILES + 1)
+
+
+@pytest.mark.parametrize("shape", ["txt", "jsonl", "parquet"])
+def test_a_document_above_the_bound_is_cut_at_its_lines(tmp_path: Path, shape: str) -> None:
+    lines = [f"line {number:03d} of a long text\n" for number in range(40)]
+    text = "".join(lines)
+    (tmp_path / f"a.{shape}").write_bytes(text.encode() if shape == "txt" else shaped([text], shape))
+    found = splits_of([f"a.{shape}"], tmp_path, split="documents", max_document_bytes=100)
+    assert [text for _, text in found] == ["".join(lines[at : at + 4]) for at in range(0, 40, 4)]
+
+
+def test_only_the_last_piece_before_the_border_and_of_the_text_ends_it(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x" * 1000)
+    (source,) = open_corpus(["a.txt"], tmp_path, ReadingRules(max_document_bytes=300, val_fraction=0.4))
+    found = [(document.bytes, document.placed, document.ends) for document in source.documents()]
+    assert found == [(300, "train", False), (300, "train", True), (300, "val", False), (100, "val", True)]
 
 
 def test_a_glob_reaches_into_folders(tmp_path: Path) -> None:
@@ -38,19 +71,6 @@ def test_a_glob_reaches_into_folders(tmp_path: Path) -> None:
     (tmp_path / "x" / "y" / "a.txt").write_bytes(b"deep")
     (tmp_path / "b.txt").write_bytes(b"shallow")
     assert texts_of(["**/*.txt"], tmp_path) == ["shallow", "deep"]
-
-
-@given(texts=st.lists(st.binary(max_size=30), max_size=8))
-def test_block_offsets_point_at_the_block_in_its_source(texts: list[bytes]) -> None:
-    content = b"\n\n".join(texts)
-    lines = content.splitlines(keepends=True)
-    assert all(content[offset : offset + len(block)] == block for offset, block in blocks_of(iter(lines)))
-
-
-def test_adding_a_source_never_recuts_another(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("one\n\ntwo")
-    (tmp_path / "b.txt").write_text("three\n\nfour")
-    assert set(texts_of(["a.txt"], tmp_path)) < set(texts_of(["b.txt", "a.txt"], tmp_path))
 
 
 def test_the_order_of_sources_is_irrelevant(tmp_path: Path) -> None:
@@ -79,7 +99,7 @@ def test_a_file_url_and_a_memory_url_are_read(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one")
     fsspec.filesystem("memory").pipe_file("/corpus/b.txt", b"two\n\nthree")
     sources = [f"file://{tmp_path}/*.txt", "memory://corpus/b.txt"]
-    assert texts_of(sources, tmp_path) == ["one", "two", "three"]
+    assert texts_of(sources, tmp_path) == ["one", "two\n\nthree"]
 
 
 def test_an_url_that_names_nothing_is_refused(tmp_path: Path) -> None:
@@ -142,7 +162,7 @@ def test_undecodable_bytes_are_named_by_file_and_offset(tmp_path: Path, content:
 def test_a_character_across_two_chunks_is_good_text(tmp_path: Path) -> None:
     text = "x" * (CHUNK_BYTES - 1) + "€"
     (tmp_path / "a.txt").write_text(text, encoding="utf-8")
-    assert texts_of(["a.txt"], tmp_path) == [text]
+    assert "".join(texts_of(["a.txt"], tmp_path)) == text
 
 
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="this user may read everything")
@@ -150,11 +170,6 @@ def test_an_unreadable_file_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one")
     (tmp_path / "a.txt").chmod(0)
     assert "cannot be read" in refusal(["a.txt"], tmp_path)
-
-
-def test_a_file_that_two_sources_would_cut_differently_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("one")
-    assert "also named by data.sources = 'a.txt'" in refusal(["a.txt", "*.txt"], tmp_path)
 
 
 @pytest.mark.parametrize("later", [b"one\n\nTWO", b"one\n\ntwo\n\nthree", b"\xff", b""])
@@ -176,11 +191,20 @@ def test_a_preview_of_much_text_reads_only_as_far_as_it_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(corpus, "PREVIEW_BYTES", 10)
-    (tmp_path / "a.txt").write_bytes(b"one\n\ntwo\n\n" + b"\xff" * 20)
-    (source,) = preview_corpus(["a.txt"], tmp_path)
+    (tmp_path / "a.jsonl").write_bytes(shaped(["one", "two"], "jsonl") + b"\xff" * 20)
+    (source,) = preview_corpus(["a.jsonl"], tmp_path)
     documents = source.documents()
     assert [next(documents).text, next(documents).text] == ["one", "two"]
     assert source.sha256 == ""
+
+
+def test_a_preview_of_much_text_knows_where_its_held_out_end_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(corpus, "PREVIEW_BYTES", 10)
+    (tmp_path / "a.txt").write_bytes(b"x" * 80 + b"\xff" * 20)
+    (source,) = preview_corpus(["a.txt"], tmp_path)
+    assert list(source.sizes(0.1)) == [("train", 90), ("val", 10)]
 
 
 def test_a_preview_of_little_text_checks_all_of_it(tmp_path: Path) -> None:

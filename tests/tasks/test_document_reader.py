@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tasks.data.corpus import open_corpus
 from tasks.data.document import Document, InvalidCorpus, Rejected
-from tasks.data.document_reader import ReadingRules, blocks_of, lines_of
+from tasks.data.document_reader import ReadingRules, lines_of
 from tests.tasks.corpus_files import COMPRESSIONS, SHAPES, packed, shaped
 
 TEXTS = [f"Document {number} is about stone {number * 7 % 11} — höher." for number in range(20)]
@@ -20,9 +20,7 @@ TEXTS = [f"Document {number} is about stone {number * 7 % 11} — höher." for n
 
 def rejected(path: Path, content: bytes, rules: ReadingRules | None = None) -> dict[str, int]:
     path.write_bytes(content)
-    (source,) = open_corpus(
-        [path.name if path.suffix != ".txt" else f"*{path.name}"], path.parent, rules or ReadingRules()
-    )
+    (source,) = open_corpus([path.name], path.parent, rules or ReadingRules())
     return dict(Counter(piece.kind.value for piece in source.pieces() if isinstance(piece, Rejected)))
 
 
@@ -91,7 +89,7 @@ def test_bad_lines_are_rejected_by_kind_and_place(tmp_path: Path) -> None:
         b"[1, 2]",
     ]
     (tmp_path / "a.jsonl").write_bytes(b"\r\n".join(lines))
-    (source,) = open_corpus(["a.jsonl"], tmp_path, ReadingRules(max_document_bytes=60))
+    (source,) = open_corpus(["a.jsonl"], tmp_path, ReadingRules(longest_line_bytes=60))
     pieces = list(source.pieces())
     kinds = [piece.kind.value if isinstance(piece, Rejected) else piece.text for piece in pieces]
     assert kinds == [
@@ -116,7 +114,7 @@ def test_bad_rows_are_rejected_by_kind_and_number(tmp_path: Path) -> None:
     sink = io.BytesIO()
     parquet.write_table(pa.table({"body": column}), sink)
     (tmp_path / "a.parquet").write_bytes(sink.getvalue())
-    (source,) = open_corpus(["a.parquet"], tmp_path, ReadingRules(text_field="body", max_document_bytes=60))
+    (source,) = open_corpus(["a.parquet"], tmp_path, ReadingRules(text_field="body", longest_line_bytes=60))
     pieces = [(p.offset_bytes, p.kind.value if isinstance(p, Rejected) else p.text) for p in source.pieces()]
     assert pieces == [
         (0, "good"),
@@ -134,9 +132,9 @@ def test_a_table_without_a_column_of_text_has_no_good_row(tmp_path: Path, field:
     assert rejected(tmp_path / "a.parquet", content, ReadingRules(text_field=field)) == {kind: 20}
 
 
-@pytest.mark.parametrize(("content", "kind"), [(b"\xff", "not-utf8"), (b" \n", "empty"), (b"x" * 61, "too-long")])
-def test_a_bad_file_of_a_glob_is_one_rejected_document(tmp_path: Path, content: bytes, kind: str) -> None:
-    assert rejected(tmp_path / "a.txt", content, ReadingRules(max_document_bytes=60)) == {kind: 1}
+@pytest.mark.parametrize(("content", "kind"), [(b"\xff", "not-utf8"), (b" \n", "empty")])
+def test_a_bad_file_among_documents_is_one_rejected_document(tmp_path: Path, content: bytes, kind: str) -> None:
+    assert rejected(tmp_path / "a.txt", content, ReadingRules(split="documents")) == {kind: 1}
 
 
 def test_a_detail_is_never_longer_than_a_line(tmp_path: Path) -> None:
@@ -159,13 +157,6 @@ def test_a_line_longer_than_the_bound_moves_no_other(lines: list[bytes]) -> None
     assert [offset for offset, _ in found] == [offset for offset, _ in lines_of(io.BytesIO(content), 100)]
     assert all(content[offset : offset + len(line)] == line for offset, line in found)
     assert all(len(line) <= 6 for _, line in found)
-
-
-def test_a_block_longer_than_the_bound_comes_cut_and_the_next_one_whole() -> None:
-    content = b"x" * 50 + b"\n" + b"y" * 50 + b"\n\nnext"
-    found = list(blocks_of(io.BytesIO(content), 10))
-    assert [offset for offset, _ in found] == [0, 103]
-    assert len(found[0][1]) > 10 and found[1][1] == b"next"
 
 
 @pytest.mark.parametrize("shape", ["jsonl", "parquet", "jsonl.gz", "txt.zst"])

@@ -1,3 +1,4 @@
+import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -16,11 +17,12 @@ from storage.stores.object_store import ObjectStore, WrittenObject
 from tasks.data.document import InvalidCorpus
 from tasks.data.snapshot_build import build_snapshot, check_block_size
 from tasks.data.snapshot_lookup import SnapshotReference
+from tests.tasks.corpus_files import shaped
 from tests.text.shakespeare import TINY_SHAKESPEARE
 
 PARAGRAPHS = [f"Paragraph {number} speaks of stone {number * number % 97} on the long way up." for number in range(60)]
-BYTES = DataConfig(sources=("a.txt",), tokenizer="bytes")
-BPE = DataConfig(sources=("a.txt",), tokenizer="bpe:300")
+BYTES = DataConfig(sources=("a.jsonl",), tokenizer="bytes")
+BPE = DataConfig(sources=("a.jsonl",), tokenizer="bpe:300")
 
 
 class CrashingStore:
@@ -51,7 +53,7 @@ class CrashingStore:
 
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
-    (tmp_path / "a.txt").write_text("\n\n".join(PARAGRAPHS))
+    (tmp_path / "a.jsonl").write_bytes(shaped(PARAGRAPHS, "jsonl"))
     return tmp_path
 
 
@@ -96,9 +98,9 @@ def test_the_document_index_finds_each_text_in_its_source(text: Path) -> None:
     store = MemoryStore()
     reference = build_snapshot(store, BYTES, text)
     table = parquet.read_table(pa.BufferReader(store.read(f"data/{reference.snapshot_id}/documents.parquet")))
-    content = (text / "a.txt").read_bytes()
-    texts = [content[row["offset_bytes"] : row["offset_bytes"] + row["bytes"]] for row in table.to_pylist()]
-    assert [item.decode() for item in texts] == PARAGRAPHS
+    content = (text / "a.jsonl").read_bytes()
+    lines = [content[row["offset_bytes"] :].partition(b"\n")[0] for row in table.to_pylist()]
+    assert [json.loads(line)["text"] for line in lines] == PARAGRAPHS
 
 
 @pytest.mark.parametrize("data", [BYTES, BPE])
@@ -106,41 +108,48 @@ def test_the_same_input_gives_the_same_id_anywhere(tmp_path: Path, data: DataCon
     ids = set()
     for place in ("one", "two"):
         (tmp_path / place).mkdir()
-        (tmp_path / place / "a.txt").write_text("\n\n".join(PARAGRAPHS))
+        (tmp_path / place / "a.jsonl").write_bytes(shaped(PARAGRAPHS, "jsonl"))
         ids.add(build_snapshot(MemoryStore(), data, tmp_path / place).snapshot_id)
     assert len(ids) == 1
 
 
 def test_the_order_of_files_is_irrelevant(text: Path) -> None:
-    (text / "b.txt").write_text("\n\n".join(reversed(PARAGRAPHS)))
+    (text / "b.jsonl").write_bytes(shaped(PARAGRAPHS[::-1], "jsonl"))
     ids = {
         build_snapshot(MemoryStore(), DataConfig(sources=sources, tokenizer="bytes"), text).snapshot_id
-        for sources in (("a.txt", "b.txt"), ("b.txt", "a.txt"), ("b.txt", "a.txt", "b.txt"))
+        for sources in (("a.jsonl", "b.jsonl"), ("b.jsonl", "a.jsonl"), ("b.jsonl", "a.jsonl", "b.jsonl"))
     }
     assert len(ids) == 1
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"val_fraction": 0.2}, {"tokenizer": "bpe:300"}, {"sources": ("a.txt", "b.txt")}],
+    [{"val_fraction": 0.2}, {"tokenizer": "bpe:300"}, {"sources": ("a.jsonl", "b.jsonl")}],
     ids=lambda change: next(iter(change)),
 )
 def test_whatever_changes_the_data_changes_the_id(text: Path, change: dict[str, object]) -> None:
-    (text / "b.txt").write_text("more")
+    (text / "b.jsonl").write_bytes(shaped(["more"], "jsonl"))
     store = MemoryStore()
     changed = BYTES.model_copy(update=change)
     assert build_snapshot(store, BYTES, text).snapshot_id != build_snapshot(store, changed, text).snapshot_id
 
 
+def test_what_of_a_text_is_held_out_changes_the_id(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("\n".join(PARAGRAPHS))
+    base = DataConfig(sources=("a.txt",), tokenizer="bytes", max_document_bytes=200)
+    configs = (base, base.model_copy(update={"split": "documents"}))
+    assert len({build_snapshot(MemoryStore(), data, tmp_path).snapshot_id for data in configs}) == 2
+
+
 def test_adding_a_file_never_moves_a_document(text: Path) -> None:
     before = split_of_documents(BYTES, text)
-    (text / "0.txt").write_text("\n\n".join(f"Added {number}." for number in range(40)))
-    after = split_of_documents(DataConfig(sources=("a.txt", "0.txt"), tokenizer="bytes"), text)
+    (text / "0.jsonl").write_bytes(shaped([f"Added {number}." for number in range(40)], "jsonl"))
+    after = split_of_documents(DataConfig(sources=("a.jsonl", "0.jsonl"), tokenizer="bytes"), text)
     assert before.items() <= after.items()
 
 
 def test_adding_a_file_to_a_glob_never_moves_a_document(tmp_path: Path) -> None:
-    data = DataConfig(sources=("*.txt",), tokenizer="bytes")
+    data = DataConfig(sources=("*.txt",), tokenizer="bytes", split="documents")
     for number, paragraph in enumerate(PARAGRAPHS[:40]):
         (tmp_path / f"{number}.txt").write_text(paragraph)
     before = split_of_documents(data, tmp_path)
@@ -160,7 +169,7 @@ def test_the_tokenizer_learns_from_train_alone(text: Path) -> None:
 def test_a_tokenizer_file_is_used_as_it_is(text: Path) -> None:
     tokenizer = Tokenizer.train_bpe(PARAGRAPHS, 290)
     (text / "tokenizer.json").write_text(tokenizer.to_json())
-    data = DataConfig(sources=("a.txt",), tokenizer="tokenizer.json")
+    data = DataConfig(sources=("a.jsonl",), tokenizer="tokenizer.json")
     assert build_snapshot(MemoryStore(), data, text).manifest.tokenizer_sha256 == tokenizer.sha256
 
 
@@ -264,7 +273,11 @@ def test_tiny_shakespeare_becomes_a_snapshot(tmp_path: Path) -> None:
     data = DataConfig(sources=(str(TINY_SHAKESPEARE),), tokenizer="bpe:512")
     reference = build_snapshot(store, data, tmp_path)
     splits, opened = reference.manifest.splits, open_built(store, reference, tmp_path)
-    assert splits.train.documents + splits.val.documents == 741
-    assert 0.05 < splits.val.bytes / (splits.val.bytes + splits.train.bytes) < 0.15
+    text = TINY_SHAKESPEARE.read_bytes()
+    border = int(len(text) * 0.9)  # where nanoGPT cuts it
+    assert (splits.train.bytes, splits.val.bytes) == (border, len(text) - border)
     assert reference.manifest.sources[0].name == "tinyshakespeare.txt"
-    assert documents_in(opened, opened.train)[0].startswith("First Citizen:\nBefore we proceed")
+    assert [documents_in(opened, opened.train), documents_in(opened, opened.val)] == [
+        [text[:border].decode()],
+        [text[border:].decode()],
+    ]

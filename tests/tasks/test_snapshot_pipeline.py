@@ -27,14 +27,14 @@ from tests.tasks.corpus_files import packed, shaped
 
 TEXTS = [f"Text {number}: " + " ".join(f"stone{number * k % 89}" for k in range(1, 30)) for number in range(300)]
 ROOT = Path(killed_build.__file__).parents[2]
-DATA = DataConfig(sources=("*.jsonl", "*.parquet", "c.txt", "*.gz"), tokenizer="bpe:300")
+DATA = DataConfig(sources=("*.jsonl", "*.parquet", "c.ndjson", "*.gz"), tokenizer="bpe:300")
 
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
     (tmp_path / "a.jsonl").write_bytes(shaped(TEXTS[:120], "jsonl"))
     (tmp_path / "b.parquet").write_bytes(shaped(TEXTS[120:200], "parquet"))
-    (tmp_path / "c.txt").write_bytes(shaped(TEXTS[200:250], "txt"))
+    (tmp_path / "c.ndjson").write_bytes(shaped(TEXTS[200:250], "ndjson"))
     (tmp_path / "d.jsonl.gz").write_bytes(packed(shaped(TEXTS[250:], "jsonl"), ".gz"))
     return tmp_path
 
@@ -74,7 +74,7 @@ def test_every_document_of_every_shape_is_in_the_index_in_order(corpus: Path) ->
     assert dict(Counter(row["source"] for row in rows)) == {
         "a.jsonl": 120,
         "b.parquet": 80,
-        "c.txt": 50,
+        "c.ndjson": 50,
         "d.jsonl.gz": 50,
     }
 
@@ -127,7 +127,7 @@ def test_a_stricter_share_refuses_what_an_easier_one_had_built(corpus: Path) -> 
 def test_a_corpus_of_bad_documents_alone_says_so(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\xff")
     with pytest.raises(InvalidCorpus, match=r"1 of 1 documents .* not-utf8 in a\.txt"):
-        built(DataConfig(sources=("*.txt",)), tmp_path)
+        built(DataConfig(sources=("*.txt",), split="documents"), tmp_path)
 
 
 def test_duplicates_stay_unless_they_are_unwanted(corpus: Path) -> None:

@@ -21,15 +21,16 @@ from tasks.data.snapshot_build import BuildOptions, build_snapshot, check_block_
 from tasks.data.snapshot_lookup import SnapshotReference
 from tasks.data.source_weights import weighted_components
 from tests.tasks import killed_build
+from tests.tasks.corpus_files import shaped
 
 ROOT = Path(killed_build.__file__).parents[2]
 BLOCK = 16
-SOURCES = ("web/*.txt", "books.txt", "code/*.jsonl")
+SOURCES = ("web/*.txt", "books.ndjson", "code/*.jsonl")
 """Neither as they are listed, nor by the names of their files, do they come in the order of their names."""
 
-DATA = DataConfig(sources=SOURCES, weights=(3, 1, 2), tokenizer="bytes", val_fraction=0.2)
+DATA = DataConfig(sources=SOURCES, weights=(3, 1, 2), tokenizer="bytes", val_fraction=0.2, split="documents")
 GOLDEN = "8303099106c190abf69164fe1a99f3126fae78140c423eedca9cc4955f51b08a"
-GOLDEN_RECIPE = "bea12fd476af97692aab907944369feebd3023dd26eec20f86c844f5711b47bb"
+GOLDEN_RECIPE = "69e399cf1e9935e73f8cdc1ef67867c88b0366725183bae6e44c5534bf0e5345"
 
 
 def write_corpus(folder: Path) -> Path:
@@ -38,7 +39,7 @@ def write_corpus(folder: Path) -> Path:
         (folder / name).mkdir(parents=True)
     for number in range(30):
         (folder / "web" / f"{number:02d}.txt").write_text("w" * (20 + number))
-    (folder / "books.txt").write_text("\n\n".join("b" * (10 + number) for number in range(60)))
+    (folder / "books.ndjson").write_bytes(shaped(["b" * (10 + number) for number in range(60)], "ndjson"))
     for name in ("a", "z"):
         lines = (json.dumps({"text": "c" * (30 + number) + name}) for number in range(25))
         (folder / "code" / f"{name}.jsonl").write_text("\n".join(lines))
@@ -81,7 +82,7 @@ def letters(snapshot: OpenSnapshot, window: int) -> str:
 def test_the_documents_of_an_entry_lie_together_in_the_order_of_the_entries_names(corpus: Path, split: str) -> None:
     snapshot = opened(DATA, corpus)
     tokens = np.concatenate([np.asarray(shard) for shard in getattr(snapshot, split)])
-    assert [group.name for group in snapshot.manifest.known_groups] == ["books.txt", "code/*.jsonl", "web/*.txt"]
+    assert [group.name for group in snapshot.manifest.known_groups] == ["books.ndjson", "code/*.jsonl", "web/*.txt"]
     start = 0
     for group, letter in zip(snapshot.manifest.known_groups, "bcw", strict=True):
         own = tokens[start : start + group.tokens(split)]  # type: ignore[arg-type]
@@ -134,7 +135,7 @@ def test_without_weights_ids_and_recipes_are_those_of_before_there_were_weights(
     for number in range(20):
         text = f"Paragraph {number} speaks of stone {number * number % 97} on the long way up.\n\nagain {number}"
         (tmp_path / f"{number:02d}.txt").write_text(text)
-    store, data = MemoryStore(), DataConfig(sources=("*.txt",), tokenizer="bytes", val_fraction=0.3)
+    store, data = MemoryStore(), DataConfig(sources=("*.txt",), tokenizer="bytes", val_fraction=0.3, split="documents")
     assert build_snapshot(store, data, tmp_path).snapshot_id == GOLDEN
     assert store.keys("data/recipes") == [f"data/recipes/{GOLDEN_RECIPE}.json"]
 

@@ -21,9 +21,12 @@ from tasks.data.snapshot_build import build_snapshot
 from tasks.trainer.trainer import Trainer
 from tasks.trainer.trainer_channel import Place
 from tasks.trainer.trainer_protocol import Event, StepDone, TrainerSpec
+from tests.tasks.corpus_files import shaped
 
 T = TypeVar("T")
-LETTERS = {f"{name}.txt": "\n\n".join(name * (20 + number % 13) for number in range(80)) for name in "abc"}
+LETTERS = {
+    f"{name}.jsonl": shaped([name * (20 + number % 13) for number in range(80)], "jsonl").decode() for name in "abc"
+}
 """Three sources of one letter each, in documents of different lengths."""
 MODEL: Mapping[str, Any] = {"n_layer": 1, "n_head": 1, "n_embd": 8, "block_size": 16, "dropout": 0.1}
 TRAINING: Mapping[str, Any] = {

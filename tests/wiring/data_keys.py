@@ -7,6 +7,7 @@ import pytest
 from storage.snapshots.data_snapshot import read_manifest
 from storage.snapshots.snapshot_manifest import SnapshotManifest
 from tasks.data.document import InvalidCorpus
+from tests.tasks.corpus_files import shaped
 from tests.wiring.bench import Bench
 from tests.wiring.flow_in_process import TEXT, FlowWorld
 from tests.wiring.key_table import acts
@@ -36,7 +37,7 @@ def the_text_of_other_files(bench: Bench) -> None:
 @acts("data.val_fraction")
 def the_share_that_is_held_out(bench: Bench) -> None:
     manifest = built(bench, "data.val_fraction=0.8")
-    assert manifest.split("val").documents > 2 * manifest.split("train").documents
+    assert manifest.split("val").bytes > 2 * manifest.split("train").bytes
 
 
 @acts("data.tokenizer", "data.tokenizer_bytes")
@@ -47,8 +48,9 @@ def what_a_tokenizer_learns_from(bench: Bench) -> None:
         folder = bench.flow.folder / name
         folder.mkdir()
         world = FlowWorld(folder)
-        (folder / "text.txt").write_text(f"{TEXT}\n\n" + "\n\n".join(f"zzyzx {number} qqvq" for number in range(60)))
-        with world.opened("data.tokenizer=bpe:290", *overrides) as run:
+        texts = [*TEXT.split("\n\n"), *(f"zzyzx {number} qqvq" for number in range(60))]
+        (folder / "lines.jsonl").write_bytes(shaped(texts, "jsonl"))
+        with world.opened("data.tokenizer=bpe:290", 'data.sources=["lines.jsonl"]', *overrides) as run:
             manifest = read_manifest(run.log.store, run.origin.snapshot_id)
         (found,) = [item.sha256 for item in manifest.objects if item.key == "tokenizer.json"]
         return manifest.vocab_size, found
@@ -57,18 +59,19 @@ def what_a_tokenizer_learns_from(bench: Bench) -> None:
     assert (whole_size, part_size) == (290, 290) and whole != part
 
 
-@acts("data.max_document_bytes", "data.max_rejected_fraction")
-def long_documents_left_out(bench: Bench) -> None:
-    (bench.flow.folder / "text.txt").write_text(f"{TEXT}\n\n{'long ' * 100}")
+@acts("data.split", "data.max_document_bytes")
+def what_of_a_text_is_held_out_and_where_it_is_cut(bench: Bench) -> None:
+    assert documents(built(bench, "data.split=documents", "data.max_document_bytes=100")) > 2
+
+
+@acts("data.max_rejected_fraction", "data.deduplicate")
+def documents_left_out(bench: Bench) -> None:
+    lines = shaped([f"line {number % 60}" for number in range(80)], "jsonl")
+    (bench.flow.folder / "lines.jsonl").write_bytes(lines + b"no JSON")
+    source = 'data.sources=["lines.jsonl"]'
     with pytest.raises(InvalidCorpus):
-        built(bench, "data.max_document_bytes=100", "data.max_rejected_fraction=0.001")
-    assert documents(built(bench, "data.max_document_bytes=100", "data.max_rejected_fraction=0.5")) == 60
-
-
-@acts("data.deduplicate")
-def equal_documents_left_out(bench: Bench) -> None:
-    (bench.flow.folder / "text.txt").write_text(f"{TEXT}\n\n{TEXT}")
-    assert documents(built(bench, "data.deduplicate=true")) == 60
+        built(bench, source, "data.max_rejected_fraction=0.001")
+    assert documents(built(bench, source, "data.max_rejected_fraction=0.5", "data.deduplicate=true")) == 60
 
 
 @acts("data.weights")
