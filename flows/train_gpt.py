@@ -7,13 +7,16 @@ from prefect import flow
 from flows.orchestrator.flow_end import completed, ends_in_prefects_words
 from flows.orchestrator.run_parameters import (
     ConfigParameter,
+    LearningRateParameter,
+    MicroBatchParameter,
     OverridesParameter,
     RunIdParameter,
     StartOverParameter,
+    StepsParameter,
     StoreParameter,
 )
 from flows.preparation.preflight import check_before_start
-from flows.preparation.training_request import HANDED_OVER, TrainingRequest, resolve_request
+from flows.preparation.training_request import HANDED_OVER, TrainingRequest, resolve_request, with_settings
 from flows.run.active_run import ActiveRun
 from flows.run.attempt import Attempt
 from flows.run.next_attempt import claim_next_attempt
@@ -32,17 +35,25 @@ from tasks.trainer.warm_trainer import warm_trainer
 def train_gpt(
     config: ConfigParameter = "",
     run_id: RunIdParameter = "",
-    overrides: OverridesParameter = (),
+    steps: StepsParameter = 0,
+    learning_rate: LearningRateParameter = 0.0,
+    micro_batch: MicroBatchParameter = 0,
     store: StoreParameter = "",
+    overrides: OverridesParameter = (),
     start_over: StartOverParameter = False,
 ) -> FlowEnd:
     """Train a run to its end, or continue it.
 
     Args:
-        config: run configuration (TOML): a name in deployments/, a path or a URL; may be empty for a run that exists.
-        run_id: name of the run; the same name continues the same run. Empty: the configuration file's name.
-        overrides: `section.key=value` on top of the configuration, one each.
-        store: folder or URL of the object store; empty: CAIRN_STORE, else the configuration's, else ./cairn-store.
+        config: run configuration (TOML): a name in deployments/ such as quickstart, a path, or a URL such as
+            s3://bucket/runs/bard.toml; may be empty for a run that exists.
+        run_id: name of the run, such as bard-1; the same name continues it. Empty: the configuration file's name.
+        steps: training.steps; 0: as the configuration says.
+        learning_rate: training.lr; 0: as the configuration says.
+        micro_batch: training.micro_batch; 0: as the configuration says.
+        store: folder or URL of the object store, such as s3://bucket/cairn; empty: CAIRN_STORE, else the
+            configuration's, else ./cairn-store.
+        overrides: `section.key=value` on top of the configuration, one each; a key with a field above only there.
         start_over: begin again at step 0 where commits exist and none can be read any more.
     """
     shutdown = ShutdownSignal()
@@ -51,9 +62,8 @@ def train_gpt(
         if handed is not None:
             resolved = handed.resolved
         else:  # no command in this process has resolved and checked it
-            request = TrainingRequest(
-                config=config, run_id=run_id, overrides=overrides, store=store, start_over=start_over
-            )
+            asked = with_settings(overrides, steps=steps, learning_rate=learning_rate, micro_batch=micro_batch)
+            request = TrainingRequest(config=config, run_id=run_id, overrides=asked, store=store, start_over=start_over)
             resolved = resolve_request(request, os.environ)
             check_before_start(resolved, resolved.open_log(), os.environ)
         run = open_run(resolved, shutdown, trainer)

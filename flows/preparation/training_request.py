@@ -55,6 +55,19 @@ class ResolvedRequest:
         return RunLog(open_store(self.store_url), self.run_id)
 
 
+def with_settings(overrides: tuple[str, ...], *, steps: int, learning_rate: float, micro_batch: int) -> tuple[str, ...]:
+    """Return the overrides behind those that the form's own fields mean; a field of 0 means none.
+
+    Raises `InvalidConfiguration` for a key that is set in both.
+    """
+    fields = {"training.steps": steps, "training.lr": learning_rate, "training.micro_batch": micro_batch}
+    given = {key: value for key, value in fields.items() if value}
+    for override in overrides:
+        if (key := override.partition("=")[0].strip()) in given:
+            raise InvalidConfiguration(f"{key}: set in a field of its own ({given[key]:g}) and by {override}; keep one")
+    return (*(f"{key}={value}" for key, value in given.items()), *overrides)
+
+
 def resolve_request(request: TrainingRequest, environment: Mapping[str, str]) -> ResolvedRequest:
     """Read the configuration and choose run and store; raises `InvalidConfiguration`."""
     run_id, base_dir = choose_run_id(request), configuration_folder(request.config)

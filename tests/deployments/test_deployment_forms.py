@@ -21,13 +21,14 @@ def schema_of(name: str) -> dict[str, Any]:
     return parameter_schema(getattr(import_module(module), flow)).model_dump()
 
 
-def is_accepted(name: str, **parameters: Any) -> bool:
+def refusal(name: str, **parameters: Any) -> str:
+    """Return what the server answers to these parameters; empty if it accepts them."""
     (defaults,) = [item["parameters"] for item in DEPLOYMENTS if item["name"] == name]
     try:
         validate({**defaults, **parameters}, schema_of(name), raise_on_error=True)
-    except ValidationError:
-        return False
-    return True
+    except ValidationError as error:
+        return str(error)
+    return ""
 
 
 @pytest.mark.parametrize("name", [item["name"] for item in DEPLOYMENTS])
@@ -42,8 +43,22 @@ def test_every_parameter_of_every_form_has_a_title_a_description_and_a_default(n
 
 
 def test_the_form_of_a_training_run_explains_keys_in_the_words_of_their_fields() -> None:
-    description = schema_of("train-gpt")["properties"]["overrides"]["description"]
-    assert f"training.lr ({meaning_of('training.lr')})" in description and meaning_of("training.lr")
+    fields = schema_of("train-gpt")["properties"]
+    rate, overrides = fields["learning_rate"]["description"], fields["overrides"]["description"]
+    assert rate.startswith(f"{meaning_of('training.lr')} (training.lr), such as 0.001; 0: ") and meaning_of(
+        "training.lr"
+    )
+    assert f"model.n_layer ({meaning_of('model.n_layer')})" in overrides
+
+
+def test_the_common_settings_have_typed_fields_in_the_order_of_their_use() -> None:
+    fields = schema_of("train-gpt")["properties"]
+    types = {name: fields[name]["type"] for name in sorted(fields, key=lambda name: int(fields[name]["position"]))}
+    assert list(types.items())[:6] == [
+        *(("config", "string"), ("run_id", "string"), ("steps", "integer"), ("learning_rate", "number")),
+        *(("micro_batch", "integer"), ("store", "string")),
+    ]
+    assert all(fields[name]["examples"] for name in list(types)[:6])
 
 
 @pytest.mark.parametrize("name", [item["name"] for item in DEPLOYMENTS])
@@ -54,7 +69,7 @@ def test_no_parameter_is_one_of_several_types_for_which_the_form_would_show_raw_
 @pytest.mark.parametrize("name", [item["name"] for item in DEPLOYMENTS])
 def test_the_deployments_own_parameters_are_accepted_and_known(name: str) -> None:
     (defaults,) = [item["parameters"] for item in DEPLOYMENTS if item["name"] == name]
-    assert is_accepted(name) and defaults.keys() <= schema_of(name)["properties"].keys()
+    assert not refusal(name) and defaults.keys() <= schema_of(name)["properties"].keys()
 
 
 @pytest.mark.parametrize(
@@ -65,11 +80,19 @@ def test_the_deployments_own_parameters_are_accepted_and_known(name: str) -> Non
         {"config": "s3://bucket/runs/bard.toml", "store": "s3://bucket/cairn"},
         {"config": "https://example.org/bard.toml", "run_id": "bard-1.2"},
         {"config": "", "run_id": "bard"},
-        {"overrides": ["training.steps=1200", 'data.sources=["a b.txt"]', "evaluation.command="]},
+        {"steps": 1200, "learning_rate": 1e-3, "micro_batch": 8},
+        {
+            "overrides": [
+                "training.steps=1200",
+                "budgets.bad-data.retries=0",
+                'data.sources=["a b.txt"]',
+                "evaluation.command=",
+            ]
+        },
     ],
 )
 def test_what_people_mean_is_accepted(parameters: dict[str, Any]) -> None:
-    assert is_accepted("train-gpt", **parameters)
+    assert refusal("train-gpt", **parameters) == ""
 
 
 @pytest.mark.parametrize(
@@ -82,6 +105,11 @@ def test_what_people_mean_is_accepted(parameters: dict[str, Any]) -> None:
         ("train-gpt", {"overrides": "training.steps=1"}),
         ("train-gpt", {"overrides": ["training.steps"]}),
         ("train-gpt", {"overrides": ["=1"]}),
+        ("train-gpt", {"overrides": ["training.stpes=1"]}),
+        ("train-gpt", {"steps": -1}),
+        ("train-gpt", {"steps": 1.5}),
+        ("train-gpt", {"learning_rate": "fast"}),
+        ("train-gpt", {"micro_batch": -8}),
         ("train-gpt", {"start_over": "perhaps"}),
         ("train-gpt", {"store": "s3://bucket "}),
         ("watch-runs", {"deployment": "train-gpt"}),
@@ -91,5 +119,11 @@ def test_what_people_mean_is_accepted(parameters: dict[str, Any]) -> None:
         ("evaluate-promoted", {"reference": "a run@5"}),
     ],
 )
-def test_what_cannot_be_meant_is_refused_by_the_schema(name: str, parameters: dict[str, Any]) -> None:
-    assert not is_accepted(name, **parameters)
+def test_what_cannot_be_meant_is_refused_by_the_schema_in_words(name: str, parameters: dict[str, Any]) -> None:
+    words = refusal(name, **parameters)
+    assert next(iter(parameters)) in words and "does not match" not in words
+
+
+def test_an_unknown_key_is_refused_with_the_rule_and_an_example() -> None:
+    rule = "section.key=value with a key that `cairn config` lists, such as training.warmup_steps=50"
+    assert rule in refusal("train-gpt", overrides=["training.stpes=1"])

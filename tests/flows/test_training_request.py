@@ -18,6 +18,7 @@ from flows.preparation.training_request import (
     configure_run,
     hand_over,
     resolve_request,
+    with_settings,
 )
 from storage.logs.run_state import RunState
 from tasks.configuration.configuration_source import load_configuration
@@ -156,3 +157,14 @@ def test_a_command_opens_its_configuration_file_once(config: Path) -> None:
         check=False,
     )
     assert done.stderr.split()[-2:] == ["0", "1"], done.stderr
+
+
+def test_a_field_of_the_form_sets_its_key_and_zero_sets_nothing() -> None:
+    given = with_settings(("training.seed=7",), steps=60, learning_rate=1e-5, micro_batch=4)
+    assert given == ("training.steps=60", "training.lr=1e-05", "training.micro_batch=4", "training.seed=7")
+    assert with_settings((), steps=0, learning_rate=0.0, micro_batch=0) == ()
+
+
+def test_a_key_in_its_field_and_in_the_overrides_is_refused_with_both_values() -> None:
+    with pytest.raises(InvalidConfiguration, match=r"training.lr: .*\(0.001\) and by training.lr=2; keep one"):
+        with_settings(("training.lr=2",), steps=0, learning_rate=1e-3, micro_batch=0)
