@@ -14,12 +14,19 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 
 from flows.operations.checkpoint_evaluation import plan_checkpoint
+from flows.orchestrator.evaluation_form import find_evaluation_form, kept_parameters
 from flows.orchestrator.flow_end import completed, ends_in_prefects_words
-from flows.orchestrator.overview_page import artifact_key
-from flows.orchestrator.run_parameters import AgainParameter, ReferenceParameter, StoreParameter, SuiteParameter
-from reports.pages.markdown import markdown_table
+from flows.orchestrator.flow_run_tags import add_tags
+from flows.orchestrator.overview_page import artifact_key, evaluation_markdown
+from flows.orchestrator.run_parameters import (
+    AgainParameter,
+    CredentialsParameter,
+    ReferenceParameter,
+    StoreParameter,
+    SuiteParameter,
+)
+from flows.orchestrator.store_credentials import take_credentials
 from reports.queries.comparison import EvaluationComparison, compare_evaluations
-from reports.queries.display_tables import comparison_table
 from reports.queries.run_lookup import find_checkpoint
 from storage.stores.open_store import open_store
 from tasks.configuration.store_choice import choose_store
@@ -27,12 +34,19 @@ from tasks.evaluate import evaluate, task_name
 from tasks.policy.termination import FlowEnd
 
 
-@flow(name="evaluate-promoted", retries=0, validate_parameters=True, persist_result=False)
+@flow(
+    name="evaluate-promoted",
+    flow_run_name="evaluate {reference}",
+    retries=0,
+    validate_parameters=True,
+    persist_result=False,
+)
 @ends_in_prefects_words
 def evaluate_promoted(
     reference: ReferenceParameter = "champion",
     suite: SuiteParameter = "",
     store: StoreParameter = "",
+    store_credentials: CredentialsParameter = "",
     again: AgainParameter = False,
 ) -> FlowEnd:
     """Measure a committed checkpoint under its run's suites or a suite file; what is on record is not measured again.
@@ -41,9 +55,11 @@ def evaluate_promoted(
         reference: an alias such as champion, RUN, or RUN@STEP.
         suite: path of a suite file (TOML); empty: the suites of the checkpoint's run.
         store: folder or URL of the object store; empty: CAIRN_STORE, else ./cairn-store.
+        store_credentials: name of a block `Cairn store credentials`; empty: those of the worker.
         again: measure also what is on record, and add a second row.
     """
     logger = get_run_logger()
+    take_credentials(store_credentials, os.environ)
     found = find_checkpoint(open_store(choose_store(store, os.environ)), reference)
     plan = plan_checkpoint(found, suite)
     ended = [
@@ -53,25 +69,26 @@ def evaluate_promoted(
         for one in plan.all
     ]
     view = compare_evaluations(found, [one for one in ended if not isinstance(one, State)])
-    _publish(view)
     words = "; ".join(
         f"{item.suite} of {view.run_id}@{view.step}: "
         + (item.detail or ", ".join(f"{name} {value:.4g}" for name, value in sorted(item.metrics.items())[:8]))
         for item in (row.evaluation for row in view.rows if row.role == "this")
     )
+    _publish(view, words)
     logger.info("%s", words)
     return FlowEnd(reason="evaluator-failed", message=words) if view.status == "failed" else completed(words)
 
 
-def _publish(view: EvaluationComparison) -> None:
+def _publish(view: EvaluationComparison, words: str) -> None:
     """Show the table in the UI; an API that fails costs the table, never the evaluation."""
     with suppress(Exception), get_client(sync_client=True) as client:
+        add_tags(client, UUID(flow_run.get_id()), {f"run:{view.run_id}"})
         client.create_artifact(
             ArtifactCreate(
                 key=artifact_key(view.run_id, "evaluations"),
                 type="markdown",
                 description=f"step {view.step} of run {view.run_id} beside others under the same suites",
-                data=markdown_table(comparison_table(view)),
+                data=evaluation_markdown(view, words, find_evaluation_form(client, kept_parameters())),
                 flow_run_id=UUID(flow_run.get_id()),
             )
         )

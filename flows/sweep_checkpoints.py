@@ -12,7 +12,13 @@ from prefect import flow, get_run_logger
 
 from flows.operations.store_sweep import StoreSweepRow, SweepOutcome, sweep_store
 from flows.orchestrator.flow_end import completed, ends_in_prefects_words
-from flows.orchestrator.run_parameters import DryRunParameter, MostSecondsParameter, StoreParameter
+from flows.orchestrator.run_parameters import (
+    CredentialsParameter,
+    DryRunParameter,
+    MostSecondsParameter,
+    StoreParameter,
+)
+from flows.orchestrator.store_credentials import take_credentials
 from storage.stores.open_store import open_store
 from tasks.configuration.store_choice import choose_store
 from tasks.policy.termination import FlowEnd
@@ -21,16 +27,21 @@ from tasks.policy.termination import FlowEnd
 @flow(name="sweep-checkpoints", retries=0, validate_parameters=True, persist_result=False)
 @ends_in_prefects_words
 def sweep_checkpoints(
-    store: StoreParameter = "", dry_run: DryRunParameter = False, most_seconds: MostSecondsParameter = 900.0
+    store: StoreParameter = "",
+    store_credentials: CredentialsParameter = "",
+    dry_run: DryRunParameter = False,
+    most_seconds: MostSecondsParameter = 900.0,
 ) -> FlowEnd:
     """Apply each run's own retention to all runs of a store, also to finished ones, and delete orphans.
 
     Args:
         store: folder or URL of the object store; empty: CAIRN_STORE, else ./cairn-store.
+        store_credentials: name of a block `Cairn store credentials`; empty: those of the worker.
         dry_run: report what would be deleted and change nothing.
         most_seconds: after this time no further run is started; each sweep starts at a random run.
     """
     logger = get_run_logger()
+    take_credentials(store_credentials, os.environ)
     rows = sweep_store(
         open_store(choose_store(store, os.environ)),
         dry_run=dry_run,

@@ -7,6 +7,7 @@ from prefect import flow
 from flows.orchestrator.flow_end import completed, ends_in_prefects_words
 from flows.orchestrator.run_parameters import (
     ConfigParameter,
+    CredentialsParameter,
     LearningRateParameter,
     MicroBatchParameter,
     OverridesParameter,
@@ -15,6 +16,7 @@ from flows.orchestrator.run_parameters import (
     StepsParameter,
     StoreParameter,
 )
+from flows.orchestrator.store_credentials import take_credentials
 from flows.preparation.preflight import check_before_start
 from flows.preparation.training_request import HANDED_OVER, TrainingRequest, resolve_request, with_settings
 from flows.run.active_run import ActiveRun
@@ -39,6 +41,7 @@ def train_gpt(
     learning_rate: LearningRateParameter = 0.0,
     micro_batch: MicroBatchParameter = 0,
     store: StoreParameter = "",
+    store_credentials: CredentialsParameter = "",
     overrides: OverridesParameter = (),
     start_over: StartOverParameter = False,
 ) -> FlowEnd:
@@ -53,6 +56,7 @@ def train_gpt(
         micro_batch: training.micro_batch; 0: as the configuration says.
         store: folder or URL of the object store, such as s3://bucket/cairn; empty: CAIRN_STORE, else the
             configuration's, else ./cairn-store.
+        store_credentials: name of a block `Cairn store credentials`; empty: those of the worker.
         overrides: `section.key=value` on top of the configuration, one each; a key with a field above only there.
         start_over: begin again at step 0 where commits exist and none can be read any more.
     """
@@ -62,6 +66,7 @@ def train_gpt(
         if handed is not None:
             resolved = handed.resolved
         else:  # no command in this process has resolved and checked it
+            take_credentials(store_credentials, os.environ)
             asked = with_settings(overrides, steps=steps, learning_rate=learning_rate, micro_batch=micro_batch)
             request = TrainingRequest(config=config, run_id=run_id, overrides=asked, store=store, start_over=start_over)
             resolved = resolve_request(request, os.environ)

@@ -9,7 +9,8 @@ from collections import Counter
 from prefect import flow, get_run_logger
 
 from flows.orchestrator.flow_end import completed, ends_in_prefects_words
-from flows.orchestrator.run_parameters import DeploymentParameter, StoreParameter
+from flows.orchestrator.run_parameters import CredentialsParameter, DeploymentParameter, StoreParameter
+from flows.orchestrator.store_credentials import take_credentials
 from flows.watching.run_watcher import WatchAction, WatchRequest, open_watcher
 from tasks.configuration.store_choice import choose_store
 from tasks.policy.termination import FlowEnd
@@ -17,14 +18,20 @@ from tasks.policy.termination import FlowEnd
 
 @flow(name="watch-runs", retries=0, validate_parameters=True, persist_result=False)
 @ends_in_prefects_words
-def watch_runs(store: StoreParameter = "", deployment: DeploymentParameter = "train-gpt/train-gpt") -> FlowEnd:
+def watch_runs(
+    store: StoreParameter = "",
+    store_credentials: CredentialsParameter = "",
+    deployment: DeploymentParameter = "train-gpt/train-gpt",
+) -> FlowEnd:
     """Look once at all runs of a store and continue those that must be, through their deployment.
 
     Args:
         store: folder or URL of the object store; empty: CAIRN_STORE, else ./cairn-store.
+        store_credentials: name of a block `Cairn store credentials`; empty: those of the worker.
         deployment: flow/deployment whose flow runs continue the runs; empty: a process of this machine does.
     """
     logger = get_run_logger()
+    take_credentials(store_credentials, os.environ)
     rows = open_watcher(WatchRequest(store=choose_store(store, os.environ), deployment=deployment)).look_patiently()
     for row in rows:
         logger.info("%s: %s: %s %s", row.run_id, row.action, row.why, row.how)

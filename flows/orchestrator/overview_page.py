@@ -4,14 +4,23 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+from flows.orchestrator.evaluation_form import EvaluationForm
 from reports.pages.markdown import markdown_table, markdown_text
-from reports.queries.display_tables import Table, budgets_table, evaluations_table, receipts_table
+from reports.queries.comparison import EvaluationComparison
+from reports.queries.display_tables import (
+    Table,
+    budgets_table,
+    comparison_table,
+    evaluations_table,
+    receipts_table,
+)
 from reports.queries.evaluations import EvaluationSummary, list_evaluations
 from reports.queries.receipts import read_receipts
 from reports.queries.run_status import read_status
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
 from storage.stores.document import sha256
+from tasks.configuration.evaluation_settings import METRIC
 
 _MOST_EVALUATIONS = 200
 _OF_ATTEMPTS = ("attempt", "started (UTC)", "lasted", "reason", "steps", "device time", "lost", "decision")
@@ -19,7 +28,7 @@ _OF_EVALUATIONS = ("step", "status", "suite", "val_loss", "perplexity", "bits/by
 """The columns that fit beside Prefect's menus; `cairn attempts` and `cairn evaluations` have all."""
 
 
-def overview_markdown(log: RunLog, curve: str, question: str = "") -> str:
+def overview_markdown(log: RunLog, curve: str, question: str = "", form: EvaluationForm | None = None) -> str:
     """Return the page: what the run is and its state, what a person is asked, the curve, the tables, and links."""
     opened, status = log.state.opened, read_status(log)
     parts = [f"# {markdown_text(log.run_id)}"]
@@ -31,9 +40,21 @@ def overview_markdown(log: RunLog, curve: str, question: str = "") -> str:
     parts.append(f"## Budgets\n\n{markdown_table(budgets_table(status.budgets))}")
     if evaluations := list_evaluations(log.state):
         parts.append(f"## Evaluations\n\n{_newest(evaluations)}")
+        measured = [item for item in evaluations if METRIC in item.metrics]
+        if form is not None and measured:
+            best = min(measured, key=lambda item: item.metrics[METRIC])
+            parts.append(form.links(f"{log.run_id}@{best.step}"))
     if links := _links(log.state):
         parts.append(f"## Flow runs\n\n{links}")
     return "\n\n".join(parts)
+
+
+def evaluation_markdown(view: EvaluationComparison, words: str, form: EvaluationForm | None) -> str:
+    """Return the page of `evaluate-promoted`: the columns of a run's page, what each row is, and all in words."""
+    reference = f"{view.run_id}@{view.step}"
+    parts = [f"# {markdown_text(reference)}", _narrow(comparison_table(view), ("", "checkpoint", *_OF_EVALUATIONS))]
+    parts.append(markdown_text(words))
+    return "\n\n".join([*parts, form.links(reference)] if form is not None else parts)
 
 
 def flow_run_name(run_id: str, attempt: int) -> str:
@@ -64,10 +85,7 @@ def _newest(evaluations: Sequence[EvaluationSummary]) -> str:
 
 
 def _links(state: RunState) -> str:
-    """Return a link to each flow run that the run has had, where there were several.
-
-    The pages that show it lie two folders deep in both of Prefect's UIs, so a relative link stays in the UI.
-    """
+    """Return a link to each flow run that the run has had, where there were several."""
     attempts: dict[str, list[str]] = {}
     for item in state.attempts:
         if item.started.flow_run_id:

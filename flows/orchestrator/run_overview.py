@@ -20,6 +20,7 @@ from prefect.states import Crashed
 
 from flows.orchestrator.attempt_events import emit_attempt_ended
 from flows.orchestrator.curve_artifact import Drawing, curve_markdown, is_due
+from flows.orchestrator.evaluation_form import EvaluationForm, find_evaluation_form, kept_parameters
 from flows.orchestrator.flow_run_tags import add_tags
 from flows.orchestrator.overview_page import artifact_key, flow_run_name, overview_markdown
 from storage.logs.run_log import RunLog
@@ -48,6 +49,8 @@ class RunOverview:
         self._tags: set[str] = set()
         self._artifact_id: UUID | None = None
         self._are_lost_closed = False
+        self._kept = kept_parameters() if flow_run_id else {}
+        self._form: EvaluationForm | None = None
 
     @contextmanager
     def published(self) -> Iterator[None]:
@@ -88,7 +91,8 @@ class RunOverview:
         self._name_and_tag(client, flow_run_id)
         if self._ended.is_set() or self._is_curve_due():
             self._draw()
-        page = overview_markdown(self._log, self._curve, self._question)
+        self._form = self._form or find_evaluation_form(client, self._kept)
+        page = overview_markdown(self._log, self._curve, self._question, self._form)
         if page != self._shown:
             self._show(client, flow_run_id, page)
             self._shown = page

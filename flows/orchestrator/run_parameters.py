@@ -14,17 +14,27 @@ from tasks.configuration.key_reference import list_keys, meaning_of
 
 _RUN_ID = r"[A-Za-z0-9_][A-Za-z0-9_.=+-]*"
 _LOCATION = (r"^(|\S|\S.*\S)$", "a path or a URL without spaces around it")
+_NAME = (rf"^({_RUN_ID})?$", "letters, digits and _ . = + - with a letter, a digit or _ at the beginning")
+_REFERENCE = (rf"^{_RUN_ID}(@\d+)?$", "an alias such as champion, RUN, or RUN@STEP")
+_DEPLOYMENT = (r"^([^/\s]+/[^/\s]+)?$", "flow/deployment, such as train-gpt/train-gpt")
+_OVERRIDE = (
+    f"^({'|'.join(re.escape(key.key) for key in list_keys())})=",
+    "section.key=value with a key that `cairn config` lists, such as training.warmup_steps=50",
+)
 _NAMED_KEYS = ("training.global_batch", "training.warmup_steps", "model.n_layer", "data.sources")
-_KEYS = "|".join(re.escape(key.key) for key in list_keys())
 
 
-def _words(pattern: str, words: str) -> dict[str, Any]:
+def _rule(pattern: str, words: str) -> dict[str, Any]:
     return {"if": {"pattern": pattern}, "else": {"const": words}}
 
 
-def _field(title: str, *examples: object, text: tuple[str, str] | None = None, **rules: Any) -> Any:
-    extra = {"title": title, **({"examples": list(examples)} if examples else {}), **(_words(*text) if text else {})}
+def _field(title: str, *examples: object, **rules: Any) -> Any:
+    extra: dict[str, Any] = {"title": title, "examples": list(examples)} if examples else {"title": title}
     return Field(json_schema_extra=extra, **rules)
+
+
+def _text(title: str, rule: tuple[str, str], *examples: str) -> Any:
+    return Field(json_schema_extra={"title": title, "examples": list(examples), **_rule(*rule)}, max_length=2048)
 
 
 def _setting(title: str, key: str, example: float) -> Any:
@@ -32,40 +42,13 @@ def _setting(title: str, key: str, example: float) -> Any:
     return Field(ge=0, json_schema_extra={"title": title, "description": description, "examples": [example]})
 
 
-ConfigParameter = Annotated[
-    str,
-    _field(
-        "Configuration",
-        *("quickstart", "deployments/quickstart.toml", "s3://bucket/runs/bard.toml"),
-        text=_LOCATION,
-        max_length=2048,
-    ),
-]
-RunIdParameter = Annotated[
-    str,
-    _field(
-        "Run id",
-        "bard-1",
-        text=(rf"^({_RUN_ID})?$", "letters, digits and _ . = + - with a letter, a digit or _ at the beginning"),
-        max_length=200,
-    ),
-]
+ConfigParameter = Annotated[str, _text("Configuration", _LOCATION, "quickstart", "s3://bucket/runs/bard.toml")]
+RunIdParameter = Annotated[str, _text("Run id", _NAME, "bard-1")]
 StepsParameter = Annotated[int, _setting("Steps", "training.steps", 1200)]
 LearningRateParameter = Annotated[float, _setting("Learning rate", "training.lr", 1e-3)]
 MicroBatchParameter = Annotated[int, _setting("Micro-batch", "training.micro_batch", 8)]
 OverridesParameter = Annotated[
-    tuple[
-        Annotated[
-            str,
-            Field(
-                json_schema_extra=_words(
-                    f"^({_KEYS})=",
-                    "section.key=value with a key that `cairn config` lists, such as training.warmup_steps=50",
-                )
-            ),
-        ],
-        ...,
-    ],
+    tuple[Annotated[str, Field(json_schema_extra=_rule(*_OVERRIDE))], ...],
     Field(
         json_schema_extra={
             "title": "Overrides",
@@ -76,26 +59,12 @@ OverridesParameter = Annotated[
         }
     ),
 ]
-StoreParameter = Annotated[str, _field("Store", "./cairn-store", "s3://bucket/cairn", text=_LOCATION, max_length=2048)]
+StoreParameter = Annotated[str, _text("Store", _LOCATION, "./cairn-store", "s3://bucket/cairn")]
 CredentialsParameter = Annotated[str, _field("Store credentials", "bucket-of-the-team", max_length=200)]
 StartOverParameter = Annotated[bool, _field("Start over at step 0")]
-DeploymentParameter = Annotated[
-    str,
-    _field(
-        "Deployment that continues runs",
-        "train-gpt/train-gpt",
-        text=(r"^([^/\s]+/[^/\s]+)?$", "flow/deployment, such as train-gpt/train-gpt"),
-    ),
-]
-ReferenceParameter = Annotated[
-    str,
-    _field(
-        "Checkpoint",
-        *("champion", "bard-1", "bard-1@400"),
-        text=(rf"^{_RUN_ID}(@\d+)?$", "an alias such as champion, RUN, or RUN@STEP"),
-    ),
-]
-SuiteParameter = Annotated[str, _field("Suite", "deployments/suites/repetition.toml", text=_LOCATION)]
+DeploymentParameter = Annotated[str, _text("Deployment that continues runs", _DEPLOYMENT, "train-gpt/train-gpt")]
+ReferenceParameter = Annotated[str, _text("Checkpoint", _REFERENCE, "champion", "bard-1", "bard-1@400")]
+SuiteParameter = Annotated[str, _text("Suite", _LOCATION, "deployments/suites/repetition.toml")]
 AgainParameter = Annotated[bool, _field("Evaluate again what was evaluated before")]
 DryRunParameter = Annotated[bool, _field("Only list what would be deleted")]
 MostSecondsParameter = Annotated[float, _field("Begin no further run after (seconds)", gt=0, le=86_400)]

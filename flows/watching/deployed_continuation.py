@@ -26,6 +26,7 @@ STUCK_SECONDS = 600.0
 _UNFINISHED = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING]
 _SHOWN = 200
 _MOST_LAUNCHES = 10
+_CREDENTIALS = "store_credentials"
 
 
 class ContinuationByDeployment:
@@ -79,11 +80,12 @@ class ContinuationByDeployment:
         attempt = stalled.state.latest_attempt
         how = "open" if stalled.state.open_attempt is not None else "ended"
         launch = _last_launch(client, deployment_id, stalled.state)
+        kept = {name: value for name, value in launch.parameters.items() if name == _CREDENTIALS} if launch else {}
         for number in range(MOST_FLOW_RUNS):
             key = sha256(f"{self._store_url} {stalled.run_id} {attempt} {how} {number}".encode())
             flow_run = client.create_flow_run_from_deployment(
                 deployment_id,
-                parameters={"config": "", "run_id": stalled.run_id, "store": self._store_url},
+                parameters={**kept, "config": "", "run_id": stalled.run_id, "store": self._store_url},
                 name=flow_run_name(stalled.run_id, attempt + 1),
                 idempotency_key=f"cairn-watch-{key}",
                 tags=launch.tags if launch else None,

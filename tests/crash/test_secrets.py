@@ -5,18 +5,16 @@ searched for each secret as it is, in base64, and as a URL quotes it. The same r
 everything, and nothing it wrote may be written by everybody.
 """
 
-import base64
 import os
 import stat
 import sys
-import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.crash.prefect_api import ask
+from tests.crash.leaks import found_in, told_by
 from tests.crash.training_command import Command, configuration
 from tests.processes.waiting import patience_seconds
 
@@ -85,23 +83,6 @@ class Planted:
     def _printed_by(self, *arguments: str, store: str = "", code: int = 0) -> None:
         process = self.command.start_verb(*arguments, *(("--store", store) if store else ()))
         assert process.wait(timeout=patience_seconds()) == code, f"{arguments}: {self.command.output()}"
-
-
-def told_by(api_url: str) -> bytes:
-    """Everything Prefect's API tells of what it was told."""
-    paths = ("flow_runs", "task_runs", "artifacts", "logs", "deployments", "events")
-    answers = [str(ask(api_url, f"{path}/filter", {})) for path in paths]
-    return "\n".join(answers).encode()
-
-
-def forms(secret: str) -> Iterator[bytes]:
-    yield from (secret.encode(), base64.b64encode(secret.encode()), urllib.parse.quote(secret, safe="").encode())
-    if ":" in secret:
-        yield secret.split(":")[-1].encode()
-
-
-def found_in(data: bytes, secrets: Mapping[str, str]) -> list[str]:
-    return sorted(name for name, secret in secrets.items() if any(form in data for form in forms(secret)))
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,52 @@
 """What a run's page says, as text; how the UIs draw it is looked at in tests/crash/test_prefect_ui.py."""
 
-from flows.orchestrator.overview_page import overview_markdown
+import inspect
+import json
+import re
+from pathlib import Path
+from urllib.parse import unquote
+from uuid import UUID
+
+from flows.evaluate_promoted import evaluate_promoted
+from flows.orchestrator.evaluation_form import EvaluationForm
+from flows.orchestrator.overview_page import evaluation_markdown, overview_markdown
+from reports.queries.comparison import compare_evaluations
+from reports.queries.run_lookup import find_checkpoint
+from storage.stores.local_store import LocalStore
 from tests.fabricated_run import FabricatedRun
+
+FORM = EvaluationForm(
+    deployment_id=UUID(int=7),
+    kept={"store": "s3://bucket/cairn (old)", "store_credentials": "team"},
+    suites=(Path("deployments/suites/repetition.toml"),),
+)
 
 
 def test_an_open_question_stands_above_the_curve_and_is_gone_once_it_is_answered(bard: FabricatedRun) -> None:
     page = overview_markdown(bard.log, "![curves]()", "**May it?**")
     assert page.index("**May it?**") < page.index("![curves]()") < page.index("## Attempts")
     assert "**May it?**" not in overview_markdown(bard.log, "![curves]()")
+
+
+def test_the_best_checkpoint_is_measured_again_under_another_suite_by_a_link_that_fills_the_form_in(
+    bard: FabricatedRun,
+) -> None:
+    page = overview_markdown(bard.log, "", form=FORM)
+    links = dict(
+        re.findall(r"\[([^\]]+)\]\(\.\./\.\./deployments/deployment/[-0-9a-f]+/run\?parameters=([^)]+)\)", page)
+    )
+    values = {name: json.loads(unquote(filled)) for name, filled in links.items()}
+    kept = {"reference": "bard@20", **FORM.kept}
+    assert values == {
+        "its run's own suites": {**kept, "again": True},
+        "repetition": {**kept, "suite": "deployments/suites/repetition.toml"},
+    }
+    assert all(name in inspect.signature(evaluate_promoted).parameters for filled in values.values() for name in filled)
+
+
+def test_an_evaluation_is_shown_in_the_columns_of_its_runs_page(bard: FabricatedRun, store: LocalStore) -> None:
+    found = find_checkpoint(store, "bard@20")
+    view = compare_evaluations(found, [item for item in bard.log.state.evaluations if item.step == 20])
+    (of_evaluation,) = [line for line in evaluation_markdown(view, "loop 0.9", None).splitlines() if "val" in line]
+    (of_run,) = [line for line in overview_markdown(bard.log, "").splitlines() if "val" in line and "status" in line]
+    assert of_evaluation.split("|")[3:] == of_run.split("|")[2:]

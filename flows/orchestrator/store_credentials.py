@@ -1,0 +1,48 @@
+"""A Prefect block with the credentials of an S3 store, which a deployment names by one parameter.
+
+Registered by `prefect block register -m flows.orchestrator.store_credentials`. The flow's process takes it into its
+environment, from which its trainers have it; nothing writes it.
+"""
+
+from collections.abc import MutableMapping
+
+from prefect.blocks.core import Block
+from pydantic import Field, SecretStr
+
+from tasks.errors import InvalidConfiguration
+
+
+class StoreCredentials(Block):
+    """What a person fills in under Blocks; each field is the variable of its name after `AWS_`."""
+
+    _block_type_name = "Cairn store credentials"
+    _block_type_slug = "cairn-store-credentials"
+    _description = "Key, secret and endpoint of an S3 store, for the deployments' parameter `store_credentials`."
+
+    access_key_id: SecretStr
+    secret_access_key: SecretStr
+    session_token: SecretStr = Field(default=SecretStr(""), description="for temporary keys")
+    endpoint_url: str = Field(default="", description="empty: the worker's, else Amazon's")
+    region: str = Field(default="", description="empty: the worker's")
+
+
+def take_credentials(name: str, environment: MutableMapping[str, str]) -> None:
+    """Put the block of this name into the environment in place of other credentials; an empty name does nothing.
+
+    Raises `InvalidConfiguration` where Prefect has no such block.
+    """
+    if not name:
+        return
+    try:
+        block = StoreCredentials.load(name)
+    except ValueError as error:
+        raise InvalidConfiguration(
+            f"store_credentials {name}: Prefect has no block `Cairn store credentials` of this name; make it under "
+            "Blocks, after `prefect block register -m flows.orchestrator.store_credentials`"
+        ) from error
+    for variable in ("AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_SESSION_TOKEN"):
+        environment.pop(variable, None)
+    for field in StoreCredentials.model_fields:
+        value = getattr(block, field)
+        if text := value.get_secret_value() if isinstance(value, SecretStr) else value:
+            environment[f"AWS_{field.upper()}"] = text
