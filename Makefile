@@ -13,7 +13,7 @@ SUITABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.11; do \
 	if $$name -c '$(SUITABLE)' >/dev/null 2>&1; then echo $$name; break; fi; done)
 
-.PHONY: help .venv train test test-full test-slow test-mutants test-matrix test-s3 chaos bench bench-memory bench-data bench-gpu bench-loader bench-sql bench-step bench-sum bench-checkpoint bench-start bench-overhead bench-history check lock audit docs format up clean
+.PHONY: help .venv train test test-full test-slow test-mutants test-matrix test-s3 chaos bench bench-memory bench-data bench-gpu bench-loader bench-sql bench-continuation bench-step bench-sum bench-checkpoint bench-start bench-overhead bench-history check lock audit docs format up clean
 
 help:  ## show this list
 	@grep -E '^[.a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([.a-z-]+):[^#]*## /\1\t/' | expand -t 14
@@ -91,6 +91,9 @@ bench-start: $(STAMP)  ## cairn train to the first step beside a bare script's; 
 bench-overhead: $(STAMP)  ## what of a run with segments of a minute is not training, beside the bare loop; ARGS= adds options
 	@$(BIN)/python -m tests.benchmarks.bench_overhead $(ARGS)
 
+bench-continuation: $(STAMP)  ## a deployed run's receipt to its next claim, after SIGTERM and after SIGKILL; ARGS="--times 5"
+	@$(BIN)/python -m tests.benchmarks.bench_continuation $(ARGS)
+
 bench-memory: $(STAMP)  ## a trainer's estimated memory beside its measured peak, three sizes in every mode; ARGS="--only small" does less
 	@$(BIN)/python -m tests.benchmarks.bench_memory $(ARGS)
 
@@ -129,7 +132,7 @@ format: $(STAMP)  ## let ruff put the code in shape
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-up: $(STAMP)  ## Prefect server with UI on 127.0.0.1:4200, work pool, worker, deployments; Ctrl-C stops all of it
+up: $(STAMP)  ## Prefect server with UI on 127.0.0.1:4200, work pool, worker, deployments; Ctrl-C stops it; ALERT_BLOCK=, ACCELERATORS=
 	@BIN=$(BIN) PORT=$(or $(PORT),4200) exec deployments/up.sh
 
 clean:  ## remove the environment and every cache; never a store

@@ -16,6 +16,11 @@ export PREFECT_SERVER_ANALYTICS_ENABLED=false DO_NOT_TRACK=1 PREFECT_SERVER_UI_S
 export PREFECT_SERVER_UI_API_URL=/api
 # Leases kept in memory would be lost when the server restarts.
 export PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE=prefect.server.concurrency.lease_storage.filesystem
+# Events are most of the database: after three days they are deleted, unless the operator says otherwise.
+export PREFECT_SERVER_EVENTS_RETENTION_PERIOD="${PREFECT_SERVER_EVENTS_RETENTION_PERIOD:-P3D}"
+# The worker asks every two seconds, for a preempted run waits for it; the flow runs show life twice a minute, for which
+# an automation waits (prefect.yaml).
+export PREFECT_WORKER_QUERY_SECONDS="${PREFECT_WORKER_QUERY_SECONDS:-2}" PREFECT_FLOWS_HEARTBEAT_FREQUENCY=30
 # No other site's page may read an answer, and what changes something needs a token that must be asked for first.
 export PREFECT_SERVER_CORS_ALLOWED_ORIGINS="http://$HOST:$PORT" PREFECT_SERVER_CSRF_PROTECTION_ENABLED=true
 
@@ -131,9 +136,9 @@ until server_answers; do
     sleep 0.5
 done
 
-"$BIN/prefect" work-pool update "$POOL" --base-job-template "$JOB_TEMPLATE" >/dev/null 2>&1 ||
-    quietly "$BIN/prefect" work-pool create "$POOL" --type process --base-job-template "$JOB_TEMPLATE"
-quietly "$BIN/prefect" --no-prompt deploy --all --prefect-file deployments/prefect.yaml
+quietly "$BIN/python" -m flows.orchestrator.server_setup --pool "$POOL" --job-template "$JOB_TEMPLATE" \
+    --alert-block "${ALERT_BLOCK:-}" ${ACCELERATORS:+--accelerators "$ACCELERATORS"}
+quietly "$BIN/prefect" --no-prompt deploy --all
 
 "$BIN/prefect" worker start --pool "$POOL" --name "cairn-${HOSTNAME:-worker}" &
 worker=$!
@@ -144,7 +149,7 @@ cat <<EOF
   in a shell      $shell
   start a run     $BIN/prefect deployment run train-gpt/train-gpt -p config=quickstart
   measure again   $BIN/prefect deployment run evaluate-promoted/evaluate-promoted -p reference=champion
-  stop it all     Ctrl-C (runs commit first; after the next start watch-runs continues them in a minute or two)
+  stop it all     Ctrl-C (runs commit first; the next start continues them)
 
 EOF
 wait -n || true # either child ending ends the other

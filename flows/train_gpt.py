@@ -4,6 +4,7 @@ import os
 
 from prefect import flow
 
+from flows.orchestrator.accelerator_slot import accelerator_slot
 from flows.orchestrator.flow_end import completed, ends_in_prefects_words
 from flows.orchestrator.run_parameters import (
     ConfigParameter,
@@ -24,6 +25,7 @@ from flows.run.attempt import Attempt
 from flows.run.next_attempt import claim_next_attempt
 from flows.run.run_opening import open_run
 from flows.run.run_promotion import offer_best
+from flows.watching.deployed_continuation import name_successor
 from storage.errors import Fenced, NotDurable, StorageError, StoreRefused
 from storage.logs.run_entries import AttemptEnded, AttemptStarted
 from tasks.attempt.shutdown_signal import ShutdownSignal
@@ -72,8 +74,8 @@ def train_gpt(
             resolved = resolve_request(request, os.environ)
             check_before_start(resolved, resolved.open_log(), os.environ)
         run = open_run(resolved, shutdown, trainer)
-        with run.running_services():
-            end = _train(run)
+        with run.running_services(), accelerator_slot(run.say, is_stopping=run.is_shutting_down):
+            end = name_successor(_train(run), run.log)
     if handed is not None:
         handed.end = end
     return end

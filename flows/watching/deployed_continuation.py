@@ -1,23 +1,30 @@
 """Continues a run through its deployment: one flow run of `train-gpt`, on any worker.
 
-Creating it is idempotent in the run and its newest attempt, so watchers on several machines create the same one.
+Creating it is idempotent in the run and its newest attempt, so watchers on several machines, and a preempted flow run
+that names its successor itself, create the same one.
 """
 
 from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
+from prefect import runtime
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas import filters
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL
+from prefect.states import Scheduled
 
 from flows.orchestrator.overview_page import flow_run_name
 from flows.preparation.training_request import TrainingRequest, choose_run_id
 from flows.watching.run_continuation import Begun, Busy, StalledRun
+from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
 from storage.stores.document import sha256
 from tasks.errors import InvalidConfiguration
+from tasks.policy.termination import DecisionAction, FlowEnd, FlowOutcome
 
 MOST_FLOW_RUNS = 20
 """After so many flow runs that ended without claiming the run, a person has to look."""
@@ -38,8 +45,8 @@ class ContinuationByDeployment:
             raise InvalidConfiguration(f"deployment {deployment}: PREFECT_API_URL is not set, so no server knows it")
         self._deployment, self._store_url = deployment, store_url
 
-    def begin(self, stalled: StalledRun) -> Begun | Busy:
-        """Create a flow run that continues the run, unless one is scheduled or running."""
+    def begin(self, stalled: StalledRun, *, delay_seconds: float = 0.0) -> Begun | Busy:
+        """Create a flow run that continues the run after the delay, unless one is scheduled or running."""
         with get_client(sync_client=True) as client:
             deployment_id = self._deployment_id(client)
             rule = filters.FlowRunFilter(
@@ -49,7 +56,7 @@ class ContinuationByDeployment:
             for flow_run in client.read_flow_runs(flow_run_filter=rule, limit=_SHOWN):
                 if self._is_at(flow_run, stalled):
                     return Busy(why=f"flow run {flow_run.name} is continuing it ({flow_run.state_name})")
-            return self._create(client, deployment_id, stalled)
+            return self._create(client, deployment_id, stalled, delay_seconds)
 
     def where(self, run_id: str) -> str:
         """Return where the flow runs that continued the run are found."""
@@ -76,7 +83,9 @@ class ContinuationByDeployment:
         is_dead = str(flow_run.id) in claimed or (not is_scheduled and stalled.seconds > STUCK_SECONDS)
         return choose_run_id(TrainingRequest(config=config, run_id=run_id)) == stalled.run_id and not is_dead
 
-    def _create(self, client: SyncPrefectClient, deployment_id: UUID, stalled: StalledRun) -> Begun | Busy:
+    def _create(
+        self, client: SyncPrefectClient, deployment_id: UUID, stalled: StalledRun, delay_seconds: float
+    ) -> Begun | Busy:
         attempt = stalled.state.latest_attempt
         how = "open" if stalled.state.open_attempt is not None else "ended"
         launch = _last_launch(client, deployment_id, stalled.state)
@@ -86,6 +95,7 @@ class ContinuationByDeployment:
             flow_run = client.create_flow_run_from_deployment(
                 deployment_id,
                 parameters={**kept, "config": "", "run_id": stalled.run_id, "store": self._store_url},
+                state=Scheduled(scheduled_time=datetime.now(UTC) + timedelta(seconds=delay_seconds)),
                 name=flow_run_name(stalled.run_id, attempt + 1),
                 idempotency_key=f"cairn-watch-{key}",
                 tags=launch.tags if launch else None,
@@ -97,6 +107,33 @@ class ContinuationByDeployment:
         return Busy(
             why=f"{MOST_FLOW_RUNS} flow runs ended before they claimed it; look at flow run {flow_run.id} in Prefect"
         )
+
+
+def name_successor(end: FlowEnd, log: RunLog) -> FlowEnd:
+    """Have the next flow run of this deployment continue a preempted run when its back-off is over, and say which.
+
+    An API that fails costs only time: an automation looks after every flow run that crashes and names no successor.
+    """
+    if end.reason != FlowOutcome.PREEMPTED:
+        return end
+    with suppress(Exception):
+        if runtime.deployment.get_id() is not None:
+            begun = _own_deployment(log).begin(
+                StalledRun(run_id=log.run_id, state=log.state, seconds=0.0), delay_seconds=_back_off(log.state)
+            )
+            how = begun.how if isinstance(begun, Begun) else begun.why
+            return replace(end, message=f"{end.message}; next: {how}")
+    return end
+
+
+def _own_deployment(log: RunLog) -> ContinuationByDeployment:
+    name = f"{runtime.flow_run.get_flow_name()}/{runtime.deployment.get_name()}"
+    return ContinuationByDeployment(name, log.store.url)
+
+
+def _back_off(state: RunState) -> float:
+    ended = state.attempts[-1].ended if state.attempts else None
+    return ended.decision.delay_seconds if ended and ended.decision.action == DecisionAction.RESUME else 0.0
 
 
 def _last_launch(client: SyncPrefectClient, deployment_id: UUID, state: RunState) -> FlowRun | None:

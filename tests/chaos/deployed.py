@@ -12,7 +12,6 @@ from tests.crash.prefect_api import JOB_TEMPLATE, prefect_command
 from tests.crash.training_command import Command
 
 DEPLOYMENT = "train-gpt/train-gpt"
-_PREFECT_FILE = "deployments/prefect.yaml"
 
 
 class Deployed:
@@ -26,7 +25,7 @@ class Deployed:
         self._prefect(
             "work-pool", "create", self._pool, "--type", "process", "--base-job-template", JOB_TEMPLATE, "--overwrite"
         )
-        named = ("--name", "train-gpt", "--pool", self._pool, "--prefect-file", _PREFECT_FILE)
+        named = ("--name", "train-gpt", "--pool", self._pool)
         self._prefect("--no-prompt", "deploy", *named)
         self._worker: subprocess.Popen[bytes] | None = None
 

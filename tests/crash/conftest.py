@@ -38,7 +38,7 @@ def prefect(command: Command, api_url: str) -> Prefect:
 def deployed(prefect: Prefect) -> None:
     """The work pool and all deployments."""
     prefect("work-pool", "create", "cairn", "--type", "process", "--base-job-template", JOB_TEMPLATE, "--overwrite")
-    prefect("--no-prompt", "deploy", "--all", "--prefect-file", "deployments/prefect.yaml")
+    prefect("--no-prompt", "deploy", "--all")
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
 """Flow runs of a deployment that end before their run does: Prefect's lists show them, and the next goes on as they."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -17,8 +17,11 @@ LISTED = ["Late", "AwaitingRetry", "Running", "Pending", "Completed", "Cancelled
 
 
 @pytest.fixture
-def train(command: Command, api_url: str, monkeypatch: pytest.MonkeyPatch) -> Train:
-    """Have a worker run `train-gpt` once, with a fault; returns the flow run as the deployment page gets it."""
+def train(command: Command, api_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Train]:
+    """Have a worker run `train-gpt` once, with a fault; returns the flow run as the deployment page gets it.
+
+    What would go on with the run is cancelled at the end: the next test's worker would take it.
+    """
 
     def run(fault: str, *overrides: str) -> FlowRun:
         monkeypatch.setenv("CAIRN_FAULTS", fault)
@@ -35,7 +38,9 @@ def train(command: Command, api_url: str, monkeypatch: pytest.MonkeyPatch) -> Tr
         (shown,) = ask(api_url, "flow_runs/filter", rule)
         return dict(shown)
 
-    return run
+    yield run
+    for successor in successors(api_url, command):
+        ask(api_url, f"flow_runs/{successor['id']}/set_state", {"state": {"type": "CANCELLED"}, "force": True})
 
 
 @pytest.fixture
@@ -82,12 +87,26 @@ def test_a_preempted_flow_run_is_continued_with_the_tags_the_variables_and_the_q
     flow_run = train("preempt@12")
     assert (flow_run["state_name"], flow_run["state"]["message"].split(":")[0]) == ("Crashed", "preempted")
     assert "Traceback" not in log_of(api_url, flow_run["id"])
-    before = {item["id"] for item in flow_runs(api_url, "train-gpt")}
+    (successor,) = successors(api_url, command)
+    assert f"; next: flow run {successor['id']} of train-gpt/train-gpt" in flow_run["state"]["message"]
+    assert successor["name"] == "bard, attempt 2"
+    assert {"mine", "run:bard"} <= set(successor["tags"])
+    for kept in ("job_variables", "work_queue_name"):
+        assert successor[kept] == flow_run[kept]
+    assert (successor["job_variables"]["env"], successor["work_queue_name"]) == ({"CAIRN_MARK": "spot"}, "train")
+
+
+@pytest.mark.usefixtures("deployed_openly")
+def test_a_watcher_leaves_a_preempted_flow_run_to_the_successor_it_named(
+    train: Train, command: Command, api_url: str
+) -> None:
+    train("preempt@12")
     look = ("watch", "--once", "--json", "--deployment", "train-gpt/train-gpt")
     assert command.start_verb(*look).wait(timeout=patience_seconds()) == 0
-    (created,) = [item for item in flow_runs(api_url, "train-gpt") if item["id"] not in before]
-    assert created["name"] == "bard, attempt 2"
-    assert {"mine", "run:bard"} <= set(created["tags"])
-    for kept in ("job_variables", "work_queue_name"):
-        assert created[kept] == flow_run[kept]
-    assert created["job_variables"]["env"] == {"CAIRN_MARK": "spot"}
+    assert len(successors(api_url, command)) == 1
+
+
+def successors(api_url: str, command: Command) -> list[FlowRun]:
+    """The flow runs that go on with the command's run."""
+    wanted = {"config": "", "run_id": "bard", "store": command.store.url}
+    return [item for item in flow_runs(api_url, "train-gpt") if wanted.items() <= item["parameters"].items()]

@@ -55,7 +55,7 @@ class StartedUp:
         return subprocess.run(
             [sys.executable, "-m", "prefect", *arguments],
             cwd=self.folder,
-            env={**self._shell(), **environment},
+            env={**self.shell(), **environment},
             capture_output=True,
             text=True,
             timeout=400,
@@ -116,7 +116,7 @@ class StartedUp:
             for process in self.processes() if self._process.poll() is None else []:
                 process.kill()
 
-    def _shell(self) -> dict[str, str]:
+    def shell(self) -> dict[str, str]:
         kept = {name: value for name, value in self.environment.items() if not name.startswith("PREFECT_")}
         given = {"PREFECT_API_URL": f"{self.url}/api", "PREFECT_API_AUTH_STRING": self.password}
         told = _variables(self.key) if self.key.exists() else given

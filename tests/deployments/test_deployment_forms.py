@@ -12,7 +12,7 @@ from prefect.utilities.schema_tools import ValidationError, validate
 from tasks.configuration.key_reference import meaning_of
 
 ROOT = Path(__file__).parents[2]
-DEPLOYMENTS = yaml.safe_load((ROOT / "deployments" / "prefect.yaml").read_text(encoding="utf-8"))["deployments"]
+DEPLOYMENTS = yaml.safe_load((ROOT / "prefect.yaml").read_text(encoding="utf-8"))["deployments"]
 
 
 def schema_of(name: str) -> dict[str, Any]:

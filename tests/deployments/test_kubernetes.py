@@ -143,11 +143,15 @@ def test_the_trainer_has_no_rights_in_the_cluster_and_is_not_root(job: dict[str,
     assert bound == ["cairn-worker"] and pod["serviceAccountName"] == "cairn-trainer"
 
 
-def test_both_prefect_files_deploy_the_same_flows() -> None:
-    here = yaml.safe_load((FOLDER.parent / "prefect.yaml").read_text(encoding="utf-8"))["deployments"]
-    assert [(item["name"], item["entrypoint"], item["tags"]) for item in here] == [
-        (item["name"], item["entrypoint"], item["tags"]) for item in sorted(DEPLOYMENTS, key=_as_in(here))
-    ]
+def test_both_prefect_files_deploy_the_same_flows_to_the_same_queues_with_the_same_triggers() -> None:
+    here = yaml.safe_load((FOLDER.parents[1] / "prefect.yaml").read_text(encoding="utf-8"))["deployments"]
+    assert [_compared(item) for item in here] == [_compared(item) for item in sorted(DEPLOYMENTS, key=_as_in(here))]
+
+
+def _compared(deployment: dict[str, Any]) -> tuple[Any, ...]:
+    queue = deployment["work_pool"]["work_queue_name"]
+    schedules, triggers = deployment.get("schedules"), deployment.get("triggers")
+    return deployment["name"], deployment["entrypoint"], deployment["tags"], queue, schedules, triggers
 
 
 def _as_in(others: list[dict[str, Any]]) -> Any:

@@ -78,7 +78,9 @@ def test_telemetry_is_off(up: StartedUp) -> None:
 @slow
 def test_all_deployments_are_there_and_the_schedules_are_on(up: StartedUp) -> None:
     found = up.ask("api/deployments/filter", {})
-    assert {item["name"] for item in found} == {"train-gpt", "watch-runs", "sweep-checkpoints", "evaluate-promoted"}
+    assert {item["name"] for item in found} == {
+        *("train-gpt", "watch-runs", "after-crash", "sweep-checkpoints", "evaluate-promoted")
+    }
     scheduled = {item["name"] for item in found if any(schedule["active"] for schedule in item["schedules"])}
     assert scheduled == {"watch-runs", "sweep-checkpoints"}
 
@@ -174,6 +176,8 @@ def test_a_watcher_that_dies_before_it_begins_does_not_hold_up_the_others_for_ev
         time.sleep(1)
 
     def has_completed() -> bool:
+        time.sleep(1)
+        up.ask(f"api/deployments/{deployment['id']}/create_flow_run", {})
         return any(
             item["state_type"] == "COMPLETED" and item["end_time"] > dead["created"]
             for item in up.flow_runs("watch-runs")
@@ -197,7 +201,13 @@ def test_the_same_server_takes_the_kubernetes_pool_and_its_deployments(up: Start
     assert found["gpu-train-gpt"]["work_pool_name"] == "cairn-gpu"
     unknown = up.prefect("deployment", "run", "train-gpt/gpu-train-gpt", "--job-variable", "gpus=many")
     assert unknown.returncode != 0 and "gpus" in unknown.stdout + unknown.stderr
-    for name in ("gpu-train-gpt", "gpu-watch-runs", "gpu-sweep-checkpoints", "gpu-evaluate-promoted"):
+    for name in (
+        "gpu-train-gpt",
+        "gpu-watch-runs",
+        "gpu-after-crash",
+        "gpu-sweep-checkpoints",
+        "gpu-evaluate-promoted",
+    ):
         up.prefect("deployment", "delete", f"{name.removeprefix('gpu-')}/{name}")
 
 

@@ -43,9 +43,10 @@ def test_every_run_configuration_is_accepted(root: Path) -> None:
 
 
 def test_the_deployments_name_their_flows_by_dotted_path(root: Path) -> None:
-    text = (root / "deployments" / "prefect.yaml").read_text(encoding="utf-8")
+    text = (root / "prefect.yaml").read_text(encoding="utf-8")
     assert re.findall(r"entrypoint: (\S+)", text) == [
         "flows.train_gpt.train_gpt",
+        "flows.watch_runs.watch_runs",
         "flows.watch_runs.watch_runs",
         "flows.sweep_checkpoints.sweep_checkpoints",
         "flows.evaluate_promoted.evaluate_promoted",

@@ -1,0 +1,167 @@
+"""What a deployed flow run asks of a real Prefect server, in this process: its successor and its place; the set-up."""
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterDeploymentId
+from prefect.client.schemas.objects import FlowRun
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from flows.orchestrator.accelerator_slot import ACCELERATORS, accelerator_slot
+from flows.orchestrator.server_setup import QUEUES, set_up
+from flows.watching.deployed_continuation import name_successor
+from storage.logs.run_log import RunLog
+from storage.stores.local_store import LocalStore
+from tasks.errors import InvalidConfiguration
+from tasks.policy.termination import FlowEnd, FlowOutcome
+from tests import entries
+from tests.processes.waiting import wait_until
+
+PREEMPTED = FlowEnd(reason=FlowOutcome.PREEMPTED, message="SIGTERM; the same command continues")
+
+
+@pytest.fixture
+def client(api_url: str) -> Iterator[SyncPrefectClient]:
+    """The API of the session's server, which this process names as well."""
+    with temporary_settings({PREFECT_API_URL: api_url}), get_client(sync_client=True) as client:
+        yield client
+
+
+@pytest.fixture
+def flow_run(client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch) -> FlowRun:
+    """A flow run of a deployment, which this process takes itself for."""
+    flow_id = client.create_flow_from_name(f"train-{uuid4().hex[:8]}")
+    deployment_id = client.create_deployment(flow_id=flow_id, name="train-gpt")
+    made = client.create_flow_run_from_deployment(deployment_id, tags=["mine"], job_variables={"spot": True})
+    monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(made.id))
+    return made
+
+
+@pytest.fixture
+def log(tmp_path: Path, flow_run: FlowRun) -> RunLog:
+    """A run whose only attempt was preempted in that flow run; its back-off is five minutes."""
+    log = RunLog(LocalStore(tmp_path), f"bard-{uuid4().hex[:8]}")
+    log.refresh()
+    ended = entries.ended(1, reason="preempted", decision=entries.decided(delay_seconds=300.0))
+    log.append(lambda state: entries.opened(log.run_id), writer=entries.writer())
+    log.append(lambda state: entries.started(1, flow_run_id=str(flow_run.id)), writer=entries.writer())
+    log.append(lambda state: ended, writer=entries.writer(1))
+    return log
+
+
+def successors(client: SyncPrefectClient, flow_run: FlowRun) -> list[FlowRun]:
+    """The other flow runs of its deployment."""
+    assert flow_run.deployment_id is not None
+    rule = FlowRunFilter(deployment_id=FlowRunFilterDeploymentId(any_=[flow_run.deployment_id]))
+    return [item for item in client.read_flow_runs(flow_run_filter=rule) if item.id != flow_run.id]
+
+
+def test_a_preempted_flow_run_names_its_successor_which_begins_when_the_back_off_is_over(
+    client: SyncPrefectClient, flow_run: FlowRun, log: RunLog
+) -> None:
+    end = name_successor(PREEMPTED, log)
+    (successor,) = successors(client, flow_run)
+    assert f"; next: flow run {successor.id} of " in end.message
+    assert successor.expected_start_time is not None
+    assert 200 < (successor.expected_start_time - datetime.now(UTC)).total_seconds() <= 300
+
+
+def test_a_successor_has_name_tags_and_job_variables_of_its_run(
+    client: SyncPrefectClient, flow_run: FlowRun, log: RunLog
+) -> None:
+    name_successor(PREEMPTED, log)
+    (successor,) = successors(client, flow_run)
+    assert successor.name == f"{log.run_id}, attempt 2"
+    assert (successor.tags, successor.job_variables) == (["mine"], {"spot": True})
+    assert successor.parameters == {"config": "", "run_id": log.run_id, "store": log.store.url}
+
+
+def test_a_second_one_is_not_made(client: SyncPrefectClient, flow_run: FlowRun, log: RunLog) -> None:
+    name_successor(PREEMPTED, log)
+    again = name_successor(PREEMPTED, log)
+    assert len(successors(client, flow_run)) == 1
+    assert f"; next: flow run {log.run_id}, attempt 2 is continuing it" in again.message
+
+
+def test_what_is_not_preempted_has_no_successor(client: SyncPrefectClient, flow_run: FlowRun, log: RunLog) -> None:
+    end = FlowEnd(reason=FlowOutcome.BUDGET_EXHAUSTED, message="why")
+    assert (name_successor(end, log), successors(client, flow_run)) == (end, [])
+
+
+@pytest.mark.usefixtures("flow_run")
+def test_without_an_answer_of_the_api_the_end_stays_as_it_was(log: RunLog) -> None:
+    with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
+        assert name_successor(PREEMPTED, log) == PREEMPTED
+
+
+@pytest.fixture
+def one_place(client: SyncPrefectClient) -> Iterator[None]:
+    """A limit of one flow run."""
+    pool = WorkPoolCreate(name=f"pool-{uuid4().hex[:8]}", type="process")
+    run_set_up(pool, accelerators=1)
+    yield
+    client.delete_global_concurrency_limit_by_name(ACCELERATORS)
+
+
+def run_set_up(pool: WorkPoolCreate, *, accelerators: int | None = None, alert_block: str = "") -> list[str]:
+    return list(asyncio.run(set_up(pool, accelerators=accelerators, alert_block=alert_block)))
+
+
+@pytest.mark.usefixtures("one_place", "flow_run")
+def test_a_flow_run_waits_for_a_place_until_another_leaves() -> None:
+    said, is_in = list[str](), threading.Event()
+
+    def second() -> None:
+        with accelerator_slot(said.append):
+            is_in.set()
+
+    with accelerator_slot(said.append):
+        waiting = _beside(second)
+        wait_until(lambda: bool(said), "the second one's waiting")
+        assert not is_in.is_set()
+    waiting.join()
+    assert is_in.is_set() and len(said) == 1
+
+
+@pytest.mark.usefixtures("one_place", "flow_run")
+def test_a_flow_run_that_gets_no_place_goes_on_all_the_same() -> None:
+    said = list[str]()
+    with accelerator_slot(said.append), accelerator_slot(said.append, most_seconds=0.0):
+        assert [line.rpartition(": ")[2] for line in said] == ["waits for one, at most 0 s", "goes on all the same"]
+
+
+@pytest.mark.usefixtures("flow_run")
+def test_without_an_answer_of_the_api_nobody_waits_for_a_place() -> None:
+    with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}), accelerator_slot(pytest.fail):
+        pass
+
+
+def test_setting_a_server_up_twice_changes_nothing(client: SyncPrefectClient) -> None:
+    pool = WorkPoolCreate(name=f"pool-{uuid4().hex[:8]}", type="process")
+    first = run_set_up(pool)
+    assert f"work pool {pool.name}: made with this job template" in first
+    assert run_set_up(pool) == []
+    response = client.request("POST", f"/work_pools/{pool.name}/queues/filter", json={})
+    assert {item["name"]: item["priority"] for item in response.json()} == QUEUES
+
+
+@pytest.mark.usefixtures("client")
+@pytest.mark.parametrize("block", ["slack-webhook/nobody", "mine"])
+def test_a_block_that_is_not_there_is_refused_by_name(block: str) -> None:
+    pool = WorkPoolCreate(name=f"pool-{uuid4().hex[:8]}", type="process")
+    with pytest.raises(InvalidConfiguration, match="Prefect does not know it; rule: TYPE/NAME"):
+        run_set_up(pool, alert_block=block)
+
+
+def _beside(work: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(work,))
+    thread.start()
+    return thread
