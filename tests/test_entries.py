@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 MEANT: Mapping[str, frozenset[str]] = {
-    "RunOpened": frozenset({"initial_weights_sha256", "smallest_writer_version"}),
+    "RunOpened": frozenset({"initial_weights_sha256", "smallest_writer_version", "forked_from"}),
     "AttemptStarted": frozenset({"flow_run_id", "resumed_from", "activation_checkpointing", "faults"}),
     "Decision": frozenset({"charged", "micro_batch", "activation_checkpointing"}),
     "EvaluationRecorded": frozenset({"hold_id", "verdict"}),

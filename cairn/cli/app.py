@@ -17,6 +17,11 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "cairn train run.toml --run-id wide --set model.n_embd=256",
         "cairn train --run-id wide",
     ),
+    "fork": (
+        "cairn fork quickstart longer --set training.steps=1200",
+        "cairn fork quickstart@400 gentler --set training.lr=5e-4",
+        "cairn fork champion mine --set 'data.sources=[\"my.txt\"]'",
+    ),
     "config": ("cairn config", "cairn config training", "cairn config training.lr --json"),
     "watch": ("cairn watch", "cairn watch --once --json", "cairn watch --deployment train-gpt/train-gpt"),
     "runs": ("cairn runs", "cairn runs --store s3://bucket/cairn --json"),

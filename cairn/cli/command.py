@@ -40,7 +40,7 @@ _ERRORS: tuple[tuple[tuple[type[BaseException], ...], ExitCode], ...] = (
 )
 
 _GROUPS: tuple[tuple[str, tuple[Callable[..., object], ...]], ...] = (
-    ("Train", (training.train, machine.config, training.watch)),
+    ("Train", (training.train, training.fork, machine.config, training.watch)),
     (
         "Look at runs",
         (run.runs, run.status, run.explain, run.report, run.attempts, run.checkpoints, run.evaluations, run.log),

@@ -37,6 +37,7 @@ def print_status(status: "RunStatus") -> None:
     print_facts(
         [
             ("run", status.run_id),
+            *([("forked from", status.forked_from)] if status.forked_from else []),
             ("state", status.state),
             ("step", f"{status.step} of {status.total_steps}"),
             ("newest committed", status.newest_committed_step),

@@ -3,10 +3,12 @@
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cairn.cli.options import Flag, JsonOption, Overrides, StoreOption
+from cairn.cli.options import Flag, JsonOption, Overrides, Reference, StoreOption, open_chosen_store
 from cairn.cli.tables import print_watch
+from reports.queries.run_lookup import find_checkpoint
 from tasks.attempt.shutdown_signal import Terminated, exit_on_sigterm, raise_on_sigterm
 from tasks.configuration.store_choice import DEFAULT_STORE, choose_store
 from tasks.policy.termination import EXIT_CODES, ExitCode
@@ -71,6 +73,31 @@ def train(
         print_document(read_status(log))
     leave_undelivered(code, server)
     return code
+
+
+def fork(
+    reference: Reference, new_run: str, *, set_: Overrides = (), store: StoreOption = "", json: JsonOption = False
+) -> None:
+    """Open a run that begins with the train state of a committed checkpoint; no byte is copied, nothing is trained.
+
+    Weights, optimizer, generators and step come from the checkpoint, the configuration from its run: more steps,
+    another schedule, other text are set. The network, its precision and its tokenizer stay.
+
+    Args:
+        new_run: name of the run that is opened.
+    """
+    from cairn.operations.run_fork import fork_run
+
+    chosen = open_chosen_store(store)
+    made = fork_run(find_checkpoint(chosen, reference), new_run, set_, os.environ, Path.cwd())
+    if json:
+        print_document(made)
+        return
+    say(f"run {made.run_id} begins with step {made.step} of run {made.parent} and goes to step {made.total_steps}")
+    for key, value in made.changed.items():
+        say(f"  {key} = {value}")
+    option = store_option(store, os.environ)
+    say(f"train it: cairn train --run-id {made.run_id}{f' --store {option}' if option else ''}")
 
 
 def _summarize(log: "RunLog", config: "RunConfig", resolved: "ResolvedRequest", ending: str) -> Iterator[str]:

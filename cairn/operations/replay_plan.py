@@ -43,8 +43,7 @@ def committed_segments(state: RunState) -> tuple[Segment, ...]:
     segments = list[Segment]()
     for attempt in state.attempts:
         number, start = attempt.started.attempt, attempt.started.resumed_from
-        before = (item.windows for item in state.quarantines if item.attempt < number)
-        quarantined = tuple(sorted({window for windows in before for window in windows}))
+        quarantined = tuple(sorted(state.windows_quarantined_before(number)))
         for record in records.values():
             if record.committed.attempt == number:
                 why = _why_unloadable(records.get(start.prefix)) if start else ""

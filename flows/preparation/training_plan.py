@@ -123,8 +123,7 @@ def plan_training(log: RunLog, config: RunConfig, base_dir: Path, memory: Availa
     """Return the plan for a checked configuration and a log that was read."""
     state, total = log.state, config.training.steps
     action, why = _action(log)
-    newest = state.newest_committed
-    first = newest.committed.step if newest else 0
+    first = state.resume_step
     data = plan_data(log.store, state, config, base_dir)
     parameters = count_parameters(config.model, data.vocab_size)
     per_step = config.training.global_batch * config.model.block_size

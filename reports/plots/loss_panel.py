@@ -24,6 +24,9 @@ def draw_loss(panel: "Axes", axis: PlotAxis) -> None:
     mark = "." if len(thin.steps) < 3 else ""
     panel.plot(thin.steps, thin.values, color=BLUE, alpha=0.4, linewidth=0.6, marker=mark, label="train, each step")
     panel.plot(trend.steps, trend.values, color=BLUE, linewidth=1.9, label="train, smoothed")
+    if axis.curves.inherited:
+        before = smooth(axis.inherited("train_loss"))
+        panel.plot(before.steps, before.values, color=GREY, linewidth=1.4, label=f"run {axis.curves.parent}, before")
     if len(probe.finite.steps):
         kept = thin_out(probe, columns=COLUMNS)
         panel.plot(kept.steps, kept.values, color=GREEN, alpha=0.6, linewidth=1.0, label="held-out, probe")

@@ -8,6 +8,7 @@ import numpy as np
 
 from reports.plots.curve_reduction import Series
 from reports.plots.run_curves import RunCurves
+from storage.logs.step_log import StepPoint
 
 Across = Literal["step", "tokens"]
 
@@ -30,7 +31,14 @@ class PlotAxis:
 
     def series(self, name: str) -> Series:
         """Return a column of the step records; steps without a value are left out."""
-        lines = [point.record for point in self.curves.points]
+        return self._column(name, self.curves.points)
+
+    def inherited(self, name: str) -> Series:
+        """Return a column of the steps before a fork."""
+        return self._column(name, self.curves.inherited)
+
+    def _column(self, name: str, points: Sequence[StepPoint]) -> Series:
+        lines = [point.record for point in points]
         pairs = [(line.step, value) for line in lines if (value := getattr(line, name)) is not None]
         steps, values = np.array(pairs, dtype=np.float64).reshape(-1, 2).T
         return Series(steps=steps * self.unit, values=values)

@@ -67,7 +67,8 @@ class RunEnd:
 class RunCurves:
     """Everything that a plot shows; `points` are in step order, one a step.
 
-    `tokens_per_step` is 0 and `verdict` empty where they are unknown.
+    `tokens_per_step` is 0 and `verdict` empty where they are unknown. `inherited` are the steps of the run `parent` up
+    to the one that this run was forked from, and of the runs before it.
     """
 
     run_id: str
@@ -85,6 +86,8 @@ class RunCurves:
     held_out: tuple[HeldOutPoint, ...]
     promotions: tuple[PromotedPoint, ...]
     end: RunEnd | None
+    parent: str = ""
+    inherited: tuple[StepPoint, ...] = ()
 
     @property
     def last_step(self) -> int:
@@ -127,7 +130,21 @@ def gather_curves(log: RunLog) -> RunCurves:
         held_out=held_out,
         promotions=tuple(_promotions(log.store, log.run_id)),
         end=_end(state),
+        parent=state.origin.run_id if state.origin else "",
+        inherited=tuple(_inherited(log.store, state)),
     )
+
+
+def _inherited(store: ObjectStore, state: RunState) -> Iterator[StepPoint]:
+    """Yield the steps of the runs that this one was forked from, in order, each up to where the next one begins."""
+    if state.origin is None:
+        return
+    parent, step = RunLog(store, state.origin.run_id), state.origin.checkpoint.step
+    before = parent.refresh()
+    if before.beginning is None or before.beginning.step < step:  # a log that was tampered with cannot lead in circles
+        yield from _inherited(store, before)
+    points = splice(read_step_records(store, parent.prefix), before.attempts)
+    yield from (point for point in points if point.record.step <= step)
 
 
 def _held_out(state: RunState) -> Iterator[HeldOutPoint]:

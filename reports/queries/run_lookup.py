@@ -59,7 +59,7 @@ def find_checkpoint(store: ObjectStore, reference: str) -> FoundCheckpoint:
 
 
 def configuration_of(state: RunState) -> "RunConfig":
-    """Return the configuration of the run's newest attempt; without an attempt, the frozen part with defaults.
+    """Return the configuration of the run's newest attempt; without one, a fork's own or the frozen part with defaults.
 
     Raises `IntegrityError` where the log's document is no configuration.
     """
@@ -72,6 +72,8 @@ def configuration_document(state: RunState) -> Mapping[str, Any]:
     """Return what `configuration_of` validates, as it stands in the log."""
     if state.attempts:
         return state.attempts[-1].started.config
+    if state.origin is not None:
+        return state.origin.config
     return state.opened.config if state.opened else {}
 
 

@@ -65,6 +65,7 @@ class RunStatus:
     bits: str = ""
     practised: str = ""
     symptom: str = ""
+    forked_from: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,7 +103,13 @@ def read_status(log: RunLog) -> RunStatus:
         bits=bits_differ(state),
         practised=_practised(state),
         symptom=beat.symptom if beat else "",
+        forked_from=lineage_of(state),
     )
+
+
+def lineage_of(state: RunState) -> str | None:
+    """Return the checkpoint that a fork begins with as RUN@STEP, None for any other run."""
+    return f"{state.origin.run_id}@{state.origin.checkpoint.step}" if state.origin else None
 
 
 def _practised(state: RunState) -> str:
@@ -192,8 +199,7 @@ def _is_gone(owner: AttemptRecord) -> bool:
 
 
 def _step(state: RunState, beat: Heartbeat | None) -> int:
-    newest = state.newest_committed
-    return max(newest.committed.step if newest else 0, beat.step if beat else 0)
+    return max(state.resume_step, beat.step if beat else 0)
 
 
 def _budgets(state: RunState) -> dict[str, BudgetStatus]:
@@ -230,8 +236,7 @@ def _budget(limit: "_Limit", spent: int, spent_total: int) -> BudgetStatus:
 
 
 def _next(run_id: str, state: RunState, standing: RunPhase) -> str:
-    newest = state.newest_committed
-    origin = f"from step {newest.committed.step}" if newest else "from step 0"
+    origin = f"from step {state.resume_step}"
     again = f"`cairn train --run-id {run_id}`"
     if standing == RunPhase.OPENED:
         return f"no attempt has started yet: {again} starts the first one"

@@ -134,6 +134,8 @@ def make_run_row(run_id: str, state: RunState, standing: str) -> RunRow:
         code_version=opened.code_version if opened else None,
         lr=_setting(config, "training", "lr", float),
         global_batch=_setting(config, "training", "global_batch", int),
+        forked_from_run=state.origin.run_id if state.origin else None,
+        forked_from_step=state.origin.checkpoint.step if state.origin else None,
         seed=_setting(config, "training", "seed", int),
         precision=_setting(config, "training", "precision", str),
         n_layer=_setting(config, "model", "n_layer", int),

@@ -1,4 +1,4 @@
-"""Pins that keep a checkpoint's bytes while an evaluation, an attempt or an alias needs them.
+"""Pins that keep a checkpoint's bytes while an evaluation, an attempt, an alias or a fork needs them.
 
 A pin and the entry that supersedes a checkpoint share one sequence, so a committed pin is never too late.
 """
@@ -20,8 +20,9 @@ def new_pin(
     alias: str | None = None,
     suite_sha256: str | None = None,
     during_attempt: int | None = None,
+    fork: str | None = None,
 ) -> CheckpointPinned:
-    """Return a pin with a new id, for an alias or for an evaluation; it counts once it is appended."""
+    """Return a pin with a new id, for an alias, an evaluation or a fork; it counts once it is appended."""
     return CheckpointPinned(
         **asdict(reference),
         hold_id=uuid.uuid4().hex,
@@ -29,6 +30,7 @@ def new_pin(
         alias=alias,
         suite_sha256=suite_sha256,
         during_attempt=during_attempt,
+        fork=fork,
     )
 
 

@@ -26,7 +26,7 @@ _PAUSE_SECONDS = 0.5
 def newest_verified(
     log: RunLog, *, writer: Writer, sleep: Callable[[float], None] = time.sleep, quarantines_at_most: int = 1
 ) -> CheckpointReference | None:
-    """Return the newest checkpoint that verifies, or None without a commit.
+    """Return the newest checkpoint that verifies; without a commit that of another run for a fork, else None.
 
     Those that fail are quarantined, a quarantined one that verifies is taken back.
 
@@ -42,7 +42,7 @@ def newest_verified(
         if record is None:
             if state.commits:
                 raise _nothing_readable(log.run_id, state)
-            return None
+            return _verified_beginning(log, state, sleep)
         evidence = look_again(log, record, looks=LOOKS if record.is_committed else 1, sleep=sleep)
         if not evidence:
             if not record.is_committed:
@@ -65,12 +65,23 @@ def look_again(
     checkpoint.
     """
     suspects = tuple(item.key for item in record.evidence) if record.may_be_restored else ()
+    return _look_again(log, record.committed.reference, suspects, looks=looks, sleep=sleep)
+
+
+def _look_again(
+    log: RunLog,
+    reference: CheckpointReference,
+    suspects: tuple[str, ...],
+    *,
+    looks: int,
+    sleep: Callable[[float], None],
+) -> tuple[ReadEvidence, ...]:
     damaged: tuple[ObjectDamaged, ...] = ()
     for number in range(looks):
         if number:
             sleep(_PAUSE_SECONDS * 2**number)
         _forget_cached(log.store, suspects)
-        damaged = _look(log.store, record.committed.reference, suspects)
+        damaged = _look(log.store, reference, suspects)
         if not damaged:
             return ()
         suspects = tuple(item.key for item in damaged)
@@ -128,6 +139,18 @@ def _forget_cached(store: ObjectStore, keys: Collection[str]) -> None:
 
 def _told(evidence: tuple[ReadEvidence, ...]) -> str:
     return "; ".join(f"{item.key}: {item.found}, must be {item.expected}" for item in evidence)
+
+
+def _verified_beginning(log: RunLog, state: RunState, sleep: Callable[[float], None]) -> CheckpointReference | None:
+    """Return what the run begins with; raises `NothingReadable` where that is a checkpoint that does not verify."""
+    if state.origin is not None:
+        evidence = _look_again(log, state.origin.checkpoint, (), looks=LOOKS, sleep=sleep)
+        if evidence:
+            raise NothingReadable(
+                f"run {log.run_id} begins with step {state.origin.checkpoint.step} of run {state.origin.run_id}, which "
+                f"cannot be read: {_told(evidence)}. Start on another host, restore its objects, or fork another step"
+            )
+    return state.beginning
 
 
 def _nothing_readable(run_id: str, state: RunState) -> NothingReadable:

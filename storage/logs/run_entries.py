@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from storage.errors import StorageError
+from storage.logs.fork_origin import ForkOrigin
 from storage.logs.log_entry import WRITER_VERSION, CheckpointReference
 
 
@@ -71,6 +72,7 @@ class RunOpened:
     initial_weights_sha256: str | None = None
     smallest_writer_version: int = WRITER_VERSION
     threads_why: str = ""
+    forked_from: ForkOrigin | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -253,7 +255,7 @@ class CheckpointRestored:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointPinned:
-    """A checkpoint is pinned: an evaluation reads its bytes, or an alias is about to point at them.
+    """A checkpoint is pinned: an evaluation reads it, an alias is about to point at it, or a fork begins with it.
 
     A pin and a checkpoint-superseded entry share one sequence, so nothing can come between the check and the deletion.
     An evaluation's pin ends with its outcome or, if it was part of an attempt, when the next attempt starts. Every
@@ -269,12 +271,11 @@ class CheckpointPinned:
     alias: str | None = None
     suite_sha256: str | None = None
     during_attempt: int | None = None
+    fork: str | None = None
 
     def __post_init__(self) -> None:
-        if (self.alias is None) == (self.suite_sha256 is None):
-            raise StorageError(
-                f"checkpoint-held: alias {self.alias!r}, suite_sha256 {self.suite_sha256!r}: exactly one must be named"
-            )
+        if (holders := [self.alias, self.suite_sha256, self.fork]).count(None) != 2:
+            raise StorageError(f"checkpoint-held: alias, suite_sha256, fork {holders}: exactly one must be named")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
+from storage.logs.fork_origin import ForkOrigin
 from storage.logs.history import History
 from storage.logs.log_entry import WRITER_VERSION, CheckpointReference, NewerEntry, told_newer
 from storage.logs.run_entries import (
@@ -151,7 +152,33 @@ class RunState:
     @property
     def quarantined_windows(self) -> frozenset[int]:
         """The windows that are never drawn again."""
-        return frozenset(window for quarantine in self.quarantines for window in quarantine.windows)
+        return self.windows_quarantined_before(self.latest_attempt + 1)
+
+    def windows_quarantined_before(self, attempt: int) -> frozenset[int]:
+        """Return the windows that this attempt does not draw."""
+        own = (item.windows for item in self.quarantines if item.attempt < attempt)
+        return frozenset((*self.inherited_windows, *(window for windows in own for window in windows)))
+
+    @property
+    def inherited_windows(self) -> tuple[int, ...]:
+        """The windows that a fork does not draw because its parent did not."""
+        return self.origin.quarantined_windows if self.origin else ()
+
+    @property
+    def origin(self) -> ForkOrigin | None:
+        """The checkpoint of another run that this run begins with."""
+        return self.opened.forked_from if self.opened else None
+
+    @property
+    def beginning(self) -> CheckpointReference | None:
+        """What a start without a commit resumes from: None at step 0, a checkpoint of another run for a fork."""
+        return self.origin.checkpoint if self.origin else None
+
+    @property
+    def resume_step(self) -> int:
+        """The step that a start resumes from, 0 where it starts over."""
+        reference = self.newest_committed.committed.reference if self.newest_committed else self.beginning
+        return reference.step if reference else 0
 
     @property
     def readable(self) -> tuple[CheckpointRecord, ...]:

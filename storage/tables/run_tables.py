@@ -18,7 +18,7 @@ from storage.stores.object_store import ObjectStore
 JsonText = NewType("JsonText", str)
 """A JSON document as text."""
 
-TABLES_VERSION = 2
+TABLES_VERSION = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -207,6 +207,8 @@ class RunRow:
     code_version: str | None
     lr: float | None
     global_batch: int | None
+    forked_from_run: str | None
+    forked_from_step: int | None
     seed: int | None
     precision: str | None
     n_layer: int | None

@@ -51,8 +51,9 @@ class Claimant:
 def claim_attempt(log: RunLog, claimant: Claimant, start: Start) -> AttemptStarted:
     """Append the next attempt-started and return it; it resumes from the newest committed checkpoint that verifies.
 
-    Raises `LiveOwner` if another attempt is alive or claims first, `BudgetExhausted` if a lost attempt spent the last
-    of the budget, `NothingReadable` if no commit verifies and the claimant does not start over.
+    A fork without a commit resumes from the checkpoint it was forked from. Raises `LiveOwner` if another attempt is
+    alive or claims first, `BudgetExhausted` if a lost attempt spent the last of the budget, `NothingReadable` if no
+    commit verifies and the claimant does not start over.
     """
     owner = log.refresh().open_attempt
     if owner is not None:
@@ -63,9 +64,9 @@ def claim_attempt(log: RunLog, claimant: Claimant, start: Start) -> AttemptStart
             at_most = len(log.state.checkpoints) if claimant.start_over else 1
             reference = newest_verified(log, writer=claimant.writer, sleep=claimant.sleep, quarantines_at_most=at_most)
         except NothingReadable:
-            if not claimant.start_over:
+            if not claimant.start_over or not log.state.commits:
                 raise
-            reference = None
+            reference = log.state.beginning
         before = log.state.latest_attempt
         state = log.append(partial(_next_attempt, log, reference, start), writer=claimant.writer)
         if state.open_attempt is not None and state.latest_attempt > before:
@@ -99,7 +100,7 @@ def _next_attempt(
     if state.open_attempt is not None:
         raise _live_owner(log, state.open_attempt, "claimed the run first")
     newest = state.newest_committed
-    if (newest.committed.reference if newest else None) != reference:
+    if (newest.committed.reference if newest else state.beginning) != reference:
         return None  # the log changed in between: verify again
     return start(state.latest_attempt + 1, reference, state)
 

@@ -1,7 +1,7 @@
 """Sweeping one run: collect the facts for retention in the order that makes them proof, then sweep.
 
-The pins' owners are checked before any registry is read: if an owner is dead, a registry without a decision proves that
-none will follow.
+The pins' owners are checked before any registry or forked run is read: if an owner is dead, a registry without a
+decision proves that none will follow, and a log without a run that none will be opened.
 """
 
 from collections.abc import Callable, Iterable
@@ -36,11 +36,15 @@ def sweep_run(
     pins = log.refresh().pins
     dead = tuple(pin for pin in pins if is_dead(pin.holder))
     aliases = sorted({*list_aliases(log.store), *(pin.alias for pin in pins if pin.alias)})
+    forks = {pin.fork: RunLog(log.store, pin.fork).refresh() for pin in pins if pin.fork}
+    grown = frozenset(name for name, state in forks.items() if state.readable or state.finished)
     terms = RetentionTerms(
         policy=policy,
         suite_sha256=suite_sha256,
         aliases=tuple(_reach(log, alias, () if dry_run else dead, dry_run=dry_run) for alias in aliases),
         dead_pins=frozenset(pin.hold_id for pin in dead),
+        grown_forks=grown,
+        young_forks=frozenset(name for name, state in forks.items() if state.opened) - grown,
     )
     return sweep(log, partial(plan_retention, terms), writer=this_writer(), dry_run=dry_run)
 

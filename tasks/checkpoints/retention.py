@@ -30,14 +30,17 @@ class AliasReach:
 class RetentionTerms:
     """What a plan needs beside the run's state.
 
-    `dead_pins` are the pins whose owner was known dead before any registry was read; only then does a registry without
-    a decision prove that none will follow.
+    `dead_pins` are the pins whose owner was known dead before any registry or other run was read; only then does a
+    registry without a decision prove that none will follow. Of the runs forked from this one `young_forks` have no
+    checkpoint of their own to resume from, and `grown_forks` have one, or need none.
     """
 
     policy: CheckpointConfig
     suite_sha256: str
     aliases: tuple[AliasReach, ...] = ()
     dead_pins: frozenset[str] = frozenset()
+    young_forks: frozenset[str] = frozenset()
+    grown_forks: frozenset[str] = frozenset()
 
 
 def plan_retention(terms: RetentionTerms, state: RunState, folders: Sequence[str]) -> SweepPlan:
@@ -153,6 +156,10 @@ def _newer(standing: _Standing, step: int) -> int:
 def _judge_pin(terms: RetentionTerms, pin: CheckpointPinned) -> Verdict:
     holder = f"its holder on host {pin.holder.host} (pid {pin.holder.pid})"
     is_dead = pin.hold_id in terms.dead_pins
+    if pin.fork is not None:
+        is_over = pin.fork in terms.grown_forks or (is_dead and pin.fork not in terms.young_forks)
+        why = "needs it no more" if is_over else "has no checkpoint of its own yet"
+        return Verdict(key=pin.hold_id, is_over=is_over, why=f"run {pin.fork}, which was forked from it, {why}")
     if pin.alias is None:
         why = f"{holder} {'has died' if is_dead else 'may still read it'}"
         return Verdict(key=pin.hold_id, is_over=is_dead, why=f"{_for(pin)}: {why}")
@@ -168,6 +175,8 @@ def _judge_pin(terms: RetentionTerms, pin: CheckpointPinned) -> Verdict:
 
 
 def _for(pin: CheckpointPinned) -> str:
+    if pin.fork is not None:
+        return f"for run {pin.fork}, which was forked from it,"
     return "by an evaluation" if pin.alias is None else f"for alias {pin.alias}"
 
 

@@ -55,5 +55,8 @@ def check_drift(opened: Mapping[str, Any], config: RunConfig, *, run_id: str) ->
         if before.get(key) != now.get(key)
     ]
     if lines:
-        hint = "these are frozen at run-opened; undo the change or start another run with --run-id"
+        hint = (
+            "these are frozen at run-opened; undo the change, start another run with --run-id, or go on from "
+            f"this one's newest checkpoint: cairn fork {run_id} NEW-RUN --set …"
+        )
         raise ConfigDrift("\n".join([f"run {run_id} exists with another configuration ({hint}):", *lines]))

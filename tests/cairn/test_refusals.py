@@ -38,7 +38,10 @@ REFUSALS: dict[str, tuple[int, str]] = {
     "train gone.toml": (2, "gone.toml: no such configuration file"),
     "train broken.toml": (2, "broken.toml: not readable as TOML"),
     "train --run-id bard --set training.steps": (2, "must be section.key=value"),
-    "train --run-id bard --set training.steps=50": (6, "undo the change or start another run"),
+    "train --run-id bard --set training.steps=50": (
+        6,
+        "undo the change, start another run with --run-id, or go on from this one",
+    ),
     "runs --store file": (2, "choose another --store"),
     "status bard --store file": (2, "choose another --store"),
     "runs --store s4://bucket": (2, "choose another --store"),

@@ -9,9 +9,16 @@ from typing import Any
 import pytest
 
 from reports.queries.sql_rows import make_log_rows, make_step_rows
+from storage.logs.fork_origin import ForkOrigin
 from storage.logs.log_entry import CheckpointReference
 from storage.logs.registry import Promoted, Refused, RolledBack
-from storage.logs.run_entries import CurveVerdict, DataQuarantined, DevicePeak, EvaluationFailed, RunFinished
+from storage.logs.run_entries import (
+    CurveVerdict,
+    DataQuarantined,
+    DevicePeak,
+    EvaluationFailed,
+    RunFinished,
+)
 from storage.logs.run_fold import fold
 from storage.logs.run_state import RunState
 from storage.logs.step_log import StepRecord
@@ -21,7 +28,10 @@ from tests.fabricated_run import configuration
 from tests.storage.builders import committed, entry, opened
 
 CONFIG = configuration(("training.seed=77", "model.dropout=0.25", "training.lr=0.0125", "model.n_layer=5")).frozen()
-OPENED = replace(opened(), config=CONFIG)
+BEGINNING = CheckpointReference(step=15, attempt=4, prefix="q", manifest_sha256="b")
+OPENED = replace(
+    opened(), config=CONFIG, forked_from=ForkOrigin(run_id="parent", checkpoint=BEGINNING, state_sha256="s15")
+)
 REFERENCE = CheckpointReference(step=20, attempt=1, prefix="p", manifest_sha256=f"{20:064x}")
 FIRST = ended(1, decision=decided(charged="lost"))
 SECOND = ended(
@@ -254,6 +264,8 @@ def expected(table: str) -> Mapping[str, Any]:
             "code_version": "1",
             "lr": 0.0125,
             "global_batch": 2,
+            "forked_from_run": "parent",
+            "forked_from_step": 15,
             "seed": 77,
             "precision": "fp32",
             "n_layer": 5,

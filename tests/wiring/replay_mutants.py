@@ -13,7 +13,13 @@ REPLAY_MUTANTS = (
     mutant(
         "replay-draws-quarantined-windows", SEGMENT, "quarantined=segment.quarantined,", "quarantined=(),", LEFT_OUT
     ),
-    mutant("replay-leaves-windows-out-too-early", PLAN, "item.attempt < number", "item.attempt <= number", LEFT_OUT),
+    mutant(
+        "replay-leaves-windows-out-too-early",
+        PLAN,
+        "quarantined_before(number)",
+        "quarantined_before(number + 1)",
+        LEFT_OUT,
+    ),
     mutant(
         "replay-with-the-configured-micro-batch",
         SEGMENT,

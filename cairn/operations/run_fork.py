@@ -1,0 +1,177 @@
+"""Forks a run: opens another one that begins with the train state of a committed checkpoint; no byte is copied.
+
+The checkpoint is pinned in its run's log before the fork is opened, and until the fork has one of its own.
+"""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from model.configuration.data import SNAPSHOT_SOURCE
+from reports.queries.run_lookup import FoundCheckpoint, configuration_of
+from storage.checkpoints.checkpoint_pin import new_pin, pin_checkpoint, unpin_checkpoint
+from storage.errors import IntegrityError
+from storage.logs.entry_log import this_writer
+from storage.logs.fork_origin import ForkOrigin
+from storage.logs.run_entries import CheckpointCommitted, RunOpened
+from storage.logs.run_log import RunLog
+from storage.snapshots.data_snapshot import TOKENIZER, read_manifest
+from storage.snapshots.snapshot_manifest import SnapshotManifest
+from storage.stores.object_store import ObjectStore
+from tasks.configuration.configuration_source import parse_configuration
+from tasks.configuration.flat_document import flatten
+from tasks.configuration.run_configuration import RunConfig
+from tasks.configuration.stored_configuration import keep_numerics
+from tasks.data.snapshot_build import build_snapshot, check_block_size
+from tasks.errors import InvalidConfiguration
+from tasks.machine.placement import code_version, this_placement
+
+_SHAPE_OF_STATE = "training.precision", "data.tokenizer"
+"""Keys that decide what the state holds, with the network's own; another value could not be loaded."""
+_SAME_TOKENS = frozenset({"data.weights"})
+"""Keys of the data that change no token where they were set before."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fork:
+    """A run that was opened: what it begins with, and what differs from its parent's frozen configuration."""
+
+    run_id: str
+    parent: str
+    step: int
+    manifest_sha256: str
+    data_snapshot: str
+    total_steps: int
+    changed: Mapping[str, Any]
+
+
+def fork_run(
+    found: FoundCheckpoint, run_id: str, overrides: Sequence[str], environment: Mapping[str, str], base_dir: Path
+) -> Fork:
+    """Open the run `run_id`, which begins with the checkpoint, with the parent's configuration and the overrides.
+
+    Relative paths of other data start at `base_dir`. Raises `InvalidConfiguration` for a run that exists and for
+    what the state cannot go on with, `IntegrityError` for a checkpoint that is no longer there.
+    """
+    log, parent = RunLog(found.log.store, run_id), found.log
+    if log.refresh().opened is not None:
+        raise InvalidConfiguration(f"run {run_id} exists in {log.store.url}: name another, or train it")
+    record = parent.state.find_live(found.reference.prefix)
+    if record is None:
+        raise IntegrityError(f"{found.reference.prefix} is no longer there; fork another step")
+    before, config = _configure(found, overrides, environment)
+    changed = _changes(before, config)
+    _require_state_fits({key: value for key, value in changed.items() if not _is_given(key, config)})
+    if config.training.steps <= record.committed.step:
+        raise InvalidConfiguration(
+            f"training.steps = {config.training.steps}: the checkpoint is of step {record.committed.step} already; "
+            f"rule: more steps than that. Add --set training.steps={2 * record.committed.step}"
+        )
+    snapshot_id = _choose_data(found, config, changed, base_dir)
+    body = _opening(found, run_id, config, record.committed, snapshot_id)
+    pin = new_pin(found.reference, this_placement(device="cpu", threads=1), fork=run_id)
+    if not pin_checkpoint(parent, pin, writer=this_writer()):
+        raise IntegrityError(f"{found.reference.prefix} was given up meanwhile; fork another step")
+    opened = log.append(lambda state: body if state.opened is None else None, writer=this_writer()).opened
+    if opened != body:
+        unpin_checkpoint(parent, pin, "another process opened the run first", writer=this_writer())
+        raise InvalidConfiguration(f"run {run_id} was opened by another process meanwhile: name another")
+    return Fork(
+        run_id=run_id,
+        parent=parent.run_id,
+        step=found.reference.step,
+        manifest_sha256=found.reference.manifest_sha256,
+        data_snapshot=snapshot_id,
+        total_steps=body.total_steps,
+        changed=changed,
+    )
+
+
+def _configure(
+    found: FoundCheckpoint, overrides: Sequence[str], environment: Mapping[str, str]
+) -> tuple[RunConfig, RunConfig]:
+    """Return the parent's configuration, with the sizes that trained the checkpoint, and the fork's."""
+    state = found.log.state
+    before = keep_numerics(configuration_of(state), found.opened.config)
+    sizes = {"init_from": None, "micro_batch": state.attempt(found.reference.attempt).started.micro_batch}
+    before = before.model_copy(update={"training": before.training.model_copy(update=sizes)})
+    document, name = before.document(), f"run {found.log.run_id}"
+    if any(override.startswith("data.sources=") and SNAPSHOT_SOURCE in override for override in overrides):
+        document["data"] = {}  # a snapshot was made with its own
+    wanted = parse_configuration(document, overrides=overrides, environment=environment, name=name)
+    return before, keep_numerics(wanted, found.opened.config)
+
+
+def _changes(before: RunConfig, config: RunConfig) -> dict[str, Any]:
+    then, now = flatten(before.frozen()), flatten(config.frozen())
+    return {key: now.get(key) for key in sorted(then.keys() | now.keys()) if then.get(key) != now.get(key)}
+
+
+def _require_state_fits(changed: Mapping[str, Any]) -> None:
+    for key in changed:
+        if key in _SHAPE_OF_STATE or (key.startswith("model.") and key != "model.dropout"):
+            raise InvalidConfiguration(
+                f"{key} = {changed[key]!r}: the checkpoint's state has another shape; rule: a fork keeps its network, "
+                "precision and tokenizer. Leave it out, or start a run of its own"
+            )
+
+
+def _is_given(key: str, config: RunConfig) -> bool:
+    """Whether a snapshot that is named decides the key."""
+    return key == "data.tokenizer" and config.data.snapshot is not None
+
+
+def _choose_data(found: FoundCheckpoint, config: RunConfig, changed: Mapping[str, Any], base_dir: Path) -> str:
+    """Return the parent's snapshot, or for other data the one that is built with the parent's tokenizer."""
+    store, opened = found.log.store, found.opened
+    others = {key for key in changed if key.startswith("data.")}
+    if not others or (others <= _SAME_TOKENS and opened.config["data"]["weights"] and config.data.weights):
+        return opened.data_snapshot
+    if "data.sources" not in others:
+        raise InvalidConfiguration(
+            f"{min(others)}: other tokens need the text, and what only a run's log names is not opened; "
+            "rule: name it too. Add --set data.sources=…"
+        )
+    with tempfile.TemporaryDirectory(prefix="cairn-fork-") as folder:
+        tokenizer = Path(folder) / TOKENIZER
+        tokenizer.write_bytes(store.read(f"data/{opened.data_snapshot}/{TOKENIZER}"))
+        given = {} if config.data.snapshot else {"tokenizer": str(tokenizer)}
+        data = config.data.model_copy(update=given)
+        built = build_snapshot(store, data, base_dir)
+    _require_same_tokenizer(store, opened, built.manifest)
+    check_block_size(built.manifest, config.model.block_size, config.data)
+    return built.snapshot_id
+
+
+def _require_same_tokenizer(store: ObjectStore, opened: RunOpened, manifest: SnapshotManifest) -> None:
+    if manifest.tokenizer_sha256 != read_manifest(store, opened.data_snapshot).tokenizer_sha256:
+        raise InvalidConfiguration(
+            "data.sources: that snapshot was made with another tokenizer than the network's; rule: the same tokens. "
+            "Name text instead, which is tokenized with the network's own"
+        )
+
+
+def _opening(
+    found: FoundCheckpoint, run_id: str, config: RunConfig, committed: CheckpointCommitted, snapshot_id: str
+) -> RunOpened:
+    opened, state = found.opened, found.log.state
+    windows = state.windows_quarantined_before(committed.attempt) if snapshot_id == opened.data_snapshot else ()
+    return RunOpened(
+        run_id=run_id,
+        model_family=config.model_family,
+        config=config.frozen(),
+        config_sha256=config.frozen_sha256(),
+        data_snapshot=snapshot_id,
+        total_steps=config.training.steps,
+        code_version=code_version(),
+        threads_why=f"those of run {found.log.run_id}",
+        forked_from=ForkOrigin(
+            run_id=found.log.run_id,
+            checkpoint=committed.reference,
+            state_sha256=committed.state_sha256,
+            quarantined_windows=tuple(sorted(windows)),
+            config=config.document(),
+        ),
+    )

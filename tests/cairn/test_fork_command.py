@@ -1,0 +1,154 @@
+from pathlib import Path
+
+import pytest
+
+from cairn.operations.run_fork import fork_run
+from reports.queries.run_lookup import configuration_of, find_checkpoint
+from storage.checkpoints.checkpoint_pin import new_pin, pin_checkpoint
+from storage.checkpoints.resume_point import newest_verified
+from storage.errors import NothingReadable
+from storage.logs.entry_log import this_writer
+from storage.logs.run_entries import DataQuarantined
+from storage.logs.run_log import RunLog
+from storage.logs.run_state import RunState
+from storage.snapshots.data_snapshot import read_manifest
+from storage.stores.local_store import LocalStore
+from tasks.checkpoints.checkpoint_sweep import sweep_run
+from tasks.configuration.settings import CheckpointConfig
+from tasks.configuration.stored_configuration import check_drift
+from tasks.errors import ConfigDrift, InvalidConfiguration
+from tests import entries
+from tests.writing_run import WritingRun, open_writing_run
+
+POLICY = CheckpointConfig(keep_last=1, keep_best=0)
+FORK = "twin"
+
+
+@pytest.fixture
+def parent(store: LocalStore, tmp_path: Path) -> WritingRun:
+    """A run of 40 steps that has committed steps 10 and 20 and goes on."""
+    run = open_writing_run(store, tmp_path)
+    run.start()
+    for step in (10, 20):
+        run.commit(step)
+    return run
+
+
+def fork(parent: WritingRun, *overrides: str, reference: str | None = None) -> RunState:
+    found = find_checkpoint(parent.log.store, reference or f"{parent.log.run_id}@10")
+    fork_run(found, FORK, overrides, {}, Path.cwd())
+    return RunLog(parent.log.store, FORK).refresh()
+
+
+def refusal(parent: WritingRun, *overrides: str, reference: str | None = None) -> str:
+    with pytest.raises(InvalidConfiguration) as caught:
+        fork(parent, *overrides, reference=reference)
+    assert RunLog(parent.log.store, FORK).refresh().opened is None and not parent.log.refresh().pins
+    return str(caught.value)
+
+
+def quarantine(parent: WritingRun) -> None:
+    body = DataQuarantined(attempt=1, reason="bad-data", windows=(3, 5), detail="not finite")
+    parent.log.append(lambda state: body, writer=this_writer(attempt=1))
+
+
+def kept_steps(parent: WritingRun) -> list[int]:
+    sweep_run(parent.log, POLICY, "s" * 64)
+    return [record.committed.step for record in parent.log.refresh().live_checkpoints]
+
+
+def test_a_fork_begins_with_its_parents_checkpoint_and_configuration(parent: WritingRun) -> None:
+    state = fork(parent)
+    assert state.opened is not None and parent.log.state.opened is not None
+    assert state.opened.config == parent.log.state.opened.config | {"training": state.opened.config["training"]}
+    assert state.beginning == parent.log.state.checkpoints[0].committed.reference
+    assert configuration_of(state).training.micro_batch == 2, "which trained the checkpoint"
+    assert state.opened.data_snapshot == parent.log.state.opened.data_snapshot
+
+
+def test_what_is_set_is_the_forks_own(parent: WritingRun) -> None:
+    state = fork(parent, "training.steps=70", "training.lr=0.01", "checkpoint.every_steps=7")
+    config = configuration_of(state)
+    assert (config.training.steps, config.training.lr, config.checkpoint.every_steps) == (70, 0.01, 7)
+    assert state.opened is not None and state.opened.total_steps == 70
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("model.n_layer=2", "model.n_layer = 2: the checkpoint's state has another shape; rule: "),
+        ("training.precision=bf16", "training.precision = 'bf16': "),
+        ("data.tokenizer=bpe:300", "data.tokenizer = 'bpe:300': "),
+        ("training.steps=10", "training.steps = 10: the checkpoint is of step 10 already; rule: "),
+        ("data.val_fraction=0.3", "data.val_fraction: other tokens need the text"),
+        ("training.nothing=1", "training.nothing"),
+    ],
+)
+def test_what_the_state_cannot_go_on_with_is_refused_and_nothing_is_opened(
+    parent: WritingRun, override: str, words: str
+) -> None:
+    assert words in refusal(parent, override)
+
+
+def test_a_run_that_exists_is_not_forked_over(parent: WritingRun) -> None:
+    fork(parent)
+    with pytest.raises(InvalidConfiguration, match="run twin exists"):
+        fork(parent)
+
+
+def test_other_text_is_tokenized_with_the_networks_own_tokenizer(
+    parent: WritingRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.txt").write_text("stone upon stone " * 80)
+    state = fork(parent, 'data.sources=["mine.txt"]')
+    assert state.opened is not None and parent.log.state.opened is not None
+    assert state.opened.data_snapshot != parent.log.state.opened.data_snapshot
+    manifest = read_manifest(parent.log.store, state.opened.data_snapshot)
+    assert manifest.tokenizer_sha256 == parent.manifest.tokenizer_sha256
+    assert [source.name for source in manifest.sources] == ["mine.txt"]
+
+
+def test_windows_that_the_parent_did_not_draw_are_not_drawn(parent: WritingRun) -> None:
+    quarantine(parent)
+    parent.end("bad-data")
+    parent.start()
+    parent.commit(30)
+    assert fork(parent, reference=f"{parent.log.run_id}@30").quarantined_windows == {3, 5}
+
+
+def test_windows_that_were_drawn_before_the_fork_are_drawn_again(parent: WritingRun) -> None:
+    quarantine(parent)
+    assert fork(parent).quarantined_windows == set()
+
+
+def test_the_parents_checkpoint_is_kept_until_the_fork_has_its_own(parent: WritingRun) -> None:
+    fork(parent)
+    parent.commit(30)
+    assert kept_steps(parent) == [10, 30]
+    child = WritingRun(log=RunLog(parent.log.store, FORK), config=parent.config, manifest=parent.manifest)
+    child.start()
+    child.commit(12)
+    assert kept_steps(parent) == [30]
+
+
+def test_a_pin_for_a_fork_that_was_never_opened_ends_with_its_process(parent: WritingRun) -> None:
+    reference = parent.log.state.checkpoints[0].committed.reference
+    pin_checkpoint(parent.log, new_pin(reference, entries.gone_placement(), fork=FORK), writer=this_writer())
+    assert kept_steps(parent) == [20]
+
+
+def test_a_fork_whose_beginning_cannot_be_read_says_so(parent: WritingRun) -> None:
+    state = fork(parent)
+    assert state.beginning is not None
+    parent.log.store.delete(f"{state.beginning.prefix}/manifest.json")
+    with pytest.raises(NothingReadable, match="run twin begins with step 10 of run bard, which cannot be read"):
+        newest_verified(RunLog(parent.log.store, FORK), writer=this_writer(), sleep=lambda seconds: None)
+
+
+def test_more_steps_for_a_finished_run_name_the_fork(parent: WritingRun) -> None:
+    opened = parent.log.state.opened
+    longer = parent.config.model_copy(update={"training": parent.config.training.model_copy(update={"steps": 99})})
+    assert opened is not None
+    with pytest.raises(ConfigDrift, match=r"cairn fork bard NEW-RUN --set"):
+        check_drift(opened.config, longer, run_id=opened.run_id)

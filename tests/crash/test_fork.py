@@ -1,0 +1,65 @@
+"""`cairn fork` on a copy of the run nobody touched, with the real commands."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from storage.logs.run_log import RunLog
+from storage.logs.run_state import RunState
+from tests.commands import run_here
+from tests.crash.training_command import RUN, STEPS, Command
+from tests.processes.waiting import patience_seconds
+
+pytestmark = pytest.mark.xdist_group("undisturbed")
+TWIN = "twin"
+
+
+@pytest.fixture
+def command(undisturbed: Command, tmp_path: Path, api_url: str) -> Command:
+    """A command whose store holds a copy of the finished run."""
+    shutil.copytree(undisturbed.folder / "store", tmp_path / "store")
+    return Command(tmp_path, api_url)
+
+
+def fork(command: Command, reference: str, *settings: str) -> None:
+    ended = run_here(("fork", reference, TWIN, *settings, "--store", command.store.url), command.folder, {})
+    assert ended.code == 0, ended.err
+
+
+def train(command: Command, *settings: str, **variables: str) -> int:
+    return command.start_verb("train", "--run-id", TWIN, *settings, **variables).wait(timeout=patience_seconds())
+
+
+def state_of(command: Command, run: str = TWIN) -> RunState:
+    return RunLog(command.store, run).refresh()
+
+
+def test_an_unchanged_fork_ends_with_its_parents_digest(command: Command) -> None:
+    fork(command, f"{RUN}@{STEPS - 5}")
+    assert train(command) == 0, command.output()
+    ended, parent = state_of(command).finished, state_of(command, RUN).finished
+    assert ended is not None and parent is not None and ended.state_sha256 == parent.state_sha256
+    status = json.loads(run_here(("status", TWIN, "--json", "--store", command.store.url), command.folder, {}).out)
+    assert status["forked_from"] == f"{RUN}@{STEPS - 5}"
+
+
+@pytest.mark.slow  # its quicker witness is the test above
+def test_a_fork_with_more_steps_killed_before_its_first_commit_begins_again_with_its_parents_checkpoint(
+    command: Command,
+) -> None:
+    fork(command, RUN, "--set", f"training.steps={STEPS + 10}", "--set", "checkpoint.every_steps=5")
+    assert train(command, CAIRN_FAULTS=f"kill@{STEPS + 3}") == 0, command.output()
+    attempts = state_of(command).attempts
+    assert [item.started.resumed_from for item in attempts] == [state_of(command).beginning] * 2
+    assert state_of(command).newest_committed.committed.step == STEPS + 10  # type: ignore[union-attr]
+
+
+@pytest.mark.slow
+def test_a_fork_with_other_text_keeps_the_tokens_of_its_parent(command: Command) -> None:
+    (command.folder / "mine.txt").write_text("Stone upon stone the cairn is built.\n" * 200)
+    fork(command, RUN, "--set", 'data.sources=["mine.txt"]', "--set", f"training.steps={STEPS + 5}")
+    assert train(command) == 0, command.output()
+    opened, parent = state_of(command).opened, state_of(command, RUN).opened
+    assert opened is not None and parent is not None and opened.data_snapshot != parent.data_snapshot
