@@ -77,7 +77,9 @@ def _fit_loss(panel: "Axes", raw: Series, trend: Series, axis: PlotAxis) -> None
     """Fit the axis to the smoothed loss; single spikes far above it are cut off."""
     values = raw.finite.values
     held = [item.val_loss for item in axis.curves.held_out if np.isfinite(item.val_loss)]
-    shown = np.array([*trend.values, *held, *np.quantile(values, (0.001, 0.995))] if len(values) else held)
+    before = smooth(axis.inherited("train_loss")).values
+    ends = np.quantile(values, (0.001, 0.995)) if len(values) else ()
+    shown = np.array([*trend.values, *before, *held, *ends])
     if not len(shown):
         panel.set_yticks([])
         return

@@ -13,18 +13,23 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from flows.orchestrator.curve_artifact import Drawing, curve_markdown, is_due
 from reports.plots.colors import nearest_colors, pixel_colors, reason_style
 from reports.plots.curve_labels import describe_run, describe_state, format_number, format_small_number, format_title
 from reports.plots.curve_plot import draw_png, draw_svg
 from reports.plots.curve_reduction import Series, smooth, thin_out
+from reports.plots.loss_panel import draw_loss
 from reports.plots.plot_axis import PlotAxis
 from reports.plots.run_curves import HeldOutPoint, Interruption, PromotedPoint, Replay, RunCurves, RunEnd, gather_curves
+from storage.logs.fork_origin import ForkOrigin
+from storage.logs.run_log import RunLog
 from storage.logs.step_log import StepPoint, StepRecord, step_log_key
 from storage.stores.local_store import LocalStore
 from storage.stores.object_store import ObjectStore
 from tasks.policy.termination import TerminationReason
+from tests import entries
 from tests.fabricated_run import FabricatedRun
 
 
@@ -104,6 +109,27 @@ def test_the_line_goes_on_from_the_commit_and_the_repeated_steps_are_named(
 def test_an_attempt_is_marked_where_its_records_end_with_why_it_ended(bard: FabricatedRun, store: LocalStore) -> None:
     record(store, 1, range(1, 28))
     assert gather_curves(bard.log).interruptions == (Interruption(step=27, attempt=1, reason="preempted"),)
+
+
+def test_the_line_of_a_fork_begins_with_its_parents_up_to_where_it_branches(
+    bard: FabricatedRun, store: LocalStore
+) -> None:
+    record(store, 1, range(1, 28))
+    state = bard.log.state
+    origin = ForkOrigin(run_id="bard", checkpoint=state.checkpoints[0].committed.reference, state_sha256="s")
+    child = RunLog(store, "twin")
+    child.append(lambda _: entries.opened("twin", forked_from=origin), writer=entries.writer())
+    found = gather_curves(child)
+    assert [point.record.step for point in found.inherited] == list(range(1, 11)) and found.parent == "bard"
+
+
+def test_the_parents_line_is_drawn_whole() -> None:
+    points = tuple(StepPoint(record=line(step, loss=9.0), replays=0) for step in range(1, 21))
+    forked = curves([line(step) for step in range(21, 40)], parent="bard", inherited=points)
+    assert b"run bard, before" in draw_svg(forked) and b"run bard, before" not in draw_svg(curves([line(1)]))
+    panel = Figure().subplots()
+    draw_loss(panel, PlotAxis(curves=forked, across="step", height_inches=3.0))
+    assert panel.get_ylim()[1] > 9.0
 
 
 def test_the_champion_and_what_was_promoted_before_it_are_marked(bard: FabricatedRun) -> None:
