@@ -8,7 +8,7 @@ from reports.queries.data_summary import find_snapshot
 from storage.snapshots.data_snapshot import SnapshotFiles
 from storage.snapshots.token_file import TokenFileFormat, inspect_token_file
 from storage.stores.object_store import ObjectStore
-from tasks.data.token_import import TokenFiles, export_tokens, import_tokens, numbered_vocabulary, read_tokenizer
+from tasks.data.token_import import TokenFiles, export_tokens, given_tokenizer, import_tokens, numbered_vocabulary
 from tasks.errors import InvalidConfiguration
 from tasks.machine.work_folder import work_folder
 
@@ -54,7 +54,7 @@ def import_snapshot(store: ObjectStore, request: ImportRequest) -> ImportView:
     """Make the snapshot; raises `InvalidCorpus` for invalid files."""
     files = TokenFiles(train=tuple(map(Path, request.train)), val=tuple(map(Path, request.val)))
     if request.tokenizer:
-        tokenizer = read_tokenizer(Path(request.tokenizer))
+        tokenizer = given_tokenizer(Path(request.tokenizer))
     else:
         end_of_text = request.vocab_size - 1 if request.end_of_text < 0 else request.end_of_text
         tokenizer = numbered_vocabulary(request.vocab_size, end_of_text)

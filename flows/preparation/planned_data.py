@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from model.configuration.data import SMALLEST_BPE_VOCABULARY, DataConfig
-from model.data.tokenizer import Tokenizer
 from storage.logs.run_state import RunState
 from storage.snapshots.data_snapshot import read_manifest
 from storage.snapshots.document_index import SPLITS, SplitName
@@ -15,6 +14,7 @@ from tasks.configuration.run_configuration import RunConfig
 from tasks.data.corpus import preview_corpus
 from tasks.data.document import Source
 from tasks.data.document_reader import rules_of
+from tasks.data.foreign_tokenizer import read_tokenizer
 from tasks.data.snapshot_build import find_built
 from tasks.data.snapshot_lookup import find_by_id
 
@@ -78,7 +78,7 @@ def preview_sources(data: DataConfig, base_dir: Path) -> tuple[Source, ...]:
 def wanted_vocab_size(data: DataConfig, base_dir: Path) -> int:
     """Return how many ids the tokenizer that the configuration asks for has."""
     if data.tokenizer.endswith(".json"):
-        return Tokenizer.from_file(base_dir / Path(data.tokenizer).expanduser()).vocab_size
+        return read_tokenizer(base_dir / Path(data.tokenizer).expanduser()).vocab_size
     return data.bpe_vocab_size or SMALLEST_BPE_VOCABULARY
 
 

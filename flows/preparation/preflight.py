@@ -12,7 +12,6 @@ from flows.preparation.memory_check import available_memory, require_memory
 from flows.preparation.planned_data import preview_sources, wanted_vocab_size
 from flows.preparation.training_request import ResolvedRequest, configure_run
 from model.configuration.data import SMALLEST_BPE_VOCABULARY
-from model.data.tokenizer import Tokenizer
 from model.errors import InvalidInput
 from reports.exporters.exporters import check_exporters
 from storage.errors import StoreRefused, StoreUnavailable
@@ -25,6 +24,7 @@ from storage.stores.store_probe import probe_store
 from tasks.configuration.run_configuration import RunConfig
 from tasks.configuration.stored_configuration import check_drift
 from tasks.data.document import InvalidCorpus, Source, require_both_splits
+from tasks.data.foreign_tokenizer import read_tokenizer
 from tasks.data.snapshot_build import check_block_size
 from tasks.data.snapshot_lookup import find_by_id
 from tasks.data.source_weights import too_few_tokens
@@ -117,7 +117,7 @@ def _check_text(config: RunConfig, base_dir: Path) -> None:
         _check_sizes(config, preview_sources(config.data, base_dir))
         return
     try:
-        Tokenizer.from_file(base_dir / Path(name).expanduser())
+        read_tokenizer(base_dir / Path(name).expanduser())
     except InvalidInput as error:
         rule = "rule: bytes, bpe:<size> or a tokenizer.json"
         raise InvalidCorpus(f"data.tokenizer = {name!r}: {error}; {rule}") from error

@@ -7,7 +7,6 @@ import functools
 import hashlib
 import itertools
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Self
 
 import numpy as np
@@ -16,7 +15,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as _Tokenizer
 
 from model.configuration.data import SMALLEST_BPE_VOCABULARY
-from model.data.tokenizer_file import load_tokenizer, read_tokenizer
+from model.data.tokenizer_file import load_tokenizer
 from model.errors import InvalidInput
 
 END_OF_TEXT = "<|endoftext|>"
@@ -67,14 +66,6 @@ class Tokenizer:
         inner = _byte_level(models.BPE(vocab=vocabulary, merges=[]), use_regex=False)
         inner.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
         return cls(inner)
-
-    @classmethod
-    def from_file(cls, path: Path | str) -> Self:
-        """Read a tokenizer.json; InvalidInput names the file and what is wrong with it."""
-        try:
-            return cls(read_tokenizer(Path(path)))
-        except (OSError, UnicodeDecodeError, InvalidInput) as error:
-            raise InvalidInput(f"tokenizer file {path}: {error}") from error
 
     @classmethod
     def from_json(cls, text: str) -> Self:

@@ -6,8 +6,8 @@ Source: the serialized form of Hugging Face's `tokenizers`.
 
 import itertools
 import re
+import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from model.errors import InvalidInput
 
 MAX_FILE_BYTES = 64 * 1024 * 1024
+_PROBE = "Don't  repeat 3000000 lines:\r\n\t``b'' é 漢字 مر 😀 <s>" + "a" * 200
 _MAX_TOKEN_CHARACTERS = 1024
 _MEAN_CHARACTERS = 8
 _MAX_VOCABULARY = 512 * 1024
@@ -52,10 +53,14 @@ _UNBOUNDED = re.compile(r"[*+]|\{\d*,\}|\{[\d,]*\d\d\}")
 _ENDLESS = re.compile(r"[()\\]|\{[\d,]*\d{4}")
 
 
-def read_tokenizer(path: Path) -> Tokenizer:
-    """Return the tokenizer of a file as `load_tokenizer` does; raises OSError and UnicodeDecodeError too."""
-    with path.open(encoding="utf-8") as file:
-        return load_tokenizer(file.read(MAX_FILE_BYTES + 1))
+def run() -> None:
+    """Load the tokenizer.json on stdin and encode and decode with it, in a process that may die of it."""
+    try:
+        with open(0, encoding="utf-8") as file:
+            tokenizer = load_tokenizer(file.read(MAX_FILE_BYTES + 1))
+    except InvalidInput as error:
+        sys.exit(" ".join(str(error).split()))
+    tokenizer.decode(tokenizer.encode(_PROBE).ids, skip_special_tokens=False)
 
 
 def load_tokenizer(text: str) -> Tokenizer:

@@ -19,6 +19,7 @@ from storage.snapshots.document_index import SPLITS, SplitName, documents_betwee
 from storage.snapshots.snapshot_manifest import SnapshotManifest
 from storage.snapshots.token_shard import slices_between
 from storage.stores.object_store import ObjectStore
+from tasks.data.foreign_tokenizer import parse_tokenizer
 from tasks.data.source_weights import weighted_groups
 from tasks.errors import InvalidConfiguration
 
@@ -232,7 +233,7 @@ def _window_count(manifest: SnapshotManifest, split: SplitName, block_size: int)
 def _summarize_windows(
     files: SnapshotFiles, choice: WindowChoice, found: FoundSnapshot, block_size: int
 ) -> tuple[WindowSummary, ...]:
-    tokenizer = Tokenizer.from_json(files.path(TOKENIZER).read_text(encoding="utf-8"))
+    tokenizer = parse_tokenizer(files.path(TOKENIZER).read_text(encoding="utf-8"))
     is_weighted = found.data is None or bool(found.data.weights)
     return tuple(
         _summarize_window(files, tokenizer, split, window, block_size, is_weighted=is_weighted)

@@ -35,6 +35,7 @@ from tasks.data.corpus import open_corpus
 from tasks.data.corpus_survey import Survey, TextSample, reject_duplicates, require_few_rejected, survey_corpus
 from tasks.data.document import InvalidCorpus, RejectionKind, Source, require_both_splits
 from tasks.data.document_reader import rules_of
+from tasks.data.foreign_tokenizer import read_tokenizer
 from tasks.data.snapshot_lookup import (
     SnapshotReference,
     find_by_id,
@@ -188,7 +189,7 @@ def _given_tokenizer(data: DataConfig, base_dir: Path) -> Tokenizer | None:
     size, smallest, tokenizer = data.bpe_vocab_size, SMALLEST_BPE_VOCABULARY, None
     if size is None:
         try:
-            tokenizer = Tokenizer.bytes() if spec == "bytes" else Tokenizer.from_file(path)
+            tokenizer = Tokenizer.bytes() if spec == "bytes" else read_tokenizer(path)
         except InvalidInput as error:
             problem = f"data.tokenizer = {spec!r}: {error}; rule: bytes, bpe:<size> or a tokenizer.json"
             raise InvalidCorpus(problem) from error
@@ -222,7 +223,7 @@ def _survey(folder: Path, work: _Work) -> tuple[Survey, Tokenizer]:
     """Return survey and tokenizer, of an earlier build if it finished both; raises InvalidCorpus."""
     kept = folder / _SURVEY
     if kept.is_file():
-        survey, tokenizer = decode(kept.read_bytes(), Survey, where=str(kept)), Tokenizer.from_file(folder / TOKENIZER)
+        survey, tokenizer = decode(kept.read_bytes(), Survey, where=str(kept)), read_tokenizer(folder / TOKENIZER)
         _require_usable(survey, work.data)
         return survey, tokenizer
     sample = None if work.tokenizer else TextSample(work.data.tokenizer_bytes)

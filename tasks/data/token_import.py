@@ -33,6 +33,7 @@ from storage.stores.document import sha256
 from storage.stores.object_store import ObjectStore
 from storage.stores.verified_object import describe_file
 from tasks.data.document import InvalidCorpus
+from tasks.data.foreign_tokenizer import read_tokenizer
 from tasks.data.snapshot_lookup import SnapshotReference
 from tasks.data.snapshot_writer import SnapshotWriter
 
@@ -199,9 +200,9 @@ def _documents(tokens: NDArray[Any], end_of_text_id: int) -> Iterator[tuple[int,
                 start = stop
 
 
-def read_tokenizer(path: Path) -> Tokenizer:
+def given_tokenizer(path: Path) -> Tokenizer:
     """Return the tokenizer of a tokenizer.json; raises InvalidCorpus."""
     try:
-        return Tokenizer.from_file(path)
+        return read_tokenizer(path)
     except InvalidInput as error:
         raise InvalidCorpus(f"--tokenizer: {error}") from error

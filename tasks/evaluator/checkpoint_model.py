@@ -13,6 +13,7 @@ from storage.checkpoints.checkpoint import load_checkpoint
 from storage.logs.log_entry import CheckpointReference
 from storage.snapshots.data_snapshot import OpenSnapshot, open_snapshot
 from storage.stores.object_store import ObjectStore
+from tasks.data.foreign_tokenizer import parse_tokenizer
 from tasks.trainer.tensor_exchange import to_tensors
 
 
@@ -44,5 +45,5 @@ def open_model(
     network.boundary_id = snapshot.manifest.end_of_text_id if mask_documents else None
     load_weights(network, to_tensors(load_checkpoint(store, reference, group="weights").tensors))
     return CheckpointModel(
-        network=network.to(device).eval(), tokenizer=Tokenizer.from_json(snapshot.tokenizer_json), snapshot=snapshot
+        network=network.to(device).eval(), tokenizer=parse_tokenizer(snapshot.tokenizer_json), snapshot=snapshot
     )

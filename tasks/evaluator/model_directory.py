@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from model.architectures.hugging_face import HuggingFaceConfig, to_hugging_face
-from model.data.tokenizer_file import load_tokenizer
 from storage.checkpoints.tensor_shard import shard_chunks
 from storage.stores.document import encode
+from tasks.data.foreign_tokenizer import load_library_tokenizer
 from tasks.errors import TaskError
 from tasks.evaluator.checkpoint_model import CheckpointModel
 from tasks.trainer.initial_weights import CONFIG, TOKENIZER, WEIGHTS
@@ -70,7 +70,7 @@ def _documents(opened: CheckpointModel) -> Iterator[tuple[str, Mapping[str, Any]
     config = HuggingFaceConfig.from_model(network.config, vocab_size=network.vocab_size, end_of_text_id=end_id)
     yield CONFIG, config.model_dump(mode="json")
     yield "generation_config.json", {"bos_token_id": end_id, "eos_token_id": end_id, "pad_token_id": end_id}
-    end_of_text = load_tokenizer(opened.snapshot.tokenizer_json).id_to_token(end_id)
+    end_of_text = load_library_tokenizer(opened.snapshot.tokenizer_json).id_to_token(end_id)
     yield (
         "tokenizer_config.json",
         {

@@ -18,7 +18,6 @@ from pydantic import ValidationError
 
 from model.architectures.hugging_face import HuggingFaceConfig, check_settings, from_hugging_face
 from model.configuration.network import ModelConfig
-from model.data.tokenizer_file import load_tokenizer, read_tokenizer
 from model.errors import InvalidInput
 from storage.checkpoints.tensor_record import TensorRecord
 from storage.checkpoints.tensor_shard import parse_shard, shard_chunks
@@ -26,6 +25,7 @@ from storage.errors import IntegrityError
 from storage.stores.document import decode
 from storage.stores.object_store import ObjectStore
 from storage.stores.verified_object import ExpectedObject, check_object, read_verified
+from tasks.data.foreign_tokenizer import load_library_tokenizer, read_library_tokenizer
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -182,10 +182,10 @@ def _check_tokenizer(directory: InitialDirectory, tokenizer_json: str) -> None:
     if not path.is_file():
         return
     try:
-        theirs = read_tokenizer(path)
+        theirs = read_library_tokenizer(path)
     except (OSError, UnicodeDecodeError, InvalidInput) as error:
         raise _refusal(directory, f"{TOKENIZER} cannot be read: {error}; repair it or remove it") from error
-    ours = load_tokenizer(tokenizer_json).get_vocab(with_added_tokens=True)
+    ours = load_library_tokenizer(tokenizer_json).get_vocab(with_added_tokens=True)
     # Tokens that were imported without their tokenizer have a placeholder, in which only end-of-text has a name.
     is_placeholder = sum(text != str(number) for text, number in ours.items()) <= 1
     if not is_placeholder and theirs.get_vocab(with_added_tokens=True) != ours:

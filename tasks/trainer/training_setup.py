@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from model.data.batch_loader import BatchLoader
 from model.data.sample_order import SampleOrder
 from model.data.token_windows import TokenWindows
-from model.data.tokenizer import Tokenizer
 from model.training.probe import Probe
 from model.training.train_state import WEIGHT_PREFIX, TrainState, load_weights
 from model.training.training_step import StepInputs
@@ -16,6 +15,7 @@ from storage.logs.log_entry import CheckpointReference
 from storage.snapshots.data_snapshot import OpenSnapshot, open_snapshot
 from storage.snapshots.token_shard import VerifiedShard, prefetch_shards
 from storage.stores.object_store import ObjectStore
+from tasks.data.foreign_tokenizer import parse_tokenizer
 from tasks.data.source_weights import weighted_components
 from tasks.trainer.fault_injection import flip_token
 from tasks.trainer.initial_weights import read_initial_weights
@@ -78,7 +78,7 @@ def open_training_data(store: ObjectStore, spec: TrainerSpec, place: Place) -> T
 def _probe(spec: TrainerSpec, snapshot: OpenSnapshot) -> Probe | None:
     if not spec.training.probe_every_steps:
         return None
-    tokenizer = Tokenizer.from_json(snapshot.tokenizer_json)
+    tokenizer = parse_tokenizer(snapshot.tokenizer_json)
     return Probe(
         windows=TokenWindows(snapshot.val, spec.model.block_size, snapshot.manifest.vocab_size),
         every_steps=spec.training.probe_every_steps,

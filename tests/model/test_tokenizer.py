@@ -2,7 +2,6 @@
 
 import itertools
 import json
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -93,24 +92,8 @@ def test_a_vocabulary_too_small_for_bytes_is_refused() -> None:
         Tokenizer.train_bpe(TEXTS, 256)
 
 
-def test_a_file_that_is_not_a_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(InvalidInput, match=r"tokenizer\.json"):
-        Tokenizer.from_file(tmp_path / "tokenizer.json")
-
-
-def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"absent\.json"):
-        Tokenizer.from_file(tmp_path / "absent.json")
-
-
 def test_a_tokenizer_without_an_end_of_text_is_refused() -> None:
     content = json.loads(BYTES.to_json())
     content["added_tokens"] = []
     with pytest.raises(InvalidInput, match="no end-of-text token"):
         Tokenizer.from_json(json.dumps(content))
-
-
-def test_a_stored_file_is_the_tokenizer_it_was(tmp_path: Path) -> None:
-    (tmp_path / "t.json").write_text(BPE.to_json(), encoding="utf-8")
-    assert Tokenizer.from_file(tmp_path / "t.json").sha256 == BPE.sha256

@@ -60,6 +60,14 @@ TABLES = [
 ]
 
 
+def test_a_table_whose_footer_names_too_much_is_refused_before_a_page_is_read(tmp_path: Path) -> None:
+    content = one_long_value()
+    footer_bytes = struct.unpack("<I", content[-8:-4])[0] + 8
+    without_pages = content[:4] + bytes(len(content) - 4 - footer_bytes) + content[-footer_bytes:]
+    words = refusal(tmp_path / "a.parquet", without_pages)
+    assert "bytes become more than" in words and "rule:" in words
+
+
 def zstd_of_nothing(size: int) -> bytes:
     """Blocks of 128 KiB that are one byte each (RFC 8878, 3.1.1.2)."""
     blocks, block = size >> 17, (1 << 17) << 3 | 2

@@ -1,7 +1,10 @@
 """A tokenizer.json decides which tokens a text has, not how long a process takes, nor how much memory."""
 
 import json
+import random
 import re
+import resource
+import tempfile
 import time
 from pathlib import Path
 
@@ -12,7 +15,10 @@ from tokenizers import Tokenizer as Library
 from model.data.tokenizer import Tokenizer
 from model.data.tokenizer_file import load_tokenizer
 from model.errors import InvalidInput
+from storage.errors import IntegrityError
+from storage.snapshots import bounded_process
 from storage.stores.local_store import LocalStore
+from tasks.data.foreign_tokenizer import parse_tokenizer, read_tokenizer
 from tasks.data.token_import import TokenFiles, import_tokens
 from tests.commands import run_here
 from tests.security.tokenizer_shapes import BYTE_LEVEL, HOSTILE, KNOWN, PATTERNS, document, sequence, split
@@ -47,7 +53,7 @@ def test_a_hostile_tokenizer_is_refused_in_one_line_that_says_what_to_do(name: s
     (tmp_path / "tokenizer.json").write_text("[" * 100_000 if found is None else json.dumps(found))
     begun = time.process_time()
     with pytest.raises(InvalidInput, match=r"tokenizer\.json") as refusal:
-        Tokenizer.from_file(tmp_path / "tokenizer.json")
+        read_tokenizer(tmp_path / "tokenizer.json")
     assert len(str(refusal.value).splitlines()) == 1 and len(str(refusal.value)) < 700
     assert time.process_time() - begun < 5
 
@@ -58,11 +64,58 @@ def test_a_document_with_two_decoders_is_read_as_it_was_checked() -> None:
     assert len(load_tokenizer(twice).decode([2])) == 1
 
 
-def test_no_other_road_leads_to_the_library() -> None:
-    reading = re.compile(r"\.from_(?:str|buffer)\(|TokenizerFile\.from_file\(")
+def files_with(pattern: str) -> list[str]:
     packages = ("cairn", "flows", "reports", "tasks", "model", "storage")
     files = [path for package in packages for path in (ROOT / package).rglob("*.py")]
-    assert [path.name for path in files if reading.search(path.read_text(encoding="utf-8"))] == ["tokenizer_file.py"]
+    return [path.name for path in files if re.search(pattern, path.read_text(encoding="utf-8"))]
+
+
+def test_no_other_road_leads_to_the_library() -> None:
+    assert files_with(r"\.from_(?:str|buffer|file)\(") == ["tokenizer_file.py"]
+
+
+def test_no_road_leads_past_the_child() -> None:
+    assert sorted(files_with(r"Tokenizer\.from_json\(|import .*\bload_tokenizer\b")) == [
+        "foreign_tokenizer.py",
+        "tokenizer.py",
+    ]
+
+
+def wide_vocabulary(tokens: int) -> str:
+    """Return a Unigram that passes every rule: of each token the library makes 32 nodes of a tree, 10 kB in all."""
+    chosen = random.Random(0)
+    vocabulary = ["</s>", "<s>"]
+    vocabulary += ["".join(chr(chosen.randrange(0x10400, 0x1F000)) for _ in range(8)) for _ in range(tokens)]
+    model = {"type": "Unigram", "unk_id": 0, "byte_fallback": False, "vocab": [[token, -1.0] for token in vocabulary]}
+    return json.dumps(document(model=model), ensure_ascii=False)
+
+
+def test_one_that_takes_more_memory_than_its_bound_ends_a_child_and_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bounded_process, "_LEAST_MEMORY_BYTES", 192 << 20)
+    parse_tokenizer(wide_vocabulary(100))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(InvalidInput, match=r"^tokenizer\.json: it takes more than .* MiB of memory .*; rule: .*bpe:"):
+        parse_tokenizer(wide_vocabulary(30_000))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000, "memory of this process, in kB"
+
+
+@pytest.mark.slow  # the same with the limit that stands there, and four gigabytes
+def test_one_of_the_greatest_vocabulary_is_refused_by_the_limit_that_is_always_there() -> None:
+    with pytest.raises(InvalidInput, match=r"^tokenizer\.json: it takes more than 1,3\d\d MiB of memory"):
+        parse_tokenizer(wide_vocabulary(500_000))
+
+
+def test_a_parser_that_never_ends_is_ended() -> None:
+    with (
+        tempfile.TemporaryFile() as file,
+        pytest.raises(IntegrityError, match=r"^it takes more than 1 s of a core\. Take another$"),
+        bounded_process.bounded_process(
+            "tests.security.endless_parser", file=file, remedy="Take another", core_seconds=1
+        ) as stdout,
+    ):
+        stdout.read()
 
 
 def test_a_reading_verb_refuses_the_hostile_tokenizer_of_a_store_in_one_line(tmp_path: Path) -> None:

@@ -1,0 +1,59 @@
+"""Loads a tokenizer.json of unknown origin: in a child process with bounded memory and time first, then in this one."""
+
+import hashlib
+import tempfile
+from pathlib import Path
+
+from tokenizers import Tokenizer as LibraryTokenizer
+
+from model.data.tokenizer import Tokenizer
+from model.data.tokenizer_file import MAX_FILE_BYTES, load_tokenizer
+from model.errors import InvalidInput
+from storage.errors import IntegrityError
+from storage.snapshots.bounded_process import bounded_process
+
+_CORE_SECONDS = 120
+_REMEDY = "Take another tokenizer, or bytes, or bpe:<size>"
+_tried: set[str] = set()
+
+
+def load_library_tokenizer(text: str) -> LibraryTokenizer:
+    """Return the tokenizer that `text` is; raises InvalidInput in one line. A child process tries each text once."""
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    if digest not in _tried and text != Tokenizer.bytes().to_json():
+        _try_in_child(text)
+        _tried.add(digest)
+    return load_tokenizer(text)
+
+
+def read_library_tokenizer(path: Path) -> LibraryTokenizer:
+    """Return what `load_library_tokenizer` does of a file; raises OSError and UnicodeDecodeError too."""
+    with path.open(encoding="utf-8") as file:
+        return load_library_tokenizer(file.read(MAX_FILE_BYTES + 1))
+
+
+def parse_tokenizer(text: str) -> Tokenizer:
+    """Return what `load_library_tokenizer` does, as a tokenizer with an end of text; raises InvalidInput."""
+    return Tokenizer(load_library_tokenizer(text))
+
+
+def read_tokenizer(path: Path) -> Tokenizer:
+    """Return the tokenizer of a file; InvalidInput names the file and what is wrong with it."""
+    try:
+        return Tokenizer(read_library_tokenizer(path))
+    except (OSError, UnicodeDecodeError, InvalidInput) as error:
+        raise InvalidInput(f"tokenizer file {path}: {error}") from error
+
+
+def _try_in_child(text: str) -> None:
+    with tempfile.TemporaryFile() as file:
+        file.write(text.encode("utf-8", "surrogatepass"))
+        file.seek(0)
+        try:
+            with bounded_process(
+                "model.data.tokenizer_file", file=file, remedy=_REMEDY, core_seconds=_CORE_SECONDS
+            ) as stdout:
+                stdout.read()
+        except IntegrityError as error:
+            where = "" if "tokenizer.json" in str(error) else "tokenizer.json: "
+            raise InvalidInput(f"{where}{error}") from error
