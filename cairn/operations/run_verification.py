@@ -57,7 +57,7 @@ def verify_run(store: ObjectStore, run_id: str) -> Verification:
     state, disagreements = _check_fold(entries)
     problems += disagreements
     if not problems:
-        problems += _cache_problems(store, run_id, state)
+        problems += _cache_problems(store, run_id, state, len(entries))
     problems += [
         f"seq {entry.seq}: a {entry.kind} without effect: its writer was fenced, or it contradicts what precedes it"
         for entry in state.refused
@@ -86,10 +86,12 @@ def _check_fold(entries: Sequence[Entry]) -> tuple[RunState, list[str]]:
     return state, problems
 
 
-def _cache_problems(store: ObjectStore, run_id: str, state: RunState) -> Iterator[str]:
+def _cache_problems(store: ObjectStore, run_id: str, state: RunState, folded: int) -> Iterator[str]:
     log = RunLog(store, run_id)
     try:
         cached = log.refresh()
+        if log.seq >= folded:  # the run is at work
+            state = fold(log.read_entries()[folded : log.seq + 1], state)
     except IntegrityError as error:
         yield str(error)
         return

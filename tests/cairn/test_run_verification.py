@@ -1,6 +1,7 @@
 """What `cairn verify` finds beyond checkpoints: the weights a run began from, and the aliases of the store."""
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from storage.errors import IntegrityError
 from storage.logs.log_entry import entry_name
 from storage.logs.run_log import RunLog
 from storage.stores.memory_store import MemoryStore
+from storage.stores.object_store import MAX_READ_BYTES
 from tests.entries import placement, writer
 from tests.fabricated_run import FabricatedRun, fabricate, promote
 from tests.storage.builders import opened
@@ -104,3 +106,26 @@ def test_a_cached_registry_that_lost_its_end_is_named(promoted_run: FabricatedRu
         store.delete(registry_entry(seq))
     store.delete(registry_entry(7))
     assert ["entries were deleted" in problem for problem in alias_problems(store)] == [True]
+
+
+class GrowingStore(MemoryStore):
+    """A store in which something happens when an object is read for the first time."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.happens: dict[str, Callable[[], object]] = {}
+
+    def read(self, key: str, *, at_most_bytes: int = MAX_READ_BYTES) -> bytes:
+        if (happens := self.happens.pop(key, None)) is not None:
+            happens()
+        return super().read(key, at_most_bytes=at_most_bytes)
+
+
+def test_a_cached_fold_that_a_run_at_work_has_moved_on_meanwhile_is_no_problem() -> None:
+    store = GrowingStore("growing")
+    run = fabricate(store, "bard")
+    run.start()
+    run.commit(10)
+    store.happens[RunLog(store, "bard").fold_key] = lambda: run.commit(20)
+    assert [problem for problem in verify_run(store, "bard").problems if "fold.json" in problem] == []
+    assert not store.happens
