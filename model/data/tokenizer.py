@@ -15,7 +15,6 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as _Tokenizer
 
 from model.configuration.data import SMALLEST_BPE_VOCABULARY
-from model.data.tokenizer_file import load_tokenizer
 from model.errors import InvalidInput
 
 END_OF_TEXT = "<|endoftext|>"
@@ -66,11 +65,6 @@ class Tokenizer:
         inner = _byte_level(models.BPE(vocab=vocabulary, merges=[]), use_regex=False)
         inner.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
         return cls(inner)
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Read what `to_json` wrote; other text raises InvalidInput."""
-        return cls(load_tokenizer(text))
 
     def to_json(self) -> str:
         """Return the whole tokenizer as text, equal for equal tokenizers."""

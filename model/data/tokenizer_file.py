@@ -74,7 +74,7 @@ def load_tokenizer(text: str) -> Tokenizer:
             _check_part(part, document.get(part), members, known.split())
         # The library reads what was checked, not the text: two parsers may see different documents in one text.
         return Tokenizer.from_str(msgspec.json.encode(document).decode())
-    except (InvalidInput, KeyboardInterrupt, SystemExit):
+    except (InvalidInput, KeyboardInterrupt, MemoryError, SystemExit):
         raise
     except BaseException as error:  # the library raises bare Exception, and its panics are not even that
         raise InvalidInput(f"not a tokenizer.json the tokenizers library can read: {error}") from error

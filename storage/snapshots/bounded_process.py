@@ -16,17 +16,12 @@ from storage.errors import IntegrityError
 _LEAST_MEMORY_BYTES, _MEMORY_SHARE = 1 << 30, 16
 _OUT_OF_MEMORY = 3
 _KEPT_VARIABLES = ("HOME", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR")
-_SETTINGS = {
-    "ARROW_DEFAULT_MEMORY_POOL": "system",
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-}
+_SETTINGS = {"ARROW_DEFAULT_MEMORY_POOL": "system", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 @contextmanager
 def bounded_process(
-    module: str, *arguments: object, file: IO[bytes], remedy: str, core_seconds: int = resource.RLIM_INFINITY
+    module: str, *arguments: object, file: IO[bytes], remedy: str, core_seconds: int = 24 * 3600
 ) -> Generator[IO[bytes], None, None]:
     """Run the module's `run(*arguments)` in a child with `file`, open with a descriptor, as stdin; yield its stdout.
 
@@ -54,24 +49,21 @@ def bounded_process(
         child.kill()
         child.wait()
     if child.returncode == -signal.SIGXCPU:
-        raise IntegrityError(f"it takes more than {core_seconds} s of a core. {remedy}")
-    if child.returncode == _OUT_OF_MEMORY or child.returncode < 0:
+        said = f"it takes more than {core_seconds} s of a core. {remedy}"
+    elif child.returncode == _OUT_OF_MEMORY or child.returncode < 0:
+        found = f"it takes more than {memory_bytes >> 20:,} MiB of memory (its reader ended with {child.returncode})"
         rule = f"rule: at most {_LEAST_MEMORY_BYTES >> 20:,} MiB and {_MEMORY_SHARE} times its size"
-        raise IntegrityError(
-            f"it takes more than {memory_bytes >> 20:,} MiB of memory (its reader ended with {child.returncode}); "
-            f"{rule}. {remedy}"
-        )
+        said = f"{found}; {rule}. {remedy}"
     if child.returncode != 0:
         raise IntegrityError(said)
 
 
 def main() -> None:
     """Run the module that the order names, within the limits that it names."""
-    memory_bytes, core_seconds, module, arguments = json.loads(sys.argv[1])
-    for kind, most in ((resource.RLIMIT_DATA, memory_bytes), (resource.RLIMIT_CPU, core_seconds)):
+    *limits, module, arguments = json.loads(sys.argv[1])
+    for kind, most in zip((resource.RLIMIT_DATA, resource.RLIMIT_CPU), limits, strict=True):
         hard = resource.getrlimit(kind)[1]
-        limits = [value for value in (most, hard) if value != resource.RLIM_INFINITY]
-        resource.setrlimit(kind, (min(limits, default=hard), hard))
+        resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
     try:
         importlib.import_module(module).run(*arguments)
     except MemoryError:

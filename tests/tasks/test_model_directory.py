@@ -20,6 +20,7 @@ from model.data.tokenizer import Tokenizer
 from model.inference.generation import generate
 from storage.snapshots.data_snapshot import open_snapshot
 from storage.stores.memory_store import MemoryStore
+from tasks.data.foreign_tokenizer import parse_tokenizer
 from tasks.data.snapshot_build import build_snapshot
 from tasks.data.token_import import numbered_vocabulary
 from tasks.errors import TaskError
@@ -56,7 +57,7 @@ def opened(folder: Path, *, bias: bool = True, tokenizer: str = "bpe:301", mask:
             parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.3)
     if mask:
         network.boundary_id = made.manifest.end_of_text_id
-    tokens = Tokenizer.from_json(snapshot.tokenizer_json)
+    tokens = parse_tokenizer(snapshot.tokenizer_json)
     return CheckpointModel(network=network.eval(), tokenizer=tokens, snapshot=snapshot)
 
 

@@ -15,6 +15,7 @@ from storage.stores.local_store import LocalStore
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore, WrittenObject
 from tasks.data.document import InvalidCorpus
+from tasks.data.foreign_tokenizer import parse_tokenizer
 from tasks.data.snapshot_build import build_snapshot, check_block_size
 from tasks.data.snapshot_lookup import SnapshotReference
 from tests.tasks.corpus_files import shaped
@@ -62,7 +63,7 @@ def open_built(store: ObjectStore, reference: SnapshotReference, base: Path) -> 
 
 
 def documents_in(snapshot: OpenSnapshot, shards: Iterable[np.ndarray]) -> list[str]:
-    tokenizer = Tokenizer.from_json(snapshot.tokenizer_json)
+    tokenizer = parse_tokenizer(snapshot.tokenizer_json)
     tokens = np.concatenate(list(shards))
     ends = np.flatnonzero(tokens == snapshot.manifest.end_of_text_id) + 1
     assert ends[-1] == len(tokens)

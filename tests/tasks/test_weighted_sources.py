@@ -11,12 +11,12 @@ import pytest
 
 from model.configuration.data import DataConfig
 from model.data.sample_order import SampleOrder
-from model.data.tokenizer import Tokenizer
 from storage.snapshots.data_snapshot import OpenSnapshot, open_snapshot
 from storage.stores.document import encode, sha256
 from storage.stores.memory_store import MemoryStore
 from tasks.data.corpus import open_corpus
 from tasks.data.document import InvalidCorpus
+from tasks.data.foreign_tokenizer import parse_tokenizer
 from tasks.data.snapshot_build import BuildOptions, build_snapshot, check_block_size
 from tasks.data.snapshot_lookup import SnapshotReference
 from tasks.data.source_weights import weighted_components
@@ -72,7 +72,7 @@ def order_of(snapshot: OpenSnapshot, data: DataConfig) -> SampleOrder:
 def letters(snapshot: OpenSnapshot, window: int) -> str:
     """Return which entries' letters stand in a window and its target."""
     tokens = np.concatenate([np.asarray(shard) for shard in snapshot.train])
-    text = Tokenizer.from_json(snapshot.tokenizer_json).decode(
+    text = parse_tokenizer(snapshot.tokenizer_json).decode(
         [token for token in tokens[window * BLOCK : (window + 1) * BLOCK + 1].tolist() if token != 256]
     )
     return "".join(sorted(set(text) & set("wbc")))
