@@ -17,13 +17,13 @@ BYTES = Tokenizer.bytes()
 both = pytest.mark.parametrize("tokenizer", [BPE, BYTES], ids=["bpe", "bytes"])
 
 
-@both
-@settings(max_examples=150, deadline=None)
-@given(text=st.text())
 def loaded(text: str) -> Tokenizer:
     return Tokenizer(load_tokenizer(text))
 
 
+@both
+@settings(max_examples=150, deadline=None)
+@given(text=st.text())
 def test_every_text_comes_back_unchanged(tokenizer, text) -> None:
     assert tokenizer.decode(tokenizer.encode_batch([text])[0]) == text
 
