@@ -9,6 +9,7 @@ from model.configuration.network import NotNegative, NotNegativeNumber, Positive
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Kernels = Literal["auto", "stock", "fused"]
 Parallel = Literal["ddp", "fsdp"]
+Schedule = Literal["cosine", "wsd"]
 OutOfMemoryRemedy = Literal["recompute", "halve"]
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 UNFROZEN_TRAINING = frozenset(
@@ -39,6 +40,14 @@ class TrainingConfig(Section):
         default_factory=lambda data: min(2000, int(data.get("steps", 0)) // 10),
         description="steps in which the learning rate rises from 0 to lr",
         json_schema_extra={"default_rule": "a tenth of steps, at most 2000"},
+    )
+    schedule: Schedule = Field(
+        "cosine",
+        description="how the learning rate falls: cosine from the warm-up on; wsd stays at lr and falls linearly at "
+        "the end, so that a fork from before that can go on",
+    )
+    decay_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
+        0.2, description="share of the steps in which a wsd schedule falls"
     )
     weight_decay: NotNegativeNumber = Field(0.1, description="AdamW weight decay of the matrices")
     betas: tuple[Beta, Beta] = Field(
@@ -103,9 +112,19 @@ class TrainingConfig(Section):
             raise ValueError(f"micro_batch={self.micro_batch} must be at most global_batch={self.global_batch}")
         if self.warmup_steps > self.steps:
             raise ValueError(f"warmup_steps={self.warmup_steps} must be at most steps={self.steps}")
+        if self.schedule == "wsd" and self.warmup_steps + self.decay_steps > self.steps:
+            raise ValueError(
+                f"warmup_steps={self.warmup_steps} and decay_fraction={self.decay_fraction}, {self.decay_steps} steps, "
+                f"must together be at most steps={self.steps}"
+            )
         if self.min_lr > self.lr:
             raise ValueError(f"min_lr={self.min_lr} must be at most lr={self.lr}")
         # The head's gradient is made before the scaler's factor is known.
         if self.kernels == "fused" and self.precision == "fp16":
             raise ValueError("kernels='fused' cannot be combined with precision='fp16': use kernels='stock', or bf16")
         return self
+
+    @property
+    def decay_steps(self) -> int:
+        """The steps in which a wsd schedule falls; at least one."""
+        return max(1, round(self.steps * self.decay_fraction))

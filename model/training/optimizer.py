@@ -1,6 +1,7 @@
 """AdamW with GPT-2's decay split, and the learning-rate schedule as a pure function of the step.
 
-Sources: Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization"; 2017, "SGDR" (cosine).
+Sources: Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization"; 2017, "SGDR" (cosine);
+Hu et al. 2024, "MiniCPM" (warm-up, stable, decay).
 """
 
 import math
@@ -31,11 +32,13 @@ def make_optimizer(model: nn.Module, training: TrainingConfig) -> torch.optim.Ad
     return optimizer
 
 
-def learning_rate(step: int, *, steps: int, warmup_steps: int, lr: float, min_lr: float) -> float:
-    """Return the rate of 1-based `step`: linear to `lr` at `warmup_steps`, then a cosine to `min_lr` at `steps`."""
-    if step <= warmup_steps:
-        return lr * step / warmup_steps
-    if step >= steps:
-        return min_lr
-    progress = (step - warmup_steps) / (steps - warmup_steps)
-    return min_lr + (lr - min_lr) * 0.5 * (1.0 + math.cos(math.pi * progress))
+def learning_rate(step: int, training: TrainingConfig) -> float:
+    """Return the rate of 1-based `step`: linear to `lr` in the warm-up, then by the schedule to `min_lr` at `steps`."""
+    first = training.warmup_steps if training.schedule == "cosine" else training.steps - training.decay_steps
+    if step <= training.warmup_steps:
+        return training.lr * step / training.warmup_steps
+    if step >= training.steps:
+        return training.min_lr
+    progress = max(0.0, (step - first) / (training.steps - first))
+    left = 0.5 * (1.0 + math.cos(math.pi * progress)) if training.schedule == "cosine" else 1.0 - progress
+    return training.min_lr + (training.lr - training.min_lr) * left

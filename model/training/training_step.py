@@ -94,9 +94,7 @@ def launch_step(state: TrainState, inputs: StepInputs, guard: UpdateGuard) -> De
 
 def _begin(state: TrainState, inputs: StepInputs) -> tuple[float, Batch]:
     training = inputs.training
-    rate = learning_rate(
-        state.step + 1, steps=training.steps, warmup_steps=training.warmup_steps, lr=training.lr, min_lr=training.min_lr
-    )
+    rate = learning_rate(state.step + 1, training)
     for group in state.optimizer.param_groups:
         group["lr"] = rate
     batch = _gather(state, inputs)

@@ -52,25 +52,43 @@ def test_moments_made_beforehand_give_the_update_torch_would_give() -> None:
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), reference.parameters(), strict=True))
 
 
-SETTINGS = {"steps": 110, "warmup_steps": 10, "lr": 1.0, "min_lr": 0.1}
+SETTINGS = TrainingConfig(steps=110, warmup_steps=10, lr=1.0, min_lr=0.1)
+STABLE = SETTINGS.model_copy(update={"schedule": "wsd", "decay_fraction": 0.5})
 
 
 @pytest.mark.parametrize(
     ("step", "rate"), [(1, 0.1), (5, 0.5), (10, 1.0), (60, 0.55), (110, 0.1), (111, 0.1), (10_000, 0.1)]
 )
 def test_the_rate_warms_up_linearly_and_falls_as_a_cosine_to_its_floor(step, rate) -> None:
-    assert learning_rate(step, **SETTINGS) == pytest.approx(rate)
+    assert learning_rate(step, SETTINGS) == pytest.approx(rate)
 
 
 def test_a_quarter_of_the_way_down_the_cosine_has_its_value() -> None:
-    assert learning_rate(35, **SETTINGS) == pytest.approx(0.1 + 0.9 * 0.5 * (1 + 0.5**0.5))
+    assert learning_rate(35, SETTINGS) == pytest.approx(0.1 + 0.9 * 0.5 * (1 + 0.5**0.5))
 
 
 @given(st.integers(1, 200), st.integers(0, 110))
 def test_the_rate_is_positive_and_never_above_the_peak(step, warmup_steps) -> None:
-    assert 0 < learning_rate(step, **{**SETTINGS, "warmup_steps": warmup_steps}) <= 1.0
+    assert 0 < learning_rate(step, SETTINGS.model_copy(update={"warmup_steps": warmup_steps})) <= 1.0
 
 
 @given(st.integers(10, 200))
 def test_the_rate_never_rises_after_the_warm_up(step) -> None:
-    assert learning_rate(step + 1, **SETTINGS) <= learning_rate(step, **SETTINGS)
+    assert learning_rate(step + 1, SETTINGS) <= learning_rate(step, SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("step", "rate"), [(1, 0.1), (10, 1.0), (11, 1.0), (55, 1.0), (66, 0.82), (99, 0.28), (110, 0.1), (111, 0.1)]
+)
+def test_the_rate_stays_after_the_warm_up_and_falls_linearly_at_the_end(step, rate) -> None:
+    assert learning_rate(step, STABLE) == pytest.approx(rate)
+
+
+def test_a_longer_schedule_that_stays_has_the_rates_of_the_shorter_one_up_to_its_fall() -> None:
+    longer = STABLE.model_copy(update={"steps": 300})
+    assert [learning_rate(n, longer) for n in range(1, 56)] == [learning_rate(n, STABLE) for n in range(1, 56)]
+
+
+def test_a_fall_that_begins_in_the_warm_up_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"warmup_steps=60 and decay_fraction=0\.5, 50 steps, must together be at most"):
+        TrainingConfig(steps=100, warmup_steps=60, schedule="wsd", decay_fraction=0.5)

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from model.configuration.training import TrainingConfig
 from model.data.sample_order import SampleOrder
 from model.data.token_windows import TokenWindows
 from model.errors import InvalidInput
@@ -28,7 +29,8 @@ def test_every_step_has_one_record_numbered_from_1(tiny_run: type[TinyRun]) -> N
 
 def test_records_carry_the_rate_of_their_step(tiny_run: type[TinyRun]) -> None:
     run = tiny_run()
-    expected = [learning_rate(n, steps=12, warmup_steps=2, lr=1e-3, min_lr=1e-4) for n in range(1, 13)]
+    training = TrainingConfig(steps=12, warmup_steps=2, lr=1e-3, min_lr=1e-4)
+    expected = [learning_rate(n, training) for n in range(1, 13)]
     assert [record.lr for record in run.train(12)] == expected
 
 

@@ -61,6 +61,13 @@ def the_schedule_of_the_learning_rate(bench: Bench) -> None:
     assert rates[5] == 0.005 < rates[4] < 0.02
 
 
+@acts("training.schedule", "training.decay_fraction")
+def the_schedule_that_stays_and_then_falls(bench: Bench) -> None:
+    schedule = {"steps": 8, "lr": 0.02, "min_lr": 0.0, "warmup_steps": 2, "schedule": "wsd", "decay_fraction": 0.5}
+    rates = [record.lr for record in bench.train(8, training=schedule).parent.records]
+    assert rates == pytest.approx([0.01, 0.02, 0.02, 0.02, 0.015, 0.01, 0.005, 0.0])
+
+
 @acts("training.global_batch")
 def the_windows_of_a_step(bench: Bench) -> None:
     events = bench.train(2, training={"global_batch": 6}).parent.all(StepDone)

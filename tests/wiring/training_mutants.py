@@ -143,8 +143,8 @@ TRAINING_MUTANTS = (
         "CheckpointLoad(self._store, None, buffer)",
         COUNTED,
     ),
-    mutant("lowest-rate-is-zero", STEP, "min_lr=training.min_lr", "min_lr=0.0", SCHEDULE),
-    mutant("no-warm-up", STEP, "warmup_steps=training.warmup_steps", "warmup_steps=0", SCHEDULE),
+    mutant("lowest-rate-is-zero", OPTIMIZER, "return training.min_lr\n", "return 0.0\n", SCHEDULE),
+    mutant("no-warm-up", OPTIMIZER, "if step <= training.warmup_steps:", "if step <= 0:", SCHEDULE),
     mutant(
         "decay-is-the-default",
         OPTIMIZER,
