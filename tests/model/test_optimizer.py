@@ -90,5 +90,5 @@ def test_a_longer_schedule_that_stays_has_the_rates_of_the_shorter_one_up_to_its
 
 
 def test_a_fall_that_begins_in_the_warm_up_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"warmup_steps=60 and decay_fraction=0\.5, 50 steps, must together be at most"):
+    with pytest.raises(ValueError, match=r"warmup_steps=60 and decay_fraction=0\.5, 50 steps, must together be"):
         TrainingConfig(steps=100, warmup_steps=60, schedule="wsd", decay_fraction=0.5)
