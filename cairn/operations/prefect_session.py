@@ -44,7 +44,6 @@ class PrefectServer:
     """The server that shows a run: the named one, else a temporary one."""
 
     def __init__(self, environment: MutableMapping[str, str], *, say: Callable[[str], None]) -> None:
-        """Start nothing yet."""
         self._environment, self._say = environment, say
         self._ephemeral: EphemeralServer | None = None
 

@@ -60,7 +60,6 @@ class SampleRequest:
     device: Literal["cpu", "cuda", "auto"] = "cpu"
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be drawn with."""
         rules = (
             ("--tokens", self.tokens, self.tokens >= 0, "must not be negative"),
             ("--temperature", self.temperature, 0 <= self.temperature < math.inf, "must not be negative"),
@@ -94,7 +93,6 @@ class RunSampler:
     """The network of one run: `load` a checkpoint into it, then `write` text."""
 
     def __init__(self, log: RunLog, request: SampleRequest) -> None:
-        """Prepare for a run whose log was read; nothing is loaded yet."""
         self._log, self._request = log, request
         self._opened: CheckpointModel | None = None
         self._reference: CheckpointReference | None = None

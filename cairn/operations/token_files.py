@@ -25,7 +25,6 @@ class ImportRequest:
     allow_shared: bool
 
     def __post_init__(self) -> None:
-        """Require exactly one of tokenizer and vocab_size."""
         if bool(self.tokenizer) == bool(self.vocab_size):
             raise InvalidConfiguration(
                 "--tokenizer, --vocab-size: give one of them; the ids' meaning is in no .bin file"

@@ -118,7 +118,6 @@ class HandedOver:
     """A request that the command of this process has resolved and checked, and how the flow that got it ended."""
 
     def __init__(self, resolved: ResolvedRequest) -> None:
-        """Nothing has ended yet."""
         self.resolved = resolved
         self.end: FlowEnd | None = None
 

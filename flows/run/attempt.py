@@ -43,7 +43,6 @@ class Attempt:
     """A claimed attempt while it runs."""
 
     def __init__(self, run: ActiveRun, started: AttemptStarted) -> None:
-        """Prepare to run `started`; no process is started yet."""
         self._run, self._started = run, started
         self._writer = Writer(
             host=started.placement.host, pid=started.placement.pid, attempt=started.attempt, flow_run_id=run.flow_run_id

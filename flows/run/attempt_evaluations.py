@@ -23,7 +23,6 @@ class AttemptEvaluations:
     """Submits the evaluations of an attempt, waits for those that a decision needs, and decides on an early stop."""
 
     def __init__(self, run: ActiveRun, attempt: int) -> None:
-        """Submit nothing yet."""
         self._run, self._attempt = run, attempt
         self._futures: list[PrefectFuture[Any]] = []
         self._earlier = 0  # how many were submitted before the newest commit

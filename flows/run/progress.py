@@ -91,7 +91,6 @@ class TextProgress:
     """Shows how far a snapshot is; without a terminal, nothing in the first ten seconds."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic, console: Console | None = None) -> None:
-        """Show nothing yet."""
         self._clock = clock
         self._console = console or Console(file=sys.stderr, highlight=False)
         self._live = LiveLines(self._console, stays=False)

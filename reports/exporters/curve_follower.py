@@ -39,7 +39,6 @@ class CurveFollower:
     """Reads a run's attempts in order and stays at the newest."""
 
     def __init__(self, tail: StepTail) -> None:
-        """Start before the first step."""
         self._tail = tail
         self._position = 0
         self._sent_step = 0

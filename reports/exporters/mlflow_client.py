@@ -23,7 +23,6 @@ class MlflowRefused(ReportError):
     """The tracking server refused a request; `code` is its error code."""
 
     def __init__(self, code: str, message: str) -> None:
-        """Keep the error code and the message."""
         super().__init__(f"{code}: {message}")
         self.code = code
 

@@ -37,7 +37,6 @@ class MlflowExporter:
     name = "MLflow"
 
     def __init__(self, client: MlflowClient, run_id: str, *, experiment: str) -> None:
-        """Send nothing yet."""
         self._client, self._run_id, self._experiment = client, run_id, experiment
         self._mlflow_run = ""
         self._sent_step = 0

@@ -52,7 +52,6 @@ class ExporterThread:
         every_seconds: float = _EVERY_SECONDS,
         final_seconds: float = _FINAL_SECONDS,
     ) -> None:
-        """Start nothing yet."""
         self._log, self._exporter, self._say = log, exporter, say
         self._every_seconds, self._final_seconds = every_seconds, final_seconds
         self._stopping = threading.Event()

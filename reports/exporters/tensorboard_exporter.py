@@ -33,7 +33,6 @@ class TensorBoardExporter:
     name = "TensorBoard"
 
     def __init__(self, folder: Path, run_id: str, store_url: str) -> None:
-        """Write below `folder`; creates nothing yet."""
         self._folder = folder / run_id
         # Runs of one name from two stores may share the folder: each deletes only its own files.
         self._suffix = f".cairn-{sha256(store_url.encode())[:8]}"

@@ -27,7 +27,6 @@ class PlotRequest:
     across: Literal["step", "tokens"]
 
     def __post_init__(self) -> None:
-        """Raise `InvalidConfiguration` for a file or a size that cannot be drawn."""
         if self.file.suffix.lower() not in _SUFFIXES:
             raise InvalidConfiguration(f"{self.file}: must end in {' or '.join(_SUFFIXES)}; the suffix says the format")
         if not self.file.absolute().parent.is_dir():

@@ -124,7 +124,6 @@ class WindowChoice:
     block_size: int = 0
 
     def __post_init__(self) -> None:
-        """Raise `InvalidConfiguration` for a size below zero."""
         if self.block_size < 0:
             raise InvalidConfiguration(f"--block-size {self.block_size}: must be at least 1")
 

@@ -70,7 +70,6 @@ class AwsMetadata:
     """The spot interruption notice of EC2's metadata service, version 2, which needs a session token."""
 
     def __init__(self, address: str = _AWS_ADDRESS) -> None:
-        """Poll the service at `address`."""
         self._address = address.rstrip("/")
         self._token = ""
 

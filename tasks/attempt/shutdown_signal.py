@@ -19,7 +19,6 @@ class ShutdownSignal:
     """Stores the first shutdown request and calls the registered callbacks at every request."""
 
     def __init__(self) -> None:
-        """Start without a request."""
         self._first: tuple[str, str] | None = None
         self._callbacks: list[Callable[[], None]] = []
 

@@ -44,7 +44,6 @@ class HangDetector:
     """
 
     def __init__(self, config: WatchdogConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Expect a first heartbeat from now on."""
         self._config, self._clock = config, clock
         self._gaps: deque[float] = deque(maxlen=_RECENT_GAPS)
         self._since = clock()

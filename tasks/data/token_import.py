@@ -50,7 +50,6 @@ class TokenFiles:
     val: tuple[Path, ...]
 
     def __post_init__(self) -> None:
-        """Refuse a split without files, and two files of one name."""
         for split in SPLITS:
             if not self.of(split):
                 raise InvalidCorpus(f"--{split}: names no file; rule: a snapshot has a train and a val split")

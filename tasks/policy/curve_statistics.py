@@ -37,7 +37,6 @@ class Curve:
     grad_clip: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse columns of different lengths."""
         for name in ("grad_norms", "learning_rates", "tokens_per_second", "seconds"):
             column = getattr(self, name)
             if len(column) not in (0, len(self.steps)):

@@ -54,7 +54,6 @@ class TraceFailure:
     repaired_objects: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse reasons that are not failures and negative times."""
         if self.reason in _NO_FAILURES:
             raise InvalidTrace(f"reason {self.reason}: must be a failure")
         if not self.after_device_seconds >= 0:
@@ -70,7 +69,6 @@ class FailureTrace:
     recorded: tuple[TraceFailure, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse reasons that are not failures and negative or infinite rates."""
         for reason, rate in self.rates.items():
             if reason in _NO_FAILURES:
                 raise InvalidTrace(f"per_device_day.{reason}: must be a failure, not another way to end")

@@ -27,7 +27,6 @@ class ThroughputWatch:
     """Says while training runs far below its own median; slow steps do not enter the median."""
 
     def __init__(self) -> None:
-        """Start without steps."""
         self._usual = deque[float](maxlen=_USUAL_STEPS)
         self._slow = deque[float](maxlen=_SLOW_STEPS)
         self._slow_seconds = 0.0

@@ -51,7 +51,6 @@ class SimulationPlan:
     global_batch: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse sizes and times out of range."""
         for name in ("total_steps", "devices", "every_steps", "micro_batch", "global_batch", "step_seconds"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)}: must be above 0")

@@ -36,7 +36,6 @@ class RendezvousValues:
     """The values under their keys, and who has joined; safe to use from several threads."""
 
     def __init__(self) -> None:
-        """Begin with nothing."""
         self._values: dict[str, bytes] = {}
         self._joined: set[int] = set()
         self._lock = threading.Lock()

@@ -31,7 +31,6 @@ class SignedConnection:
     """A stream of signed messages over a connected socket."""
 
     def __init__(self, connection: socket.socket, *, sending: bytes, receiving: bytes) -> None:
-        """Sign with one key and check with the other."""
         self._connection, self._sending, self._receiving = connection, sending, receiving
         self._sent = self._received = 0
 

@@ -50,7 +50,6 @@ class Rendezvous:
     """
 
     def __init__(self, rank: int, size: int) -> None:
-        """Open the store that the launcher named."""
         self.store = open_rank_store(os.environ, rank=rank, size=size)
         self._values = PrefixStore("cairn", self.store)
 

@@ -26,7 +26,6 @@ class TrainerGroup:
     rendezvous: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse numbers and addresses that cannot work."""
         if self.processes < 1 or self.nodes < 1:
             raise TaskError(f"processes={self.processes}, nodes={self.nodes}: each must be at least 1")
         if not 0 <= self.node_rank < self.nodes:

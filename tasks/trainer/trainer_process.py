@@ -35,7 +35,6 @@ class ReceivedEvents:
     """The events a trainer has sent so far; safe to use from several threads."""
 
     def __init__(self) -> None:
-        """Start without events."""
         self._changed = threading.Condition()
         self._closed = False
         self.ready: Ready | None = None

@@ -94,7 +94,6 @@ class CheckpointLoad:
     """A checkpoint that is being read into the staging buffer, where the next checkpoints will be copied to."""
 
     def __init__(self, store: ObjectStore, reference: CheckpointReference | None, buffer: StagingBuffer) -> None:
-        """Start to read, unless `reference` is None."""
         self._loaded: Future[LoadedCheckpoint] | None = None
         if reference is not None:
             pool = ThreadPoolExecutor(1, "resume")

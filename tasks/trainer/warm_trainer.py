@@ -60,7 +60,6 @@ class WarmTrainer:
     """At most one trainer process without a spec."""
 
     def __init__(self, start: Callable[[Path], TrainerChild] = TrainerChild) -> None:
-        """Start nothing yet."""
         self._start = start
         self._child: TrainerChild | None = None
         self._command: tuple[str, ...] = TRAINER_COMMAND
