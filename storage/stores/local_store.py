@@ -44,11 +44,9 @@ class LocalStore:
 
     @property
     def url(self) -> str:
-        """The root folder as a URL."""
         return f"file://{self._root}"
 
     def read(self, key: str, *, at_most_bytes: int = MAX_READ_BYTES) -> bytes:
-        """Return the object's bytes; raises ObjectMissing, or IntegrityError for a larger object."""
         chunks = list[bytes]()
         for chunk in self.read_chunks(key):
             chunks.append(chunk)
@@ -94,7 +92,6 @@ class LocalStore:
             return True
 
     def write(self, key: str, data: bytes) -> None:
-        """Create or overwrite the object atomically."""
         self.write_stream(key, [data])
 
     def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> WrittenObject:
@@ -112,7 +109,6 @@ class LocalStore:
         return WrittenObject(bytes=size_bytes, sha256=digest.hexdigest())
 
     def keys(self, prefix: str) -> list[str]:
-        """Return all keys below the folder `prefix`, sorted."""
         found = []
         for folder, folders, names in os.walk(self._readable_path(prefix), onerror=self._raise_walk_error):
             folders[:] = filter(is_key, folders)
@@ -121,16 +117,13 @@ class LocalStore:
         return sorted(found)
 
     def folders(self, prefix: str) -> list[str]:
-        """Return the folders directly below the folder `prefix`, sorted."""
         return sorted(f"{prefix}/{entry.name}" for entry in self._scan(prefix) if entry.is_dir())
 
     def first(self, prefix: str) -> str | None:
-        """Return the smallest key directly below the folder `prefix`."""
         names = [entry.name for entry in self._scan(prefix) if entry.is_file()]
         return f"{prefix}/{min(names)}" if names else None
 
     def size(self, key: str) -> int | None:
-        """Return the object's size in bytes, or None if it is absent."""
         try:
             found = self._readable_path(key).stat()
         except (FileNotFoundError, NotADirectoryError):
@@ -164,7 +157,6 @@ class LocalStore:
         self._unlink(path, f"{self.url}/{write.key}: cannot discard {path.name}")
 
     def local_path(self, key: str) -> Path | None:
-        """Return the object's file."""
         return self._readable_path(key)
 
     def _readable_path(self, key: str) -> Path:

@@ -19,11 +19,9 @@ class MemoryStore(ObjectStore):
 
     @property
     def url(self) -> str:
-        """The store's name as a URL."""
         return f"memory://{self._name}"
 
     def read(self, key: str, *, at_most_bytes: int = MAX_READ_BYTES) -> bytes:
-        """Return the object's bytes; raises ObjectMissing, or IntegrityError for a larger object."""
         with self._lock:
             if check_key(key) not in self._objects:
                 raise ObjectMissing(f"{self.url}/{key}: no such object")
@@ -32,11 +30,9 @@ class MemoryStore(ObjectStore):
             return self._objects[key]
 
     def read_chunks(self, key: str) -> Iterator[bytes]:
-        """Yield the object's bytes."""
         yield self.read(key, at_most_bytes=sys.maxsize)
 
     def create(self, key: str, data: bytes) -> bool:
-        """Create the object if it is absent; returns False if it exists."""
         with self._lock:
             if check_key(key) in self._objects:
                 return False
@@ -44,37 +40,30 @@ class MemoryStore(ObjectStore):
             return True
 
     def write(self, key: str, data: bytes) -> None:
-        """Create or overwrite the object."""
         with self._lock:
             self._objects[check_key(key)] = bytes(data)
 
     def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> WrittenObject:
-        """Join the chunks into one object and hash it."""
         data = b"".join(bytes(chunk) for chunk in chunks)
         self.write(key, data)
         return WrittenObject(bytes=len(data), sha256=sha256(data))
 
     def keys(self, prefix: str) -> list[str]:
-        """Return all keys below the folder `prefix`, sorted."""
         with self._lock:
             folder = check_key(prefix) + "/"
             return sorted(key for key in self._objects if key.startswith(folder))
 
     def folders(self, prefix: str) -> list[str]:
-        """Return the folders directly below the folder `prefix`, sorted."""
         below = len(prefix) + 1
         return sorted({f"{prefix}/{key[below:].split('/')[0]}" for key in self.keys(prefix) if "/" in key[below:]})
 
     def first(self, prefix: str) -> str | None:
-        """Return the smallest key directly below the folder `prefix`."""
         return next((key for key in self.keys(prefix) if "/" not in key[len(prefix) + 1 :]), None)
 
     def size(self, key: str) -> int | None:
-        """Return the object's size in bytes, or None if it is absent."""
         with self._lock:
             return len(self._objects[key]) if check_key(key) in self._objects else None
 
     def delete(self, key: str) -> None:
-        """Delete the object if it exists."""
         with self._lock:
             self._objects.pop(check_key(key), None)

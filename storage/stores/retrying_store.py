@@ -22,11 +22,9 @@ class RetryingStore:
 
     @property
     def url(self) -> str:
-        """The store's URL, without credentials."""
         return self.inner.url
 
     def read(self, key: str, *, at_most_bytes: int = MAX_READ_BYTES) -> bytes:
-        """Return the object's bytes; raises ObjectMissing, or IntegrityError for a larger object."""
         return self._retry_policy.call(lambda: self.inner.read(key, at_most_bytes=at_most_bytes))
 
     def read_chunks(self, key: str) -> Iterator[bytes]:
@@ -40,45 +38,34 @@ class RetryingStore:
         yield from chain(first, rest)
 
     def create(self, key: str, data: bytes) -> bool:
-        """Create the object if it is absent, without a retry."""
         return self.inner.create(key, data)
 
     def write(self, key: str, data: bytes) -> None:
-        """Create or overwrite the object."""
         self._retry_policy.call(lambda: self.inner.write(key, data))
 
     def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> WrittenObject:
-        """Write chunks as one object, without a retry."""
         return self.inner.write_stream(key, chunks)
 
     def keys(self, prefix: str) -> list[str]:
-        """Return all keys below the folder `prefix`, sorted."""
         return self._retry_policy.call(lambda: self.inner.keys(prefix))
 
     def folders(self, prefix: str) -> list[str]:
-        """Return the folders directly below the folder `prefix`, sorted."""
         return self._retry_policy.call(lambda: self.inner.folders(prefix))
 
     def first(self, prefix: str) -> str | None:
-        """Return the smallest key directly below the folder `prefix`."""
         return self._retry_policy.call(lambda: self.inner.first(prefix))
 
     def size(self, key: str) -> int | None:
-        """Return the object's size in bytes, or None if it is absent."""
         return self._retry_policy.call(lambda: self.inner.size(key))
 
     def delete(self, key: str) -> None:
-        """Delete the object if it exists."""
         self._retry_policy.call(lambda: self.inner.delete(key))
 
     def unfinished(self, prefix: str) -> list[UnfinishedWrite]:
-        """Return the incomplete writes below the folder `prefix`, sorted."""
         return self._retry_policy.call(lambda: self.inner.unfinished(prefix))
 
     def discard(self, write: UnfinishedWrite) -> None:
-        """Delete an unfinished write if it still exists."""
         self._retry_policy.call(lambda: self.inner.discard(write))
 
     def local_path(self, key: str) -> Path | None:
-        """Return the object's file if the store is a local disk, else None."""
         return self.inner.local_path(key)

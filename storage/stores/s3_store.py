@@ -48,7 +48,6 @@ class S3Store(ObjectStore):
 
     @property
     def url(self) -> str:
-        """Bucket and prefix as a URL."""
         return f"s3://{self._bucket.name}/{self._below}".rstrip("/")
 
     def read(self, key: str, *, at_most_bytes: int = MAX_READ_BYTES) -> bytes:
@@ -81,7 +80,6 @@ class S3Store(ObjectStore):
         return True
 
     def write(self, key: str, data: bytes) -> None:
-        """Create or overwrite the object in one PUT."""
         put(self._bucket, self._name(key), data)
 
     def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> WrittenObject:
@@ -93,7 +91,6 @@ class S3Store(ObjectStore):
         return sorted(key for page in self._object_pages(prefix) for key in self._objects(page))
 
     def folders(self, prefix: str) -> list[str]:
-        """Return the folders directly below the folder `prefix`, sorted."""
         pages = self._object_pages(prefix, Delimiter="/")
         found = [folder["Prefix"] for page in pages for folder in page.get("CommonPrefixes", ())]
         return sorted(filter(is_key, (self._key(name.rstrip("/")) for name in found)))
@@ -104,7 +101,6 @@ class S3Store(ObjectStore):
         return next((key for page in pages for key in self._objects(page)), None)
 
     def size(self, key: str) -> int | None:
-        """Return the object's size in bytes, or None if it is absent."""
         try:
             return int(self._bucket.request("stat", "head_object", Key=self._name(key))["ContentLength"])
         except ObjectMissing:
