@@ -21,6 +21,7 @@ from cairn.operations.segment_replay import Recomputed, SegmentReplayer
 from storage.errors import IntegrityError, SnapshotDamaged
 from storage.logs.run_log import RunLog
 from storage.logs.step_log import read_attempt_records
+from storage.stores.document import project
 from tasks.configuration.stored_configuration import parse_stored_configuration
 from tasks.policy.termination import ExitCode
 
@@ -171,13 +172,11 @@ class _Comparisons:
 
 
 def _describe(segment: Segment) -> ReplayedSegment:
-    placement = segment.started.placement
-    return ReplayedSegment(
+    return project(
+        segment.started.placement,
+        ReplayedSegment,
         from_step=segment.from_step,
         to_step=segment.end.step,
         attempt=segment.started.attempt,
-        device=placement.device,
-        host=placement.host,
-        world_size=placement.world_size,
         expected_sha256=segment.end.state_sha256,
     )

@@ -16,6 +16,7 @@ from model.training.train_state import TrainState
 from model.training.training_loop import StepObserver, StepResult, train_until
 from storage.checkpoints.tensor_record import state_sha256
 from storage.logs.run_log import RunLog
+from storage.stores.document import project
 from tasks.configuration.run_configuration import RunConfig
 from tasks.configuration.stored_configuration import parse_stored_configuration
 from tasks.trainer.staging_buffer import StagingBuffer
@@ -75,18 +76,17 @@ class SegmentReplayer:
     def _spec(self, segment: Segment, config: RunConfig) -> TrainerSpec:
         opened, started = self._log.state.opened, segment.started
         assert opened is not None
-        return TrainerSpec(
+        return project(
+            config,
+            TrainerSpec,
             run_id=self._log.run_id,
             attempt=started.attempt,
             store_url=self._log.store.url,
             snapshot_id=opened.data_snapshot,
-            data=config.data,
-            model=config.model,
             training=config.training.model_copy(update={"probe_every_steps": 0}),  # the probe changes no bit
             micro_batch=started.micro_batch,
             activation_checkpointing=started.activation_checkpointing,
             quarantined=segment.quarantined,
-            divergence=config.divergence,
             patience_seconds=config.checkpoint.patience_seconds,
             threads=started.placement.threads,
             resume=segment.start,

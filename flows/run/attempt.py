@@ -22,6 +22,7 @@ from storage.logs.log_entry import CheckpointReference, Writer
 from storage.logs.run_entries import AttemptEnded, AttemptStarted, DevicePeak, Placement, RunFinished
 from storage.logs.step_log import StepRecord
 from storage.snapshots.data_snapshot import read_manifest
+from storage.stores.document import project
 from tasks.attempt.attempt_claim import writing_heartbeats
 from tasks.attempt.attempt_end import end_attempt
 from tasks.attempt.attempt_receipt import AttemptOver, Usage
@@ -190,12 +191,7 @@ class Attempt:
         newest = state.newest_committed
         if newest is None or newest.committed.step < self._run.config.training.steps or state.finished is not None:
             return
-        body = RunFinished(
-            attempt=self._started.attempt,
-            step=newest.committed.step,
-            manifest_sha256=newest.committed.manifest_sha256,
-            state_sha256=newest.committed.state_sha256,
-        )
+        body = project(newest.committed, RunFinished, attempt=self._started.attempt)
         self._run.log.append(lambda state: body, writer=self._writer)
 
     def _evidence(self, problem: BaseException | None) -> Evidence:
@@ -281,18 +277,16 @@ def _room(run: ActiveRun) -> MemoryRoom | None:
 
 def _trainer_spec(run: ActiveRun, started: AttemptStarted) -> TrainerSpec:
     config, trainers, state = run.config, run.trainers, run.log.state
-    return TrainerSpec(
+    return project(
+        config,
+        TrainerSpec,
         run_id=run.log.run_id,
         attempt=started.attempt,
         store_url=run.log.store.url,
         snapshot_id=run.origin.snapshot_id,
-        data=config.data,
-        model=config.model,
-        training=config.training,
         micro_batch=started.micro_batch,
         activation_checkpointing=started.activation_checkpointing,
         quarantined=tuple(sorted(state.quarantined_windows)),
-        divergence=config.divergence,
         patience_seconds=config.checkpoint.patience_seconds,
         threads=trainers.threads,
         processes=trainers.group.processes,

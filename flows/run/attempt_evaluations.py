@@ -14,6 +14,7 @@ from flows.run.active_run import ActiveRun
 from storage.checkpoints.resume_point import quarantine_checkpoint
 from storage.logs.log_entry import CheckpointReference, Writer
 from storage.logs.run_entries import RunFinished
+from storage.stores.document import project
 from tasks.evaluate import evaluate, task_name
 from tasks.evaluator.evaluation_run import EvaluationPlan
 from tasks.policy.early_stop import Stop, StopTerms, find_stop, outstanding, stop_terms
@@ -95,14 +96,7 @@ class AttemptEvaluations:
         for record in state.readable:
             if record.committed.step > stop.step:
                 quarantine_checkpoint(log, record.committed, why, writer=writer)
-        body = RunFinished(
-            attempt=self._attempt,
-            step=last.step,
-            manifest_sha256=last.manifest_sha256,
-            state_sha256=last.state_sha256,
-            stopped=stop.why,
-            rule=stop.rule,
-        )
+        body = project(last, RunFinished, attempt=self._attempt, stopped=stop.why, rule=stop.rule)
         log.append(lambda state: body if state.finished is None else None, writer=writer)
         return True
 

@@ -9,7 +9,7 @@ from reports.queries.evaluations import EvaluationSummary
 from reports.queries.receipts import Receipt
 from reports.queries.run_status import BudgetStatus
 from storage.logs.log_entry import Writer
-from storage.logs.run_entries import CurveVerdict
+from storage.logs.run_entries import CurveVerdict, DataQuarantined
 from storage.logs.run_state import CheckpointRecord
 
 
@@ -20,16 +20,6 @@ class ConfigChange:
     key: str
     before: Any
     after: Any
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class QuarantineFact:
-    """Windows of the data that are never drawn again, the attempt that quarantined them, and why."""
-
-    attempt: int
-    reason: str
-    windows: tuple[int, ...]
-    detail: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,7 +143,7 @@ class PostMortem:
     faults: str = ""
     budgets: Mapping[str, BudgetStatus] = field(default_factory=dict)
     config_changes: tuple[ConfigChange, ...] = ()
-    quarantines: tuple[QuarantineFact, ...] = ()
+    quarantines: tuple[DataQuarantined, ...] = ()
     evaluations: tuple[EvaluationSummary, ...] = ()
     refused: tuple[Ineffective, ...] = ()
     stderr_tail: tuple[str, ...] = ()

@@ -14,7 +14,6 @@ from reports.explain.post_mortem import (
     PassedOver,
     PostMortem,
     Progress,
-    QuarantineFact,
     Successor,
     Where,
 )
@@ -29,6 +28,7 @@ from storage.logs.log_entry import Entry
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import AttemptRecord, RunState
 from storage.logs.step_log import StepRecord, read_last_record
+from storage.stores.document import project
 from tasks.configuration.flat_document import flatten
 from tasks.policy.termination import TerminationReason
 
@@ -87,7 +87,7 @@ def _of_attempt(log: RunLog, record: AttemptRecord, now: datetime) -> dict[str, 
         "changed": record.started.changed,
         "faults": record.started.faults,
         "config_changes": tuple(_config_changes(before, record)),
-        "quarantines": _quarantines(state, record),
+        "quarantines": tuple(item for item in state.quarantines if item.attempt < number),
         "evaluations": evaluations,
         "refused": tuple(_refused(state, entries, receipt.attempt)),
         "stderr_tail": record.ended.stderr_tail if record.ended else (),
@@ -104,17 +104,7 @@ def _where(record: AttemptRecord, before: AttemptRecord | None) -> Where:
     placement = record.started.placement
     earlier = before.started.placement if before else None
     here = (placement.host, placement.boot_id)
-    return Where(
-        host=placement.host,
-        pid=placement.pid,
-        device=placement.device,
-        world_size=placement.world_size,
-        device_name=placement.device_name,
-        threads=placement.threads,
-        cores=placement.cores,
-        boot_id=placement.boot_id,
-        same_machine=(earlier.host, earlier.boot_id) == here if earlier else None,
-    )
+    return project(placement, Where, same_machine=(earlier.host, earlier.boot_id) == here if earlier else None)
 
 
 def _origin(log: RunLog, record: AttemptRecord, before: AttemptRecord | None) -> Origin:
@@ -211,14 +201,11 @@ def _heartbeat_age_seconds(log: RunLog, attempt: int, now: datetime) -> float | 
 
 def _successor(log: RunLog, record: AttemptRecord, after: AttemptRecord) -> Successor:
     receipt = read_receipt(log, after, record)
-    return Successor(
-        attempt=receipt.attempt,
-        started_at=receipt.started_at,
+    return project(
+        receipt,
+        Successor,
         seconds_later=max((receipt.started_at - (record.ended_at or receipt.started_at)).total_seconds(), 0.0),
         host=receipt.placement.host,
-        first_step=receipt.first_step,
-        last_step=receipt.last_step,
-        termination_reason=receipt.termination_reason,
         changed=after.started.changed,
     )
 
@@ -232,14 +219,6 @@ def _config_changes(before: AttemptRecord | None, record: AttemptRecord) -> Iter
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) != new.get(key):
             yield ConfigChange(key=key, before=old.get(key), after=new.get(key))
-
-
-def _quarantines(state: RunState, record: AttemptRecord) -> tuple[QuarantineFact, ...]:
-    return tuple(
-        QuarantineFact(attempt=item.attempt, reason=item.reason, windows=item.windows, detail=item.detail)
-        for item in state.quarantines
-        if item.attempt < record.started.attempt
-    )
 
 
 def _refused(state: RunState, entries: tuple[Entry, ...], number: int) -> Iterator[Ineffective]:

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from reports.explain.post_mortem import QuarantineFact
 from reports.pages.reproduction import Reproduction, reproduce
 from reports.plots.run_curves import HeldOutPoint, RunCurves, gather_curves
 from reports.queries.alias_history import AliasDecision, list_decisions
@@ -19,10 +18,10 @@ from reports.queries.run_status import RunStatus, read_status
 from reports.queries.run_timeline import ReasonRow, count_reasons
 from storage.checkpoints.checkpoint_documents import TrainerDocument
 from storage.errors import StorageError
-from storage.logs.run_entries import CurveVerdict, DevicePeak
+from storage.logs.run_entries import CurveVerdict, DataQuarantined, DevicePeak
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
-from storage.stores.document import decode
+from storage.stores.document import decode, project
 from tasks.configuration.settings import CostConfig
 from tasks.text.format import format_list
 
@@ -59,7 +58,7 @@ class DataFacts:
     snapshot: str
     sources: tuple[str, ...]
     tokenizer: str
-    quarantines: tuple[QuarantineFact, ...]
+    quarantines: tuple[DataQuarantined, ...]
 
     @property
     def quarantined_windows(self) -> int:
@@ -161,7 +160,7 @@ def machines_table(machines: Sequence[MachineRow]) -> Table:
     )
 
 
-def quarantines_table(quarantines: Sequence[QuarantineFact]) -> Table:
+def quarantines_table(quarantines: Sequence[DataQuarantined]) -> Table:
     """Return what was quarantined, and why."""
     return make_table(
         quarantines,
@@ -202,10 +201,7 @@ def _data(state: RunState) -> DataFacts:
         snapshot=state.opened.data_snapshot if state.opened else "",
         sources=tuple(map(str, document.get("sources", ()))),
         tokenizer=str(document.get("tokenizer", "")),
-        quarantines=tuple(
-            QuarantineFact(attempt=item.attempt, reason=item.reason, windows=item.windows, detail=item.detail)
-            for item in state.quarantines
-        ),
+        quarantines=state.quarantines,
     )
 
 
@@ -220,12 +216,10 @@ def _machines(attempts: tuple[Receipt, ...]) -> tuple[MachineRow, ...]:
 def _machine(attempts: Sequence[Receipt]) -> MachineRow:
     newest = attempts[-1]
     place, name = newest.placement, newest.placement.device_name
-    return MachineRow(
-        host=place.host,
+    return project(
+        place,
+        MachineRow,
         device=f"{place.device} ({name})" if name else place.device,
-        world_size=place.world_size,
-        threads=place.threads,
-        cores=place.cores,
         peak=next((item.peak for item in reversed(attempts) if item.peak), None),
         code_version=newest.code_version,
         attempts=len(attempts),

@@ -14,6 +14,7 @@ from storage.logs.registry import (
     SuiteReference,
     list_aliases,
 )
+from storage.stores.document import project
 from storage.stores.object_store import ObjectStore
 
 _DECISIONS: Mapping[type, str] = {Promoted: "promoted", Refused: "refused", RolledBack: "rolled-back"}
@@ -75,16 +76,12 @@ def list_promotions(store: ObjectStore) -> tuple[AliasPromotion, ...]:
 def list_alias_promotions(alias: str, state: RegistryState) -> tuple[AliasPromotion, ...]:
     """Return the promotions of one alias, newest first."""
     return tuple(
-        AliasPromotion(
+        project(
+            promoted,
+            AliasPromotion,
             alias=alias,
-            run_id=promoted.run_id,
-            step=promoted.step,
-            manifest_sha256=promoted.manifest_sha256,
-            evaluation=_promoted_evaluation(promoted),
+            evaluation=project(promoted, PromotedEvaluation),
             promoted_at=at,
-            by=promoted.by,
-            why=promoted.why,
-            previous=promoted.previous,
             current=promoted is state.champion,
         )
         for at, promoted in reversed(state.champions)
@@ -114,22 +111,8 @@ def _decision(alias: str, at: datetime, body: ModelDecision, state: RegistryStat
     )
 
 
-def _promoted_evaluation(promoted: Promoted) -> PromotedEvaluation:
-    return PromotedEvaluation(
-        suite_sha256=promoted.suite_sha256,
-        metrics=promoted.metrics,
-        data_snapshot=promoted.data_snapshot,
-        required=promoted.required,
-        verdict=promoted.verdict,
-    )
-
-
 def _evaluation(about: Promoted | Refused | None) -> PromotedEvaluation | None:
-    if isinstance(about, Promoted):
-        return _promoted_evaluation(about)
-    if about is not None and about.suite_sha256 is not None:
-        return PromotedEvaluation(suite_sha256=about.suite_sha256, metrics=about.metrics)
-    return None
+    return None if about is None or about.suite_sha256 is None else project(about, PromotedEvaluation)
 
 
 def _reason(body: ModelDecision) -> str:

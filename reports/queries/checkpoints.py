@@ -6,6 +6,7 @@ from datetime import datetime
 from storage.checkpoints.sweep import parse_checkpoint_folder
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import CheckpointRecord
+from storage.stores.document import project
 from storage.stores.object_store import ObjectStore
 
 
@@ -38,17 +39,8 @@ def read_checkpoints(log: RunLog) -> tuple[CheckpointSummary, ...]:
 
 def summarize_checkpoint(run_id: str, record: CheckpointRecord) -> CheckpointSummary:
     """Return the summary of a checkpoint that the log names."""
-    committed = record.committed
-    return CheckpointSummary(
-        run_id=run_id,
-        attempt=committed.attempt,
-        step=committed.step,
-        state=record.state,
-        prefix=committed.prefix,
-        manifest_sha256=committed.manifest_sha256,
-        state_sha256=committed.state_sha256,
-        bytes=committed.bytes,
-        committed_at=record.committed_at,
+    return project(
+        record.committed, CheckpointSummary, run_id=run_id, state=record.state, committed_at=record.committed_at
     )
 
 

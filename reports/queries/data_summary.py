@@ -16,8 +16,9 @@ from reports.errors import RunNotFound
 from reports.queries.run_lookup import find_run
 from storage.snapshots.data_snapshot import DOCUMENTS, TOKENIZER, SnapshotFiles, list_snapshots
 from storage.snapshots.document_index import SPLITS, SplitName, documents_between
-from storage.snapshots.snapshot_manifest import SnapshotManifest
+from storage.snapshots.snapshot_manifest import SnapshotManifest, SnapshotSource
 from storage.snapshots.token_shard import slices_between
+from storage.stores.document import project
 from storage.stores.object_store import ObjectStore
 from tasks.data.foreign_tokenizer import parse_tokenizer
 from tasks.data.source_weights import weighted_groups
@@ -70,17 +71,6 @@ class SplitSummary:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SourceSummary:
-    """One source: size, hash, the unit that is a document, and how many documents it has."""
-
-    name: str
-    bytes: int
-    sha256: str
-    unit: str
-    documents: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class GroupSummary:
     """Sources that are drawn together: their number, their tokens, and the train windows that are wholly theirs.
 
@@ -109,7 +99,7 @@ class DataSummary:
     val_fraction: float
     block_size: int
     splits: dict[str, SplitSummary]
-    sources: tuple[SourceSummary, ...]
+    sources: tuple[SnapshotSource, ...]
     groups: tuple[GroupSummary, ...]
     rejected: dict[str, int]
     windows: tuple[WindowSummary, ...]
@@ -134,22 +124,14 @@ def summarize_data(store: ObjectStore, reference: str, choice: WindowChoice, *, 
     block_size = choice.block_size or found.block_size or DEFAULT_BLOCK_SIZE
     files = SnapshotFiles(store, found.snapshot_id, cache_dir)
     manifest = files.manifest
-    return DataSummary(
+    return project(
+        manifest,
+        DataSummary,
         snapshot_id=found.snapshot_id,
         run_id=found.run_id,
         bytes=sum(item.bytes for item in manifest.objects),
-        tokenizer_sha256=manifest.tokenizer_sha256,
-        vocab_size=manifest.vocab_size,
-        end_of_text_id=manifest.end_of_text_id,
-        val_fraction=manifest.val_fraction,
         block_size=block_size,
         splits={split: _summarize_split(manifest, split, block_size) for split in SPLITS},
-        sources=tuple(
-            SourceSummary(
-                name=item.name, bytes=item.bytes, sha256=item.sha256, unit=item.unit, documents=item.documents
-            )
-            for item in manifest.sources
-        ),
         groups=_summarize_groups(manifest, found, block_size),
         rejected={item.kind: item.documents for item in manifest.rejected},
         windows=_summarize_windows(files, choice, found, block_size),
@@ -200,11 +182,9 @@ def _summarize_groups(manifest: SnapshotManifest, found: FoundSnapshot, block_si
     for group in manifest.known_groups:
         weight = weight_of.get(group.name)
         groups.append(
-            GroupSummary(
-                name=group.name,
-                sources=group.sources,
-                train_tokens=group.train_tokens,
-                val_tokens=group.val_tokens,
+            project(
+                group,
+                GroupSummary,
                 windows=window_range(start, group.train_tokens, block_size)[1],
                 weight=weight,
                 share=None if weight is None else weight / total,
@@ -215,11 +195,9 @@ def _summarize_groups(manifest: SnapshotManifest, found: FoundSnapshot, block_si
 
 
 def _summarize_split(manifest: SnapshotManifest, split: SplitName, block_size: int) -> SplitSummary:
-    size = manifest.split(split)
-    return SplitSummary(
-        documents=size.documents,
-        tokens=size.tokens,
-        bytes=size.bytes,
+    return project(
+        manifest.split(split),
+        SplitSummary,
         shards=sum(item.key.startswith(f"{split}-") for item in manifest.objects),
         windows=_window_count(manifest, split, block_size),
     )
@@ -266,14 +244,7 @@ def _summarize_window(
         first_token=first,
         text=tokenizer.decode(tokens.tolist()),
         documents=tuple(
-            WindowDocument(
-                source=place.row.source,
-                offset_bytes=place.row.offset_bytes,
-                bytes=place.row.bytes,
-                sha256=place.row.sha256,
-                first_token=max(0, first - place.first_token),
-            )
-            for place in documents
+            project(place.row, WindowDocument, first_token=max(0, first - place.first_token)) for place in documents
         ),
         groups=groups,
         is_drawn=split == "val" or len(groups) < 2 or not is_weighted,

@@ -1,11 +1,12 @@
 """The evaluations of a run: one record for each, recorded or failed."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from storage.logs.run_entries import CurveVerdict, EvaluationFailed, EvaluationRecorded
 from storage.logs.run_state import RunState
+from storage.stores.document import project
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,13 +19,13 @@ class EvaluationSummary:
     suite_sha256: str
     data_snapshot: str
     status: str
-    metrics: Mapping[str, float]
-    samples: tuple[str, ...]
-    evaluator_version: str | None
-    boundary: str | None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    samples: tuple[str, ...] = ()
+    evaluator_version: str | None = None
+    boundary: str | None = None
     started_at: datetime
     seconds: float
-    detail: str | None
+    detail: str | None = None
     verdict: CurveVerdict | None = None
 
 
@@ -37,20 +38,6 @@ def list_evaluations(state: RunState) -> tuple[EvaluationSummary, ...]:
 
 def summarize_evaluation(item: EvaluationRecorded | EvaluationFailed) -> EvaluationSummary:
     """Return one evaluation; a failed one has a detail and no metrics."""
-    recorded = item if isinstance(item, EvaluationRecorded) else None
-    return EvaluationSummary(
-        step=item.step,
-        manifest_sha256=item.manifest_sha256,
-        suite=item.suite,
-        suite_sha256=item.suite_sha256,
-        data_snapshot=item.data_snapshot,
-        status="recorded" if recorded else "failed",
-        metrics=recorded.metrics if recorded else {},
-        samples=recorded.samples if recorded else (),
-        evaluator_version=recorded.evaluator_version if recorded else None,
-        boundary=recorded.boundary or None if recorded else None,
-        started_at=item.started_at,
-        seconds=item.seconds,
-        detail=item.detail if isinstance(item, EvaluationFailed) else None,
-        verdict=recorded.verdict if recorded else None,
-    )
+    if isinstance(item, EvaluationFailed):
+        return project(item, EvaluationSummary, status="failed")
+    return project(item, EvaluationSummary, status="recorded", boundary=item.boundary or None)

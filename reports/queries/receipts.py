@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from storage.logs.heartbeat import read_heartbeat
-from storage.logs.run_entries import Decision, DevicePeak, Placement
+from storage.logs.run_entries import DevicePeak
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import AttemptRecord, RunState
+from storage.stores.document import project
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,23 +108,19 @@ def read_receipt(log: RunLog, record: AttemptRecord, before: AttemptRecord | Non
 def make_receipt(run_id: str, state: RunState, record: AttemptRecord, before: AttemptRecord | None) -> Receipt:
     """Return the receipt of one attempt as the log alone has it; `before` is the attempt before it."""
     started, resumed, ended = record.started, record.started.resumed_from, record.ended
-    return Receipt(
+    return project(
+        started,
+        Receipt,
         run_id=run_id,
-        attempt=started.attempt,
         started_at=record.started_at,
         ended_at=record.ended_at,
         termination_reason=ended.reason if ended else None,
         detail=ended.detail if ended else None,
         fingerprint=ended.fingerprint if ended else None,
-        config_sha256=started.config_sha256,
         data_snapshot=state.opened.data_snapshot if state.opened else "",
-        code_version=started.code_version,
-        versions=started.versions,
-        placement=summarize_placement(started.placement),
-        flow_run_id=started.flow_run_id,
+        placement=project(started.placement, PlacementSummary),
         resumed_from_step=resumed.step if resumed else None,
         resumed_from_manifest=resumed.manifest_sha256 if resumed else None,
-        first_step=started.first_step,
         last_step=record.last_known_step,
         last_committed_step=record.last_committed_step,
         tokens=ended.tokens if ended else 0,
@@ -134,14 +131,8 @@ def make_receipt(run_id: str, state: RunState, record: AttemptRecord, before: At
         starting_seconds=ended.starting_seconds if ended else None,
         peak=ended.peak if ended else None,
         practised=ended.practised if ended else (),
-        micro_batch=started.micro_batch,
-        decision=_summarize_decision(ended.decision) if ended else None,
+        decision=project(ended.decision, DecisionSummary) if ended else None,
     )
-
-
-def summarize_placement(placement: Placement) -> PlacementSummary:
-    """Return the part of a placement that is shown."""
-    return PlacementSummary(**{name: getattr(placement, name) for name in PlacementSummary.__slots__})
 
 
 def _waiting_seconds(state: RunState, record: AttemptRecord, before: AttemptRecord | None) -> float:
@@ -151,13 +142,3 @@ def _waiting_seconds(state: RunState, record: AttemptRecord, before: AttemptReco
         seen = before.ended.last_seen_at or before.ended_at
         since = min(max(seen, before.started_at), before.ended_at)
     return max((record.started_at - since).total_seconds(), 0.0) if since else 0.0
-
-
-def _summarize_decision(decision: Decision) -> DecisionSummary:
-    return DecisionSummary(
-        action=decision.action,
-        reason=decision.reason,
-        charged=decision.charged,
-        left=decision.left,
-        delay_seconds=decision.delay_seconds,
-    )

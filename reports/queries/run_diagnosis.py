@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from reports.queries.run_status import stopped_early
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
+from storage.stores.document import project
 from tasks.configuration.evaluation_settings import METRIC
 from tasks.evaluator.run_curve import curve_suite, read_curve
 from tasks.policy.curve_verdict import judge
@@ -46,14 +47,13 @@ def diagnose_run(log: RunLog) -> Diagnosis:
     suite_sha256 = curve_suite(log.state)
     curve = read_curve(log, suite_sha256=suite_sha256)
     verdict = judge(curve)
-    return Diagnosis(
+    return project(
+        verdict,
+        Diagnosis,
         run_id=log.run_id,
         step=curve.steps[-1] if curve.steps else 0,
         total_steps=curve.total_steps,
         verdict=verdict.kind,
-        why=verdict.why,
-        numbers=verdict.numbers,
-        cures=verdict.cures,
         stopped_early=stopped_early(log.state),
         evaluations=_past_verdicts(log.state, suite_sha256),
     )

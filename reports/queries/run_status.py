@@ -7,14 +7,14 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from reports.queries.receipts import PlacementSummary, summarize_placement
+from reports.queries.receipts import PlacementSummary
 from reports.queries.run_lookup import configuration_document
 from storage.errors import IntegrityError
 from storage.logs.heartbeat import Heartbeat, read_heartbeat
 from storage.logs.run_index import RunIndex, is_empty
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import AttemptRecord, Charges, RunState
-from storage.stores.document import convert
+from storage.stores.document import convert, project
 from storage.stores.object_store import ObjectStore
 from tasks.policy.termination import RESTARTABLE, DecisionAction, TerminationReason
 
@@ -95,7 +95,7 @@ def read_status(log: RunLog) -> RunStatus:
         step=_step(state, beat),
         total_steps=state.opened.total_steps if state.opened else 0,
         newest_committed_step=newest.committed.step if newest else None,
-        owner=summarize_placement(owner.started.placement) if owner else None,
+        owner=project(owner.started.placement, PlacementSummary) if owner else None,
         budgets=_budgets(state),
         next=_next(log.run_id, state, standing),
         stopped_early=stopped_early(state),

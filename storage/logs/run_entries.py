@@ -8,6 +8,7 @@ from typing import Any
 from storage.errors import StorageError
 from storage.logs.fork_origin import ForkOrigin
 from storage.logs.log_entry import WRITER_VERSION, CheckpointReference
+from storage.stores.document import project
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,9 +123,7 @@ class CheckpointCommitted:
     @property
     def reference(self) -> CheckpointReference:
         """The reference that a resume needs."""
-        return CheckpointReference(
-            step=self.step, attempt=self.attempt, prefix=self.prefix, manifest_sha256=self.manifest_sha256
-        )
+        return project(self, CheckpointReference)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,6 +18,7 @@ from storage.logs.log_entry import CheckpointReference, Writer
 from storage.logs.run_entries import AttemptEnded, AttemptStarted
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import AttemptRecord, RunState
+from storage.stores.document import project
 from storage.stores.object_store import ObjectStore
 from tasks.attempt.attempt_receipt import AttemptOver, Usage, write_receipt
 from tasks.attempt.practised_faults import practised_faults
@@ -128,14 +129,7 @@ def _end_as_lost(log: RunLog, owner: AttemptRecord, claimant: Claimant) -> None:
     heartbeat = read_heartbeat(log.store, log.prefix, owner.started.attempt)
     usage = Usage(last_step=owner.started.first_step, tokens=0, gpu_seconds=0.0, last_seen_at=owner.started_at)
     if heartbeat is not None:
-        usage = Usage(
-            last_step=heartbeat.step,
-            tokens=heartbeat.tokens,
-            gpu_seconds=heartbeat.gpu_seconds,
-            peak=heartbeat.peak,
-            starting_seconds=heartbeat.starting_seconds,
-            last_seen_at=heartbeat.at or owner.started_at,
-        )
+        usage = project(heartbeat, Usage, last_step=heartbeat.step, last_seen_at=heartbeat.at or owner.started_at)
     evidence = Evidence(
         heartbeat_step=usage.last_step,
         kubernetes_reason=claimant.kubernetes_reason,

@@ -9,7 +9,7 @@ from typing import Any
 
 from storage.logs.run_entries import AttemptEnded, AttemptStarted, DevicePeak
 from storage.logs.run_state import RunState
-from storage.stores.document import decode, encode
+from storage.stores.document import decode, encode, project
 from tasks.configuration.settings import BudgetsConfig
 from tasks.policy.attempt_sizes import AttemptSizes
 from tasks.policy.budgets import FailureImpact, decide
@@ -70,9 +70,7 @@ def write_receipt(
     gpu_seconds = max(usage.gpu_seconds, useful)
     last_step = max(usage.last_step, owner.last_committed_step or 0)
     before = {window for item in state.quarantines if item.attempt != number for window in item.windows}
-    sizes = AttemptSizes(
-        micro_batch=owner.started.micro_batch, activation_checkpointing=owner.started.activation_checkpointing
-    )
+    sizes = project(owner.started, AttemptSizes)
     impact = FailureImpact(
         last_step=last_step,
         sizes=sizes,
@@ -81,11 +79,10 @@ def write_receipt(
         quarantined_samples=len(set(remedy.windows) - before),
         repaired_objects=remedy.repaired_objects,
     )
-    return AttemptEnded(
+    return project(
+        failure,
+        AttemptEnded,
         attempt=number,
-        reason=failure.reason,
-        detail=failure.detail,
-        fingerprint=failure.fingerprint,
         last_step=last_step,
         tokens=max(usage.tokens, owner.committed_tokens),
         gpu_seconds=gpu_seconds,

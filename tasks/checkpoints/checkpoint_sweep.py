@@ -14,6 +14,7 @@ from storage.logs.log_entry import refuse_old_writer
 from storage.logs.registry import Refused, Registry, RegistryState, list_aliases
 from storage.logs.run_entries import CheckpointPinned, Placement
 from storage.logs.run_log import RunLog
+from storage.stores.document import project
 from tasks.checkpoints.promotion import Gate
 from tasks.checkpoints.retention import AliasReach, RetentionTerms, plan_retention
 from tasks.configuration.settings import CheckpointConfig
@@ -74,13 +75,12 @@ def _abandoned(run_id: str, pin: CheckpointPinned, state: RegistryState) -> Refu
     """Refuse the offer of a dead process; its last request may still arrive, but then it comes too late."""
     if pin.hold_id in state.decided_pins:
         return None
-    return Refused(
+    return project(
+        pin,
+        Refused,
         alias=pin.alias or "",
         run_id=run_id,
-        step=pin.step,
-        manifest_sha256=pin.manifest_sha256,
         gate=Gate.ABANDONED.value,
         detail=f"the process that offered it, pid {pin.holder.pid} on {pin.holder.host}, died before the gates decided",
         by="sweep",
-        hold_id=pin.hold_id,
     )

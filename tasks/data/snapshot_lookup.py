@@ -12,7 +12,7 @@ from model.configuration.data import SNAPSHOT_SOURCE, DataConfig
 from storage.errors import IntegrityError, ObjectMissing
 from storage.snapshots.data_snapshot import list_snapshots, read_manifest
 from storage.snapshots.snapshot_manifest import SnapshotManifest
-from storage.stores.document import decode, encode, sha256
+from storage.stores.document import decode, encode, project, sha256
 from storage.stores.object_store import ObjectStore
 from tasks.data.document import InvalidCorpus, Source
 
@@ -63,18 +63,15 @@ class RecipeResult:
 
 def make_recipe(data: DataConfig, sources: Sequence[Source], tokenizer: str, shard_tokens: int) -> Recipe:
     """Return the recipe; `tokenizer` is the hash of a given tokenizer, or how it is trained."""
-    return Recipe(
+    return project(
+        data,
+        Recipe,
         version=_RECIPE_VERSION,
         sources=tuple(
             RecipeSource(name=item.name, sha256=item.sha256, unit=item.unit, group=item.group or msgspec.UNSET)
             for item in sources
         ),
         tokenizer=tokenizer,
-        tokenizer_bytes=data.tokenizer_bytes,
-        text_field=data.text_field,
-        max_document_bytes=data.max_document_bytes,
-        deduplicate=data.deduplicate,
-        val_fraction=data.val_fraction,
         shard_tokens=shard_tokens,
     )
 

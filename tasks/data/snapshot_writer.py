@@ -32,6 +32,7 @@ from storage.snapshots.snapshot_manifest import (
     SplitSize,
 )
 from storage.snapshots.token_shard import ShardSchema, ShardWriter
+from storage.stores.document import project
 from tasks.data.document import Source
 
 
@@ -111,12 +112,7 @@ def assemble(
         for batch in batches:
             _add_batch(writer, batch, documents, tokens)
     return writer.manifest(
-        (
-            SnapshotSource(
-                name=item.name, bytes=item.bytes, sha256=item.sha256, unit=item.unit, documents=documents[item.name]
-            )
-            for item in sources
-        ),
+        (project(item, SnapshotSource, documents=documents[item.name]) for item in sources),
         val_fraction=val_fraction,
         groups=_groups(sources, tokens),
     )

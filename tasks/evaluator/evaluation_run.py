@@ -25,6 +25,7 @@ from storage.logs.log_entry import CheckpointReference
 from storage.logs.run_entries import CheckpointUnpinned, EvaluationFailed, EvaluationRecorded
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
+from storage.stores.document import project
 from tasks.attempt.practised_faults import practised_evaluation
 from tasks.configuration.settings import BudgetConfig
 from tasks.errors import CheckpointGone
@@ -204,21 +205,15 @@ def evaluation_folder(parent: Path) -> Iterator[Path]:
 def _encode_spec(
     log: RunLog, reference: CheckpointReference, plan: EvaluationPlan, number: int, *, folder: Path | None
 ) -> bytes:
-    spec = EvaluationSpec(
+    spec = project(
+        plan,
+        EvaluationSpec,
         store_url=log.store.url,
-        snapshot_id=plan.snapshot_id,
-        model=plan.model,
         checkpoint=reference,
-        suite=plan.suite,
-        cache_dir=plan.cache_dir,
-        device=plan.device,
-        threads=plan.threads,
-        mask_documents=plan.mask_documents,
         folder=folder,
         run_id=log.run_id,
         run_prefix=log.prefix,
         number=number,
-        faults=plan.faults,
     )
     return spec.model_dump_json().encode()
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from model.configuration.network import ModelConfig
 from storage.logs.log_entry import CheckpointReference
-from storage.stores.document import encode, sha256
+from storage.stores.document import encode, project, sha256
 from tasks.configuration.evaluation_settings import EvaluationConfig
 
 
@@ -102,30 +102,13 @@ class EvaluationResult:
 
 def suite_of(evaluation: EvaluationConfig) -> Suite:
     """Return the held-out suite of a run's evaluation section, by which its checkpoints are compared."""
-    return Suite(
-        name=evaluation.name,
-        batches=evaluation.batches,
-        batch_size=evaluation.batch_size,
-        prompts=evaluation.prompts,
-        sample_tokens=evaluation.sample_tokens,
-        sample_seed=evaluation.sample_seed,
-        evaluator_version="1",
-    )
+    return project(evaluation, Suite, evaluator_version="1")
 
 
 def command_suites_of(evaluation: EvaluationConfig) -> tuple[CommandSuite, ...]:
     """Return the suites of the section's commands, in the order they run."""
     return tuple(
-        CommandSuite(
-            name=evaluator.name,
-            command=evaluator.command,
-            folder=evaluator.folder,
-            files=evaluator.files or {},
-            logged=evaluator.logged,
-            timeout_seconds=evaluator.timeout_seconds,
-            required=evaluator.required,
-            evaluator_version="1",
-        )
+        project(evaluator, CommandSuite, files=evaluator.files or {}, evaluator_version="1")
         for evaluator in evaluation.evaluators
     )
 

@@ -21,6 +21,7 @@ from storage.logs.run_entries import (
 )
 from storage.logs.run_fold import end_attempt, refill
 from storage.logs.run_state import AttemptRecord, CheckpointRecord, RunState
+from storage.stores.document import project
 from tasks.configuration.settings import BudgetsConfig
 from tasks.policy.attempt_sizes import AttemptSizes
 from tasks.policy.budgets import FailureImpact, decide
@@ -221,7 +222,7 @@ def _impact(event: TraceFailure, stretch: Stretch, plan: SimulationPlan, state: 
         event.reason in (TerminationReason.BAD_DATA, TerminationReason.DIVERGED),
     )
     started = state.attempts[-1].started
-    sizes = AttemptSizes(micro_batch=started.micro_batch, activation_checkpointing=started.activation_checkpointing)
+    sizes = project(started, AttemptSizes)
     return FailureImpact(
         last_step=stretch.last_step,
         sizes=sizes,
@@ -285,11 +286,10 @@ def _with_receipt(
 ) -> RunState:
     plan, steps = run.plan, stretch.committed_step - run.step
     used = steps * plan.step_seconds + stretch.commits * plan.checkpoint_seconds
-    ended = AttemptEnded(
+    ended = project(
+        failure,
+        AttemptEnded,
         attempt=len(state.attempts),
-        reason=failure.reason,
-        detail=failure.detail,
-        fingerprint=failure.fingerprint,
         last_step=stretch.last_step,
         tokens=0,
         gpu_seconds=(used + stretch.lost_seconds) * plan.devices,

@@ -26,7 +26,11 @@ LIVE = key("how_a_live_attempt_is_recognized")
 FLOW_MUTANTS = (
     mutant("back-off-ignored", FLOW, "back_off(ended.decision.delay_seconds,", "back_off(0.0,", BACK_OFF),
     mutant(
-        "spec-divergence-dropped", ATTEMPT, "divergence=config.divergence", "divergence=type(config.divergence)()", SPEC
+        "spec-divergence-dropped",
+        ATTEMPT,
+        "TrainerSpec,\n",
+        "TrainerSpec,\n        divergence=type(config.divergence)(),\n",
+        SPEC,
     ),
     mutant(
         "spec-patience-is-the-grace",
@@ -175,8 +179,8 @@ FLOW_MUTANTS = (
     mutant(
         "finished-with-the-digest-of-the-manifest",
         ATTEMPT,
-        "state_sha256=newest.committed.state_sha256",
-        "state_sha256=newest.committed.manifest_sha256",
+        "newest.committed, RunFinished",
+        "newest.committed, RunFinished, state_sha256=newest.committed.manifest_sha256",
         f"{TESTS}::test_the_run_ends_with_the_digest_of_its_last_checkpoint",
     ),
     mutant(

@@ -15,7 +15,13 @@ REPORT_MUTANTS = (
         "wasted_gpu_seconds=sum(ended.useful_gpu_seconds",
         COLUMNS,
     ),
-    mutant("sql-delay-is-zero", RECEIPTS, "delay_seconds=decision.delay_seconds", "delay_seconds=0.0", COLUMNS),
+    mutant(
+        "sql-delay-is-zero",
+        RECEIPTS,
+        "ended.decision, DecisionSummary",
+        "ended.decision, DecisionSummary, delay_seconds=0.0",
+        COLUMNS,
+    ),
     mutant(
         "sql-attempt-useful-is-all",
         RECEIPTS,
@@ -36,8 +42,8 @@ REPORT_MUTANTS = (
     mutant(
         "sql-processes-are-threads",
         RECEIPTS,
-        "getattr(placement, name) for name in PlacementSummary.__slots__}",
-        'getattr(placement, name) for name in PlacementSummary.__slots__} | {"world_size": placement.threads}',
+        "started.placement, PlacementSummary",
+        "started.placement, PlacementSummary, world_size=started.placement.threads",
         COLUMNS,
     ),
     mutant("sql-progress-is-constant", ROWS, "made_progress=record.made_progress", "made_progress=False", COLUMNS),
