@@ -10,6 +10,7 @@ from reports.queries.receipts import read_receipts
 from reports.queries.run_lookup import configuration_document
 from reports.queries.run_status import read_status
 from storage.logs.registry import Registry, list_aliases
+from storage.logs.run_entries import RunFinished
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import CheckpointRecord, RunState
 from storage.logs.step_log import StepPoint, StepRecord, read_step_records, splice
@@ -56,14 +57,6 @@ class PromotedPoint:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunEnd:
-    """The step at which the run finished, and why it stopped early; empty where it did not."""
-
-    step: int
-    stopped: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RunCurves:
     """Everything that a plot shows; `points` are in step order, one a step.
 
@@ -85,7 +78,7 @@ class RunCurves:
     replays: tuple[Replay, ...]
     held_out: tuple[HeldOutPoint, ...]
     promotions: tuple[PromotedPoint, ...]
-    end: RunEnd | None
+    end: RunFinished | None
     parent: str = ""
     inherited: tuple[StepPoint, ...] = ()
 
@@ -129,7 +122,7 @@ def gather_curves(log: RunLog) -> RunCurves:
         replays=tuple(_replays(points)),
         held_out=held_out,
         promotions=tuple(_promotions(log.store, log.run_id)),
-        end=_end(state),
+        end=state.finished,
         parent=state.origin.run_id if state.origin else "",
         inherited=tuple(_inherited(log.store, state)),
     )
@@ -211,9 +204,3 @@ def _tokens_per_step(state: RunState) -> int:
 def _verdict(state: RunState) -> str:
     newest = max(state.evaluations, key=lambda item: item.step, default=None)
     return newest.verdict.kind if newest is not None and newest.verdict is not None else ""
-
-
-def _end(state: RunState) -> RunEnd | None:
-    if state.finished is None:
-        return None
-    return RunEnd(step=state.finished.step, stopped=state.finished.stopped)

@@ -22,8 +22,9 @@ from reports.plots.curve_plot import draw_png, draw_svg
 from reports.plots.curve_reduction import Series, smooth, thin_out
 from reports.plots.loss_panel import draw_loss
 from reports.plots.plot_axis import PlotAxis
-from reports.plots.run_curves import HeldOutPoint, Interruption, PromotedPoint, Replay, RunCurves, RunEnd, gather_curves
+from reports.plots.run_curves import HeldOutPoint, Interruption, PromotedPoint, Replay, RunCurves, gather_curves
 from storage.logs.fork_origin import ForkOrigin
+from storage.logs.run_entries import RunFinished
 from storage.logs.run_log import RunLog
 from storage.logs.step_log import StepPoint, StepRecord, step_log_key
 from storage.stores.local_store import LocalStore
@@ -60,6 +61,10 @@ def curves(lines: Sequence[StepRecord] = (), **values: Any) -> RunCurves:
     return RunCurves(**{**usual, **values})
 
 
+def finished(step: int, stopped: str = "") -> RunFinished:
+    return RunFinished(attempt=1, step=step, manifest_sha256="m", state_sha256="s", stopped=stopped)
+
+
 def eventful() -> RunCurves:
     held_out = tuple(HeldOutPoint(step=step, val_loss=6 - step / 100, manifest_sha256=str(step)) for step in (50, 100))
     return curves(
@@ -70,7 +75,7 @@ def eventful() -> RunCurves:
         replays=(Replay(first_step=51, last_step=60),),
         held_out=held_out,
         promotions=(PromotedPoint(step=100, alias="champion", current=True, val_loss=5.0),),
-        end=RunEnd(step=100, stopped=""),
+        end=finished(100),
     )
 
 
@@ -204,7 +209,7 @@ ODD = {
         [line(1)], promotions=(PromotedPoint(step=1, alias="a", current=True, val_loss=None),)
     ),
     "strange-names": curves([line(1)], run_id="$x^{y" + "z" * 90, model_family="$$", state="stopped"),
-    "stopped-early": curves([line(s) for s in range(1, 60)], end=RunEnd(step=40, stopped="overfitting")),
+    "stopped-early": curves([line(s) for s in range(1, 60)], end=finished(40, "overfitting")),
     "evaluated-but-not-recorded": curves(held_out=(HeldOutPoint(step=3, val_loss=2.0, manifest_sha256="m"),)),
     "every-reason": curves(
         [line(s) for s in range(1, 60)],
