@@ -19,7 +19,7 @@ from storage.errors import Fenced, StorageError
 from storage.logs.entry_log import utc_now
 from storage.logs.heartbeat import Heartbeat
 from storage.logs.log_entry import CheckpointReference, Writer
-from storage.logs.run_entries import AttemptEnded, AttemptStarted, DevicePeak, Placement, RunFinished
+from storage.logs.run_entries import AttemptEnded, AttemptStarted, Placement, RunFinished
 from storage.logs.step_log import StepRecord
 from storage.snapshots.data_snapshot import read_manifest
 from storage.stores.document import project
@@ -34,7 +34,7 @@ from tasks.policy.failures import Evidence, classify
 from tasks.policy.memory_remedy import MemoryRoom
 from tasks.policy.termination import TerminationReason
 from tasks.train_segment import train_segment
-from tasks.trainer.trainer_process import TrainerProcess
+from tasks.trainer.trainer_process import ReceivedEvents, TrainerProcess
 from tasks.trainer.trainer_protocol import SegmentDone, TrainerSpec, Waiting
 
 Commit = PrefectFuture[CheckpointReference] | Future[CheckpointReference]
@@ -206,18 +206,11 @@ class Attempt:
     def _end(self, evidence: Evidence) -> AttemptEnded:
         if evidence.fenced is not None:
             raise Fenced(evidence.fenced)
-        run, last = self._run, self._trainer.received.last_step if self._trainer else None
-        usage = Usage(
-            last_step=last.record.step if last else self._started.first_step,
-            tokens=last.tokens if last else 0,
-            gpu_seconds=last.gpu_seconds if last else 0.0,
-            peak=self._peak(),
-            starting_seconds=self._starting_seconds(),
-        )
+        run, last = self._run, self._heartbeat(0)
         over = AttemptOver(
             attempt=self._started.attempt,
             evidence=evidence,
-            usage=usage,
+            usage=project(last, Usage, last_step=last.step),
             jitter=random.random(),
             room=_room(run) if classify(evidence).reason is TerminationReason.OOM else None,
         )
@@ -237,15 +230,9 @@ class Attempt:
         elif before and not self._symptom:
             self._run.say(f"  step {record.step}: back to {record.tokens_per_second:,.0f} tokens/s")
 
-    def _peak(self) -> DevicePeak | None:
-        ready = self._trainer.received.ready if self._trainer else None
-        return ready.peak if ready else None
-
-    def _starting_seconds(self) -> float:
-        return min(self._ready_at, time.monotonic()) - self._began
-
     def _heartbeat(self, beat: int) -> Heartbeat:
-        last = self._trainer.received.last_step if self._trainer else None
+        received = self._trainer.received if self._trainer else ReceivedEvents()
+        last, ready = received.last_step, received.ready
         return Heartbeat(
             attempt=self._started.attempt,
             beat=beat,
@@ -254,8 +241,8 @@ class Attempt:
             tokens=last.tokens if last else 0,
             gpu_seconds=last.gpu_seconds if last else 0.0,
             at=utc_now(),
-            peak=self._peak(),
-            starting_seconds=self._starting_seconds(),
+            peak=ready.peak if ready else None,
+            starting_seconds=min(self._ready_at, time.monotonic()) - self._began,
             symptom=self._symptom,
         )
 

@@ -10,6 +10,15 @@ from storage.logs.run_entries import AttemptEnded, EvaluationRecorded
 from storage.logs.run_state import AttemptRecord, RunState
 from storage.logs.step_log import StepRecord, StepTail
 
+_STEP_VALUES = {
+    "train/loss": "train_loss",
+    "train/lr": "lr",
+    "train/grad_norm": "grad_norm",
+    "speed/tokens_per_second": "tokens_per_second",
+    "speed/mfu": "mfu",
+    "probe/loss": "probe_loss",
+}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimedStep:
@@ -17,6 +26,12 @@ class TimedStep:
 
     at_seconds: float
     record: StepRecord
+
+    @property
+    def values(self) -> dict[str, float]:
+        """What other tools show of the step, by `group/name`; a value that it lacks is left out."""
+        values = {shown: getattr(self.record, name) for shown, name in _STEP_VALUES.items()}
+        return {shown: value for shown, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

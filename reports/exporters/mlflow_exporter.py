@@ -16,18 +16,9 @@ from storage.logs.run_state import RunState
 from tasks.configuration.flat_document import flatten
 from tasks.policy.termination import DecisionAction
 
-_METRICS_AT_ONCE = 1000
-_TAGS_AT_ONCE = 100
+_AT_ONCE = {"params": 100, "metrics": 1000, "tags": 100}
 _MOST_CHARACTERS = 500
 _IDENTITY, _SENT_TAG = "cairn.run", "cairn.mirrored"
-_STEP_METRICS = {
-    "train.loss": "train_loss",
-    "train.lr": "lr",
-    "train.grad_norm": "grad_norm",
-    "speed.tokens_per_second": "tokens_per_second",
-    "speed.mfu": "mfu",
-    "probe.loss": "probe_loss",
-}
 Metric = Mapping[str, object]
 
 
@@ -61,12 +52,12 @@ class MlflowExporter:
         settled = [timed for timed in self._unsettled if timed.record.step <= update.settled_step]
         self._unsettled = self._unsettled[len(settled) :]
         unsent = [timed for timed in settled if timed.record.step > self._sent_step]
-        self._send_metrics([*_step_metrics(unsent), *_evaluation_metrics(update.evaluations)])
-        self._send_tags(_end_tags(update.ends))
+        self._send("metrics", [*_step_metrics(unsent), *_evaluation_metrics(update.evaluations)])
+        self._send("tags", _end_tags(update.ends))
         if unsent:
             last = unsent[-1].record
             self._sent_step = last.step
-            self._send_tags([{"key": _SENT_TAG, "value": f"{last.step}:{last.attempt}"}])
+            self._send("tags", [{"key": _SENT_TAG, "value": f"{last.step}:{last.attempt}"}])
 
     def end(self, state: RunState) -> None:
         """Set the final status: finished, failed, or killed where the run can continue."""
@@ -127,16 +118,13 @@ class MlflowExporter:
         """Send the frozen configuration: MLflow does not allow a parameter to change."""
         frozen = flatten(state.opened.config) if state.opened else {}
         listed = [{"key": key, "value": str(value)[:_MOST_CHARACTERS]} for key, value in sorted(frozen.items())]
-        for batch in _batches(listed, _TAGS_AT_ONCE):
-            self._client.post("runs/log-batch", run_id=self._mlflow_run, params=batch)
+        self._send("params", listed)
 
-    def _send_metrics(self, metrics: Iterable[Metric]) -> None:
-        for batch in _batches(metrics, _METRICS_AT_ONCE):
-            self._client.post("runs/log-batch", run_id=self._mlflow_run, metrics=batch)
-
-    def _send_tags(self, tags: Iterable[Mapping[str, str]]) -> None:
-        for batch in _batches(tags, _TAGS_AT_ONCE):
-            self._client.post("runs/log-batch", run_id=self._mlflow_run, tags=batch)
+    def _send(self, kind: str, items: Iterable[Mapping[str, object]]) -> None:
+        """Send params, metrics or tags in requests of the size that MLflow takes."""
+        left = iter(items)
+        while batch := list(islice(left, _AT_ONCE[kind])):
+            self._client.post("runs/log-batch", run_id=self._mlflow_run, **{kind: batch})
 
 
 def _sent_step_of(found: Any, state: RunState) -> int:
@@ -151,10 +139,8 @@ def _sent_step_of(found: Any, state: RunState) -> int:
 
 def _step_metrics(lines: Sequence[TimedStep]) -> Iterator[Metric]:
     for timed in lines:
-        for key, name in _STEP_METRICS.items():
-            value = getattr(timed.record, name)
-            if value is not None:
-                yield _metric(key, value, timed.at_seconds, timed.record.step)
+        for name, value in timed.values.items():
+            yield _metric(name.replace("/", "."), value, timed.at_seconds, timed.record.step)
 
 
 def _evaluation_metrics(evaluations: Iterable[EvaluationRecorded]) -> Iterator[Metric]:
@@ -174,9 +160,3 @@ def _end_tags(ends: Iterable[AttemptEnded]) -> Iterator[Mapping[str, str]]:
     for ended in ends:
         text = f"{ended.reason} at step {ended.last_step}: {ended.detail}"
         yield {"key": f"cairn.attempt.{ended.attempt:04d}", "value": text[:_MOST_CHARACTERS]}
-
-
-def _batches(items: Iterable[Mapping[str, object]], size: int) -> Iterator[list[Mapping[str, object]]]:
-    left = iter(items)
-    while batch := list(islice(left, size)):
-        yield batch

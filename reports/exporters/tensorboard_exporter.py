@@ -17,14 +17,6 @@ from storage.logs.run_state import RunState
 from storage.stores.document import sha256
 
 _VERSION = "brain.Event:2"
-_STEP_TAGS = {
-    "train/loss": "train_loss",
-    "train/lr": "lr",
-    "train/grad_norm": "grad_norm",
-    "speed/tokens_per_second": "tokens_per_second",
-    "speed/mfu": "mfu",
-    "probe/loss": "probe_loss",
-}
 
 
 class TensorBoardExporter:
@@ -61,8 +53,7 @@ class TensorBoardExporter:
         if update.rewind_to is not None:
             self._drop_from(update.rewind_to + 1)
         for timed in update.steps:
-            values = {tag: getattr(timed.record, name) for tag, name in _STEP_TAGS.items()}
-            self._add_scalars(timed.at_seconds, timed.record.step, values)
+            self._add_scalars(timed.at_seconds, timed.record.step, timed.values)
         for measured in update.evaluations:
             values = {f"{measured.suite}/{name}": value for name, value in measured.metrics.items()}
             self._add_scalars(measured.started_at.timestamp() + measured.seconds, measured.step, values)
@@ -78,11 +69,11 @@ class TensorBoardExporter:
 
         self._add(time.time(), step, session_log=SessionLog(status=SessionLog.START))
 
-    def _add_scalars(self, at_seconds: float, step: int, values: Mapping[str, float | None]) -> None:
+    def _add_scalars(self, at_seconds: float, step: int, values: Mapping[str, float]) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        known = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items() if value is not None]
-        self._add(at_seconds, step, summary=Summary(value=known))
+        scalars = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+        self._add(at_seconds, step, summary=Summary(value=scalars))
 
     def _add(self, at_seconds: float, step: int, **content: object) -> None:
         from tensorboard.compat.proto.event_pb2 import Event

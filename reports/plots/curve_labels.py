@@ -1,7 +1,7 @@
 """The texts on the plot of a run: title, state, footer, numbers on axes."""
 
 from reports.plots.run_curves import RunCurves
-from tasks.text.format import short_digest
+from tasks.text.format import format_count, short_digest
 
 _TITLE_CHARACTERS = 44
 _UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
@@ -25,8 +25,9 @@ def describe_run(curves: RunCurves) -> str:
     parts = [f"step {curves.last_step:,}{total}"]
     if curves.tokens_per_step:
         parts.append(f"{format_number(curves.last_step * curves.tokens_per_step)} tokens")
-    parts.append(_duration(curves.gpu_seconds))
-    parts.append(f"{curves.attempts:,} attempt{'' if curves.attempts == 1 else 's'}")
+    hours, minutes = curves.gpu_seconds / 3600, curves.gpu_seconds / 60
+    parts.append(f"{hours:,.1f} GPU hours" if hours >= 1 else f"{minutes:.1f} GPU minutes")
+    parts.append(format_count(curves.attempts, "attempt"))
     parts.append(f"data snapshot {short_digest(curves.snapshot_id or None)}")
     return "   ·   ".join(parts)
 
@@ -50,7 +51,3 @@ def format_small_number(number: float) -> str:
     if not exponent and 0 < abs(number) < 1e-3:
         digits, _, exponent = f"{number:.1e}".partition("e")
     return f"{digits.removesuffix('.0')}e{int(exponent)}" if exponent else digits
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds / 3600:,.1f} GPU hours" if seconds >= 3600 else f"{seconds / 60:.1f} GPU minutes"

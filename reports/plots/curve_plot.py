@@ -80,6 +80,7 @@ def _figure(curves: RunCurves, width_px: int, height_px: int, across: Across) ->
 
 
 def _panels(figure: "Figure", axis: PlotAxis) -> "list[Axes]":
+    legend_rows = max(1, -(-len(_event_handles(axis)) // _LEGEND_COLUMNS))
     grid = figure.add_gridspec(
         4,
         1,
@@ -87,7 +88,7 @@ def _panels(figure: "Figure", axis: PlotAxis) -> "list[Axes]":
         left=_LEFT / _LAYOUT_INCHES,
         right=1 - _RIGHT / _LAYOUT_INCHES,
         top=1 - _TOP / axis.height_inches,
-        bottom=(_BOTTOM + _LEGEND_ROW * (_legend_rows(axis) - 1)) / axis.height_inches,
+        bottom=(_BOTTOM + _LEGEND_ROW * (legend_rows - 1)) / axis.height_inches,
         hspace=0.14,
     )
     panels = [figure.add_subplot(grid[row]) for row in range(4)]
@@ -209,10 +210,6 @@ def _draw_texts(figure: "Figure", axis: PlotAxis) -> None:
             columnspacing=1.3,
         )
         disable_math(legend.get_texts())
-
-
-def _legend_rows(axis: PlotAxis) -> int:
-    return max(1, -(-len(_event_handles(axis)) // _LEGEND_COLUMNS))
 
 
 def _event_handles(axis: PlotAxis) -> "list[Artist]":

@@ -80,7 +80,8 @@ def _look_again(
     for number in range(looks):
         if number:
             sleep(_PAUSE_SECONDS * 2**number)
-        _forget_cached(log.store, suspects)
+        for path in filter(None, map(log.store.local_path, suspects)):
+            forget_cached_bytes(path)
         damaged = _look(log.store, reference, suspects)
         if not damaged:
             return ()
@@ -130,11 +131,6 @@ def _look(store: ObjectStore, reference: CheckpointReference, suspects: Collecti
     if suspects and (damaged := verify_checkpoint(store, reference, only=suspects)):
         return damaged
     return verify_checkpoint(store, reference)
-
-
-def _forget_cached(store: ObjectStore, keys: Collection[str]) -> None:
-    for path in filter(None, map(store.local_path, keys)):
-        forget_cached_bytes(path)
 
 
 def _told(evidence: tuple[ReadEvidence, ...]) -> str:

@@ -127,7 +127,7 @@ class SnapshotFiles:
     def shards(self, split: SplitName) -> tuple[VerifiedShard, ...]:
         """Return the shards of a split in order; raises IntegrityError if their tokens are not the manifest's."""
         shards = list[VerifiedShard]()
-        for item in self._shard_objects(split):
+        for item in (self._objects[name] for name in sorted(self._objects) if name.startswith(f"{split}-")):
             where, fetch = _key(self.snapshot_id, item.key), partial(self.path, item.key)
             if item.tokens is None:
                 raise IntegrityError(f"{where}: the manifest does not say how many tokens it holds")
@@ -137,9 +137,6 @@ class SnapshotFiles:
             problem = f"{split} shards hold {found} tokens, the manifest says {expected}"
             raise IntegrityError(f"data/{self.snapshot_id}: {problem}")
         return tuple(shards)
-
-    def _shard_objects(self, split: SplitName) -> list[SnapshotObject]:
-        return [self._objects[name] for name in sorted(self._objects) if name.startswith(f"{split}-")]
 
 
 def open_snapshot(

@@ -32,7 +32,8 @@ def practised_faults(store: ObjectStore, run_prefix: str, started: AttemptStarte
     if not started.faults:
         return ()
     with suppress(StorageError):
-        markers = {key: decode(store.read(key), _Marker, where=key) for key in _markers(store, run_prefix)}
+        keys = [key for key in store.keys(f"{run_prefix}/faults") if not key.endswith("-go.json")]  # that ends a pause
+        markers = {key: decode(store.read(key), _Marker, where=key) for key in keys}
         mine = [key for key, marker in markers.items() if marker.attempt == started.attempt]
         named = (key.rpartition("/")[2].removesuffix(".json").rpartition("-") for key in mine)
         faults = sorted((int(number), kind) for kind, _, number in named)
@@ -48,8 +49,3 @@ def practised_evaluation(store: ObjectStore, run_prefix: str, faults: str, numbe
     with suppress(StorageError):
         return fault if store.size(fault_marker(run_prefix, "evaluator", number)) is not None else ""
     return ""
-
-
-def _markers(store: ObjectStore, run_prefix: str) -> list[str]:
-    """Return the keys of markers; the objects that end a pause lie beside them."""
-    return [key for key in store.keys(f"{run_prefix}/faults") if not key.endswith("-go.json")]

@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from tasks.trainer.signed_connection import ConnectionEnded, NotAdmitted, SignedConnection, admit
+from tasks.trainer.signed_connection import ConnectionEnded, NotAdmitted, admit
 
 
 class Request(msgspec.Struct, kw_only=True, frozen=True):
@@ -105,8 +105,5 @@ def _serve(connection: socket.socket, secret: bytes, values: RendezvousValues) -
     with connection, contextlib.suppress(NotAdmitted, ConnectionEnded, OSError, msgspec.MsgspecError):
         peer = admit(connection, secret)
         while True:
-            peer.send(msgspec.msgpack.encode(values.answer(_request(peer))))
-
-
-def _request(peer: SignedConnection) -> Request:
-    return msgspec.msgpack.decode(peer.receive(), type=Request)
+            request = msgspec.msgpack.decode(peer.receive(), type=Request)
+            peer.send(msgspec.msgpack.encode(values.answer(request)))

@@ -115,8 +115,8 @@ FLOW_MUTANTS = (
     mutant(
         "receipt-without-tokens",
         ATTEMPT,
-        "if last else 0,\n            gpu_seconds=last.gpu_seconds if last else 0.0,\n            peak",
-        "if None else 0,\n            gpu_seconds=last.gpu_seconds if last else 0.0,\n            peak",
+        "Usage, last_step=last.step",
+        "Usage, last_step=last.step, tokens=0",
         COUNTED,
     ),
     mutant(
@@ -165,8 +165,8 @@ FLOW_MUTANTS = (
     mutant(
         "receipt-without-the-peak",
         ATTEMPT,
-        "return ready.peak if ready else None",
-        "return None",
+        "peak=ready.peak if ready else None",
+        "peak=None",
         f"{TESTS}::test_the_end_of_an_attempt_has_the_peak_and_how_long_its_trainer_started",
     ),
     mutant(
