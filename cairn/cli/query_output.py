@@ -16,13 +16,13 @@ from tasks.text.output import print_table, say
 from tasks.text.sanitize import sanitize, sanitize_json
 
 if TYPE_CHECKING:
-    from reports.queries.run_query import ResultColumn
+    from storage.tables.table_index import Column
 
 SHOWN_ROWS = 1_000
 _LARGEST = 2**63
 
 
-def print_answer(columns: "Sequence[ResultColumn]", rows: Iterable[Sequence[object]]) -> None:
+def print_answer(columns: "Sequence[Column]", rows: Iterable[Sequence[object]]) -> None:
     """Print an aligned table of at most `SHOWN_ROWS` rows; stderr says how many more there are."""
     remaining = iter(rows)
     shown = [[_format_cell(value) for value in row] for row in islice(remaining, SHOWN_ROWS)]
@@ -31,7 +31,7 @@ def print_answer(columns: "Sequence[ResultColumn]", rows: Iterable[Sequence[obje
         say(f"and {more:,} more rows; --csv or --json prints them all")
 
 
-def print_json(columns: "Sequence[ResultColumn]", rows: Iterable[Sequence[object]]) -> None:
+def print_json(columns: "Sequence[Column]", rows: Iterable[Sequence[object]]) -> None:
     """Print a list of objects: times are ISO 8601 in UTC, NaN is null, JSON columns are nested values."""
     separator = "["
     for row in rows:
@@ -41,7 +41,7 @@ def print_json(columns: "Sequence[ResultColumn]", rows: Iterable[Sequence[object
     sys.stdout.write("[]\n" if separator == "[" else "]\n")
 
 
-def print_csv(columns: "Sequence[ResultColumn]", rows: Iterable[Sequence[object]]) -> None:
+def print_csv(columns: "Sequence[Column]", rows: Iterable[Sequence[object]]) -> None:
     """Print CSV with a heading; null is an empty field, nested values are JSON."""
     writer = csv.writer(sys.stdout, lineterminator="\n")
     is_seen = sys.stdout.isatty()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from reports.queries.run_status import RunPhase, standing_of
+from reports.queries.run_tables import LOG_TABLES, ROWS, STEP_TABLES, columns, read_promotions, schema_digest
 from reports.queries.sql_rows import make_log_rows, make_step_rows, make_unreadable_row
 from storage.logs.heartbeat import read_heartbeat
 from storage.logs.run_log import run_prefix
@@ -16,7 +17,6 @@ from storage.logs.run_state import RunState
 from storage.logs.step_log import read_step_records
 from storage.stores.local_store import LocalStore
 from storage.stores.object_store import ObjectStore
-from storage.tables.run_tables import LOG_TABLES, ROWS, STEP_TABLES, read_promotions
 from storage.tables.table_cache import FreshTable, GatheredTables, TableCache, TableKind
 from storage.tables.table_index import RunStamp
 
@@ -87,9 +87,10 @@ def _kinds(store: ObjectStore) -> tuple[TableKind, ...]:
     def of_steps(run_id: str, state: RunState) -> dict[str, list[Any]]:
         return {"steps": make_step_rows(run_id, state, read_step_records(store, run_prefix(run_id)))}
 
+    log, steps = ({table: columns(table) for table in tables} for tables in (LOG_TABLES, STEP_TABLES))
     return (
-        TableKind(name="log", tables=LOG_TABLES, make=of_log),
-        TableKind(name="steps", tables=STEP_TABLES, make=of_steps, with_steps=True),
+        TableKind(name="log", version=schema_digest(), tables=log, make=of_log),
+        TableKind(name="steps", version=schema_digest(), tables=steps, make=of_steps, with_steps=True),
     )
 
 
@@ -103,7 +104,7 @@ def _fresh(store: ObjectStore, tables: frozenset[str], unreadable: dict[str, str
         return ()
     from storage.tables.table_pack import arrow_table
 
-    return tuple(FreshTable(table=table, rows=arrow_table(table, listed)) for table, listed in rows.items())
+    return tuple(FreshTable(table=table, rows=arrow_table(columns(table), listed)) for table, listed in rows.items())
 
 
 def _open_attempts(store: ObjectStore, stamps: Sequence[RunStamp]) -> tuple[OpenAttempt, ...]:

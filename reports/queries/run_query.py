@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from reports.errors import InvalidQuery, ReportError
 from reports.queries.queried_runs import OpenAttempt, QueriedRuns, find_tables, gather_runs
+from reports.queries.run_tables import ROWS, columns
 from storage.stores.object_store import ObjectStore
-from storage.tables.run_tables import ROWS, columns
+from storage.tables.table_index import Column
 
 if TYPE_CHECKING:
     import duckdb
@@ -67,18 +68,10 @@ _VIEWS = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ResultColumn:
-    """A column of an answer: its name, made unique, and its SQL type."""
-
-    name: str
-    type: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class QueryResult:
     """An answer: its columns, its rows, fetched as they are read, and the runs that could not be read."""
 
-    columns: tuple[ResultColumn, ...]
+    columns: tuple[Column, ...]
     rows: Iterator[tuple[Any, ...]]
     unreadable: tuple[str, ...]
 
@@ -173,13 +166,14 @@ def _literals(texts: Sequence[str]) -> str:
     return ", ".join("'" + text.replace("'", "''") + "'" for text in texts)
 
 
-def _columns(base: "duckdb.DuckDBPyConnection") -> tuple[ResultColumn, ...]:
+def _columns(base: "duckdb.DuckDBPyConnection") -> tuple[Column, ...]:
+    """Return the columns of an answer, their names made unique."""
     names: list[str] = []
     for name, *_ in base.description or ():
         number = sum(other == name or other.startswith(f"{name}_") for other in names)
         names.append(f"{name}_{number + 1}" if name in names else name)
     types = [str(described[1]) for described in base.description or ()]
-    return tuple(ResultColumn(name=name, type=type_) for name, type_ in zip(names, types, strict=True))
+    return tuple(Column(name=name, type=type_) for name, type_ in zip(names, types, strict=True))
 
 
 def _fetch_rows(base: "duckdb.DuckDBPyConnection") -> Iterator[tuple[Any, ...]]:

@@ -7,17 +7,12 @@ import msgspec
 
 from reports.queries.checkpoints import summarize_checkpoint
 from reports.queries.evaluations import EvaluationSummary, list_evaluations
-from reports.queries.receipts import DecisionSummary, make_receipt, with_earlier
+from reports.queries.receipts import DecisionSummary, PlacementSummary, make_receipt, with_earlier
+from reports.queries.run_tables import ROWS, JsonText, RunRow
+from storage.logs.run_entries import DevicePeak
 from storage.logs.run_state import AttemptRecord, RunState
 from storage.logs.step_log import StepRecord, splice
-from storage.tables.run_tables import (
-    CheckpointRow,
-    EvaluationRow,
-    JsonText,
-    RunRow,
-    StepRow,
-    TrainingAttemptRow,
-)
+from storage.stores.document import project
 
 
 def make_log_rows(run_id: str, state: RunState, standing: str) -> dict[str, list[Any]]:
@@ -30,18 +25,15 @@ def make_log_rows(run_id: str, state: RunState, standing: str) -> dict[str, list
     }
 
 
-def make_attempt_row(
-    run_id: str, state: RunState, before: AttemptRecord | None, record: AttemptRecord
-) -> TrainingAttemptRow:
+def make_attempt_row(run_id: str, state: RunState, before: AttemptRecord | None, record: AttemptRecord) -> Any:
     """Return a receipt as a row: placement, peak and decision become columns."""
-    fields, started = _fields(make_receipt(run_id, state, record, before)), record.started
-    placement, decision, peak = fields.pop("placement"), fields.pop("decision"), fields.pop("peak")
-    return TrainingAttemptRow(
-        **fields,
-        **_fields(placement, "placement_"),
-        **(_fields(decision, "decision_") if decision else {f"decision_{name}": None for name in _DECISION}),
-        peak_flops=peak.flops if peak else None,
-        peak_source=peak.source if peak else None,
+    receipt, started = make_receipt(run_id, state, record, before), record.started
+    return project(
+        receipt,
+        ROWS["training_attempts"],
+        **_columns("placement_", PlacementSummary, receipt.placement),
+        **_columns("decision_", DecisionSummary, receipt.decision),
+        **_columns("peak_", DevicePeak, receipt.peak),
         model_family=state.opened.model_family if state.opened else None,
         total_steps=state.opened.total_steps if state.opened else None,
         activation_checkpointing=started.activation_checkpointing,
@@ -52,18 +44,17 @@ def make_attempt_row(
     )
 
 
-_DECISION = DecisionSummary.__slots__
+def _columns(prefix: str, record_type: type, record: object) -> dict[str, Any]:
+    """Return the columns of a nested record, all None where there is none."""
+    return {f"{prefix}{name}": getattr(record, name, None) for name in record_type.__annotations__}
 
 
-def _fields(record: Any, prefix: str = "") -> dict[str, Any]:
-    return {f"{prefix}{name}": getattr(record, name) for name in record.__slots__}
-
-
-def _checkpoint_rows(run_id: str, state: RunState) -> list[CheckpointRow]:
+def _checkpoint_rows(run_id: str, state: RunState) -> list[Any]:
     family = state.opened.model_family if state.opened else None
     return [
-        CheckpointRow(
-            **_fields(summarize_checkpoint(run_id, record)),
+        project(
+            summarize_checkpoint(run_id, record),
+            ROWS["checkpoints"],
             model_family=family,
             tokens=record.committed.tokens,
             gpu_seconds=record.committed.gpu_seconds,
@@ -73,7 +64,7 @@ def _checkpoint_rows(run_id: str, state: RunState) -> list[CheckpointRow]:
     ]
 
 
-def _evaluation_rows(run_id: str, state: RunState) -> list[EvaluationRow]:
+def _evaluation_rows(run_id: str, state: RunState) -> list[Any]:
     attempts = {record.committed.manifest_sha256: record.committed.attempt for record in state.checkpoints}
     family = state.opened.model_family if state.opened else None
     return [
@@ -82,11 +73,11 @@ def _evaluation_rows(run_id: str, state: RunState) -> list[EvaluationRow]:
     ]
 
 
-def _evaluation_row(run_id: str, family: str | None, attempt: int | None, summary: EvaluationSummary) -> EvaluationRow:
-    fields = _fields(summary)
-    verdict = fields.pop("verdict")
-    return EvaluationRow(
-        **fields,
+def _evaluation_row(run_id: str, family: str | None, attempt: int | None, summary: EvaluationSummary) -> Any:
+    verdict = summary.verdict
+    return project(
+        summary,
+        ROWS["evaluations"],
         run_id=run_id,
         model_family=family,
         attempt=attempt,
@@ -155,11 +146,13 @@ def make_unreadable_row(run_id: str, why: str) -> RunRow:
     return RunRow(**{**nothing, "run_id": run_id, "state": "unreadable", "detail": why})
 
 
-def make_step_rows(run_id: str, state: RunState, records: Iterable[StepRecord]) -> list[StepRow]:
+def make_step_rows(run_id: str, state: RunState, records: Iterable[StepRecord]) -> list[Any]:
     """Return the surviving line: every step once, in order."""
     family = state.opened.model_family if state.opened else None
     return [
-        StepRow(**_fields(point.record), run_id=run_id, model_family=family, replays=point.replays)
+        ROWS["steps"](
+            **_columns("", StepRecord, point.record), run_id=run_id, model_family=family, replays=point.replays
+        )
         for point in splice(records, state.attempts)
     ]
 

@@ -18,7 +18,7 @@ from storage.logs.run_state import RunState
 from storage.snapshots.snapshot_cache import SnapshotCache
 from storage.stores.object_store import ObjectStore
 from storage.stores.verified_object import ExpectedObject
-from storage.tables.table_index import Pack, RunStamp, is_current, read_index, stamp_run, write_index
+from storage.tables.table_index import Column, Pack, RunStamp, is_current, read_index, stamp_run, write_index
 
 if TYPE_CHECKING:
     from storage.tables.table_pack import PackBuilder
@@ -35,10 +35,14 @@ _COPIES_BYTES = 20_000_000_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableKind:
-    """Tables that are made together: their names, and the function that makes a run's rows from its state."""
+    """Tables that are made together: their columns, and the function that makes a run's rows from its state.
+
+    Packs of another `version` are not used.
+    """
 
     name: str
-    tables: tuple[str, ...]
+    version: str
+    tables: Mapping[str, Sequence[Column]]
     make: Callable[[str, RunState], _RunRows]
     with_steps: bool = False
 
@@ -120,7 +124,7 @@ class TableCache:
         )
 
     def _usable_packs(self, kind: TableKind, run_ids: Sequence[str], wanted: Collection[str]) -> list[_UsablePack]:
-        found = [(home, pack) for home in self._homes for pack in read_index(home, index_key(kind.name))]
+        found = [(home, pack) for home in self._homes for pack in read_index(home, index_key(kind.name), kind.version)]
         stamped = [(number, stamp) for number, (_, pack) in enumerate(found) for stamp in pack.runs]
         newest: dict[str, tuple[int, int]] = {}
         for number, stamp in stamped:
@@ -181,8 +185,8 @@ class TableCache:
         for home in {id(item.home): item.home for item in packs}.values():
             mine = tuple(item.pack for item in packs if item.home is home)
             with suppress(StorageError):
-                before = read_index(home, index_key(kind.name))
-                write_index(home, index_key(kind.name), mine)
+                before = read_index(home, index_key(kind.name), kind.version)
+                write_index(home, index_key(kind.name), kind.version, mine)
                 named = {packed.key for pack in (*before, *mine) for packed in pack.tables}
                 for key in set(home.keys(f"tables/{kind.name}")) - named:
                     home.delete(key)

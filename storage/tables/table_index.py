@@ -13,7 +13,14 @@ from storage.logs.run_state import RunState
 from storage.logs.step_log import step_log_bytes
 from storage.stores.document import decode, encode, sha256
 from storage.stores.object_store import ObjectStore
-from storage.tables.run_tables import schema_digest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Column:
+    """A column and its SQL type."""
+
+    name: str
+    type: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,19 +61,19 @@ class _Index:
     packs: tuple[Pack, ...]
 
 
-def read_index(store: ObjectStore, key: str) -> tuple[Pack, ...]:
+def read_index(store: ObjectStore, key: str, version: str) -> tuple[Pack, ...]:
     """Return the packs in the index, none if it is missing, damaged or of another version."""
     try:
         index = decode(store.read(key), _Index, where=key)
     except StorageError:
         return ()
-    sound = index.version == schema_digest() and index.packs_sha256 == sha256(encode(index.packs))
+    sound = index.version == version and index.packs_sha256 == sha256(encode(index.packs))
     return index.packs if sound else ()
 
 
-def write_index(store: ObjectStore, key: str, packs: tuple[Pack, ...]) -> None:
+def write_index(store: ObjectStore, key: str, version: str, packs: tuple[Pack, ...]) -> None:
     """Overwrite the index; of two writers the last one wins and the other's packs are made again."""
-    store.write(key, encode(_Index(version=schema_digest(), packs_sha256=sha256(encode(packs)), packs=packs)))
+    store.write(key, encode(_Index(version=version, packs_sha256=sha256(encode(packs)), packs=packs)))
 
 
 def stamp_run(

@@ -9,8 +9,7 @@ import pyarrow.parquet as parquet
 
 from storage.stores.object_store import ObjectStore
 from storage.stores.verified_object import describe_file, upload_file
-from storage.tables.run_tables import columns
-from storage.tables.table_index import Pack, PackedTable, RunStamp
+from storage.tables.table_index import Column, Pack, PackedTable, RunStamp
 
 _ROW_GROUP_ROWS = 122_880
 _TYPES: Mapping[str, pa.DataType] = {
@@ -27,11 +26,10 @@ _TYPES: Mapping[str, pa.DataType] = {
 }
 
 
-def arrow_table(table: str, rows: Sequence[Any]) -> pa.Table:
+def arrow_table(columns: Sequence[Column], rows: Sequence[Any]) -> pa.Table:
     """Return the rows as an Arrow table, an empty one of the same types if there are none."""
-    listed = columns(table)
     arrays = []
-    for column in listed:
+    for column in columns:
         values = [getattr(row, column.name) for row in rows]
         if column.type.startswith("MAP"):
             values = [None if value is None else sorted(value.items()) for value in values]
@@ -39,14 +37,15 @@ def arrow_table(table: str, rows: Sequence[Any]) -> pa.Table:
             arrays.append(pa.array(values, pa.string()).dictionary_encode())
         else:
             arrays.append(pa.array(values, _TYPES[column.type]))
-    return pa.Table.from_arrays(arrays, names=[column.name for column in listed])
+    return pa.Table.from_arrays(arrays, names=[column.name for column in columns])
 
 
 class PackBuilder:
     """Collects the rows of runs for a pack."""
 
-    def __init__(self, tables: Sequence[str]) -> None:
-        self._tables: dict[str, list[pa.Table]] = {table: [] for table in tables}
+    def __init__(self, columns: Mapping[str, Sequence[Column]]) -> None:
+        self._columns = columns
+        self._tables: dict[str, list[pa.Table]] = {table: [] for table in columns}
         self.stamps: list[RunStamp] = []
         self.rows = 0
 
@@ -55,12 +54,12 @@ class PackBuilder:
         self.stamps.append(stamp)
         for table, parts in self._tables.items():
             if rows[table]:
-                parts.append(arrow_table(table, rows[table]))
+                parts.append(arrow_table(self._columns[table], rows[table]))
                 self.rows += len(rows[table])
 
     def arrow(self, table: str) -> pa.Table:
         """Return the rows of one table added so far."""
-        empty = arrow_table(table, ())
+        empty = arrow_table(self._columns[table], ())
         return pa.concat_tables([empty, *self._tables[table]]).unify_dictionaries()
 
     def publish(self, store: ObjectStore, prefix: str, *, spool: Path) -> Pack:

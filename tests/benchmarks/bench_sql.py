@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from reports.queries.run_query import answer_query
+from reports.queries.run_tables import LOG_TABLES, columns, schema_digest
 from reports.queries.sql_rows import make_log_rows
 from storage.logs.entry_log import EntryLog, ReadEntry
 from storage.logs.fold_cache import FoldedLog
@@ -31,7 +32,6 @@ from storage.logs.run_log import run_fold_cache
 from storage.logs.run_state import AttemptRecord, CheckpointRecord, RunState
 from storage.stores.document import encode, sha256
 from storage.stores.local_store import LocalStore
-from storage.tables.run_tables import LOG_TABLES
 from storage.tables.table_cache import FULL_ROWS, index_key
 from storage.tables.table_index import Pack, stamp_run, write_index
 from storage.tables.table_pack import PackBuilder
@@ -161,7 +161,7 @@ def head_of(store: LocalStore, run_id: str, state: RunState, seq: int) -> Folded
 def build_store(folder: Path, *, runs: int, attempts: int, moved: int) -> LocalStore:
     """Make the store with its packs."""
     store, chance, packs = LocalStore(folder), random.Random(1), list[Pack]()
-    builder = PackBuilder(LOG_TABLES)
+    builder = PackBuilder({table: columns(table) for table in LOG_TABLES})
     with tempfile.TemporaryDirectory() as spool:
         for number in range(runs):
             state = fabricated(number, attempts, chance)
@@ -174,8 +174,8 @@ def build_store(folder: Path, *, runs: int, attempts: int, moved: int) -> LocalS
                 run_fold_cache(log, run_id).write(head_of(store, run_id, state, 3 * attempts + 1))
             if builder.rows >= FULL_ROWS or number == runs - 1:
                 packs.append(builder.publish(store, "tables/log", spool=Path(spool)))
-                builder = PackBuilder(LOG_TABLES)
-    write_index(store, index_key("log"), tuple(packs))
+                builder = PackBuilder({table: columns(table) for table in LOG_TABLES})
+    write_index(store, index_key("log"), schema_digest(), tuple(packs))
     return store
 
 

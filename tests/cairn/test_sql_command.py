@@ -18,13 +18,13 @@ from reports.queries.evaluations import list_evaluations
 from reports.queries.queried_runs import find_tables
 from reports.queries.receipts import read_receipts
 from reports.queries.run_query import answer_query
+from reports.queries.run_tables import ROWS
 from storage.logs.registry import Refused, Registry, RolledBack
 from storage.logs.run_entries import DataQuarantined
 from storage.logs.step_log import StepRecord, step_log_key
 from storage.stores.document import encode, sha256
 from storage.stores.local_store import LocalStore
 from storage.stores.object_store import ObjectStore
-from storage.tables.run_tables import ROWS
 from tests.commands import Cairn
 from tests.fabricated_run import HUMAN, FabricatedRun, fabricate
 

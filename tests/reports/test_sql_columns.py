@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from reports.queries.run_tables import ROWS, promotion_rows
 from reports.queries.sql_rows import make_log_rows, make_step_rows
 from storage.logs.fork_origin import ForkOrigin
 from storage.logs.log_entry import CheckpointReference
@@ -22,7 +23,6 @@ from storage.logs.run_entries import (
 from storage.logs.run_fold import fold
 from storage.logs.run_state import RunState
 from storage.logs.step_log import StepRecord
-from storage.tables.run_tables import ROWS, promotion_rows
 from tests.entries import NOON, decided, ended, evaluated, placement, started
 from tests.fabricated_run import configuration
 from tests.storage.builders import committed, entry, opened

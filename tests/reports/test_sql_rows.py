@@ -6,14 +6,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from reports.queries import run_tables
+from reports.queries.run_tables import ROWS, columns, promotion_rows
 from reports.queries.sql_rows import make_attempt_row, make_log_rows, make_run_row, make_unreadable_row
 from storage.logs.log_entry import CheckpointReference
 from storage.logs.registry import Promoted, RolledBack
 from storage.logs.run_entries import CheckpointSuperseded, RunFinished
 from storage.logs.run_fold import fold
 from storage.logs.run_state import RunState
-from storage.tables import run_tables
-from storage.tables.run_tables import ROWS, columns, promotion_rows
 from storage.tables.table_pack import arrow_table
 from tests.entries import NOON, ended, evaluated, started
 from tests.storage.builders import committed, entry, opened
@@ -30,14 +30,14 @@ FINISHED = RunFinished(attempt=1, step=20, manifest_sha256=f"{20:064x}", state_s
 
 @pytest.mark.parametrize("table", ROWS)
 def test_an_empty_table_has_the_columns_and_types_of_a_full_one(table: str) -> None:
-    assert arrow_table(table, ()).column_names == [column.name for column in columns(table)]
-    assert len(arrow_table(table, ())) == 0
+    assert arrow_table(columns(table), ()).column_names == [column.name for column in columns(table)]
+    assert len(arrow_table(columns(table), ())) == 0
 
 
 def test_rows_become_arrow_without_a_loss() -> None:
     state = folded(opened(), started(1), committed(20, 1), evaluated(20, 1.5), ended(1, "ß"))
     for table, rows in make_log_rows("r1", state, "stopped").items():
-        (shown,), (row,) = arrow_table(table, rows).to_pylist(), rows
+        (shown,), (row,) = arrow_table(columns(table), rows).to_pylist(), rows
         for column in columns(table):
             value = getattr(row, column.name)
             if column.type.startswith("MAP"):
@@ -48,7 +48,7 @@ def test_rows_become_arrow_without_a_loss() -> None:
 def test_a_table_of_repeated_configurations_holds_each_once() -> None:
     state = folded(opened(), started(1), ended(1))
     rows = [make_attempt_row("r1", state, None, record) for record in state.attempts]
-    assert pa.types.is_dictionary(arrow_table("training_attempts", rows * 3)["config"].type)
+    assert pa.types.is_dictionary(arrow_table(columns("training_attempts"), rows * 3)["config"].type)
 
 
 def test_an_open_attempt_has_no_reason_and_no_decision() -> None:

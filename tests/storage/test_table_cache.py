@@ -11,6 +11,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from reports.queries.run_query import answer_query
+from reports.queries.run_tables import columns, schema_digest
 from reports.queries.sql_rows import make_log_rows
 from storage.errors import StoreRefused
 from storage.logs.log_entry import Writer
@@ -72,9 +73,10 @@ def fill(store: ObjectStore) -> ObjectStore:
 def gather(store: ObjectStore, folder: Path) -> tuple[GatheredTables, list[str]]:
     """Return what a reader gathers, and the runs it had to fold."""
     folding = Folding()
-    kind = TableKind(name="log", tables=("runs", "training_attempts"), make=folding)
+    tables = {table: columns(table) for table in ("runs", "training_attempts")}
+    kind = TableKind(name="log", version=schema_digest(), tables=tables, make=folding)
     cache = TableCache(store, spare=LocalStore(folder / "spare"), copies=folder / "copies")
-    return cache.gather(kind, list_run_ids(store), ["runs", "training_attempts"]), folding.run_ids
+    return cache.gather(kind, list_run_ids(store), list(tables)), folding.run_ids
 
 
 def rows(found: GatheredTables, table: str = "training_attempts") -> list[tuple[str, int]]:

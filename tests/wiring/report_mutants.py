@@ -2,7 +2,7 @@
 
 from tests.wiring.mutant import mutant
 
-ROWS, RECEIPTS, TABLES = "reports/queries/sql_rows.py", "reports/queries/receipts.py", "storage/tables/run_tables.py"
+ROWS, RECEIPTS, TABLES = "reports/queries/sql_rows.py", "reports/queries/receipts.py", "reports/queries/run_tables.py"
 COLUMNS = "tests/reports/test_sql_columns.py::test_every_column_that_follows_from_the_log_shows_its_own_field"
 RECORDED = "tests/reports/test_sql_columns.py::test_a_recorded_evaluation_shows_its_metrics_samples_and_verdict"
 DECISIONS = "tests/reports/test_sql_columns.py::test_every_decision_on_an_alias_shows_its_own_fields"

@@ -1,123 +1,42 @@
-"""The SQL tables: one record for the rows of each, whose fields are the table's columns.
+"""The SQL tables: a record for the rows of each, whose fields are the table's columns.
 
-Columns have the names of the JSON documents' fields, with nested fields flattened.
+They are those of the record that JSON shows, with nested fields flattened, and what SQL adds.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, make_dataclass, replace
 from datetime import datetime
 from functools import cache
 from types import NoneType
 from typing import Any, NewType, get_args, get_type_hints
 
+from reports.queries.checkpoints import CheckpointSummary
+from reports.queries.evaluations import EvaluationSummary
+from reports.queries.receipts import DecisionSummary, PlacementSummary, Receipt
 from storage.logs.fold_cache import FOLD_VERSION
 from storage.logs.registry import MODEL_KINDS, ModelDecision, Promoted, Refused, Registry, RolledBack, list_aliases
+from storage.logs.run_entries import DevicePeak
+from storage.logs.step_log import StepRecord
 from storage.stores.document import sha256
 from storage.stores.object_store import ObjectStore
+from storage.tables.table_index import Column
 
 JsonText = NewType("JsonText", str)
 """A JSON document as text."""
 
 TABLES_VERSION = 3
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainingAttemptRow:
-    """A receipt; `termination_reason` is null while the attempt is open."""
-
-    run_id: str
-    model_family: str | None
-    attempt: int
-    started_at: datetime
-    ended_at: datetime | None
-    termination_reason: str | None
-    detail: str | None
-    fingerprint: str | None
-    config_sha256: str
-    data_snapshot: str
-    code_version: str
-    versions: Mapping[str, str]
-    placement_host: str
-    placement_pid: int
-    placement_device: str
-    placement_device_name: str
-    placement_world_size: int
-    placement_nodes: int
-    placement_cores: int
-    placement_threads: int
-    flow_run_id: str | None
-    resumed_from_step: int | None
-    resumed_from_manifest: str | None
-    first_step: int
-    last_step: int
-    last_committed_step: int | None
-    total_steps: int | None
-    tokens: int
-    gpu_seconds: float
-    useful_gpu_seconds: float | None
-    wasted_gpu_seconds: float | None
-    waiting_seconds: float
-    starting_seconds: float | None
-    peak_flops: float | None
-    peak_source: str | None
-    practised: tuple[str, ...]
-    micro_batch: int
-    activation_checkpointing: bool
-    quarantined_samples: int
-    changed: str
-    made_progress: bool
-    decision_action: str | None
-    decision_reason: str | None
-    decision_charged: str | None
-    decision_left: Mapping[str, int | None] | None
-    decision_delay_seconds: float | None
-    config: JsonText
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CheckpointRow:
-    """A committed checkpoint, in whatever state it is now; one that is still being written has no row."""
-
-    run_id: str
-    model_family: str | None
-    attempt: int
-    step: int
-    state: str
-    prefix: str
-    manifest_sha256: str
-    state_sha256: str
-    bytes: int
-    tokens: int
-    gpu_seconds: float
-    committed_at: datetime
-    detail: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EvaluationRow:
-    """One evaluation, recorded or failed, and the verdict on the loss curve up to its checkpoint."""
-
-    run_id: str
-    model_family: str | None
-    attempt: int | None
-    step: int
-    manifest_sha256: str
-    suite: str
-    suite_sha256: str
-    data_snapshot: str
-    status: str
-    val_loss: float | None
-    perplexity: float | None
-    bits_per_byte: float | None
-    metrics: Mapping[str, float]
-    samples: tuple[str, ...]
-    evaluator_version: str | None
-    boundary: str | None
-    verdict_kind: str | None
-    verdict_why: str | None
-    detail: str | None
-    started_at: datetime
-    seconds: float
+_TYPES: Mapping[Any, str] = {
+    str: "VARCHAR",
+    int: "BIGINT",
+    float: "DOUBLE",
+    bool: "BOOLEAN",
+    datetime: "TIMESTAMP WITH TIME ZONE",
+    JsonText: "JSON",
+    tuple[str, ...]: "VARCHAR[]",
+    Mapping[str, float]: "MAP(VARCHAR, DOUBLE)",
+    Mapping[str, str]: "MAP(VARCHAR, VARCHAR)",
+    Mapping[str, int | None]: "MAP(VARCHAR, BIGINT)",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,33 +64,6 @@ class PromotionRow:
     val_loss: float | None
     metrics: Mapping[str, float]
     verdict: str | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepRow:
-    """One surviving step; `replays` counts earlier attempts that trained it, `tokens` all tokens up to it."""
-
-    run_id: str
-    model_family: str | None
-    step: int
-    attempt: int
-    replays: int
-    tokens: int | None
-    train_loss: float
-    probe_loss: float | None
-    lr: float
-    grad_norm: float | None
-    tokens_per_second: float
-    mfu: float
-    memory_bytes: int
-    seconds: float
-    data_seconds: float
-    epoch: float | None
-    loss_scale: float | None
-    world_size: int
-    weights_digest: str | None
-    at: datetime | None
-    sample: str | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -221,39 +113,56 @@ class RunRow:
     config: JsonText | None
 
 
+def _row_type(name: str, *records: tuple[type, str], **others: Any) -> type:
+    """Return the record of a table: the run, the columns of these records with a prefix each, and others."""
+    fields = {"run_id": str, "model_family": str | None}
+    for record, prefix in records:
+        hints = get_type_hints(record).items()
+        fields |= {f"{prefix}{name}": hint for name, hint in hints if _plain(hint) in _TYPES}
+    return make_dataclass(name, list((fields | others).items()), frozen=True, kw_only=True, slots=True)
+
+
+def _plain(hint: Any) -> Any:
+    """Return a type without its `| None`; a nested record is no type of a column."""
+    return hint if hint in _TYPES else next((part for part in get_args(hint) if part is not NoneType), None)
+
+
 ROWS: Mapping[str, type] = {
-    "training_attempts": TrainingAttemptRow,
-    "checkpoints": CheckpointRow,
-    "evaluations": EvaluationRow,
+    # A receipt; `termination_reason` is null while the attempt is open.
+    "training_attempts": _row_type(
+        "TrainingAttemptRow",
+        (Receipt, ""),
+        (PlacementSummary, "placement_"),
+        (DevicePeak, "peak_"),
+        (DecisionSummary, "decision_"),
+        total_steps=int,
+        activation_checkpointing=bool,
+        quarantined_samples=int,
+        changed=str,
+        made_progress=bool,
+        config=JsonText,
+    ),
+    # A committed checkpoint, in whatever state it is now; one that is still being written has no row.
+    "checkpoints": _row_type("CheckpointRow", (CheckpointSummary, ""), tokens=int, gpu_seconds=float, detail=str),
+    # One evaluation, recorded or failed, and the verdict on the loss curve up to its checkpoint.
+    "evaluations": _row_type(
+        "EvaluationRow",
+        (EvaluationSummary, ""),
+        attempt=int,
+        val_loss=float,
+        perplexity=float,
+        bits_per_byte=float,
+        verdict_kind=str,
+        verdict_why=str,
+    ),
     "promotions": PromotionRow,
-    "steps": StepRow,
+    # One surviving step; `replays` counts earlier attempts that trained it, `tokens` all tokens up to it.
+    "steps": _row_type("StepRow", (StepRecord, ""), replays=int),
     "runs": RunRow,
 }
 LOG_TABLES = ("runs", "training_attempts", "checkpoints", "evaluations")
 """Tables made from a run's log alone, except for the progress of an open attempt."""
 STEP_TABLES = ("steps",)
-
-_TYPES: Mapping[Any, str] = {
-    str: "VARCHAR",
-    int: "BIGINT",
-    float: "DOUBLE",
-    bool: "BOOLEAN",
-    datetime: "TIMESTAMP WITH TIME ZONE",
-    JsonText: "JSON",
-    tuple[str, ...]: "VARCHAR[]",
-    Mapping[str, float]: "MAP(VARCHAR, DOUBLE)",
-    Mapping[str, str]: "MAP(VARCHAR, VARCHAR)",
-    Mapping[str, int | None]: "MAP(VARCHAR, BIGINT)",
-}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Column:
-    """A column and its SQL type."""
-
-    name: str
-    type: str
-
 
 _DECISIONS = {record: kind for kind, record in MODEL_KINDS.items()}
 _PROMOTION_COLUMNS = tuple(PromotionRow.__slots__)
@@ -297,11 +206,7 @@ def _values(record: ModelDecision, names: Sequence[str]) -> dict[str, Any]:
 @cache
 def columns(table: str) -> tuple[Column, ...]:
     """Return the columns of a table in order."""
-    found = []
-    for name, hint in get_type_hints(ROWS[table]).items():
-        (plain,) = [hint] if hint in _TYPES else [part for part in get_args(hint) if part is not NoneType]
-        found.append(Column(name=name, type=_TYPES[plain]))
-    return tuple(found)
+    return tuple(Column(name=name, type=_TYPES[_plain(hint)]) for name, hint in get_type_hints(ROWS[table]).items())
 
 
 @cache
