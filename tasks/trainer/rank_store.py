@@ -40,20 +40,25 @@ class RemoteRankStore(Store):
             raise TaskError(f"rank {rank} has joined this attempt already; the next attempt has a place for it")
 
     def set(self, key: str, value: bytes | str) -> None:
+        """Store a value."""
         self._ask(Request(operation="set", keys=(key,), value=_bytes(value)))
 
     def get(self, key: str) -> bytes:
+        """Wait for a value and return it."""
         self.wait([key])
         return self._ask(Request(operation="get", keys=(key,))).value or b""
 
     def add(self, key: str, amount: int) -> int:
+        """Add to a number and return the sum."""
         return self._ask(Request(operation="add", keys=(key,), number=amount)).number
 
     def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
+        """Store a value where another is expected and is there; returns what is there then."""
         request = Request(operation="compare_set", keys=(key,), value=_bytes(desired), expected=_bytes(expected))
         return self._ask(request).value or b""
 
     def check(self, keys: Sequence[str]) -> bool:
+        """Whether all these keys have a value."""
         return bool(self._ask(Request(operation="check", keys=tuple(keys))).number)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
@@ -65,12 +70,15 @@ class RemoteRankStore(Store):
             time.sleep(_POLL_SECONDS)
 
     def delete_key(self, key: str) -> bool:
+        """Remove a key; returns whether it was there."""
         return bool(self._ask(Request(operation="delete", keys=(key,))).number)
 
     def num_keys(self) -> int:
+        """Return how many keys there are."""
         return self._ask(Request(operation="count")).number
 
     def set_timeout(self, timeout: timedelta) -> None:
+        """Wait no longer than this where nothing else is said."""
         self._timeout = timeout
 
     def clone(self) -> "RemoteRankStore":
