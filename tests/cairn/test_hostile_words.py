@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cairn.operations.model_card import _code, _front_matter
+from cairn.operations.model_card import ModelFacts, write_card
 from flows.orchestrator.promotion_approval import Question, describe
 from flows.run.progress import Progress
 from reports.pages.markdown import markdown_table, markdown_text
@@ -17,6 +17,7 @@ from reports.queries.display_tables import Table, budgets_table, receipts_table
 from reports.queries.receipts import read_receipts
 from reports.queries.run_status import read_status
 from storage.logs.registry import Promoted
+from storage.snapshots.snapshot_manifest import SnapshotManifest, SnapshotSource, SnapshotSplits, SplitSize
 from tasks.text.output import print_document, print_facts, print_table, say
 from tasks.text.sanitize import sanitize, sanitize_json
 from tests.fabricated_run import FabricatedRun
@@ -89,14 +90,33 @@ def test_the_form_that_asks_a_person_holds_an_evaluators_words_as_text() -> None
     assert "2.0000" in describe(question)
 
 
-def test_a_model_cards_front_matter_cannot_be_ended_from_inside() -> None:
-    class Facts:
-        class opened:
-            model_family = 'x"\n---\n<script>'
-
-    front = _front_matter(Facts())  # type: ignore[arg-type]
-    assert front.count("\n---") == 1 and json.dumps(Facts.opened.model_family) in front
-    assert _code("a`b|c\x1b[2J\n") == "`a'b\\|c`"
+def test_a_model_card_cannot_be_ended_from_inside(bard: FabricatedRun) -> None:
+    state, size = bard.log.refresh(), SplitSize(documents=1, tokens=2, bytes=3)
+    assert state.opened is not None and state.newest_committed is not None
+    manifest = SnapshotManifest(
+        version=1,
+        tokenizer_sha256="t",
+        vocab_size=257,
+        end_of_text_id=256,
+        val_fraction=0.1,
+        splits=SnapshotSplits(train=size, val=size),
+        sources=(SnapshotSource(name="a`b|c\x1b[2J\n", bytes=1, sha256="s", unit="line", documents=1),),
+    )
+    family = 'x"\n---\n<script>'
+    card = write_card(
+        ModelFacts(
+            state=state,
+            opened=replace(state.opened, model_family=family),
+            reference=state.newest_committed.committed.reference,
+            manifest=manifest,
+            snapshot_id="d",
+            parameters=1,
+            end_of_text=TAGS,
+            promotions=(),
+        )
+    )
+    assert card.partition("\n\n")[0].count("\n---") == 1 and f"- {json.dumps(family)}\n---\n" in card
+    assert "| `a'b\\|c` | 1 | 1 | `s` |" in card
 
 
 @pytest.mark.parametrize(
