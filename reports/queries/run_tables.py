@@ -13,6 +13,7 @@ from typing import Any, NewType, get_args, get_type_hints
 from reports.queries.checkpoints import CheckpointSummary
 from reports.queries.evaluations import EvaluationSummary
 from reports.queries.receipts import DecisionSummary, PlacementSummary, Receipt
+from reports.queries.run_status import RunSummary
 from storage.logs.fold_cache import FOLD_VERSION
 from storage.logs.registry import MODEL_KINDS, ModelDecision, Promoted, Refused, Registry, RolledBack, list_aliases
 from storage.logs.run_entries import DevicePeak
@@ -25,6 +26,19 @@ JsonText = NewType("JsonText", str)
 """A JSON document as text."""
 
 TABLES_VERSION = 3
+SETTINGS: Mapping[str, tuple[str, type]] = {
+    "lr": ("training", float),
+    "global_batch": ("training", int),
+    "seed": ("training", int),
+    "precision": ("training", str),
+    "n_layer": ("model", int),
+    "n_head": ("model", int),
+    "n_embd": ("model", int),
+    "block_size": ("model", int),
+    "dropout": ("model", float),
+    "tokenizer": ("data", str),
+}
+"""The settings of a run that are columns of their own: section and type."""
 _TYPES: Mapping[Any, str] = {
     str: "VARCHAR",
     int: "BIGINT",
@@ -64,53 +78,6 @@ class PromotionRow:
     val_loss: float | None
     metrics: Mapping[str, float]
     verdict: str | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunRow:
-    """One run; `finished_at` is when its last step was committed.
-
-    An unreadable run has only a state, and a detail that says why.
-    """
-
-    run_id: str
-    model_family: str | None
-    state: str
-    step: int | None
-    total_steps: int | None
-    newest_committed_step: int | None
-    attempts: int | None
-    tokens: int | None
-    gpu_seconds: float | None
-    useful_gpu_seconds: float | None
-    wasted_gpu_seconds: float | None
-    waiting_seconds: float | None
-    starting_seconds: float | None
-    practised_attempts: int | None
-    opened_at: datetime | None
-    finished_at: datetime | None
-    stopped: str | None
-    state_sha256: str | None
-    val_loss: float | None
-    quarantined_windows: int | None
-    refused_entries: int | None
-    data_snapshot: str | None
-    config_sha256: str | None
-    code_version: str | None
-    lr: float | None
-    global_batch: int | None
-    forked_from_run: str | None
-    forked_from_step: int | None
-    seed: int | None
-    precision: str | None
-    n_layer: int | None
-    n_head: int | None
-    n_embd: int | None
-    block_size: int | None
-    dropout: float | None
-    tokenizer: str | None
-    detail: str | None
-    config: JsonText | None
 
 
 def _row_type(name: str, *records: tuple[type, str], **others: Any) -> type:
@@ -158,7 +125,31 @@ ROWS: Mapping[str, type] = {
     "promotions": PromotionRow,
     # One surviving step; `replays` counts earlier attempts that trained it, `tokens` all tokens up to it.
     "steps": _row_type("StepRow", (StepRecord, ""), replays=int),
-    "runs": RunRow,
+    # One run; `finished_at` is when its last step was committed. An unreadable run has only a state, and a detail.
+    "runs": _row_type(
+        "RunRow",
+        (RunSummary, ""),
+        tokens=int,
+        gpu_seconds=float,
+        useful_gpu_seconds=float,
+        wasted_gpu_seconds=float,
+        waiting_seconds=float,
+        starting_seconds=float,
+        practised_attempts=int,
+        finished_at=datetime,
+        stopped=str,
+        state_sha256=str,
+        val_loss=float,
+        quarantined_windows=int,
+        refused_entries=int,
+        data_snapshot=str,
+        config_sha256=str,
+        code_version=str,
+        forked_from_run=str,
+        forked_from_step=int,
+        **{name: kind for name, (_, kind) in SETTINGS.items()},
+        config=JsonText,
+    ),
 }
 LOG_TABLES = ("runs", "training_attempts", "checkpoints", "evaluations")
 """Tables made from a run's log alone, except for the progress of an open attempt."""

@@ -8,7 +8,7 @@ import msgspec
 from reports.queries.checkpoints import summarize_checkpoint
 from reports.queries.evaluations import EvaluationSummary, list_evaluations
 from reports.queries.receipts import DecisionSummary, PlacementSummary, make_receipt, with_earlier
-from reports.queries.run_tables import ROWS, JsonText, RunRow
+from reports.queries.run_tables import ROWS, SETTINGS, JsonText
 from storage.logs.run_entries import DevicePeak
 from storage.logs.run_state import AttemptRecord, RunState
 from storage.logs.step_log import StepRecord, splice
@@ -89,7 +89,7 @@ def _evaluation_row(run_id: str, family: str | None, attempt: int | None, summar
     )
 
 
-def make_run_row(run_id: str, state: RunState, standing: str) -> RunRow:
+def make_run_row(run_id: str, state: RunState, standing: str) -> Any:
     """Return the run's own row; `standing` is its state: whether an owner is gone is not in the log."""
     opened, newest, finished = state.opened, state.newest_committed, state.finished
     config = opened.config if opened else {}
@@ -98,7 +98,7 @@ def make_run_row(run_id: str, state: RunState, standing: str) -> RunRow:
     committed_at = {record.committed.manifest_sha256: record.committed_at for record in state.checkpoints}
     evaluated = [item for item in state.evaluations if "val_loss" in item.metrics]
     farthest = max(evaluated, key=lambda item: (item.step, item.started_at), default=None)
-    return RunRow(
+    return ROWS["runs"](
         run_id=run_id,
         model_family=opened.model_family if opened else None,
         state=standing,
@@ -123,27 +123,18 @@ def make_run_row(run_id: str, state: RunState, standing: str) -> RunRow:
         data_snapshot=opened.data_snapshot if opened else None,
         config_sha256=opened.config_sha256 if opened else None,
         code_version=opened.code_version if opened else None,
-        lr=_setting(config, "training", "lr", float),
-        global_batch=_setting(config, "training", "global_batch", int),
         forked_from_run=state.origin.run_id if state.origin else None,
         forked_from_step=state.origin.checkpoint.step if state.origin else None,
-        seed=_setting(config, "training", "seed", int),
-        precision=_setting(config, "training", "precision", str),
-        n_layer=_setting(config, "model", "n_layer", int),
-        n_head=_setting(config, "model", "n_head", int),
-        n_embd=_setting(config, "model", "n_embd", int),
-        block_size=_setting(config, "model", "block_size", int),
-        dropout=_setting(config, "model", "dropout", float),
-        tokenizer=_setting(config, "data", "tokenizer", str),
+        **{name: _setting(config, section, name, kind) for name, (section, kind) in SETTINGS.items()},
         detail=None,
         config=_json(config),
     )
 
 
-def make_unreadable_row(run_id: str, why: str) -> RunRow:
+def make_unreadable_row(run_id: str, why: str) -> Any:
     """Return the row of a run whose log does not verify."""
-    nothing: dict[str, Any] = dict.fromkeys(RunRow.__slots__)
-    return RunRow(**{**nothing, "run_id": run_id, "state": "unreadable", "detail": why})
+    nothing = dict.fromkeys(ROWS["runs"].__annotations__)
+    return ROWS["runs"](**nothing | {"run_id": run_id, "state": "unreadable", "detail": why})
 
 
 def make_step_rows(run_id: str, state: RunState, records: Iterable[StepRecord]) -> list[Any]:

@@ -64,8 +64,8 @@ REPORT_MUTANTS = (
     mutant(
         "sql-heads-are-layers",
         ROWS,
-        'n_head=_setting(config, "model", "n_head", int)',
-        'n_head=_setting(config, "model", "n_layer", int)',
+        "_setting(config, section, name, kind) for",
+        '_setting(config, section, "n_layer" if name == "n_head" else name, kind) for',
         COLUMNS,
     ),
     mutant(
