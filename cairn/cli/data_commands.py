@@ -60,17 +60,17 @@ def import_tokens(
         end_of_text: without a tokenizer: the id that ends a document [the greatest].
         allow_shared: import although train and val share documents.
     """
-    from cairn.operations.token_files import ImportRequest, import_snapshot
+    from cairn.operations.token_files import import_snapshot
 
-    request = ImportRequest(
-        train=train,
-        val=val,
+    found = import_snapshot(
+        open_chosen_store(store),
+        train,
+        val,
         tokenizer=tokenizer,
         vocab_size=vocab_size,
         end_of_text=end_of_text,
         allow_shared=allow_shared,
     )
-    found = import_snapshot(open_chosen_store(store), request)
     print_document(found) if json else print_import(found)
 
 

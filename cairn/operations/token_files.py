@@ -1,6 +1,7 @@
 """Imports and exports token files for `cairn import-tokens` and `cairn export-tokens`."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,24 +12,6 @@ from storage.stores.object_store import ObjectStore
 from tasks.data.token_import import TokenFiles, export_tokens, given_tokenizer, import_tokens, numbered_vocabulary
 from tasks.errors import InvalidConfiguration
 from tasks.machine.work_folder import work_folder
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ImportRequest:
-    """What to import; `end_of_text` -1 is the greatest id."""
-
-    train: tuple[str, ...]
-    val: tuple[str, ...]
-    tokenizer: str
-    vocab_size: int
-    end_of_text: int
-    allow_shared: bool
-
-    def __post_init__(self) -> None:
-        if bool(self.tokenizer) == bool(self.vocab_size):
-            raise InvalidConfiguration(
-                "--tokenizer, --vocab-size: give one of them; the ids' meaning is in no .bin file"
-            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,15 +32,25 @@ class ExportedFile:
     tokens: int
 
 
-def import_snapshot(store: ObjectStore, request: ImportRequest) -> ImportView:
-    """Make the snapshot; raises `InvalidCorpus` for invalid files."""
-    files = TokenFiles(train=tuple(map(Path, request.train)), val=tuple(map(Path, request.val)))
-    if request.tokenizer:
-        tokenizer = given_tokenizer(Path(request.tokenizer))
+def import_snapshot(
+    store: ObjectStore,
+    train: Sequence[str],
+    val: Sequence[str],
+    *,
+    tokenizer: str,
+    vocab_size: int,
+    end_of_text: int,
+    allow_shared: bool,
+) -> ImportView:
+    """Make the snapshot; `end_of_text` -1 is the greatest id. Raises `InvalidCorpus` for invalid files."""
+    if bool(tokenizer) == bool(vocab_size):
+        raise InvalidConfiguration("--tokenizer, --vocab-size: give one of them; the ids' meaning is in no .bin file")
+    if tokenizer:
+        wanted = given_tokenizer(Path(tokenizer))
     else:
-        end_of_text = request.vocab_size - 1 if request.end_of_text < 0 else request.end_of_text
-        tokenizer = numbered_vocabulary(request.vocab_size, end_of_text)
-    made = import_tokens(store, files, tokenizer, allow_shared=request.allow_shared)
+        wanted = numbered_vocabulary(vocab_size, vocab_size - 1 if end_of_text < 0 else end_of_text)
+    files = TokenFiles(train=tuple(map(Path, train)), val=tuple(map(Path, val)))
+    made = import_tokens(store, files, wanted, allow_shared=allow_shared)
     splits = {"train": made.manifest.splits.train, "val": made.manifest.splits.val}
     return ImportView(
         snapshot_id=made.snapshot_id,
