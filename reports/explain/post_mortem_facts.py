@@ -1,6 +1,6 @@
 """Gathers the facts of a post-mortem from the run log, the attempt's step records and its heartbeat."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
@@ -29,7 +29,7 @@ from storage.logs.run_log import RunLog
 from storage.logs.run_state import AttemptRecord, RunState
 from storage.logs.step_log import StepRecord, read_last_record
 from storage.stores.document import project
-from tasks.configuration.flat_document import flatten
+from tasks.configuration.flat_document import flatten, stored_value
 from tasks.policy.termination import TerminationReason
 
 
@@ -163,20 +163,13 @@ def _end(record: AttemptRecord, after: AttemptRecord | None, entries: tuple[Entr
     writers = (item.writer for item in entries if item.kind == "attempt-ended" and item.body.attempt == number)
     writer = next(writers, None)
     foreign = writer if writer and writer.attempt != number else None
-    finder = after or record
     return End(
         evidence=ended.evidence,
         by=foreign,
         by_same_host=foreign is not None and foreign.host == record.started.placement.host,
-        lease_seconds=_lease_seconds(finder),
+        lease_seconds=stored_value((after or record).started.config, "lease", "seconds", float),
         changed=ended.decision.changed,
     )
-
-
-def _lease_seconds(record: AttemptRecord) -> float | None:
-    lease = record.started.config.get("lease")
-    seconds = lease.get("seconds") if isinstance(lease, Mapping) else None
-    return float(seconds) if isinstance(seconds, int | float) else None
 
 
 def _open(log: RunLog, record: AttemptRecord, now: datetime) -> OpenAttempt:
@@ -187,7 +180,7 @@ def _open(log: RunLog, record: AttemptRecord, now: datetime) -> OpenAttempt:
         is_gone=is_known_dead(record.started.placement),
         symptom=beat.symptom if beat else "",
         heartbeat_age_seconds=_heartbeat_age_seconds(log, record.started.attempt, now),
-        lease_seconds=_lease_seconds(record),
+        lease_seconds=stored_value(record.started.config, "lease", "seconds", float),
     )
 
 

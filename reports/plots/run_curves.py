@@ -15,6 +15,7 @@ from storage.logs.run_log import RunLog
 from storage.logs.run_state import CheckpointRecord, RunState
 from storage.logs.step_log import StepPoint, StepRecord, read_step_records, splice
 from storage.stores.object_store import ObjectStore
+from tasks.configuration.flat_document import stored_value
 from tasks.policy.termination import TerminationReason
 
 _VAL_LOSS = "val_loss"
@@ -106,7 +107,9 @@ def gather_curves(log: RunLog) -> RunCurves:
     state, status = log.state, read_status(log)
     lines = read_step_records(log.store, log.prefix)
     points = splice(lines, state.attempts)
-    held_out = tuple(_held_out(state))
+    held_out, config = tuple(_held_out(state)), configuration_document(state)
+    windows = stored_value(config, "training", "global_batch", int) or 0  # of another version: no token axis
+    block_size = stored_value(config, "model", "block_size", int) or 0
     return RunCurves(
         run_id=log.run_id,
         model_family=state.opened.model_family if state.opened else "",
@@ -114,7 +117,7 @@ def gather_curves(log: RunLog) -> RunCurves:
         verdict=_verdict(state),
         snapshot_id=state.opened.data_snapshot if state.opened else "",
         total_steps=status.total_steps,
-        tokens_per_step=_tokens_per_step(state),
+        tokens_per_step=windows * block_size,
         attempts=len(state.attempts),
         gpu_seconds=sum(receipt.gpu_seconds for receipt in read_receipts(log)),
         points=points,
@@ -191,14 +194,6 @@ def _promotions(store: ObjectStore, run_id: str) -> Iterator[PromotedPoint]:
                 current=promoted is state.champion,
                 val_loss=promoted.metrics.get(_VAL_LOSS),
             )
-
-
-def _tokens_per_step(state: RunState) -> int:
-    document = configuration_document(state)
-    try:
-        return int(document["training"]["global_batch"]) * int(document["model"]["block_size"])
-    except (KeyError, TypeError, ValueError):  # another version's configuration: the plot has no token axis
-        return 0
 
 
 def _verdict(state: RunState) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from reports.queries.run_lookup import configuration_of
 from reports.queries.simulation_options import SimulationOptions
 from storage.logs.run_state import AttemptRecord, RunState
+from storage.stores.document import project
 from tasks.configuration.settings import BudgetsConfig, CheckpointConfig
 from tasks.errors import InvalidConfiguration
 from tasks.policy.attempt_sizes import next_sizes, segment_end
@@ -115,11 +116,12 @@ def _simulate(
 
 def _outcome(policy: str, run: SimulatedRun) -> PolicyOutcome:
     gpu_hours = run.plan.devices / 3600
-    return PolicyOutcome(
+    return project(
+        run,
+        PolicyOutcome,
         policy=policy,
         finished=run.is_finished,
         days=run.wall_seconds / DAY_SECONDS,
-        goodput=run.goodput,
         useful_gpu_hours=run.useful_seconds * gpu_hours,
         wasted_gpu_hours=run.lost_seconds * gpu_hours,
         checkpoint_gpu_hours=run.checkpoint_seconds * gpu_hours,
@@ -127,9 +129,7 @@ def _outcome(policy: str, run: SimulatedRun) -> PolicyOutcome:
         waiting_hours=run.waiting_seconds / 3600,
         attempts=len(run.state.attempts),
         retries={str(reason): count for reason, count in run.retries.items()},
-        step=run.step,
         total_steps=run.plan.total_steps,
-        stopped_by=run.stopped_by,
     )
 
 

@@ -13,6 +13,7 @@ from storage.logs.run_entries import DevicePeak
 from storage.logs.run_state import AttemptRecord, RunState
 from storage.logs.step_log import StepRecord, splice
 from storage.stores.document import project
+from tasks.configuration.flat_document import stored_value
 
 
 def make_log_rows(run_id: str, state: RunState, standing: str) -> dict[str, list[Any]]:
@@ -125,7 +126,7 @@ def make_run_row(run_id: str, state: RunState, standing: str) -> Any:
         code_version=opened.code_version if opened else None,
         forked_from_run=state.origin.run_id if state.origin else None,
         forked_from_step=state.origin.checkpoint.step if state.origin else None,
-        **{name: _setting(config, section, name, kind) for name, (section, kind) in SETTINGS.items()},
+        **{name: stored_value(config, section, name, kind) for name, (section, kind) in SETTINGS.items()},
         detail=None,
         config=_json(config),
     )
@@ -150,12 +151,3 @@ def make_step_rows(run_id: str, state: RunState, records: Iterable[StepRecord]) 
 
 def _json(document: Mapping[str, Any]) -> JsonText:
     return JsonText(msgspec.json.encode(document, order="sorted").decode())
-
-
-def _setting(config: Mapping[str, Any], section: str, key: str, kind: type) -> Any:
-    """Return a setting of this kind, None where another version's configuration has none; an int is a float too."""
-    found = config.get(section)
-    value = found.get(key) if isinstance(found, Mapping) else None
-    if kind is float and isinstance(value, int):
-        return float(value)
-    return value if isinstance(value, kind) else None

@@ -26,20 +26,6 @@ _MOST_GROUPS = 1 << 16
 SplitName: TypeAlias = Literal["train", "val"]
 SPLITS: tuple[SplitName, ...] = ("train", "val")
 
-_DOCUMENT_SCHEMA = pa.schema(
-    [
-        ("source", pa.string()),
-        ("offset_bytes", pa.int64()),
-        ("bytes", pa.int64()),
-        ("tokens", pa.int64()),
-        ("split", pa.string()),
-        ("sha256", pa.string()),
-    ]
-)
-_REJECTED_SCHEMA = pa.schema(
-    [("source", pa.string()), ("offset_bytes", pa.int64()), ("kind", pa.string()), ("detail", pa.string())]
-)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DocumentRow:
@@ -61,6 +47,13 @@ class RejectedRow:
     offset_bytes: int
     kind: str
     detail: str
+
+
+_TYPES = {str: pa.string(), int: pa.int64()}
+_DOCUMENT_SCHEMA, _REJECTED_SCHEMA = (
+    pa.schema([(name, _TYPES[kind]) for name, kind in record.__annotations__.items()])
+    for record in (DocumentRow, RejectedRow)
+)
 
 
 class RowWriter:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,14 +21,6 @@ SHARD_SUFFIX = ".arrow"
 DEFAULT_SHARD_TOKENS = 8 * 1024 * 1024
 MAX_VOCAB_SIZE = 2**32
 _MAGIC_BYTES = 8
-
-
-class TokenRow(Protocol):
-    """Tokens (N,) that can be sliced: an array or a VerifiedShard."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, place: slice, /) -> NDArray[Any]: ...
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
@@ -179,7 +171,7 @@ def _uncompressed_batch(file: pa.Buffer) -> Any:
     return message
 
 
-def slices_between(rows: Iterable[TokenRow], start: int, stop: int) -> Iterator[NDArray[Any]]:
+def slices_between(rows: "Iterable[NDArray[Any] | VerifiedShard]", start: int, stop: int) -> Iterator[NDArray[Any]]:
     """Yield tokens [start, stop) of the concatenated rows; reads no other row."""
     for row in rows:
         if start < len(row) and stop > 0:

@@ -12,6 +12,7 @@ from storage.logs.log_entry import CheckpointReference
 from storage.logs.registry import Promoted, Refused, RegistryState, RolledBack, SuiteReference
 from storage.logs.run_entries import EvaluationRecorded
 from storage.logs.run_state import RunState
+from storage.stores.document import project
 from tasks.configuration.evaluation_settings import METRIC
 
 
@@ -252,12 +253,11 @@ def _promoted(offer: _Offer, alias: str) -> Promoted:
     assert evaluation is not None
     before = "the first one" if offer.champion_loss is None else f"before {offer.champion_loss:.4f}"
     words = [f"{METRIC} {evaluation.metrics[METRIC]:.4f}, {before}", candidate.why, approval.why if approval else ""]
-    return Promoted(
+    return project(
+        candidate.reference,
+        Promoted,
         alias=alias,
         run_id=candidate.run_id,
-        step=candidate.reference.step,
-        prefix=candidate.reference.prefix,
-        manifest_sha256=candidate.reference.manifest_sha256,
         suite_sha256=evaluation.suite_sha256,
         data_snapshot=evaluation.data_snapshot,
         metrics=evaluation.metrics,
@@ -274,11 +274,11 @@ def _refused(
     candidate: Candidate, alias: str, gate: Gate, detail: str, evaluation: EvaluationRecorded | None
 ) -> Refused:
     finite = {name: value for name, value in evaluation.metrics.items() if math.isfinite(value)} if evaluation else {}
-    return Refused(
+    return project(
+        candidate.reference,
+        Refused,
         alias=alias,
         run_id=candidate.run_id,
-        step=candidate.reference.step,
-        manifest_sha256=candidate.reference.manifest_sha256,
         gate=gate.value,
         detail=detail,
         by=candidate.approval.by if gate == Gate.APPROVED and candidate.approval else candidate.by,

@@ -3,7 +3,6 @@
 It reads only up to that step, so the verdict on a step is the same whenever it is computed.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from storage.errors import StorageError
@@ -14,6 +13,7 @@ from storage.logs.step_log import read_step_records, splice
 from storage.stores.document import decode
 from storage.stores.object_store import ObjectStore
 from tasks.configuration.evaluation_settings import METRIC
+from tasks.configuration.flat_document import stored_value
 from tasks.policy.curve_statistics import Curve
 from tasks.policy.curve_verdict import judge
 
@@ -58,7 +58,7 @@ def read_curve(log: RunLog, *, suite_sha256: str | None, until_step: int | None 
         val=tuple(point for point in _val_losses(state, suite_sha256) if point[0] <= last),
         vocab_size=_vocab_size(log.store, state),
         total_steps=state.opened.total_steps if state.opened else 0,
-        grad_clip=_grad_clip(state),
+        grad_clip=stored_value(state.opened.config if state.opened else {}, "training", "grad_clip", float) or 0.0,
     )
 
 
@@ -76,13 +76,6 @@ def _val_losses(state: RunState, suite_sha256: str | None) -> tuple[tuple[int, f
     }
     line = (record.committed for record in state.surviving_checkpoints)
     return tuple((item.step, losses[item.manifest_sha256]) for item in line if item.manifest_sha256 in losses)
-
-
-def _grad_clip(state: RunState) -> float:
-    """Return the run's `training.grad_clip`, or 0 if it is not on record."""
-    training = state.opened.config.get("training") if state.opened else None
-    value = training.get("grad_clip", 0.0) if isinstance(training, Mapping) else 0.0
-    return float(value) if isinstance(value, int | float) else 0.0
 
 
 def _vocab_size(store: ObjectStore, state: RunState) -> int:

@@ -64,8 +64,8 @@ REPORT_MUTANTS = (
     mutant(
         "sql-heads-are-layers",
         ROWS,
-        "_setting(config, section, name, kind) for",
-        '_setting(config, section, "n_layer" if name == "n_head" else name, kind) for',
+        "stored_value(config, section, name, kind) for",
+        'stored_value(config, section, "n_layer" if name == "n_head" else name, kind) for',
         COLUMNS,
     ),
     mutant(
