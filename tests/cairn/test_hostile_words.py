@@ -90,7 +90,7 @@ def test_the_form_that_asks_a_person_holds_an_evaluators_words_as_text() -> None
     assert "2.0000" in describe(question)
 
 
-def test_a_model_card_cannot_be_ended_from_inside(bard: FabricatedRun) -> None:
+def test_a_model_cards_front_matter_cannot_be_ended_from_inside(bard: FabricatedRun) -> None:
     state, size = bard.log.refresh(), SplitSize(documents=1, tokens=2, bytes=3)
     assert state.opened is not None and state.newest_committed is not None
     manifest = SnapshotManifest(
