@@ -6,7 +6,7 @@ The cache may be stale, damaged or missing: nothing depends on it. Parts are nam
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, partial
 from itertools import takewhile
 from typing import Any, Generic, TypeVar
 
@@ -88,17 +88,18 @@ class FoldCache(Generic[S]):
             return None
         refold = cache(lambda: self._refold(label.seq))
         for name, number, part in _parts(state):
-            part.load = _Load(self, part, name, number, refold)
+            part.load = partial(self._load, part, name, number, refold)
         return FoldedLog(head=head, state=state)
 
-    def read_part(self, part: Part[Any]) -> tuple[Any, ...] | None:
-        """Return the items of a part, or None if its object is missing or damaged."""
+    def _load(self, part: Part[Any], name: str, number: int, refold: Callable[[], S]) -> tuple[Any, ...]:
+        """Return the items of a part, from the log's entries if its object is missing or damaged."""
         key = self._part_key(part.sha256)
-        try:
+        with suppress(ObjectMissing, IntegrityError):
             data = self.log.store.read(key)
-            return decode(data, items_type(part.item_type), where=key) if sha256(data) == part.sha256 else None
-        except (ObjectMissing, IntegrityError):
-            return None
+            if sha256(data) == part.sha256:
+                return decode(data, items_type(part.item_type), where=key)
+        first = number * len(part)
+        return tuple(getattr(refold(), name)[first : first + len(part)])
 
     def _write_part(self, items: tuple[Any, ...]) -> str:
         data = msgspec.json.encode(items, order="sorted")
@@ -117,24 +118,6 @@ class FoldCache(Generic[S]):
             for _, _, part in _parts(state):
                 part.sha256 = self._write_part(part.items)
         return state
-
-
-@dataclass(frozen=True, slots=True)
-class _Load(Generic[S]):
-    """Reads one part, from the log's entries if its object is missing or damaged."""
-
-    cache: FoldCache[S]
-    part: Part[Any]
-    name: str
-    number: int
-    refold: Callable[[], S]
-
-    def __call__(self) -> tuple[Any, ...]:
-        items = self.cache.read_part(self.part)
-        if items is not None:
-            return items
-        size = len(self.part)
-        return tuple(getattr(self.refold(), self.name)[self.number * size : (self.number + 1) * size])
 
 
 def _parts(state: Any) -> Iterator[tuple[str, int, Part[Any]]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from types import GenericAlias
-from typing import Annotated, Any, Self, TypeVar, get_args, get_origin, overload
+from typing import Annotated, Any, Generic, Self, TypeVar, get_args, get_origin, overload
 
 import msgspec
 
@@ -16,7 +16,7 @@ PART_ITEMS = 256
 """Items in a part; fixed, because the number of a part says which items it holds."""
 
 
-class Part(Sequence[T]):
+class Part(Generic[T]):
     """`PART_ITEMS` items; `sha256` names the object that holds them, and is empty until they are written."""
 
     def __init__(self, items: tuple[T, ...] | None = None, *, sha256: str = "", item_type: Any = None) -> None:
@@ -30,13 +30,6 @@ class Part(Sequence[T]):
         if self._items is None:
             self._items = self.load()
         return self._items
-
-    @overload
-    def __getitem__(self, index: int) -> T: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[T, ...]: ...
-    def __getitem__(self, index: int | slice) -> T | tuple[T, ...]:
-        return self.items[index]
 
     def __len__(self) -> int:
         return PART_ITEMS
@@ -65,7 +58,7 @@ class History(Sequence[T]):
         if length >= whole:
             return type(self)(self.recent[: length - whole], parts=self.parts)
         number, rest = divmod(length, PART_ITEMS)
-        return type(self)(self.parts[number][:rest], parts=self.parts[:number])
+        return type(self)(self.parts[number].items[:rest], parts=self.parts[:number])
 
     @overload
     def __getitem__(self, index: int) -> T: ...
@@ -76,7 +69,9 @@ class History(Sequence[T]):
             return tuple(self[number] for number in range(*index.indices(len(self))))
         number = range(len(self))[index]
         part, place = divmod(number, PART_ITEMS)
-        return self.parts[part][place] if part < len(self.parts) else self.recent[number - len(self.parts) * PART_ITEMS]
+        if part < len(self.parts):
+            return self.parts[part].items[place]
+        return self.recent[number - len(self.parts) * PART_ITEMS]
 
     def __len__(self) -> int:
         return len(self.parts) * PART_ITEMS + len(self.recent)
