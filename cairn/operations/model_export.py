@@ -1,16 +1,15 @@
 """Exports a committed checkpoint in Hugging Face's layout, with its tokenizer and a model card."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cairn.operations.model_card import ModelFacts, write_card
+from cairn.operations.text_sampling import open_run_model
 from reports.queries.alias_history import list_promotions
-from reports.queries.run_lookup import FoundCheckpoint, configuration_of
+from reports.queries.run_lookup import FoundCheckpoint
 from storage.stores.verified_object import describe_file
 from tasks.errors import InvalidConfiguration
-from tasks.machine.work_folder import work_folder
 
 if TYPE_CHECKING:
     from tasks.evaluator.checkpoint_model import CheckpointModel
@@ -46,7 +45,7 @@ def export_model(found: FoundCheckpoint, folder: Path) -> ExportedModel:
 
     try:
         require_empty(folder)  # before the weights are read
-        opened = _open(found)
+        opened = open_run_model(found.log, found.reference)
         write_model_directory(folder, opened, card=write_card(_facts(found, opened)))
     except TaskError as error:
         raise InvalidConfiguration(str(error)) from error
@@ -60,23 +59,6 @@ def export_model(found: FoundCheckpoint, folder: Path) -> ExportedModel:
         run_id=found.log.run_id,
         step=found.reference.step,
         manifest_sha256=found.reference.manifest_sha256,
-    )
-
-
-def _open(found: FoundCheckpoint) -> "CheckpointModel":
-    import torch
-
-    from tasks.evaluator.checkpoint_model import open_model
-
-    config = configuration_of(found.log.state)
-    return open_model(
-        found.log.store,
-        found.reference,
-        model=config.model,
-        snapshot_id=found.opened.data_snapshot,
-        cache_dir=work_folder(os.environ) / "snapshots",
-        device=torch.device("cpu"),
-        mask_documents=config.training.mask_documents,
     )
 
 

@@ -104,7 +104,7 @@ class RunSampler:
         from tasks.trainer.tensor_exchange import to_tensors
 
         if self._opened is None:
-            self._opened = self._open(reference)
+            self._opened = open_run_model(self._log, reference, self._request.device)
         else:
             weights = load_checkpoint(self._log.store, reference, group="weights").tensors
             load_weights(self._opened.network, to_tensors(weights))
@@ -145,22 +145,23 @@ class RunSampler:
             ended=ended,
         )
 
-    def _open(self, reference: CheckpointReference) -> "CheckpointModel":
-        from model.configuration.network import ModelConfig
-        from model.training.determinism import resolve_device
-        from tasks.evaluator.checkpoint_model import open_model
 
-        state = self._log.state
-        assert state.opened is not None
-        return open_model(
-            self._log.store,
-            reference,
-            model=ModelConfig.model_validate(state.opened.config["model"]),
-            snapshot_id=state.opened.data_snapshot,
-            cache_dir=work_folder(os.environ) / "snapshots",
-            device=resolve_device(self._request.device),
-            mask_documents=configuration_of(state).training.mask_documents,
-        )
+def open_run_model(log: RunLog, reference: CheckpointReference, device: str = "cpu") -> "CheckpointModel":
+    """Return the run's network with the verified weights of a checkpoint, as `open_model` does."""
+    from model.training.determinism import resolve_device
+    from tasks.evaluator.checkpoint_model import open_model
+
+    config, opened = configuration_of(log.state), log.state.opened
+    assert opened is not None
+    return open_model(
+        log.store,
+        reference,
+        model=config.model,
+        snapshot_id=opened.data_snapshot,
+        cache_dir=work_folder(os.environ) / "snapshots",
+        device=resolve_device(device),
+        mask_documents=config.training.mask_documents,
+    )
 
 
 def read_prompt(prompt: str, prompt_file: str, stdin: BinaryIO) -> str:
