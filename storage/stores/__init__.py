@@ -1,1 +1,1 @@
-"""Object stores that exclude: local files, memory and S3."""
+"""Object stores that exclude: local files and S3."""

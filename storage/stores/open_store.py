@@ -5,7 +5,6 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from storage.errors import StorageError
 from storage.stores.local_store import LocalStore
-from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore
 from storage.stores.retrying_store import RetryingStore
 
@@ -15,15 +14,12 @@ _NOT_SPOKEN = {
 }
 """Stores that could exclude, by their schemes; Cairn does not speak their APIs."""
 
-_MEMORY_STORES: dict[str, MemoryStore] = {}
-
 
 def open_store(url: str) -> ObjectStore:
-    """Open `./folder`, `file://…`, `memory://name` or `s3://bucket/prefix`.
+    """Open `./folder`, `file://…` or `s3://bucket/prefix`.
 
-    A memory URL names one store in the process. A remote store retries idempotent operations for some seconds. Raises
-    StorageError for an empty URL, any other scheme, a file, a URL with credentials, or a chain of file systems (their
-    caches are stale).
+    A remote store retries idempotent operations for some seconds. Raises StorageError for an empty URL, any other
+    scheme, a file, a URL with credentials, or a chain of file systems (their caches are stale).
     """
     if not url:
         raise StorageError("store '': must be a folder or a URL such as ./cairn-store or s3://bucket/prefix")
@@ -36,8 +32,6 @@ def open_store(url: str) -> ObjectStore:
         raise StorageError("store URL carries credentials: put them into the environment or the credentials file")
     if parts.scheme == "file":
         return _open_folder(Path(unquote(parts.path)))
-    if parts.scheme == "memory":
-        return _MEMORY_STORES.setdefault(parts.netloc + parts.path, MemoryStore(parts.netloc + parts.path))
     if parts.scheme in ("s3", "s3a"):
         return RetryingStore(_open_s3(parts))
     raise _unsupported(parts.scheme)
@@ -48,7 +42,7 @@ def _unsupported(scheme: str) -> StorageError:
     if name := next((name for name, schemes in _NOT_SPOKEN.items() if scheme in schemes), ""):
         why = f"{name} is not supported, and an S3-compatible endpoint of it (s3://, AWS_ENDPOINT_URL) was never tried"
         why += ": ask `cairn doctor` whether its create-if-absent excludes"
-    rule = "a folder, file://FOLDER, memory://NAME or s3://BUCKET/PREFIX"
+    rule = "a folder, file://FOLDER or s3://BUCKET/PREFIX"
     return StorageError(f"store {scheme}://: {why}; choose another --store: {rule}")
 
 

@@ -93,7 +93,7 @@ keep = Fragile()
 """
 ASK = """
 from cairn.cli.command import main
-main(["status", "bard", "--store", "memory://empty"])
+main(["status", "bard", "--store", "/nowhere/cairn-store"])
 """
 
 

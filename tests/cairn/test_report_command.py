@@ -18,11 +18,11 @@ from storage.logs.log_entry import Writer
 from storage.logs.run_entries import DataQuarantined, EvaluationRecorded
 from storage.logs.step_log import StepRecord
 from storage.stores.local_store import LocalStore
-from storage.stores.memory_store import MemoryStore
 from tasks.configuration.configuration_source import parse_configuration
 from tests.commands import Cairn
 from tests.entries import NOON
 from tests.fabricated_run import FabricatedRun, fabricate
+from tests.memory_store import MemoryStore
 
 HUMAN = Writer(host="here", pid=1)
 HOSTILE = '<script>alert(1)</script> </td> "quoted" \x1b[31m| `tick` ```'

@@ -11,10 +11,10 @@ from storage.checkpoints.checkpoint_pin import new_pin, pin_checkpoint
 from storage.errors import IntegrityError
 from storage.logs.log_entry import entry_name
 from storage.logs.run_log import RunLog
-from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import MAX_READ_BYTES
 from tests.entries import placement, writer
 from tests.fabricated_run import FabricatedRun, fabricate, promote
+from tests.memory_store import MemoryStore
 from tests.storage.builders import opened
 
 WEIGHTS = b"the weights it began from"

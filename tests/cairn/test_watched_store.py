@@ -11,9 +11,9 @@ from flows.watching.watcher_memory import WatcherMemory
 from storage.logs import run_index
 from storage.logs.log_entry import entry_name
 from storage.logs.run_index import INDEX_FOLDER, RunIndex
-from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore
 from tests.fabricated_run import FabricatedRun, fabricate, promote
+from tests.memory_store import MemoryStore
 from tests.storage.faulty_store import FaultyStore
 
 RUNS, OPEN = 1_000, 100

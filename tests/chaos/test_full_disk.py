@@ -10,10 +10,10 @@ import pytest
 from model.configuration.data import DataConfig
 from storage.errors import StorageError
 from storage.stores.local_store import LocalStore
-from storage.stores.memory_store import MemoryStore
 from tasks.data.snapshot_build import build_snapshot
 from tests.chaos.environment import mount
 from tests.crash.training_command import Command
+from tests.memory_store import MemoryStore
 from tests.processes.waiting import patience_seconds
 
 TEXT = "\n\n".join(f"Stone {number} lies on stone {number * 7 % 997}." for number in range(20_000))

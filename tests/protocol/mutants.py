@@ -30,8 +30,8 @@ from storage.logs.log_entry import FORMAT_VERSION, CheckpointReference, Entry, d
 from storage.logs.run_entries import CheckpointCommitted, CheckpointPinned, Placement
 from storage.logs.run_state import RunState
 from storage.stores.document import decode, encode, sha256
-from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore
+from tests.memory_store import MemoryStore
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from storage.errors import StorageError
 from storage.logs.log_entry import entry_name
-from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore
+from tests.memory_store import MemoryStore
 
 READABLE, BROKEN, GIVEN_UP, GONE = "committed", "quarantined", "superseded", "deleted"
 RESUME_POINTS = 8

@@ -16,9 +16,9 @@ from storage.errors import WriterTooOld
 from storage.logs.run_entries import ReadEvidence
 from storage.logs.run_index import list_run_ids
 from storage.logs.run_log import RunLog
-from storage.stores.memory_store import MemoryStore
 from tasks.errors import LiveOwner
 from tasks.evaluator.evaluation_run import Outcome
+from tests.memory_store import MemoryStore
 from tests.protocol import processes
 from tests.protocol.processes import PREFIX, EventfulClock, Process, measured
 from tests.protocol.raw_history import Violation, tell_run

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from storage.stores.local_store import LocalStore
-from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore, UnfinishedWrite, WrittenObject
+from tests.memory_store import MemoryStore
 from tests.protocol.raw_history import prove_deletable
 from tests.storage.faulty_store import Death
 

@@ -5,8 +5,8 @@ from reports.exporters.curve_follower import CurveFollower
 from storage.logs.run_entries import CheckpointQuarantined
 from storage.logs.run_state import RunState
 from storage.logs.step_log import StepTail
-from storage.stores.memory_store import MemoryStore
 from tests.fabricated_run import HUMAN, fabricate
+from tests.memory_store import MemoryStore
 from tests.reports.exported_run import ExportedRun, interrupted_run
 
 

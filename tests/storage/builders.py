@@ -27,10 +27,10 @@ from storage.logs.run_entries import RUN_KINDS, AttemptEnded, CheckpointCommitte
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
 from storage.stores.document import encode
-from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore
 from tests import entries
 from tests.entries import NOON, ended, started, writer
+from tests.memory_store import MemoryStore
 
 RUN = "r1"
 LOG = f"runs/{RUN}/log"

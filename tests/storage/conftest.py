@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from storage.stores.local_store import LocalStore
-from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore
 from storage.stores.retrying_store import RetryingStore
 from storage.stores.s3_bucket import S3Bucket
 from storage.stores.s3_store import S3Store
+from tests.memory_store import MemoryStore
 from tests.s3.servers import CEPH, S3Server, s3_server
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import fsspec
 
-from storage.stores.memory_store import MemoryStore
+from tests.memory_store import MemoryStore
 
 
 class FsspecStore(MemoryStore):

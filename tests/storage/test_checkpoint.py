@@ -18,8 +18,8 @@ from storage.checkpoints.tensor_shard import parse_shard
 from storage.errors import IntegrityError
 from storage.logs.log_entry import CheckpointReference
 from storage.stores.document import encode, sha256
-from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore
+from tests.memory_store import MemoryStore
 from tests.storage.builders import (
     commit,
     floats,

@@ -19,9 +19,9 @@ from storage.logs.run_log import FOLD_EVERY_ENTRIES
 from storage.logs.run_state import RunState
 from storage.stores.document import encode, sha256
 from storage.stores.local_store import LocalStore
-from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import MAX_READ_BYTES, ObjectStore
 from tests.entries import ended, evaluated, started, writer
+from tests.memory_store import MemoryStore
 from tests.storage.builders import LOG, RUN, committed, entry, opened, run_log
 from tests.storage.faulty_store import FaultyStore
 

@@ -20,8 +20,8 @@ from storage.snapshots.snapshot_manifest import (
 from storage.snapshots.token_shard import ShardWriter
 from storage.stores.document import decode, encode, sha256
 from storage.stores.local_store import LocalStore
-from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore
+from tests.memory_store import MemoryStore
 
 ROW = DocumentRow(source="a.txt", offset_bytes=3, bytes=400, tokens=100, split="train", sha256="ab" * 32)
 MANIFEST = SnapshotManifest(

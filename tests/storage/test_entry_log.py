@@ -21,10 +21,10 @@ from storage.logs.registry import MODEL_KINDS, Registry, RolledBack
 from storage.logs.run_entries import CheckpointCommitted
 from storage.logs.run_state import RunState
 from storage.stores.document import encode
-from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore
 from storage.stores.retry_policy import RetryPolicy
 from tests.entries import ended, evaluated, writer
+from tests.memory_store import MemoryStore
 from tests.storage.builders import (
     LOG,
     append_as_a_newer_program,

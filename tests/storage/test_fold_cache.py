@@ -12,9 +12,9 @@ from storage.logs.log_entry import entry_name
 from storage.logs.run_fold import fold
 from storage.logs.run_log import run_fold_cache
 from storage.logs.run_state import RunState
-from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore
 from tests.entries import ended, evaluated, writer
+from tests.memory_store import MemoryStore
 from tests.storage.builders import LOG, RUN, claim, commit, copy_objects, entry_log, open_run, run_log, stage
 from tests.storage.faulty_store import Fault, FaultyStore
 

@@ -20,9 +20,9 @@ from storage.logs.run_state import RunState
 from storage.logs.step_log import parse_step_records, read_attempt_records
 from storage.stores.document import encode, sha256
 from storage.stores.local_store import LocalStore
-from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import MAX_READ_BYTES, ObjectStore, check_key
 from tests.entries import writer
+from tests.memory_store import MemoryStore
 from tests.storage.builders import (
     LOG,
     commit,

@@ -12,9 +12,9 @@ from storage.logs.run_entries import CheckpointDeleted, CheckpointSuperseded
 from storage.logs.run_fold import fold
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
-from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import MAX_READ_BYTES, ObjectStore
 from tests.entries import ended, evaluated, started, writer
+from tests.memory_store import MemoryStore
 from tests.storage.builders import RUN, claim, commit, committed, copy_objects, open_run, run_log, stage
 from tests.storage.faulty_store import FaultyStore
 

@@ -51,17 +51,11 @@ def test_a_plain_path_and_a_file_url_are_the_same_folder(tmp_path: Path) -> None
     assert isinstance(open_store(str(tmp_path)), LocalStore)
 
 
-def test_one_memory_url_is_one_store_and_another_is_another() -> None:
-    open_store("memory://one").write("x", b"1")
-    assert open_store("memory://one").read("x") == b"1"
-    assert open_store("memory://two").size("x") is None
-
-
 @pytest.mark.parametrize(
-    "url", ["nothing-known://bucket/x", "s4://bucket", "ftp://host/x", "hdfs://host/x", "local:///x"]
+    "url", ["nothing-known://bucket/x", "s4://bucket", "ftp://host/x", "hdfs://host/x", "local:///x", "memory://x"]
 )
 def test_an_unknown_scheme_is_refused_with_those_that_are_known(url: str) -> None:
-    rule = r"choose another --store: a folder, file://FOLDER, memory://NAME or s3://BUCKET/PREFIX"
+    rule = r"choose another --store: a folder, file://FOLDER or s3://BUCKET/PREFIX"
     with pytest.raises(StorageError, match=f"^store {url.split(':')[0]}://: .*{rule}"):
         open_store(url)
 

@@ -12,10 +12,10 @@ from storage.errors import StoreUnsound
 from storage.logs.log_entry import Writer
 from storage.logs.run_state import RunState
 from storage.stores.local_store import LocalStore
-from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore
 from storage.stores.store_probe import probe_store
 from tests.entries import evaluated, started, writer
+from tests.memory_store import MemoryStore
 from tests.storage.builders import check_invariants, entry_log, open_run, run_log
 
 THREADS = 32

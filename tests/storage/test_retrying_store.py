@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from storage.errors import ObjectMissing, StorageError, StoreRefused, StoreUnavailable
-from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore, UnfinishedWrite
 from storage.stores.retry_policy import RetryPolicy
 from storage.stores.retrying_store import RetryingStore
+from tests.memory_store import MemoryStore
 from tests.storage.store_operations import OPERATIONS
 
 ONCE = {"create", "write_stream", "local_path"}

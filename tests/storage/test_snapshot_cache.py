@@ -9,14 +9,14 @@ import pytest
 from storage.errors import IntegrityError, StorageError
 from storage.snapshots.snapshot_cache import DEFAULT_CACHE_BYTES, SnapshotCache, cache_bytes
 from storage.stores.document import sha256
-from storage.stores.memory_store import MemoryStore
 from storage.stores.verified_object import ExpectedObject
+from tests.memory_store import MemoryStore
 
 SIZE_BYTES = 1000
 USES_ONE = """
 import sys
 from pathlib import Path
-from storage.stores.memory_store import MemoryStore
+from tests.memory_store import MemoryStore
 from storage.snapshots.snapshot_cache import SnapshotCache
 from storage.stores.verified_object import ExpectedObject
 data = bytes([int(sys.argv[2])]) * 1000

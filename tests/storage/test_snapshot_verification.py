@@ -22,8 +22,8 @@ from storage.snapshots.snapshot_manifest import SnapshotManifest, SnapshotSource
 from storage.snapshots.token_shard import ShardWriter
 from storage.stores.document import sha256
 from storage.stores.local_store import LocalStore
-from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore
+from tests.memory_store import MemoryStore
 
 BLOCK = 8
 SHARDS = ("train-00000.arrow", "train-00001.arrow", "val-00000.arrow")

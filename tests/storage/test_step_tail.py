@@ -17,8 +17,8 @@ from storage.logs.step_log import (
     step_log_key,
 )
 from storage.stores.local_store import LocalStore
-from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore
+from tests.memory_store import MemoryStore
 
 RUN = "runs/bard"
 

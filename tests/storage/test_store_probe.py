@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from storage.errors import ObjectMissing, StoreRefused, StoreUnavailable, StoreUnsound
-from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore
 from storage.stores.store_probe import probe_store
+from tests.memory_store import MemoryStore
 from tests.storage.fsspec_store import FsspecStore
 
 

@@ -24,7 +24,6 @@ from storage.logs.run_entries import CheckpointPinned, CheckpointQuarantined, Pl
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
 from storage.stores.local_store import LocalStore
-from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore
 from tasks.checkpoints.checkpoint_sweep import sweep_run
 from tasks.checkpoints.promotion import Candidate, PromotionRules
@@ -33,6 +32,7 @@ from tasks.checkpoints.retention import RetentionTerms, plan_retention
 from tasks.configuration.settings import CheckpointConfig
 from tests.entries import ended, evaluated, started, writer
 from tests.full_amount import share_of
+from tests.memory_store import MemoryStore
 from tests.storage.builders import (
     RUN,
     check_invariants,

@@ -20,11 +20,11 @@ from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
 from storage.stores.document import decode, encode
 from storage.stores.local_store import LocalStore
-from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore
 from storage.tables import table_cache
 from storage.tables.table_cache import GatheredTables, TableCache, TableKind, index_key
 from tests.entries import ended, started
+from tests.memory_store import MemoryStore
 from tests.storage.builders import opened
 
 RUNS = ("r1", "r2", "r3")

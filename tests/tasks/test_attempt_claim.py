@@ -3,7 +3,6 @@ import pytest
 from storage.logs.log_entry import Writer
 from storage.logs.run_entries import AttemptStarted, DevicePeak
 from storage.logs.run_log import RunLog
-from storage.stores.memory_store import MemoryStore
 from tasks.attempt.attempt_claim import Claimant, claim_attempt
 from tasks.attempt.practised_faults import fault_marker, mark_fault
 from tasks.configuration.settings import BudgetsConfig, LeaseConfig
@@ -11,6 +10,7 @@ from tasks.errors import LiveOwner
 from tests import entries
 from tests.entries import NOON
 from tests.fabricated_run import FabricatedRun, fabricate
+from tests.memory_store import MemoryStore
 
 
 class Clock:

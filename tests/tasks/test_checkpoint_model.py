@@ -11,10 +11,10 @@ from model.configuration.training import TrainingConfig
 from model.training.train_state import TrainState
 from storage.checkpoints.checkpoint import CheckpointTarget, stage_checkpoint
 from storage.logs.log_entry import CheckpointReference
-from storage.stores.memory_store import MemoryStore
 from tasks.data.snapshot_build import build_snapshot
 from tasks.evaluator.checkpoint_model import open_model
 from tasks.trainer.tensor_exchange import to_group
+from tests.memory_store import MemoryStore
 from tests.storage.builders import trainer_document
 
 MODEL = ModelConfig(n_layer=1, n_head=1, n_embd=8, block_size=8)

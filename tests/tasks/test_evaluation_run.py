@@ -11,13 +11,13 @@ from model.configuration.network import ModelConfig
 from storage.logs.log_entry import CheckpointReference
 from storage.logs.run_entries import EvaluationFailed, EvaluationRecorded
 from storage.logs.run_log import RunLog
-from storage.stores.memory_store import MemoryStore
 from tasks.configuration.evaluation_settings import EvaluationConfig
 from tasks.configuration.settings import BudgetConfig
 from tasks.errors import CheckpointGone, EvaluationInterrupted
 from tasks.evaluator.evaluation_run import EvaluationPlan, find_evaluation, record_evaluation
 from tasks.evaluator.evaluation_suite import CommandSuite, suite_of
 from tasks.evaluator.evaluator_process import Outcome
+from tests.memory_store import MemoryStore
 from tests.storage.builders import run_with_commits
 
 

@@ -13,9 +13,9 @@ from storage.errors import StorageError
 from storage.logs.registry import Registry
 from storage.logs.run_log import RunLog, run_prefix
 from storage.snapshots.snapshot_manifest import SnapshotObject
-from storage.stores.memory_store import MemoryStore
 from tasks.configuration.evaluation_settings import EvaluationConfig, EvaluatorConfig, PromotionConfig
 from tasks.trainer.initial_weights import _shard_files
+from tests.memory_store import MemoryStore
 
 NAMES = [
     "",

@@ -19,7 +19,6 @@ from model.configuration.network import ModelConfig
 from model.data.tokenizer import Tokenizer
 from model.inference.generation import generate
 from storage.snapshots.data_snapshot import open_snapshot
-from storage.stores.memory_store import MemoryStore
 from tasks.data.foreign_tokenizer import parse_tokenizer
 from tasks.data.snapshot_build import build_snapshot
 from tasks.data.token_import import numbered_vocabulary
@@ -28,6 +27,7 @@ from tasks.evaluator.checkpoint_model import CheckpointModel
 from tasks.evaluator.model_directory import write_model_directory
 from tasks.trainer.initial_weights import find_directory, keep_initial_weights, read_initial_weights
 from tasks.trainer.tensor_exchange import to_tensors
+from tests.memory_store import MemoryStore
 
 TEXT = "\n\n".join(f"Zeile {number} über Ünïcode, 東京 and 🪨 stones;\n\tthe {number}th cairn." for number in range(80))
 TEXTS = (TEXT[:500], "a\n\n b\r\n\tc  d", "🪨東京 ñ \u200b\x00 end", "one<|endoftext|>two", "", " ")

@@ -6,10 +6,10 @@ import pytest
 
 from storage.logs.log_entry import CheckpointReference
 from storage.logs.registry import Refused, Registry
-from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore
 from tasks.checkpoints.promotion_offer import pending_offer
 from tests.fabricated_run import FabricatedRun, fabricate, promote
+from tests.memory_store import MemoryStore
 
 
 @pytest.fixture

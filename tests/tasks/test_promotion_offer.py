@@ -13,13 +13,13 @@ import pytest
 from storage.logs.registry import ModelDecision, Promoted, Refused, Registry, RegistryState, SuiteReference
 from storage.logs.run_log import RunLog
 from storage.stores.local_store import LocalStore
-from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore
 from tasks.checkpoints.promotion import Candidate, PromotionRules, evaluations_of
 from tasks.checkpoints.promotion_offer import offer, preview_offer
 from tasks.errors import GateRefused
 from tasks.promote import promote
 from tests.entries import evaluated, writer
+from tests.memory_store import MemoryStore
 from tests.storage.builders import RUN, run_with_commits
 
 RULES = PromotionRules(required=(SuiteReference(name="held-out", sha256="s"),))

@@ -5,10 +5,10 @@ import pytest
 from storage.errors import IntegrityError
 from storage.logs.log_entry import Writer
 from storage.logs.run_state import RunState
-from storage.stores.memory_store import MemoryStore
 from tasks.policy.run_watch import Continue, Leave, Life, Observed, Verdict, Wait, decide_watch, lease_seconds
 from tests import entries
 from tests.fabricated_run import FabricatedRun, fabricate
+from tests.memory_store import MemoryStore
 
 SEEN = 1000.0
 LEASE = 30.0

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from storage.logs.run_entries import Decision
 from storage.logs.run_state import RunState
-from storage.stores.memory_store import MemoryStore
 from tasks.configuration.settings import BudgetConfig, BudgetsConfig
 from tasks.policy.budgets import FailureImpact, decide
 from tasks.policy.checkpoint_interval import compare_intervals, daly_seconds, lost_share, young_seconds
@@ -36,6 +35,7 @@ from tasks.policy.simulation import (
 from tasks.policy.termination import DecisionAction, TerminationReason
 from tests.call_count import count_calls
 from tests.fabricated_run import fabricate
+from tests.memory_store import MemoryStore
 
 
 def never_give_up(state: RunState, failure: Failure, impact: FailureImpact) -> Decision:

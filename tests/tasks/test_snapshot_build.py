@@ -12,12 +12,12 @@ from model.data.tokenizer import Tokenizer
 from storage.errors import ObjectMissing, StorageError
 from storage.snapshots.data_snapshot import OpenSnapshot, open_snapshot
 from storage.stores.local_store import LocalStore
-from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore, WrittenObject
 from tasks.data.document import InvalidCorpus
 from tasks.data.foreign_tokenizer import parse_tokenizer
 from tasks.data.snapshot_build import build_snapshot, check_block_size
 from tasks.data.snapshot_lookup import SnapshotReference
+from tests.memory_store import MemoryStore
 from tests.tasks.corpus_files import shaped
 from tests.text.shakespeare import TINY_SHAKESPEARE
 

@@ -16,12 +16,12 @@ import pytest
 from model.configuration.data import DataConfig
 from model.data.tokenizer import Tokenizer
 from storage.snapshots.snapshot_manifest import SnapshotManifest
-from storage.stores.memory_store import MemoryStore
 from tasks.data.build_progress import BuildProgress, BuildStage
 from tasks.data.corpus_survey import SeenDigests, TextSample
 from tasks.data.document import Document, InvalidCorpus, make_document, split_of
 from tasks.data.snapshot_build import BuildOptions, build_folder, build_snapshot
 from tasks.data.snapshot_lookup import SnapshotReference
+from tests.memory_store import MemoryStore
 from tests.tasks import killed_build
 from tests.tasks.corpus_files import packed, shaped
 

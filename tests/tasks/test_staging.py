@@ -10,9 +10,9 @@ import torch
 from model.training.train_state import NamedTensor
 from storage.checkpoints.checkpoint import StagedCheckpoint, checkpoint_target
 from storage.errors import StoreRefused, StoreUnavailable
-from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import WrittenObject
 from tasks.trainer.staging import HostCheckpoint, Staging, StagingCallbacks
+from tests.memory_store import MemoryStore
 from tests.storage.builders import RUN, trainer_document
 
 

@@ -15,11 +15,11 @@ from model.configuration.network import ModelConfig
 from model.configuration.training import TrainingConfig
 from model.training.train_state import NamedTensor, TrainState
 from storage.checkpoints.tensor_record import state_sha256
-from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import WrittenObject
 from tasks.trainer.staging_buffer import StagingBuffer
 from tasks.trainer.tensor_exchange import to_record, to_tensors
 from tasks.trainer.training_setup import CheckpointLoad
+from tests.memory_store import MemoryStore
 from tests.tasks.stagings import Stagings, checkpoint
 
 CPU = torch.device("cpu")

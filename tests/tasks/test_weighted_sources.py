@@ -13,13 +13,13 @@ from model.configuration.data import DataConfig
 from model.data.sample_order import SampleOrder
 from storage.snapshots.data_snapshot import OpenSnapshot, open_snapshot
 from storage.stores.document import encode, sha256
-from storage.stores.memory_store import MemoryStore
 from tasks.data.corpus import open_corpus
 from tasks.data.document import InvalidCorpus
 from tasks.data.foreign_tokenizer import parse_tokenizer
 from tasks.data.snapshot_build import BuildOptions, build_snapshot, check_block_size
 from tasks.data.snapshot_lookup import SnapshotReference
 from tasks.data.source_weights import weighted_components
+from tests.memory_store import MemoryStore
 from tests.tasks import killed_build
 from tests.tasks.corpus_files import shaped
 

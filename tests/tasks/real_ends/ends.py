@@ -14,7 +14,6 @@ import pytest
 
 from storage.errors import Fenced, StoreUnavailable
 from storage.stores.local_store import LocalStore
-from storage.stores.memory_store import MemoryStore
 from tasks.attempt.preemption_notice import kubernetes_reason
 from tasks.attempt.watchdog import HangDetector, HeartbeatGap, detecting_hangs
 from tasks.configuration.settings import WatchdogConfig
@@ -22,6 +21,7 @@ from tasks.machine.process_memory import MemoryWatch
 from tasks.policy.failures import Evidence, ExceptionReport
 from tasks.trainer.trainer_process import tail_of
 from tasks.trainer.trainer_protocol import decode_message
+from tests.memory_store import MemoryStore
 from tests.storage.builders import claim, commit, run_log, run_with_commits, stage
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -1,4 +1,4 @@
-"""A store in this process's memory, for tests and dry runs; a lock makes its create exclude, unlike fsspec's own."""
+"""A store in this process's memory, for tests; a lock makes its create exclude, unlike fsspec's own."""
 
 import sys
 import threading
