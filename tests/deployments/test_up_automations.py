@@ -106,6 +106,20 @@ def test_a_run_whose_budget_is_spent_tells_by_the_block_which_run_why_and_what_t
     assert "spent, attempt 1 ended: budget-exhausted" in alert["text"] and "raise budgets.lost.retries" in alert["text"]
 
 
+def test_a_flow_run_that_shows_no_life_is_looked_after_and_left_alone_where_its_process_lives(up: StartedUp) -> None:
+    begin(up, "silent", "-p", ENDLESS)
+    pid, before = pid_of_attempt(up, "silent", 1), len(looks(up))
+    heartbeats = {"filter": {"event": {"name": ["prefect.flow-run.heartbeat"]}}, "limit": 50}
+    wait_until(lambda: bool(up.ask("api/events/filter", heartbeats)["events"]), "a heartbeat", up.output)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        wait_until(lambda: len(looks(up)) > before, "a look", up.output)
+        wait_until(lambda: looks(up)[-1]["state_type"] == "COMPLETED", "the end of the look", up.output)
+        assert len(up.state("silent").attempts) == 1
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
 def test_a_block_that_is_not_there_is_named_before_anything_runs(tmp_path: Path) -> None:
     environment = {**up_environment(tmp_path, free_port()), "ALERT_BLOCK": "slack-webhook/nobody"}
     ended = subprocess.run(
