@@ -123,7 +123,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
 def kill_worker_server_flows_and_trainers(deployed: Deployed) -> None:
     prefect, first, second, third = deployed.prefect, *RUNS
     prefect("work-pool", "create", "cairn", "--type", "process", "--base-job-template", JOB_TEMPLATE)
-    prefect("--no-prompt", "deploy", "--name", "train-gpt", "--prefect-file", "deployments/prefect.yaml")
+    prefect("--no-prompt", "deploy", "--all")
     for run in RUNS:
         given = ("-p", f"config={deployed.config}", "-p", f"run_id={run}")
         prefect("deployment", "run", "train-gpt/train-gpt", *given)
