@@ -1,7 +1,6 @@
 """A Prefect block with the credentials of an S3 store, which a deployment names by one parameter.
 
-Registered by `prefect block register -m flows.orchestrator.store_credentials`. The flow's process takes it into its
-environment, from which its trainers have it; nothing writes it.
+The flow's process takes it into its environment, from which its trainers have it; nothing writes it.
 """
 
 from collections.abc import MutableMapping
