@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.linux, pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.xdist_group("up")]
 # Quick witnesses: test_deployment_forms.py beside this file, tests/flows/test_overview_page.py and test_flow_end.py.
-Take = Callable[[str], None]
+Take = Callable[..., None]
 ENDED = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED", "PAUSED"}
 FAILURES = {"spent, attempt 1": "budget-exhausted", "mistyped": "invalid-configuration", "changed": "config-drift"}
 
@@ -117,10 +117,10 @@ def take(page: "Page", tmp_path: Path) -> Take:
     """Take a screenshot of what is shown."""
     folder = Path(os.environ.get("CAIRN_TEST_PICTURES") or tmp_path)
 
-    def screenshot(name: str) -> None:
+    def screenshot(name: str, *, whole: bool = True) -> None:
         page.evaluate("window.scrollTo(0, 0)")
         page.wait_for_timeout(500)  # charts move into their place
-        picture = Image.open(BytesIO(page.screenshot(full_page=True))).convert("RGB")
+        picture = Image.open(BytesIO(page.screenshot(full_page=whole))).convert("RGB")
         picture.quantize(96).save(folder / f"{name}.png", optimize=True)  # a quarter of the bytes
 
     return screenshot
@@ -262,7 +262,7 @@ def test_a_promotion_is_approved_by_clicking_from_the_page_of_the_run(page: "Pag
     form = press_resume(page)
     form.get_by_role("switch").click()
     form.locator("textarea").first.fill("ann")
-    take("prefect-approval")
+    take("prefect-approval", whole=False)
     press(page, form.get_by_role("button", name="Resume", exact=True), "resume")
     registry = Registry(LocalStore(seen.up.folder / "store"), "approved")
     wait_until(lambda: registry.refresh().champion is not None, "the promotion", seen.up.output)
