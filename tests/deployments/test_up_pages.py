@@ -276,7 +276,12 @@ def test_the_link_of_the_log_opens_the_form_in_the_other_ui(page: "Page", seen: 
     flow_run_id = seen.launch("linked", f"overrides=[{asks}]")
     seen.wait_for_end(flow_run_id)
     rule = {"logs": {"flow_run_id": {"any_": [flow_run_id]}}, "limit": 200}
-    (line,) = [item["message"] for item in seen.up.ask("api/logs/filter", rule) if "waits for" in item["message"]]
-    page.goto(re.findall(r"http://\S+?(?=,)", line)[0], wait_until="domcontentloaded")
+
+    def links() -> list[str]:
+        logged = [item["message"] for item in seen.up.ask("api/logs/filter", rule)]
+        return [re.findall(r"http://\S+?(?=,)", line)[0] for line in logged if "waits for approval" in line]
+
+    wait_until(lambda: bool(links()), "the question in the log", seen.up.output)
+    page.goto(links()[0], wait_until="domcontentloaded")
     page.get_by_role("button", name="Resume").first.click()
     page.get_by_text("May linked point at linked@60?").first.wait_for(state="visible")
