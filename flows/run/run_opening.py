@@ -61,14 +61,14 @@ def open_run(resolved: ResolvedRequest, shutdown: ShutdownSignal, warm: WarmTrai
         opened = _record_opening(log, config, resolved.base_dir, warm)
         config = keep_numerics(config, opened.config)  # another process may have been first
     check_drift(opened.config, config, run_id=log.run_id)
-    manifest = read_manifest(log.store, opened.data_snapshot)
+    manifest = read_manifest(log.store, opened.data_snapshot) if is_new or memory else None
     trainers = _set_up_trainers(log.run_id, config, warm)
     folder, threads = work_folder(os.environ), max(1, trainers.threads // 2)  # training has priority over evaluation
     evaluation = plan_evaluation(config, opened.data_snapshot, folder, threads=threads, faults=trainers.faults)
     cache, flow_run_id = folder / "snapshots", flow_run.get_id()
     # A worker hides what its processes print, so the flow run's log repeats it.
     progress = Progress(config.training.steps, echo=get_run_logger().info)
-    if is_new:
+    if is_new and manifest:
         sizes = manifest.split("train").tokens, manifest.split("val").tokens
         progress.say(describe_split(*sizes, "tokens", manifest.val_fraction))
     if resolved.configuration is None and (ignored := _ignored_words(log.state, evaluation)):
@@ -78,7 +78,7 @@ def open_run(resolved: ResolvedRequest, shutdown: ShutdownSignal, warm: WarmTrai
         config=config,
         flow_run_id=flow_run_id,
         start_over=resolved.request.start_over,
-        micro_batch=choose_micro_batch(config, manifest.vocab_size, memory) if memory else None,
+        micro_batch=choose_micro_batch(config, manifest.vocab_size, memory) if memory and manifest else None,
         evaluation=evaluation,
         origin=DataOrigin(
             snapshot_id=opened.data_snapshot,

@@ -14,7 +14,8 @@ FOLDER = ROOT / "deployments" / "kubernetes"
 MANIFESTS = {
     item["kind"]: item for item in yaml.safe_load_all((FOLDER / "server.yaml").read_text(encoding="utf-8")) if item
 }
-KNOWN = _get_settings_fields(Settings).keys()
+# The key that encrypts blocks is read from the environment and is no setting (prefect.server.utilities.encryption).
+KNOWN = {*_get_settings_fields(Settings), "PREFECT_SERVER_ENCRYPTION_KEY"}
 DEFENCES = {
     "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
     "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": "http://127.0.0.1:4200",
