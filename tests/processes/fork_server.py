@@ -131,7 +131,10 @@ class ForkExec:
         )
         with self._lock:
             socket.send_fds(self._server, [request.encode()], [*streams, *own])
-            return int(self._server.recv(64))
+            answer = int(self._server.recv(64))
+        if answer < 0:
+            raise OSError(-answer, f"the fork server was refused a process: {os.strerror(-answer)}")
+        return answer
 
 
 def receive_request(server: socket.socket) -> tuple[ForkRequest, list[int]] | None:

@@ -7,6 +7,7 @@ children, forked before it has threads.
 
 import ctypes
 import fcntl
+import functools
 import gc
 import importlib
 import os
@@ -52,7 +53,8 @@ _IMPORTS = (
 )
 _STARTERS = ("cairn.cli.command", "tasks.trainer.rank_launcher")
 """The programs that start others of `PROGRAMS`."""
-_process = ctypes.PyDLL(None)  # keeps the interpreter's lock: a released one would stay so in the new process
+_process = ctypes.PyDLL(None, use_errno=True)
+"""Keeps the interpreter's lock in its calls: a released one would stay so in the new process."""
 
 
 def main() -> None:
@@ -62,6 +64,7 @@ def main() -> None:
     gc.freeze()  # a collection would copy every page
     threads = os.listdir("/proc/self/task")
     assert len(threads) == 1, "a process with threads cannot be forked safely"
+    find_thread_id()
     _ignore_signals()
     asked = socket.socket(fileno=int(sys.argv[1]))
     asked.send(b"ready")
@@ -72,12 +75,16 @@ def serve(server: socket.socket) -> ForkRequest:
     """Fork at request; returns in each forked process with what it is to run, and ends this one when nobody asks."""
     while received := receive_request(server):
         request, files = received
-        child = clone_sibling()
-        if child == 0:
-            become(request, files)
-            server.send(str(os.getpid()).encode())
-            server.close()
-            return request
+        try:
+            child = clone_sibling()
+        except OSError as refused:  # whoever asks would wait for ever
+            server.send(str(-(refused.errno or 1)).encode())
+        else:
+            if child == 0:
+                become(request, files)
+                server.send(str(os.getpid()).encode())
+                server.close()
+                return request
         for file in files:
             os.close(file)
     os._exit(0)
@@ -99,25 +106,51 @@ def serve_children() -> None:
 
 
 def clone_sibling() -> int:
-    """Fork a process whose parent is this one's parent; returns its id here and 0 there."""
-    thread_id = _thread_id_field()
+    """Fork a process whose parent is this one's parent; returns its id here and 0 there.
+
+    Raises OSError where the system refuses it.
+    """
+    place = find_thread_id()
     ctypes.pythonapi.PyOS_BeforeFork()
     child = int(_process.syscall(_SYSCALL_CLONE, _CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0))
     if child:
+        refused = ctypes.get_errno()
         ctypes.pythonapi.PyOS_AfterFork_Parent()
+        if child == -1:
+            raise OSError(refused, f"clone: {os.strerror(refused)}")
         return child
-    thread_id.value = os.getpid()  # fork(3) would have told the C library
+    _thread_words()[place] = os.getpid()  # fork(3) would have told the C library
     ctypes.pythonapi.PyOS_AfterFork_Child()
     return 0
 
 
-def _thread_id_field() -> ctypes.c_int:
-    """Return where the C library keeps the id of this thread."""
+@functools.cache
+def find_thread_id() -> int:
+    """Return where the C library keeps the id of this thread, counted in words; all forked processes know it then.
+
+    The id alone does not tell: half of a pointer may have the same value. So a child of fork(3) looks which changed.
+    """
+    before, parent, (reading, writing) = list(_thread_words()), os.getpid(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writing, str(changed_place(before, list(_thread_words()), parent, os.getpid())).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    found = int(os.read(reading, 16))
+    os.close(reading)
+    os.close(writing)
+    return found
+
+
+def changed_place(before: Sequence[int], after: Sequence[int], parent: int, child: int) -> int:
+    """Return the first place whose value was that of the parent and is that of the child."""
+    return next(n for n, pair in enumerate(zip(before, after, strict=True)) if pair == (parent, child))
+
+
+def _thread_words() -> "ctypes.Array[ctypes.c_int]":
+    """Return the beginning of what the C library knows of this thread."""
     _process.pthread_self.restype = ctypes.c_void_p
-    first = _process.pthread_self()
-    words = (ctypes.c_int * (_THREAD_BYTES // 4)).from_address(first)
-    place = next(number for number, word in enumerate(words) if word == os.getpid())
-    return ctypes.c_int.from_address(first + 4 * place)
+    return (ctypes.c_int * (_THREAD_BYTES // 4)).from_address(_process.pthread_self())
 
 
 def become(request: ForkRequest, files: list[int]) -> None:

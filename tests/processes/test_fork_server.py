@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 
 from tests.processes.fork_server import fork_server
+from tests.processes.forking import changed_place
 from tests.processes.stacks import stacks_of
 from tests.processes.waiting import wait_until
 
@@ -57,3 +58,15 @@ def test_a_process_that_waits_says_in_which_line_it_stands() -> None:
     wait_until(lambda: "trainer.py" in stacks_of(child.pid), "its stacks")
     child.kill()
     child.communicate()
+
+
+def test_half_of_a_pointer_that_looks_like_the_process_id_is_not_taken_for_it() -> None:
+    pid, child, pointer = 0x7F02, 0x7F0E, 0x7F02_7906_BB80
+    halves = [pointer & 0xFFFFFFFF, pointer >> 32]
+    assert changed_place([*halves, 3, pid, pid], [*halves, 3, child, pid], pid, child) == 3
+
+
+def test_the_process_id_that_the_c_library_keeps_is_found() -> None:
+    found = "from tests.processes.forking import find_thread_id, _thread_words; import os; "
+    code = f"{found}print(_thread_words()[find_thread_id()] == os.getpid())"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"True\n"
