@@ -1,4 +1,5 @@
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -23,24 +24,39 @@ from tests.commands import Cairn
 from tests.fabricated_run import FabricatedRun
 
 BLOCK = 64
+PLAIN = DataConfig(sources=("*.txt",), tokenizer="bytes", val_fraction=0.3, split="documents")
+WEIGHTED = DataConfig(sources=("0*.txt", "1*.txt", "2*.txt"), weights=(1, 2, 5), tokenizer="bytes", val_fraction=0.3)
 LISTS_LOADED = "import sys, cairn.cli.command as c; c.run_command(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
 
 
-@pytest.fixture
-def corpus(tmp_path: Path) -> Path:
-    """Files of several blank-line-separated and whole documents, some with letters of several bytes."""
-    folder = tmp_path / "corpus"
-    folder.mkdir()
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files of one document each, some with letters of several bytes; nobody changes them."""
+    folder = tmp_path_factory.mktemp("corpus")
     for number in range(40):
         lines = (f"Zeile {number}.{line}: für Ünïcode und alles übrige." for line in range(number % 7 + 1))
         (folder / f"{number:02d}.txt").write_text("\n".join(lines), encoding="utf-8")
     return folder
 
 
+@pytest.fixture(scope="module")
+def built(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """A store with the snapshots of the tests, each built once."""
+    folder = tmp_path_factory.mktemp("built")
+    configs = {"plain": PLAIN, "weighted": WEIGHTED}
+    return folder, {
+        name: build_snapshot(LocalStore(folder / name), config, corpus).snapshot_id for name, config in configs.items()
+    }
+
+
 @pytest.fixture
-def snapshot_id(store: LocalStore, corpus: Path) -> str:
-    config = DataConfig(sources=("*.txt",), tokenizer="bytes", val_fraction=0.3, split="documents")
-    return build_snapshot(store, config, corpus).snapshot_id
+def snapshot_id(store: LocalStore, built: tuple[Path, dict[str, str]]) -> str:
+    return copied("plain", built, store)
+
+
+def copied(name: str, built: tuple[Path, dict[str, str]], store: LocalStore) -> str:
+    shutil.copytree(built[0] / name, store.url.removeprefix("file://"), dirs_exist_ok=True)
+    return built[1][name]
 
 
 def look(store: LocalStore, snapshot_id: str, tmp_path: Path, **choice: Any) -> DataSummary:
@@ -137,13 +153,10 @@ def test_a_run_names_its_snapshot_and_its_window_size(bard: FabricatedRun, store
     assert (found.snapshot_id, found.run_id, found.block_size) == ("d" * 64, "bard", 8)
 
 
-WEIGHTED = DataConfig(sources=("0*.txt", "1*.txt", "2*.txt"), weights=(1, 2, 5), tokenizer="bytes", val_fraction=0.3)
-
-
 @pytest.fixture
-def weighted_run(store: LocalStore, corpus: Path) -> str:
+def weighted_run(store: LocalStore, built: tuple[Path, dict[str, str]]) -> str:
     """A run whose sources are mixed by weight, opened and no more."""
-    snapshot_id = build_snapshot(store, WEIGHTED, corpus).snapshot_id
+    snapshot_id = copied("weighted", built, store)
     body = RunOpened(
         run_id="mixed",
         model_family="gpt2-tiny",
