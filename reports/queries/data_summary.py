@@ -3,6 +3,7 @@
 Reads the manifest and the parts of index and shards that it shows; each is verified first.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -15,7 +16,7 @@ from model.data.tokenizer import Tokenizer
 from reports.errors import RunNotFound
 from reports.queries.run_lookup import find_run
 from storage.snapshots.data_snapshot import DOCUMENTS, TOKENIZER, SnapshotFiles, list_snapshots
-from storage.snapshots.document_index import SPLITS, SplitName, documents_between
+from storage.snapshots.document_index import SPLITS, DocumentPlace, SplitName, TokenSpan, documents_between
 from storage.snapshots.snapshot_manifest import SnapshotManifest, SnapshotSource
 from storage.snapshots.token_shard import slices_between
 from storage.stores.document import project
@@ -212,9 +213,13 @@ def _summarize_windows(
 ) -> tuple[WindowSummary, ...]:
     tokenizer = parse_tokenizer(files.path(TOKENIZER).read_text(encoding="utf-8"))
     is_weighted = found.data is None or bool(found.data.weights)
+    chosen = _choose_windows(files.manifest, choice, block_size)
+    spans = [
+        TokenSpan(split=split, start=window * block_size, stop=(window + 1) * block_size) for split, window in chosen
+    ]
     return tuple(
-        _summarize_window(files, tokenizer, split, window, block_size, is_weighted=is_weighted)
-        for split, window in _choose_windows(files.manifest, choice, block_size)
+        _summarize_window(files, tokenizer, span, documents, is_weighted=is_weighted)
+        for span, documents in zip(spans, documents_between(files.path(DOCUMENTS), spans), strict=True)
     )
 
 
@@ -232,15 +237,19 @@ def _choose_windows(manifest: SnapshotManifest, choice: WindowChoice, block_size
 
 
 def _summarize_window(
-    files: SnapshotFiles, tokenizer: Tokenizer, split: SplitName, window: int, block_size: int, *, is_weighted: bool
+    files: SnapshotFiles,
+    tokenizer: Tokenizer,
+    span: TokenSpan,
+    documents: Sequence[DocumentPlace],
+    *,
+    is_weighted: bool,
 ) -> WindowSummary:
-    first = window * block_size
-    documents = documents_between(files.path(DOCUMENTS), split, first, first + block_size)
-    groups = _groups_between(files.manifest, split, first, first + block_size + 1)
-    tokens = np.concatenate(list(slices_between(files.shards(split), first, first + block_size)))
+    first, split = span.start, span.split
+    groups = _groups_between(files.manifest, split, first, span.stop + 1)
+    tokens = np.concatenate(list(slices_between(files.shards(split), first, span.stop)))
     return WindowSummary(
         split=split,
-        window=window,
+        window=first // (span.stop - first),
         first_token=first,
         text=tokenizer.decode(tokens.tolist()),
         documents=tuple(

@@ -3,8 +3,8 @@
 Written and read by row groups, in bounded memory. The key-value metadata holds the tokens before each row group.
 """
 
-from bisect import bisect_right
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
@@ -131,33 +131,61 @@ class DocumentPlace:
     first_token: int
 
 
-def documents_between(path: Path, split: SplitName, start: int, stop: int) -> Iterator[DocumentPlace]:
-    """Yield the documents of tokens [start, stop) of a split in order; reads only their row groups.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenSpan:
+    """The tokens [start, stop) of a split."""
+
+    split: SplitName
+    start: int
+    stop: int
+
+
+def documents_between(path: Path, spans: Sequence[TokenSpan]) -> tuple[tuple[DocumentPlace, ...], ...]:
+    """Return the documents of each span in order; reads only their row groups, all by one process.
 
     Raises IntegrityError if the file is not a document index.
     """
+    found: list[list[DocumentPlace]] = [[] for _ in spans]
     try:
         with parquet.ParquetFile(path, thrift_container_size_limit=_MOST_GROUPS) as index:
-            group, position = _first_group(index, split, start)
-        with path.open("rb") as file, closing(read_parquet(file, _DOCUMENT_SCHEMA.names, first_group=group)) as batches:
-            for batch in islice(batches, 1, None):
-                if position >= stop:
-                    break
-                rows = pa.Table.from_batches([batch]).cast(_DOCUMENT_SCHEMA)
-                is_wanted = compute.equal(rows["split"], split).to_numpy()
-                sizes = np.where(is_wanted, rows["tokens"].to_numpy(), 0)
-                ends = position + np.cumsum(sizes)
-                wanted = np.flatnonzero((sizes > 0) & (ends > start) & (ends - sizes < stop))
-                for row, end in zip(rows.take(wanted).to_pylist(), ends[wanted].tolist(), strict=True):
-                    yield DocumentPlace(row=DocumentRow(**row), first_token=end - row["tokens"])
-                position += int(sizes.sum())
-    except (pa.ArrowException, OSError, TypeError, ValueError, KeyError, IntegrityError) as error:
+            starts = _token_starts(index)
+            groups = sorted({group for span in spans for group in _groups_of(span, starts)})
+            rows = {group: index.metadata.row_group(group).num_rows for group in groups}
+        with path.open("rb") as file, closing(read_parquet(file, _DOCUMENT_SCHEMA.names, groups=groups)) as batches:
+            unread = islice(batches if groups else (), 1, None)
+            for group in groups:
+                position = dict(zip(SPLITS, starts[group], strict=True))
+                while rows[group] > 0:
+                    table = pa.Table.from_batches([next(unread)]).cast(_DOCUMENT_SCHEMA)
+                    rows[group] -= table.num_rows
+                    _find_places(table, position, spans, found)
+    except (pa.ArrowException, OSError, TypeError, ValueError, LookupError, StopIteration, IntegrityError) as error:
         raise IntegrityError(f"{path}: not a readable document index: {error}") from error
+    return tuple(map(tuple, found))
 
 
-def _first_group(index: parquet.ParquetFile, split: SplitName, token: int) -> tuple[int, int]:
-    """Return the row group that holds the token, and the token it begins at."""
+def _find_places(
+    rows: pa.Table, position: dict[SplitName, int], spans: Sequence[TokenSpan], found: list[list[DocumentPlace]]
+) -> None:
+    """Add the rows of each span to what was found, and move the position of each split behind them."""
+    for split in SPLITS:
+        sizes = np.where(compute.equal(rows["split"], split).to_numpy(), rows["tokens"].to_numpy(), 0)
+        ends = position[split] + np.cumsum(sizes)
+        for span, places in zip(spans, found, strict=True):
+            if span.split == split:
+                wanted = np.flatnonzero((sizes > 0) & (ends > span.start) & (ends - sizes < span.stop))
+                for row, end in zip(rows.take(wanted).to_pylist(), ends[wanted].tolist(), strict=True):
+                    places.append(DocumentPlace(row=DocumentRow(**row), first_token=end - row["tokens"]))
+        position[split] += int(sizes.sum())
+
+
+def _token_starts(index: parquet.ParquetFile) -> list[tuple[int, int]]:
+    """Return the tokens of each split before each row group."""
     listed = (index.metadata.metadata or {})[STARTS.encode()]
-    starts = [start[SPLITS.index(split)] for start in msgspec.json.decode(listed, type=list[tuple[int, int]])]
-    group = max(0, bisect_right(starts, token) - 1)
-    return group, starts[group] if starts else 0
+    return msgspec.json.decode(listed, type=list[tuple[int, int]])
+
+
+def _groups_of(span: TokenSpan, starts: Sequence[tuple[int, int]]) -> range:
+    """Return the row groups that hold the tokens."""
+    begins = [start[SPLITS.index(span.split)] for start in starts]
+    return range(max(0, bisect_right(begins, span.start) - 1), bisect_left(begins, span.stop))

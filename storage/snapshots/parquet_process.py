@@ -29,15 +29,16 @@ def most_bytes(stored_bytes: int) -> int:
 
 
 def read_parquet(
-    file: IO[bytes], columns: Sequence[str], *, first_group: int = 0
+    file: IO[bytes], columns: Sequence[str], *, groups: Sequence[int] | None = None
 ) -> Generator[pa.RecordBatch, None, None]:
     """Yield an empty batch, whose schema has the columns that the file has and in `ROWS` its rows; then the rows.
 
-    Text is large_binary. `file` is open at its start, with a descriptor. Raises IntegrityError if it cannot be read.
+    Only those of the row groups given, if any are; no batch has rows of two. Text is large_binary. `file` is open at
+    its start, with a descriptor. Raises IntegrityError if it cannot be read.
     """
     is_whole = False
     with (
-        bounded_process(__name__, list(columns), first_group, file=file, remedy=_REMEDY) as stream,
+        bounded_process(__name__, list(columns), groups and list(groups), file=file, remedy=_REMEDY) as stream,
         suppress(pa.ArrowException),  # the child has died
         pa.ipc.open_stream(stream) as batches,
     ):
@@ -47,25 +48,25 @@ def read_parquet(
         raise IntegrityError("it ended in the middle")
 
 
-def run(columns: list[str], first_group: int) -> None:
+def run(columns: list[str], groups: list[int] | None) -> None:
     """Write the Parquet file on stdin to stdout as an Arrow stream."""
     try:
         with open(0, "rb") as file, open(1, "wb") as sink, parquet.ParquetFile(file) as table:
-            _copy(table, columns, first_group, os.fstat(file.fileno()).st_size, sink)
+            _copy(table, columns, groups, os.fstat(file.fileno()).st_size, sink)
     except MemoryError:
         raise
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
         sys.exit(" ".join(str(error).split()))
 
 
-def _copy(table: Any, columns: list[str], first_group: int, size_bytes: int, sink: IO[bytes]) -> None:
+def _copy(table: Any, columns: list[str], wanted: list[int] | None, size_bytes: int, sink: IO[bytes]) -> None:
     rows, found = table.metadata.num_rows, table.schema_arrow
     if rows > _LEAST_ROWS + size_bytes:
         raise ValueError(f"it says that it has {rows:,} rows in {size_bytes:,} bytes; rule: at least a byte a row")
     fields = [found.field(name) for name in columns if found.get_field_index(name) >= 0]
     fields = [field.with_type(pa.large_binary()) if _holds_text(field.type) else field for field in fields]
     schema, written = pa.schema(fields, metadata={ROWS: str(rows)}), 0
-    groups = range(first_group, table.num_row_groups if fields else 0)
+    groups = (wanted or range(table.num_row_groups)) if fields else ()
     _check_growth(sum(_text_bytes(table.metadata.row_group(group), schema.names) for group in groups), size_bytes)
     with pa.ipc.new_stream(sink, schema) as writer:
         writer.write_batch(pa.RecordBatch.from_pylist([], schema=schema))

@@ -15,7 +15,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from storage.errors import IntegrityError
-from storage.snapshots.document_index import STARTS, DocumentIndexWriter, DocumentRow, documents_between
+from storage.snapshots.document_index import STARTS, DocumentIndexWriter, DocumentRow, TokenSpan, documents_between
 from storage.snapshots.parquet_process import read_parquet
 from storage.snapshots.token_shard import ShardSchema, map_shard
 from tasks.data.corpus import open_corpus
@@ -120,7 +120,7 @@ def test_a_document_index_in_a_hostile_store_is_refused(tmp_path: Path) -> None:
     assert path.stat().st_size < 100_000
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(IntegrityError, match=r"documents\.parquet: .*rule:"):
-        list(documents_between(path, "train", 0, 10))
+        documents_between(path, [TokenSpan(split="train", start=0, stop=10)])
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000, "memory of this process, in kB"
 
 

@@ -5,6 +5,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from storage.errors import IntegrityError
+from storage.snapshots import document_index
 from storage.snapshots.document_index import (
     SPLITS,
     DocumentIndexWriter,
@@ -12,9 +13,11 @@ from storage.snapshots.document_index import (
     DocumentRow,
     RejectedRow,
     SplitName,
+    TokenSpan,
     documents_between,
     write_rejected,
 )
+from storage.snapshots.parquet_process import read_parquet
 
 
 def row(number: int, *, split: str = "train") -> DocumentRow:
@@ -79,25 +82,45 @@ def places(split: str) -> list[DocumentPlace]:
     return found
 
 
+def between(path: Path, split: SplitName, start: int, stop: int) -> list[DocumentPlace]:
+    (found,) = documents_between(path, [TokenSpan(split=split, start=start, stop=stop)])
+    return list(found)
+
+
+def test_many_ranges_of_both_splits_are_found_by_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, calls = write(tmp_path / "index"), []
+    monkeypatch.setattr(document_index, "read_parquet", lambda *a, **k: calls.append(k) or read_parquet(*a, **k))
+    wanted = [place for split in SPLITS for place in (places(split)[0], places(split)[-1])]
+    spans = [
+        TokenSpan(split=place.row.split, start=place.first_token, stop=place.first_token + 1)  # type: ignore[arg-type]
+        for place in reversed(wanted)
+    ]
+    assert documents_between(path, spans) == tuple((place,) for place in reversed(wanted)) and len(calls) == 1
+    assert len(calls[0]["groups"]) < parquet.ParquetFile(path).num_row_groups, "those between them are not read"
+
+
 @pytest.mark.parametrize("split", SPLITS)
 def test_the_first_and_the_last_token_lead_back_to_their_document(tmp_path: Path, split: SplitName) -> None:
-    path = write(tmp_path / "index")
-    for place in places(split)[1::7]:
-        for token in (place.first_token, place.first_token + place.row.tokens - 1):
-            assert list(documents_between(path, split, token, token + 1)) == [place]
+    asked = [
+        (place, token)
+        for place in places(split)[1::7]
+        for token in (place.first_token, place.first_token + place.row.tokens - 1)
+    ]
+    spans = [TokenSpan(split=split, start=token, stop=token + 1) for _, token in asked]
+    assert documents_between(write(tmp_path / "index"), spans) == tuple((place,) for place, _ in asked)
 
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_a_range_of_tokens_leads_back_to_all_its_documents(tmp_path: Path, split: SplitName) -> None:
     path, all_places = write(tmp_path / "index"), places(split)
-    assert list(documents_between(path, split, 0, 10**9)) == all_places
+    assert between(path, split, 0, 10**9) == all_places
     middle = all_places[1:-1]
     end = middle[-1].first_token + middle[-1].row.tokens
-    assert list(documents_between(path, split, middle[0].first_token, end)) == middle
+    assert between(path, split, middle[0].first_token, end) == middle
 
 
 def test_tokens_beyond_the_end_belong_to_no_document(tmp_path: Path) -> None:
-    assert list(documents_between(write(tmp_path / "index"), "val", 10**6, 10**6 + 1)) == []
+    assert between(write(tmp_path / "index"), "val", 10**6, 10**6 + 1) == []
 
 
 def test_only_the_row_groups_that_hold_the_tokens_are_read(tmp_path: Path) -> None:
@@ -106,10 +129,10 @@ def test_only_the_row_groups_that_hold_the_tokens_are_read(tmp_path: Path) -> No
     with path.open("r+b") as damaged:
         damaged.seek(4)
         damaged.write(bytes(begin - 4))  # the five row groups before it
-    assert list(documents_between(path, "train", last.first_token, last.first_token + 1)) == [last]
+    assert between(path, "train", last.first_token, last.first_token + 1) == [last]
 
 
 def test_another_file_is_no_index(tmp_path: Path) -> None:
     (tmp_path / "index").write_bytes(b"PAR1")
     with pytest.raises(IntegrityError, match="index: not a readable document index"):
-        list(documents_between(tmp_path / "index", "train", 0, 1))
+        between(tmp_path / "index", "train", 0, 1)

@@ -7,7 +7,7 @@ import pytest
 from model.data.token_windows import TokenWindows
 from model.data.tokenizer import Tokenizer
 from storage.snapshots.data_snapshot import DOCUMENTS, SnapshotFiles, open_snapshot
-from storage.snapshots.document_index import DocumentRow, documents_between
+from storage.snapshots.document_index import DocumentRow, TokenSpan, documents_between
 from storage.snapshots.token_file import TokenFileFormat
 from storage.stores.local_store import LocalStore
 from tasks.data.document import InvalidCorpus
@@ -52,7 +52,8 @@ def opened(store: LocalStore, files: TokenFiles, tmp_path: Path, tokenizer: Toke
 
 
 def train_documents(snapshot: SnapshotFiles) -> list[DocumentRow]:
-    return [place.row for place in documents_between(snapshot.path(DOCUMENTS), "train", 0, 10**9)]
+    (found,) = documents_between(snapshot.path(DOCUMENTS), [TokenSpan(split="train", start=0, stop=10**9)])
+    return [place.row for place in found]
 
 
 def test_nanogpts_files_come_back_byte_for_byte(store: LocalStore, files: TokenFiles, tmp_path: Path) -> None:
