@@ -91,8 +91,13 @@ def test_an_audit_tells_a_hole_from_an_answer_that_it_did_not_get(report: object
     assert found[0] == code and words in found[1]
 
 
-def test_an_image_can_be_named_by_its_digest() -> None:
+def test_the_images_that_are_not_prefects_or_ours_are_named_by_digest() -> None:
     text = (ROOT / "deployments" / "Containerfile").read_text(encoding="utf-8")
     assert re.findall(r"^FROM (\S+)$", text, re.MULTILINE) == ["${PYTHON_IMAGE}"]
+    named = re.findall(r"^ARG PYTHON_IMAGE=(\S+)$", text, re.MULTILINE)
+    for manifest in (ROOT / "deployments" / "kubernetes").glob("*.yaml"):
+        named += re.findall(r"^\s+image: (\S+)", manifest.read_text(encoding="utf-8"), re.MULTILINE)
+    others = [image for image in named if not image.startswith(("cairn:", "prefecthq/prefect:3.8.8-"))]
+    assert len(others) == 2 and all(re.search(r"@sha256:[0-9a-f]{64}$", image) for image in others)
     packages = {line.split()[1] for line in text.splitlines() if line.startswith("COPY ")}
     assert {"cairn", "flows", "reports", "tasks", "model", "storage"} <= packages
