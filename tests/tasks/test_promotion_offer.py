@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from multiprocessing.synchronize import Barrier
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -117,9 +117,10 @@ def test_of_many_threads_the_best_ends_as_champion_and_every_promotion_was_bette
     assert held == {body.manifest_sha256 for body in taken}, "what a rollback reaches is held, what was refused is not"
 
 
-def offer_in_a_process(folder: Path, step: int, barrier: Barrier) -> None:
+def offer_in_a_process(folder: Path, step: int, starter: "Connection[str, str]") -> None:
     store = LocalStore(folder)
-    barrier.wait(240)
+    starter.send("ready")
+    assert starter.recv() == "go"
     offered(store, step)
 
 
@@ -127,12 +128,16 @@ def test_of_two_processes_at_once_one_wins_and_the_other_is_judged_against_it(tm
     store = LocalStore(tmp_path / "store")
     measured(store, step_10=2.0, step_20=2.0)
     context = multiprocessing.get_context("spawn")
-    barrier = context.Barrier(2)
+    pipes = [context.Pipe() for _ in range(2)]  # a barrier would need a shared memory that anybody may write to
     processes = [
-        context.Process(target=offer_in_a_process, args=(tmp_path / "store", step, barrier)) for step in (10, 20)
+        context.Process(target=offer_in_a_process, args=(tmp_path / "store", step, theirs))
+        for step, (_, theirs) in zip((10, 20), pipes, strict=True)
     ]
     for process in processes:
         process.start()
+    assert [ours.recv() for ours, _ in pipes] == ["ready", "ready"]
+    for ours, _ in pipes:
+        ours.send("go")
     for process in processes:
         process.join(240)
     assert [process.exitcode for process in processes] == [0, 0]
