@@ -73,21 +73,19 @@ def test_what_is_set_is_the_forks_own(parent: WritingRun) -> None:
     assert state.opened is not None and state.opened.total_steps == 70
 
 
-@pytest.mark.parametrize(
-    ("override", "words"),
-    [
-        ("model.n_layer=2", "model.n_layer = 2: the checkpoint's state has another shape; rule: "),
-        ("training.precision=bf16", "training.precision = 'bf16': "),
-        ("data.tokenizer=bpe:300", "data.tokenizer = 'bpe:300': "),
-        ("training.steps=10", "training.steps = 10: the checkpoint is of step 10 already; rule: "),
-        ("data.val_fraction=0.3", "data.val_fraction: other tokens need the text"),
-        ("training.nothing=1", "training.nothing"),
-    ],
-)
-def test_what_the_state_cannot_go_on_with_is_refused_and_nothing_is_opened(
-    parent: WritingRun, override: str, words: str
-) -> None:
-    assert words in refusal(parent, override)
+REFUSED = {
+    "model.n_layer=2": "model.n_layer = 2: the checkpoint's state has another shape; rule: ",
+    "training.precision=bf16": "training.precision = 'bf16': ",
+    "data.tokenizer=bpe:300": "data.tokenizer = 'bpe:300': ",
+    "training.steps=10": "training.steps = 10: the checkpoint is of step 10 already; rule: ",
+    "data.val_fraction=0.3": "data.val_fraction: other tokens need the text",
+    "training.nothing=1": "training.nothing",
+}
+
+
+def test_what_the_state_cannot_go_on_with_is_refused_and_nothing_is_opened(parent: WritingRun) -> None:
+    said = {override: refusal(parent, override) for override in REFUSED}
+    assert [override for override, words in REFUSED.items() if words not in said[override]] == []
 
 
 def test_a_run_that_exists_is_not_forked_over(parent: WritingRun) -> None:
