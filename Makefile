@@ -127,9 +127,9 @@ lock: $(STAMP)  ## write constraints/ from pyproject.toml and constraints.txt, w
 audit: $(STAMP)  ## known holes in the packages of constraints/; says whether it found some (Error 1) or could not ask (Error 3)
 	@$(BIN)/python constraints/audit.py
 
-docs: $(STAMP)  ## write docs/reference/configuration.md from the configuration's fields
-	@mkdir -p docs/reference
+docs: $(STAMP)  ## write docs/reference/ from the code: configuration, commands, JSON, log entries, SQL tables
 	@PYTHONPATH=. $(BIN)/python -m tasks.configuration.reference_page > docs/reference/configuration.md
+	@PYTHONPATH=. $(BIN)/python -m docs.reference_pages docs/reference
 
 format: $(STAMP)  ## let ruff put the code in shape
 	@$(BIN)/ruff check --fix .

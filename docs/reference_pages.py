@@ -1,0 +1,129 @@
+"""The pages of docs/reference on commands, JSON, log entries and SQL; `make docs` writes them."""
+
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
+from enum import EnumType
+from inspect import getdoc
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any, get_args, get_origin, get_type_hints
+
+from cairn.cli.app import EXAMPLES
+from cairn.cli.command import app
+from reports.queries.run_tables import ROWS, columns
+from storage.logs.log_entry import Entry
+from storage.logs.registry import MODEL_KINDS
+from storage.logs.run_entries import RUN_KINDS
+
+RECORDS: Mapping[str, str] = {
+    "train": "reports.queries.run_status:RunStatus",
+    "train --dry-run": "flows.preparation.training_plan:TrainingPlan",
+    "fork": "cairn.operations.run_fork:Fork",
+    "config": "tasks.configuration.key_reference:ConfigurationKey*",
+    "watch": "flows.watching.run_watcher:WatchRow*",
+    "runs": "reports.queries.run_status:RunSummary*",
+    "status": "reports.queries.run_status:RunStatus",
+    "explain": "reports.explain.post_mortem:PostMortem",
+    "report": "reports.pages.run_report:RunReport",
+    "attempts": "reports.queries.receipts:Receipt*",
+    "checkpoints": "reports.queries.checkpoints:CheckpointSummary*",
+    "evaluations": "reports.queries.evaluations:EvaluationSummary*",
+    "log": "storage.logs.log_entry:Entry*",
+    "plot": "reports.plots.run_plot:WrittenPlot",
+    "diagnose": "reports.queries.run_diagnosis:Diagnosis",
+    "simulate": "reports.queries.run_simulation:SimulationSummary",
+    "models": "reports.queries.alias_history:AliasPromotion*",
+    "models --history": "reports.queries.alias_history:AliasDecision*",
+    "sample": "cairn.operations.text_sampling:Sample",
+    "evaluate": "reports.queries.comparison:EvaluationComparison",
+    "promote": "reports.queries.alias_history:AliasPromotion",
+    "rollback": "reports.queries.alias_history:AliasPromotion",
+    "export": "cairn.operations.model_export:ExportedModel",
+    "data": "reports.queries.data_summary:DataSummary",
+    "import-tokens": "cairn.operations.token_files:ImportView",
+    "export-tokens": "cairn.operations.token_files:ExportedFile*",
+    "verify": "cairn.operations.run_verification:Verification",
+    "replay": "cairn.operations.run_replay:Replay",
+    "sweep": "storage.checkpoints.sweep:SweepReport",
+    "doctor": "cairn.operations.machine_check:Check*",
+    "completion": "cairn.cli.machine_commands:CompletionView",
+}
+"""The record that each command but `sql` prints with `--json`; a star stands for a list of them."""
+_WORDS = {"str": "text", "int": "integer", "float": "number", "bool": "boolean", "datetime": "time", "NoneType": "null"}
+_HEAD = "# {}\n\n`make docs` writes this page from the code.\n"
+_COMMANDS_HEAD = """\
+The store is `--store`, else `CAIRN_STORE`, else the configuration's, else `./cairn-store`. REFERENCE is an alias
+such as `champion`, `RUN` (its newest committed checkpoint), or `RUN@STEP`.
+
+Exit codes: 0 done · 1 error · 2 usage or invalid input · 3 gate refused · 4 budget exhausted · 5 integrity · 6 config
+drift · 7 live owner elsewhere · 75 preempted, or refused by the store, resumable · 130 interrupted, resumable.
+"""
+
+
+def reference_pages() -> Mapping[str, str]:
+    """Return the text of each page by its file name."""
+    printed = {f"cairn {line}": _record(name) for line, name in RECORDS.items()}
+    entries = {"every entry": Entry, **RUN_KINDS, **MODEL_KINDS}
+    pages = {"commands": _commands(), "json": _records("JSON", printed), "log": _records("Log entries", entries)}
+    return {f"{name}.md": "\n".join([*lines, ""]) for name, lines in {**pages, "sql": _tables()}.items()}
+
+
+def _record(name: str) -> Any:
+    found = resolve_name(name.removesuffix("*"))
+    return tuple[found, ...] if name.endswith("*") else found
+
+
+def _commands() -> Iterator[str]:
+    yield _HEAD.format("Commands")
+    yield _COMMANDS_HEAD
+    text = re.sub(r" -m [\w.]+", "", app.generate_docs(usage_name="cairn"))  # cyclopts adds how Python was started
+    for section in text.split("\n## cairn ")[1:]:
+        examples = (f"    {line}" for line in EXAMPLES[section.split()[0]])
+        yield from (f"## cairn {section.rstrip()}", "", "Examples:", "", *examples, "")
+
+
+def _tables() -> Iterator[str]:
+    yield _HEAD.format("SQL tables")
+    for table in ROWS:
+        rows = (f"| `{column.name}` | {column.type} |" for column in columns(table))
+        yield from (f"## {table}", "", "| column | type |\n|---|---|", *rows, "")
+
+
+def _records(title: str, named: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a table of what is named, then a section for each of these records and for those that their fields hold."""
+    yield _HEAD.format(title) + "\n| | record |\n|---|---|"
+    yield from (f"| `{name}` | {_type_words(hint)} |" for name, hint in named.items())
+    waiting, seen = [part for hint in named.values() for part in _parts(hint)], set[type]()
+    while waiting:
+        if (record := waiting.pop(0)) not in seen and is_dataclass(record):
+            seen.add(record)
+            hints = get_type_hints(record)
+            rows = (f"| `{name}` | {_type_words(hint)} |" for name, hint in hints.items())
+            yield from ("", f"## {record.__name__}", "", getdoc(record) or "", "", "| field | type |\n|---|---|", *rows)
+            waiting += (part for hint in hints.values() for part in _parts(hint))
+
+
+def _parts(hint: Any) -> Iterator[Any]:
+    yield hint
+    for part in get_args(hint):
+        yield from _parts(part)
+
+
+def _type_words(hint: Any) -> str:
+    parts, origin = [_type_words(part) for part in get_args(hint) if part is not ...], get_origin(hint)
+    if is_dataclass(hint):
+        return f"[{hint.__name__}](#{hint.__name__.lower()})"
+    if isinstance(hint, EnumType):
+        return " or ".join(f'"{member.value}"' for member in hint)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return f"object of {parts[-1]}"
+    if origin is tuple:
+        return f"list of {parts[0]}"
+    return " or ".join(parts) or _WORDS.get(hint.__name__, "any value")
+
+
+if __name__ == "__main__":
+    for page, text in reference_pages().items():
+        Path(sys.argv[1], page).write_text(text, encoding="utf-8")

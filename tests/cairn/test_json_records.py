@@ -1,0 +1,26 @@
+"""The page docs/reference/json.md names the record that each command prints: here for those that read a run."""
+
+import json
+from dataclasses import fields
+from pkgutil import resolve_name
+
+import pytest
+
+from docs.reference_pages import RECORDS
+from tests.commands import Cairn
+from tests.fabricated_run import FabricatedRun
+
+OF_A_RUN = ("status", "explain", "report", "attempts", "checkpoints", "evaluations", "log", "diagnose", "sweep")
+LINES = {line: line.split() for line in ("runs", "models", "models --history", "config", "simulate")}
+
+
+@pytest.mark.parametrize("line", [*LINES, *OF_A_RUN])
+def test_a_command_prints_the_fields_of_the_record_that_the_page_names(
+    bard: FabricatedRun, cairn: Cairn, line: str
+) -> None:
+    name = RECORDS[line]
+    record = resolve_name(name.removesuffix("*"))
+    ended = cairn(*LINES.get(line, [line, "bard"]), "--json")
+    printed = json.loads(ended.out)
+    assert isinstance(printed, list) == name.endswith("*"), ended.err
+    assert set(printed[0] if name.endswith("*") else printed) == {field.name for field in fields(record)}
