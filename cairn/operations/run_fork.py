@@ -21,9 +21,8 @@ from storage.snapshots.data_snapshot import TOKENIZER, read_manifest
 from storage.snapshots.snapshot_manifest import SnapshotManifest
 from storage.stores.object_store import ObjectStore
 from tasks.configuration.configuration_source import parse_configuration
-from tasks.configuration.flat_document import flatten
 from tasks.configuration.run_configuration import RunConfig
-from tasks.configuration.stored_configuration import keep_numerics
+from tasks.configuration.stored_configuration import differing_keys, keep_numerics
 from tasks.data.snapshot_build import build_snapshot, check_block_size
 from tasks.errors import InvalidConfiguration
 from tasks.machine.placement import code_version, this_placement
@@ -62,7 +61,7 @@ def fork_run(
     if record is None:
         raise IntegrityError(f"{found.reference.prefix} is no longer there; fork another step")
     before, config = _configure(found, overrides, environment)
-    changed = _changes(before, config)
+    changed = {key: now for key, (_, now) in differing_keys(before.frozen(), config.frozen()).items()}
     _require_state_fits({key: value for key, value in changed.items() if not _is_given(key, config)})
     if config.training.steps <= record.committed.step:
         raise InvalidConfiguration(
@@ -102,11 +101,6 @@ def _configure(
         document["data"] = {}  # a snapshot was made with its own
     wanted = parse_configuration(document, overrides=overrides, environment=environment, name=name)
     return before, keep_numerics(wanted, found.opened.config)
-
-
-def _changes(before: RunConfig, config: RunConfig) -> dict[str, Any]:
-    then, now = flatten(before.frozen()), flatten(config.frozen())
-    return {key: now.get(key) for key in sorted(then.keys() | now.keys()) if then.get(key) != now.get(key)}
 
 
 def _require_state_fits(changed: Mapping[str, Any]) -> None:

@@ -46,13 +46,21 @@ def keep_numerics(config: RunConfig, opened: Mapping[str, Any]) -> RunConfig:
     return config.with_mode(precision=training.precision, kernels=training.kernels, threads=training.threads)
 
 
+def differing_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return the keys that two documents do not agree on, in order, with both values; one that lacks it is absent."""
+    first, second = flatten(before), flatten(now)
+    return {
+        key: (first.get(key, "(absent)"), second.get(key, "(absent)"))
+        for key in sorted(first.keys() | second.keys())
+        if first.get(key) != second.get(key)
+    }
+
+
 def check_drift(opened: Mapping[str, Any], config: RunConfig, *, run_id: str) -> None:
     """Raise `ConfigDrift` with the difference when `config` would be another run than the opened one."""
-    before, now = flatten(opened), flatten(config.frozen())
     lines = [
-        f"  {key}: run has {before.get(key, '(absent)')!r}, this command has {now.get(key, '(absent)')!r}"
-        for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key)
+        f"  {key}: run has {before!r}, this command has {now!r}"
+        for key, (before, now) in differing_keys(opened, config.frozen()).items()
     ]
     if lines:
         hint = (
