@@ -104,7 +104,8 @@ def test_one_of_the_greatest_vocabulary_is_refused_by_the_limit_that_is_always_t
         parse_tokenizer(wide_vocabulary(500_000))
 
 
-def test_a_parser_that_never_ends_is_ended() -> None:
+def test_a_parser_that_never_ends_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # the child finds installed packages only
     with (
         tempfile.TemporaryFile() as file,
         pytest.raises(IntegrityError, match=r"^it takes more than 1 s of a core\. Take another$"),
