@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from model.configuration.data import draw_shares, require_short_period
 from model.data.source_mixture import Component, split_draws
+from model.data.token_windows import first_tokens
 from model.errors import InvalidInput
 
 ROUNDS = 8
@@ -61,33 +62,45 @@ class SampleOrder:
     """The order of samples of a run; equal fields give equal batches on every machine.
 
     Each draw belongs to one of the `components` (by default one, of all windows), in proportion to their weights. Every
-    epoch of a component is a fresh permutation of its windows. The draw of a quarantined window yields another window
-    of its component instead; no other draw changes.
+    epoch of a component is a fresh permutation of its windows; from the second on they begin some tokens later, another
+    number in each of `block_size` epochs, all but a component's last window, which has no room. With the default of 1
+    they never do. The draw of a window that shares inputs with a quarantined one yields another window of the first
+    epoch's, of the same component; no other draw changes.
     """
 
     window_count: int
     seed: int
     global_batch: int
+    block_size: int = 1
     quarantined: frozenset[int] = field(default_factory=frozenset)
     components: tuple[Component, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("window_count", "global_batch"):
+        for name in ("window_count", "global_batch", "block_size"):
             if getattr(self, name) < 1:
                 raise InvalidInput(f"{name}={getattr(self, name)} must be at least 1")
         if not self.components:
             object.__setattr__(self, "components", (Component(first_window=0, window_count=self.window_count),))
-        outside = [window for window in self.quarantined if not 0 <= window < self.window_count]
+        end = self.window_count * self.block_size
+        outside = [window for window in self.quarantined if not 0 <= window < end]
         if outside:
-            raise InvalidInput(f"quarantined={min(outside)} must be a window in [0, {self.window_count})")
+            raise InvalidInput(f"quarantined={min(outside)} must be a window in [0, {end})")
         require_short_period([component.weight for component in self.components])
+        self._require_places()
+
+    def _require_places(self) -> None:
+        """Refuse components that overlap, and one of which nothing is left to draw."""
+        starts = self._first_tokens(np.fromiter(self.quarantined, dtype=np.int64))
+        unusable = {
+            slot for start in starts.tolist() for slot in (start // self.block_size, -(-start // self.block_size))
+        }
         end = 0
         for component in sorted(self.components, key=lambda part: part.first_window):
             span = f"[{component.first_window}, {component.end_window})"
             if component.first_window < end or component.end_window > self.window_count:
                 raise InvalidInput(f"component {span} must lie in [0, {self.window_count}) and overlap no other")
             end = component.end_window
-            bad = sum(component.first_window <= window < component.end_window for window in self.quarantined)
+            bad = sum(component.first_window <= window < component.end_window for window in unusable)
             if bad == component.window_count:
                 raise InvalidInput(f"quarantined holds all {bad} windows of {span}; at least one must be left to train")
 
@@ -113,22 +126,43 @@ class SampleOrder:
         windows = np.empty_like(own_draws)
         for epoch in np.unique(epochs).tolist():
             drawn = self._permutation(number, epoch, "draw").permute(positions[epochs == epoch])
-            windows[epochs == epoch] = drawn + component.first_window
-        quarantined = np.fromiter(self.quarantined, dtype=np.int64)
-        for index in np.flatnonzero(np.isin(windows, quarantined)):
+            drawn += component.first_window
+            drawn[drawn < component.end_window - 1] += self.window_count * self._shift_tokens(number, epoch)
+            windows[epochs == epoch] = drawn
+        for index in np.flatnonzero(self._is_unusable(windows)):
             windows[index] = self._replacement(number, int(epochs[index]), int(positions[index]))
         return windows
+
+    def _shift_tokens(self, number: int, epoch: int) -> int:
+        """How many tokens later an epoch's windows begin: 0 in the first, and each number once in block_size epochs."""
+        order = self._permutation(number, 0, "shift", size=self.block_size)
+        first, own = order.permute(np.array([0, epoch % self.block_size], dtype=np.int64)).tolist()
+        return int(own - first) % self.block_size
+
+    def _is_unusable(self, windows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether each window (N,) shares an input with a quarantined one."""
+        if not self.quarantined:
+            return np.zeros(windows.shape, dtype=np.bool_)
+        bad = np.sort(self._first_tokens(np.fromiter(self.quarantined, dtype=np.int64)))
+        starts = self._first_tokens(windows)
+        after = np.searchsorted(bad, starts)
+        gaps = [np.abs(bad[np.clip(after + side, 0, len(bad) - 1)] - starts) for side in (-1, 0)]
+        unusable: NDArray[np.bool_] = np.minimum(*gaps) < self.block_size
+        return unusable
+
+    def _first_tokens(self, windows: NDArray[np.int64]) -> NDArray[np.int64]:
+        return first_tokens(windows, window_count=self.window_count, block_size=self.block_size)
 
     def _replacement(self, number: int, epoch: int, position: int) -> int:
         component, spare = self.components[number], self._permutation(number, epoch, "replacement")
         while True:
             place = np.array([position % component.window_count], dtype=np.int64)
-            window = component.first_window + int(spare.permute(place)[0])
-            if window not in self.quarantined:
-                return window
+            window = component.first_window + spare.permute(place)
+            if not self._is_unusable(window)[0]:
+                return int(window[0])
             position += 1
 
-    def _permutation(self, number: int, epoch: int, purpose: str) -> Permutation:
+    def _permutation(self, number: int, epoch: int, purpose: str, *, size: int | None = None) -> Permutation:
         # The first component's key has no number, so an order without components equals an order of one component.
         key = f"{purpose}/{self.seed}/{epoch}" + (f"/{number}" if number else "")
-        return Permutation(size=self.components[number].window_count, key=key)
+        return Permutation(size=size or self.components[number].window_count, key=key)

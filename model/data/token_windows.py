@@ -28,11 +28,21 @@ class TokenRow(Protocol):
     def __getitem__(self, place: slice, /) -> Any: ...
 
 
+def first_tokens(windows: NDArray[np.int64], *, window_count: int, block_size: int) -> NDArray[np.int64]:
+    """Return the first token (N,) of each window (N,): `window_count` windows tile the stream, the rest begin later.
+
+    Window i < window_count begins at token i * block_size; window i + k * window_count begins k tokens after window i.
+    """
+    later, tiled = np.divmod(windows, window_count)
+    starts: NDArray[np.int64] = tiled * block_size + later
+    return starts
+
+
 class TokenWindows:
     """Windows of block_size + 1 tokens over the concatenation of shards.
 
-    Window i covers tokens [i * block_size, i * block_size + block_size]: inputs tile the stream, and a window's last
-    token is only a target.
+    Inputs tile the stream from the first token on, and a window's last token is only a target; the same windows begin
+    at any later token under higher numbers (`first_tokens`).
     """
 
     def __init__(self, shards: Sequence[TokenRow], block_size: int, vocab_size: int) -> None:
@@ -61,16 +71,22 @@ class TokenWindows:
         """Number of whole windows."""
         return max(0, self.token_count - 1) // self.block_size
 
+    def first_tokens(self, indexes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the first token (B,) of the windows `indexes` (B,); one that is not there raises InvalidInput."""
+        positions = first_tokens(indexes, window_count=self.window_count, block_size=self.block_size)
+        is_outside = (indexes < 0) | (indexes >= self.window_count * self.block_size)
+        outside = indexes[is_outside | (positions + self.block_size >= self.token_count)]
+        if len(outside):
+            raise InvalidInput(f"window {outside[0]} must be in [0, {self.window_count}), or begin before the last one")
+        return positions
+
     def gather(self, indexes: NDArray[np.int64], into: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
         """Copy the windows `indexes` (B,) -> token ids (B, block_size + 1), into `into` if given.
 
         Reads only the shards of these windows. An id outside the vocabulary raises TokenOutOfRange.
         """
         gathered = np.empty((len(indexes), self.block_size + 1), dtype=np.int64) if into is None else into
-        outside = indexes[(indexes < 0) | (indexes >= self.window_count)]
-        if len(outside):
-            raise InvalidInput(f"window {outside[0]} must be in [0, {self.window_count})")
-        positions = indexes * self.block_size
+        positions = self.first_tokens(indexes)
         shards = np.searchsorted(self._starts, positions, side="right") - 1
         is_whole = positions + self.block_size < self._starts[shards + 1]
         for shard in np.unique(shards[is_whole]).tolist():

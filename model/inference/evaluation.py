@@ -37,16 +37,20 @@ def evaluation_mode(model: GPT) -> Iterator[None]:
         model.train(was_training)
 
 
-def held_out_loss(model: GPT, windows: TokenWindows, *, batches: int, batch_size: int) -> tuple[float, int]:
+def held_out_loss(
+    model: GPT, windows: TokenWindows, *, batches: int, batch_size: int, among: range | None = None
+) -> tuple[float, int]:
     """Return the mean loss in nats per token and the number of windows: `batches * batch_size`, or all, if fewer.
 
-    The windows are evenly spread over the data and always the same ones; no random number is drawn. They are measured
-    some thousand tokens at a time, whatever the batch size, so that the loss depends on nothing but the slice.
+    The windows are evenly spread over the data, or over those `among` it, and always the same ones; no random number is
+    drawn. They are measured some thousand tokens at a time, whatever the batch size, so that the loss depends on
+    nothing but the slice.
     """
     if batches < 1 or batch_size < 1:
         raise InvalidInput(f"batches={batches} and batch_size={batch_size} must be at least 1")
-    total, count = 0.0, min(batches * batch_size, windows.window_count)
-    chosen = np.arange(count, dtype=np.int64) * windows.window_count // count
+    among = range(windows.window_count) if among is None else among
+    total, count = 0.0, min(batches * batch_size, len(among))
+    chosen = among.start + np.arange(count, dtype=np.int64) * len(among) // count
     with evaluation_mode(model):
         at_once = max(1, HELD_OUT_TOKENS // windows.block_size)
         for start in range(0, len(chosen), at_once):

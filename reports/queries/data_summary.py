@@ -12,6 +12,7 @@ import numpy as np
 
 from model.configuration.data import SHORTEST_SNAPSHOT_ID, DataConfig
 from model.data.source_mixture import window_range
+from model.data.token_windows import first_tokens
 from model.data.tokenizer import Tokenizer
 from reports.errors import RunNotFound
 from reports.queries.run_lookup import find_run
@@ -214,13 +215,19 @@ def _summarize_windows(
     tokenizer = parse_tokenizer(files.path(TOKENIZER).read_text(encoding="utf-8"))
     is_weighted = found.data is None or bool(found.data.weights)
     chosen = _choose_windows(files.manifest, choice, block_size)
-    spans = [
-        TokenSpan(split=split, start=window * block_size, stop=(window + 1) * block_size) for split, window in chosen
-    ]
+    spans = [_span_of(files.manifest, split, window, block_size) for split, window in chosen]
     return tuple(
-        _summarize_window(files, tokenizer, span, documents, is_weighted=is_weighted)
-        for span, documents in zip(spans, documents_between(files.path(DOCUMENTS), spans), strict=True)
+        _summarize_window(files, tokenizer, window, span, documents, is_weighted=is_weighted)
+        for (_, window), span, documents in zip(
+            chosen, spans, documents_between(files.path(DOCUMENTS), spans), strict=True
+        )
     )
+
+
+def _span_of(manifest: SnapshotManifest, split: SplitName, window: int, block_size: int) -> TokenSpan:
+    count = _window_count(manifest, split, block_size)
+    start = int(first_tokens(np.array([window]), window_count=count, block_size=block_size)[0])
+    return TokenSpan(split=split, start=start, stop=start + block_size)
 
 
 def _choose_windows(manifest: SnapshotManifest, choice: WindowChoice, block_size: int) -> list[tuple[SplitName, int]]:
@@ -229,9 +236,12 @@ def _choose_windows(manifest: SnapshotManifest, choice: WindowChoice, block_size
         chosen: dict[SplitName, set[int]] = {"train": {0, counts["train"] // 2, counts["train"] - 1}, "val": {0}}
         return [(split, window) for split in SPLITS for window in sorted(chosen[split]) if 0 <= window < counts[split]]
     count = _window_count(manifest, choice.split, block_size)
-    if not 0 <= choice.window < count:
+    later = count * block_size  # those of later epochs; none goes past the end of the text
+    last = manifest.split(choice.split).tokens - 1 - block_size
+    if not 0 <= choice.window < later or _span_of(manifest, choice.split, choice.window, block_size).start > last:
         raise InvalidConfiguration(
-            f"--window {choice.window}: {choice.split} has windows 0 to {count - 1} of {block_size} tokens"
+            f"--window {choice.window}: {choice.split} has windows 0 to {count - 1} of {block_size} tokens, and of "
+            f"later epochs those up to {later - 1} that begin at token {last} or before"
         )
     return [(choice.split, choice.window)]
 
@@ -239,6 +249,7 @@ def _choose_windows(manifest: SnapshotManifest, choice: WindowChoice, block_size
 def _summarize_window(
     files: SnapshotFiles,
     tokenizer: Tokenizer,
+    window: int,
     span: TokenSpan,
     documents: Sequence[DocumentPlace],
     *,
@@ -249,7 +260,7 @@ def _summarize_window(
     tokens = np.concatenate(list(slices_between(files.shards(split), first, span.stop)))
     return WindowSummary(
         split=split,
-        window=first // (span.stop - first),
+        window=window,
         first_token=first,
         text=tokenizer.decode(tokens.tolist()),
         documents=tuple(

@@ -3,17 +3,20 @@
 It measures one committed checkpoint. A crash here affects neither the run nor the weights.
 """
 
+import math
 import os
 import sys
 from dataclasses import asdict
 
 import msgspec
 
+from model.data.source_mixture import window_range
 from model.data.token_windows import TokenWindows
-from model.inference.evaluation import evaluate
+from model.inference.evaluation import evaluate, held_out_loss
 from model.inference.generation import generate
 from model.training.determinism import make_deterministic, resolve_device
 from storage.stores.open_store import open_store
+from tasks.configuration.evaluation_settings import METRIC
 from tasks.errors import TaskError
 from tasks.evaluator.checkpoint_model import CheckpointModel, open_model
 from tasks.evaluator.command_evaluator import guard_group, run_command
@@ -38,7 +41,8 @@ def _open(spec: EvaluationSpec, device: str) -> CheckpointModel:
     )
 
 
-def _measure_held_out(opened: CheckpointModel, suite: Suite) -> EvaluationResult:
+def measure_held_out(opened: CheckpointModel, suite: Suite) -> EvaluationResult:
+    """Return the held-out metrics and samples of a network; for each weighted source also `val_loss/SOURCE`."""
     windows = TokenWindows(opened.snapshot.val, opened.network.config.block_size, opened.snapshot.manifest.vocab_size)
     metrics = evaluate(
         opened.network,
@@ -48,7 +52,21 @@ def _measure_held_out(opened: CheckpointModel, suite: Suite) -> EvaluationResult
         bytes_per_token=opened.snapshot.manifest.bytes_per_token("val"),
     )
     samples = tuple(_sample(opened, suite, prompt) for prompt in suite.prompts)
-    return EvaluationResult(metrics={name: float(value) for name, value in asdict(metrics).items()}, samples=samples)
+    measured = {name: float(value) for name, value in asdict(metrics).items()}
+    return EvaluationResult(metrics=measured | _losses_by_source(opened, windows, suite), samples=samples)
+
+
+def _losses_by_source(opened: CheckpointModel, windows: TokenWindows, suite: Suite) -> dict[str, float]:
+    """Return the held-out loss of each weighted source with a whole window; together they cost what the suite costs."""
+    groups, losses, start = opened.snapshot.manifest.known_groups, {}, 0
+    for group in groups:
+        first, count = window_range(start, group.val_tokens, windows.block_size)
+        start += group.val_tokens
+        if count:
+            batches, among = math.ceil(suite.batches / len(groups)), range(first, first + count)
+            loss, _ = held_out_loss(opened.network, windows, batches=batches, batch_size=suite.batch_size, among=among)
+            losses[f"{METRIC}/{group.name}"] = loss
+    return losses
 
 
 def _measure_by_command(spec: EvaluationSpec, suite: CommandSuite) -> EvaluationResult:
@@ -83,7 +101,7 @@ def main() -> None:
         if isinstance(spec.suite, CommandSuite):
             result = _measure_by_command(spec, spec.suite)
         else:
-            result = _measure_held_out(_open(spec, spec.device), spec.suite)
+            result = measure_held_out(_open(spec, spec.device), spec.suite)
     except TaskError as error:  # explains itself; any other exception needs its traceback
         print(error, file=sys.stderr, flush=True)
         os._exit(1)

@@ -41,8 +41,8 @@ class TrainingData:
 
     def corrupt_next_batch(self, step: int) -> None:
         """Flip a bit on disk in the first sample of step `step` + 1, for fault injection."""
-        first_window = int(self.inputs.order.windows_of(step)[0])
-        flip_token(self.shards, first_window * self.inputs.windows.block_size)
+        drawn = self.inputs.order.windows_of(step)
+        flip_token(self.shards, int(self.inputs.windows.first_tokens(drawn)[0]))
         assert self.inputs.loader is not None
         self.inputs.loader.forget()  # it may have read the batch before the flip
 
@@ -60,6 +60,7 @@ def open_training_data(store: ObjectStore, spec: TrainerSpec, place: Place) -> T
         window_count=windows.window_count,
         seed=training.seed,
         global_batch=training.global_batch,
+        block_size=spec.model.block_size,
         quarantined=frozenset(spec.quarantined),
         components=weighted_components(manifest, spec.data, spec.model.block_size),
     )

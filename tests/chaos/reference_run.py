@@ -71,6 +71,7 @@ def train_reference_run(
         window_count=windows.window_count,
         seed=training.seed,
         global_batch=training.global_batch,
+        block_size=config.model.block_size,
         quarantined=schedule.quarantined,
         components=weighted_components(snapshot.manifest, config.data, config.model.block_size),
     )

@@ -35,7 +35,10 @@ def spoil(store: ObjectStore, config: RunConfig, folder: Path, *, step: int) -> 
     snapshot = open_snapshot(store, sound, folder / "cache" / "snapshots")
     windows = TokenWindows(snapshot.train, config.model.block_size, snapshot.manifest.vocab_size)
     order = SampleOrder(
-        window_count=windows.window_count, seed=config.training.seed, global_batch=config.training.global_batch
+        window_count=windows.window_count,
+        seed=config.training.seed,
+        global_batch=config.training.global_batch,
+        block_size=config.model.block_size,
     )
     window = int(order.windows_of(step)[0])
     second_token = window * windows.block_size + 1  # the first is also the last of the window before

@@ -27,6 +27,7 @@ def test_in_a_text_that_repeats_itself_only_the_drawn_window_is_spoiled(tmp_path
         window_count=(len(tokens) - 1) // config.model.block_size,
         seed=config.training.seed,
         global_batch=config.training.global_batch,
+        block_size=config.model.block_size,
     )
     assert spoiled.window == order.windows_of(STEP)[0]
     assert (outside // config.model.block_size).tolist() == [spoiled.window]

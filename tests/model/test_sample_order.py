@@ -1,5 +1,7 @@
 """Which windows each step draws."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 
 from model.data.sample_order import SampleOrder
 from model.data.source_mixture import Component
+from model.data.token_windows import first_tokens
 from model.errors import InvalidInput
 
 SIZES = {"window_count": 50, "seed": 9, "global_batch": 7}
@@ -193,3 +196,53 @@ def test_another_source_at_the_end_leaves_the_permutations_of_the_others_as_they
         mine = [of_component(draws(order, 4), component) for order in (two, three)]
         shorter = min(map(len, mine))
         assert np.array_equal(mine[0][:shorter], mine[1][:shorter])
+
+
+SHIFTED = {**SIZES, "block_size": 8}
+
+
+def starts(windows):
+    return first_tokens(windows, window_count=50, block_size=8)
+
+
+def epochs_of(order, count):
+    return draws(order, -(-count * 50 // 7))[: count * 50].reshape(count, 50)
+
+
+def test_the_first_epoch_has_no_offset() -> None:
+    assert np.array_equal(draws(SampleOrder(**SHIFTED), 7), draws(SampleOrder(**SIZES), 7))
+
+
+def test_later_epochs_begin_at_other_tokens_until_every_one_had_its_turn() -> None:
+    epochs = epochs_of(SampleOrder(**SHIFTED), 9)
+    offsets = [sorted(set((starts(epoch) % 8).tolist()) - {0}) for epoch in epochs]
+    assert offsets[0] == offsets[8] == [] and sorted(offsets[1:8]) == [[number] for number in range(1, 8)]
+
+
+def test_every_epoch_draws_each_input_once_but_at_the_end_of_the_text() -> None:
+    for epoch in epochs_of(SampleOrder(**SHIFTED), 8):
+        first = np.sort(starts(epoch))
+        assert (np.diff(first) >= 1).all() and (np.diff(first)[:-1] == 8).all() and first[-1] == 49 * 8
+
+
+@given(mixed_orders())
+def test_no_later_window_leaves_its_source(order) -> None:
+    shifted = replace(order, block_size=5)
+    for window in draws(shifted, 200 // order.global_batch).tolist():
+        first = first_tokens(np.array([window]), window_count=order.window_count, block_size=5)[0]
+        homes = [part for part in order.components if part.first_window * 5 <= first <= (part.end_window - 1) * 5]
+        assert len(homes) == 1
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.frozensets(st.integers(0, 50 * 8 - 1), max_size=20))
+def test_no_window_that_shares_an_input_with_a_quarantined_one_is_drawn(quarantined) -> None:
+    drawn = starts(draws(SampleOrder(**SHIFTED, quarantined=quarantined), 40))
+    bad = starts(np.array(sorted(quarantined), dtype=np.int64))
+    assert all(abs(int(one) - other) >= 8 for one in bad for other in set(drawn.tolist()))
+
+
+def test_a_quarantine_of_later_windows_that_leaves_nothing_of_the_first_epoch_is_refused() -> None:
+    every_second = frozenset(50 * 4 + window for window in range(0, 50, 2))
+    with pytest.raises(InvalidInput, match="all 50 windows"):
+        SampleOrder(**SHIFTED, quarantined=every_second)

@@ -58,7 +58,13 @@ def test_a_shard_of_another_shape_or_dtype_is_refused(shard) -> None:
         TokenWindows([shard], 2, 10)
 
 
-@pytest.mark.parametrize("index", [-1, 3])
+def test_a_window_of_a_higher_number_begins_some_tokens_later() -> None:
+    windows = TokenWindows([np.arange(6, dtype=np.uint16), np.arange(6, 13, dtype=np.uint16)], 4, 13)
+    assert windows.gather(np.array([3, 3 + 1, 2 * 3, 3 * 3 + 1]))[:, 0].tolist() == [1, 5, 2, 7]
+    assert windows.gather(np.array([3 * 3 + 1])).tolist() == [[7, 8, 9, 10, 11]]
+
+
+@pytest.mark.parametrize("index", [-1, 12, 5])
 def test_a_window_outside_the_data_is_refused(index) -> None:
     with pytest.raises(InvalidInput, match=rf"window {index} .*\[0, 3\)"):
         TokenWindows([np.arange(13, dtype=np.uint16)], 4, 13).gather(np.array([index]))

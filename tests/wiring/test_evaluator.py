@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from flows.operations.checkpoint_evaluation import plan_evaluation
@@ -16,9 +17,10 @@ from storage.snapshots.data_snapshot import open_snapshot
 from storage.stores.local_store import LocalStore
 from tasks.evaluator.evaluation_run import EvaluationPlan, record_evaluation
 from tasks.evaluator.evaluation_suite import EvaluationSpec, Suite
-from tasks.evaluator.evaluator import _measure_held_out, _open
+from tasks.evaluator.evaluator import _open, measure_held_out
 from tasks.evaluator.evaluator_process import Outcome
 from tests.tasks.committed_model import CommittedModel, commit_model, small_configuration
+from tests.tasks.corpus_files import shaped
 
 SUITE: dict[str, Any] = {
     "name": "own-words",
@@ -42,7 +44,7 @@ class EvaluatorHere:
         self.timeouts.append(timeout_seconds)
         suite = self.specs[-1].suite
         assert isinstance(suite, Suite)
-        result = _measure_held_out(_open(self.specs[-1], self.specs[-1].device), suite)
+        result = measure_held_out(_open(self.specs[-1], self.specs[-1].device), suite)
         return Outcome(result=msgspec.json.encode(result), problem="")
 
 
@@ -115,6 +117,23 @@ def test_bits_per_byte_divide_by_the_bytes_of_a_held_out_token(
     assert recorded.metrics["bits_per_byte"] == pytest.approx(bits / bytes_per_token, rel=1e-9)
     *_, of_train = held_out(made, tmp_path, "train", batches=1, batch_size=1)
     assert of_train != pytest.approx(bytes_per_token, rel=1e-6), "else the train split's would do"
+
+
+def test_each_weighted_source_has_a_held_out_loss_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "other.jsonl").write_bytes(shaped([f"{number} " * 40 for number in range(200)], "jsonl"))
+    config = small_configuration(data={"sources": ["text.jsonl", "other.jsonl"], "weights": [2, 1]})
+    made, evaluator = commit_model(LocalStore(tmp_path / "store"), tmp_path, config), EvaluatorHere()
+    recorded = record_evaluation(made.log, made.reference, plan_of(made, tmp_path), measure=evaluator)
+    assert isinstance(recorded, EvaluationRecorded)
+    snapshot = open_snapshot(made.log.store, evaluator.specs[0].snapshot_id, tmp_path / "judge")
+    stream, start = np.concatenate([shard.tokens() for shard in snapshot.val]), 0
+    for group in snapshot.manifest.known_groups:
+        first = -(-start // 16) * 16  # windows are those of the whole stream
+        own = TokenWindows([stream[first : start + group.val_tokens]], 16, snapshot.manifest.vocab_size)
+        start += group.val_tokens
+        loss, _ = held_out_loss(made.state.model, own, batches=2, batch_size=5)
+        assert recorded.metrics[f"val_loss/{group.name}"] == pytest.approx(loss, rel=1e-6)
+    assert len(snapshot.manifest.known_groups) == 2
 
 
 def test_samples_follow_from_prompts_length_and_seed(evaluate: Evaluate) -> None:

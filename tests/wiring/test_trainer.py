@@ -54,6 +54,14 @@ def test_without_a_limit_the_gradient_is_taken_whole(world: TrainingWorld) -> No
     assert gradient_norm(dict(trained.tensors), 0.9) == pytest.approx(trained.parent.records[0].grad_norm, rel=1e-3)
 
 
+def test_later_epochs_draw_windows_that_begin_at_other_tokens(world: TrainingWorld) -> None:
+    with world.opened(world.spec()) as (trainer, _):
+        order, windows = trainer._data.inputs.order, trainer._data.inputs.windows
+    epochs = order.windows_between(0, 3 * windows.window_count // TRAINING["global_batch"]).ravel()
+    offsets = windows.first_tokens(epochs) % MODEL["block_size"]
+    assert not offsets[: windows.window_count].any() and len(set(offsets.tolist())) == 3
+
+
 def test_no_step_draws_a_quarantined_window(world: TrainingWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn, gather = set[int](), TokenWindows.gather
 

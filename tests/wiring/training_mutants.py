@@ -68,6 +68,20 @@ TRAINING_MUTANTS = (
         WINDOWS,
     ),
     mutant("evaluated-batch-size-for-batches", EVALUATOR, "batches=suite.batches", "batches=suite.batch_size", WINDOWS),
+    mutant(
+        "later-epochs-repeat-the-first",
+        SETUP,
+        "        block_size=spec.model.block_size,\n        quarantined",
+        "        quarantined",
+        f"{TESTS}::test_later_epochs_draw_windows_that_begin_at_other_tokens",
+    ),
+    mutant(
+        "each-source-measured-on-the-first",
+        EVALUATOR,
+        "start += group.val_tokens",
+        "start += 0",
+        f"{EVALUATIONS}::test_each_weighted_source_has_a_held_out_loss_of_its_own",
+    ),
     mutant("sample-seed-dropped", EVALUATOR, "        seed=suite.sample_seed,\n", "        seed=0,\n", SAMPLES),
     mutant("sample-length-dropped", EVALUATOR, "new_tokens=suite.sample_tokens", "new_tokens=20", SAMPLES),
     mutant(
