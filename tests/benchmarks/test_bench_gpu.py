@@ -47,6 +47,7 @@ def usual(task, kind, said):
     return "one" if said["part"] == "at-once" else "other"
 
 
+@pytest.mark.slow
 def test_a_bare_machine_with_pytorch_can_run_it():
     subprocess.run([sys.executable, "-c", ON_A_BARE_MACHINE], check=True, cwd=ROOT, timeout=120)
 

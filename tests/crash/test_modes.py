@@ -9,6 +9,7 @@ from tests.crash.victims import kill_both
 STEPS, KILLED_AT = 24, (3, 13)
 SHORT = ("--set", f"training.steps={STEPS}")
 BESIDE = (pytest.mark.slow,)
+"""Quick witnesses: tests/model/test_kernels.py for the bits, tests/crash/test_kill_anywhere.py for the kills."""
 
 
 def mode(precision: str, kernels: str) -> tuple[str, ...]:
@@ -25,7 +26,7 @@ def frozen_mode(command: Command) -> tuple[str, str]:
 @pytest.mark.parametrize(
     ("precision", "kernels"),
     [
-        ("bf16", "fused"),
+        pytest.param("bf16", "fused", marks=BESIDE),
         pytest.param("bf16", "stock", marks=BESIDE),
         pytest.param("fp32", "fused", marks=BESIDE),
         pytest.param("fp32", "stock", marks=BESIDE),

@@ -41,6 +41,7 @@ def train_with_faults(tmp_path: Path, api_url: str, store: ObjectStore, environm
     return command
 
 
+@pytest.mark.slow  # quick witness: tests/crash/test_store_refuses.py, a run on S3 that is refused and goes on
 def test_a_killed_and_preempted_run_on_s3_ends_with_the_bits_of_a_local_one(
     tmp_path: Path, api_url: str, server: S3Server, store: ObjectStore, undisturbed_sha256: str
 ) -> None:

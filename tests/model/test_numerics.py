@@ -8,6 +8,7 @@ import torch
 from model.configuration.network import ModelConfig
 from model.configuration.training import TrainingConfig
 from model.errors import InvalidInput
+from model.estimates import utilization
 from model.estimates.numerics import MIN_BF16_GAIN, MIN_BF16_WIDTH, MachineSpeed, choose_numerics, describe_machine
 from model.estimates.utilization import GAIN_PRODUCTS, GAIN_TURNS, measure_cpu_half_gain
 from model.training.train_state import TrainState
@@ -85,6 +86,13 @@ def test_a_machine_is_described_in_one_line(machine, words) -> None:
     assert words in describe_machine(machine)
 
 
+@pytest.fixture
+def tiny_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products that take no time where half precision is emulated."""
+    monkeypatch.setattr(utilization, "_GAIN_MATRIX_SIZE", 8)
+
+
+@pytest.mark.usefixtures("tiny_products")
 def test_one_disturbed_turn_changes_no_gain() -> None:
     # Each product of the one takes 3 s, of the other 2; one turn of each is held up by a minute.
     lasting = itertools.chain([0.0, 63.0, 0.0, 62.0], itertools.cycle([0.0, 3.0, 0.0, 2.0]))
@@ -92,6 +100,7 @@ def test_one_disturbed_turn_changes_no_gain() -> None:
     assert measure_cpu_half_gain(clock=lambda: next(now)) == pytest.approx(1.5)
 
 
+@pytest.mark.usefixtures("tiny_products")
 def test_the_measurement_is_bounded_and_restores_the_thread_count() -> None:
     torch.set_num_threads(2)
     assert measure_cpu_half_gain() > 0 and torch.get_num_threads() == 2 and GAIN_TURNS * GAIN_PRODUCTS < 100

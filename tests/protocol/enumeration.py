@@ -93,7 +93,7 @@ def operations(scenario: Scenario, copies: Copies) -> FaultyStore:
 
 def default_cases(scenario: Scenario, copies: Copies) -> Iterator[Case]:
     """Yield every third case in memory and every eighth on files; all of them in the full amount."""
-    return all_cases(scenario, copies, share=share_of(12 if copies.kind == "local" else 6))
+    return all_cases(scenario, copies, share=share_of(18 if copies.kind == "local" else 9))
 
 
 def all_cases(scenario: Scenario, copies: Copies, *, share: int = 1) -> Iterator[Case]:

@@ -182,12 +182,14 @@ def really(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[MachineSp
     yield machine_speed(folder), folder
 
 
+@pytest.mark.slow  # seconds where half precision is emulated; quick witness: tests/model/test_numerics.py
 def test_the_real_measurement_is_made_kept_and_read_again(really: tuple[MachineSpeed, Path]) -> None:
     speed, folder = really
     assert speed.cpu_half_gain > 0 and kept(folder).stat().st_size > 0
     assert machine_speed(folder) == speed
 
 
+@pytest.mark.slow
 def test_who_asks_imports_no_torch(really: tuple[MachineSpeed, Path]) -> None:
     code = (
         "import sys; from pathlib import Path; from tasks.machine.machine_speed import machine_speed;"

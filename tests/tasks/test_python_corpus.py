@@ -6,7 +6,6 @@ import pytest
 from tasks.data.document import InvalidCorpus
 from tasks.data.python_corpus import DOCSTRINGS, TOPICS, docstrings_source, module_text, open_python_source
 
-READS_DOCSTRINGS = pytest.mark.xdist_group("docstrings")  # a process that has read them once keeps them
 MODULE = b'''
 """About the module."""
 class Box:
@@ -26,13 +25,13 @@ def test_topics_are_half_a_megabyte_of_prose() -> None:
     assert len(list(source.documents())) > 50
 
 
-@READS_DOCSTRINGS
+@pytest.mark.slow  # reads the whole library; quick witness: the module below
 def test_docstrings_come_in_the_promised_amount() -> None:
     texts = [document.text for document in open_python_source(DOCSTRINGS).documents()]
     assert 1_000_000 < sum(map(len, texts)) < 4_000_000
 
 
-@READS_DOCSTRINGS
+@pytest.mark.slow  # reads the whole library; quick witness: the module below
 def test_docstrings_are_read_without_importing_their_modules() -> None:
     list(open_python_source(DOCSTRINGS).documents())
     assert not {"turtle", "antigravity", "tkinter.tix"} & set(sys.modules)
