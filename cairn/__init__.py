@@ -1,1 +1,5 @@
-"""What a person uses: the command."""
+"""What a person uses: the command and, from Python, `cairn.open` and `cairn.train`."""
+
+from cairn.api import Run, Store, TrainingStopped, open, train
+
+__all__ = ["Run", "Store", "TrainingStopped", "open", "train"]

@@ -58,6 +58,11 @@ def find_checkpoint(store: ObjectStore, reference: str) -> FoundCheckpoint:
     return FoundCheckpoint(log=log, opened=_opened(log), reference=_at_step(log.state, run_id, step))
 
 
+def find_in_run(log: RunLog, step: int | None = None) -> CheckpointReference:
+    """Return the run's newest committed checkpoint, or that of a step; raises as `find_checkpoint` does."""
+    return _at_step(log.refresh(), log.run_id, "" if step is None else str(step))
+
+
 def configuration_of(state: RunState) -> "RunConfig":
     """Return the configuration of the run's newest attempt; without one, a fork's own or the frozen part with defaults.
 

@@ -20,9 +20,11 @@ def test_the_command_is_installed_from_cairn(project: dict[str, Any]) -> None:
     assert project["project"]["scripts"] == {"cairn": "cairn.cli.command:main"}
 
 
-def test_package_inits_hold_only_a_docstring(modules: Mapping[str, ast.Module]) -> None:
+def test_package_inits_hold_only_a_docstring_but_for_the_python_api(modules: Mapping[str, ast.Module]) -> None:
+    names = {node.module for node in modules["cairn/__init__.py"].body if isinstance(node, ast.ImportFrom)}
+    assert names == {"cairn.api"}
     for path, tree in modules.items():
-        if path.endswith("__init__.py"):
+        if path.endswith("__init__.py") and path != "cairn/__init__.py":
             assert len(tree.body) == 1 and ast.get_docstring(tree), f"{path} holds more than a docstring"
 
 

@@ -1,0 +1,202 @@
+"""The Python API: `cairn.open` reads a store, `cairn.train` runs the command `cairn train`.
+
+Tables are `pyarrow.Table`, and `.to_pandas()` makes a DataFrame where pandas is installed. Nothing heavy is imported
+before it is needed: tables need no torch, and no part of this module imports Prefect.
+"""
+
+import json
+import os
+import sys
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from model.architectures.gpt import GPT
+    from reports.queries.run_status import RunStatus
+    from storage.logs.run_log import RunLog
+    from storage.stores.object_store import ObjectStore
+    from tasks.evaluator.checkpoint_model import CheckpointModel
+
+_SAID_LINES = 20
+
+
+class TrainingStopped(Exception):
+    """`cairn train` left before the run was finished; `exit_code` is the command's, the message what it said."""
+
+    def __init__(self, exit_code: int, said: str) -> None:
+        super().__init__(said or f"cairn train exited with {exit_code}")
+        self.exit_code = exit_code
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a store; every property reads the log again and has the columns of the SQL table it names."""
+
+    log: "RunLog"
+
+    @property
+    def run_id(self) -> str:
+        """The run's name."""
+        return self.log.run_id
+
+    @property
+    def status(self) -> "RunStatus":
+        """State, step, owner, budgets left, and what happens next, as in `cairn status`."""
+        from reports.queries.run_status import read_status
+
+        self.log.refresh()
+        return read_status(self.log)
+
+    @property
+    def attempts(self) -> "pa.Table":
+        """The receipt of every attempt (`training_attempts`)."""
+        return self._table("training_attempts")
+
+    @property
+    def checkpoints(self) -> "pa.Table":
+        """Every committed checkpoint with its present state (`checkpoints`)."""
+        return self._table("checkpoints")
+
+    @property
+    def evaluations(self) -> "pa.Table":
+        """Every evaluation, recorded or failed (`evaluations`)."""
+        return self._table("evaluations")
+
+    @property
+    def curve(self) -> "pa.Table":
+        """Every surviving step once, in order: loss, learning rate, gradient norm, speed (`steps`)."""
+        return self._table("steps")
+
+    def load_model(self, step: int | None = None, *, device: str = "cpu") -> "GPT":
+        """Return the network of the newest committed checkpoint, or of `step`, in evaluation mode.
+
+        Every byte is verified: raises `IntegrityError` if one differs from what was committed.
+        """
+        return self.open_checkpoint(step, device=device).network
+
+    def open_checkpoint(self, step: int | None = None, *, device: str = "cpu") -> "CheckpointModel":
+        """Return the same network with its tokenizer and data snapshot."""
+        from cairn.operations.text_sampling import open_run_model
+        from reports.queries.run_lookup import find_in_run
+
+        return open_run_model(self.log, find_in_run(self.log, step), device)
+
+    def _table(self, name: str) -> "pa.Table":
+        from reports.queries.run_status import standing_of
+        from reports.queries.run_tables import columns
+        from reports.queries.sql_rows import make_log_rows, make_step_rows
+        from storage.logs.step_log import read_step_records
+        from storage.tables.table_pack import arrow_table
+
+        state = self.log.refresh()
+        if name == "steps":
+            rows = make_step_rows(self.run_id, state, read_step_records(self.log.store, self.log.prefix))
+        else:
+            rows = make_log_rows(self.run_id, state, standing_of(state))[name]
+        return arrow_table(columns(name), rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """A store of runs."""
+
+    objects: "ObjectStore"
+
+    @property
+    def runs(self) -> "pa.Table":
+        """One row a run, sorted by name (`runs`)."""
+        return self.sql("select * from runs order by run_id")
+
+    def run(self, run_id: str) -> Run:
+        """Return a run; raises `RunNotFound`, which lists the runs there are."""
+        from reports.queries.run_lookup import find_run
+
+        return Run(find_run(self.objects, run_id))
+
+    def sql(self, query: str) -> "pa.Table":
+        """Return the answer of `cairn sql`; raises `InvalidQuery` with the database's message."""
+        import pyarrow as pa
+
+        from reports.queries.run_query import answer_query
+        from tasks.machine.work_folder import work_folder
+
+        with answer_query(self.objects, query, work=work_folder(os.environ)) as found:
+            rows = list(found.rows)
+        names = [column.name for column in found.columns]
+        return pa.Table.from_arrays(
+            [pa.array([row[place] for row in rows]) for place in range(len(names))], names=names
+        )
+
+    def load_model(self, reference: str, *, device: str = "cpu") -> "GPT":
+        """Return the network of an alias such as `champion`, of RUN or RUN@STEP, in evaluation mode."""
+        from cairn.operations.text_sampling import open_run_model
+        from reports.queries.run_lookup import find_checkpoint
+
+        found = find_checkpoint(self.objects, reference)
+        return open_run_model(found.log, found.reference, device).network
+
+
+def open(store: str | os.PathLike[str] = "") -> Store:
+    """Return the store at a folder or URL; by default CAIRN_STORE, else ./cairn-store. Nothing is read yet."""
+    from storage.stores.open_store import open_store
+    from tasks.configuration.store_choice import choose_store
+
+    return Store(open_store(choose_store(os.fspath(store), os.environ)))
+
+
+def train(
+    config: str | os.PathLike[str] = "",
+    *,
+    run_id: str = "",
+    settings: Mapping[str, object] | None = None,
+    store: str | os.PathLike[str] = "",
+) -> Run:
+    """Train a run to its end, or continue it, and return it; `settings` are those of `--set`, by key.
+
+    The command runs in a process of its own and its progress is printed on stderr. Raises `InvalidConfiguration` for
+    a configuration that cannot be read and `TrainingStopped` if the run is not finished: the same call continues it.
+    """
+    from flows.preparation.training_request import TrainingRequest, resolve_request
+
+    path, url = os.fspath(config), os.fspath(store)
+    overrides = tuple(f"{key}={_setting_text(value)}" for key, value in (settings or {}).items())
+    request = TrainingRequest(config=path, run_id=run_id, overrides=overrides, store=url)
+    resolved = resolve_request(request, os.environ)
+    options = [f"--run-id={resolved.run_id}", f"--store={resolved.store_url}"]
+    code, said = _run_command(["train", *filter(None, [path]), *options, *(f"--set={item}" for item in overrides)])
+    if code:
+        raise TrainingStopped(code, said)
+    return open(resolved.store_url).run(resolved.run_id)
+
+
+def _setting_text(value: object) -> str:
+    if isinstance(value, str | os.PathLike):
+        return os.fspath(value)
+    return json.dumps(value)
+
+
+def _run_command(arguments: Sequence[str]) -> tuple[int, str]:
+    """Run the command and repeat what it says on this process's stderr; returns its exit code and the last lines.
+
+    An interrupt reaches the command itself, in a terminal and in a notebook: its end is awaited.
+    """
+    import subprocess
+
+    command = [sys.executable, "-m", "cairn.cli.command", *arguments]
+    said = deque[str](maxlen=_SAID_LINES)
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace"
+    ) as child:
+        assert child.stderr is not None
+        while child.poll() is None:
+            with suppress(KeyboardInterrupt):
+                for line in child.stderr:
+                    said.append(line)
+                    sys.stderr.write(line)
+                child.wait()
+    return child.returncode, "".join(said).rstrip()
