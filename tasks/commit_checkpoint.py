@@ -33,10 +33,7 @@ def commit_checkpoint(
     retry: StoreRetry,
     evaluation: EvaluationPlan | None = None,
 ) -> CheckpointReference:
-    """Wait until the segment is staged, check and commit it, and pin it for the evaluations that follow.
-
-    Raises `TrainerGone`, `IntegrityError`, or `Fenced` if a newer attempt owns the run.
-    """
+    """Wait until it is staged; check, commit and pin it. Raises `TrainerGone`, `IntegrityError` or `Fenced`."""
     staged = trainer.wait_staged(step)
     tokens, gpu_seconds = segment.tokens, segment.gpu_seconds
     commit = partial(checkpoint.commit_checkpoint, log, staged, writer=writer, tokens=tokens, gpu_seconds=gpu_seconds)

@@ -1,7 +1,4 @@
-"""Prints the rows of a query as an aligned table, as one JSON list, or as CSV (RFC 4180).
-
-JSON and CSV are written while rows arrive, so an answer may be larger than memory.
-"""
+"""Prints a query's rows as a table, one JSON list or CSV (RFC 4180), while they arrive: they may exceed memory."""
 
 import csv
 import sys

@@ -10,10 +10,7 @@ from storage.stores.object_store import ObjectStore
 
 
 def roll_back(store: ObjectStore, alias: str, *, by: str, why: str = "") -> AliasPromotion:
-    """Point the alias at what it pointed at before and return that promotion; weights that cannot be read are skipped.
-
-    Raises `RunNotFound` where nothing was promoted before, and `IntegrityError` where nothing before can be read.
-    """
+    """Point the alias at the last readable promotion before and return it; raises `RunNotFound` or `IntegrityError`."""
     registry = Registry(store, alias)
 
     def decide(state: RegistryState) -> RolledBack:

@@ -82,10 +82,7 @@ class CheckpointFollower:
 
 
 def follow_run(store: ObjectStore, run: str, request: SampleRequest, *, every_seconds: float, json: bool) -> None:
-    """Print text of each checkpoint of a run until the run has finished, at low priority.
-
-    Raises `InvalidConfiguration` for RUN@STEP, which is one checkpoint.
-    """
+    """Print text of each checkpoint until the run has finished, at low priority; RUN@STEP is `InvalidConfiguration`."""
     if json:
         raise InvalidConfiguration(
             "--follow --json: one document cannot hold texts that are still to come; leave one out"

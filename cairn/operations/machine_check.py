@@ -1,7 +1,4 @@
-"""The checks of `cairn doctor`: is this machine fit to train?
-
-A check never raises: an error is its verdict.
-"""
+"""The checks of `cairn doctor`: is this machine fit to train? A check never raises: an error is its verdict."""
 
 import os
 import platform

@@ -36,10 +36,7 @@ class ExportedModel:
 
 
 def export_model(found: FoundCheckpoint, folder: Path) -> ExportedModel:
-    """Verify the checkpoint and write it to `folder`.
-
-    Raises `InvalidConfiguration` for a folder that is not empty, `IntegrityError` if the checkpoint does not verify.
-    """
+    """Verify and write the checkpoint; raises `InvalidConfiguration` for a folder with files, and `IntegrityError`."""
     from tasks.errors import TaskError
     from tasks.evaluator.model_directory import require_empty, write_model_directory
 

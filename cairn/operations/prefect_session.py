@@ -168,10 +168,7 @@ def _end_without_prefect(error: Exception, log: RunLog, before: int) -> FlowEnd 
 
 
 def leave_undelivered(code: ExitCode, server: PrefectServer) -> None:
-    """Exit at once with `code` if Prefect's API does not take the events that are left.
-
-    At exit Prefect retries each event for seconds, which takes hours after a long run that lost its server.
-    """
+    """Exit at once with `code` if Prefect's API takes no events: at exit it would retry each of them for seconds."""
     from prefect.events.worker import EventsWorker
 
     outcome: Any = EventsWorker.drain_all(timeout=0.0 if server.is_lost else 30.0)

@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Segment:
-    """The steps that one attempt trained from `start`, None for step 0, to the commit `end`.
-
-    `unloadable` says why the store no longer has the state of `start`; empty where it has.
-    """
+    """The steps of one attempt from `start`, None for step 0, to `end`; `unloadable` says why `start` is gone."""
 
     start: CheckpointReference | None
     end: CheckpointCommitted

@@ -83,10 +83,7 @@ def replay_run(
     choose: Callable[[Sequence[Segment]], Sequence[Segment]],
     on_segment: Callable[[ReplayedSegment], None],
 ) -> Replay:
-    """Recompute the segments that `choose` returns of all committed ones, in the order of the commits.
-
-    Raises `SnapshotDamaged` where the data of the run do not verify: then nothing can be recomputed.
-    """
+    """Recompute the committed segments that `choose` returns, in order; `SnapshotDamaged` where their data is."""
     segments = committed_segments(log.state)
     with (
         tempfile.TemporaryDirectory(prefix="cairn-replay-") as folder,

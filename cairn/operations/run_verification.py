@@ -1,7 +1,4 @@
-"""Verifies everything that a run's log promises: entries, data, initial weights, checkpoints, aliases, cached folds.
-
-Reads every byte and changes nothing.
-"""
+"""Verifies all that a run's log promises: entries, data, weights, checkpoints, aliases, folds; changes nothing."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

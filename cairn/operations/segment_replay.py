@@ -53,10 +53,7 @@ class SegmentReplayer:
         self._state: TrainState | None = None
 
     def recompute(self, segment: Segment, carried: Mapping[str, Tensor] | None = None) -> Recomputed:
-        """Train from the start's bytes in the store, or from `carried`, the tensors of that very state.
-
-        Raises `IntegrityError` where the start or the data do not verify.
-        """
+        """Train from the stored start, or from its tensors `carried`; `IntegrityError` if start or data are damaged."""
         config = parse_stored_configuration(segment.started.config)
         place = Place(device=resolve_device(segment.started.placement.device.partition(":")[0]))
         make_deterministic(seed=config.training.seed, threads=segment.started.placement.threads)

@@ -1,7 +1,4 @@
-"""Draws text from the committed checkpoints of a run, and prints it as it is drawn.
-
-One network is built for a run; each checkpoint's weights are loaded into it.
-"""
+"""Draws text from a run's committed checkpoints, into one network, and prints it as it is drawn."""
 
 import math
 import os

@@ -32,10 +32,7 @@ def promotion_rules(config: RunConfig) -> PromotionRules:
 
 
 def offer_as_person(found: FoundCheckpoint, alias: str, *, why: str = "") -> RegistryState:
-    """Record the gates' decision with the person's name and reason; raises `GateRefused`.
-
-    A person who offers a checkpoint approves it.
-    """
+    """Record the gates' decision with the person's name, who so approves it, and reason; raises `GateRefused`."""
     state, person = found.log.state, this_person()
     candidate = Candidate(
         run_id=found.log.run_id,

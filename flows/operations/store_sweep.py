@@ -49,10 +49,7 @@ def sweep_run_by_id(store: ObjectStore, run_id: str, *, dry_run: bool) -> SweepR
 def sweep_store(
     store: ObjectStore, *, dry_run: bool, most_seconds: float, random: Random, monotonic: Callable[[], float]
 ) -> tuple[StoreSweepRow, ...]:
-    """Sweep the runs, a few at a time, and return a row for each, sorted by run id.
-
-    After `most_seconds` no further run is started. Raises `StorageError` if the store cannot list its runs.
-    """
+    """Sweep runs until `most_seconds`, a few at a time; returns a row for each, by run id. Raises `StorageError`."""
     run_ids = list_run_ids(store)
     first = random.randrange(len(run_ids)) if run_ids else 0
     sweep_one = partial(_sweep_one, store, dry_run=dry_run, until=monotonic() + most_seconds, monotonic=monotonic)

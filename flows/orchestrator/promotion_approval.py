@@ -57,10 +57,7 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Waiting:
-    """What ends the wait besides an answer: a shutdown, or a decision recorded elsewhere.
-
-    `say` prints a line and `show` puts Markdown on the run's page while the question is open.
-    """
+    """What ends the wait besides an answer; `say` prints a line, `show` puts Markdown on the run's page."""
 
     shutdown: ShutdownSignal
     is_settled: Callable[[], bool]

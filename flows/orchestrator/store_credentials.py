@@ -26,10 +26,7 @@ class StoreCredentials(Block):
 
 
 def take_credentials(name: str, environment: MutableMapping[str, str]) -> None:
-    """Put the block of this name into the environment in place of other credentials; an empty name does nothing.
-
-    Raises `InvalidConfiguration` where Prefect has no such block.
-    """
+    """Put this block into the environment in place of other credentials, if named; raises `InvalidConfiguration`."""
     if not name:
         return
     try:

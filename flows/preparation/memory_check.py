@@ -1,7 +1,4 @@
-"""Whether a trainer fits into the available memory, and which micro-batch does.
-
-The estimate is a formula (model.estimates.size_estimate); a device is queried by a process of its own.
-"""
+"""Whether a trainer fits into the available memory, and which micro-batch does, by `model.estimates.size_estimate`."""
 
 import os
 from dataclasses import dataclass, replace
@@ -38,10 +35,7 @@ def available_memory(training: TrainingConfig, group: TrainerGroup, *, root: Pat
 
 
 def memory_room(config: RunConfig, vocab_size: int, memory: AvailableMemory) -> MemoryRoom | None:
-    """Return the memory that an attempt after out-of-memory has, None if nobody knows.
-
-    An evaluator that is running has taken its share already: the estimate leaves it out rather than count it twice.
-    """
+    """Return the memory of an attempt after out-of-memory beside a running evaluator, None if nobody knows."""
     if memory.bytes is None:
         return None
     place = replace(memory.place, evaluates=False)
@@ -82,10 +76,7 @@ def require_memory(config: RunConfig, vocab_size: int, sizes: AttemptSizes, memo
 
 
 def choose_micro_batch(config: RunConfig, vocab_size: int, memory: AvailableMemory) -> int:
-    """Return the largest micro-batch, halving each process's share of the batch, that fits with `MARGIN` to spare.
-
-    Returns 1 if none fits, and the whole share if the memory is unknown.
-    """
+    """Return the first halving of a process's share that fits with `MARGIN`; 1 if none, all if memory is unknown."""
     training = config.training
     if memory.bytes is None:
         return -(-training.global_batch // memory.place.processes)

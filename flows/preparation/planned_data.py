@@ -29,10 +29,7 @@ class PlannedSource:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedData:
-    """The data; without a snapshot `vocab_size` is the one asked for, and bytes are known instead of tokens.
-
-    Of much text not even the bytes of the splits are known before it is read.
-    """
+    """The data; without a snapshot `vocab_size` is the one asked for, and bytes stand for tokens, if they are known."""
 
     snapshot_id: str | None
     sources: tuple[PlannedSource, ...]

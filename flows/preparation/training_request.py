@@ -39,10 +39,7 @@ class TrainingRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResolvedRequest:
-    """A request whose configuration was read.
-
-    `configuration` is None without a configuration file. Relative paths in the configuration start at `base_dir`.
-    """
+    """A request whose configuration (None without a file) was read; its relative paths start at `base_dir`."""
 
     request: TrainingRequest
     run_id: str
@@ -56,10 +53,7 @@ class ResolvedRequest:
 
 
 def with_settings(overrides: tuple[str, ...], *, steps: int, learning_rate: float, micro_batch: int) -> tuple[str, ...]:
-    """Return the overrides behind those that the form's own fields mean; a field of 0 means none.
-
-    Raises `InvalidConfiguration` for a key that is set in both.
-    """
+    """Return overrides for the form's own fields, 0 for none; `InvalidConfiguration` for a key set in both."""
     fields = {"training.steps": steps, "training.lr": learning_rate, "training.micro_batch": micro_batch}
     given = {key: value for key, value in fields.items() if value}
     for override in overrides:

@@ -36,10 +36,7 @@ class TrainerSetup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActiveRun:
-    """An opened run, and the services that run beside its training and never delay it.
-
-    `micro_batch` is the size chosen for `auto` at the first attempt, None otherwise.
-    """
+    """An opened run, and the services beside its training; `micro_batch` is what the first attempt chose for `auto`."""
 
     log: RunLog
     config: RunConfig

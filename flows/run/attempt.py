@@ -60,10 +60,7 @@ class Attempt:
         self._problem: Exception | None = None
 
     def run(self) -> AttemptEnded:
-        """Train to the end or until something ends it, and append the receipt; returns it.
-
-        Raises `Fenced` or `AppendUnknown` when not even the receipt could be written.
-        """
+        """Train until something ends it; append and return the receipt. `Fenced` or `AppendUnknown` if that fails."""
         log, every_seconds = self._run.log, self._run.config.lease.heartbeat_seconds
         with writing_heartbeats(log.store, log.prefix, self._heartbeat, every_seconds=every_seconds):
             evidence = self._train()

@@ -82,10 +82,7 @@ class AttemptEvaluations:
         return self._stop is not None
 
     def finish_early(self, writer: Writer) -> bool:
-        """Append run-finished at the step where the run stops early; returns False if it does not stop.
-
-        Later checkpoints are quarantined, so that no attempt resumes from one and none is promoted.
-        """
+        """Append run-finished where the run stops early, and quarantine what is later; returns False if it does not."""
         log = self._run.log
         state = log.refresh()
         stop = find_stop(state, self._run.evaluation.suite.sha256)

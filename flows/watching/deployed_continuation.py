@@ -137,10 +137,7 @@ def _back_off(state: RunState) -> float:
 
 
 def _last_launch(client: SyncPrefectClient, deployment_id: UUID, state: RunState) -> FlowRun | None:
-    """Return the newest flow run of this deployment that has trained the run: where and how it is to go on.
-
-    The log names the flow run; another deployment's is not believed.
-    """
+    """Return this deployment's flow run that, by the log, trained the run last; no other's is believed."""
     names = dict.fromkeys(attempt.started.flow_run_id for attempt in reversed(state.attempts[-_MOST_LAUNCHES:]))
     for name in filter(None, names):
         with suppress(ObjectNotFound, ValueError):

@@ -1,7 +1,4 @@
-"""Looks at all runs of a store, for `cairn watch` and the flow `watch-runs`, and continues those that need it.
-
-A run's error becomes its row and never ends the look.
-"""
+"""Looks at all runs of a store and continues those that need it; a run's error becomes its row and ends no look."""
 
 import os
 import time
@@ -115,10 +112,7 @@ class RunWatcher:
     def watch(
         self, *, every_seconds: float, report: Callable[[tuple[WatchRow, ...]], None], say: Callable[[str], None]
     ) -> NoReturn:
-        """Look every `every_seconds`, or sooner where a wait ends, until something raises.
-
-        Calls `report` with the new rows after every look, also when there are none.
-        """
+        """Look every `every_seconds`, or sooner where a wait ends; after each, `report` gets the new rows, if any."""
         reported: dict[str, tuple[str, str]] = {}
         while True:
             pause = every_seconds

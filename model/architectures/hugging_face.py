@@ -72,10 +72,7 @@ class HuggingFaceConfig(BaseModel):
 
 
 def check_settings(found: HuggingFaceConfig, model: ModelConfig) -> None:
-    """Raise InvalidInput where `found` is another network than `model`, naming the values for [model].
-
-    A `block_size` below `n_positions` is accepted: the same network on shorter texts.
-    """
+    """Raise InvalidInput where `found` is another network, naming values for [model]; a smaller block_size will do."""
     wrong = [name for name in ("n_layer", "n_head", "n_embd") if getattr(found, name) != getattr(model, name)]
     if wrong:
         has = ", ".join(f"model.{name} = {getattr(model, name)}" for name in wrong)

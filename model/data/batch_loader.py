@@ -38,10 +38,7 @@ class Batch:
 def gather_batch(
     windows: TokenWindows, drawn: NDArray[np.int64], *, rows: slice = slice(None), pin: bool = False
 ) -> Batch:
-    """Gather the `rows` of the windows `drawn` (B,) as a batch, in page-locked memory for CUDA if `pin`.
-
-    Raises TokenOutOfRange with the first of these windows that has an id outside the vocabulary.
-    """
+    """Gather the `rows` of windows `drawn` (B,), page-locked if `pin`; TokenOutOfRange names the first bad window."""
     own = drawn[rows]
     tokens = torch.empty((len(own), windows.block_size + 1), dtype=torch.int64, pin_memory=pin)
     windows.gather(own, into=tokens.numpy())
@@ -77,10 +74,7 @@ class BatchLoader:
         self._drawn_from, self._drawn = 0, np.empty((0, order.global_batch), dtype=np.int64)  # used only by the thread
 
     def batch(self, step: int) -> Batch:
-        """Wait for the batch drawn when `step` steps are complete, and prefetch the steps after it.
-
-        Raises the error of gathering it. Another call for the same step gathers it again.
-        """
+        """Wait for the batch after `step` steps, raise its error, prefetch more; asked again, it is gathered again."""
         if not self._prefetched or self._prefetched[0][0] != step:
             self.forget()
             self._read(step)

@@ -21,10 +21,7 @@ LARGEST_SIZE = 2**62
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Permutation:
-    """A keyed permutation of [0, size) in constant memory; equal fields permute equally on every machine.
-
-    A Feistel network over an even power of two, with cycle walking.
-    """
+    """A keyed permutation of [0, size), equal everywhere: Feistel over an even power of two, with cycle walking."""
 
     size: int
     key: str

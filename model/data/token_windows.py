@@ -81,10 +81,7 @@ class TokenWindows:
         return positions
 
     def gather(self, indexes: NDArray[np.int64], into: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-        """Copy the windows `indexes` (B,) -> token ids (B, block_size + 1), into `into` if given.
-
-        Reads only the shards of these windows. An id outside the vocabulary raises TokenOutOfRange.
-        """
+        """Copy windows (B,) -> ids (B, block_size + 1), `into` if given; TokenOutOfRange outside the vocabulary."""
         gathered = np.empty((len(indexes), self.block_size + 1), dtype=np.int64) if into is None else into
         positions = self.first_tokens(indexes)
         shards = np.searchsorted(self._starts, positions, side="right") - 1
@@ -101,10 +98,7 @@ class TokenWindows:
         return gathered
 
     def _windows_within(self, shard: int) -> NDArray[Any]:
-        """Return a view (N_k - block_size, block_size + 1) with a row for every start token.
-
-        Made on first use, because the first slice of a shard verifies it.
-        """
+        """Return a view (N_k - block_size, block_size + 1), a row a start, on first use: that verifies the shard."""
         if shard not in self._windows_of_shard:
             tokens = np.asarray(self._shards[shard][:])
             self._windows_of_shard[shard] = sliding_window_view(tokens, self.block_size + 1)

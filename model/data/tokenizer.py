@@ -1,7 +1,4 @@
-"""Converts text to token ids and back.
-
-Source: Sennrich et al. 2016 (byte-pair encoding); Radford et al. 2019 (its byte-level form, GPT-2's alphabet).
-"""
+"""Converts text to token ids and back. Sources: Sennrich et al. 2016 (byte pairs); Radford et al. 2019 (byte level)."""
 
 import functools
 import hashlib
@@ -89,10 +86,7 @@ class Tokenizer:
         return self.encode_batch([prompt])[0] or [self.end_of_text_id]
 
     def encode_flat(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """Encode texts as `encode_batch` does, into concatenated ids (N,) and the number of each text (len(texts),).
-
-        Faster: it uses all cores and computes no alignment.
-        """
+        """Encode texts into concatenated ids (N,) and each one's count (len(texts),): all cores, no alignment."""
         encodings = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
         lengths = np.fromiter(map(len, encodings), dtype=np.int64, count=len(encodings))
         ids = itertools.chain.from_iterable(encoding.ids for encoding in encodings)

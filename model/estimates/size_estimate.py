@@ -153,10 +153,7 @@ def largest_micro_batch(
     recompute: bool,
     place: TrainingPlace = ON_CPU,
 ) -> int | None:
-    """Halve a process's share of the global batch until it fits `memory_bytes` of each process; None if none does.
-
-    Returns windows.
-    """
+    """Halve a process's share of the batch until it fits `memory_bytes`; returns windows, None if none does."""
     batch, processes, mode = training.global_batch, place.processes, training.parallel
     windows = first_micro_batch(batch, processes=processes, mode=mode)
     while windows:

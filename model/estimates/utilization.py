@@ -48,10 +48,7 @@ def _specified_flops(device: torch.device, precision: Precision) -> float | None
 
 @functools.cache
 def measure_peak_flops(device: torch.device, precision: Precision) -> float:
-    """Return the best matmul rate of `device` in FLOP/s, measured once per process with its own random generator.
-
-    It takes about 0.3 s on a CPU, also where a number format has no fast product.
-    """
+    """Return the best matmul rate in FLOP/s, measured once per process in about 0.3 s, with its own generator."""
     is_cuda = device.type == "cuda"
     sizes, products, turns = (_cuda_sizes(device), 10, 5) if is_cuda else (_CPU_SIZES, 1, 8)
     began, best = time.perf_counter(), 0.0

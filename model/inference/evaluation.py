@@ -62,10 +62,7 @@ def held_out_loss(
 def evaluate(
     model: GPT, val_windows: TokenWindows, *, batches: int, batch_size: int, bytes_per_token: float
 ) -> EvaluationMetrics:
-    """Measure `model` on `batches` x `batch_size` held-out windows; `bytes_per_token` is the held-out text's mean.
-
-    Leaves the model's mode and all generators unchanged.
-    """
+    """Measure `model` on `batches` x `batch_size` held-out windows; leaves its mode and all generators unchanged."""
     if not bytes_per_token > 0:
         raise InvalidInput(f"bytes_per_token={bytes_per_token} must be above 0")
     loss, samples = held_out_loss(model, val_windows, batches=batches, batch_size=batch_size)

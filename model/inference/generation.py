@@ -21,10 +21,7 @@ _MIN_TEMPERATURE = 1e-6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
-    """Sampling settings: only the likeliest `top_k` tokens, of those only the nucleus that holds `top_p`.
-
-    Temperature 0 takes the likeliest token; `top_k` None and `top_p` 1 keep every token.
-    """
+    """The likeliest `top_k` (None: all) in the nucleus `top_p` (1: all) are drawn; temperature 0: the likeliest."""
 
     temperature: float = 1.0
     top_k: int | None = None
@@ -137,10 +134,7 @@ class TextStream:
         self._returned_text = decode(self._ids) if after else ""
 
     def push(self, token: int) -> str:
-        """Add `token` and return the text that is now complete; "" while a character may be incomplete.
-
-        Bytes that are not UTF-8 become replacement characters once other text follows them.
-        """
+        """Add `token`, return the text now complete; bytes that are not UTF-8 are replaced once other text follows."""
         self._ids.append(token)
         text = self._decode(self._ids)
         if text.endswith("\N{REPLACEMENT CHARACTER}") or len(text) <= len(self._returned_text):

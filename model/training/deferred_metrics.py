@@ -18,10 +18,7 @@ from model.errors import NonFiniteLoss
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UpdateResult:
-    """The metrics of a step: mean loss in nats per token, learning rate, gradient norm before clipping, loss scale.
-
-    `weights_digest` is over the bits of the updated weights, None where they are sharded.
-    """
+    """A step's mean loss in nats per token, lr, gradient norm before clipping, loss scale; digest None if sharded."""
 
     loss: float
     lr: float

@@ -32,10 +32,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def make_deterministic(*, seed: int, threads: int | None) -> None:
-    """Seed every global generator, fix the thread count and choose deterministic kernels, for the whole process.
-
-    `threads` None fixes torch's own count. Call it before the first CUDA work: cuBLAS reads its setting once.
-    """
+    """Seed generators, fix the threads (None: torch's own) and deterministic kernels, before the first CUDA work."""
     keep_freed_memory()  # changes no bit; a step on a CPU reuses the same blocks
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -78,9 +75,6 @@ def keeping_generators(device: torch.device) -> contextlib.AbstractContextManage
 
 
 def dropout_seed(seed: int, step: int, micro_batch: int) -> int:
-    """Return what the dropout of one micro-batch (index in the whole batch) of a step is drawn from, and nothing else.
-
-    So it is the same on whatever process the micro-batch is computed, and after any resume.
-    """
+    """Return the seed of one micro-batch's dropout: the same on whatever process, and after any resume."""
     digest = hashlib.sha256(f"dropout/{seed}/{step}/{micro_batch}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1

@@ -31,10 +31,7 @@ class Probe:
         return step % self.every_steps == 0
 
     def measure(self, model: GPT) -> tuple[float, str | None]:
-        """Return the loss in nats per token and a generated text, None if `sample_tokens` is 0.
-
-        The mode of `model` and the process's generators stay unchanged.
-        """
+        """Return loss in nats per token, and text unless `sample_tokens` is 0; mode and generators stay unchanged."""
         loss, _ = held_out_loss(model, self.windows, batches=self.batches, batch_size=self.batch_size)
         if self.sample_tokens == 0:
             return loss, None

@@ -35,10 +35,7 @@ class NamedTensor:
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class TrainState:
-    """Model, optimizer, grad scaler (fp16 only) and the number of completed steps; made by `create`.
-
-    `network` is `model` or its compiled form.
-    """
+    """Model (`network`: it or its compiled form), optimizer, grad scaler (fp16) and completed steps; see `create`."""
 
     model: GPT
     optimizer: torch.optim.AdamW
@@ -165,10 +162,7 @@ def _factors(count: int, device: torch.device) -> Tensor:
 
 
 def compile_layers(model: GPT) -> None:
-    """Compile each layer by itself for training, so that one compilation serves all layers.
-
-    Embedding and head are not compiled: a compiler may reorder the sums of their backward passes.
-    """
+    """Compile each layer alone, once for all; embedding and head not: a compiler may reorder their backward sums."""
     model.compiled_layers = [torch.compile(block, dynamic=False, options=COMPILE_OPTIONS) for block in model.h]
 
 
@@ -191,10 +185,7 @@ def describe_mismatch(expected: Mapping[str, Tensor], offered: Mapping[str, Tens
 
 @torch.no_grad()
 def load_weights(model: GPT, tensors: Mapping[str, Tensor]) -> None:
-    """Copy the `model.*` tensors of a train state into `model`, in place; other tensors are ignored.
-
-    Different names, shapes or dtypes raise StateMismatch, and nothing is copied.
-    """
+    """Copy the `model.*` tensors in place; other names, shapes or dtypes raise StateMismatch, nothing is copied."""
     expected = {f"{WEIGHT_PREFIX}{name}": parameter for name, parameter in model.named_parameters()}
     offered = {name: tensor for name, tensor in tensors.items() if name.startswith(WEIGHT_PREFIX)}
     if difference := describe_mismatch(expected, offered):

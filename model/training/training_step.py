@@ -31,10 +31,7 @@ from model.training.train_state import AUTOCAST_DTYPES, TrainState
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepInputs:
-    """What every step of a run reads: data, sample order, configuration, micro-batch in windows.
-
-    A `loader` over the same windows and order prefetches batches; it changes no bit.
-    """
+    """What every step reads; `micro_batch` in windows. A `loader` of the same windows prefetches and changes no bit."""
 
     windows: TokenWindows
     order: SampleOrder

@@ -12,7 +12,7 @@ from reports.queries.run_status import read_status
 from storage.logs.registry import Registry, list_aliases
 from storage.logs.run_entries import RunFinished
 from storage.logs.run_log import RunLog
-from storage.logs.run_state import CheckpointRecord, RunState
+from storage.logs.run_state import RunState
 from storage.logs.step_log import StepPoint, StepRecord, read_step_records, splice
 from storage.stores.object_store import ObjectStore
 from tasks.configuration.flat_document import stored_value
@@ -145,20 +145,13 @@ def _inherited(store: ObjectStore, state: RunState) -> Iterator[StepPoint]:
 
 def _held_out(state: RunState) -> Iterator[HeldOutPoint]:
     """Yield the surviving checkpoints' losses in step order, all measured by one suite: the one used most often."""
-    kept = {record.committed.manifest_sha256 for record in state.checkpoints if _survives(record, state)}
+    kept = {record.committed.manifest_sha256 for record in state.surviving_checkpoints}
     measured = [item for item in state.evaluations if item.manifest_sha256 in kept and _VAL_LOSS in item.metrics]
     suites = [item.suite_sha256 for item in measured]
     suite = max(reversed(suites), key=suites.count, default="")
     newest = {item.manifest_sha256: item for item in measured if item.suite_sha256 == suite}
     for item in sorted(newest.values(), key=lambda item: item.step):
         yield HeldOutPoint(step=item.step, val_loss=item.metrics[_VAL_LOSS], manifest_sha256=item.manifest_sha256)
-
-
-def _survives(record: CheckpointRecord, state: RunState) -> bool:
-    """Whether no later attempt resumed from before this checkpoint."""
-    committed = record.committed
-    later = (item.started for item in state.attempts[committed.attempt :])
-    return all(started.resumed_from is not None and started.resumed_from.step >= committed.step for started in later)
 
 
 def _interruptions(state: RunState, lines: Sequence[StepRecord]) -> Iterator[Interruption]:

@@ -25,10 +25,7 @@ class ComparedEvaluation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationComparison:
-    """A checkpoint's evaluations, each followed by those of other weights under the same suite.
-
-    `status` is failed where any evaluator failed.
-    """
+    """A checkpoint's evaluations, each followed by other weights' under its suite; `status` is failed where any is."""
 
     run_id: str
     step: int

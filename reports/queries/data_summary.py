@@ -1,7 +1,4 @@
-"""The contents of a data snapshot and the source of a training window, for `cairn data`.
-
-Reads the manifest and the parts of index and shards that it shows; each is verified first.
-"""
+"""What a data snapshot holds and where a window comes from, for `cairn data`; every part is verified before its use."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,10 +29,7 @@ _MOST_LISTED = 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WindowDocument:
-    """A document of a window: its place in its source, the sha256 of its text, and the window's first token in it.
-
-    `first_token` is 0 where the document begins inside the window.
-    """
+    """A document of a window: its place, its text's sha256, the window's first token in it (0 if it begins inside)."""
 
     source: str
     offset_bytes: int
@@ -151,10 +145,7 @@ class FoundSnapshot:
 
 
 def find_snapshot(store: ObjectStore, reference: str) -> FoundSnapshot:
-    """Return the snapshot of a run, or the one whose id begins with `reference`, at least 8 characters of it.
-
-    Raises `RunNotFound` where no snapshot, or more than one, matches.
-    """
+    """Return a run's snapshot, or the one whose id begins so, with 8 characters or more; raises `RunNotFound`."""
     snapshots = list_snapshots(store)
     begins = [name for name in snapshots if name.startswith(reference) and len(reference) >= SHORTEST_SNAPSHOT_ID]
     if len(begins) == 1:

@@ -32,10 +32,7 @@ class Table:
 
 
 def make_table(items: Iterable[Item], columns: Mapping[str, Callable[[Item], object]], *, empty: str = "") -> Table:
-    """Return one row for each item, with what each column's function makes of it.
-
-    Columns in which every cell is None are left out.
-    """
+    """Return a row for each item, made by each column's function, without the columns in which every cell is None."""
     listed = list(items)
     cells = {name: [make(item) for item in listed] for name, make in columns.items()}
     kept = {name: column for name, column in cells.items() if any(value is not None for value in column)}

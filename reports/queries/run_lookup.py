@@ -39,10 +39,7 @@ def find_run(store: ObjectStore, run_id: str) -> RunLog:
 
 
 def find_checkpoint(store: ObjectStore, reference: str) -> FoundCheckpoint:
-    """Resolve alias, `RUN` (its newest committed checkpoint) or `RUN@STEP`; raises `RunNotFound`.
-
-    Raises `IntegrityError` where the only checkpoint of that step is quarantined.
-    """
+    """Resolve alias, `RUN` (its newest) or `RUN@STEP`; `RunNotFound`, or `IntegrityError` if it is quarantined."""
     champion = Registry(store, reference).refresh().champion if "@" not in reference else None
     if champion is not None:
         log = find_run(store, champion.run_id)
@@ -64,10 +61,7 @@ def find_in_run(log: RunLog, step: int | None = None) -> CheckpointReference:
 
 
 def configuration_of(state: RunState) -> "RunConfig":
-    """Return the configuration of the run's newest attempt; without one, a fork's own or the frozen part with defaults.
-
-    Raises `IntegrityError` where the log's document is no configuration.
-    """
+    """Return the newest attempt's configuration, else a fork's own or the frozen part; raises `IntegrityError`."""
     from tasks.configuration.stored_configuration import parse_stored_configuration
 
     return parse_stored_configuration(configuration_document(state))

@@ -78,10 +78,7 @@ class QueryResult:
 
 @contextmanager
 def answer_query(store: ObjectStore, sql: str, *, work: Path) -> Iterator[QueryResult]:
-    """Run the query over all runs of the store; the rows can be read until the context ends.
-
-    Raises `InvalidQuery` with the database's message and the names of the tables.
-    """
+    """Run the query over all runs; rows can be read until the context ends. `InvalidQuery` names the tables."""
     runs = gather_runs(store, find_tables(sql), work=work)
     spooling = tempfile.TemporaryDirectory(prefix="cairn-sql-")
     with spooling as spool, _translate_errors(), _database(runs, Path(spool)) as base:

@@ -80,10 +80,7 @@ class SimulationSummary:
 def simulate_policies(
     options: SimulationOptions, *, state: RunState | None, environment: Mapping[str, str]
 ) -> SimulationSummary:
-    """Return how the run ends under each policy; `state` is the run whose receipts are replayed, or None.
-
-    Raises `InvalidConfiguration` for files and numbers that cannot be used.
-    """
+    """Return how each policy ends, for the receipts of `state` or none; raises `InvalidConfiguration`."""
     config = _config(options, state, environment)
     try:
         plan = _plan(options, state, config)

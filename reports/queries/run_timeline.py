@@ -1,7 +1,4 @@
-"""Attempts in order, neighbours with the same reason as one stretch, and one row for each reason, the rarest first.
-
-Seven real failures must stay visible among 1,785 preemptions.
-"""
+"""Attempts as stretches of equal ends, and reasons, rarest first: 7 real failures show among 1,785 preemptions."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

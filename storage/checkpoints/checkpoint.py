@@ -82,10 +82,7 @@ class OtherWriters:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StagedCheckpoint:
-    """A checkpoint whose payload and manifest are uploaded; readers ignore it until it is committed.
-
-    It is also the trainer's message that staging is complete.
-    """
+    """A complete upload, ignored by readers until it is committed; also the trainer's message that it is staged."""
 
     step: int
     attempt: int
@@ -141,10 +138,7 @@ def stage_checkpoint(
     uploads: UploadOptions = _DEFAULT_UPLOADS,
     others: OtherWriters | None = None,
 ) -> StagedCheckpoint:
-    """Upload the shards, the trainer document and, last, the manifest.
-
-    With `others` this is the first of several writers, and the manifest waits for what they write.
-    """
+    """Upload shards, trainer document and, last, the manifest, which waits for what `others` write."""
     writers, prefix = 1 if others is None else others.count + 1, target.prefix
     records = [*(record for group in groups for record in group.records), *trainer.records()]
     shards = _named_shards(groups, uploads.shard_bytes, 0, writers)

@@ -17,7 +17,6 @@ from storage.logs.run_entries import CheckpointCommitted, CheckpointQuarantined,
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import CheckpointRecord, RunState
 from storage.stores.local_store import forget_cached_bytes
-from storage.stores.object_store import ObjectStore
 
 LOOKS = 3
 _PAUSE_SECONDS = 0.5
@@ -43,10 +42,11 @@ def newest_verified(
             if state.commits:
                 raise _nothing_readable(log.run_id, state)
             return _verified_beginning(log, state, sleep)
-        evidence = look_again(log, record, looks=LOOKS if record.is_committed else 1, sleep=sleep)
+        looks = LOOKS if record.is_committed else 1
+        evidence = look_again(log, record.committed.reference, record.suspects, looks=looks, sleep=sleep)
         if not evidence:
             if not record.is_committed:
-                restore_checkpoint(log, record.committed, writer=writer)
+                log.append(partial(restored_entry, record.committed), writer=writer)
             return record.committed.reference
         failed.append(record)
         if record.is_committed:
@@ -57,32 +57,26 @@ def newest_verified(
 
 
 def look_again(
-    log: RunLog, record: CheckpointRecord, *, looks: int, sleep: Callable[[float], None]
+    log: RunLog,
+    reference: CheckpointReference,
+    suspects: tuple[str, ...] = (),
+    *,
+    looks: int = LOOKS,
+    sleep: Callable[[float], None],
 ) -> tuple[ReadEvidence, ...]:
     """Return the evidence against a checkpoint that failed every look, or none as soon as one look succeeds.
 
-    After a look that fails the log is read: where that fails too, the store is away and nothing is said of the
-    checkpoint.
+    The objects in `suspects` are read first. After a look that fails the log is read: where that fails too, the store
+    is away and nothing is said of the checkpoint.
     """
-    suspects = tuple(item.key for item in record.evidence) if record.may_be_restored else ()
-    return _look_again(log, record.committed.reference, suspects, looks=looks, sleep=sleep)
-
-
-def _look_again(
-    log: RunLog,
-    reference: CheckpointReference,
-    suspects: tuple[str, ...],
-    *,
-    looks: int,
-    sleep: Callable[[float], None],
-) -> tuple[ReadEvidence, ...]:
     damaged: tuple[ObjectDamaged, ...] = ()
     for number in range(looks):
         if number:
             sleep(_PAUSE_SECONDS * 2**number)
         for path in filter(None, map(log.store.local_path, suspects)):
             forget_cached_bytes(path)
-        damaged = _look(log.store, reference, suspects)
+        damaged = verify_checkpoint(log.store, reference, only=suspects) if suspects else ()
+        damaged = damaged or verify_checkpoint(log.store, reference)
         if not damaged:
             return ()
         suspects = tuple(item.key for item in damaged)
@@ -105,11 +99,6 @@ def quarantine_checkpoint(
     return log.append(unless_unreadable, writer=writer)
 
 
-def restore_checkpoint(log: RunLog, committed: CheckpointCommitted, *, writer: Writer) -> RunState:
-    """Append that a quarantined checkpoint verifies again, unless it is not quarantined for its bytes any more."""
-    return log.append(partial(restored_entry, committed), writer=writer)
-
-
 def restored_entry(committed: CheckpointCommitted, state: RunState) -> CheckpointRestored | None:
     """Return the entry that takes a checkpoint back, or None when it is not quarantined for its bytes any more."""
     record = state.find_live(committed.prefix)
@@ -126,26 +115,17 @@ def fails_alike(fresh: Collection[ReadEvidence], before: Collection[ReadEvidence
     return any(unreadable.get(item.key) is item.found.startswith(UNREADABLE) for item in fresh)
 
 
-def _look(store: ObjectStore, reference: CheckpointReference, suspects: Collection[str]) -> tuple[ObjectDamaged, ...]:
-    """Return what is wrong with a checkpoint; the suspected objects are read first, and the others if they verify."""
-    if suspects and (damaged := verify_checkpoint(store, reference, only=suspects)):
-        return damaged
-    return verify_checkpoint(store, reference)
-
-
 def _told(evidence: tuple[ReadEvidence, ...]) -> str:
     return "; ".join(f"{item.key}: {item.found}, must be {item.expected}" for item in evidence)
 
 
 def _verified_beginning(log: RunLog, state: RunState, sleep: Callable[[float], None]) -> CheckpointReference | None:
     """Return what the run begins with; raises `NothingReadable` where that is a checkpoint that does not verify."""
-    if state.origin is not None:
-        evidence = _look_again(log, state.origin.checkpoint, (), looks=LOOKS, sleep=sleep)
-        if evidence:
-            raise NothingReadable(
-                f"run {log.run_id} begins with step {state.origin.checkpoint.step} of run {state.origin.run_id}, which "
-                f"cannot be read: {_told(evidence)}. Start on another host, restore its objects, or fork another step"
-            )
+    if state.origin is not None and (evidence := look_again(log, state.origin.checkpoint, sleep=sleep)):
+        raise NothingReadable(
+            f"run {log.run_id} begins with step {state.origin.checkpoint.step} of run {state.origin.run_id}, which "
+            f"cannot be read: {_told(evidence)}. Start on another host, restore its objects, or fork another step"
+        )
     return state.beginning
 
 

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from heapq import merge
 from itertools import repeat
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from storage.stores.object_store import ObjectStore, WrittenObject
 from storage.stores.verified_object import ExpectedObject, check_size, read_verified_into
 
 _PIECE_BYTES = 8 * 1024 * 1024
+name_of = attrgetter("name")
 
 Buffers = Callable[[Sequence[int]], Sequence[memoryview]]
 """Returns writable memory of these sizes in bytes."""
@@ -29,17 +31,9 @@ def fresh_buffers(sizes: Sequence[int]) -> list[memoryview]:
     return [memoryview(np.empty(size, dtype=np.uint8).data) for size in sizes]
 
 
-def name_of(record: TensorRecord) -> str:
-    """Return the sort key of records."""
-    return record.name
-
-
 @contextmanager
 def transfers(count: int, thread_start: Callable[[], None] | None = None) -> Iterator[Run]:
-    """Yield a `Run` that works in `count` threads, or in the caller's thread if `count` is 1.
-
-    Each new thread calls `thread_start` first, for example to lower its priority.
-    """
+    """Yield a `Run` that works in `count` threads, `thread_start` first in each, or in the caller's if it is 1."""
     if count == 1:
         yield lambda function, *arguments: repeat(function(*arguments)).__next__
         return

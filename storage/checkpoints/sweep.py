@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from storage.checkpoints.checkpoint_pin import unpin_entry
-from storage.checkpoints.resume_point import LOOKS, fails_alike, look_again, restored_entry
+from storage.checkpoints.resume_point import fails_alike, look_again, restored_entry
 from storage.errors import IntegrityError
 from storage.logs.log_entry import Writer, refuse_old_writer
 from storage.logs.run_entries import CheckpointDeleted, CheckpointSuperseded
@@ -161,7 +161,7 @@ class _Sweep:
         """
         if not record.may_be_restored:
             return ""
-        fresh = look_again(self._log, record, looks=LOOKS, sleep=lambda seconds: None)
+        fresh = look_again(self._log, record.committed.reference, record.suspects, sleep=lambda seconds: None)
         if not fresh:
             self._append(partial(restored_entry, record.committed))
             return "was quarantined, and verifies again: taken back"

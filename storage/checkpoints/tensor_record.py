@@ -42,10 +42,7 @@ class TensorRecord:
 
 
 def state_sha256(records: Iterable[TensorRecord]) -> str:
-    """Return the hex digest of the records; two states have equal digests if and only if they have equal bits.
-
-    Records that arrive in name order are digested as they arrive.
-    """
+    """Return the hex digest, equal if and only if the bits are; records in name order are digested as they arrive."""
     digest, seen, ordered = hashlib.sha256(_TITLE), list[TensorRecord](), True
     for record in records:
         ordered = ordered and not (seen and record.name < seen[-1].name)

@@ -66,10 +66,7 @@ class FoldCache(Generic[S]):
         self.log.store.write(self.key, encode(label).replace(b"\n", b"") + b"\n" + state)
 
     def read(self) -> FoldedLog[S] | None:
-        """Return the cached state, or None if there is none or its version, bytes or entry do not match.
-
-        Raises `IntegrityError` if the log ends before the cached entry: entries were deleted.
-        """
+        """Return the cached state, None if it does not match; raises `IntegrityError` if entries were deleted."""
         try:
             line, _, state_bytes = self.log.store.read(self.key).partition(b"\n")
             label = decode(line, _Label, where=self.key)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import reduce
 from typing import Any
 
 from storage.errors import StorageError
@@ -173,10 +174,7 @@ def list_aliases(store: ObjectStore) -> list[str]:
 
 def fold_decisions(entries: Iterable[Entry]) -> RegistryState:
     """Return the state of an alias after `entries`."""
-    state = RegistryState()
-    for entry in entries:
-        state = _apply(state, entry)
-    return state
+    return reduce(_apply, entries, RegistryState())
 
 
 def _apply(state: RegistryState, entry: Entry) -> RegistryState:

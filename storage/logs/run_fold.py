@@ -7,6 +7,8 @@ end: this is fencing on the reader's side.
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
+from functools import reduce
+from typing import Any
 
 from storage.logs.log_entry import Entry, newer_entry
 from storage.logs.run_entries import (
@@ -30,10 +32,7 @@ from storage.logs.run_state import AttemptRecord, Charges, CheckpointRecord, Che
 
 def fold(entries: Iterable[Entry], state: RunState | None = None) -> RunState:
     """Return the state after `entries`, starting from `state` or from an empty run."""
-    result = state or RunState()
-    for entry in entries:
-        result = _apply(result, entry)
-    return result
+    return reduce(_apply, entries, state or RunState())
 
 
 def _apply(state: RunState, entry: Entry) -> RunState:
@@ -116,20 +115,14 @@ def refill(charges: Mapping[str, Charges]) -> Mapping[str, Charges]:
 
 
 def _evaluate(state: RunState, body: EvaluationRecorded | EvaluationFailed) -> RunState:
-    live, pins = list(state.live_checkpoints), _without_pin(state.pins, body.hold_id)
-    recorded, failed = state.evaluations, state.failed_evaluations
+    name = "evaluations" if isinstance(body, EvaluationRecorded) else "failed_evaluations"
+    live = list(state.live_checkpoints)
     for place, record in enumerate(live):
-        if record.committed.manifest_sha256 != body.manifest_sha256:
-            continue
-        if isinstance(body, EvaluationRecorded):
-            live[place] = replace(record, evaluations=(*record.evaluations, body))
-        else:
-            live[place] = replace(record, failed_evaluations=(*record.failed_evaluations, body))
-    if isinstance(body, EvaluationRecorded):
-        recorded = recorded.append(body)
-    else:
-        failed = failed.append(body)
-    return replace(state, live_checkpoints=tuple(live), evaluations=recorded, failed_evaluations=failed, pins=pins)
+        if record.committed.manifest_sha256 == body.manifest_sha256:
+            outcomes: dict[str, Any] = {name: (*getattr(record, name), body)}
+            live[place] = replace(record, **outcomes)
+    history: dict[str, Any] = {name: getattr(state, name).append(body)}
+    return replace(state, live_checkpoints=tuple(live), pins=_without_pin(state.pins, body.hold_id), **history)
 
 
 def _commit(state: RunState, entry: Entry, body: CheckpointCommitted) -> RunState:

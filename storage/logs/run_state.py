@@ -81,6 +81,11 @@ class CheckpointRecord:
         return self.state == CheckpointState.QUARANTINED and bool(self.evidence)
 
     @property
+    def suspects(self) -> tuple[str, ...]:
+        """The objects that could not be read, of a checkpoint that a look may take back."""
+        return tuple(item.key for item in self.evidence) if self.may_be_restored else ()
+
+    @property
     def is_kept(self) -> bool:
         """Whether retention still keeps its bytes."""
         return self.state in (CheckpointState.COMMITTED, CheckpointState.QUARANTINED)

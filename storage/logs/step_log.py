@@ -63,10 +63,7 @@ class StepPoint:
 
 
 def splice(records: Iterable[StepRecord], attempts: Sequence[AttemptRecord]) -> tuple[StepPoint, ...]:
-    """Return the surviving steps of a run in order, each once, from the records of all its attempts.
-
-    The records of an attempt survive up to the step from which a later attempt resumed; later steps were trained again.
-    """
+    """Return every surviving step once, in order: an attempt's records count up to where a later one resumed."""
     of_attempt: dict[int, dict[int, StepRecord]] = {}
     trained = Counter[int]()
     for record in records:

@@ -24,10 +24,7 @@ REJECTED = "rejected.parquet"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpenSnapshot:
-    """A snapshot to train on: rows of tokens (N_k,), and the tokenizer as JSON text.
-
-    A row raises SnapshotDamaged at its first use if its shard is damaged.
-    """
+    """A snapshot to train on: rows (N_k,) and tokenizer JSON; a damaged row raises SnapshotDamaged at its first use."""
 
     manifest: SnapshotManifest
     tokenizer_json: str
@@ -36,10 +33,7 @@ class OpenSnapshot:
 
 
 def publish_snapshot(store: ObjectStore, folder: Path, manifest: SnapshotManifest) -> tuple[str, SnapshotManifest]:
-    """Upload the files of `folder`, then create `snapshot.json`; returns the id and the manifest with objects.
-
-    Idempotent, also when two processes run it at once. Raises IntegrityError if the store has other bytes.
-    """
+    """Upload `folder`, `snapshot.json` last, idempotent; returns id and manifest. IntegrityError for other bytes."""
     objects = list[SnapshotObject]()
     for path in sorted(path for path in folder.iterdir() if path.is_file()):
         found, tokens = describe_file(path), count_tokens(path) if path.suffix == SHARD_SUFFIX else None
@@ -98,10 +92,7 @@ def replace_object(store: ObjectStore, snapshot_id: str, item: SnapshotObject, p
 
 
 class SnapshotFiles:
-    """The objects of a snapshot as local files, each verified at its first use.
-
-    Objects of a remote store are kept in a cache as long as this object or a shard of it is referred to.
-    """
+    """A snapshot's objects as files, verified at first use; cached copies of remote ones stay while this is in use."""
 
     def __init__(
         self, store: ObjectStore, snapshot_id: str, cache_dir: Path, *, limit_bytes: int | None = None

@@ -141,10 +141,7 @@ class TokenSpan:
 
 
 def documents_between(path: Path, spans: Sequence[TokenSpan]) -> tuple[tuple[DocumentPlace, ...], ...]:
-    """Return the documents of each span in order; reads only their row groups, all by one process.
-
-    Raises IntegrityError if the file is not a document index.
-    """
+    """Return the documents of each span, by one process from their row groups alone; raises IntegrityError."""
     found: list[list[DocumentPlace]] = [[] for _ in spans]
     try:
         with parquet.ParquetFile(path, thrift_container_size_limit=_MOST_GROUPS) as index:

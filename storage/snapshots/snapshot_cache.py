@@ -41,10 +41,7 @@ class SnapshotCache:
         self._lease: _Lease | None = None
 
     def fetch(self, store: ObjectStore, expected: ExpectedObject) -> Path:
-        """Return a verified file: a local store's own, else a copy that stays while this cache is referred to.
-
-        Raises IntegrityError if the store's bytes are different.
-        """
+        """Return a verified file: a local store's own, else a copy, kept while this is used; raises IntegrityError."""
         own = store.local_path(expected.key)
         if own is not None:
             check_object(store, expected)

@@ -59,10 +59,7 @@ class ShardSchema:
 
 
 class ShardWriter:
-    """Context manager that writes a token stream as files `<prefix>-00000.arrow`, … of `shard_tokens` each.
-
-    The last one is shorter. Holds one shard in memory.
-    """
+    """Context manager: a token stream as `<prefix>-00000.arrow`, … of `shard_tokens` each, the last one shorter."""
 
     def __init__(
         self, folder: Path, prefix: str, schema: ShardSchema, *, shard_tokens: int = DEFAULT_SHARD_TOKENS
@@ -131,10 +128,7 @@ def count_tokens(path: Path) -> int:
 
 
 def shard_tokens(data: "pa.Buffer | bytes | memoryview", schema: ShardSchema, *, where: str) -> NDArray[Any]:
-    """Return the tokens (N,) of a shard's bytes as a read-only view.
-
-    Raises IntegrityError naming `where` for other bytes, columns, tokenizers or versions.
-    """
+    """Return a shard's tokens (N,), read-only; IntegrityError for other bytes, columns, tokenizers or versions."""
     buffer = data if isinstance(data, pa.Buffer) else pa.py_buffer(data)
     try:
         with pa.ipc.open_file(buffer) as reader:

@@ -69,10 +69,7 @@ class LocalStore:
             raise _store_error(error, f"{self.url}/{key}: cannot read") from error
 
     def create(self, key: str, data: bytes) -> bool:
-        """Create the object if it is absent; returns False if it exists.
-
-        Raises NotDurable if the object is visible and the fsync of its folder failed.
-        """
+        """Create the object if it is absent, else return False; NotDurable if it is there but its folder not synced."""
         path = self._writable_path(key)
         with self._temporary_file(path) as (file, temporary):
             file.write(data)

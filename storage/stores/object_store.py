@@ -30,10 +30,7 @@ class WrittenObject:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnfinishedWrite:
-    """Bytes of a write that never became an object: a temporary file, or the parts of a multipart upload.
-
-    `token` is the store's own name for it; `age_seconds` is by the store's clock.
-    """
+    """A temporary file, or the parts of an upload; `token` is the store's name for it, `age_seconds` by its clock."""
 
     key: str
     bytes: int

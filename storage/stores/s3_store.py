@@ -55,10 +55,7 @@ class S3Store(ObjectStore):
         return self._bucket.fetch(self._name(key), at_most_bytes=at_most_bytes).data
 
     def read_chunks(self, key: str) -> Iterator[bytes]:
-        """Yield the object's bytes in ranged GETs, a few ahead, each with retries.
-
-        Raises IntegrityError if the object is replaced meanwhile.
-        """
+        """Yield ranged GETs, a few ahead, each with retries; IntegrityError if the object is replaced meanwhile."""
         name = self._name(key)
         try:
             first = self._retry_policy.call(lambda: self._fetch_range(name, 0))

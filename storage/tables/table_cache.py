@@ -35,10 +35,7 @@ _COPIES_BYTES = 20_000_000_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableKind:
-    """Tables that are made together: their columns, and the function that makes a run's rows from its state.
-
-    Packs of another `version` are not used.
-    """
+    """Tables made together: their columns, and a run's rows by its state. Packs of another `version` are not used."""
 
     name: str
     version: str
@@ -178,10 +175,7 @@ class TableCache:
         return None
 
     def list_packs(self, kind: TableKind, packs: Sequence[_UsablePack]) -> None:
-        """Name these packs in the indexes and delete the packs that neither the old nor the new index names.
-
-        Another reader may be using a pack of the old index; it is deleted the next time.
-        """
+        """Name these packs in the indexes; delete those in neither the old, which readers may use, nor the new."""
         for home in {id(item.home): item.home for item in packs}.values():
             mine = tuple(item.pack for item in packs if item.home is home)
             with suppress(StorageError):

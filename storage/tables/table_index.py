@@ -1,7 +1,4 @@
-"""The index of packed tables: which packs there are, and the log entry that each run's rows were made at.
-
-An index of another version or with other bytes is ignored.
-"""
+"""The index of packed tables, and the entry at which a run's rows were made; an unsound or older one is ignored."""
 
 from dataclasses import dataclass
 

@@ -77,10 +77,7 @@ def claim_attempt(log: RunLog, claimant: Claimant, start: Start) -> AttemptStart
 def writing_heartbeats(
     store: ObjectStore, run_prefix: str, progress: Callable[[int], Heartbeat], *, every_seconds: float
 ) -> AbstractContextManager[None]:
-    """Write `progress(number)` at once, every `every_seconds` while the block runs, and once more at its end.
-
-    A store that does not answer costs one heartbeat.
-    """
+    """Write `progress(number)` at once, every `every_seconds`, and at the end; a silent store costs one heartbeat."""
 
     def write(stop: threading.Event) -> None:
         number = 0

@@ -31,10 +31,7 @@ class Usage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptOver:
-    """What is known when an attempt is over; `jitter` in [0, 1) shortens the delay before the next one.
-
-    `room` is the memory that the next attempt has, None if nobody knows.
-    """
+    """What is known of an ended attempt; `jitter` in [0, 1) shortens the next delay, `room` is the memory for it."""
 
     attempt: int
     evidence: Evidence

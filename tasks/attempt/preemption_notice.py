@@ -104,10 +104,7 @@ class AwsMetadata:
 
 
 def read_gcp_notice(host: str = _GCP_HOST) -> PreemptionNotice | None:
-    """Return the notice of Compute Engine's metadata server at `host`, which may include a port.
-
-    There is one once this instance is preempted or ended for maintenance of its host.
-    """
+    """Return the notice at `host` (with port or not): the instance is preempted, or ended to maintain its host."""
     if _read_gcp(host, "preempted") == "TRUE":
         return PreemptionNotice(name="gcp", detail="GCP announced: this instance is being preempted")
     if (event := _read_gcp(host, "maintenance-event")) == "TERMINATE_ON_HOST_MAINTENANCE":
@@ -143,10 +140,7 @@ def polling_notices(
     poll_seconds: float,
     on_problem: Callable[[str], None] = lambda problem: None,
 ) -> AbstractContextManager[None]:
-    """Poll every source while the block runs, first at once; the first notice requests the shutdown and ends polling.
-
-    Each source that is unavailable is reported to `on_problem` once.
-    """
+    """Poll the sources in the block until one's notice requests the shutdown; `on_problem` hears once of a lost one."""
     unavailable: set[NoticeSource] = set()
 
     def poll_once(stop: threading.Event) -> bool:

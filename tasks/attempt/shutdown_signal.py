@@ -52,10 +52,7 @@ class ShutdownSignal:
 
     @contextmanager
     def listening(self, extra_signal: str = "") -> Iterator[None]:
-        """Handle signals while the block runs; does nothing outside the main thread.
-
-        `extra_signal` names one more signal that a scheduler sends in advance, such as SIGUSR1.
-        """
+        """Handle signals, and `extra_signal` such as SIGUSR1, while the block runs; only in the main thread."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -102,10 +99,7 @@ def raise_on_sigterm() -> Iterator[None]:
 
 
 def exit_on_sigterm(code: int) -> None:
-    """From now on exit at once with `code` on SIGTERM.
-
-    A command that has its result must not end by the signal: a scheduler would read that result as a crash.
-    """
+    """From now on exit at once with `code` on SIGTERM: a scheduler would read the result of a command as a crash."""
 
     def exit_now(number: int, frame: FrameType | None) -> None:
         for stream in (sys.stdout, sys.stderr):

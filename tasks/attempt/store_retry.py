@@ -1,7 +1,4 @@
-"""Retries of a run's own storage operations, for as long as `checkpoint.patience_seconds` says.
-
-Only for idempotent operations, such as appends that recognise their own entry.
-"""
+"""Retries of a run's own idempotent storage operations, for as long as `checkpoint.patience_seconds` says."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

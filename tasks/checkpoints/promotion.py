@@ -41,10 +41,7 @@ class Approval:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """A committed checkpoint offered to an alias.
-
-    `evaluations` are of exactly these weights, newest first; `by` and `why` come from the offering person or flow.
-    """
+    """A checkpoint offered to an alias by a person or flow; `evaluations` are of these very weights, newest first."""
 
     run_id: str
     reference: CheckpointReference
@@ -99,10 +96,7 @@ def best_evaluated(state: RunState, suite_sha256: str) -> EvaluationRecorded | N
 def compared_evaluation(
     candidate: Candidate, rules: PromotionRules, champion: Promoted | None
 ) -> EvaluationRecorded | None:
-    """Return the evaluation to compare with the champion's, or None if there is none.
-
-    Prefers one that was measured like the champion, under the primary suite or the champion's, to the primary one.
-    """
+    """Return the evaluation to compare: one measured like the champion, else the primary suite's, else None."""
     suites = [suite.sha256 for suite in rules.required[:1]] or [item.suite_sha256 for item in candidate.evaluations[:1]]
     suites += [champion.suite_sha256] if champion else []
     found = [item for suite in suites for item in candidate.evaluations if item.suite_sha256 == suite]

@@ -57,10 +57,7 @@ def parse_configuration(
     name: str,
     folder: Path | None = None,
 ) -> RunConfig:
-    """Overlay environment and `--set` on a document, validate it, and read the suite it names.
-
-    Relative paths of suites, evaluators and exporters start at `folder`, without one at the working directory.
-    """
+    """Overlay environment and `--set`, validate, and read the suite; relative paths start at `folder`, or here."""
     layered, origins = _overlay(document, overrides, environment)
     try:
         config = RunConfig.model_validate(layered)

@@ -1,7 +1,4 @@
-"""Every configuration key in words, read from the fields of `RunConfig`.
-
-`cairn config`, docs/reference/configuration.md and the messages about broken rules are made of it.
-"""
+"""Every configuration key in words, from the fields of `RunConfig`: for `cairn config`, its page and messages."""
 
 import json
 from collections.abc import Iterator, Mapping

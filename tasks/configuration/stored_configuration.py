@@ -13,10 +13,7 @@ from tasks.errors import ConfigDrift
 
 
 def parse_stored_configuration(document: Mapping[str, Any]) -> RunConfig:
-    """Return the validated configuration without `MACHINE_KEYS`, its evaluators marked as logged.
-
-    Raises `IntegrityError` naming the first key that breaks a rule.
-    """
+    """Return it validated, without `MACHINE_KEYS`, evaluators marked as logged; `IntegrityError` names a bad key."""
     said = {
         name: {key: item for key, item in section.items() if f"{name}.{key}" not in MACHINE_KEYS}
         if isinstance(section, Mapping)

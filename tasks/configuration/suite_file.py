@@ -17,10 +17,7 @@ COMMAND = "command"
 
 
 def resolve_evaluation(evaluation: EvaluationConfig, folder: Path) -> EvaluationConfig:
-    """Return the section with its suite file read, its command an evaluator, and every evaluator's files hashed.
-
-    Relative paths start at `folder`; an evaluator with hashes is not read again. Raises TaskError.
-    """
+    """Return the section with its suite read and files below `folder` hashed, unless they are; raises TaskError."""
     if evaluation.suite:
         return read_suite(folder / Path(evaluation.suite).expanduser(), evaluation)
     evaluators = evaluation.evaluators

@@ -59,10 +59,7 @@ class TextSample:
 
 
 class SeenDigests:
-    """A set of the first 128 bits of SHA-256 digests in one flat table, at most two thirds full.
-
-    24 to 48 bytes a digest; Python's own set takes about 100. Linear probing: Knuth, TAOCP 3, 6.4, algorithm L.
-    """
+    """Digests' first 128 bits in a flat table: 24 to 48 bytes, a set's are 100 (Knuth, TAOCP 3, 6.4, algorithm L)."""
 
     def __init__(self) -> None:
         self._table, self._count = bytearray(_SLOT_BYTES << 12), 0

@@ -29,10 +29,7 @@ class TextFile:
 
 
 def find_files(sources: Sequence[str], base_dir: Path, *, apart: bool = False) -> list[TextFile]:
-    """Return every file of the sources once; relative paths start at `base_dir`.
-
-    Raises InvalidCorpus for a source without readable files, and for a file of two sources that are kept `apart`.
-    """
+    """Return every file once, paths from `base_dir` on; InvalidCorpus if none, or if one is in two sources `apart`."""
     found: list[TextFile] = []
     for source in dict.fromkeys(sources):
         found += _find_remote(source) if "://" in source else _find_local(source, base_dir)

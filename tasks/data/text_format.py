@@ -50,10 +50,7 @@ def unsupported_suffix(name: str) -> str | None:
 
 
 def decompress(stream: BinaryIO, compression: Compression, stored_bytes: int) -> BinaryIO:
-    """Return the decompressed bytes as one text; reading damaged ones raises OSError or one of DECOMPRESSION_ERRORS.
-
-    So does text that is many times longer than `stored_bytes`, the size of the file.
-    """
+    """Return the text; reading damaged or far too long bytes raises OSError or one of DECOMPRESSION_ERRORS."""
     unpacked: Any = stream
     if compression is Compression.GZIP:
         unpacked = _Bounded(gzip.GzipFile(fileobj=stream, mode="rb"), stored_bytes)

@@ -99,10 +99,7 @@ def import_tokens(
 
 
 def export_tokens(snapshot: SnapshotFiles, folder: Path, form: TokenFileFormat) -> tuple[Path, ...]:
-    """Verify a snapshot's shards and write both splits as token files into `folder`; returns the files.
-
-    Raises InvalidCorpus for a vocabulary above 16 bits, and StorageError if a file exists.
-    """
+    """Verify both splits, write them into `folder` and return the files; raises InvalidCorpus or StorageError."""
     vocab_size = snapshot.manifest.vocab_size
     if vocab_size > MAX_TOKEN_ID + 1:
         raise InvalidCorpus(

@@ -36,10 +36,7 @@ def open_model(
     device: torch.device,
     mask_documents: bool = False,
 ) -> CheckpointModel:
-    """Load the checkpoint's weights on `device`; raises `IntegrityError` if a byte differs from what was committed.
-
-    With `mask_documents` the network attends within documents, as it was trained.
-    """
+    """Load the weights on `device`, with `mask_documents` as in training; raises `IntegrityError` if a byte differs."""
     snapshot = open_snapshot(store, snapshot_id, cache_dir)
     network = GPT(model, snapshot.manifest.vocab_size)
     network.boundary_id = snapshot.manifest.end_of_text_id if mask_documents else None

@@ -1,7 +1,4 @@
-"""Evaluates one committed checkpoint under one suite and records the outcome; equal evaluations are measured once.
-
-Imports no torch: the evaluator is a child process.
-"""
+"""Evaluates one committed checkpoint under one suite and records the outcome, equal ones once. Imports no torch."""
 
 import os
 import shutil
@@ -69,10 +66,7 @@ class EvaluationPlan:
 def find_evaluation(
     state: RunState, manifest_sha256: str, suite_sha256: str, data_snapshot: str | None = None
 ) -> EvaluationRecorded | None:
-    """Return the newest evaluation of these weights under this suite, or None.
-
-    Without `data_snapshot` any snapshot matches: a run has only one.
-    """
+    """Return the newest evaluation of these weights under this suite, on any snapshot if none is named, or None."""
     known = reversed(state.evaluations_of(manifest_sha256))
     found = (item for item in known if item.suite_sha256 == suite_sha256)
     return next((item for item in found if data_snapshot in (None, item.data_snapshot)), None)
@@ -184,10 +178,7 @@ def _measure_once(trial: _Trial, measure: Measure) -> EvaluationRecorded | Evalu
 
 @contextmanager
 def evaluation_folder(parent: Path) -> Iterator[Path]:
-    """Make a folder under `parent` for the block and remove it afterwards; also removes those of dead processes.
-
-    Those of another host or pid namespace stay.
-    """
+    """Make a folder under `parent` for the block, and remove it afterwards; and those of processes known to be dead."""
     writer = this_writer()
     parent.mkdir(parents=True, exist_ok=True)
     here = f"{writer.host}+{pid_namespace().strip('pid:[]')}"

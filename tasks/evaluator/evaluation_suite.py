@@ -68,10 +68,7 @@ AnySuite = Suite | CommandSuite
 
 
 class EvaluationSpec(BaseModel):
-    """Everything an evaluator process needs, as the one JSON document that its parent sends.
-
-    `number` counts the run's evaluations; `folder` is for a command's model and its scratch files.
-    """
+    """What an evaluator is sent: `number` counts the run's evaluations, `folder` is for a command's model and files."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -72,10 +72,7 @@ def run_evaluator(
     stopping: Callable[[], bool] = lambda: False,
     command: Sequence[str] = EVALUATOR_COMMAND,
 ) -> Outcome:
-    """Run an evaluator process on an encoded spec; every failure of it is returned as an outcome.
-
-    Raises `EvaluationInterrupted` once `stopping` returns True.
-    """
+    """Return the outcome of an evaluator with an encoded spec, failed or not; `EvaluationInterrupted` if `stopping`."""
     try:
         child = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True

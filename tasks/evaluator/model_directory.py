@@ -23,10 +23,7 @@ from tasks.trainer.tensor_exchange import to_record
 
 
 def write_model_directory(folder: Path, opened: CheckpointModel, *, card: str) -> None:
-    """Write weights, configuration, tokenizer and `card` (as README) into `folder`, all at once by a rename.
-
-    Raises TaskError if `folder` is not new or empty, or cannot be written.
-    """
+    """Write weights, configuration, tokenizer and README by one rename; TaskError unless `folder` is new or empty."""
     require_empty(folder)
     target = folder.resolve()
     staging = target.parent / f".{target.name}-{uuid.uuid4().hex}"

@@ -24,10 +24,7 @@ class _Vocabulary:
 
 
 def with_verdict(log: RunLog, body: EvaluationRecorded) -> EvaluationRecorded:
-    """Return the evaluation with the verdict on the curve up to its step, or as it is if the curve cannot be judged.
-
-    Only the held-out loss has a curve: other suites get no verdict.
-    """
+    """Return the evaluation with the verdict on the curve up to its step, if it has a held-out loss to judge."""
     if METRIC not in body.metrics:
         return body
     try:
@@ -40,10 +37,7 @@ def with_verdict(log: RunLog, body: EvaluationRecorded) -> EvaluationRecorded:
 
 
 def read_curve(log: RunLog, *, suite_sha256: str | None, until_step: int | None = None) -> Curve:
-    """Return the curve of a refreshed log up to `until_step`, None: all of it; raises `StorageError`.
-
-    It has the held-out losses of one suite, or none where `suite_sha256` is None.
-    """
+    """Return the curve of a refreshed log up to `until_step`, with a suite's losses or none; raises `StorageError`."""
     state, last = log.state, until_step if until_step is not None else float("inf")
     points = splice(read_step_records(log.store, log.prefix), state.attempts)
     records = [point.record for point in points if point.record.step <= last]

@@ -38,10 +38,7 @@ _SETTINGS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "C
 
 
 def numerics_here(training: TrainingConfig, model: ModelConfig, folder: Path, *, keep: bool = True) -> NumericsChoice:
-    """Return the numerics of a new run of this configuration on this machine; measures only if the choice needs it.
-
-    `folder` is the work folder; the measurement is cached there if `keep`.
-    """
+    """Return the numerics of a new run here; measures only if the choice needs it, and caches in `folder` if `keep`."""
     if not has_auto_numerics(training):
         return choose_numerics(training, model, MachineSpeed())
     wants_cuda = trains_on_cuda(training.device)

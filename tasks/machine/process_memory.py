@@ -118,10 +118,7 @@ def memory_limit_bytes(pid: int, *, root: Path = _ROOT) -> int | None:
 
 
 def available_memory_bytes(pid: int, *, root: Path = _ROOT) -> int | None:
-    """Return what a child of `pid` could allocate now, limited by the machine and by each of its control groups.
-
-    Reclaimable file pages in a group do not count as used.
-    """
+    """Return what a child of `pid` could allocate within machine and control groups; reclaimable pages are free."""
     rooms = [_meminfo_bytes("MemAvailable:", root), _address_space_limit(pid, root)]
     rooms += [_room(folder, name) for folder in _group_folders(pid, root) for name in _LIMITS]
     return min((room for room in rooms if room is not None), default=None)

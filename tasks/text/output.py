@@ -18,10 +18,7 @@ _ESCAPE = "cairn-escape"
 
 
 def print_document(record: object) -> None:
-    """Print a record as one JSON document: sorted keys, times ISO 8601 in UTC.
-
-    A closed pipe is ignored. Raises `TaskError` for any other failure, such as a full disk.
-    """
+    """Print a record as sorted JSON, times in UTC; a closed pipe is ignored, any other failure is a `TaskError`."""
     try:
         sys.stdout.write(sanitize_json(encode(record).decode()))
     except BrokenPipeError:

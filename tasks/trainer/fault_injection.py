@@ -46,10 +46,7 @@ class FaultPlan:
     """The faults of one run; a marker object in the run's folder says which were injected."""
 
     def __init__(self, store: ObjectStore, run_prefix: str, text: str, *, attempt: int = 0) -> None:
-        """Parse `text`, such as `kill@300,preempt@812`; raises `TaskError` naming the part that is malformed.
-
-        `attempt` is the one that practises them, 0 for an evaluator, whose faults end no attempt.
-        """
+        """Parse `kill@300,preempt@812` or raise `TaskError`; `attempt` practises them, 0 stands for an evaluator."""
         self._store, self._run_prefix, self._attempt = store, run_prefix, attempt
         self._faults: list[tuple[FaultKind, int]] = []
         for part in filter(None, (item.strip() for item in text.split(","))):

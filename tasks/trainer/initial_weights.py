@@ -71,10 +71,7 @@ def check_directory(directory: InitialDirectory, model: ModelConfig, vocab_size:
 def keep_initial_weights(
     store: ObjectStore, directory: InitialDirectory, model: ModelConfig, *, tokenizer_json: str, vocab_size: int
 ) -> str:
-    """Read the weights, check them against model and tokenizer, and store them; returns their sha256.
-
-    Storing equal weights again writes nothing. Raises InvalidInput naming what does not fit.
-    """
+    """Check the weights against model and tokenizer, store them once and return their sha256; raises InvalidInput."""
     check_directory(directory, model, vocab_size)
     _check_tokenizer(directory, tokenizer_json)
     try:

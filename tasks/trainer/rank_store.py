@@ -25,10 +25,7 @@ _RETRY_SECONDS = 0.5
 
 
 class RemoteRankStore(Store):
-    """The store in another process; safe to use from several threads, which share its one connection.
-
-    Raises `DistNetworkError` once the connection is lost, as torch's own stores do.
-    """
+    """The store in another process, for several threads; `DistNetworkError` once its connection is lost, as torch."""
 
     def __init__(self, address: str, secret: bytes, rank: int) -> None:
         """Wait for the first machine, at most 15 minutes, and join as `rank`; raises `TaskError` if that is taken."""

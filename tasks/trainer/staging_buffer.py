@@ -110,10 +110,7 @@ class StagingBuffer:
 
 
 def lower_thread_priority() -> None:
-    """Give the calling thread a lower priority than training; Linux only, elsewhere niceness is per process.
-
-    Source: setpriority(2), nptl(7).
-    """
+    """Give the calling thread a lower priority than training; Linux only: setpriority(2), nptl(7)."""
     if sys.platform != "linux":
         return
     thread = threading.get_native_id()

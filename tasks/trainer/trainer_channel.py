@@ -44,10 +44,7 @@ _POLL_SECONDS = 0.02
 
 
 class Rendezvous:
-    """A small key-value store that every rank of an attempt reaches, and that outlives any rank.
-
-    `store` is torch's, for the process group.
-    """
+    """A key-value store that every rank reaches and that outlives any; `store` is torch's, for the process group."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.store = open_rank_store(os.environ, rank=rank, size=size)

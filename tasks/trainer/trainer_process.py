@@ -89,10 +89,7 @@ class TrainerProcess:
         on_waiting: Callable[[Waiting], None],
         detector: HangDetector,
     ) -> None:
-        """Send `child` its spec; the listening thread calls `on_step` and `on_waiting`.
-
-        `detector` learns of every event, and of the times in which none is expected.
-        """
+        """Send `child` its spec; a thread calls `on_step` and `on_waiting`, and `detector` learns of every event."""
         self._spec, self._child, self._detector = spec, child.process, detector
         self._on_step, self._on_waiting = on_step, on_waiting
         child.move_stderr(spec.work_dir / f"attempt-{spec.attempt:04d}.stderr")
@@ -150,10 +147,7 @@ class TrainerProcess:
         return self.reap()
 
     def reap(self) -> int:
-        """Wait for the child's exit and return its exit code; of several ranks, that of the one that ended them all.
-
-        It is negative for the signal that killed it.
-        """
+        """Wait for the child and return its exit code, negative for a signal; of several ranks, that of the culprit."""
         code = self._child.wait()
         self._listener.join()
         ended = self.received.rank_ended
