@@ -58,7 +58,7 @@ def runs_table(runs: "Sequence[RunSummary]") -> Table:
             "opened (UTC)": lambda run: run.opened_at,
             "detail": lambda run: run.detail,
         },
-        empty="no runs here yet; `cairn train deployments/quickstart.toml` makes the first one",
+        empty="no runs here yet; `cairn train quickstart` makes the first one",
     )
 
 

@@ -3,7 +3,6 @@
 Relative paths in a file start at its folder; those in a file from a URL start at the working directory.
 """
 
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -17,11 +16,11 @@ from tasks.configuration.broken_rules import broken_rules
 from tasks.configuration.evaluation_settings import SUITE_KEYS
 from tasks.configuration.key_reference import section_meanings
 from tasks.configuration.run_configuration import RunConfig
+from tasks.configuration.shipped_files import CONFIGURATIONS, is_name, known_names, named_file
 from tasks.configuration.suite_file import resolve_evaluation
 from tasks.errors import InvalidConfiguration, TaskError
 
 MOST_BYTES = 1024 * 1024
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*\Z")
 
 
 def read_configuration(source: str, *, overrides: Sequence[str], environment: Mapping[str, str]) -> RunConfig:
@@ -85,18 +84,13 @@ def _path(source: str) -> Path:
     """Return the file that a path, a `file://` URL or a bare name means; a file of exactly that name comes first."""
     if source.startswith("file://"):
         return Path(unquote(urlsplit(source).path))
-    path = Path(source)
-    if not _NAME.match(source) or path.exists():
-        return path
-    folders = [folder / "deployments" for folder in (Path.cwd(), Path(__file__).parents[2])]
-    for folder in folders:
-        if (folder / f"{source}.toml").is_file():
-            return folder / f"{source}.toml"
-    known = sorted({file.stem for folder in folders for file in folder.glob("*.toml")})
-    raise InvalidConfiguration(
-        f"config {source!r}: no such file, and no {source}.toml in deployments; rule: a path, a URL or one of "
-        f"{', '.join(known) or '(there are none here)'}"
-    )
+    path = named_file(source, CONFIGURATIONS, folder=Path())
+    if is_name(source) and not path.exists():
+        raise InvalidConfiguration(
+            f"config {source!r}: no such file, and no {source}.toml in deployments; rule: a path, a URL or one of "
+            f"{', '.join(known_names(CONFIGURATIONS))}"
+        )
+    return path
 
 
 def _is_remote(source: str) -> bool:

@@ -63,6 +63,12 @@ def test_deployments_of_the_working_directory_come_first(tmp_path: Path, monkeyp
     assert family("quickstart") == "far-away"
 
 
+def test_a_folder_of_that_name_hides_no_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "quickstart").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert family("quickstart") == "gpt2-tiny"
+
+
 def test_an_unknown_name_is_answered_with_the_names_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InvalidConfiguration, match=r"'quickstar': .* quickstart, tiny-shakespeare"):
