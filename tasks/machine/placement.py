@@ -125,6 +125,12 @@ def is_known_dead(placement: Placement) -> bool:
     return found is not None and (found[0] in "ZX" or found[1] != placement.start_ticks)
 
 
+def is_known_alive(placement: Placement) -> bool:
+    """Whether the process exists: its pid counts here, and /proc shows it with its start time. False means unknown."""
+    found = _state_and_start_ticks(placement.pid) if shares_pids(placement) else None
+    return found is not None and found[0] not in "ZX" and found[1] == placement.start_ticks
+
+
 def _state_and_start_ticks(pid: int | str) -> tuple[str, int] | None:
     """Return a process's state and start (clock ticks since the boot; proc(5), stat), or None if it is not shown."""
     try:
