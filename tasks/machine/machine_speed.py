@@ -57,10 +57,7 @@ def numerics_beside(
 
 
 def machine_speed(folder: Path, *, keep: bool = True) -> MachineSpeed:
-    """Return the cached speed of this machine, else measure it; a failed measurement returns an empty one.
-
-    A damaged cache file is measured again, and a folder that cannot be written costs one measurement per run.
-    """
+    """Return the cached speed of this machine, else measure it and cache that if it can; an empty one if it cannot."""
     path = folder / "machine" / f"{_identity()}.json"
     with suppress(OSError, IntegrityError, ModelError):
         return decode(path.read_bytes(), MachineSpeed, where=str(path))
