@@ -151,11 +151,12 @@ def _serve_node(resolved: "ResolvedRequest") -> ExitCode:
 
 def _show_plan(resolved: "ResolvedRequest", *, json: bool) -> None:
     from cairn.cli.training_plan_text import describe_plan
-    from flows.preparation.memory_check import available_memory
+    from flows.preparation.memory_check import available_memory, require_memory
     from flows.preparation.preflight import check_before_start
     from flows.preparation.training_plan import plan_training
     from tasks.machine.machine_speed import numerics_here
     from tasks.machine.work_folder import work_folder
+    from tasks.policy.attempt_sizes import next_sizes
     from tasks.trainer.trainer_group import trainer_group
 
     log = resolved.open_log()
@@ -165,6 +166,8 @@ def _show_plan(resolved: "ResolvedRequest", *, json: bool) -> None:
     memory = available_memory(settled.training, trainer_group(settled.training, os.environ))
     plan = plan_training(log, settled, resolved.base_dir, memory)
     print_document(plan) if json else print_facts(describe_plan(plan))
+    sizes = next_sizes(log.state, settled.training, chosen=plan.memory.micro_batch)
+    require_memory(settled, plan.model.vocab_size, sizes, memory)
 
 
 def watch(

@@ -122,10 +122,17 @@ def split_of(content_sha256: str, val_fraction: float) -> "SplitName":
     return "val" if drawn < val_fraction * 2.0**64 else "train"
 
 
-def require_both_splits(train_documents: int, val_documents: int, val_fraction: float) -> None:
-    """Raise InvalidCorpus if a split is empty."""
+def require_both_splits(
+    train_documents: int, val_documents: int, val_fraction: float, rejected: Rejected | None = None
+) -> None:
+    """Raise InvalidCorpus if a split is empty; without any document for the reason that `rejected` gives."""
     if train_documents and val_documents:
         return
+    if rejected is not None and not train_documents + val_documents:
+        raise InvalidCorpus(
+            f"data.sources: no document can be used; the first: {rejected.source}, offset {rejected.offset_bytes}: "
+            f"{rejected.kind}: {rejected.detail}; rule: the text is UTF-8, of a line of JSON the field data.text_field"
+        )
     empty, remedy = ("val", "raise") if train_documents else ("train", "lower")
     raise InvalidCorpus(
         f"data.val_fraction = {val_fraction}: none of the {train_documents + val_documents} documents fell into the "
