@@ -47,6 +47,7 @@ RECORDS: Mapping[str, str] = {
     "verify": "cairn.operations.run_verification:Verification",
     "replay": "cairn.operations.run_replay:Replay",
     "sweep": "storage.checkpoints.sweep:SweepReport",
+    "delete": "cairn.operations.run_deletion:RunDeletion",
     "doctor": "cairn.operations.machine_check:Check*",
     "completion": "cairn.cli.machine_commands:CompletionView",
 }
@@ -57,8 +58,9 @@ _COMMANDS_HEAD = """\
 The store is `--store`, else `CAIRN_STORE`, else the configuration's, else `./cairn-store`. REFERENCE is an alias
 such as `champion`, `RUN` (its newest committed checkpoint), or `RUN@STEP`.
 
-Exit codes: 0 done · 1 error · 2 usage or invalid input · 3 gate refused · 4 budget exhausted · 5 integrity · 6 config
-drift · 7 live owner elsewhere · 75 preempted, or refused by the store, resumable · 130 interrupted, resumable.
+Exit codes: 0 done · 1 error · 2 usage or invalid input · 3 gate refused, or needed by an alias or a fork · 4 budget
+exhausted · 5 integrity · 6 config drift · 7 live owner elsewhere · 75 preempted, or refused by the store, resumable ·
+130 interrupted, resumable.
 """
 
 

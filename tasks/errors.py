@@ -26,7 +26,7 @@ class TrainerGone(TaskError):
 
 
 class GateRefused(TaskError):
-    """A promotion gate refused; the refusal is recorded."""
+    """A promotion gate refused, which is recorded; or an alias or a fork needs what was to be deleted."""
 
 
 class CheckpointGone(TaskError):

@@ -4,10 +4,8 @@ from collections.abc import Mapping
 
 from cyclopts import App, Group, Parameter
 
-from tasks.machine.placement import CAIRN_VERSION
-
 START_HERE = """Start here:
-  cairn train quickstart                    train a small model, or continue it
+  cairn train deployments/quickstart.toml   train a small model, or continue it
   cairn status quickstart                   where it stands, what happens next
   cairn sample champion --prompt "def "     what it writes
 Every command takes --json; `cairn COMMAND --help` ends with examples."""
@@ -26,7 +24,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     ),
     "config": ("cairn config", "cairn config training", "cairn config training.lr --json"),
     "watch": ("cairn watch", "cairn watch --once --json", "cairn watch --deployment train-gpt/train-gpt"),
-    "runs": ("cairn runs", "cairn runs --store s3://bucket/cairn --json"),
+    "runs": ("cairn runs", "cairn runs --archived", "cairn runs --store s3://bucket/cairn --json"),
     "status": ("cairn status quickstart", "cairn status quickstart --json"),
     "explain": ("cairn explain quickstart", "cairn explain quickstart --attempt 3"),
     "report": ("cairn report quickstart", "cairn report quickstart --html report.html"),
@@ -47,7 +45,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "cairn sample quickstart@400 --tokens 500 --temperature 0.7",
         "cairn sample quickstart --follow",
     ),
-    "evaluate": ("cairn evaluate champion", "cairn evaluate quickstart@400 --suite repetition"),
+    "evaluate": ("cairn evaluate champion", "cairn evaluate quickstart@400 --suite deployments/suites/repetition.toml"),
     "promote": ("cairn promote quickstart", 'cairn promote quickstart@400 --alias next --why "best of three"'),
     "rollback": ("cairn rollback", 'cairn rollback --alias next --why "it repeats itself"'),
     "export": ("cairn export champion ./model", "cairn export quickstart@400 ./model --json"),
@@ -63,15 +61,22 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "verify": ("cairn verify quickstart", "cairn verify quickstart --json"),
     "replay": ("cairn replay quickstart --from 200 --to 400", "cairn replay quickstart --sample 5%"),
     "sweep": ("cairn sweep quickstart --dry-run", "cairn sweep quickstart"),
+    "delete": ("cairn delete quickstart --dry-run", "cairn delete quickstart --yes --why 'a first try'"),
     "doctor": ("cairn doctor", "cairn doctor --store s3://bucket/cairn"),
     "completion": ("cairn completion --install", "cairn completion bash > cairn.bash"),
 }
 
 
+def _version() -> str:
+    from importlib.metadata import version
+
+    return f"cairn {version('cairn')}"
+
+
 app = App(
     name="cairn",
     help="Trains GPTs on machines that will be taken away, and leaves tracks.",
-    version=f"cairn {CAIRN_VERSION}",
+    version=_version,
     help_format="plaintext",
     help_epilogue=START_HERE,
     group_commands=Group("More", sort_key=99),

@@ -15,7 +15,6 @@ from cairn.cli import model_commands as model
 from cairn.cli import run_commands as run
 from cairn.cli import train_commands as training
 from cairn.cli.app import EXAMPLES, app
-from cairn.cli.usage_error import describe_usage_error
 from flows.errors import EXPECTED_ERRORS
 from model.errors import InvalidInput
 from reports.errors import InvalidQuery, RunNotFound
@@ -49,7 +48,7 @@ _GROUPS: tuple[tuple[str, tuple[Callable[..., object], ...]], ...] = (
     ("Curves and questions", (run.plot, run.diagnose, run.sql, run.simulate)),
     ("Models", (model.models, model.sample, model.evaluate, model.promote, model.rollback, model.export)),
     ("Data", (data.data, data.import_tokens, data.export_tokens)),
-    ("Store and machine", (run.verify, run.replay, run.sweep, machine.doctor, machine.completion)),
+    ("Store and machine", (run.verify, run.replay, run.sweep, run.delete, machine.doctor, machine.completion)),
 )
 for place, (title, functions) in enumerate(_GROUPS):
     group = Group(title, sort_key=place)
@@ -93,7 +92,10 @@ def run_command(arguments: Sequence[str]) -> int:
     try:
         returned = app(list(arguments), exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        say(f"cairn: {describe_usage_error(error, arguments)}")
+        problem = " ".join(str(error).partition(" Available commands:")[0].split()).removesuffix(".")
+        chain = error.command_chain
+        where = f"`cairn {chain[0]} --help` shows how it is used" if chain else "`cairn --help` lists the commands"
+        say(f"cairn: {problem}{' ' if problem.endswith('?') else '; '}{where}")
         return ExitCode.USAGE
     except BrokenPipeError:  # the reader of a pipe has seen enough
         discard_stdout()

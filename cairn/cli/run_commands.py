@@ -2,29 +2,35 @@
 
 import os
 import sys
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from cairn.cli.options import Flag, JsonOption, StoreOption, open_chosen_store, open_run_log
-from cairn.cli.tables import print_replay, print_rows, print_simulation, print_status, print_sweep
+from cairn.cli.options import Flag, JsonOption, StoreOption, WhyOption, open_chosen_store, open_run_log
+from cairn.cli.tables import describe_deletion, print_replay, print_rows, print_simulation, print_status, print_sweep
 from reports.queries import display_tables
 from reports.queries.simulation_options import SimulationOptions
 from tasks.errors import InvalidConfiguration
 from tasks.policy.termination import ExitCode
-from tasks.text.output import print_document, print_table, say
+from tasks.text.output import print_document, print_line, print_table, say
 
 QueryArgument = Annotated[str, Parameter(allow_leading_hyphen=True)]  # SQL may begin with a comment
 CsvOption = Annotated[bool, Parameter(name="--csv", negative="", help="print CSV with a heading")]
 
 
-def runs(*, store: StoreOption = "", json: JsonOption = False) -> None:
-    """List all runs of the store."""
-    from reports.queries.run_status import list_runs
+def runs(*, archived: Flag = False, store: StoreOption = "", json: JsonOption = False) -> None:
+    """List the runs of the store.
 
-    rows = list_runs(open_chosen_store(store))
-    print_document(rows) if json else print_rows(display_tables.runs_table(rows))
+    Args:
+        archived: list those that were deleted instead: their logs, receipts and curves are still there.
+    """
+    from reports.queries.run_status import RunPhase, list_runs
+
+    found = list_runs(open_chosen_store(store))
+    rows = tuple(row for row in found if (row.state == RunPhase.DELETED) is archived)
+    print_document(rows) if json else print_rows(display_tables.runs_table(rows, archived=archived))
 
 
 def status(run: str, *, store: StoreOption = "", json: JsonOption = False) -> None:
@@ -188,8 +194,6 @@ def replay(
     from cairn.operations.replay_plan import choose_segments, parse_sample
 
     percent = parse_sample(sample)
-    if to_step is not None and to_step <= from_step:
-        raise InvalidConfiguration(f"--from {from_step} --to {to_step}: must begin before it ends")
     log = open_run_log(store, run)
     from rich.console import Console
 
@@ -237,6 +241,44 @@ def sweep(run: str, *, dry_run: Flag = False, store: StoreOption = "", json: Jso
 
     report = sweep_run_by_id(open_chosen_store(store), run, dry_run=dry_run)
     print_document(report) if json else print_sweep(report)
+
+
+def delete(
+    run: str,
+    *,
+    yes: Flag = False,
+    dry_run: Flag = False,
+    why: WhyOption = "",
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Delete a run's checkpoints for good; its log, receipts and curve stay (`cairn runs --archived`).
+
+    Asks on a terminal. Exit 3 if an alias or a fork needs the run, exit 7 if an attempt of it is alive; after a kill
+    the same command goes on. Its data stays too: other runs may be built on it.
+
+    Args:
+        yes: do not ask; needed where there is no terminal.
+        dry_run: say what would go; change nothing.
+    """
+    from cairn.operations.run_deletion import delete_as_person, preview_deletion
+
+    found = open_run_log(store, run)
+    view = preview_deletion(found)
+    if not dry_run:
+        if not yes and found.state.deleted is None:
+            _ask_for_name(run, describe_deletion(view))
+        view = delete_as_person(found, view, why)
+    print_document(view) if json else print_line("\n".join(describe_deletion(view)))
+
+
+def _ask_for_name(run: str, lines: Sequence[str]) -> None:
+    """Raise `InvalidConfiguration` unless a person types the run's id on a terminal."""
+    if not sys.stdin.isatty():
+        raise InvalidConfiguration(f"delete {run}: there is no terminal to ask on; add --yes, or --dry-run to look")
+    say("\n".join([*lines, f"type {run} to delete it:"]))
+    if (answer := sys.stdin.readline().strip()) != run:
+        raise InvalidConfiguration(f"{answer!r} is not {run!r}: nothing is deleted; the same command asks again")
 
 
 def sql(

@@ -9,6 +9,7 @@ from tasks.text.output import print_facts, print_line, print_table
 from tasks.text.sanitize import replace_unprintable
 
 if TYPE_CHECKING:
+    from cairn.operations.run_deletion import RunDeletion
     from cairn.operations.run_replay import Replay
     from cairn.operations.token_files import ImportView
     from flows.watching.run_watcher import WatchRow
@@ -62,6 +63,16 @@ def print_sweep(report: "SweepReport") -> None:
     done = ", ".join(f"{_DONE[action]} {counts[action]}" for action in _DONE if counts[action])
     when = " (a sweep would do this; nothing was changed)" if report.dry_run else ""
     print(f"run {report.run_id}: {done or 'nothing to do'}; freed {report.freed_bytes:,} bytes{when}")
+
+
+def describe_deletion(deletion: "RunDeletion") -> list[str]:
+    """Return what goes, or went, and what stays."""
+    verb = "would delete" if deletion.freed_bytes is None else "deleted"
+    size = deletion.bytes if deletion.freed_bytes is None else deletion.freed_bytes
+    lines = [f"run {deletion.run_id}: {verb} {format_count(deletion.checkpoints, 'checkpoint')} ({size:,} bytes)"]
+    lines += [f"`cairn rollback --alias {alias}` skips them from then on" for alias in deletion.withdrawn_from]
+    data = deletion.data_snapshot[:8]
+    return [*lines, f"its log, receipts and curve stay (`cairn runs --archived`), and its data snapshot {data}"]
 
 
 def print_replay(replay: "Replay") -> None:

@@ -1,4 +1,7 @@
-"""Detects by polling that a person cancels this flow run in Prefect: without a worker no signal says so."""
+"""Detects that a person cancels this flow run in Prefect, by polling its API.
+
+A worker turns a cancellation into SIGTERM, but a flow run without a worker gets no signal; polling never delays it.
+"""
 
 import threading
 from collections.abc import Iterator

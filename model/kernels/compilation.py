@@ -1,4 +1,7 @@
-"""Options for torch.compile under which every process gets the same bits (nothing timed), and whether it is there."""
+"""Options for torch.compile under which every process gets the same bits, and whether a compiler is available.
+
+By default the compiler times kernel variants and keeps the fastest, so two processes may sum in different orders.
+"""
 
 import functools
 import importlib.util

@@ -82,6 +82,4 @@ def replace_file(path: Path, content: bytes) -> None:
     except OSError as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
-        missing = isinstance(error, FileNotFoundError)
-        problem = "its folder does not exist; make it first" if missing else f"cannot be written: {error.strerror}"
-        raise InvalidConfiguration(f"{path}: {problem}") from error
+        raise InvalidConfiguration(f"{path}: cannot be written: {error}") from error

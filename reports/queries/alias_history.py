@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from storage.logs.registry import (
+    MODEL_KINDS,
     ModelDecision,
     Promoted,
     Refused,
@@ -12,12 +13,13 @@ from storage.logs.registry import (
     RegistryState,
     RolledBack,
     SuiteReference,
+    Withdrawn,
     list_aliases,
 )
 from storage.stores.document import project
 from storage.stores.object_store import ObjectStore
 
-_DECISIONS: Mapping[type, str] = {Promoted: "promoted", Refused: "refused", RolledBack: "rolled-back"}
+_DECISIONS: Mapping[type, str] = {record: kind for kind, record in MODEL_KINDS.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +53,8 @@ class AliasPromotion:
 class AliasDecision:
     """One decision about an alias: promoted, refused (by `gate`) or rolled-back, with the checkpoint it is about.
 
-    For a roll-back that is the checkpoint the alias points at afterwards, and `previous` the one it left.
+    For a roll-back that is the checkpoint the alias points at afterwards, and `previous` the one it left. A withdrawn
+    run is deleted: no roll-back goes to it any more.
     """
 
     alias: str
@@ -95,14 +98,16 @@ def list_decisions(store: ObjectStore) -> tuple[AliasDecision, ...]:
 
 
 def _decision(alias: str, at: datetime, body: ModelDecision, state: RegistryState) -> AliasDecision:
-    about = _promotion(state, body.manifest_sha256) if isinstance(body, RolledBack) else body
+    about = body if isinstance(body, Promoted | Refused) else None
+    if isinstance(body, RolledBack):
+        about = _promotion(state, body.manifest_sha256)
     return AliasDecision(
         alias=alias,
         decision=_DECISIONS[type(body)],
         at=at,
-        run_id=about.run_id if about else None,
+        run_id=body.run_id if isinstance(body, Withdrawn) else about.run_id if about else None,
         step=about.step if about else None,
-        manifest_sha256=body.manifest_sha256,
+        manifest_sha256=None if isinstance(body, Withdrawn) else body.manifest_sha256,
         gate=body.gate if isinstance(body, Refused) else None,
         by=body.by,
         why=_reason(body),

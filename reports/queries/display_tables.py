@@ -44,8 +44,9 @@ def format_cell(value: object) -> str:
     return one_line(format_value(value), _MOST_CELL_CHARACTERS)
 
 
-def runs_table(runs: "Sequence[RunSummary]") -> Table:
-    """Return all runs."""
+def runs_table(runs: "Sequence[RunSummary]", *, archived: bool = False) -> Table:
+    """Return all runs, or all that were deleted."""
+    first = "no runs here yet; `cairn train deployments/quickstart.toml` makes the first one"
     return make_table(
         runs,
         {
@@ -58,7 +59,7 @@ def runs_table(runs: "Sequence[RunSummary]") -> Table:
             "opened (UTC)": lambda run: run.opened_at,
             "detail": lambda run: run.detail,
         },
-        empty="no runs here yet; `cairn train quickstart` makes the first one",
+        empty="no run was deleted here" if archived else first,
     )
 
 

@@ -22,13 +22,15 @@ _READERS = 8
 
 
 class RunPhase(StrEnum):
-    """Where a run stands; `unreadable` is a run whose log does not verify."""
+    """Where a run stands; `unreadable`: its log does not verify, `deleting`: it is closed, and not yet all deleted."""
 
     OPENED = "opened"
     RUNNING = "running"
     INTERRUPTED = "interrupted"
     FINISHED = "finished"
     STOPPED = "stopped"
+    DELETING = "deleting"
+    DELETED = "deleted"
     UNREADABLE = "unreadable"
 
 
@@ -166,6 +168,8 @@ def _detail(run_id: str, state: RunState, standing: RunPhase) -> str | None:
     ended = state.attempts[-1].ended if state.attempts else None
     if standing == RunPhase.STOPPED and ended is not None:
         return f"attempt {ended.attempt} ended: {ended.reason}; `cairn explain {run_id}` says why"
+    if standing in (RunPhase.DELETING, RunPhase.DELETED):
+        return _next(run_id, state, standing)
     return stopped_early(state)
 
 
@@ -177,6 +181,8 @@ def stopped_early(state: RunState) -> str | None:
 
 def standing_of(state: RunState) -> RunPhase:
     """Return the run's phase; an open attempt is interrupted where this machine knows that its owner is gone."""
+    if state.deleted is not None:
+        return RunPhase.DELETING if state.live_checkpoints else RunPhase.DELETED
     if not state.attempts:
         return RunPhase.OPENED
     if state.open_attempt is not None:
@@ -199,7 +205,7 @@ def _is_gone(owner: AttemptRecord) -> bool:
 
 
 def _step(state: RunState, beat: Heartbeat | None) -> int:
-    return max(state.resume_step, beat.step if beat else 0)
+    return max(state.reached_step, beat.step if beat else 0)
 
 
 def _budgets(state: RunState) -> dict[str, BudgetStatus]:
@@ -238,6 +244,10 @@ def _budget(limit: "_Limit", spent: int, spent_total: int) -> BudgetStatus:
 def _next(run_id: str, state: RunState, standing: RunPhase) -> str:
     origin = f"from step {state.resume_step}"
     again = f"`cairn train --run-id {run_id}`"
+    if standing == RunPhase.DELETING:
+        return f"deleting it did not come to its end: `cairn delete {run_id}` goes on"
+    if standing == RunPhase.DELETED:
+        return f"nothing: {state.closed_to_training()}"
     if standing == RunPhase.OPENED:
         return f"no attempt has started yet: {again} starts the first one"
     if standing == RunPhase.RUNNING:

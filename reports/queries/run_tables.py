@@ -15,7 +15,16 @@ from reports.queries.evaluations import EvaluationSummary
 from reports.queries.receipts import DecisionSummary, PlacementSummary, Receipt
 from reports.queries.run_status import RunSummary
 from storage.logs.fold_cache import FOLD_VERSION
-from storage.logs.registry import MODEL_KINDS, ModelDecision, Promoted, Refused, Registry, RolledBack, list_aliases
+from storage.logs.registry import (
+    MODEL_KINDS,
+    ModelDecision,
+    Promoted,
+    Refused,
+    Registry,
+    RolledBack,
+    Withdrawn,
+    list_aliases,
+)
 from storage.logs.run_entries import DevicePeak
 from storage.logs.step_log import StepRecord
 from storage.stores.document import sha256
@@ -55,7 +64,7 @@ _TYPES: Mapping[Any, str] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromotionRow:
-    """A decision on an alias: `kind` is promoted, refused or rolled-back; the alias points at the `current` row.
+    """A decision on an alias: `kind` is promoted, refused, rolled-back or withdrawn; it points at the `current` row.
 
     Run, step and weights of a roll-back are those the alias went back to. Queries take the family from the run.
     """
@@ -125,7 +134,8 @@ ROWS: Mapping[str, type] = {
     "promotions": PromotionRow,
     # One surviving step; `replays` counts earlier attempts that trained it, `tokens` all tokens up to it.
     "steps": _row_type("StepRow", (StepRecord, ""), replays=int),
-    # One run; `finished_at` is when its last step was committed. An unreadable run has only a state, and a detail.
+    # One run; `finished_at` is when its last step was committed, `deleted_at` when a person deleted its checkpoints. An
+    # unreadable run has only a state, and a detail.
     "runs": _row_type(
         "RunRow",
         (RunSummary, ""),
@@ -137,6 +147,7 @@ ROWS: Mapping[str, type] = {
         starting_seconds=float,
         practised_attempts=int,
         finished_at=datetime,
+        deleted_at=datetime,
         stopped=str,
         state_sha256=str,
         val_loss=float,
@@ -173,6 +184,7 @@ def promotion_rows(alias: str, decisions: Sequence[tuple[datetime, ModelDecision
     for decided_at, body in decisions:
         values = _values(body, _PROMOTION_COLUMNS)
         values |= {"alias": alias, "kind": _DECISIONS[type(body)], "decided_at": decided_at}
+        values.setdefault("metrics", {})
         match body:
             case Promoted():
                 values["promoted_at"] = decided_at
@@ -180,13 +192,13 @@ def promotion_rows(alias: str, decisions: Sequence[tuple[datetime, ModelDecision
             case Refused():
                 values["why"] = body.why or None
             case RolledBack():
-                values |= {"previous": points_at, "metrics": {}}
+                values |= {"previous": points_at}
                 if target := promoted.get(body.manifest_sha256):
                     values |= _values(target, ("run_id", "step", "suite_sha256", "metrics"))
         values |= {"val_loss": values["metrics"].get("val_loss"), "current": False}
         rows.append(PromotionRow(**{**dict.fromkeys(_PROMOTION_COLUMNS), **values}))
-        points_at = points_at if isinstance(body, Refused) else body.manifest_sha256
-    newest = max((n for n, row in enumerate(rows) if row.kind != "refused"), default=None)
+        points_at = points_at if isinstance(body, Refused | Withdrawn) else body.manifest_sha256
+    newest = max((n for n, row in enumerate(rows) if row.kind in ("promoted", "rolled-back")), default=None)
     return [replace(row, current=n == newest) for n, row in enumerate(rows)]
 
 

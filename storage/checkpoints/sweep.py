@@ -124,11 +124,11 @@ class _Sweep:
             refuse_old_writer(self._state.closed_to_writers(), f"run {self._log.run_id}")
         self._unpin()
         self._supersede()
-        for record in self._state.live_checkpoints:
-            if record.state == CheckpointState.SUPERSEDED:
-                self._delete_checkpoint(record)
         self._delete_staged(folders)
         self._discard_unfinished(unfinished)
+        for record in self._state.live_checkpoints:  # last: a run that is deleted has nothing else left then
+            if record.state == CheckpointState.SUPERSEDED:
+                self._delete_checkpoint(record)
         freed = sum(item.bytes for item in self._items if item.action in (SweepAction.DELETE, SweepAction.DISCARD))
         return SweepReport(run_id=self._log.run_id, dry_run=self._dry_run, items=tuple(self._items), freed_bytes=freed)
 
@@ -201,9 +201,7 @@ class _Sweep:
         self._note(SweepKind.CHECKPOINT, verdict, SweepAction.DELETE, size=size)
 
     def _delete_staged(self, folders: Sequence[str]) -> None:
-        just_deleted = {item.key for item in self._items if item.action == SweepAction.DELETE}
-        others = [folder for folder in folders if folder not in just_deleted]
-        for verdict in self._plan(self._state, others).staged:
+        for verdict in self._plan(self._state, folders).staged:
             if keys := self._store.keys(verdict.key):
                 size = sum(self._store.size(key) or 0 for key in keys)
                 if verdict.is_over:

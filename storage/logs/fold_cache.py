@@ -18,7 +18,7 @@ from storage.logs.history import History, Listed, Part, decode_history, encode_h
 from storage.logs.log_entry import Entry
 from storage.stores.document import MAX_DOCUMENT_BYTES, decode, encode, sha256
 
-FOLD_VERSION = 4
+FOLD_VERSION = 5
 S = TypeVar("S")
 
 

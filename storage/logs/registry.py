@@ -12,7 +12,7 @@ from storage.logs.entry_log import EntryLog, ReadEntry, this_writer
 from storage.logs.fold_cache import FoldCache, FoldedLog
 from storage.logs.history import History, Listed
 from storage.logs.log_entry import Entry, NewerEntry, newer_entry, refuse_old_writer, told_newer
-from storage.stores.object_store import ObjectStore, check_key, check_name
+from storage.stores.object_store import ObjectStore, check_key
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,22 +75,38 @@ class RolledBack:
     left_manifest_sha256: str | None = None
 
 
-MODEL_KINDS: Mapping[str, type] = {"promoted": Promoted, "refused": Refused, "rolled-back": RolledBack}
-ModelDecision = Promoted | Refused | RolledBack
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Withdrawn:
+    """A run is being deleted: the alias can no longer be rolled back to its weights. What it points at stays."""
+
+    alias: str
+    run_id: str
+    by: str
+    why: str
+
+
+MODEL_KINDS: Mapping[str, type] = {
+    "promoted": Promoted,
+    "refused": Refused,
+    "rolled-back": RolledBack,
+    "withdrawn": Withdrawn,
+}
+ModelDecision = Promoted | Refused | RolledBack | Withdrawn
 FOLD_EVERY_ENTRIES = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DatedDecision:
-    """A decision and its time, as which it can be unpacked; one of the three is set, because a union has no JSON."""
+    """A decision and its time, as which it can be unpacked; one of the four is set, because a union has no JSON."""
 
     at: datetime
     promoted: Promoted | None = None
     refused: Refused | None = None
     rolled_back: RolledBack | None = None
+    withdrawn: Withdrawn | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        return iter((self.at, self.promoted or self.refused or self.rolled_back))
+        return iter((self.at, self.promoted or self.refused or self.rolled_back or self.withdrawn))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,9 +144,7 @@ class Registry:
 
     def __init__(self, store: ObjectStore, alias: str, *, log: EntryLog | None = None) -> None:
         self.alias = alias
-        self._log = log or EntryLog(
-            store=store, prefix=check_key(f"models/{check_name('alias', alias)}/log"), kinds=MODEL_KINDS
-        )
+        self._log = log or EntryLog(store=store, prefix=check_key(f"models/{alias}/log"), kinds=MODEL_KINDS)
         self._cache = FoldCache(log=self._log, folder=f"models/{alias}", state_type=RegistryState, fold=fold_decisions)
         self._head: ReadEntry | None = None
         self._cached_seq = -1
@@ -192,9 +206,13 @@ def _apply(state: RegistryState, entry: Entry) -> RegistryState:
             while left and reached[left - 1] != body.manifest_sha256:
                 left -= 1
             champions, reached = champions.cut(left), reached.cut(left)
+        case Withdrawn():
+            decision, current = DatedDecision(at=at, withdrawn=body), state.champion
+            champions = History(item for item in champions if item[1] is current or item[1].run_id != body.run_id)
+            reached = Listed(promoted.manifest_sha256 for _, promoted in champions)
         case _:
             return state if state.newer else replace(state, newer=newer_entry(entry))
-    if not isinstance(body, RolledBack) and body.hold_id:
+    if isinstance(body, Promoted | Refused) and body.hold_id:
         decided = decided.append(body.hold_id)
     history = state.history.append(decision)
     return replace(state, champions=champions, history=history, reached=reached, decided_pins=decided)

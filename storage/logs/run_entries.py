@@ -6,7 +6,8 @@ from datetime import datetime
 from typing import Any
 
 from storage.errors import StorageError
-from storage.logs.log_entry import WRITER_VERSION, CheckpointReference, ForkOrigin
+from storage.logs.fork_origin import ForkOrigin
+from storage.logs.log_entry import WRITER_VERSION, CheckpointReference
 from storage.stores.document import project
 
 
@@ -309,10 +310,7 @@ class CheckpointDeleted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFinished:
-    """The run needs no further attempt: its last step is committed, or the policy `rule` stopped it early.
-
-    `stopped` says why it stopped early and is empty otherwise; `step` is then the step whose evaluation decided.
-    """
+    """The run needs no further attempt: its last step is committed, or `rule` stopped it early at `step`: `stopped`."""
 
     attempt: int
     step: int
@@ -320,6 +318,14 @@ class RunFinished:
     state_sha256: str
     stopped: str = ""
     rule: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunDeleted:
+    """A person deleted the run: its checkpoints are superseded, and no attempt, commit or pin follows."""
+
+    by: str
+    why: str
 
 
 RUN_KINDS: Mapping[str, type] = {
@@ -337,4 +343,5 @@ RUN_KINDS: Mapping[str, type] = {
     "checkpoint-superseded": CheckpointSuperseded,
     "checkpoint-deleted": CheckpointDeleted,
     "run-finished": RunFinished,
+    "run-deleted": RunDeleted,
 }

@@ -24,6 +24,7 @@ from storage.logs.run_entries import (
     DataQuarantined,
     EvaluationFailed,
     EvaluationRecorded,
+    RunDeleted,
     RunFinished,
     RunOpened,
 )
@@ -40,7 +41,7 @@ def _apply(state: RunState, entry: Entry) -> RunState:
     if isinstance(body, dict):
         return state if state.newer else replace(state, newer=newer_entry(entry))
     if isinstance(body, AttemptStarted):
-        if body.attempt != state.latest_attempt + 1 or owner is not None:
+        if body.attempt != state.latest_attempt + 1 or owner is not None or state.deleted is not None:
             return _refuse(state, entry)
         started = AttemptRecord(started=body, started_at=entry.at)
         pins = tuple(pin for pin in state.pins if pin.during_attempt is None)
@@ -56,6 +57,8 @@ def _apply(state: RunState, entry: Entry) -> RunState:
             return end_attempt(state, body, entry.at)
         case RunFinished():
             return replace(state, finished=body)
+        case RunDeleted():
+            return _delete(state, entry, body)
         case DataQuarantined():
             return replace(state, quarantines=(*state.quarantines, body))
         case EvaluationRecorded() | EvaluationFailed():
@@ -81,6 +84,17 @@ def _apply_checkpoint_entry(state: RunState, entry: Entry) -> RunState:
             return replace(state, pins=_without_pin(state.pins, body.hold_id))
         case _:
             return state
+
+
+def _delete(state: RunState, entry: Entry, body: RunDeleted) -> RunState:
+    if state.opened is None or state.deleted is not None or state.open_attempt is not None or state.binding_pins:
+        return _refuse(state, entry)
+    why = f"the run was deleted by {body.by}"
+    live = tuple(
+        replace(record, state=CheckpointState.SUPERSEDED, detail=why) if record.is_kept else record
+        for record in state.live_checkpoints
+    )
+    return replace(state, deleted=body, deleted_at=entry.at, live_checkpoints=live, pins=())
 
 
 def _refuse(state: RunState, entry: Entry) -> RunState:

@@ -21,13 +21,16 @@ RUNS_IN_OBJECT = 500
 """Runs in one object of the index, which stays far below what is read of a document."""
 ASKED_OVER_RUNS = 40
 """Runs that are over and are asked in one look whether they went on."""
-_VERSION = 1
+_VERSION = 2
 _READERS = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sketch:
-    """A run up to entry `seq`: its newest attempt, checkpoint, evaluation; without configuration if it `is_over`."""
+    """A run up to entry `seq`: its newest attempt, checkpoint and evaluation; `is_over`: nothing is left to do for it.
+
+    Of a run that is over, the configuration, the evaluations and the evidence are left out.
+    """
 
     seq: int
     state: RunState
@@ -151,8 +154,13 @@ def _sketch(state: RunState, is_over: bool) -> RunState:
         opened=state.opened,
         opened_at=state.opened_at,
         attempts=History(state.attempts[-1:]),
-        live_checkpoints=tuple(replace(record, evaluations=()) for record in state.readable[:1]),
+        live_checkpoints=tuple(
+            replace(record, evaluations=()) for record in (state.readable or state.live_checkpoints)[:1]
+        ),
         finished=state.finished,
+        high_water_step=state.high_water_step,
+        deleted=state.deleted,
+        deleted_at=state.deleted_at,
     )
     if not is_over:
         recorded, failed = History(state.evaluations[-1:]), History(state.failed_evaluations[-1:])

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
+from storage.logs.fork_origin import ForkOrigin
 from storage.logs.history import History
-from storage.logs.log_entry import WRITER_VERSION, CheckpointReference, ForkOrigin, NewerEntry, told_newer
+from storage.logs.log_entry import WRITER_VERSION, CheckpointReference, NewerEntry, told_newer
 from storage.logs.run_entries import (
     AttemptEnded,
     AttemptStarted,
@@ -19,6 +20,7 @@ from storage.logs.run_entries import (
     EvaluationFailed,
     EvaluationRecorded,
     ReadEvidence,
+    RunDeleted,
     RunFinished,
     RunOpened,
 )
@@ -126,6 +128,8 @@ class RunState:
     pins: tuple[CheckpointPinned, ...] = ()
     quarantines: tuple[DataQuarantined, ...] = ()
     finished: RunFinished | None = None
+    deleted: RunDeleted | None = None
+    deleted_at: datetime | None = None
     newer: NewerEntry | None = None
     refused: History[RefusedEntry] = field(default_factory=History)
     high_water_step: int = 0
@@ -185,6 +189,11 @@ class RunState:
         return reference.step if reference else 0
 
     @property
+    def reached_step(self) -> int:
+        """The step of the newest committed checkpoint; of a deleted run, the farthest one that was committed."""
+        return self.high_water_step if self.deleted else self.resume_step
+
+    @property
     def readable(self) -> tuple[CheckpointRecord, ...]:
         """Committed checkpoints, newest commit first."""
         return tuple(record for record in reversed(self.live_checkpoints) if record.is_committed)
@@ -205,12 +214,6 @@ class RunState:
             line += [record for record in mine if record.committed.step <= bound]
             bound = min(bound, attempt.started.first_step)
         return tuple(sorted(line, key=lambda record: record.committed.step))
-
-    def surviving_evaluations(self, suite_sha256: str | None) -> tuple[EvaluationRecorded, ...]:
-        """Return the newest evaluation under this suite of each surviving checkpoint, in step order."""
-        newest = {item.manifest_sha256: item for item in self.evaluations if item.suite_sha256 == suite_sha256}
-        line = (record.committed.manifest_sha256 for record in self.surviving_checkpoints)
-        return tuple(newest[manifest] for manifest in line if manifest in newest)
 
     @property
     def candidates(self) -> tuple[CheckpointRecord, ...]:
@@ -279,6 +282,18 @@ class RunState:
         if smallest > WRITER_VERSION:
             return f"its run-opened asks for writer version {smallest}, this program has {WRITER_VERSION}"
         return told_newer(self.newer) if self.newer else ""
+
+    @property
+    def binding_pins(self) -> tuple[CheckpointPinned, ...]:
+        """The pins of aliases and forks, which keep the run from being deleted; an evaluation only fails."""
+        return tuple(pin for pin in self.pins if pin.alias or pin.fork)
+
+    def closed_to_training(self) -> str:
+        """Return that the run was deleted and what is left of it; empty if it was not."""
+        if self.opened is None or self.deleted is None:
+            return ""
+        name, when = self.opened.run_id, f"on {self.deleted_at:%Y-%m-%d} by {self.deleted.by}"
+        return f"run {name} was deleted {when}; its log, receipts and curve stay (`cairn report {name}`)"
 
     def fences(self, attempt: int | None) -> bool:
         """Whether an entry written by `attempt` has no effect now; an entry of no attempt is never fenced."""

@@ -34,12 +34,20 @@ def sweep_run(
     Raises `IntegrityError` before anything is superseded or deleted if a registry cannot be read, because its alias
     might need any checkpoint.
     """
+    terms = retention_terms(log, policy, suite_sha256, dry_run=dry_run, is_dead=is_dead)
+    return sweep(log, partial(plan_retention, terms), writer=this_writer(), dry_run=dry_run)
+
+
+def retention_terms(
+    log: RunLog, policy: CheckpointConfig, suite_sha256: str, *, dry_run: bool, is_dead: Callable[[Placement], bool]
+) -> RetentionTerms:
+    """Return what a plan needs; without `dry_run`, the undecided offers of dead processes are refused meanwhile."""
     pins = log.refresh().pins
     dead = tuple(pin for pin in pins if is_dead(pin.holder))
     aliases = sorted({*list_aliases(log.store), *(pin.alias for pin in pins if pin.alias)})
     forks = {pin.fork: RunLog(log.store, pin.fork).refresh() for pin in pins if pin.fork}
-    grown = frozenset(name for name, state in forks.items() if state.readable or state.finished)
-    terms = RetentionTerms(
+    grown = frozenset(name for name, state in forks.items() if state.readable or state.finished or state.deleted)
+    return RetentionTerms(
         policy=policy,
         suite_sha256=suite_sha256,
         aliases=tuple(_reach(log, alias, () if dry_run else dead, dry_run=dry_run) for alias in aliases),
@@ -47,7 +55,6 @@ def sweep_run(
         grown_forks=grown,
         young_forks=frozenset(name for name, state in forks.items() if state.opened) - grown,
     )
-    return sweep(log, partial(plan_retention, terms), writer=this_writer(), dry_run=dry_run)
 
 
 def _reach(log: RunLog, alias: str, dead: Iterable[CheckpointPinned], *, dry_run: bool) -> AliasReach:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from storage.logs.log_entry import CheckpointReference
-from storage.logs.registry import Promoted, Refused, RegistryState, RolledBack, SuiteReference
+from storage.logs.registry import Promoted, Refused, RegistryState, SuiteReference
 from storage.logs.run_entries import EvaluationRecorded
 from storage.logs.run_state import RunState
 from storage.stores.document import project
@@ -151,7 +151,7 @@ def decision_on_record(state: RegistryState, manifest_sha256: str) -> Promoted |
     decisions = (
         body
         for _, body in reversed(state.history)
-        if not isinstance(body, RolledBack) and body.manifest_sha256 == manifest_sha256
+        if isinstance(body, Promoted | Refused) and body.manifest_sha256 == manifest_sha256
     )
     return next((body for body in decisions if not isinstance(body, Refused) or body.gate != Gate.ABANDONED), None)
 

@@ -1,4 +1,7 @@
-"""The evaluator process (`python -m tasks.evaluator.evaluator`): reads a spec on stdin and prints one JSON line."""
+"""The evaluator process (`python -m tasks.evaluator.evaluator`): reads a spec on stdin, prints one JSON line.
+
+It measures one committed checkpoint. A crash here affects neither the run nor the weights.
+"""
 
 import math
 import os

@@ -80,7 +80,7 @@ def is_over(state: RunState, observed: Observed) -> bool:
     if ended is None or observed.unoffered_to:
         return False
     is_left = ended.reason == TerminationReason.CANCELLED or ended.decision.action != DecisionAction.RESUME
-    return is_left or state.finished is not None
+    return is_left or state.finished is not None or state.deleted is not None
 
 
 def lease_seconds(state: RunState) -> float:
@@ -93,6 +93,8 @@ def lease_seconds(state: RunState) -> float:
 def _verdict(state: RunState, observed: Observed, now: float) -> Verdict:
     if state.opened is None:
         return Leave(why="nothing was opened here")
+    if state.deleted is not None:
+        return Leave(why=state.closed_to_training())
     if not state.attempts:
         if observed.owner is Life.GONE:
             return Continue(why="opened but never claimed, and the process that opened it is gone")

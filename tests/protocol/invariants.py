@@ -14,7 +14,7 @@ from storage.logs.run_fold import fold
 from storage.logs.run_log import RunLog
 from storage.stores.object_store import ObjectStore
 from tasks.errors import LiveOwner, TaskError
-from tests.protocol.processes import PREFIX, Process, commit, end_attempt, load_resume_point, stage
+from tests.protocol.processes import PREFIX, Process, commit, delete, end_attempt, load_resume_point, stage
 from tests.protocol.processes import claim as claim_attempt
 from tests.protocol.raw_history import (
     BROKEN,
@@ -51,15 +51,28 @@ def continue_run(store: WatchedStore, ledger: Ledger, *, seen_as: object | None 
     try:
         if log.refresh().opened is None or tell_run(mirrored(store.inner), PREFIX).closed:
             return
+        if log.state.deleted is not None:
+            return _finish_deletion(process, store, ledger)
         started = _claim(process, log)
         step = load_resume_point(process, started) + 1
         commit(process, log, stage(process, step=step, attempt=started.attempt))
         end_attempt(process, log, started.attempt)
     except (StorageError, TaskError) as error:
+        if tell_run(mirrored(store.inner), PREFIX).deleted:  # a late request has arrived
+            return _finish_deletion(process, store, ledger)
         require(False, "the run goes on", f"{type(error).__name__}: {error}")
     told = examine(store, ledger)
     mine = checkpoint_prefix(PREFIX, step=step, attempt=started.attempt)
     require(told.readable[0] == mine, "the run goes on", f"newest is {told.readable[0]}, not {mine}")
+
+
+def _finish_deletion(process: Process, store: WatchedStore, ledger: Ledger) -> None:
+    """Whoever deletes the run again leaves nothing of its checkpoints."""
+    delete(process)
+    told = examine(store, ledger)
+    require(set(told.status.values()) <= {GONE}, "a deletion comes to its end", told.status)
+    left = store.inner.keys(f"{PREFIX}/checkpoints")
+    require(not left and not store.unfinished(PREFIX), "a deletion comes to its end", left)
 
 
 def _claim(process: Process, log: RunLog) -> AttemptStarted:
@@ -119,5 +132,7 @@ def _require_bytes(store: ObjectStore, told: RawRun, ledger: Ledger) -> None:
         if status == GONE:
             require(store.keys(prefix) == [], "deleted is deleted", prefix)
     for promoted in reached(store):
+        if not promoted["prefix"].startswith(f"{PREFIX}/"):
+            continue
         status = told.status[promoted["prefix"]]
         require(status == READABLE, "nothing needed is superseded", f"{promoted['prefix']} is a champion and {status}")

@@ -18,6 +18,7 @@ import storage.checkpoints.checkpoint as checkpoint
 import tasks.attempt.attempt_claim as attempt_claim
 import tasks.checkpoints.checkpoint_sweep as checkpoint_sweep
 import tasks.checkpoints.promotion_offer as promotion_offer
+import tasks.checkpoints.run_deletion as run_deletion
 import tasks.evaluator.evaluation_run as evaluation_run
 from cairn.operations.alias_rollback import roll_back
 from model.configuration.network import ModelConfig
@@ -158,17 +159,20 @@ def open_run(process: Process) -> None:
 
 def claim(process: Process, log: RunLog) -> AttemptStarted:
     """Claim the next attempt as the flow does."""
-    claimant = attempt_claim.Claimant(
+    with being(process):
+        started = attempt_claim.claim_attempt(log, _claimant(process), partial(_start, process))
+    process.ledger.acknowledge(f"claimed {started.attempt}")
+    return started
+
+
+def _claimant(process: Process) -> attempt_claim.Claimant:
+    return attempt_claim.Claimant(
         lease=LEASE,
         budgets=BudgetsConfig(),
         writer=process.writer(),
         monotonic=process.clock.monotonic,
         sleep=process.clock.sleep,
     )
-    with being(process):
-        started = attempt_claim.claim_attempt(log, claimant, partial(_start, process))
-    process.ledger.acknowledge(f"claimed {started.attempt}")
-    return started
 
 
 def _start(process: Process, number: int, reference: CheckpointReference | None, state: RunState) -> AttemptStarted:
@@ -311,8 +315,9 @@ def evaluate(
 
 
 def _require_gone_for_a_reason(process: Process, prefix: str, during: int | None, error: IntegrityError) -> None:
-    """Only a broken checkpoint, a later attempt, or one that takes the evaluator for dead takes its bytes away."""
-    is_over = during is not None and during != tell_run(process.store.inner, PREFIX).claims
+    """Only damage, a later attempt, a deletion, or one that takes the evaluator for dead takes its bytes away."""
+    told = tell_run(process.store.inner, PREFIX)
+    is_over = told.deleted or (during is not None and during != told.claims)
     gone = is_over or prefix in process.ledger.broken or process.pid in process.ledger.mourned
     require(gone, "what is held stays", f"{prefix}: {error}")
     raise CheckpointGone(prefix) from error
@@ -349,6 +354,15 @@ def sweep(process: Process) -> None:
     policy = CheckpointConfig(keep_last=process.ledger.keep_last, keep_best=0)
     checkpoint_sweep.sweep_run(process.log(), policy, SUITE.sha256, is_dead=process.believes_dead)
     process.ledger.acknowledge("swept")
+
+
+def delete(process: Process) -> None:
+    """Delete the run as the verb does."""
+    claimant = _claimant(process)
+    deletion = run_deletion.Deletion(by="me", why="")
+    with being(process):
+        run_deletion.delete_run(process.log(), deletion, claimant, is_dead=process.believes_dead)
+    process.ledger.acknowledge("deleted")
 
 
 def train(process: Process, *, commits: int, evaluated: bool = False, finish: bool = False) -> None:

@@ -44,6 +44,7 @@ class RawRun:
     resumed: str | None = None
     opened: bool = False
     finished: bool = False
+    deleted: bool = False
     order: list[str] = field(default_factory=list)
     commits: dict[str, dict[str, Any]] = field(default_factory=dict)
     status: dict[str, str] = field(default_factory=dict)
@@ -79,6 +80,7 @@ class RawRun:
         self.opened = True
 
     def _attempt_started(self, body: dict[str, Any], raw: dict[str, Any]) -> None:
+        require(not self.deleted, "a deleted run is over", f"attempt {body['attempt']} of a deleted run")
         require(body["attempt"] == self.claims + 1, "attempts +1", f"{body['attempt']} after {self.claims}")
         require(self.owner is None, "one owner", f"attempt {body['attempt']} while {self.owner} is open")
         self.claims = self.owner = body["attempt"]
@@ -138,6 +140,17 @@ class RawRun:
     def _run_finished(self, body: dict[str, Any], raw: dict[str, Any]) -> None:
         require(not self.finished, "no entry twice", "a run is finished once")
         self.finished = True
+
+    def _run_deleted(self, body: dict[str, Any], raw: dict[str, Any]) -> None:
+        require(self.opened and not self.deleted, "no entry twice", "a run is deleted once")
+        require(self.owner is None, "nothing needed is superseded", f"attempt {self.owner} is open")
+        needing = [hold for hold in self.holds.values() if hold["alias"] or hold["fork"]]
+        require(not needing, "nothing needed is superseded", needing)
+        self.deleted, self.holds = True, {}
+        self.condemned.clear()  # a person decides, whatever state they are in
+        for prefix, status in self.status.items():
+            if status in (READABLE, BROKEN):
+                self._set(prefix, GIVEN_UP)
 
     def holders(self, prefix: str) -> list[str]:
         """Return the ids of the holds in force on a checkpoint."""
@@ -246,6 +259,10 @@ def tell_aliases(store: ObjectStore) -> dict[str, list[dict[str, Any]]]:
             elif raw["kind"] == "rolled-back":
                 stacks[folder].pop()
                 require(stacks[folder][-1]["manifest_sha256"] == raw["body"]["manifest_sha256"], "rollback", raw)
+            elif raw["kind"] == "withdrawn":
+                *older, newest = stacks[folder]
+                require(newest["run_id"] != raw["body"]["run_id"], "nothing needed is superseded", raw)
+                stacks[folder] = [*(item for item in older if item["run_id"] != raw["body"]["run_id"]), newest]
     return stacks
 
 

@@ -13,6 +13,7 @@ from itertools import count
 import storage.checkpoints.resume_point as resume_point
 from storage.checkpoints.checkpoint import checkpoint_prefix
 from storage.errors import WriterTooOld
+from storage.logs.registry import Registry
 from storage.logs.run_entries import ReadEvidence
 from storage.logs.run_index import list_run_ids
 from storage.logs.run_log import RunLog
@@ -171,6 +172,32 @@ def tear_staging(process: Process, *, step: int, attempt: int) -> None:
     raise AssertionError("the upload was not torn")
 
 
+def torn_and_ended(process: Process) -> None:
+    """The second of two checkpoints is quarantined though it is sound; a third was torn; an owner is silent."""
+    log, number = training(process)
+    condemn(process, at(2))
+    process.ledger.condemned.add(at(2))
+    processes.commit(process, log, processes.stage(process, step=3, attempt=number))
+    tear_staging(process, step=4, attempt=number)
+
+
+def left_by_its_alias(process: Process) -> None:
+    """Both checkpoints were champions; by now two of another run are."""
+    promoted(process)
+    for step in (1, 2):
+        promote_foreign(process, step)
+
+
+def promote_foreign(process: Process, step: int) -> None:
+    """Point the alias at a checkpoint of a run that nobody looks at."""
+    registry = Registry(as_store(process.store), processes.ALIAS)
+    champion = registry.refresh().champion
+    assert champion is not None
+    foreign = {"run_id": "r2", "step": step, "prefix": at(step).replace(RUN, "r2"), "manifest_sha256": f"{step:064x}"}
+    body = replace(champion, **foreign, hold_id=None, previous=champion.manifest_sha256)
+    registry.append(lambda state: body)
+
+
 def poisoned_cache(process: Process) -> None:
     """The folded cache is whole, but of another run's history."""
     other = Process(store=WatchedStore(MemoryStore("other")), ledger=Ledger())
@@ -306,6 +333,8 @@ SCENARIOS = (
     Scenario("sweep-after-a-newer-program", taken_over_by_a_newer_program, refused(processes.sweep)),
     Scenario("supersede-and-delete", evaluated, processes.sweep),
     Scenario("sweep", aged, processes.sweep),
+    Scenario("delete", torn_and_ended, processes.delete),
+    Scenario("delete-what-an-alias-left", left_by_its_alias, processes.delete),
     Scenario("read-back", ended, act_read_back),
     Scenario("read-back-over-a-foreign-cache", poisoned_cache, act_read_back),
     Scenario("end-attempt", owned, act_end),

@@ -1,4 +1,4 @@
-"""Hundreds of seeded schedules of trainers, evaluator, promoter and sweeper on one store.
+"""Hundreds of seeded schedules of trainers, evaluator, promoter, sweeper and deleter on one store.
 
 `CAIRN_SIMULATOR_SEED=n` replays one seed and prints its trace; `CAIRN_SIMULATOR_SCHEDULES=n` plays that many.
 `make test-full` plays thousands.
@@ -38,9 +38,10 @@ def test_a_seed_gives_the_same_schedule_every_time() -> None:
 
 def test_schedules_let_every_role_finish_fail_and_die() -> None:
     ends: set[str] = set()
-    roles = ("trainer", "evaluator", "promoter", "sweeper")
+    roles = ("trainer", "evaluator", "promoter", "sweeper", "deleter")
     wanted = {f"{role} {end}" for role in roles for end in ("done", "dead", "StoreUnavailable")}
     wanted |= {"trainer Fenced", "trainer LiveOwner", "evaluator CheckpointGone"}
+    wanted |= {"deleter LiveOwner", "deleter GateRefused", "trainer InvalidConfiguration"}
     for seed in range(300):
         if wanted <= ends:
             break

@@ -10,8 +10,9 @@ import pytest
 
 from reports.queries.run_tables import ROWS, promotion_rows
 from reports.queries.sql_rows import make_log_rows, make_step_rows
-from storage.logs.log_entry import CheckpointReference, ForkOrigin
-from storage.logs.registry import Promoted, Refused, RolledBack
+from storage.logs.fork_origin import ForkOrigin
+from storage.logs.log_entry import CheckpointReference
+from storage.logs.registry import Promoted, Refused, RolledBack, Withdrawn
 from storage.logs.run_entries import (
     CurveVerdict,
     DataQuarantined,
@@ -253,6 +254,7 @@ def expected(table: str) -> Mapping[str, Any]:
             "practised_attempts": 1,
             "opened_at": at(0),
             "finished_at": at(6),
+            "deleted_at": None,
             "stopped": "overfit",
             "state_sha256": "s40",
             "val_loss": 2.5,
@@ -304,6 +306,13 @@ def test_a_step_shows_its_record(state: RunState) -> None:
     (row,) = make_step_rows("r1", state, [STEP])
     own = {name: getattr(STEP, name) for name in STEP.__slots__}
     assert shown(row) == own | {"run_id": "r1", "model_family": "tiny", "replays": 0}
+
+
+def test_a_withdrawal_is_a_row_of_its_own_and_moves_no_alias() -> None:
+    withdrawn = Withdrawn(alias="best", run_id="r0", by="me", why="not needed")
+    promoted, row = promotion_rows("best", [(at(1), PROMOTED), (at(2), withdrawn)])
+    assert (promoted.current, row.current) == (True, False)
+    assert (row.kind, row.run_id, row.by, row.why, row.step) == ("withdrawn", "r0", "me", "not needed", None)
 
 
 def test_every_decision_on_an_alias_shows_its_own_fields() -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from storage.errors import IntegrityError
 from storage.logs.log_entry import Writer
+from storage.logs.run_entries import RunDeleted
 from storage.logs.run_state import RunState
 from tasks.policy.run_watch import Continue, Leave, Life, Observed, Verdict, Wait, decide_watch, lease_seconds
 from tests import entries
@@ -38,6 +39,15 @@ def finished(run: FabricatedRun) -> FabricatedRun:
     run.finish(run.commit(40))
     run.end("completed", action="finish")
     return run
+
+
+def test_a_deleted_run_is_left_whatever_it_lacks(run: FabricatedRun) -> None:
+    run.start()
+    run.commit(10)
+    run.end("preempted", action="resume", charged="preempted", delay_seconds=0.0)
+    run.log.append(lambda state: RunDeleted(by="me", why=""), writer=Writer(host="here", pid=1))
+    found = verdict(run, Life.GONE, after=1e6, unoffered_to="champion")
+    assert isinstance(found, Leave) and found.why.startswith("run bard was deleted on 2026-01-01 by me")
 
 
 def test_a_finished_run_that_died_before_its_offer_is_continued(run: FabricatedRun) -> None:

@@ -82,7 +82,7 @@ REPORT_MUTANTS = (
         'perplexity=summary.metrics.get("val_loss")',
         RECORDED,
     ),
-    mutant("sql-refused-is-current", TABLES, 'if row.kind != "refused"', "if row.kind", DECISIONS),
+    mutant("sql-refused-is-current", TABLES, 'if row.kind in ("promoted", "rolled-back")', "if row.kind", DECISIONS),
     mutant("sql-back-from-nowhere", TABLES, '"previous": points_at', '"previous": None', DECISIONS),
     mutant(
         "promotion-without-improvement",

@@ -13,6 +13,13 @@ STORAGE_MUTANTS = (
         f"{ENTRY_LOG}::test_an_append_that_the_store_refuses_is_tried_once_however_long_the_run_waits",
     ),
     mutant(
+        "deletion-forgotten-by-the-index",
+        "storage/logs/run_index.py",
+        "        deleted=state.deleted,\n",
+        "",
+        "tests/storage/test_run_deletion.py::test_a_watchers_index_takes_it_for_deleted_at_once",
+    ),
+    mutant(
         "refused-append-unknown",
         "storage/logs/entry_log.py",
         "may_be_written |= not isinstance(error, StoreRefused)",

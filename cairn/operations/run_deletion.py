@@ -1,0 +1,57 @@
+"""Deletes a run in the name of a person: what would go, and what went."""
+
+import time
+from dataclasses import dataclass, replace
+
+from flows.operations.promotion_by_person import this_person
+from reports.queries.checkpoints import read_checkpoints
+from reports.queries.run_lookup import configuration_of
+from storage.checkpoints.sweep import SweepAction, SweepKind
+from storage.logs.entry_log import this_writer
+from storage.logs.run_log import RunLog
+from storage.logs.run_state import CheckpointState
+from tasks.attempt.attempt_claim import Claimant
+from tasks.checkpoints.run_deletion import Deletion, delete_run, withdrawn_aliases
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunDeletion:
+    """What deleting a run takes away; `freed_bytes` is None as long as nothing is deleted.
+
+    `checkpoints` and `bytes` count staged ones too. Rollbacks of the aliases `withdrawn_from` went to it until now.
+    """
+
+    run_id: str
+    checkpoints: int
+    bytes: int
+    withdrawn_from: tuple[str, ...]
+    data_snapshot: str
+    freed_bytes: int | None = None
+
+
+def preview_deletion(log: RunLog) -> RunDeletion:
+    """Return what would go; raises `GateRefused` if an alias or a fork needs it."""
+    aliases = withdrawn_aliases(log)
+    there = [item for item in read_checkpoints(log) if item.state != CheckpointState.DELETED]
+    return RunDeletion(
+        run_id=log.run_id,
+        checkpoints=len(there),
+        bytes=sum(item.bytes for item in there),
+        withdrawn_from=aliases,
+        data_snapshot=log.state.opened.data_snapshot if log.state.opened else "",
+    )
+
+
+def delete_as_person(log: RunLog, view: RunDeletion, why: str) -> RunDeletion:
+    """Delete the run and return what went; raises as `delete_run` does."""
+    config = configuration_of(log.state)
+    claimant = Claimant(
+        lease=config.lease,
+        budgets=config.budgets,
+        writer=this_writer(),
+        monotonic=time.monotonic,
+        sleep=time.sleep,
+    )
+    report = delete_run(log, Deletion(by=this_person(), why=why), claimant)
+    gone = [item for item in report.items if item.action == SweepAction.DELETE and item.kind != SweepKind.UNFINISHED]
+    return replace(view, checkpoints=len(gone), bytes=sum(item.bytes for item in gone), freed_bytes=report.freed_bytes)
