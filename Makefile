@@ -1,4 +1,5 @@
 # The whole set-up: `make train` or `make test` on a fresh machine makes .venv itself and reuses it while it is current.
+# `make train` and `make up` put into it what training needs, the other targets add what working on Cairn needs.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -6,19 +7,20 @@ SHELL := /bin/bash
 
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.current
+TRAINER := $(VENV)/.trainer
+DEVELOPER := $(VENV)/.developer
 SUITABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 
 # python3 first, because that is what a person means by "Python"; then the newest one that is there.
 PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.11; do \
 	if $$name -c '$(SUITABLE)' >/dev/null 2>&1; then echo $$name; break; fi; done)
 
-.PHONY: help .venv train test test-full test-slow test-mutants test-matrix test-s3 chaos bench bench-memory bench-data bench-gpu bench-loader bench-sql bench-continuation bench-step bench-sum bench-checkpoint bench-start bench-overhead bench-history check lock audit docs format pictures up clean
+.PHONY: help .venv train wheel test test-full test-slow test-mutants test-matrix test-s3 chaos bench bench-memory bench-data bench-gpu bench-loader bench-sql bench-continuation bench-step bench-sum bench-checkpoint bench-start bench-overhead bench-history bench-install check lock audit docs format pictures up clean
 
 help:  ## show this list
 	@grep -E '^[.a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([.a-z-]+):[^#]*## /\1\t/' | expand -t 14
 
-.venv: $(STAMP)  ## create the environment from constraints/, or do nothing when it is current
+.venv: $(DEVELOPER)  ## create the environment from constraints/, or do nothing when it is current
 
 # No file is installed whose hash is not listed, and nothing is built but Cairn. Of torch there are several builds: it is
 # downloaded first, because pip chooses another one when it checks hashes; the build for GPUs needs the libraries of cuda.txt.
@@ -27,42 +29,47 @@ HASHED := --no-deps --only-binary :all: --require-hashes
 NEEDS_CUDA := import sys; from importlib.metadata import requires; sys.exit("nvidia" not in str(requires("torch")))
 
 # Built from nothing each time it is stale, and stamped last: an interrupted or outdated environment is never reused.
-$(STAMP): pyproject.toml $(wildcard constraints/*.txt)
+$(TRAINER): pyproject.toml $(wildcard constraints/*.txt)
 	@if [ -z "$(PYTHON)" ] || ! "$(PYTHON)" -c '$(SUITABLE)' 2>/dev/null; then \
 		echo "cairn needs Python 3.11 or newer with the venv module; '$(or $(PYTHON),python3)' is" \
 			"$$("$(or $(PYTHON),python3)" --version 2>&1 | head -1 || true)." \
 			"Install one and name it: make PYTHON=/path/to/python3.12 .venv" >&2; exit 1; fi
-	@echo "making $(VENV) with $$("$(PYTHON)" --version) and the files in constraints/ (a minute or two, once)"
+	@echo "making $(VENV) with $$("$(PYTHON)" --version) and constraints/run.txt (a minute or two, once)"
 	@"$(PYTHON)" -m venv --clear $(VENV)
 	@$(PIP) download --no-deps --only-binary :all: --dest $(VENV)/torch "$$(grep -o '^torch==[0-9.]*' constraints/torch.txt)"
 	@$(PIP) install $(HASHED) --no-index --find-links $(VENV)/torch --requirement constraints/torch.txt
 	@rm -r $(VENV)/torch
-	@$(PIP) install $(HASHED) --requirement constraints/develop.txt
+	@$(PIP) install $(HASHED) --requirement constraints/run.txt
 	@if $(BIN)/python -c '$(NEEDS_CUDA)'; then $(PIP) install $(HASHED) --requirement constraints/cuda.txt; fi
 	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
 
-train: $(STAMP)  ## train the quickstart on text every CPython carries; ARGS= adds options
-	@$(BIN)/cairn train deployments/quickstart.toml $(ARGS)
+$(DEVELOPER): $(TRAINER)
+	@echo "adding constraints/develop.txt to $(VENV)"
+	@$(PIP) install $(HASHED) --requirement constraints/develop.txt
+	@touch $@
 
-test: $(STAMP)  ## the default test suite: offline, CPU
+train: $(TRAINER)  ## train the quickstart on text every CPython carries; ARGS= adds options
+	@$(BIN)/cairn train quickstart $(ARGS)
+
+test: $(DEVELOPER)  ## the default test suite: offline, CPU
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder $(ARGS)
 
-test-full: $(STAMP)  ## all cases of the protocol and thousands of schedules, where `make test` tries a share
+test-full: $(DEVELOPER)  ## all cases of the protocol and thousands of schedules, where `make test` tries a share
 	@CAIRN_TEST_FULL=1 $(BIN)/python -m pytest -n 2 tests/protocol tests/storage/test_sweep.py $(ARGS)
 
-test-slow: $(STAMP)  ## the crash and chaos suites as well
+test-slow: $(DEVELOPER)  ## the crash and chaos suites as well
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder -m "not s3 and not gpu" $(ARGS)
 
-test-mutants: $(STAMP)  ## wrong wires, one at a time: each must turn a test of the default suite red; ARGS="-k back-off" tries some
+test-mutants: $(DEVELOPER)  ## wrong wires, one at a time: each must turn a test of the default suite red; ARGS="-k back-off" tries some
 	@$(BIN)/python -m pytest -n 2 -m slow tests/wiring/test_mutants.py $(ARGS)
 
-test-matrix: $(STAMP)  ## a part of the suite in foreign environments: variables, spaces in the path, nobody, other Pythons; ARGS= names the part
+test-matrix: $(DEVELOPER)  ## a part of the suite in foreign environments: variables, spaces in the path, nobody, other Pythons; ARGS= names the part
 	@$(BIN)/python -m tests.matrix $(or $(ARGS),-n 2 --dist loadgroup --no-loadscope-reorder)
 
 # As root on Debian the programs are installed; anybody else is told what to ask for.
 CEPH := ceph-mon ceph-osd radosgw ceph-common
-test-s3: $(STAMP)  ## the storage tests on a real S3 server (Ceph), started and stopped by the tests
+test-s3: $(DEVELOPER)  ## the storage tests on a real S3 server (Ceph), started and stopped by the tests
 	@if ! type -P ceph-mon ceph-osd radosgw radosgw-admin ceph >/dev/null; then \
 		if [ "$$(id -u)" = 0 ] && type -P apt-get >/dev/null; then \
 			apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $(CEPH); \
@@ -71,73 +78,80 @@ test-s3: $(STAMP)  ## the storage tests on a real S3 server (Ceph), started and 
 				"sudo apt-get install --no-install-recommends $(CEPH)" >&2; exit 1; fi; fi
 	@$(BIN)/python -m pytest -n 2 -m s3 $(ARGS)
 
-chaos: $(STAMP)  ## kill real runs as seeds say and judge them; ARGS="--runs 20 --seed 7 --store local|s3|ceph --minutes 30 --jobs 2"; --segments replays every one; --add DIR… adds up
+chaos: $(DEVELOPER)  ## kill real runs as seeds say and judge them; ARGS="--runs 20 --seed 7 --store local|s3|ceph --minutes 30 --jobs 2"; --segments replays every one; --add DIR… adds up
 	@$(BIN)/python -m tests.chaos.campaign $(ARGS)
 
-pictures: $(STAMP)  ## the screenshots of docs/prefect.md, taken from Prefect's pages in a real Chromium
+pictures: $(DEVELOPER)  ## the screenshots of docs/prefect.md, taken from Prefect's pages in a real Chromium
 	@CAIRN_TEST_PICTURES=$(CURDIR)/docs/pictures $(BIN)/python -m pytest -n 0 -m slow tests/deployments/test_up_pages.py $(ARGS)
 
 bench: bench-data bench-loader bench-step bench-sum bench-checkpoint bench-start bench-overhead bench-sql bench-history  ## every benchmark, beside its peers where they are at hand; BENCHMARKS.md says how to read them
 
-bench-data: $(STAMP)  ## text to snapshot beside the tokenizer library alone, and its peak memory; ARGS= adds options
+bench-data: $(DEVELOPER)  ## text to snapshot beside the tokenizer library alone, and its peak memory; ARGS= adds options
 	@PYTHONPATH=. $(BIN)/python tests/benchmarks/bench_tokenize.py $(ARGS)
 
-bench-gpu: $(STAMP)  ## the training step on a GPU and its bits; ARGS="--nanogpt DIR" sets nanoGPT's beside them, "--device cpu --tiny" tries the program
+bench-gpu: $(DEVELOPER)  ## the training step on a GPU and its bits; ARGS="--nanogpt DIR" sets nanoGPT's beside them, "--device cpu --tiny" tries the program
 	@$(BIN)/python -m tests.benchmarks.bench_gpu $(ARGS)
 
-bench-loader: $(STAMP)  ## reading batches beside what training needs; ARGS= adds options
+bench-loader: $(DEVELOPER)  ## reading batches beside what training needs; ARGS= adds options
 	@$(BIN)/python -m tests.benchmarks.bench_loader $(ARGS)
 
-bench-start: $(STAMP)  ## cairn train to the first step beside a bare script's; ARGS="--before DIR" takes turns with another checkout
+bench-start: $(DEVELOPER)  ## cairn train to the first step beside a bare script's; ARGS="--before DIR" takes turns with another checkout
 	@$(BIN)/python -m tests.benchmarks.bench_start $(ARGS)
 
-bench-overhead: $(STAMP)  ## what of a run with segments of a minute is not training, beside the bare loop; ARGS= adds options
+bench-overhead: $(DEVELOPER)  ## what of a run with segments of a minute is not training, beside the bare loop; ARGS= adds options
 	@$(BIN)/python -m tests.benchmarks.bench_overhead $(ARGS)
 
-bench-continuation: $(STAMP)  ## a deployed run's receipt to its next claim, after SIGTERM and after SIGKILL; ARGS="--times 5"
+bench-continuation: $(DEVELOPER)  ## a deployed run's receipt to its next claim, after SIGTERM and after SIGKILL; ARGS="--times 5"
 	@$(BIN)/python -m tests.benchmarks.bench_continuation $(ARGS)
 
-bench-memory: $(STAMP)  ## a trainer's estimated memory beside its measured peak, three sizes in every mode; ARGS="--only small" does less
+bench-memory: $(DEVELOPER)  ## a trainer's estimated memory beside its measured peak, three sizes in every mode; ARGS="--only small" does less
 	@$(BIN)/python -m tests.benchmarks.bench_memory $(ARGS)
 
-bench-sql: $(STAMP)  ## SQL over 1,000 runs of 1,000 attempts beside DuckDB on plain Parquet (some minutes to make them); ARGS= adds options
+bench-sql: $(DEVELOPER)  ## SQL over 1,000 runs of 1,000 attempts beside DuckDB on plain Parquet (some minutes to make them); ARGS= adds options
 	@PYTHONPATH=. $(BIN)/python tests/benchmarks/bench_sql.py $(ARGS)
 
-bench-history: $(STAMP)  ## a log of a million entries: folding it, caching it, opening it; ARGS="--all" keeps every entry as a file
+bench-history: $(DEVELOPER)  ## a log of a million entries: folding it, caching it, opening it; ARGS="--all" keeps every entry as a file
 	@$(BIN)/python -m tests.benchmarks.bench_history $(ARGS)
 
-bench-step: $(STAMP)  ## the training step's modes against each other; ARGS="--nanogpt DIR" sets nanoGPT's beside them
+bench-step: $(DEVELOPER)  ## the training step's modes against each other; ARGS="--nanogpt DIR" sets nanoGPT's beside them
 	@PYTHONPATH=. $(BIN)/python -m tests.benchmarks.bench_step $(ARGS)
 
-bench-sum: $(STAMP)  ## adding gradients along the tree beside adding them in turn, and two processes beside one; ARGS= adds options
+bench-sum: $(DEVELOPER)  ## adding gradients along the tree beside adding them in turn, and two processes beside one; ARGS= adds options
 	@$(BIN)/python -m tests.benchmarks.bench_sum $(ARGS)
 
-bench-checkpoint: $(STAMP)  ## stall, time to committed and resume beside PyTorch's ways; ARGS="--parameters 124M --store s3://"
+bench-checkpoint: $(DEVELOPER)  ## stall, time to committed and resume beside PyTorch's ways; ARGS="--parameters 124M --store s3://"
 	@$(BIN)/python -m tests.benchmarks.bench_checkpoint $(ARGS)
 
-check: $(STAMP)  ## ruff, mypy --strict, import linter
+check: $(DEVELOPER)  ## ruff, mypy --strict, import linter
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-lock: $(STAMP)  ## write constraints/ from pyproject.toml and constraints.txt, with the hashes of all files; needs uv
+lock: $(DEVELOPER)  ## write constraints/ from pyproject.toml and constraints.txt, with the hashes of all files; needs uv
 	@$(BIN)/python constraints/renew.py
 
-audit: $(STAMP)  ## known holes in the packages of constraints/; says whether it found some (Error 1) or could not ask (Error 3)
+audit: $(DEVELOPER)  ## known holes in the packages of constraints/; says whether it found some (Error 1) or could not ask (Error 3)
 	@$(BIN)/python constraints/audit.py
 
-docs: $(STAMP)  ## write docs/reference/ from the code: configuration, commands, JSON, log entries, SQL tables
+docs: $(DEVELOPER)  ## write docs/reference/ from the code: configuration, commands, JSON, log entries, SQL tables
 	@PYTHONPATH=. $(BIN)/python -m tasks.configuration.reference_page > docs/reference/configuration.md
 	@PYTHONPATH=. $(BIN)/python -m docs.reference_pages docs/reference
 
-format: $(STAMP)  ## let ruff put the code in shape
+format: $(DEVELOPER)  ## let ruff put the code in shape
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-up: $(STAMP)  ## Prefect server with UI on 127.0.0.1:4200, work pool, worker, deployments; Ctrl-C stops it; ALERT_BLOCK=, ACCELERATORS=
+up: $(TRAINER)  ## Prefect server with UI on 127.0.0.1:4200, work pool, worker, deployments; Ctrl-C stops it; ALERT_BLOCK=, ACCELERATORS=
 	@BIN=$(BIN) PORT=$(or $(PORT),4200) exec deployments/up.sh
+
+wheel: $(TRAINER)  ## build dist/cairn_train-VERSION-py3-none-any.whl, for pipx, uv or pip
+	@rm -rf build
+	@$(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist .
+
+bench-install: $(DEVELOPER)  ## download, size and time of installing the wheel, and what working on Cairn adds; ARGS= adds options
+	@$(BIN)/python -m tests.benchmarks.bench_install $(ARGS)
 
 clean:  ## remove the environment and every cache; never a store
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
-	find flows tasks model storage tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find cairn deployments flows tasks model reports storage tests -name __pycache__ -type d -prune -exec rm -rf {} +

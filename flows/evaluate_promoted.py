@@ -14,10 +14,9 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 
 from flows.operations.checkpoint_evaluation import plan_checkpoint
-from flows.orchestrator.evaluation_form import find_evaluation_form, kept_parameters
 from flows.orchestrator.flow_end import completed, ends_in_prefects_words
 from flows.orchestrator.flow_run_tags import add_tags
-from flows.orchestrator.overview_page import artifact_key, evaluation_markdown
+from flows.orchestrator.overview_page import artifact_key, evaluation_markdown, find_evaluation_form, kept_parameters
 from flows.orchestrator.run_parameters import (
     AgainParameter,
     CredentialsParameter,

@@ -52,10 +52,7 @@ class BadBatch(ModelError):
 
 
 class LossExploded(ModelError):
-    """The loss rose far above its baseline and stayed there.
-
-    `step` is the last completed step, `spike_step` the first bad one, `windows` are those drawn from there on.
-    """
+    """The loss stayed far above its baseline: last `step`, first bad `spike_step`, `windows` drawn from there on."""
 
     def __init__(self, *, step: int, spike_step: int, level: float, baseline: float, windows: Sequence[int]) -> None:
         super().__init__(

@@ -4,8 +4,10 @@ from collections.abc import Mapping
 
 from cyclopts import App, Group, Parameter
 
+from tasks.machine.placement import CAIRN_VERSION
+
 START_HERE = """Start here:
-  cairn train deployments/quickstart.toml   train a small model, or continue it
+  cairn train quickstart                    train a small model, or continue it
   cairn status quickstart                   where it stands, what happens next
   cairn sample champion --prompt "def "     what it writes
 Every command takes --json; `cairn COMMAND --help` ends with examples."""
@@ -45,7 +47,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "cairn sample quickstart@400 --tokens 500 --temperature 0.7",
         "cairn sample quickstart --follow",
     ),
-    "evaluate": ("cairn evaluate champion", "cairn evaluate quickstart@400 --suite deployments/suites/repetition.toml"),
+    "evaluate": ("cairn evaluate champion", "cairn evaluate quickstart@400 --suite repetition"),
     "promote": ("cairn promote quickstart", 'cairn promote quickstart@400 --alias next --why "best of three"'),
     "rollback": ("cairn rollback", 'cairn rollback --alias next --why "it repeats itself"'),
     "export": ("cairn export champion ./model", "cairn export quickstart@400 ./model --json"),
@@ -67,16 +69,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def _version() -> str:
-    from importlib.metadata import version
-
-    return f"cairn {version('cairn')}"
-
-
 app = App(
     name="cairn",
     help="Trains GPTs on machines that will be taken away, and leaves tracks.",
-    version=_version,
+    version=f"cairn {CAIRN_VERSION}",
     help_format="plaintext",
     help_epilogue=START_HERE,
     group_commands=Group("More", sort_key=99),

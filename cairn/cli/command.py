@@ -15,6 +15,7 @@ from cairn.cli import model_commands as model
 from cairn.cli import run_commands as run
 from cairn.cli import train_commands as training
 from cairn.cli.app import EXAMPLES, app
+from cairn.cli.usage_error import describe_usage_error
 from flows.errors import EXPECTED_ERRORS
 from model.errors import InvalidInput
 from reports.errors import InvalidQuery, RunNotFound
@@ -92,10 +93,7 @@ def run_command(arguments: Sequence[str]) -> int:
     try:
         returned = app(list(arguments), exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        problem = " ".join(str(error).partition(" Available commands:")[0].split()).removesuffix(".")
-        chain = error.command_chain
-        where = f"`cairn {chain[0]} --help` shows how it is used" if chain else "`cairn --help` lists the commands"
-        say(f"cairn: {problem}{' ' if problem.endswith('?') else '; '}{where}")
+        say(f"cairn: {describe_usage_error(error, arguments)}")
         return ExitCode.USAGE
     except BrokenPipeError:  # the reader of a pipe has seen enough
         discard_stdout()

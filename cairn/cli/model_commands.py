@@ -40,7 +40,7 @@ def evaluate(
     What is on record is not evaluated again. Exit 1 if an evaluator failed, which is recorded too.
 
     Args:
-        suite: path of a suite file (TOML) [the suites of the checkpoint's run].
+        suite: a suite file (TOML), or the name of one in deployments/suites [the suites of the checkpoint's run].
         again: evaluate also what is on record, and add a second row.
     """
     from flows.operations.checkpoint_evaluation import measure

@@ -194,6 +194,8 @@ def replay(
     from cairn.operations.replay_plan import choose_segments, parse_sample
 
     percent = parse_sample(sample)
+    if to_step is not None and to_step <= from_step:
+        raise InvalidConfiguration(f"--from {from_step} --to {to_step}: must begin before it ends")
     log = open_run_log(store, run)
     from rich.console import Console
 

@@ -40,6 +40,7 @@ def train(
     """
     exit_on_sigterm(ExitCode.PREEMPTED)  # the imports take a second, and nothing has begun
     from cairn.operations.prefect_session import PrefectServer, leave_undelivered, run_train_gpt
+    from cairn.operations.settled_run import end_without_flow
     from flows.preparation.preflight import check_before_start
     from flows.preparation.training_request import TrainingRequest, resolve_request
     from flows.run.node_service import is_other_node
@@ -56,7 +57,8 @@ def train(
             resolved = resolve_request(request, os.environ)
             log, server = resolved.open_log(), PrefectServer(os.environ, say=say)
             configuration = check_before_start(resolved, log, os.environ, before_text=server.start_ephemeral)
-            end = run_train_gpt(resolved, log, server)
+            settled = end_without_flow(log, configuration, os.environ)
+            end = settled or run_train_gpt(resolved, log, server)
     except Terminated:
         say("preempted; the same command continues")
         return ExitCode.PREEMPTED
@@ -71,7 +73,8 @@ def train(
             say(line)
     if json:
         print_document(read_status(log))
-    leave_undelivered(code, server)
+    if settled is None:
+        leave_undelivered(code, server)
     return code
 
 
@@ -124,6 +127,7 @@ def _summarize(log: "RunLog", config: "RunConfig", resolved: "ResolvedRequest", 
     yield f'  cairn sample {alias if champion else log.run_id} --prompt "The "{again}'
     yield f"  cairn status {log.run_id}{again}"
     yield f"  cairn attempts {log.run_id}{again}"
+    yield f"  cairn fork {log.run_id} NEW --set training.steps={2 * config.training.steps}{again}"
 
 
 def store_option(chosen: str, environment: Mapping[str, str]) -> str:
@@ -147,11 +151,12 @@ def _serve_node(resolved: "ResolvedRequest") -> ExitCode:
 
 def _show_plan(resolved: "ResolvedRequest", *, json: bool) -> None:
     from cairn.cli.training_plan_text import describe_plan
-    from flows.preparation.memory_check import available_memory
+    from flows.preparation.memory_check import available_memory, require_memory
     from flows.preparation.preflight import check_before_start
     from flows.preparation.training_plan import plan_training
     from tasks.machine.machine_speed import numerics_here
     from tasks.machine.work_folder import work_folder
+    from tasks.policy.attempt_sizes import next_sizes
     from tasks.trainer.trainer_group import trainer_group
 
     log = resolved.open_log()
@@ -161,6 +166,8 @@ def _show_plan(resolved: "ResolvedRequest", *, json: bool) -> None:
     memory = available_memory(settled.training, trainer_group(settled.training, os.environ))
     plan = plan_training(log, settled, resolved.base_dir, memory)
     print_document(plan) if json else print_facts(describe_plan(plan))
+    sizes = next_sizes(log.state, settled.training, chosen=plan.memory.micro_batch)
+    require_memory(settled, plan.model.vocab_size, sizes, memory)
 
 
 def watch(

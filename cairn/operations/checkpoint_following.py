@@ -1,7 +1,4 @@
-"""Draws text from every checkpoint of a run that is training, as it is committed; outlasts a store that is away.
-
-Nothing is pinned, so a checkpoint may be deleted before its turn; it is then skipped with a message.
-"""
+"""Draws text from each checkpoint of a training run as it is committed; none is pinned, so one may be passed over."""
 
 import os
 import time

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from flows.orchestrator.server_address import authorization, server_address
 from tasks.machine.http_request import open_directly
-from tasks.machine.placement import usable_cores
+from tasks.machine.placement import CAIRN_VERSION, usable_cores
 from tasks.machine.work_folder import work_folder
 
-_PACKAGES = ("cairn", "torch", "prefect", "fastapi", "fsspec", "pydantic", "pyarrow", "tokenizers", "safetensors")
+_PACKAGES = ("torch", "prefect", "fastapi", "fsspec", "pydantic", "pyarrow", "tokenizers", "safetensors")
 PROBE_CREATORS = 32
 PROBE_ROUNDS = 20
 ENOUGH_BYTES = 1 << 30
@@ -56,12 +56,12 @@ def _python() -> str:
 
 
 def _packages() -> str:
-    found = []
+    found = [f"cairn {CAIRN_VERSION}"]
     for name in _PACKAGES:
         try:
             found.append(f"{name} {version(name)}")
         except PackageNotFoundError as missing:
-            raise RuntimeError(f"{name} is not installed; `make .venv` installs the tested versions") from missing
+            raise RuntimeError(f"{name} is not installed; `pip install cairn-train` installs it") from missing
     return ", ".join(found)
 
 

@@ -14,7 +14,7 @@ from reports.queries.run_lookup import FoundCheckpoint, configuration_of
 from storage.checkpoints.checkpoint_pin import new_pin, pin_checkpoint, unpin_checkpoint
 from storage.errors import IntegrityError
 from storage.logs.entry_log import this_writer
-from storage.logs.fork_origin import ForkOrigin
+from storage.logs.log_entry import ForkOrigin
 from storage.logs.run_entries import CheckpointCommitted, RunOpened
 from storage.logs.run_log import RunLog
 from storage.snapshots.data_snapshot import TOKENIZER, read_manifest
@@ -49,11 +49,7 @@ class Fork:
 def fork_run(
     found: FoundCheckpoint, run_id: str, overrides: Sequence[str], environment: Mapping[str, str], base_dir: Path
 ) -> Fork:
-    """Open the run `run_id`, which begins with the checkpoint, with the parent's configuration and the overrides.
-
-    Relative paths of other data start at `base_dir`. Raises `InvalidConfiguration` for a run that exists and for
-    what the state cannot go on with, `IntegrityError` for a checkpoint that is no longer there.
-    """
+    """Open `run_id` at the checkpoint, with overrides; `InvalidConfiguration` or `IntegrityError` if it cannot be."""
     log, parent = RunLog(found.log.store, run_id), found.log
     if log.refresh().opened is not None:
         raise InvalidConfiguration(f"run {run_id} exists in {log.store.url}: name another, or train it")

@@ -7,6 +7,7 @@ from pathlib import Path
 from reports.queries.comparison import Outcome
 from reports.queries.run_lookup import FoundCheckpoint, configuration_of
 from tasks.configuration.run_configuration import RunConfig
+from tasks.configuration.shipped_files import SUITES, named_file
 from tasks.configuration.suite_file import read_suite
 from tasks.errors import InvalidConfiguration, TaskError
 from tasks.evaluator.evaluation_run import EvaluationPlan, record_evaluation
@@ -20,7 +21,7 @@ def plan_checkpoint(found: FoundCheckpoint, suite: str) -> EvaluationPlan:
     config = configuration_of(found.log.state)
     if suite:
         try:
-            evaluation = read_suite(Path(suite).expanduser(), config.evaluation)
+            evaluation = read_suite(named_file(suite, SUITES, folder=Path()), config.evaluation)
         except TaskError as error:
             raise InvalidConfiguration(str(error)) from error
         config = config.model_copy(update={"evaluation": evaluation})

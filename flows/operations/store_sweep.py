@@ -1,7 +1,4 @@
-"""Retention for one run by its name, and over all runs of a store in bounded time.
-
-A sweep of the store begins at a random run, so that sweeps which always run out of time reach every run in the end.
-"""
+"""Retention for one run, and for a store's in bounded time: begun at a random run, so that each gets its turn."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,4 @@
-"""Detects that a person cancels this flow run in Prefect, by polling its API.
-
-A worker turns a cancellation into SIGTERM, but a flow run without a worker gets no signal; polling never delays it.
-"""
+"""Detects by polling that a person cancels this flow run in Prefect: without a worker no signal says so."""
 
 import threading
 from collections.abc import Iterator

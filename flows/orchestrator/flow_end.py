@@ -98,10 +98,7 @@ def _tell(end: FlowEnd) -> None:
 
 
 def _end_without_traceback(state: State[Any]) -> None:
-    """Set the last state and leave by Prefect's own signal; returns where Prefect does not take the state.
-
-    For a state that a deployed flow returns, unless it is completed, the engine logs a traceback of forty lines.
-    """
+    """Set the last state and leave by Prefect's own signal; for a returned state the engine logs a long traceback."""
     with suppress(Exception), get_client(sync_client=True) as client:
         client.set_flow_run_state(UUID(flow_run.get_id()), state, force=True)
         raise Abort(state.message)

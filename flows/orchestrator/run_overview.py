@@ -5,34 +5,84 @@ failing API delays no training; the next version contains what it missed. Task r
 asks the API for a concurrency slot before it starts a tagged task.
 """
 
+import base64
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from typing import Any
-from uuid import UUID
+from uuid import NAMESPACE_URL, UUID, uuid5
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas import filters
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 from prefect.client.schemas.objects import State, StateType
+from prefect.events import emit_event
 from prefect.states import Crashed
 
-from flows.orchestrator.attempt_events import emit_attempt_ended
-from flows.orchestrator.curve_artifact import Drawing, curve_markdown, is_due
-from flows.orchestrator.evaluation_form import EvaluationForm, find_evaluation_form, kept_parameters
 from flows.orchestrator.flow_run_tags import add_tags
-from flows.orchestrator.overview_page import artifact_key, flow_run_name, overview_markdown
+from flows.orchestrator.overview_page import (
+    EvaluationForm,
+    artifact_key,
+    find_evaluation_form,
+    flow_run_name,
+    kept_parameters,
+    overview_markdown,
+)
+from reports.plots.curve_labels import describe_run
+from reports.plots.run_curves import gather_curves
+from reports.queries.receipts import DecisionSummary
+from storage.logs.run_entries import AttemptEnded
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
+from storage.stores.document import project
 from tasks.policy.termination import TERMINATIONS, TerminationReason
 
 MOST_LOST_FLOW_RUNS = 20
+ATTEMPT_ENDED = "cairn.attempt.ended"
 _UNFINISHED = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]
 _MOST_TASK_RUNS = 200
 _FINAL_SECONDS = 10.0
 _TOGETHER_SECONDS = 2.0
 """What changes within these is published together: a page is 100 kB, most of it the curve."""
+_WIDTH_PX, _HEIGHT_PX = 900, 600
+_LEAST_SECONDS = 60.0
+_SHARE_OF_AGE, _PAUSE_PER_COST = 0.05, 20.0
+"""Prefect stores every plot, so a long run draws seldom; drawing takes at most a twentieth of one core."""
+_GREATEST_STEP = 250_000  # more step records need memory that the trainer may need
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Drawing:
+    """When a plot was drawn on the monotonic clock, how long it took, and how many attempts had ended."""
+
+    at_seconds: float
+    cost_seconds: float
+    ended_attempts: int
+
+
+def is_due(before: Drawing | None, *, now_seconds: float, age_seconds: float, ended_attempts: int) -> bool:
+    """Return whether to draw again `age_seconds` after the flow began; the end of an attempt makes it due sooner."""
+    if before is None:
+        return True
+    wait = max(_LEAST_SECONDS, _PAUSE_PER_COST * before.cost_seconds)
+    if ended_attempts == before.ended_attempts:
+        wait = max(wait, _SHARE_OF_AGE * age_seconds)
+    return now_seconds - before.at_seconds >= wait
+
+
+def curve_markdown(log: RunLog) -> str | None:
+    """Return the plot, as Markdown with the PNG inside, and a line about the run; None before the first step."""
+    if log.state.high_water_step > _GREATEST_STEP:
+        return f"A run of more than {_GREATEST_STEP:,} steps is not drawn here: `cairn plot {log.run_id} curve.png`"
+    curves = gather_curves(log)
+    if not curves.points:
+        return None
+    from reports.plots.curve_plot import draw_png  # numpy and matplotlib: only where something is drawn
+
+    image = base64.b64encode(draw_png(curves, width_px=_WIDTH_PX, height_px=_HEIGHT_PX)).decode()
+    return f"![curves of {curves.run_id}](data:image/png;base64,{image})\n\n{describe_run(curves)}"
 
 
 class RunOverview:
@@ -176,3 +226,29 @@ def _end_lost(client: SyncPrefectClient, state: RunState, flow_run_id: UUID) -> 
         client.set_task_run_state(task_run.id, ending_segment, force=True)
     for flow_run in client.read_flow_runs(flow_run_filter=flow_runs):
         client.set_flow_run_state(flow_run.id, ending, force=True)
+
+
+def emit_attempt_ended(run_id: str, store_url: str, flow_run_id: str | None, ended: AttemptEnded) -> None:
+    """Send the event; the same receipt always has the same event id, so that Prefect keeps one of several."""
+    emit_event(
+        ATTEMPT_ENDED,
+        id=uuid5(NAMESPACE_URL, f"{store_url} {run_id} {ended.attempt}"),
+        resource={
+            "prefect.resource.id": f"cairn.run.{run_id}",
+            "prefect.resource.name": run_id,
+            "cairn.reason": ended.reason,
+            "cairn.decision": ended.decision.action,
+        },
+        related=[{"prefect.resource.id": f"prefect.flow-run.{flow_run_id}", "prefect.resource.role": "flow-run"}]
+        if flow_run_id
+        else [],
+        payload={
+            "run": run_id,
+            "attempt": ended.attempt,
+            "reason": ended.reason,
+            "detail": ended.detail,
+            "last_step": ended.last_step,
+            "decision": asdict(project(ended.decision, DecisionSummary)),
+            "device_seconds": {"all": ended.gpu_seconds, "wasted": ended.wasted_gpu_seconds},
+        },
+    )

@@ -16,10 +16,7 @@ _PROFILE_VARIABLES = ("PREFECT_PROFILE", "PREFECT_PROFILES_PATH", "PREFECT_API_K
 
 
 def server_address(environment: Mapping[str, str]) -> str:
-    """Return PREFECT_API_URL, empty if it is not set; raises `InvalidConfiguration` for an address that cannot be used.
-
-    An address with a password is refused: every message, log and page that names the server would show it.
-    """
+    """Return PREFECT_API_URL or ""; `InvalidConfiguration` for a wrong one, or a password in it: logs would show it."""
     address = environment.get("PREFECT_API_URL", "")
     if not address:
         return ""
@@ -62,10 +59,7 @@ def is_server_answering(api_url: str, *, timeout_seconds: float, proxies: bool) 
 
 
 def is_server_named(environment: Mapping[str, str], folder: Path, *, ask_prefect: Callable[[], str | None]) -> bool:
-    """Whether the environment, a profile or a file of `folder` names a server.
-
-    `ask_prefect`, which imports Prefect and takes a second, is called only if a profile or file may name one.
-    """
+    """Whether the environment, a profile or a file of `folder` names a server; `ask_prefect` is slow and asked last."""
     if environment.get("PREFECT_API_URL"):
         return True
     home = Path(environment.get("PREFECT_HOME") or Path.home() / ".prefect").expanduser()

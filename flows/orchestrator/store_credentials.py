@@ -1,7 +1,4 @@
-"""A Prefect block with the credentials of an S3 store, which a deployment names by one parameter.
-
-The flow's process takes it into its environment, from which its trainers have it; nothing writes it.
-"""
+"""A Prefect block with an S3 store's credentials, which the flow's process takes into its environment alone."""
 
 from collections.abc import MutableMapping
 

@@ -11,8 +11,7 @@ from tasks.configuration.run_configuration import RunConfig
 from tasks.errors import InvalidConfiguration
 from tasks.machine.machine_speed import free_device_bytes, trains_on_cuda
 from tasks.machine.process_memory import available_memory_bytes
-from tasks.policy.attempt_sizes import AttemptSizes
-from tasks.policy.memory_remedy import MARGIN, MemoryRoom
+from tasks.policy.attempt_sizes import MARGIN, AttemptSizes, MemoryRoom
 from tasks.trainer.trainer_group import TrainerGroup
 
 

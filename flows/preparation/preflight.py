@@ -24,14 +24,15 @@ from storage.stores.store_probe import probe_store
 from tasks.attempt.attempt_claim import refuse_deleted
 from tasks.configuration.run_configuration import RunConfig
 from tasks.configuration.stored_configuration import check_drift
-from tasks.data.document import InvalidCorpus, Source, require_both_splits
+from tasks.data.document import InvalidCorpus, Rejected, Source, require_both_splits
 from tasks.data.foreign_tokenizer import read_tokenizer
 from tasks.data.snapshot_build import check_block_size
 from tasks.data.snapshot_lookup import find_by_id
 from tasks.data.source_weights import too_few_tokens
 from tasks.errors import InvalidConfiguration, TaskError
-from tasks.machine.machine_speed import trains_on_cuda
+from tasks.machine.machine_speed import require_device, trains_on_cuda
 from tasks.policy.attempt_sizes import next_sizes
+from tasks.trainer.fault_injection import parse_faults
 from tasks.trainer.initial_weights import check_directory, find_directory
 from tasks.trainer.trainer_group import trainer_group
 
@@ -59,6 +60,8 @@ def check_before_start(
     if opened is not None:
         check_drift(opened.config, wanted, run_id=log.run_id)
     try:
+        parse_faults(environment.get("CAIRN_FAULTS", ""))
+        require_device(wanted.training.device)
         group = trainer_group(wanted.training, environment)
         next_sizes(log.state, wanted.training, processes=group.size)
     except TaskError as error:
@@ -131,7 +134,7 @@ def _check_sizes(config: RunConfig, sources: Sequence[Source]) -> None:
     data, window = config.data, config.model.block_size + 1
     vocabulary = data.bpe_vocab_size or SMALLEST_BPE_VOCABULARY
     needed = {"train": max(window, vocabulary - SMALLEST_BPE_VOCABULARY), "val": window}  # a merge needs a byte
-    tokens, documents = dict.fromkeys(SPLITS, 0), dict.fromkeys(SPLITS, 0)
+    tokens, documents = dict.fromkeys(SPLITS, 0), Counter[str]()
     train_tokens_of = Counter[str]()
 
     def is_enough(group: str = "") -> bool:
@@ -146,7 +149,9 @@ def _check_sizes(config: RunConfig, sources: Sequence[Source]) -> None:
             documents[split] += 1
             train_tokens_of[source.group] += most_tokens if split == "train" else 0
     if not is_enough():
-        require_both_splits(documents["train"], documents["val"], data.val_fraction)
+        rejected = (piece for source in sources for piece in source.pieces() if isinstance(piece, Rejected))
+        first = None if documents.total() else next(rejected, None)
+        require_both_splits(documents["train"], documents["val"], data.val_fraction, first)
         raise _too_little_text(config, tokens, vocabulary)
     for name, entry in zip(data.source_names, data.sources, strict=True) if data.weights else ():
         if train_tokens_of[name] < window:

@@ -93,10 +93,7 @@ def choose_run_id(request: TrainingRequest) -> str:
 
 
 def configure_run(resolved: ResolvedRequest, state: RunState, environment: Mapping[str, str]) -> RunConfig:
-    """Return the run's configuration: the file's, else what the log may say of the newest attempt, with the overrides.
-
-    In a run that is open, `auto` means the value frozen at its opening.
-    """
+    """Return the file's configuration, else the newest attempt's in the log, with overrides; `auto` as frozen."""
     if state.opened is None:
         return resolved.configuration or _configure_without_file(resolved.request, environment)
     wanted = resolved.configuration or parse_configuration(

@@ -29,9 +29,8 @@ from tasks.attempt.attempt_receipt import AttemptOver, Usage
 from tasks.attempt.practised_faults import practised_faults
 from tasks.commit_checkpoint import commit_checkpoint
 from tasks.errors import TrainerGone
-from tasks.policy.attempt_sizes import segment_end, stretch_end
+from tasks.policy.attempt_sizes import MemoryRoom, segment_end, stretch_end
 from tasks.policy.failures import Evidence, classify
-from tasks.policy.memory_remedy import MemoryRoom
 from tasks.policy.termination import TerminationReason
 from tasks.train_segment import train_segment
 from tasks.trainer.trainer_process import ReceivedEvents, TrainerProcess

@@ -67,10 +67,7 @@ class AttemptEvaluations:
         return self._run.retry.call(lambda: self.is_over(awaited))
 
     def is_over(self, awaited: Sequence[PrefectFuture[Any]]) -> bool:
-        """Wait for these evaluations or a shutdown, and return whether the run stops here.
-
-        A finished run always stops: the process that finished it may have died before its attempt ended.
-        """
+        """Wait for these evaluations or a shutdown; return whether the run stops here, as a finished one does."""
         run, plan = self._run, self._run.evaluation
         if run.log.state.finished is not None:
             return True

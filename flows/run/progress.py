@@ -1,10 +1,8 @@
-"""Progress of training, and of making a data snapshot, on stderr.
-
-A terminal gets a live line with a bar, anything else a line every ten seconds.
-"""
+"""Progress of training, and of making a snapshot: a live line with a bar on a terminal, else one every ten seconds."""
 
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -16,11 +14,11 @@ from tasks.data.build_progress import BuildProgress, BuildStage
 from tasks.text.format import format_bar, format_clock
 from tasks.text.live_lines import LiveLines
 from tasks.text.sanitize import sanitize
-from tasks.text.time_left import TimeLeft
 
 _PLAIN_EVERY_SECONDS = 10.0
 _BAR_CELLS, _LEAST_BAR_CELLS, _TEXT_BAR_CELLS = 20, 6, 24
 _MEGABYTE = 1e6
+_WINDOW = 64
 
 
 class Progress:
@@ -128,3 +126,23 @@ class TextProgress:
             f"{progress.bytes_total / _MEGABYTE:,.1f} MB · {documents}"
             f"{done / seconds / _MEGABYTE if seconds > 0 else 0.0:,.1f} MB/s · ETA {format_clock(left)}"
         )
+
+
+class TimeLeft:
+    """Times of the newest steps, by the caller's clock: a restart or a slow start is soon forgotten."""
+
+    def __init__(self) -> None:
+        self._done: deque[tuple[int, float]] = deque(maxlen=_WINDOW)
+
+    def add(self, step: int, now: float) -> None:
+        """Record that `step` was done at `now`, in seconds; a step that is not later than the last starts again."""
+        if self._done and step <= self._done[-1][0]:
+            self._done.clear()
+        self._done.append((step, now))
+
+    def seconds(self, total: int) -> float | None:
+        """Return how long the steps up to `total` will take; None before two steps are known."""
+        if len(self._done) < 2:
+            return None
+        (first, began), (last, ended) = self._done[0], self._done[-1]
+        return (ended - began) / (last - first) * max(total - last, 0)

@@ -32,8 +32,8 @@ from tasks.attempt.shutdown_signal import ShutdownSignal
 from tasks.attempt.store_retry import StoreRetry, run_retry_policy
 from tasks.configuration.run_configuration import RunConfig
 from tasks.configuration.stored_configuration import check_drift, keep_numerics, left_out
+from tasks.data.document import describe_split
 from tasks.data.snapshot_build import check_block_size
-from tasks.data.split_share import describe_split
 from tasks.evaluator.command_evaluator import refuse_command
 from tasks.evaluator.evaluation_run import EvaluationPlan
 from tasks.machine.machine_speed import numerics_beside, trains_on_cuda

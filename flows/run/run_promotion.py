@@ -1,28 +1,30 @@
 """The end of a run: its best checkpoint is evaluated and offered to the alias once, with approval where required."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from prefect.client.schemas.objects import State
 
+from flows.operations.offer_on_record import (
+    best_candidate,
+    describe_earlier_decision,
+    describe_training,
+    last_checkpoint,
+    missing_suites,
+)
 from flows.operations.promotion_by_person import promotion_rules
 from flows.orchestrator.promotion_approval import Question, Waiting, ask
 from flows.run.active_run import ActiveRun
 from storage.logs.log_entry import CheckpointReference
-from storage.logs.registry import Promoted, Refused, Registry
-from storage.logs.run_state import RunState
+from storage.logs.registry import Promoted, Registry
 from tasks.checkpoints.promotion import (
     Approval,
     Candidate,
-    Gate,
     PromotionRules,
-    best_evaluated,
     decision_on_record,
-    evaluations_of,
 )
 from tasks.checkpoints.promotion_offer import preview_offer
-from tasks.configuration.evaluation_settings import METRIC
 from tasks.errors import CheckpointGone, EvaluationInterrupted
 from tasks.evaluate import evaluate, task_name
 from tasks.evaluator.evaluation_run import EvaluationPlan
@@ -45,13 +47,13 @@ def offer_best(run: ActiveRun) -> OfferEnd:
     except EvaluationInterrupted as interrupted:
         return OfferEnd(message=f"trained; {interrupted}; the same command continues", is_interrupted=True)
     state = run.log.refresh()
-    how = f"stopped early: {state.finished.stopped}" if state.finished and state.finished.stopped else "trained"
-    candidate = _best_candidate(run.log.run_id, state, rules)
+    how = describe_training(state)
+    candidate = best_candidate(run.log.run_id, state, rules)
     if candidate is None:
         return OfferEnd(message=f"{how}; nothing to promote: no evaluation succeeded")
     registry = Registry(run.log.store, run.config.promotion.alias)
     foreseen = preview_offer(run.log, registry, candidate, replace(rules, needs_approval=False))
-    if before := _describe_earlier_decision(registry, candidate, foreseen):
+    if before := describe_earlier_decision(registry, candidate, foreseen):
         return OfferEnd(message=f"{how}; {before}")
     if rules.needs_approval and isinstance(foreseen, Promoted):
         answer = _ask(run, registry, foreseen)
@@ -64,38 +66,24 @@ def offer_best(run: ActiveRun) -> OfferEnd:
 
 def _evaluate_candidates(run: ActiveRun, rules: PromotionRules) -> None:
     """Evaluate the last checkpoint under every suite, then the best one under the suites that promotion requires."""
-    state = run.log.refresh()
-    finished = state.finished.manifest_sha256 if state.finished else None
-    last = next((r for r in state.readable if r.committed.manifest_sha256 == finished), state.newest_committed)
+    last = last_checkpoint(run.log.refresh())
     if last is not None:
         _evaluate_missing(run, last.committed.reference, run.evaluation.all)
-    best = _best_candidate(run.log.run_id, run.log.refresh(), rules)
+    best = best_candidate(run.log.run_id, run.log.refresh(), rules)
     if best is not None and (last is None or best.reference != last.committed.reference):
         required = {suite.sha256 for suite in rules.required}
         with suppress(CheckpointGone):  # then another one is the best
             _evaluate_missing(run, best.reference, [p for p in run.evaluation.all if p.suite.sha256 in required])
 
 
-def _evaluate_missing(run: ActiveRun, reference: CheckpointReference, plans: Iterable[EvaluationPlan]) -> None:
-    known = {item.suite_sha256 for item in evaluations_of(run.log.state, reference.manifest_sha256)}
+def _evaluate_missing(run: ActiveRun, reference: CheckpointReference, plans: Sequence[EvaluationPlan]) -> None:
+    missing = missing_suites(run.log.state, reference.manifest_sha256, (plan.suite.sha256 for plan in plans))
     for plan in plans:
-        if plan.suite.sha256 not in known:
+        if plan.suite.sha256 in missing:
             named = evaluate.with_options(task_run_name=task_name(reference.step, plan))
             ended = named(run.log, lambda: reference, plan, step=reference.step, stopping=run.is_shutting_down)
             if isinstance(ended, State):
                 raise EvaluationInterrupted(ended.message)
-
-
-def _best_candidate(run_id: str, state: RunState, rules: PromotionRules) -> Candidate | None:
-    """Return the readable checkpoint with the lowest loss under the primary suite, or None without an evaluation."""
-    best = best_evaluated(state, rules.required[0].sha256)
-    if best is None:
-        return None
-    reference = next(
-        r.committed.reference for r in state.readable if r.committed.manifest_sha256 == best.manifest_sha256
-    )
-    evaluations = evaluations_of(state, best.manifest_sha256)
-    return Candidate(run_id=run_id, reference=reference, evaluations=evaluations, by=f"run {run_id}")
 
 
 def _offer(run: ActiveRun, registry: Registry, candidate: Candidate, rules: PromotionRules) -> str:
@@ -103,23 +91,6 @@ def _offer(run: ActiveRun, registry: Registry, candidate: Candidate, rules: Prom
     state = promote(run.log, registry, candidate, rules, alias=registry.alias, step=step, return_state=True)
     run.say(f"  {state.message}")
     return str(state.message)
-
-
-def _describe_earlier_decision(registry: Registry, candidate: Candidate, foreseen: Promoted | Refused | None) -> str:
-    """Return what is on record about offering these weights; empty if they are to be offered."""
-    before, champion = decision_on_record(registry.state, candidate.reference.manifest_sha256), registry.state.champion
-    step = candidate.reference.step
-    if champion is not None and champion.manifest_sha256 == candidate.reference.manifest_sha256:
-        return f"{registry.alias} is step {step} with held-out loss {champion.metrics[METRIC]:.4f}"
-    again = f"`cairn promote {candidate.run_id}@{step}` offers it again"
-    if isinstance(before, Promoted):
-        return f"step {step} has been {registry.alias} before and is not now; {again}"
-    if before is None:
-        return ""
-    is_same = isinstance(foreseen, Refused) and (foreseen.gate, foreseen.detail) == (before.gate, before.detail)
-    if before.gate == Gate.EVALUATED and not is_same:  # any other decision is final until a person overrules it
-        return ""
-    return f"not promoted: gate {before.gate!r} refused step {step} before: {before.detail}; {again}"
 
 
 def _ask(run: ActiveRun, registry: Registry, proposal: Promoted) -> Approval | str:
@@ -138,7 +109,7 @@ def _ask(run: ActiveRun, registry: Registry, proposal: Promoted) -> Approval | s
 
 
 def _describe_open_question(registry: Registry, candidate: Candidate, why: str) -> str:
-    if before := _describe_earlier_decision(registry, candidate, None):
+    if before := describe_earlier_decision(registry, candidate, None):
         return before
     named = f"{candidate.run_id}@{candidate.reference.step}"
     return (

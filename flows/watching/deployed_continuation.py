@@ -110,25 +110,18 @@ class ContinuationByDeployment:
 
 
 def name_successor(end: FlowEnd, log: RunLog) -> FlowEnd:
-    """Have the next flow run of this deployment continue a preempted run when its back-off is over, and say which.
-
-    An API that fails costs only time: an automation looks after every flow run that crashes and names no successor.
-    """
+    """Have this deployment's next flow run continue a preempted run after its back-off, and say which; never raises."""
     if end.reason != FlowOutcome.PREEMPTED:
         return end
     with suppress(Exception):
         if runtime.deployment.get_id() is not None:
-            begun = _own_deployment(log).begin(
+            own = f"{runtime.flow_run.get_flow_name()}/{runtime.deployment.get_name()}"
+            begun = ContinuationByDeployment(own, log.store.url).begin(
                 StalledRun(run_id=log.run_id, state=log.state, seconds=0.0), delay_seconds=_back_off(log.state)
             )
             how = begun.how if isinstance(begun, Begun) else begun.why
             return replace(end, message=f"{end.message}; next: {how}")
     return end
-
-
-def _own_deployment(log: RunLog) -> ContinuationByDeployment:
-    name = f"{runtime.flow_run.get_flow_name()}/{runtime.deployment.get_name()}"
-    return ContinuationByDeployment(name, log.store.url)
 
 
 def _back_off(state: RunState) -> float:

@@ -1,7 +1,4 @@
-"""Shows how far running attempts are, by their heartbeats, and how long the rest takes.
-
-On a terminal the lines stay at the bottom; elsewhere a line is printed on stderr at most once a minute.
-"""
+"""Shows how far running attempts are, and how long the rest takes: live on a terminal, else a line a minute."""
 
 import sys
 import time
@@ -14,6 +11,7 @@ from rich.console import Console
 from storage.errors import StorageError
 from storage.logs.heartbeat import read_heartbeat
 from storage.logs.run_log import RunLog
+from storage.stores.document import project
 from tasks.text.format import format_clock
 from tasks.text.live_lines import LiveLines
 from tasks.text.output import say
@@ -46,14 +44,7 @@ def pulse_of(log: RunLog) -> RunPulse | None:
         return None
     trained, ahead = beat.step - owner.started.first_step, max(opened.total_steps - beat.step, 0)
     seconds_left = beat.gpu_seconds / trained * ahead if trained > 0 and beat.gpu_seconds > 0 else None
-    return RunPulse(
-        run_id=log.run_id,
-        attempt=owner.started.attempt,
-        step=beat.step,
-        total_steps=opened.total_steps,
-        train_loss=beat.train_loss,
-        seconds_left=seconds_left,
-    )
+    return project(beat, RunPulse, run_id=log.run_id, total_steps=opened.total_steps, seconds_left=seconds_left)
 
 
 def pulse_line(pulse: RunPulse) -> str:

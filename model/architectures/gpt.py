@@ -22,10 +22,7 @@ INITIAL_STD = 0.02
 
 
 class KeyValueCache:
-    """Every layer's keys and values of the first `length` tokens of one text, at most block_size.
-
-    Positions are absolute, so a context that starts at another token needs an empty cache; `length` 0 empties it.
-    """
+    """Keys and values of a text's first `length` tokens; positions are absolute: another beginning needs `length` 0."""
 
     def __init__(self, config: ModelConfig, *, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
         shape = (2, config.n_layer, 1, config.n_head, config.block_size, config.n_embd // config.n_head)

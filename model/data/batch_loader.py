@@ -46,10 +46,7 @@ def gather_batch(
 
 
 class BatchLoader:
-    """Prefetches the `rows` of up to `steps_ahead` steps in one thread, none from `end_step` on; a context manager.
-
-    Holds at most `steps_ahead` batches of B x (T+1) int64. Reads nothing before the first `batch` call.
-    """
+    """A context manager that prefetches the `rows` of `steps_ahead` steps before `end_step`, B x (T+1) int64 each."""
 
     def __init__(
         self,

@@ -56,11 +56,7 @@ def split_draws(shares: Sequence[int], draws: NDArray[np.int64]) -> tuple[NDArra
 
 
 def cut_components(token_counts: Sequence[int], weights: Sequence[float], block_size: int) -> tuple[Component, ...]:
-    """Cut a stream of consecutive sources, `token_counts` (S,) each, into components of whole TokenWindows windows.
-
-    A window that crosses a border between sources belongs to no component. A source without a whole window raises
-    InvalidInput.
-    """
+    """Cut sources of `token_counts` (S,) into the windows wholly theirs; InvalidInput for one without a window."""
     if len(token_counts) != len(weights):
         raise InvalidInput(f"{len(weights)} weights must be as many as the {len(token_counts)} sources")
     components, start = [], 0

@@ -77,10 +77,7 @@ def _cuda_sizes(device: torch.device) -> tuple[int, ...]:
 
 
 def _random_product(size: int, dtype: torch.dtype, device: torch.device) -> Callable[[], object]:
-    """Return a function that multiplies two square matrices of random numbers.
-
-    An accelerator multiplies equal numbers with less power, faster than it ever trains.
-    """
+    """Return a function that multiplies two random matrices: equal numbers take less power and are too fast."""
     generator = torch.Generator(device).manual_seed(0)
     left, right = (torch.randn((size, size), generator=generator, dtype=dtype, device=device) for _ in range(2))
     return partial(torch.mm, left, right, out=torch.empty_like(left))

@@ -1,7 +1,4 @@
-"""Options for torch.compile under which every process gets the same bits, and whether a compiler is available.
-
-By default the compiler times kernel variants and keeps the fastest, so two processes may sum in different orders.
-"""
+"""Options for torch.compile under which every process gets the same bits (nothing timed), and whether it is there."""
 
 import functools
 import importlib.util

@@ -34,10 +34,7 @@ def takes_starts(device: torch.device, dtype: torch.dtype | None, head_width: in
 
 
 def attend_documents(query: Tensor, key: Tensor, value: Tensor, starts: Tensor, dropout: float) -> Tensor:
-    """Attend causally within documents: 3 x half (B, T, H, C/H), int32 (documents + 1,) -> (B, T, H, C/H).
-
-    Dropout draws from the device's generator.
-    """
+    """Attend causally within documents: 3 x half (B, T, H, C/H), int32 (documents + 1,) -> (B, T, H, C/H)."""
     time = query.shape[1]  # an upper bound of a document's length that the host knows without waiting
     parts = (part.flatten(0, 1) for part in (query, key, value))  # (B, T, H, C/H) -> (BT, H, C/H)
     mixed: Tensor = torch.ops.aten._flash_attention_forward(*parts, starts, starts, time, time, dropout, True, False)[0]

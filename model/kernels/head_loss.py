@@ -34,10 +34,7 @@ def summed_loss(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
 
 
 def head_loss(hidden: Tensor, weight: Tensor, targets: Tensor, *, chunk_bytes: int = HEAD_CHUNK_BYTES) -> Tensor:
-    """Mean cross-entropy in nats of the logits hidden x weight': (B, T, C), (V, C), (B, T) -> scalar.
-
-    Products use autocast's precision, if it is on; losses and sums over chunks are fp32.
-    """
+    """Mean cross-entropy in nats of hidden x weight': (B, T, C), (V, C), (B, T) -> scalar; losses and sums are fp32."""
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
     rows = max(1, chunk_bytes // (4 * weight.shape[0]))

@@ -1,7 +1,4 @@
-"""Makes glibc keep freed memory, so that a training step reuses the blocks of the step before it.
-
-By default glibc returns many of these blocks to the kernel, which clears every page again. Source: mallopt(3).
-"""
+"""Makes glibc keep freed memory, so that the next training step finds it without new pages. Source: mallopt(3)."""
 
 import ctypes
 import sys

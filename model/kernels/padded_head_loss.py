@@ -21,11 +21,7 @@ TILE = 128
 def padded_head_loss(
     hidden: Tensor, weight: Tensor, targets: Tensor, *, chunk_bytes: int = DEVICE_HEAD_CHUNK_BYTES
 ) -> Tensor:
-    """Mean cross-entropy in nats of the logits hidden x weight': (B, T, C), (V, C), (B, T) -> scalar.
-
-    Products use autocast's precision, if it is on; losses and sums over chunks are fp32. Equals `head_loss` up to
-    rounding.
-    """
+    """Equal `head_loss` up to rounding: (B, T, C), (V, C), (B, T) -> scalar in nats; losses and sums are fp32."""
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
     flat, ids = hidden.flatten(0, 1), targets.flatten()  # (B, T, C) -> (BT, C), (B, T) -> (BT,)

@@ -32,10 +32,7 @@ def find_spike(losses: Sequence[float], *, patience: int, rise: float) -> tuple[
 def find_bad_windows(
     state: TrainState, windows: TokenWindows, drawn: NDArray[np.int64], *, training: TrainingConfig
 ) -> tuple[int, ...]:
-    """Return the windows of `drawn` (B,) whose own tokens, loss or gradient are invalid; no weight changes.
-
-    Each window is tried alone, in the run's own numerics. If every window fails, the weights have diverged.
-    """
+    """Return the windows of `drawn` (B,) that fail alone in the run's numerics; if all do, the weights diverged."""
     state.model.eval()  # no dropout: the trial must not draw from the run's generators
     bad = [window for window in dict.fromkeys(drawn.tolist()) if not _is_sound(state, windows, window, training)]
     state.optimizer.zero_grad(set_to_none=True)

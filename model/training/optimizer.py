@@ -13,10 +13,7 @@ from model.configuration.training import TrainingConfig
 
 
 def make_optimizer(model: nn.Module, training: TrainingConfig) -> torch.optim.AdamW:
-    """Make AdamW over `model`: matrices and embeddings decay, norms and biases do not.
-
-    Moments and step counters exist from the start (zero), so that a train state has the same names at every step.
-    """
+    """Make AdamW over `model`: matrices and embeddings decay; moments (zero) have their names from the start."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": training.weight_decay},

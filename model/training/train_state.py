@@ -95,10 +95,7 @@ class TrainState:
 
     @torch.no_grad()
     def weights_sum(self) -> Tensor | None:
-        """Return an int64 sum over the bits of all weights, without waiting for the device; None if they are sharded.
-
-        Integers are added without rounding, so no order of additions matters. A change of one word always shows.
-        """
+        """Return an int64 sum over all weights' bits, on the device, None if sharded; any changed word shows."""
         if self.ranks.is_sharded:
             return None
         sums = torch.stack([_words(parameter).sum() for parameter in self.model.parameters()])  # (parameters,)

@@ -34,11 +34,7 @@ from tasks.policy.termination import TerminationReason
 
 
 def gather_post_mortem(log: RunLog, number: int | None = None, *, now: datetime | None = None) -> PostMortem:
-    """Return the facts of attempt `number` of a run that was read.
-
-    Without a number: the newest attempt that did not complete, else the newest. Raises `RunNotFound` for an
-    attempt that does not exist.
-    """
+    """Return the facts of attempt `number` or `RunNotFound`; without one, the newest that did not complete."""
     state, status = log.state, read_status(log)
     facts: dict[str, Any] = {
         "run_id": log.run_id,

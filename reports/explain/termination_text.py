@@ -1,7 +1,4 @@
-"""Why an attempt ended, in sentences: the evidence, and why it leads to the termination reason.
-
-Evidence is a mapping as the receipt stores it; an entry of another version may lack any key.
-"""
+"""Why an attempt ended, in sentences, by evidence as receipts store it: an older or newer one may lack any key."""
 
 import signal
 from collections.abc import Iterator, Mapping

@@ -21,7 +21,7 @@ def check_exporters(mirrors: MirrorsConfig) -> None:
     if mirrors.tensorboard and find_spec("tensorboard") is None:
         raise InvalidConfiguration(
             f"mirrors.tensorboard = {mirrors.tensorboard!r}: TensorBoard is not installed; "
-            "`pip install 'cairn[tensorboard]'` installs it, `--set mirrors.tensorboard=` goes without"
+            "`pip install 'cairn-train[tensorboard]'` installs it, `--set mirrors.tensorboard=` goes without"
         )
 
 

@@ -1,7 +1,4 @@
-"""The colours of the plot: the palette of Okabe and Ito (Color Universal Design, 2008), safe for colour-blind readers.
-
-A PNG is stored with 256 fixed colours, a third of the bytes: greys, and each hue faded to white.
-"""
+"""The plot's colours, safe for colour-blind readers (Okabe and Ito, 2008), and the 256 fixed ones of a PNG."""
 
 from typing import Literal
 

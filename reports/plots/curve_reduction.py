@@ -54,10 +54,7 @@ def thin_out(series: Series, *, columns: int) -> Series:
 
 
 def smooth(series: Series) -> Series:
-    """Return the trend: a running median, then a running mean, over a fiftieth of the line.
-
-    The median ignores single spikes. The window is narrower at the start, where the loss falls fastest.
-    """
+    """Return the trend over a fiftieth of the line, narrower at its start: a running median, then a running mean."""
     binned = _binned(series.finite)
     half = max(1, len(binned.steps) // (2 * _WINDOW_SHARE))
     median = _running(binned.values, half, np.median)

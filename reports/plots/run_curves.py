@@ -149,8 +149,7 @@ def _held_out(state: RunState) -> Iterator[HeldOutPoint]:
     measured = [item for item in state.evaluations if item.manifest_sha256 in kept and _VAL_LOSS in item.metrics]
     suites = [item.suite_sha256 for item in measured]
     suite = max(reversed(suites), key=suites.count, default="")
-    newest = {item.manifest_sha256: item for item in measured if item.suite_sha256 == suite}
-    for item in sorted(newest.values(), key=lambda item: item.step):
+    for item in state.surviving_evaluations(suite):
         yield HeldOutPoint(step=item.step, val_loss=item.metrics[_VAL_LOSS], manifest_sha256=item.manifest_sha256)
 
 

@@ -82,4 +82,6 @@ def replace_file(path: Path, content: bytes) -> None:
     except OSError as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
-        raise InvalidConfiguration(f"{path}: cannot be written: {error}") from error
+        missing = isinstance(error, FileNotFoundError)
+        problem = "its folder does not exist; make it first" if missing else f"cannot be written: {error.strerror}"
+        raise InvalidConfiguration(f"{path}: {problem}") from error

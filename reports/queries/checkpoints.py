@@ -26,10 +26,7 @@ class CheckpointSummary:
 
 
 def read_checkpoints(log: RunLog) -> tuple[CheckpointSummary, ...]:
-    """Return every checkpoint of the run in commit order, then the staged ones that no entry names yet.
-
-    Reads the log again after the listing, so that a checkpoint committed meanwhile does not count as staged.
-    """
+    """Return every checkpoint in commit order, then the staged ones; the log is read again after the listing."""
     staged = _staged_folders(log.store, f"{log.prefix}/checkpoints")
     known = tuple(summarize_checkpoint(log.run_id, record) for record in log.refresh().checkpoints)
     names = {summary.prefix for summary in known}

@@ -46,7 +46,7 @@ def format_cell(value: object) -> str:
 
 def runs_table(runs: "Sequence[RunSummary]", *, archived: bool = False) -> Table:
     """Return all runs, or all that were deleted."""
-    first = "no runs here yet; `cairn train deployments/quickstart.toml` makes the first one"
+    first = "no runs here yet; `cairn train quickstart` makes the first one"
     return make_table(
         runs,
         {

@@ -80,13 +80,6 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
 
 def _past_verdicts(state: RunState, suite_sha256: str | None) -> tuple[PastVerdict, ...]:
     """Return the newest verdict of every evaluated checkpoint of the surviving line, in step order."""
-    newest = {
-        item.manifest_sha256: item
-        for item in state.evaluations
-        if item.suite_sha256 == suite_sha256 and METRIC in item.metrics
-    }
-    line = [record.committed.manifest_sha256 for record in state.surviving_checkpoints]
-    found = [newest[manifest] for manifest in line if manifest in newest]
     return tuple(
         PastVerdict(
             step=item.step,
@@ -95,5 +88,6 @@ def _past_verdicts(state: RunState, suite_sha256: str | None) -> tuple[PastVerdi
             kind=item.verdict.kind if item.verdict else None,
             why=item.verdict.why if item.verdict else None,
         )
-        for item in found
+        for item in state.surviving_evaluations(suite_sha256)
+        if METRIC in item.metrics
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from reports.errors import RunNotFound
@@ -34,7 +35,7 @@ def find_run(store: ObjectStore, run_id: str) -> RunLog:
     """Return the run's log, read to its end; raises `RunNotFound`, which lists the runs of the store."""
     log = RunLog(store, run_id)
     if log.refresh().opened is None:
-        raise RunNotFound(f"no run {run_id!r} in {store.url}; {_listed('runs', list_run_ids(store))}")
+        raise RunNotFound(f"no run {run_id!r} in {store.url}; {_listed('runs', list_run_ids(store), run_id)}")
     return log
 
 
@@ -47,11 +48,13 @@ def find_checkpoint(store: ObjectStore, reference: str) -> FoundCheckpoint:
         if not found:
             raise IntegrityError(f"alias {reference}: run {champion.run_id} has no such checkpoint: {champion.prefix}")
         return FoundCheckpoint(log=log, opened=_opened(log), reference=found[-1].committed.reference)
-    run_id, _, step = reference.partition("@")
+    run_id, at, step = reference.partition("@")
+    if at and not (step.isascii() and step.isdigit()):
+        raise InvalidConfiguration(f"{reference}: must be RUN@STEP with a whole number as STEP")
     try:
         log = find_run(store, run_id)
     except RunNotFound as missing:
-        raise RunNotFound(f"{missing}; {_listed('aliases', list_aliases(store))}") from missing
+        raise RunNotFound(f"{missing}; {_listed('aliases', list_aliases(store), reference)}") from missing
     return FoundCheckpoint(log=log, opened=_opened(log), reference=_at_step(log.state, run_id, step))
 
 
@@ -83,8 +86,6 @@ def _at_step(state: RunState, run_id: str, step: str) -> CheckpointReference:
         if state.newest_committed is None:
             raise RunNotFound(f"run {run_id} has no committed checkpoint yet; `cairn train` makes the first one")
         return state.newest_committed.committed.reference
-    if not (step.isascii() and step.isdigit()):
-        raise InvalidConfiguration(f"{run_id}@{step}: must be RUN@STEP with a whole number as STEP")
     of_step = [record for record in reversed(state.checkpoints) if record.committed.step == int(step)]
     for record in of_step:
         if record.state == "committed":
@@ -92,7 +93,7 @@ def _at_step(state: RunState, run_id: str, step: str) -> CheckpointReference:
     if of_step:
         raise IntegrityError(f"{of_step[0].committed.prefix} is {of_step[0].state}: {of_step[0].detail}")
     steps = [str(record.committed.step) for record in reversed(state.readable)]
-    raise RunNotFound(f"run {run_id} has no checkpoint at step {step}; {_listed('steps', steps)}")
+    raise RunNotFound(f"run {run_id} has no checkpoint at step {step}; {_listed('steps', steps, step)}")
 
 
 def _opened(log: RunLog) -> RunOpened:
@@ -100,8 +101,9 @@ def _opened(log: RunLog) -> RunOpened:
     return log.state.opened
 
 
-def _listed(what: str, names: list[str]) -> str:
+def _listed(what: str, names: list[str], wanted: str) -> str:
     if not names:
         return f"there are no {what} here"
+    meant = "".join(f"did you mean {name}? " for name in get_close_matches(wanted, names, n=1, cutoff=0.7))
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{what} here: {', '.join(names[-_SHOWN:])}{more}"
+    return f"{meant}{what} here: {', '.join(names[-_SHOWN:])}{more}"

@@ -231,11 +231,7 @@ def load_checkpoint(
     downloads: int = 1,
     buffers: Buffers = fresh_buffers,
 ) -> LoadedCheckpoint:
-    """Read and verify a committed checkpoint, or only the shards whose name begins with `group`.
-
-    The tensors are views of the memory that `buffers` returns. Raises `IntegrityError` naming the object that is
-    missing or changed.
-    """
+    """Read and verify a checkpoint, or a `group` of its shards, into `buffers`; `IntegrityError` names a bad one."""
     manifest = read_manifest(store, reference.prefix, reference.manifest_sha256)
     if manifest.step != reference.step:
         raise IntegrityError(f"{reference.prefix}: manifest is of step {manifest.step}, the log says {reference.step}")

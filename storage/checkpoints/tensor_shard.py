@@ -34,11 +34,7 @@ def shard_chunks(records: Sequence[TensorRecord]) -> Iterator[memoryview]:
 
 
 def parse_shard(data: bytes | memoryview, *, where: str) -> tuple[TensorRecord, ...]:
-    """Return the tensors of a safetensors file as views of `data`.
-
-    Raises `IntegrityError` naming `where` if the header is malformed or too large, if offsets overlap or leave holes,
-    or if a size does not fit its shape.
-    """
+    """Return the tensors of a safetensors file as views of `data`; `IntegrityError` for anything unsound in it."""
     view = memoryview(data)
     if len(view) < 8:
         raise IntegrityError(f"{where}: {len(view)} bytes are no safetensors file")

@@ -5,7 +5,7 @@ stays plain JSON.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -37,6 +37,21 @@ class CheckpointReference:
     attempt: int
     prefix: str
     manifest_sha256: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ForkOrigin:
+    """The checkpoint of another run that a run begins with: weights, optimizer, generators and step.
+
+    `quarantined_windows` are those of the same data that the other run did not draw from there on, `config` is the
+    whole configuration that the first attempt gets where nobody gives one.
+    """
+
+    run_id: str
+    checkpoint: CheckpointReference
+    state_sha256: str
+    quarantined_windows: tuple[int, ...] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

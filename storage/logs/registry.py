@@ -12,7 +12,7 @@ from storage.logs.entry_log import EntryLog, ReadEntry, this_writer
 from storage.logs.fold_cache import FoldCache, FoldedLog
 from storage.logs.history import History, Listed
 from storage.logs.log_entry import Entry, NewerEntry, newer_entry, refuse_old_writer, told_newer
-from storage.stores.object_store import ObjectStore, check_key
+from storage.stores.object_store import ObjectStore, check_key, check_name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,7 +144,9 @@ class Registry:
 
     def __init__(self, store: ObjectStore, alias: str, *, log: EntryLog | None = None) -> None:
         self.alias = alias
-        self._log = log or EntryLog(store=store, prefix=check_key(f"models/{alias}/log"), kinds=MODEL_KINDS)
+        self._log = log or EntryLog(
+            store=store, prefix=check_key(f"models/{check_name('alias', alias)}/log"), kinds=MODEL_KINDS
+        )
         self._cache = FoldCache(log=self._log, folder=f"models/{alias}", state_type=RegistryState, fold=fold_decisions)
         self._head: ReadEntry | None = None
         self._cached_seq = -1

@@ -6,8 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from storage.errors import StorageError
-from storage.logs.fork_origin import ForkOrigin
-from storage.logs.log_entry import WRITER_VERSION, CheckpointReference
+from storage.logs.log_entry import WRITER_VERSION, CheckpointReference, ForkOrigin
 from storage.stores.document import project
 
 

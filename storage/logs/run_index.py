@@ -27,10 +27,7 @@ _READERS = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sketch:
-    """A run up to entry `seq`: its newest attempt, checkpoint and evaluation; `is_over`: nothing is left to do for it.
-
-    Of a run that is over, the configuration, the evaluations and the evidence are left out.
-    """
+    """A run up to entry `seq`: its newest attempt, checkpoint, evaluation; without configuration if it `is_over`."""
 
     seq: int
     state: RunState

@@ -12,7 +12,7 @@ from storage.logs.log_entry import FORMAT_VERSION, Entry, Writer, refuse_old_wri
 from storage.logs.run_entries import RUN_KINDS
 from storage.logs.run_fold import fold
 from storage.logs.run_state import RunState
-from storage.stores.object_store import ObjectStore, check_key
+from storage.stores.object_store import ObjectStore, check_key, check_name
 
 FOLD_EVERY_ENTRIES = 128
 """A run's folded state is cached after so many entries; the cache may be deleted at any time."""
@@ -20,10 +20,7 @@ FOLD_EVERY_ENTRIES = 128
 
 def run_prefix(run_id: str) -> str:
     """Return the folder of a run; raise `StorageError` if the run id is not a plain name."""
-    if "@" in run_id:
-        rule = "must not contain '@', which stands between run and step in RUN@STEP"
-        raise StorageError(f"run id {run_id!r}: {rule}; name the run without a step, or choose another run id")
-    return check_key(f"runs/{run_id}")
+    return check_key(f"runs/{check_name('run id', run_id)}")
 
 
 def run_fold_cache(log: EntryLog, run_id: str) -> FoldCache[RunState]:

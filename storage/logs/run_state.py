@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
-from storage.logs.fork_origin import ForkOrigin
 from storage.logs.history import History
-from storage.logs.log_entry import WRITER_VERSION, CheckpointReference, NewerEntry, told_newer
+from storage.logs.log_entry import WRITER_VERSION, CheckpointReference, ForkOrigin, NewerEntry, told_newer
 from storage.logs.run_entries import (
     AttemptEnded,
     AttemptStarted,
@@ -214,6 +213,12 @@ class RunState:
             line += [record for record in mine if record.committed.step <= bound]
             bound = min(bound, attempt.started.first_step)
         return tuple(sorted(line, key=lambda record: record.committed.step))
+
+    def surviving_evaluations(self, suite_sha256: str | None) -> tuple[EvaluationRecorded, ...]:
+        """Return the newest evaluation under this suite of each surviving checkpoint, in step order."""
+        newest = {item.manifest_sha256: item for item in self.evaluations if item.suite_sha256 == suite_sha256}
+        line = (record.committed.manifest_sha256 for record in self.surviving_checkpoints)
+        return tuple(newest[manifest] for manifest in line if manifest in newest)
 
     @property
     def candidates(self) -> tuple[CheckpointRecord, ...]:

@@ -73,10 +73,7 @@ def inspect_token_file(path: Path) -> TokenFile:
 def write_token_files(
     folder: Path, split: str, shards: Sequence[NDArray[Any]], form: TokenFileFormat
 ) -> tuple[Path, ...]:
-    """Write the shards' tokens under the names that the trainer of `form` uses; returns the files.
-
-    nanoGPT has one file a split, llm.c one for each `LLM_C_FILE_TOKENS`. Raises StorageError if a file exists.
-    """
+    """Write the tokens into files as `form` names them, and return those; raises StorageError if one exists."""
     tokens = sum(map(len, shards))
     if form is TokenFileFormat.NANOGPT:
         return (_write(folder / f"{split}.bin", b"", shards),)

@@ -229,10 +229,7 @@ class VerifiedShard:
 
 
 def prefetch_shards(shards: Iterable[VerifiedShard], *, threads: int) -> None:
-    """Start to verify the shards in order in daemon threads; errors are raised by the shard's next use.
-
-    A shuffled order needs every shard within its first steps; one download at a time does not fill the network.
-    """
+    """Verify the shards ahead in daemon threads (a shuffled order needs all soon); their next use raises the errors."""
     waiting = deque(shard for shard in shards if shard._tokens is None)
     for number in range(min(threads, len(waiting))):
         threading.Thread(target=_verify_all, args=(waiting,), name=f"prefetch-{number}", daemon=True).start()

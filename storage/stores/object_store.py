@@ -13,6 +13,7 @@ from storage.errors import IntegrityError, StorageError
 
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@=+-]*\Z")
 # A file system takes 255 bytes a name, and a temporary name is 34 longer than its object's; S3 takes 1024 a key.
+NAME_RULE = "letters, digits and _ . = + -, beginning with a letter, a digit or _"
 _MAX_SEGMENT_CHARACTERS = 200
 _MAX_KEY_CHARACTERS = 800
 MAX_READ_BYTES = 64 * 1024 * 1024
@@ -98,12 +99,23 @@ def check_key(key: str) -> str:
     """Return the key unchanged; raises StorageError if it could leave the store's root or is too long."""
     segments = key.split("/")
     if not all(map(_SEGMENT.match, segments)):
-        rule = f"each segment must match {_SEGMENT.pattern} (no '..', no absolute path)"
-        raise StorageError(f"key {_shorten(key)}: {rule}")
+        raise StorageError(f"key {_shorten(key)}: each part between '/' must be {NAME_RULE} (no '..')")
     if len(key) > _MAX_KEY_CHARACTERS or max(map(len, segments)) > _MAX_SEGMENT_CHARACTERS:
         rule = f"at most {_MAX_SEGMENT_CHARACTERS} characters a segment and {_MAX_KEY_CHARACTERS} in all"
         raise StorageError(f"key {_shorten(key)}: {rule}; choose a shorter name")
     return key
+
+
+def check_name(what: str, name: str) -> str:
+    """Return the name of a run or alias unchanged; raises StorageError for one that is no part of a key."""
+    if "@" in name:
+        raise StorageError(
+            f"{what} {name!r}: must not contain '@', which stands between run and step in RUN@STEP; "
+            "name it without a step, or choose another"
+        )
+    if not _SEGMENT.match(name):
+        raise StorageError(f"{what} {_shorten(name)}: must be {NAME_RULE}; choose another name")
+    return name
 
 
 def is_key(name: str) -> bool:

@@ -1,5 +1,6 @@
 """Opens the store of a URL."""
 
+import re
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
 
@@ -8,6 +9,7 @@ from storage.stores.local_store import LocalStore
 from storage.stores.object_store import ObjectStore
 from storage.stores.retrying_store import RetryingStore
 
+_ONE_SLASH = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
 _NOT_SPOKEN = {
     "Google Cloud Storage": ("gs", "gcs"),
     "Azure Blob Storage": ("az", "abfs", "abfss", "adl"),
@@ -23,6 +25,10 @@ def open_store(url: str) -> ObjectStore:
     """
     if not url:
         raise StorageError("store '': must be a folder or a URL such as ./cairn-store or s3://bucket/prefix")
+    if _ONE_SLASH.match(url):
+        raise StorageError(
+            f"store {url}: did you mean {url.replace(':/', '://', 1)}? For a folder of that name: ./{url}"
+        )
     if "://" not in url:
         return _open_folder(Path(url).expanduser())
     if "::" in url:

@@ -68,10 +68,7 @@ class S3Bucket:
         self._client.retries = 1
 
     def request(self, action: str, method: str, *, seconds: float | None = None, **parameters: Any) -> dict[str, Any]:
-        """Return the answer to one S3 call; `action` names it in errors.
-
-        `seconds` limits the whole call, `answer_seconds` by default. Raises ObjectMissing, StoreRefused, ….
-        """
+        """Return the answer to one S3 call within `seconds` or `answer_seconds`; `action` names it in errors."""
         answer: dict[str, Any] = self._result(self.start_request(action, method, seconds=seconds, **parameters))
         return answer
 

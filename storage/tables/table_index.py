@@ -76,10 +76,7 @@ def write_index(store: ObjectStore, key: str, version: str, packs: tuple[Pack, .
 def stamp_run(
     store: ObjectStore, run_prefix: str, run_id: str, folded: FoldedLog[RunState], *, with_steps: bool
 ) -> RunStamp:
-    """Return the stamp that tells later whether rows made from this state are still current.
-
-    Call it before the rows are made: an entry written meanwhile then makes them stale, never wrong.
-    """
+    """Return the stamp of rows that are yet to be made: an entry written meanwhile makes them stale, never wrong."""
     attempt, owner = folded.state.latest_attempt, folded.state.open_attempt
     return RunStamp(
         run_id=run_id,

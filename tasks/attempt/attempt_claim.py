@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from functools import partial
 
 from storage.checkpoints.resume_point import newest_verified
@@ -25,7 +26,7 @@ from tasks.attempt.practised_faults import practised_faults
 from tasks.configuration.settings import BudgetsConfig, LeaseConfig
 from tasks.errors import BudgetExhausted, InvalidConfiguration, LiveOwner
 from tasks.machine.background_thread import running_beside
-from tasks.machine.placement import is_known_dead
+from tasks.machine.placement import is_known_alive, is_known_dead
 from tasks.policy.failures import Evidence, classify
 from tasks.policy.termination import DecisionAction
 
@@ -70,6 +71,26 @@ def claim_attempt(log: RunLog, claimant: Claimant, start: Start) -> AttemptStart
         state = log.append(partial(_next_attempt, log, reference, start), writer=claimant.writer)
         if state.open_attempt is not None and state.latest_attempt > before:
             return state.open_attempt.started
+
+
+def refuse_live_owner(
+    log: RunLog, lease: LeaseConfig, *, monotonic: Callable[[], float], sleep: Callable[[float], None]
+) -> None:
+    """Raise `LiveOwner` if the open attempt shows life within two heartbeats; else it is for the claim to decide.
+
+    A process of this machine that exists, and wrote its heartbeat a moment ago by the machine's clock, is believed.
+    """
+    owner = log.state.open_attempt
+    if owner is None or is_known_dead(owner.started.placement):
+        return
+    patience = 2 * lease.heartbeat_seconds
+    seen, until = read_heartbeat(log.store, log.prefix, owner.started.attempt), monotonic() + patience
+    age = datetime.now(UTC) - seen.at if seen and seen.at else timedelta.max
+    if timedelta() <= age < timedelta(seconds=patience) and is_known_alive(owner.started.placement):
+        raise _live_owner(log, owner, "is at work")
+    while monotonic() < until:
+        sleep(min(0.25, lease.heartbeat_seconds))
+        _refuse_beating(log, owner, seen)
 
 
 def end_lost_attempt(log: RunLog, claimant: Claimant) -> None:
@@ -125,13 +146,18 @@ def _wait_until_dead(log: RunLog, owner: AttemptRecord, claimant: Claimant) -> N
         if claimant.monotonic() - unchanged_since >= patience:
             return
         claimant.sleep(min(0.5, claimant.lease.heartbeat_seconds))
-        if read_heartbeat(log.store, log.prefix, number) != seen:
-            raise _live_owner(log, owner, "still writes its heartbeat")
+        _refuse_beating(log, owner, seen)
         now = log.refresh().open_attempt
         if now is None or now.started.attempt != number:
             return
         if now != owner:  # a commit may come between two heartbeats
             raise _live_owner(log, owner, "still commits")
+
+
+def _refuse_beating(log: RunLog, owner: AttemptRecord, seen: Heartbeat | None) -> None:
+    number = owner.started.attempt
+    if read_heartbeat(log.store, log.prefix, number) != seen:
+        raise _live_owner(log, owner, "still writes its heartbeat")
 
 
 def _end_as_lost(log: RunLog, owner: AttemptRecord, claimant: Claimant) -> None:

@@ -1,7 +1,4 @@
-"""The receipt of an attempt: what it did, why it ended, what it cost, what was decided.
-
-Useful device time is what was spent up to the attempt's last commit; the rest is wasted.
-"""
+"""The receipt of an attempt: what it did and cost (time up to its last commit is useful), why it ended, what next."""
 
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -11,10 +8,9 @@ from storage.logs.run_entries import AttemptEnded, AttemptStarted, DevicePeak
 from storage.logs.run_state import RunState
 from storage.stores.document import decode, encode, project
 from tasks.configuration.settings import BudgetsConfig
-from tasks.policy.attempt_sizes import AttemptSizes
+from tasks.policy.attempt_sizes import AttemptSizes, MemoryRoom, choose_lighter, lighter_sizes
 from tasks.policy.budgets import FailureImpact, decide
 from tasks.policy.failures import Evidence, Failure
-from tasks.policy.memory_remedy import MemoryRoom, choose_lighter, lighter_sizes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,11 +38,7 @@ class AttemptOver:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Remedy:
-    """What a next attempt can do about a failure in the data.
-
-    `windows` are the samples to quarantine. `before_step` is the first step of a spike; checkpoints from there on are
-    quarantined.
-    """
+    """What helps against bad data: quarantine of `windows`, and of checkpoints from a spike's `before_step` on."""
 
     windows: tuple[int, ...] = ()
     repaired_objects: int = 0

@@ -1,7 +1,4 @@
-"""Which faults of `CAIRN_FAULTS` were injected into an attempt, by the marker objects in the run's folder.
-
-The receipt names them, so that practice is not taken for a machine that was really taken away.
-"""
+"""Which faults of `CAIRN_FAULTS` were injected, by markers in the run's folder: practice is shown as such."""
 
 from contextlib import suppress
 from dataclasses import dataclass

@@ -81,10 +81,7 @@ class Terminated(BaseException):
 
 @contextmanager
 def raise_on_sigterm() -> Iterator[None]:
-    """Raise `Terminated` on the first SIGTERM while the block runs; a second one exits 75 at once.
-
-    After the block SIGTERM is ignored until `exit_on_sigterm` sets the command's exit code.
-    """
+    """Raise `Terminated` on the first SIGTERM in the block, exit 75 on the second; then `exit_on_sigterm` follows."""
 
     def raise_terminated(number: int, frame: FrameType | None) -> None:
         exit_on_sigterm(ExitCode.PREEMPTED)

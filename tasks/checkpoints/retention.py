@@ -44,10 +44,7 @@ class RetentionTerms:
 
 
 def plan_retention(terms: RetentionTerms, state: RunState, folders: Sequence[str]) -> SweepPlan:
-    """Return the verdict on every pin, every committed or quarantined checkpoint, and every other folder.
-
-    `folders` must be listed before `state` is read. Every pin in the state protects its checkpoint until it is removed.
-    """
+    """Return the verdicts on pins, kept checkpoints and other `folders`, which were listed before `state` was read."""
     standing = _standing(terms, state)
     checkpoints = []
     for record in (record for record in state.live_checkpoints if record.is_kept):

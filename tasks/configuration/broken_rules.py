@@ -1,5 +1,6 @@
 """A validation error in words: one line for each broken rule, with key, value, rule and meaning."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -26,8 +27,11 @@ def broken_rules(error: ValidationError, document: Mapping[str, Any], section: s
     """Yield the broken rules of a document that was validated as the whole configuration or as one section of it."""
     document = {section: document} if section else document
     texts: set[str] = set()
+    misspelled = {_closest_section(str(item["loc"][0])) for item in error.errors() if item["type"] == "extra_forbidden"}
     for item in error.errors():
         if item["input"] is PydanticUndefined:  # a default that follows from a key that is wrong itself
+            continue
+        if item["type"] == "missing" and item["loc"][0] in misspelled:  # it is there, below a misspelled name
             continue
         location = (section, *item["loc"]) if section else item["loc"]
         path, value = _known_path(location), cast(Any, document)
@@ -45,13 +49,17 @@ def broken_rules(error: ValidationError, document: Mapping[str, Any], section: s
 def unknown_key(key: str, *, is_section: bool = False) -> str:
     """Return what is wrong with a key or section that does not exist, and which was probably meant."""
     sections = section_meanings()
-    if is_section and (close := get_close_matches(key, sections, n=1, cutoff=0.7)):
-        return f"unknown section; did you mean {close[0]} ({sections[close[0]].partition('. ')[0].removesuffix('.')})?"
+    if is_section and (close := _closest_section(key)):
+        return f"unknown section; did you mean {close} ({sections[close].partition('. ')[0].removesuffix('.')})?"
     if likely := suggest_key(key):
         return f"unknown key; did you mean {likely.key} ({likely.summary})?"
     section = key.rpartition(".")[0]
     command = f"cairn config {section}" if section in sections else "cairn config"
     return f"unknown key; `{command}` lists the keys"
+
+
+def _closest_section(name: str) -> str:
+    return next(iter(get_close_matches(name, section_meanings(), n=1, cutoff=0.7)), "")
 
 
 def _known_path(location: Sequence[str | int]) -> tuple[str | int, ...]:
@@ -79,12 +87,19 @@ def _rules(kind: str, item: ErrorDetails, path: Sequence[str | int], value: obje
     elif kind == "value_error":
         text = f"{given if known else shown}: {item['ctx']['error']}"
     elif known:
-        text = f"{shown} = {_cut(repr(value))}: must be {known.rule}; {known.summary}"
+        text = f"{shown} = {_cut(repr(value))}: must be {known.rule}{_as_list(value, known.rule)}; {known.summary}"
     elif not name or name in section_meanings():
         text = f"{given}: must be a section; `{f'cairn config {name}'.strip()}` lists its keys"
     else:
         text = f"{given}: is filled in when the configuration is read; leave it out"
     yield BrokenRule(key=name, text=text, unknown=kind == "extra_forbidden")
+
+
+def _as_list(value: object, rule: str) -> str:
+    """Return how a text is written as the list that the rule asks for."""
+    if not isinstance(value, str) or not rule.startswith("a list"):
+        return ""
+    return f", such as [{value if value[:1].isdigit() else json.dumps(value)}]"
 
 
 def _cut(text: str) -> str:

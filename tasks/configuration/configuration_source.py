@@ -3,25 +3,26 @@
 Relative paths in a file start at its folder; those in a file from a URL start at the working directory.
 """
 
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from pydantic import ValidationError
 
-from tasks.configuration.broken_rules import broken_rules
+from tasks.configuration.broken_rules import BrokenRule, broken_rules
 from tasks.configuration.evaluation_settings import SUITE_KEYS
-from tasks.configuration.key_reference import section_meanings
+from tasks.configuration.key_reference import list_keys, section_meanings
+from tasks.configuration.readable_url import READABLE, why_unreadable, wrong_scheme
 from tasks.configuration.run_configuration import RunConfig
+from tasks.configuration.shipped_files import CONFIGURATIONS, is_name, known_names, named_file
 from tasks.configuration.suite_file import resolve_evaluation
 from tasks.errors import InvalidConfiguration, TaskError
 
 MOST_BYTES = 1024 * 1024
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*\Z")
 
 
 def read_configuration(source: str, *, overrides: Sequence[str], environment: Mapping[str, str]) -> RunConfig:
@@ -32,6 +33,8 @@ def read_configuration(source: str, *, overrides: Sequence[str], environment: Ma
     if parts.password or parts.username:
         raise InvalidConfiguration("config: the URL carries credentials: put them into the environment")
     shown = parts._replace(query="", fragment="").geturl()  # a query can hold a signature
+    if problem := wrong_scheme(shown):
+        raise InvalidConfiguration(f"config {shown!r}: {problem}; rule: {READABLE}")
     document = _parse_toml(_fetch(source, shown), shown)
     return parse_configuration(document, overrides=overrides, environment=environment, name=shown)
 
@@ -42,9 +45,9 @@ def load_configuration(path: Path | None, *, overrides: Sequence[str], environme
     try:
         document = _parse_toml(path.read_bytes(), name) if path else {}
     except FileNotFoundError as error:
-        raise InvalidConfiguration(f"{name}: no such configuration file") from error
+        raise InvalidConfiguration(f"{name}: no such configuration file{_similar(path)}") from error
     except OSError as error:
-        raise InvalidConfiguration(f"{name}: cannot be read: {error}") from error
+        raise InvalidConfiguration(f"{name}: cannot be read: {error.strerror}; name a configuration file") from error
     folder = path.absolute().parent if path else None
     return parse_configuration(document, overrides=overrides, environment=environment, name=name, folder=folder)
 
@@ -63,10 +66,11 @@ def parse_configuration(
         config = RunConfig.model_validate(layered)
         evaluation = resolve_evaluation(config.evaluation, folder or Path.cwd())
     except ValidationError as error:
-        lines = (f"{origins.get(rule.key, name)}: {rule.text}" for rule in broken_rules(error, layered))
+        lines = (f"{_origin(rule, origins, name)}: {rule.text}" for rule in broken_rules(error, layered))
         raise InvalidConfiguration("\n".join(lines)) from error
     except TaskError as error:
-        raise InvalidConfiguration(f"{name}: evaluation: {error}") from error
+        where = origins.get("evaluation.suite", f"{name}: evaluation")
+        raise InvalidConfiguration(f"{where}: {error}") from error
     mirrors = config.mirrors.based_at(folder or Path.cwd())
     return config.model_copy(update={"evaluation": evaluation, "mirrors": mirrors})
 
@@ -85,18 +89,23 @@ def _path(source: str) -> Path:
     """Return the file that a path, a `file://` URL or a bare name means; a file of exactly that name comes first."""
     if source.startswith("file://"):
         return Path(unquote(urlsplit(source).path))
-    path = Path(source)
-    if not _NAME.match(source) or path.exists():
-        return path
-    folders = [folder / "deployments" for folder in (Path.cwd(), Path(__file__).parents[2])]
-    for folder in folders:
-        if (folder / f"{source}.toml").is_file():
-            return folder / f"{source}.toml"
-    known = sorted({file.stem for folder in folders for file in folder.glob("*.toml")})
-    raise InvalidConfiguration(
-        f"config {source!r}: no such file, and no {source}.toml in deployments; rule: a path, a URL or one of "
-        f"{', '.join(known) or '(there are none here)'}"
-    )
+    path = named_file(source, CONFIGURATIONS, folder=Path())
+    if is_name(source) and not path.exists():
+        known = known_names(CONFIGURATIONS)
+        raise InvalidConfiguration(
+            f"config {source!r}: no such file, and no {source}.toml in deployments{_meant(source, known)}; "
+            f"rule: a path, a URL or one of {', '.join(known)}. A run that exists is continued with --run-id {source}"
+        )
+    return path
+
+
+def _similar(path: Path | None) -> str:
+    return _meant(str(path), [str(file) for file in path.parent.glob("*.toml")]) if path else ""
+
+
+def _meant(given: str, known: Sequence[str]) -> str:
+    close = get_close_matches(given, known, n=1, cutoff=0.7)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _is_remote(source: str) -> bool:
@@ -109,11 +118,8 @@ def _fetch(url: str, shown: str) -> bytes:
     try:
         with fsspec.open(url, "rb") as file:
             data: bytes = file.read(MOST_BYTES + 1)
-    except FileNotFoundError as error:
-        raise InvalidConfiguration(f"{shown}: no such configuration file") from error
     except Exception as error:  # every file system has errors of its own
-        reason = str(error).replace(url, shown) or type(error).__name__
-        raise InvalidConfiguration(f"{shown}: cannot be read: {reason}") from error
+        raise InvalidConfiguration(f"{shown}: {why_unreadable(error, url)}; rule: a configuration file") from error
     if len(data) > MOST_BYTES:
         raise InvalidConfiguration(f"{shown}: more than {MOST_BYTES:,} bytes; rule: a TOML file written by people")
     return data
@@ -123,7 +129,8 @@ def _parse_toml(data: bytes, shown: str) -> dict[str, Any]:
     try:
         return tomllib.loads(data.decode("utf-8"))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InvalidConfiguration(f"{shown}: not readable as TOML: {error}") from error
+        rule = "" if shown.endswith(".toml") else "; a configuration names its text in data.sources"
+        raise InvalidConfiguration(f"{shown}: not readable as TOML: {error}{rule}") from error
 
 
 def _overlay(
@@ -131,6 +138,7 @@ def _overlay(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the document with the overlays, and for each key that was set by one the variable or option that did."""
     layered, origins = deepcopy(dict(document)), dict[str, str]()
+    _refuse_single_underscores(environment)
     for variable, value in sorted(environment.items()):
         if variable.startswith("CAIRN_") and "__" in variable:
             _put(layered, variable.removeprefix("CAIRN_").lower().split("__"), value, origin=variable, origins=origins)
@@ -144,6 +152,24 @@ def _overlay(
             if f"evaluation.{key}" not in origins:
                 layered["evaluation"].pop(key, None)
     return layered, origins
+
+
+def _origin(rule: BrokenRule, origins: Mapping[str, str], name: str) -> str:
+    """Return the overlay that set the key, or one that the broken rule of its section names; else the document."""
+    named = (
+        origin
+        for key, origin in origins.items()
+        if key.startswith(f"{rule.key}.") and (rule.unknown or f"{key.rpartition('.')[2]}=" in rule.text)
+    )
+    return origins.get(rule.key) or next(named, name)
+
+
+def _refuse_single_underscores(environment: Mapping[str, str]) -> None:
+    for key in list_keys():
+        right = f"CAIRN_{key.key.upper().replace('-', '_').replace('.', '__')}"
+        wrong = right.replace("__", "_")
+        if key.section and wrong in environment:
+            raise InvalidConfiguration(f"{wrong}: sets nothing; did you mean {right}? Two underscores end a section")
 
 
 def _put(document: dict[str, Any], keys: Sequence[str], text: str, *, origin: str, origins: dict[str, str]) -> None:

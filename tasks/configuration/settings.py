@@ -1,5 +1,6 @@
 """The sections about checkpoints, failures, liveness, cost and exporters. None of them changes which run it is."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
@@ -80,6 +81,17 @@ class BudgetsConfig(Section):
     storage: BudgetConfig = BudgetConfig(retries=8, backoff_seconds=5.0)
     hung: BudgetConfig = BudgetConfig(retries=3)
     evaluator_failed: BudgetConfig = Field(default=BudgetConfig(retries=1), alias="evaluator-failed")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keep_defaults_of_what_is_left_out(cls, given: object) -> object:
+        if not isinstance(given, Mapping):
+            return given
+        names = {field.alias or name: field.default for name, field in cls.model_fields.items()}
+        return {
+            name: {**names[name].model_dump(), **value} if name in names and isinstance(value, Mapping) else value
+            for name, value in given.items()
+        }
 
     @model_validator(mode="after")
     def _evaluators_quarantine_nothing(self) -> Self:

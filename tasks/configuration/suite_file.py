@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from storage.stores.verified_object import describe_file
 from tasks.configuration.broken_rules import broken_rules
 from tasks.configuration.evaluation_settings import SUITE_KEYS, EvaluationConfig, EvaluatorConfig
+from tasks.configuration.shipped_files import SUITES, known_names, named_file
 from tasks.errors import TaskError
 
 COMMAND = "command"
@@ -19,7 +20,7 @@ COMMAND = "command"
 def resolve_evaluation(evaluation: EvaluationConfig, folder: Path) -> EvaluationConfig:
     """Return the section with its suite read and files below `folder` hashed, unless they are; raises TaskError."""
     if evaluation.suite:
-        return read_suite(folder / Path(evaluation.suite).expanduser(), evaluation)
+        return read_suite(named_file(evaluation.suite, SUITES, folder=folder), evaluation)
     evaluators = evaluation.evaluators
     if evaluation.command:
         short = EvaluatorConfig(
@@ -35,7 +36,8 @@ def read_suite(path: Path, evaluation: EvaluationConfig) -> EvaluationConfig:
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise TaskError(f"{path}: no such suite file") from error
+        known = ", ".join(known_names(SUITES))
+        raise TaskError(f"{path}: no such suite file; rule: a path, or one of {known}") from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise TaskError(f"{path}: not readable as TOML: {error}") from error
     unknown = sorted(document.keys() - set(SUITE_KEYS))

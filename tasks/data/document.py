@@ -15,6 +15,9 @@ from tasks.errors import TaskError
 if TYPE_CHECKING:  # every command loads this module, and the index loads pyarrow
     from storage.snapshots.document_index import SplitName
 
+_FAR = 1.5
+"""How many times more, or less, than asked is told: one long document can be most of a text."""
+
 
 class InvalidCorpus(TaskError):
     """The data configuration or its text cannot be used; the message names field, value and rule."""
@@ -119,13 +122,32 @@ def split_of(content_sha256: str, val_fraction: float) -> "SplitName":
     return "val" if drawn < val_fraction * 2.0**64 else "train"
 
 
-def require_both_splits(train_documents: int, val_documents: int, val_fraction: float) -> None:
-    """Raise InvalidCorpus if a split is empty."""
+def require_both_splits(
+    train_documents: int, val_documents: int, val_fraction: float, rejected: Rejected | None = None
+) -> None:
+    """Raise InvalidCorpus if a split is empty; without any document for the reason that `rejected` gives."""
     if train_documents and val_documents:
         return
+    if rejected is not None and not train_documents + val_documents:
+        raise InvalidCorpus(
+            f"data.sources: no document can be used; the first: {rejected.source}, offset {rejected.offset_bytes}: "
+            f"{rejected.kind}: {rejected.detail}; rule: the text is UTF-8, of a line of JSON the field data.text_field"
+        )
     empty, remedy = ("val", "raise") if train_documents else ("train", "lower")
     raise InvalidCorpus(
         f"data.val_fraction = {val_fraction}: none of the {train_documents + val_documents} documents fell into the "
         f"{empty} split; rule: train and val each need at least one document. Add text, or {remedy} "
         'data.val_fraction, or lower data.max_document_bytes, or hold out the end of each text: data.split = "end"'
+    )
+
+
+def describe_split(train: int, val: int, unit: str, val_fraction: float) -> str:
+    """Return the sizes of both splits in `unit`, with a warning where the share held out is far off."""
+    sizes = f"{train:,} {unit} to train on, {val:,} held out"
+    share = val / max(1, train + val)
+    if val_fraction / _FAR <= share <= val_fraction * _FAR:
+        return sizes
+    return (
+        f"{sizes}; warning: that is {share:.1%}, not data.val_fraction = {val_fraction:g}, because each document goes "
+        "by its own hash and few are long: lower data.max_document_bytes, or set data.split = 'end'"
     )

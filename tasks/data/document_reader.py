@@ -16,10 +16,11 @@ from storage.snapshots.document_index import SplitName
 from storage.snapshots.parquet_process import ROWS, read_parquet
 from tasks.data.document import Piece, Rejected, RejectionKind, make_document
 from tasks.data.text_format import CHUNK_BYTES, HELD_OUT_END, LINE, ROW, Compression, decompress
-from tasks.data.text_pieces import pieces_of
 
 LONGEST_LINE_BYTES = 64 * 1024 * 1024
 _DETAIL_CHARACTERS = 200
+_PARAGRAPHS_AND_LINES = (b"\n\n", b"\n\r\n", b"\n")
+_LONGEST_CHARACTER_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -194,3 +195,38 @@ class _Reader:
 
     def _rejected(self, offset: int, kind: RejectionKind, detail: str) -> Rejected:
         return Rejected(source=self.name, offset_bytes=offset, kind=kind, detail=detail[:_DETAIL_CHARACTERS])
+
+
+def pieces_of(text: BinaryIO, longest: int, border: int | None = None) -> Iterator[tuple[int, bytes]]:
+    """Yield (offset in bytes, content) of each piece of a text, cut at a paragraph or a line where there is one.
+
+    A piece has at most `longest` bytes, and a character's rest where the piece ends at `border`: no piece lies on both
+    sides of it, and none begins or ends within a UTF-8 character.
+    """
+    offset, held = 0, b""
+    while held := held + text.read(longest + _LONGEST_CHARACTER_BYTES - len(held)):
+        to_border = border - offset if border is not None else 0
+        end = _after_character(held, to_border) if 0 < to_border <= longest else _end_of_piece(held, longest)
+        yield offset, held[:end]
+        offset, held = offset + end, held[end:]
+
+
+def _end_of_piece(held: bytes, longest: int) -> int:
+    if len(held) <= longest:
+        return len(held)
+    for mark in _PARAGRAPHS_AND_LINES:
+        if (found := held.rfind(mark, longest // 2, longest)) >= 0:
+            return found + len(mark)
+    return next(
+        (end for end in range(longest, longest - _LONGEST_CHARACTER_BYTES, -1) if _is_start(held[end])), longest
+    )
+
+
+def _after_character(held: bytes, end: int) -> int:
+    while end < len(held) and not _is_start(held[end]):
+        end += 1
+    return end
+
+
+def _is_start(byte: int) -> bool:
+    return byte & 0xC0 != 0x80

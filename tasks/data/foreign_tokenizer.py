@@ -42,7 +42,8 @@ def read_tokenizer(path: Path) -> Tokenizer:
     try:
         return Tokenizer(read_library_tokenizer(path))
     except (OSError, UnicodeDecodeError, InvalidInput) as error:
-        raise InvalidInput(f"tokenizer file {path}: {error}") from error
+        problem = error.strerror if isinstance(error, OSError) else error
+        raise InvalidInput(f"tokenizer file {path}: {problem}") from error
 
 
 def _try_in_child(text: str) -> None:

@@ -61,10 +61,7 @@ _ABANDONED_SECONDS = 14 * 24 * 3600.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BuildOptions:
-    """How a snapshot is built; no option changes its bytes.
-
-    `workers` batches of `batch_bytes` of text are tokenized at once; after a kill at most `part_bytes` are repeated.
-    """
+    """Options that change no byte: batches at once, text of each, and how much a kill repeats (`part_bytes`)."""
 
     workers: int = 2  # each batch uses all cores; the second one keeps them busy between batches
     batch_bytes: int = 1 << 20

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
+from tasks.configuration.readable_url import READABLE, why_unreadable, wrong_scheme
 from tasks.data.document import InvalidCorpus
 from tasks.data.text_format import Compression, unit_and_compression, unsupported_suffix
 
@@ -32,6 +33,8 @@ def find_files(sources: Sequence[str], base_dir: Path, *, apart: bool = False) -
     """Return every file once, paths from `base_dir` on; InvalidCorpus if none, or if one is in two sources `apart`."""
     found: list[TextFile] = []
     for source in dict.fromkeys(sources):
+        if problem := wrong_scheme(source):
+            raise _invalid(source, problem, READABLE)
         found += _find_remote(source) if "://" in source else _find_local(source, base_dir)
     for file in found:
         if suffix := unsupported_suffix(file.place):
@@ -77,10 +80,10 @@ def _find_remote(source: str) -> list[TextFile]:
         fs, path = fsspec.core.url_to_fs(source, use_listings_cache=False, skip_instance_cache=True)
         is_file = not glob.has_magic(path) or fs.exists(path)
         found = {path: fs.info(path)} if is_file else fs.glob(path, detail=True)
-    except FileNotFoundError as missing:
-        raise _invalid(source, "no such object", "every source exists. Correct the URL") from missing
-    except (ImportError, ValueError, OSError) as problem:
-        raise _invalid(source, f"cannot be opened ({problem})", "a readable URL") from problem
+    except Exception as problem:  # every file system has errors of its own
+        raise _invalid(
+            source, why_unreadable(problem, source), "every source can be read. Correct the URL"
+        ) from problem
     if is_file and found[path]["type"] == "directory":
         raise _is_directory(source, path)
     sizes = {item: int(info["size"] or 0) for item, info in sorted(found.items()) if info["type"] == "file"}

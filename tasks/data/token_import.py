@@ -79,10 +79,7 @@ def numbered_vocabulary(vocab_size: int, end_of_text_id: int) -> Tokenizer:
 def import_tokens(
     store: ObjectStore, files: TokenFiles, tokenizer: Tokenizer, *, allow_shared: bool = False
 ) -> SnapshotReference:
-    """Publish the snapshot with exactly the files' tokens.
-
-    Raises InvalidCorpus for another format, an unknown id, and a document in both splits, unless `allow_shared`.
-    """
+    """Publish the snapshot of these tokens; InvalidCorpus also for a document in both splits, if not `allow_shared`."""
     with tempfile.TemporaryDirectory(prefix="cairn-import-") as staging:
         importing = _Import(tokenizer)
         try:

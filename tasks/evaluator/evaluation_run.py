@@ -40,10 +40,7 @@ _POLL_SECONDS = 0.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationPlan:
-    """How a run's checkpoints are measured under one suite, and the plans of the further suites.
-
-    Every suite has its own plan, so its failures, retries, reuse and record are its own.
-    """
+    """How checkpoints are measured under one suite; further suites have plans, failures and retries of their own."""
 
     suite: AnySuite
     model: ModelConfig

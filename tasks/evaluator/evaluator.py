@@ -1,7 +1,4 @@
-"""The evaluator process (`python -m tasks.evaluator.evaluator`): reads a spec on stdin, prints one JSON line.
-
-It measures one committed checkpoint. A crash here affects neither the run nor the weights.
-"""
+"""The evaluator process (`python -m tasks.evaluator.evaluator`): reads a spec on stdin and prints one JSON line."""
 
 import math
 import os

@@ -1,7 +1,4 @@
-"""Reads a run's loss curve up to a step, and judges it for the verdict of an evaluation.
-
-It reads only up to that step, so the verdict on a step is the same whenever it is computed.
-"""
+"""Reads a run's loss curve up to a step and judges it: the same verdict on that step whenever it is computed."""
 
 from dataclasses import dataclass, replace
 
@@ -49,7 +46,11 @@ def read_curve(log: RunLog, *, suite_sha256: str | None, until_step: int | None 
         tokens_per_second=[record.tokens_per_second for record in records],
         seconds=[record.seconds for record in records],
         samples=[record.sample for record in records if record.sample],
-        val=tuple(point for point in _val_losses(state, suite_sha256) if point[0] <= last),
+        val=tuple(
+            (item.step, item.metrics[METRIC])
+            for item in state.surviving_evaluations(suite_sha256)
+            if item.step <= last and METRIC in item.metrics
+        ),
         vocab_size=_vocab_size(log.store, state),
         total_steps=state.opened.total_steps if state.opened else 0,
         grad_clip=stored_value(state.opened.config if state.opened else {}, "training", "grad_clip", float) or 0.0,
@@ -59,17 +60,6 @@ def read_curve(log: RunLog, *, suite_sha256: str | None, until_step: int | None 
 def curve_suite(state: RunState) -> str | None:
     """Return the suite of the newest recorded held-out loss, or None before the first."""
     return next((item.suite_sha256 for item in reversed(state.evaluations) if METRIC in item.metrics), None)
-
-
-def _val_losses(state: RunState, suite_sha256: str | None) -> tuple[tuple[int, float], ...]:
-    """Return step and newest held-out loss of every checkpoint of the surviving line that the suite measured."""
-    losses = {
-        item.manifest_sha256: item.metrics[METRIC]
-        for item in state.evaluations
-        if item.suite_sha256 == suite_sha256 and METRIC in item.metrics
-    }
-    line = (record.committed for record in state.surviving_checkpoints)
-    return tuple((item.step, losses[item.manifest_sha256]) for item in line if item.manifest_sha256 in losses)
 
 
 def _vocab_size(store: ObjectStore, state: RunState) -> int:

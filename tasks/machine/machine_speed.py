@@ -27,6 +27,7 @@ from model.estimates.numerics import (
 )
 from storage.errors import IntegrityError
 from storage.stores.document import decode, encode, sha256
+from tasks.errors import InvalidConfiguration
 
 _TIMEOUT_SECONDS = 60.0
 _HALF_FLAGS = frozenset({"amx_bf16", "avx512_bf16", "avx10_2", "bf16"})
@@ -57,10 +58,7 @@ def numerics_beside(
 
 
 def machine_speed(folder: Path, *, keep: bool = True) -> MachineSpeed:
-    """Return the cached speed of this machine, else measure it; a failed measurement returns an empty one.
-
-    A damaged cache file is measured again, and a folder that cannot be written costs one measurement per run.
-    """
+    """Return the cached speed of this machine, else measure it and cache that if it can; an empty one if it cannot."""
     path = folder / "machine" / f"{_identity()}.json"
     with suppress(OSError, IntegrityError, ModelError):
         return decode(path.read_bytes(), MachineSpeed, where=str(path))
@@ -114,6 +112,18 @@ def may_have_cuda() -> bool:
 def trains_on_cuda(device: str) -> bool:
     """Whether `training.device` is an accelerator on this machine."""
     return device.startswith("cuda") or (device == "auto" and may_have_cuda())
+
+
+def require_device(device: str) -> None:
+    """Raise `InvalidConfiguration` for an accelerator that this machine does not have, as far as files tell."""
+    if not device.startswith("cuda"):
+        return
+    cards, index = len(list(_CARDS.glob("*"))), device.partition(":")[2]
+    if may_have_cuda() and not (cards and index and int(index) >= cards):
+        return
+    found = f"{cards} CUDA device{'s' * (cards != 1)}"
+    rule = "auto, cpu" if not cards else f"auto, cpu or cuda:0 to cuda:{cards - 1}"
+    raise InvalidConfiguration(f"training.device = {device!r}: this machine has {found}; rule: {rule}")
 
 
 def _card_texts(cards: Path) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Literal
 
 from storage.logs.run_entries import Placement
 
+CAIRN_VERSION = "0.1.0"
 _PROC = Path("/proc")
 _ONE_NAMESPACE = "one"
 """The pid namespace of a system that has no /proc, and so no namespaces."""
@@ -49,22 +50,24 @@ def settled_threads(threads: int | Literal["auto"]) -> int:
 
 
 def code_version() -> str:
-    """Return `version+commit`, with `unknown` as the commit outside of a git checkout."""
-    from importlib.metadata import version
-
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    """Return `version+commit`, with `unknown` as the commit outside of a checkout of Cairn's own."""
+    root = Path(__file__).parents[2]
+    command = ["git", "-C", str(root), "rev-parse", "--short", "HEAD"]
     try:
+        if not (root / ".git").exists():  # installed: a folder further up may be somebody's checkout of something else
+            raise FileNotFoundError(root / ".git")
         commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         commit = "unknown"
-    return f"{version('cairn')}+{commit}"
+    return f"{CAIRN_VERSION}+{commit}"
 
 
 def library_versions() -> dict[str, str]:
     """Return the versions of python, torch, prefect, cairn and, where there is one, the GPU's driver."""
     from importlib.metadata import version
 
-    versions = {"python": platform.python_version(), **{name: version(name) for name in ("torch", "prefect", "cairn")}}
+    libraries = {name: version(name) for name in ("torch", "prefect")}
+    versions = {"python": platform.python_version(), **libraries, "cairn": CAIRN_VERSION}
     with suppress(OSError):
         driver = (_PROC / "driver/nvidia/version").read_text(encoding="ascii", errors="replace")
         versions["nvidia-driver"] = driver.partition("\n")[0].removeprefix("NVRM version: ").strip()
@@ -120,6 +123,12 @@ def is_known_dead(placement: Placement) -> bool:
             return False  # this /proc is of another pid namespace
     found = _state_and_start_ticks(placement.pid)
     return found is not None and (found[0] in "ZX" or found[1] != placement.start_ticks)
+
+
+def is_known_alive(placement: Placement) -> bool:
+    """Whether the process exists: its pid counts here, and /proc shows it with its start time. False means unknown."""
+    found = _state_and_start_ticks(placement.pid) if shares_pids(placement) else None
+    return found is not None and found[0] not in "ZX" and found[1] == placement.start_ticks
 
 
 def _state_and_start_ticks(pid: int | str) -> tuple[str, int] | None:

@@ -23,11 +23,10 @@ from storage.logs.run_fold import end_attempt, refill
 from storage.logs.run_state import AttemptRecord, CheckpointRecord, RunState
 from storage.stores.document import project
 from tasks.configuration.settings import BudgetsConfig
-from tasks.policy.attempt_sizes import AttemptSizes
+from tasks.policy.attempt_sizes import AttemptSizes, lighter_sizes
 from tasks.policy.budgets import FailureImpact, decide
 from tasks.policy.failure_trace import TraceFailure
 from tasks.policy.failures import Failure
-from tasks.policy.memory_remedy import lighter_sizes
 from tasks.policy.termination import DecisionAction, TerminationReason
 
 MOST_ATTEMPTS = 10_000

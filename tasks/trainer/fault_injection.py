@@ -42,18 +42,24 @@ AFTER_STEP = frozenset(FaultKind) - IN_LOAD - IN_EVALUATOR
 PAUSES = frozenset({FaultKind.PAUSE, FaultKind.PAUSE_LOAD, FaultKind.PAUSE_EVALUATOR})
 
 
+def parse_faults(text: str) -> list[tuple[FaultKind, int]]:
+    """Return the faults of a text such as `kill@300,preempt@812`; raises `TaskError` for the part that is malformed."""
+    faults: list[tuple[FaultKind, int]] = []
+    for part in filter(None, (item.strip() for item in text.split(","))):
+        kind, _, number = part.partition("@")
+        if kind not in set(FaultKind) or not (number.isascii() and number.isdigit()):
+            raise TaskError(f"CAIRN_FAULTS: {part!r}: must be KIND@NUMBER with KIND one of {', '.join(FaultKind)}")
+        faults.append((FaultKind(kind), int(number)))
+    return faults
+
+
 class FaultPlan:
     """The faults of one run; a marker object in the run's folder says which were injected."""
 
     def __init__(self, store: ObjectStore, run_prefix: str, text: str, *, attempt: int = 0) -> None:
-        """Parse `kill@300,preempt@812` or raise `TaskError`; `attempt` practises them, 0 stands for an evaluator."""
+        """Parse the faults as `parse_faults` does; `attempt` practises them, 0 stands for an evaluator."""
         self._store, self._run_prefix, self._attempt = store, run_prefix, attempt
-        self._faults: list[tuple[FaultKind, int]] = []
-        for part in filter(None, (item.strip() for item in text.split(","))):
-            kind, _, number = part.partition("@")
-            if kind not in set(FaultKind) or not (number.isascii() and number.isdigit()):
-                raise TaskError(f"CAIRN_FAULTS: {part!r}: must be KIND@NUMBER with KIND one of {', '.join(FaultKind)}")
-            self._faults.append((FaultKind(kind), int(number)))
+        self._faults = parse_faults(text)
 
     @property
     def steps(self) -> list[int]:

@@ -65,10 +65,7 @@ class StagingCallbacks:
 
 
 def assign_writers(tensors: Sequence[NamedTensor], count: int) -> dict[str, int]:
-    """Return which of `count` ranks writes each tensor: contiguous in name order, about equal bytes.
-
-    Rank 0 writes the tensors of the trainer document. Every rank computes the same assignment.
-    """
+    """Return which rank writes each tensor, the same on all: in name order, of equal bytes, rank 0 the document's."""
     payload = sorted((named for named in tensors if named.group != "trainer"), key=lambda named: named.name)
     total, before = max(1, sum(named.tensor.nbytes for named in payload)), 0
     writers = {named.name: 0 for named in tensors}

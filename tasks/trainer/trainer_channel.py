@@ -202,10 +202,7 @@ def open_channel() -> Channel:
 
 
 def exit_on_error(channel: Channel, error: BaseException) -> NoReturn:
-    """Send the exception to the parent and exit with 1 at once, whatever other threads do.
-
-    A rank that failed only because a peer died exits 77 silently, so that the peer's error is recorded.
-    """
+    """Send the exception to the parent and exit with 1 at once; a rank that only lost a peer exits 77 in silence."""
     trace = traceback.format_exception(error)
     sys.stderr.write("".join(trace))
     sys.stderr.flush()

@@ -50,11 +50,7 @@ class TrainerGroup:
 def trainer_group(
     training: TrainingConfig, environment: Mapping[str, str], *, devices: Path = _DEVICES
 ) -> TrainerGroup:
-    """Return the configuration's processes on as many nodes as the scheduler's environment says.
-
-    `auto` is one process for each GPU this process may see, or one without a GPU. Raises `TaskError` if a process would
-    have no row of the batch.
-    """
+    """Return the group by configuration and scheduler; `auto` is a process a GPU, or one. Raises `TaskError`."""
     processes = training.processes
     group = TrainerGroup(
         processes=_usable_gpus(training.device, environment, devices) if processes == "auto" else processes,

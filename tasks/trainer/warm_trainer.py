@@ -1,7 +1,4 @@
-"""Starts trainer processes ahead of their spec, because their imports take seconds.
-
-At most one waits; one that died is never used, and none is left behind if the run does not begin.
-"""
+"""Starts trainers ahead of their spec, for their imports take seconds; at most one waits, and none is left behind."""
 
 import os
 import subprocess

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cairn.operations.model_card import ModelFacts, write_card
+from cairn.operations.model_export import ModelFacts, write_card
 from flows.orchestrator.promotion_approval import Question, describe
 from flows.run.progress import Progress
 from reports.pages.markdown import markdown_table, markdown_text

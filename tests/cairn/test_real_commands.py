@@ -12,7 +12,8 @@ import pytest
 from cairn.cli.app import EXAMPLES
 from storage.stores.local_store import LocalStore
 from tests.commands import ROOT
-from tests.fabricated_run import store_bard
+from tests.fabricated_run import fabricate, store_bard
+from tests.settled_run import hold, store_done
 
 pytestmark = pytest.mark.xdist_group("real-commands")  # they run once for all tests
 
@@ -88,6 +89,8 @@ OTHERS = [
     Real(line="train run.toml --set training.steps=4 --dry-run", unwanted=HEAVY),
     Real(line="train run.toml --set training.steps=4 --set model.n_embd=9", code=2, unwanted=HEAVY),
     Real(line="train --run-id bard --set training.steps=50", code=6, unwanted=HEAVY),
+    Real(line="train --run-id done", unwanted=HEAVY),
+    Real(line="train --run-id held --set lease.heartbeat_seconds=300 --set lease.seconds=900", code=7, unwanted=HEAVY),
     Real(line="doctor --loudly", code=2),
 ]
 
@@ -103,7 +106,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     template.mkdir()
     (template / "run.toml").write_text(CONFIG)
     (template / "text.txt").write_text("".join(f"line {number} of a text\n\n" for number in range(200)))
-    store_bard(LocalStore(template / "store")).end("error", action="stop")
+    store = LocalStore(template / "store")
+    store_bard(store).end("error", action="stop")
+    store_done(store)
+    hold(fabricate(store, "held"))
     subprocess.run(
         [sys.executable, "-c", RUNS_ALL],
         cwd=folder,

@@ -1,4 +1,4 @@
-"""Bad input is refused before the orchestrator is asked; that it is not even imported is in `test_real_commands`."""
+"""Bad input that needs more than a line typed in a folder (`test_command_lines`) is refused before anything starts."""
 
 import json
 import os
@@ -39,37 +39,6 @@ def train(tmp_path: Path, cairn: Cairn) -> Callable[..., Ended]:
     return lambda *arguments: cairn("train", "run.toml", *arguments, PREFECT_API_URL="http://127.0.0.1:9/api")
 
 
-@pytest.mark.parametrize(
-    ("override", "words"),
-    [
-        pytest.param(
-            "model.n_heads=4",
-            ("model.n_heads", "unknown key; did you mean model.n_head (number of attention heads"),
-            id="unknown key",
-        ),
-        pytest.param("model.n_embd=9", ("n_embd=9", "divisible", "n_head=2"), id="width not divisible by heads"),
-        pytest.param("model.block_size=5000", ("model.block_size = 5000", "val split", "rule"), id="block too long"),
-        pytest.param('data.sources=["gone.txt"]', ("data.sources", "gone.txt", "rule"), id="missing source"),
-        pytest.param("data.tokenizer=bpe:60000", ("data.tokenizer", "too big", "rule"), id="vocabulary too big"),
-        pytest.param("data.tokenizer=gone.json", ("data.tokenizer", "gone.json", "rule"), id="missing tokenizer"),
-        pytest.param("data.weights=[1, 2]", ("weights", "2 of them", "1 sources"), id="more weights than sources"),
-        pytest.param("data.weights=[0]", ("data.weights = [0]", "number above 0"), id="weight zero"),
-        pytest.param('data.sources=["snapshot:0123"]', ("snapshot:0123", "first 8 characters"), id="short snapshot id"),
-        pytest.param(
-            "model.n_embd=1048576",
-            ("training.micro_batch = 2", "GB are available", "smaller model"),
-            id="more than memory",
-        ),
-        pytest.param("training.steps", ("--set", "section.key=value"), id="no value"),
-    ],
-)
-def test_a_value_that_cannot_work_is_named_with_its_rule(
-    train: Callable[..., Ended], override: str, words: tuple[str, ...]
-) -> None:
-    ended = train("--set", override)
-    assert ended.code == 2 and [word for word in words if word not in ended.err] == []
-
-
 def test_a_weighted_source_with_too_little_text_is_named(train: Callable[..., Ended], tmp_path: Path) -> None:
     (tmp_path / "small.txt").write_text("abc")
     ended = train("--set", 'data.sources=["text.txt", "small.txt"]', "--set", "data.weights=[3, 1]")
@@ -104,42 +73,10 @@ def test_a_block_longer_than_a_split_of_the_snapshot_is_refused(
     assert ended.code == 2 and "model.block_size = 100: the " in ended.err
 
 
-def test_an_unknown_key_in_the_file_is_named_with_the_file(train: Callable[..., Ended], tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_text(CONFIG.replace("n_layer", "n_leyer"))
-    ended = train()
-    assert ended.code == 2 and "run.toml: model.n_leyer = 1: unknown key" in ended.err
-
-
-def test_an_undecodable_byte_is_named_by_file_and_offset(train: Callable[..., Ended], tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_bytes(b"abc \xff def")
-    ended = train()
-    assert ended.code == 2 and "text.txt: undecodable byte 0xff at offset 4" in ended.err
-
-
-def test_an_empty_source_is_named(train: Callable[..., Ended], tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_bytes(b"")
-    ended = train()
-    assert ended.code == 2 and "text.txt: the file is empty" in ended.err
-
-
 def test_a_store_that_cannot_be_written_is_named(train: Callable[..., Ended], tmp_path: Path) -> None:
     (tmp_path / "store").write_text("a file where the folder should be")
     ended = train()
     assert ended.code == 2 and str(tmp_path / "store") in ended.err and "cannot be written" in ended.err
-
-
-def test_a_missing_configuration_is_named(cairn: Cairn) -> None:
-    ended = cairn("train", "nowhere.toml")
-    assert ended.code == 2 and "nowhere.toml: no such configuration file" in ended.err
-
-
-def test_a_command_that_names_no_run_is_refused(cairn: Cairn) -> None:
-    assert cairn("train").code == 2
-
-
-def test_drift_of_a_frozen_value_is_refused_with_the_difference(bard: FabricatedRun, cairn: Cairn) -> None:
-    ended = cairn("train", "--run-id", "bard", "--set", "training.steps=50")
-    assert ended.code == 6 and "training.steps: run has 40, this command has 50" in ended.err
 
 
 def test_processes_that_cannot_share_the_runs_micro_batches_are_refused_with_those_that_can(
@@ -148,15 +85,6 @@ def test_processes_that_cannot_share_the_runs_micro_batches_are_refused_with_tho
     ended = cairn("train", "--run-id", "bard", "--set", "training.processes=2")
     assert ended.code == 2 and "2 processes cannot share 1 micro-batch (global_batch=2, micro_batch=2)" in ended.err
     assert "processes that can: 1. Use as many" in ended.err
-
-
-def test_a_refusal_has_no_traceback(train: Callable[..., Ended]) -> None:
-    assert "Traceback" not in train("--set", "model.n_embd=9").err
-
-
-def test_a_refused_run_does_not_exist(train: Callable[..., Ended], cairn: Cairn) -> None:
-    train("--set", "model.block_size=5000")
-    assert cairn("runs", "--json").out.strip() == "[]"
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ from urllib.parse import unquote
 from uuid import UUID
 
 from flows.evaluate_promoted import evaluate_promoted
-from flows.orchestrator.evaluation_form import EvaluationForm
-from flows.orchestrator.overview_page import evaluation_markdown, overview_markdown
+from flows.orchestrator.overview_page import EvaluationForm, evaluation_markdown, overview_markdown
 from reports.queries.comparison import compare_evaluations
 from reports.queries.run_lookup import find_checkpoint
 from storage.stores.local_store import LocalStore

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 import pytest
 from rich.console import Console
 
-from flows.run.progress import Progress
+from flows.run.progress import Progress, TimeLeft
 from storage.logs.step_log import StepRecord
 from tasks.text.format import format_bar, format_clock
-from tasks.text.time_left import TimeLeft
 
 
 class Clock:

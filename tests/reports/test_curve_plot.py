@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from flows.orchestrator.curve_artifact import Drawing, curve_markdown, is_due
+from flows.orchestrator.run_overview import Drawing, curve_markdown, is_due
 from reports.plots.colors import nearest_colors, pixel_colors, reason_style
 from reports.plots.curve_labels import describe_run, describe_state, format_number, format_small_number, format_title
 from reports.plots.curve_plot import draw_png, draw_svg
@@ -23,7 +23,7 @@ from reports.plots.curve_reduction import Series, smooth, thin_out
 from reports.plots.loss_panel import draw_loss
 from reports.plots.plot_axis import PlotAxis
 from reports.plots.run_curves import HeldOutPoint, Interruption, PromotedPoint, Replay, RunCurves, gather_curves
-from storage.logs.fork_origin import ForkOrigin
+from storage.logs.log_entry import ForkOrigin
 from storage.logs.run_entries import RunFinished
 from storage.logs.run_log import RunLog
 from storage.logs.step_log import StepPoint, StepRecord, step_log_key

@@ -10,8 +10,7 @@ import pytest
 
 from reports.queries.run_tables import ROWS, promotion_rows
 from reports.queries.sql_rows import make_log_rows, make_step_rows
-from storage.logs.fork_origin import ForkOrigin
-from storage.logs.log_entry import CheckpointReference
+from storage.logs.log_entry import CheckpointReference, ForkOrigin
 from storage.logs.registry import Promoted, Refused, RolledBack, Withdrawn
 from storage.logs.run_entries import (
     CurveVerdict,

@@ -3,6 +3,8 @@
 import importlib.util
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -70,6 +72,17 @@ def test_what_is_installed_by_its_hash_is_neither_resolved_nor_built() -> None:
     assert re.findall(r"^HASHED := (.*)$", makefile, re.MULTILINE) == [f"{UNBUILT} --require-hashes"]
     hashed = [line for line in image.splitlines() if "--require-hashes" in line]
     assert hashed and all(f"{UNBUILT} --require-hashes" in line for line in hashed)
+
+
+@pytest.mark.parametrize(("target", "roles"), [("train", ["run"]), ("up", ["run"]), ("test", ["run", "develop"])])
+def test_only_who_works_on_cairn_installs_what_that_needs(target: str, roles: list[str], tmp_path: Path) -> None:
+    command = ["make", "--dry-run", f"VENV={tmp_path / 'none'}", f"PYTHON={sys.executable}", target]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert re.findall(r"install .*--requirement constraints/(run|develop)\.txt", printed) == roles
+
+
+def test_training_needs_none_of_the_developers_packages() -> None:
+    assert versions("run").keys() & {"playwright", "mypy", "moto", "transformers", "pytest", "ruff"} == set()
 
 
 @pytest.mark.parametrize(

@@ -120,5 +120,5 @@ def test_aliases_are_listed(store: ObjectStore) -> None:
 
 @pytest.mark.parametrize("alias", ["..", "a/../../b", "", ".x"])
 def test_an_alias_that_is_no_plain_name_is_refused(store: ObjectStore, alias: str) -> None:
-    with pytest.raises(StorageError, match="key"):
+    with pytest.raises(StorageError, match="alias"):
         Registry(store, alias)

@@ -14,9 +14,8 @@ from reports.queries.run_status import list_runs, standing_of
 from storage.checkpoints.checkpoint_pin import new_pin, pin_checkpoint
 from storage.checkpoints.sweep import SweepReport
 from storage.errors import Fenced, IntegrityError
-from storage.logs.fork_origin import ForkOrigin
 from storage.logs.heartbeat import Heartbeat, write_heartbeat
-from storage.logs.log_entry import Writer
+from storage.logs.log_entry import ForkOrigin, Writer
 from storage.logs.registry import Registry
 from storage.logs.run_entries import RunDeleted
 from storage.logs.run_index import RunIndex

@@ -11,21 +11,7 @@ from tests import entries
 from tests.entries import NOON
 from tests.fabricated_run import FabricatedRun, fabricate
 from tests.memory_store import MemoryStore
-
-
-class Clock:
-    """A clock that only sleeping moves; `during_sleep` is what the world does meanwhile."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.during_sleep = lambda: None
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-        self.during_sleep()
+from tests.tasks.slept_clock import Clock
 
 
 @pytest.fixture

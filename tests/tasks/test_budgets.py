@@ -11,10 +11,9 @@ from storage.logs.run_entries import DataQuarantined, Decision, EvaluationFailed
 from storage.logs.run_fold import fold
 from storage.logs.run_state import Charges, RunState
 from tasks.configuration.settings import BudgetConfig, BudgetsConfig
-from tasks.policy.attempt_sizes import AttemptSizes
+from tasks.policy.attempt_sizes import AttemptSizes, lighter_sizes
 from tasks.policy.budgets import FailureImpact, decide, evaluator_budget
 from tasks.policy.failures import Evidence, Failure, classify
-from tasks.policy.memory_remedy import lighter_sizes
 from tasks.policy.termination import TerminationReason
 from tests.entries import NOON, ended, started
 from tests.storage.builders import committed, entry, opened

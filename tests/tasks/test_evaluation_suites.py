@@ -115,6 +115,16 @@ def test_a_suite_beside_the_keys_it_replaces_is_refused_by_name(suite: Path) -> 
         parsed({"suite": "suite.toml", "batches": 3, "command": "true"}, folder=suite.parent)
 
 
+def test_a_bare_name_is_a_suite_of_deployments(tmp_path: Path) -> None:
+    found = parsed({"suite": "repetition"}, folder=tmp_path).evaluation
+    assert [evaluator.name for evaluator in found.evaluators] == ["repetition"]
+
+
+def test_a_suite_that_is_nowhere_is_answered_with_the_names_there_are(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfiguration, match="no such suite file; rule: a path, or one of lm-eval, repetition"):
+        parsed({"suite": "repetitoin"}, folder=tmp_path)
+
+
 def test_a_configuration_names_its_suite_relative_to_itself(suite: Path, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(
         '[data]\nsources = ["text.txt"]\n[training]\nsteps = 4\n[evaluation]\nsuite = "suite.toml"\n'

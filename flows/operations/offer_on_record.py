@@ -1,0 +1,89 @@
+"""What log and registry say about a finished run and the offer of its best checkpoint; imports no orchestrator."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from flows.operations.promotion_by_person import promotion_rules
+from storage.logs.registry import Promoted, Refused, Registry
+from storage.logs.run_log import RunLog
+from storage.logs.run_state import CheckpointRecord, RunState
+from tasks.checkpoints.promotion import (
+    Candidate,
+    Gate,
+    PromotionRules,
+    best_evaluated,
+    decision_on_record,
+    evaluations_of,
+)
+from tasks.checkpoints.promotion_offer import preview_offer
+from tasks.configuration.evaluation_settings import METRIC
+from tasks.configuration.run_configuration import RunConfig
+from tasks.evaluator.evaluation_suite import command_suites_of, suite_of
+
+
+def end_on_record(log: RunLog, config: RunConfig) -> str:
+    """Return how a run ended of which nothing is left to do, or "": its flow trains, evaluates, offers or asks again.
+
+    Everything is done when the run is finished, and the evaluations and the decision about its best checkpoint are on
+    record. The log was read before.
+    """
+    state, rules = log.state, promotion_rules(config)
+    last, candidate = last_checkpoint(state), best_candidate(log.run_id, state, rules)
+    if state.finished is None or state.open_attempt is not None or last is None or candidate is None:
+        return ""
+    commands = (suite.sha256 for suite in command_suites_of(config.evaluation))
+    suites = {suite_of(config.evaluation).sha256, *commands}
+    required = {suite.sha256 for suite in rules.required}
+    if missing_suites(state, last.committed.manifest_sha256, suites):
+        return ""
+    if missing_suites(state, candidate.reference.manifest_sha256, required):
+        return ""
+    registry = Registry(log.store, config.promotion.alias)
+    foreseen = preview_offer(log, registry, candidate, replace(rules, needs_approval=False))
+    before = describe_earlier_decision(registry, candidate, foreseen)
+    return f"{describe_training(state)}; {before}" if before else ""
+
+
+def describe_training(state: RunState) -> str:
+    """Return how the training of a finished run ended."""
+    return f"stopped early: {state.finished.stopped}" if state.finished and state.finished.stopped else "trained"
+
+
+def last_checkpoint(state: RunState) -> CheckpointRecord | None:
+    """Return the checkpoint that the run finished with, else the newest one that can be read, or None."""
+    finished = state.finished.manifest_sha256 if state.finished else None
+    return next((r for r in state.readable if r.committed.manifest_sha256 == finished), state.newest_committed)
+
+
+def missing_suites(state: RunState, manifest_sha256: str, suites: Iterable[str]) -> set[str]:
+    """Return those of the suites, by hash, under which no evaluation of these weights is on record."""
+    return set(suites) - {item.suite_sha256 for item in evaluations_of(state, manifest_sha256)}
+
+
+def best_candidate(run_id: str, state: RunState, rules: PromotionRules) -> Candidate | None:
+    """Return the readable checkpoint with the lowest loss under the primary suite, or None without an evaluation."""
+    best = best_evaluated(state, rules.required[0].sha256)
+    if best is None:
+        return None
+    reference = next(
+        r.committed.reference for r in state.readable if r.committed.manifest_sha256 == best.manifest_sha256
+    )
+    evaluations = evaluations_of(state, best.manifest_sha256)
+    return Candidate(run_id=run_id, reference=reference, evaluations=evaluations, by=f"run {run_id}")
+
+
+def describe_earlier_decision(registry: Registry, candidate: Candidate, foreseen: Promoted | Refused | None) -> str:
+    """Return what is on record about offering these weights; empty if they are to be offered."""
+    before, champion = decision_on_record(registry.state, candidate.reference.manifest_sha256), registry.state.champion
+    step = candidate.reference.step
+    if champion is not None and champion.manifest_sha256 == candidate.reference.manifest_sha256:
+        return f"{registry.alias} is step {step} with held-out loss {champion.metrics[METRIC]:.4f}"
+    again = f"`cairn promote {candidate.run_id}@{step}` offers it again"
+    if isinstance(before, Promoted):
+        return f"step {step} has been {registry.alias} before and is not now; {again}"
+    if before is None:
+        return ""
+    is_same = isinstance(foreseen, Refused) and (foreseen.gate, foreseen.detail) == (before.gate, before.detail)
+    if before.gate == Gate.EVALUATED and not is_same:  # any other decision is final until a person overrules it
+        return ""
+    return f"not promoted: gate {before.gate!r} refused step {step} before: {before.detail}; {again}"

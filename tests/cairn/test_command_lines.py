@@ -1,0 +1,77 @@
+"""Two hundred mistakes: each is answered in one line that says what is wrong and what to do next, with CONTRACT's code.
+
+Nothing is started: nobody listens where the orchestrator is said to be, so a command that went there would end with
+another code. That it is not even imported is in `test_real_commands`.
+"""
+
+import json
+import re
+import shlex
+import time
+from pathlib import Path
+
+import pytest
+
+from tasks.machine.machine_speed import may_have_cuda
+from tests.cairn.command_folder import furnish
+from tests.cairn.command_lines import READING, TRAINING, WITHOUT_CUDA
+from tests.commands import Ended, run_here
+
+LINES = {**READING, **TRAINING}
+MOST_PROCESSOR_SECONDS = 2.0
+FOREIGN = re.compile(r"Input should|[Pp]ydantic|Traceback|\[Errno|further information|\\Z|A-Za-z|Unused Tok")
+NOBODY = {"PREFECT_API_URL": "http://127.0.0.1:9/api", "no_proxy": "*"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("newcomer")
+    furnish(path)
+    return path
+
+
+def typed(line: str, folder: Path) -> Ended:
+    words = shlex.split(line)
+    variables = dict[str, str](NOBODY)
+    while "=" in words[0]:
+        name, _, value = words.pop(0).partition("=")
+        variables[name] = value
+    return run_here(tuple(words), folder, variables)
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_mistake_is_answered_in_one_line_of_our_own_words(folder: Path, line: str) -> None:
+    code, words = LINES[line]
+    began = time.process_time()
+    ended = typed(line, folder)
+    seconds = time.process_time() - began
+    lines = ended.err.splitlines()
+    assert (ended.code, words in ended.err, FOREIGN.findall(ended.err)) == (code, True, []), ended.err
+    assert lines[0].startswith("cairn: ") and seconds < MOST_PROCESSOR_SECONDS
+    assert len(lines) == 1 or code == 6 or "empty.toml" in line, "a configuration has a line for each broken rule"
+    assert ended.out == "" or "--dry-run" in line, "the plan of a dry run says what does not fit"
+
+
+@pytest.mark.skipif(may_have_cuda(), reason="a GPU may be there")
+@pytest.mark.parametrize("line", WITHOUT_CUDA)
+def test_a_device_that_is_not_there_is_refused_before_anything_starts(folder: Path, line: str) -> None:
+    ended = typed(line, folder)
+    assert (ended.code, ended.out) == (2, "") and WITHOUT_CUDA[line][1] in ended.err
+
+
+@pytest.mark.parametrize("line", [line for line in LINES if "secret" in line])
+def test_no_refusal_repeats_a_secret(folder: Path, line: str) -> None:
+    assert "secret" not in typed(line, folder).err
+
+
+def test_a_refused_command_leaves_no_run(folder: Path) -> None:
+    typed("train run.toml --set model.block_size=5000", folder)
+    assert [run["run_id"] for run in json.loads(typed("runs --json", folder).out)] == ["bard"]
+
+
+def test_an_error_nobody_foresaw_has_its_traceback_and_its_own_code(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reports.queries.run_status.list_runs", lambda store: 1 / 0)
+    ended = typed("runs", folder)
+    assert ended.code == 1 and "ZeroDivisionError" in ended.err

@@ -1,0 +1,72 @@
+"""`cairn train` where a flow would have nothing to do: it is answered from the log, before Prefect is imported.
+
+That neither Prefect nor torch is imported, and so no server started, is in `test_real_commands`.
+"""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from flows.operations.offer_on_record import end_on_record
+from storage.stores.local_store import LocalStore
+from tests.commands import Cairn
+from tests.fabricated_run import configuration, fabricate
+from tests.settled_run import SUITE, finish, hold, store_done
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path / "store")
+
+
+def test_a_finished_run_says_so_and_names_what_can_be_done_next(cairn: Cairn, store: LocalStore) -> None:
+    store_done(store)
+    ended = cairn("train", "--run-id", "done")
+    assert ended.code == 0 and "run done: it is finished, at step 40; nothing to do: trained; champion" in ended.err
+    for next_one in ("cairn sample", "cairn status done", "cairn fork done NEW --set training.steps=80"):
+        assert next_one in ended.err
+
+
+def test_a_finished_run_is_answered_with_its_status_on_request(cairn: Cairn, store: LocalStore) -> None:
+    store_done(store)
+    assert json.loads(cairn("train", "--run-id", "done", "--json").out)["state"] == "finished"
+
+
+def test_the_answer_for_a_finished_run_appends_nothing(cairn: Cairn, store: LocalStore) -> None:
+    run = store_done(store)
+    before = run.log.refresh()
+    cairn("train", "--run-id", "done")
+    assert run.log.refresh() == before
+
+
+def test_a_finished_run_is_answered_in_less_than_two_seconds_of_a_core(cairn_process: Cairn, store: LocalStore) -> None:
+    store_done(store)
+    before = os.times()
+    assert cairn_process("train", "--run-id", "done").code == 0
+    after = os.times()
+    assert after.children_user + after.children_system - before.children_user - before.children_system < 2.0
+
+
+def test_a_run_whose_last_checkpoint_was_not_evaluated_needs_its_flow(store: LocalStore) -> None:
+    run, _ = finish(store)
+    assert end_on_record(run.log, configuration()) == ""
+
+
+def test_a_run_that_a_further_suite_has_not_seen_needs_its_flow(store: LocalStore) -> None:
+    run = store_done(store)
+    assert end_on_record(run.log, configuration(["evaluation.batches=3"])) == ""
+
+
+def test_a_run_that_was_never_offered_needs_its_flow(store: LocalStore) -> None:
+    run, last = finish(store)
+    run.evaluate(last, loss=2.5, suite_sha256=SUITE)
+    assert end_on_record(run.log, configuration()) == ""
+    assert end_on_record(run.log, configuration(["promotion.require_approval=true"])) == ""
+
+
+def test_a_live_owner_of_this_machine_is_named_at_once(cairn: Cairn, store: LocalStore) -> None:
+    hold(fabricate(store, "held"))
+    ended = cairn("train", "--run-id", "held", "--set", "lease.heartbeat_seconds=300", "--set", "lease.seconds=900")
+    assert ended.code == 7 and f"(pid {os.getpid()}) is at work; wait for it or stop it there" in ended.err
