@@ -7,51 +7,16 @@ from dataclasses import is_dataclass
 from enum import EnumType
 from inspect import getdoc
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any, get_args, get_origin, get_type_hints
 
 from cairn.cli.app import EXAMPLES
 from cairn.cli.command import app
+from cairn.cli.json_fields import RECORDS, find_record
 from reports.queries.run_tables import ROWS, columns
 from storage.logs.log_entry import Entry
 from storage.logs.registry import MODEL_KINDS
 from storage.logs.run_entries import RUN_KINDS
 
-RECORDS: Mapping[str, str] = {
-    "train": "reports.queries.run_status:RunStatus",
-    "train --dry-run": "flows.preparation.training_plan:TrainingPlan",
-    "fork": "cairn.operations.run_fork:Fork",
-    "config": "tasks.configuration.key_reference:ConfigurationKey*",
-    "watch": "flows.watching.run_watcher:WatchRow*",
-    "runs": "reports.queries.run_status:RunSummary*",
-    "status": "reports.queries.run_status:RunStatus",
-    "explain": "reports.explain.post_mortem:PostMortem",
-    "report": "reports.pages.run_report:RunReport",
-    "attempts": "reports.queries.receipts:Receipt*",
-    "checkpoints": "reports.queries.checkpoints:CheckpointSummary*",
-    "evaluations": "reports.queries.evaluations:EvaluationSummary*",
-    "log": "storage.logs.log_entry:Entry*",
-    "plot": "reports.plots.run_plot:WrittenPlot",
-    "diagnose": "reports.queries.run_diagnosis:Diagnosis",
-    "simulate": "reports.queries.run_simulation:SimulationSummary",
-    "models": "reports.queries.alias_history:AliasPromotion*",
-    "models --history": "reports.queries.alias_history:AliasDecision*",
-    "sample": "cairn.operations.text_sampling:Sample",
-    "evaluate": "reports.queries.comparison:EvaluationComparison",
-    "promote": "reports.queries.alias_history:AliasPromotion",
-    "rollback": "reports.queries.alias_history:AliasPromotion",
-    "export": "cairn.operations.model_export:ExportedModel",
-    "data": "reports.queries.data_summary:DataSummary",
-    "import-tokens": "cairn.operations.token_files:ImportView",
-    "export-tokens": "cairn.operations.token_files:ExportedFile*",
-    "verify": "cairn.operations.run_verification:Verification",
-    "replay": "cairn.operations.run_replay:Replay",
-    "sweep": "storage.checkpoints.sweep:SweepReport",
-    "delete": "cairn.operations.run_deletion:RunDeletion",
-    "doctor": "cairn.operations.machine_check:Check*",
-    "completion": "cairn.cli.machine_commands:CompletionView",
-}
-"""The record that each command but `sql` prints with `--json`; a star stands for a list of them."""
 _WORDS = {"str": "text", "int": "integer", "float": "number", "bool": "boolean", "datetime": "time", "NoneType": "null"}
 _HEAD = "# {}\n\n`make docs` writes this page from the code.\n"
 _COMMANDS_HEAD = """\
@@ -66,15 +31,15 @@ exhausted · 5 integrity · 6 config drift · 7 live owner elsewhere · 75 preem
 
 def reference_pages() -> Mapping[str, str]:
     """Return the text of each page by its file name."""
-    printed = {f"cairn {line}": _record(name) for line, name in RECORDS.items()}
+    printed = {f"cairn {line}": _printed(line) for line in RECORDS}
     entries = {"every entry": Entry, **RUN_KINDS, **MODEL_KINDS}
     pages = {"commands": _commands(), "json": _records("JSON", printed), "log": _records("Log entries", entries)}
     return {f"{name}.md": "\n".join([*lines, ""]) for name, lines in {**pages, "sql": _tables()}.items()}
 
 
-def _record(name: str) -> Any:
-    found = resolve_name(name.removesuffix("*"))
-    return tuple[found, ...] if name.endswith("*") else found
+def _printed(line: str) -> Any:
+    record, is_list = find_record(line)
+    return tuple[record, ...] if is_list else record
 
 
 def _commands() -> Iterator[str]:

@@ -26,6 +26,7 @@ from flows.run.next_attempt import claim_next_attempt
 from flows.run.run_opening import open_run
 from flows.run.run_promotion import offer_best
 from flows.watching.deployed_continuation import name_successor
+from reports.explain.termination_text import describe_left
 from storage.errors import Fenced, NotDurable, StorageError, StoreRefused
 from storage.logs.run_entries import AttemptEnded, AttemptStarted
 from tasks.attempt.shutdown_signal import ShutdownSignal
@@ -141,7 +142,7 @@ def _stopped_end(run: ActiveRun, ended: AttemptEnded) -> FlowEnd | None:
         return FlowEnd(reason=FlowOutcome.CANCELLED, message=f"{ended.detail}; the same command continues")
     outcome = flow_outcome(ended.reason, decision.action, decision.charged)
     if outcome is None:
-        run.say(f"  {decision.reason}; left: {decision.left}")
+        run.say(f"  {decision.reason}; left: {describe_left(decision.left)}")
         return None
     follows = "the same command continues" if ended.reason in RESTARTABLE else decision.reason
     return FlowEnd(reason=outcome, message=f"{ended.detail}; {follows}")

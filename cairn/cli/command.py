@@ -55,8 +55,7 @@ for place, (title, functions) in enumerate(_GROUPS):
     group = Group(title, sort_key=place)
     for order, function in enumerate(functions):
         name = function.__name__.replace("_", "-")
-        examples = "\n".join(["Examples:", *(f"  {line}" for line in EXAMPLES[name])])
-        app.command(function, name=name, group=group, sort_key=order, help_epilogue=examples)
+        app.command(function, name=name, group=group, sort_key=order)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -90,6 +89,8 @@ def _leave(codes: list[int]) -> None:
 
 def run_command(arguments: Sequence[str]) -> int:
     """Run one command line and print its errors for people; returns the exit code."""
+    if arguments and arguments[0] in EXAMPLES and not {"--help", "-h"}.isdisjoint(arguments):
+        app[arguments[0]].help_epilogue = _epilogue(arguments[0])
     try:
         returned = app(list(arguments), exit_on_error=False, print_error=False)
     except CycloptsError as error:
@@ -111,6 +112,13 @@ def run_command(arguments: Sequence[str]) -> int:
         say(f"cairn: the output could not be written: {error}")
         return code or ExitCode.ERROR
     return code
+
+
+def _epilogue(verb: str) -> str:
+    """Return the end of a command's help: JSON fields, whose records only this imports, and examples."""
+    from cairn.cli.json_fields import describe_fields
+
+    return "\n".join([describe_fields(verb), "", "Examples:", *(f"  {line}" for line in EXAMPLES[verb])])
 
 
 def code_of_error(error: BaseException) -> ExitCode:

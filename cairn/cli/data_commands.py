@@ -23,11 +23,6 @@ def data(
 ) -> None:
     """Show what a data snapshot holds: sizes, sources, splits, tokenizer, what was left out, and where text comes from.
 
-    JSON: snapshot_id, run_id, bytes, tokenizer_sha256, vocab_size, end_of_text_id, val_fraction, block_size, splits
-    (documents, tokens, bytes, shards, windows of each), sources (name, bytes, sha256, unit, documents), rejected
-    (documents by kind), windows (split, window, first_token, text, documents: source, offset_bytes, bytes, sha256,
-    first_token).
-
     Args:
         window: show this window and the documents it comes from; without it, a few windows.
         split: the side the window is counted in.

@@ -28,10 +28,8 @@ class CompletionView:
 def config(key: str = "", *, json: JsonOption = False) -> None:
     """Explain the configuration keys: meaning, rule, unit, default, and whether they are frozen with the run.
 
-    JSON: a list of key, meaning, unit, rule, default, frozen; of one key, its record.
-
     Args:
-        key: a key such as training.lr, or a section such as training [all keys].
+        key: a key such as training.lr, whose record --json prints alone, or a section such as training [all keys].
     """
     from tasks.configuration.broken_rules import unknown_key
     from tasks.configuration.key_reference import list_keys
@@ -72,8 +70,6 @@ def doctor(*, store: StoreOption = "", json: JsonOption = False) -> ExitCode:
 
 def completion(shell: Shell | None = None, *, install: Flag = False, json: JsonOption = False) -> None:
     """Print the script that completes commands and options in a shell, or install it.
-
-    JSON: shell, script, path (of the two, the one that does not apply is null).
 
     Args:
         shell: which one [the shell this is typed in].

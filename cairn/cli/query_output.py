@@ -9,8 +9,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from storage.stores.document import decode, encode
-from tasks.text.output import print_table, say
-from tasks.text.sanitize import sanitize, sanitize_json
+from tasks.text.output import print_table, say, write_json
+from tasks.text.sanitize import sanitize
 
 if TYPE_CHECKING:
     from storage.tables.table_index import Column
@@ -33,7 +33,7 @@ def print_json(columns: "Sequence[Column]", rows: Iterable[Sequence[object]]) ->
     separator = "["
     for row in rows:
         record = {column.name: _plain(value, column.type) for column, value in zip(columns, row, strict=True)}
-        sys.stdout.write(separator + sanitize_json(encode(record).decode().rstrip("\n")))
+        write_json(separator + encode(record).decode().rstrip("\n"))
         separator = ",\n"
     sys.stdout.write("[]\n" if separator == "[" else "]\n")
 

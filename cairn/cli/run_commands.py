@@ -14,7 +14,7 @@ from reports.queries import display_tables
 from reports.queries.simulation_options import SimulationOptions
 from tasks.errors import InvalidConfiguration
 from tasks.policy.termination import ExitCode
-from tasks.text.output import print_document, print_line, print_table, say
+from tasks.text.output import output_columns, print_document, print_line, print_table, say
 
 QueryArgument = Annotated[str, Parameter(allow_leading_hyphen=True)]  # SQL may begin with a comment
 CsvOption = Annotated[bool, Parameter(name="--csv", negative="", help="print CSV with a heading")]
@@ -68,10 +68,6 @@ def evaluations(run: str, *, store: StoreOption = "", json: JsonOption = False) 
 def explain(run: str, *, attempt: int | None = None, store: StoreOption = "", json: JsonOption = False) -> None:
     """Explain one attempt to a reader who knows nothing of the run: what happened, why, what it cost, what was done.
 
-    JSON: run_id, model_family, run_state, run_attempts, total_steps, opened_at, next, budgets, receipt (as attempts
-    prints it), config_changes, changed, quarantines, where, origin, progress, end, open, successor, evaluations,
-    verdict, refused, stderr_tail.
-
     Args:
         attempt: which one [the newest that did not complete, else the newest].
     """
@@ -79,7 +75,7 @@ def explain(run: str, *, attempt: int | None = None, store: StoreOption = "", js
     from reports.explain.post_mortem_text import post_mortem_lines
 
     facts = gather_post_mortem(open_run_log(store, run), attempt)
-    print_document(facts) if json else print("\n".join(post_mortem_lines(facts)))
+    print_document(facts) if json else print_line("\n".join(post_mortem_lines(facts, output_columns())))
 
 
 def log(run: str, *, store: StoreOption = "", json: JsonOption = False) -> None:
@@ -90,9 +86,6 @@ def log(run: str, *, store: StoreOption = "", json: JsonOption = False) -> None:
 
 def report(run: str, *, html: str = "", store: StoreOption = "", json: JsonOption = False) -> None:
     """Report a run from its opening to now: curve, attempts, why they ended, cost, evaluations, how to make it again.
-
-    JSON: run_id, newest_seq, model_family, opened_at, status, state_sha256, best, verdict, cost, reasons, attempts,
-    curve, held_out, evaluations, checkpoints, promotions, data, machines, versions, reproduction.
 
     Args:
         html: write one self-contained page to this file, with the plot of the run; it is replaced where it exists
@@ -108,7 +101,7 @@ def report(run: str, *, html: str = "", store: StoreOption = "", json: JsonOptio
     if json:
         print_document(gathered)
     elif not html:
-        print(markdown_report(gathered))
+        print_line(markdown_report(gathered))
 
 
 def plot(
@@ -122,9 +115,6 @@ def plot(
     json: JsonOption = False,
 ) -> None:
     """Draw a run into a file: losses, learning rate, gradient norm, speed, and where and why attempts ended.
-
-    JSON: run_id, file, bytes, sha256, width_px, height_px, last_step, attempts, interruptions (attempts by the reason
-    they ended for, without completed).
 
     Args:
         file: a .png or .svg; it is replaced where it exists.
@@ -144,8 +134,7 @@ def plot(
 def diagnose(run: str, *, store: StoreOption = "", json: JsonOption = False) -> None:
     """Say what the loss curve looks like, the numbers that say so, and the usual cures.
 
-    JSON: run_id, step, total_steps, verdict (healthy, too-early, plateau, spiking, overfitting, stuck, diverging), why,
-    numbers, cures, stopped_early, evaluations (step, val_loss, train_loss, kind, why of each).
+    The verdict is healthy, too-early, plateau, spiking, overfitting, stuck or diverging.
     """
     from reports.queries.run_diagnosis import diagnose_run, print_diagnosis
 
@@ -181,10 +170,6 @@ def replay(
     """Train committed segments of a run again from the store alone and compare digests; exit 5 names what differs.
 
     Needs no Prefect server and writes nothing into the store. Exit 2 if nothing could be recomputed here.
-
-    JSON: version, run_id, committed, verdicts (equal, different, undecided, unreadable, skipped), segments (from_step,
-    to_step, attempt, device, host, world_size, verdict, expected_sha256, computed_sha256, last_equal_step,
-    first_different_step, seconds, why).
 
     Args:
         from_step: only segments that train a step after this one [0].

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tasks.text.format import format_count, short_digest
-from tasks.text.output import print_facts, print_line, print_table
+from tasks.text.output import print_facts, print_line, print_prose, print_table
 from tasks.text.sanitize import replace_unprintable
 
 if TYPE_CHECKING:
+    from cairn.operations.replay_result import Replay
     from cairn.operations.run_deletion import RunDeletion
-    from cairn.operations.run_replay import Replay
     from cairn.operations.token_files import ImportView
     from flows.watching.run_watcher import WatchRow
     from reports.queries.data_summary import DataSummary, GroupSummary
@@ -62,7 +62,7 @@ def print_sweep(report: "SweepReport") -> None:
     counts = Counter[str](item.action for item in report.items)
     done = ", ".join(f"{_DONE[action]} {counts[action]}" for action in _DONE if counts[action])
     when = " (a sweep would do this; nothing was changed)" if report.dry_run else ""
-    print(f"run {report.run_id}: {done or 'nothing to do'}; freed {report.freed_bytes:,} bytes{when}")
+    print_prose(f"run {report.run_id}: {done or 'nothing to do'}; freed {report.freed_bytes:,} bytes{when}")
 
 
 def describe_deletion(deletion: "RunDeletion") -> list[str]:
@@ -94,8 +94,8 @@ def print_replay(replay: "Replay") -> None:
         ],
         empty="no committed segment trains such a step",
     )
-    found = ", ".join(f"{count} {verdict}" for verdict, count in replay.verdicts.items() if count)
-    print(f"run {replay.run_id}: {format_count(replay.committed, 'committed segment')}, {found or 'none replayed'}")
+    found = ", ".join(f"{count} {verdict}" for verdict, count in replay.verdicts.items() if count) or "none replayed"
+    print_prose(f"run {replay.run_id}: {format_count(replay.committed, 'committed segment')}, {found}")
 
 
 def print_data(summary: "DataSummary") -> None:
@@ -110,7 +110,7 @@ def print_data(summary: "DataSummary") -> None:
                 (
                     split,
                     f"{size.tokens:,} tokens of {size.bytes:,} bytes in {size.documents:,} documents, "
-                    f"{size.shards:,} shards, {size.windows:,} windows of {summary.block_size}",
+                    f"{format_count(size.shards, 'shard')}, {size.windows:,} windows of {summary.block_size}",
                 )
                 for split, size in summary.splits.items()
             ),
@@ -180,8 +180,8 @@ def print_simulation(summary: "SimulationSummary") -> None:
     plan, between = summary.plan, summary.trace.hours_between_failures
     often = "never" if between is None else f"every {_format_span(between * 3600)}"
     plain_ends = "; ".join(f"{outcome.policy}: {_describe_end(outcome)}" for outcome in plain)
-    print_line(f"this policy {_describe_end(policy)}; plain retry counts: {plain_ends}")
-    print_line(
+    print_prose(f"this policy {_describe_end(policy)}; plain retry counts: {plain_ends}")
+    print_prose(
         f"on {format_count(plan.devices, 'device')}, {plan.total_steps:,} steps "
         f"of {plan.step_seconds:.4g} s ({_format_span(plan.total_steps * plan.step_seconds)} if nothing failed), "
         f"a commit stops training for {plan.checkpoint_seconds:.3g} s, a restart takes {plan.restart_seconds:.4g} s,\n"
@@ -190,13 +190,13 @@ def print_simulation(summary: "SimulationSummary") -> None:
     _print_outcomes(summary.outcomes)
     for outcome in summary.outcomes:
         if outcome.stopped_by:
-            print_line(f"  {outcome.policy} stopped by {outcome.stopped_by}")
+            print_prose(f"  {outcome.policy} stopped by {outcome.stopped_by}")
     print()
     _print_intervals(summary)
 
 
 def _print_outcomes(outcomes: "Sequence[PolicyOutcome]") -> None:
-    columns = ("policy", "end", "goodput", "GPU h wasted", "in commits", "in restarts", "attempts", "retries by reason")
+    columns = ("policy", "end", "goodput", "hours wasted", "in commits", "in restarts", "attempts", "retries by reason")
     print_table(
         columns,
         [
@@ -230,11 +230,11 @@ def _print_intervals(summary: "SimulationSummary") -> None:
         empty="",
     )
     if found.simulated is None:
-        print("nothing that loses work ever happens: any interval is short enough")
+        print_prose("nothing that loses work ever happens: any interval is short enough")
         return
     gained = found.present.lost_share - found.simulated.lost_share
     better = f"checkpoint.every_steps={found.simulated.every_steps} would make {gained:.2%} more of the time useful"
-    print(better if gained >= 0.001 else "the present interval is as good as any")
+    print_prose(better if gained >= 0.001 else "the present interval is as good as any")
 
 
 def _describe_end(outcome: "PolicyOutcome") -> str:

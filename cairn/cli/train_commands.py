@@ -1,7 +1,6 @@
 """The commands `train` and `watch`."""
 
 import os
-from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,14 +9,12 @@ from cairn.cli.options import Flag, JsonOption, Overrides, Reference, StoreOptio
 from cairn.cli.tables import print_watch
 from reports.queries.run_lookup import find_checkpoint
 from tasks.attempt.shutdown_signal import Terminated, exit_on_sigterm, raise_on_sigterm
-from tasks.configuration.store_choice import DEFAULT_STORE, choose_store
+from tasks.configuration.store_choice import choose_store
 from tasks.policy.termination import EXIT_CODES, ExitCode
 from tasks.text.output import print_document, print_facts, say
 
 if TYPE_CHECKING:
     from flows.preparation.training_request import ResolvedRequest
-    from storage.logs.run_log import RunLog
-    from tasks.configuration.run_configuration import RunConfig
 
 
 def train(
@@ -39,6 +36,7 @@ def train(
         dry_run: say what would happen, and how much memory, time, money and store it would take; start nothing.
     """
     exit_on_sigterm(ExitCode.PREEMPTED)  # the imports take a second, and nothing has begun
+    from cairn.cli.finished_run_text import describe_finished_run
     from cairn.operations.prefect_session import PrefectServer, leave_undelivered, run_train_gpt
     from cairn.operations.settled_run import end_without_flow
     from flows.preparation.preflight import check_before_start
@@ -69,7 +67,7 @@ def train(
     if code is ExitCode.DONE or json:
         log.refresh()
     if code is ExitCode.DONE:
-        for line in _summarize(log, configuration, resolved, end.message):
+        for line in describe_finished_run(log, configuration.promotion.alias, resolved.store_url, end.message):
             say(line)
     if json:
         print_document(read_status(log))
@@ -89,6 +87,7 @@ def fork(
     Args:
         new_run: name of the run that is opened.
     """
+    from cairn.cli.finished_run_text import store_option
     from cairn.operations.run_fork import fork_run
 
     chosen = open_chosen_store(store)
@@ -99,40 +98,7 @@ def fork(
     say(f"run {made.run_id} begins with step {made.step} of run {made.parent} and goes to step {made.total_steps}")
     for key, value in made.changed.items():
         say(f"  {key} = {value}")
-    option = store_option(store, os.environ)
-    say(f"train it: cairn train --run-id {made.run_id}{f' --store {option}' if option else ''}")
-
-
-def _summarize(log: "RunLog", config: "RunConfig", resolved: "ResolvedRequest", ending: str) -> Iterator[str]:
-    """Yield what a person reads when a run has completed: promotion, losses, a sample, commands to try next."""
-    from reports.queries.run_status import bits_differ
-    from storage.logs.registry import Registry
-
-    alias = config.promotion.alias
-    yield f"run {log.run_id}: {ending}"
-    if differ := bits_differ(log.state):
-        yield f"bits: {differ}"
-    champion = Registry(log.store, alias).refresh().champion
-    own = champion if champion is not None and champion.run_id == log.run_id else None
-    if own is not None:
-        losses = ", ".join(f"{name} {value:.4g}" for name, value in sorted(own.metrics.items()) if name != "samples")
-        yield f"promoted: {alias} → {log.run_id}@{own.step} ({losses})"
-    sampled = [e for e in log.state.evaluations if e.samples and (not own or e.manifest_sha256 == own.manifest_sha256)]
-    if sampled and sampled[-1].samples[0]:
-        yield "it writes:"
-        yield from (f"  | {line}" for line in sampled[-1].samples[0].splitlines())
-    option = store_option(resolved.store_url, os.environ)
-    again = f" --store {option}" if option else ""
-    yield "try:"
-    yield f'  cairn sample {alias if champion else log.run_id} --prompt "The "{again}'
-    yield f"  cairn status {log.run_id}{again}"
-    yield f"  cairn attempts {log.run_id}{again}"
-    yield f"  cairn fork {log.run_id} NEW --set training.steps={2 * config.training.steps}{again}"
-
-
-def store_option(chosen: str, environment: Mapping[str, str]) -> str:
-    """Return the value of `--store` with which other commands find `chosen`; empty if they find it without."""
-    return "" if chosen in (DEFAULT_STORE, environment.get("CAIRN_STORE", "")) else chosen
+    say(f"train it: cairn train --run-id {made.run_id}{store_option(store, os.environ)}")
 
 
 def _serve_node(resolved: "ResolvedRequest") -> ExitCode:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelFacts:
-    """The records of one committed model; `parameters` leaves out the position table."""
+    """The records of one committed model."""
 
     state: RunState
     opened: RunOpened

@@ -163,8 +163,8 @@ class GPT(nn.Module):
 
     @property
     def parameter_count(self) -> int:
-        """Number of parameters without the position table, which does no matrix work."""
-        return sum(parameter.numel() for parameter in self.parameters()) - self.wpe.weight.numel()
+        """Number of all parameters, as `count_parameters` tells it without a network."""
+        return sum(parameter.numel() for parameter in self.parameters())
 
     @property
     def device(self) -> torch.device:

@@ -128,7 +128,8 @@ def _passed_over(log: RunLog, record: AttemptRecord) -> Iterator[PassedOver]:
     for summary in read_checkpoints(log):
         if summary.step > first and since <= summary.attempt < number:
             detail = states[summary.prefix].detail if summary.prefix in states else ""
-            yield PassedOver(step=summary.step, attempt=summary.attempt, state=summary.state, detail=detail)
+            objects = detail.replace(f"{summary.prefix}/", "")  # they stand first, however long the run's name is
+            yield PassedOver(step=summary.step, attempt=summary.attempt, state=summary.state, detail=objects)
 
 
 def _progress(log: RunLog, record: AttemptRecord, receipt: Receipt, now: datetime) -> Progress:

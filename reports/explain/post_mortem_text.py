@@ -1,6 +1,5 @@
 """A post-mortem as text: first the answer, then the facts behind it, on one screen."""
 
-import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -26,27 +25,31 @@ from tasks.text.format import (
     short_digest,
 )
 from tasks.text.sanitize import sanitize
+from tasks.text.table_layout import wrap, wrap_beside
 
-_WIDTH = 110
+WIDTH = 110
 _LABEL = 12
 _MOST_CHANGES, _MOST_WINDOWS, _MOST_QUARANTINES, _MOST_LINES, _MOST_PASSED_OVER = 6, 8, 3, 5, 4
 _AFTER_BLANK = frozenset({"trying", "ended", "then"})
 
 
-def post_mortem_lines(facts: PostMortem) -> list[str]:
-    """Return the lines of the post-mortem, none longer than 110 characters."""
+def post_mortem_lines(facts: PostMortem, columns: int | None = None) -> list[str]:
+    """Return the lines of the post-mortem, none longer than 110 characters or the terminal's columns."""
+    width = min(columns or WIDTH, WIDTH)
     if facts.receipt is None:
-        return _wrapped(
+        return wrap(
             f"Run {facts.run_id} has no attempts yet: it was opened on {format_time(facts.opened_at)} to train "
             f"{facts.model_family} for {format_count(facts.total_steps, 'step')}, and nothing was tried. "
-            f"Now: {facts.next}."
+            f"Now: {facts.next}.",
+            width,
         )
-    lines = _wrapped(" ".join(_answer(facts, facts.receipt)))
+    lines = wrap(one_line(" ".join(_answer(facts, facts.receipt))), width)
     for label, sentences in _sections(facts, facts.receipt):
         text = " ".join(_sentence(item, number) for number, item in enumerate(filter(None, sentences)))
         if text:
-            lines += ["", *_labelled(label, text)] if label in _AFTER_BLANK else _labelled(label, text)
-    return [*lines, *_stderr(facts)]
+            lines += [""] if label in _AFTER_BLANK else []
+            lines += _labelled(label, text, width)
+    return [*lines, *_stderr(facts, width)]
 
 
 def _answer(facts: PostMortem, receipt: Receipt) -> Iterator[str]:
@@ -219,7 +222,7 @@ def _origin(facts: PostMortem, number: int) -> Iterator[str]:
         folder = origin.prefix.rsplit("/", 1)[-1]
         when = f" on {format_time(origin.committed_at)}" if origin.committed_at else ""
         yield (
-            f"from step {origin.step:,}, committed by attempt {origin.from_attempt}{when} "
+            f"from step {origin.step:,}, committed by attempt {origin.from_attempt}{when} and verified at start "
             f"({folder}, manifest {short_digest(origin.manifest_sha256)})"
         )
     for item in origin.passed_over[-_MOST_PASSED_OVER:]:
@@ -311,12 +314,12 @@ def _evaluations(evaluations: Sequence[EvaluationSummary], run_id: str) -> Itera
         yield f"And {len(evaluations) - 3} before: cairn evaluations {run_id}"
 
 
-def _stderr(facts: PostMortem) -> list[str]:
+def _stderr(facts: PostMortem, width: int) -> list[str]:
     tail = [line for line in (sanitize(item, kept="").rstrip() for item in facts.stderr_tail) if line.strip()]
     if not tail:
-        return _labelled("stderr", "nothing was recorded") if facts.end is not None else []
+        return _labelled("stderr", "nothing was recorded", width) if facts.end is not None else []
     lines = ["", "last lines on its stderr:"]
-    lines += [f"  {line}" if len(line) <= _WIDTH - 2 else f"  {line[: _WIDTH - 3]}…" for line in tail[-_MOST_LINES:]]
+    lines += [f"  {line}" if len(line) <= width - 2 else f"  {line[: width - 3]}…" for line in tail[-_MOST_LINES:]]
     if len(tail) > _MOST_LINES:
         lines.append(f"  … and {len(tail) - _MOST_LINES} lines before: cairn explain {facts.run_id} --json")
     return lines
@@ -337,10 +340,5 @@ def _sentence(text: str, number: int) -> str:
     return text if text.endswith((".", "!", "?", "`")) else f"{text}."
 
 
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(one_line(text), _WIDTH, break_on_hyphens=False)
-
-
-def _labelled(label: str, text: str) -> list[str]:
-    first, rest = f"{label:<{_LABEL}}", " " * _LABEL
-    return textwrap.wrap(text, _WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
+def _labelled(label: str, text: str, width: int) -> list[str]:
+    return wrap_beside(label, text, start=_LABEL, width=width)

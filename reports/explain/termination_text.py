@@ -142,11 +142,14 @@ def budget_sentences(receipt: Receipt) -> Iterator[str]:
     if decision.action == DecisionAction.STOP:
         yield f"{decision.charged} had to pay for this end and could not: it is spent"
         return
-    left = [
-        f"{format_value(value)} {_LIMITS.get(name, name)}" for name, value in decision.left.items() if value is not None
-    ]
-    yield f"{decision.charged} paid for this end; left of it then: {', '.join(left) or 'no limit is set'}"
+    yield f"{decision.charged} paid for this end; left of it then: {describe_left(decision.left)}"
     yield "A commit of new steps fills the retries up again"
+
+
+def describe_left(left: Mapping[str, int | None]) -> str:
+    """Return what is left of a budget, limit by limit."""
+    limits = (f"{format_value(value)} {_LIMITS.get(name, name)}" for name, value in left.items() if value is not None)
+    return ", ".join(limits) or "no limit is set"
 
 
 def decision_sentences(receipt: Receipt) -> list[str]:

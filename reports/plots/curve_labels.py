@@ -20,13 +20,13 @@ def describe_state(curves: RunCurves) -> str:
 
 
 def describe_run(curves: RunCurves) -> str:
-    """Return steps, tokens, GPU time, attempts and data snapshot."""
+    """Return steps, tokens, device time, attempts and data snapshot."""
     total = f" of {curves.total_steps:,}" if curves.total_steps else ""
     parts = [f"step {curves.last_step:,}{total}"]
     if curves.tokens_per_step:
         parts.append(f"{format_number(curves.last_step * curves.tokens_per_step)} tokens")
     hours, minutes = curves.gpu_seconds / 3600, curves.gpu_seconds / 60
-    parts.append(f"{hours:,.1f} GPU hours" if hours >= 1 else f"{minutes:.1f} GPU minutes")
+    parts.append(f"{hours:,.1f} device hours" if hours >= 1 else f"{minutes:.1f} device minutes")
     parts.append(format_count(curves.attempts, "attempt"))
     parts.append(f"data snapshot {short_digest(curves.snapshot_id or None)}")
     return "   ·   ".join(parts)

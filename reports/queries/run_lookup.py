@@ -12,7 +12,7 @@ from storage.logs.registry import Registry, list_aliases
 from storage.logs.run_entries import RunOpened
 from storage.logs.run_index import list_run_ids
 from storage.logs.run_log import RunLog
-from storage.logs.run_state import RunState
+from storage.logs.run_state import CheckpointState, RunState
 from storage.stores.object_store import ObjectStore
 from tasks.errors import InvalidConfiguration
 
@@ -90,10 +90,14 @@ def _at_step(state: RunState, run_id: str, step: str) -> CheckpointReference:
     for record in of_step:
         if record.state == "committed":
             return record.committed.reference
-    if of_step:
-        raise IntegrityError(f"{of_step[0].committed.prefix} is {of_step[0].state}: {of_step[0].detail}")
-    steps = [str(record.committed.step) for record in reversed(state.readable)]
-    raise RunNotFound(f"run {run_id} has no checkpoint at step {step}; {_listed('steps', steps, step)}")
+    steps = _listed("steps", [str(record.committed.step) for record in reversed(state.readable)], step)
+    if not of_step:
+        raise RunNotFound(f"run {run_id} has no checkpoint at step {step}; {steps}")
+    newest = of_step[0]
+    if newest.state == CheckpointState.QUARANTINED:
+        raise IntegrityError(f"{newest.committed.prefix} is quarantined: {newest.detail}; {steps}")
+    why = f" ({newest.detail})" if newest.detail else ""
+    raise RunNotFound(f"the checkpoint of step {step} of run {run_id} is {newest.state}{why}; {steps}")
 
 
 def _opened(log: RunLog) -> RunOpened:

@@ -199,12 +199,12 @@ def _comparable(offer: _Offer) -> str:
     if champion.suite_sha256 == evaluation.suite_sha256:
         return (
             f"{named} was measured on other data ({champion.data_snapshot[:8]}, here "
-            f"{evaluation.data_snapshot[:8]}), so the losses cannot be compared; promote to another alias"
+            f"{evaluation.data_snapshot[:8]}), so the losses cannot be compared; {_elsewhere(offer.candidate)}"
         )
     return (
         f"{named} was measured under another suite ({champion.suite_sha256[:8]}, here {evaluation.suite} "
         f"{evaluation.suite_sha256[:8]}); measure it under this one (`cairn evaluate {champion.run_id}@{champion.step} "
-        "--suite FILE`) and offer again, or promote to another alias"
+        f"--suite FILE`) and offer again, or {_elsewhere(offer.candidate)}"
     )
 
 
@@ -215,10 +215,12 @@ def _better(offer: _Offer) -> str:
     loss, best, least = offer.evaluation.metrics[METRIC], offer.champion_loss, offer.rules.min_improvement
     if loss < best and loss <= best - least:
         return ""
-    return (
-        f"{METRIC} {loss:.4f} must be below the champion's {best:.4f} by {least:g} (promotion.min_improvement); "
-        "the champion stays"
-    )
+    margin = f" by {least:g} (promotion.min_improvement)" if least else ""
+    return f"{METRIC} {loss:.4f} must be below the champion's {best:.4f}{margin}; {_elsewhere(offer.candidate)}"
+
+
+def _elsewhere(candidate: Candidate) -> str:
+    return f"`cairn promote {candidate.run_id}@{candidate.reference.step} --alias NAME` promotes to another alias"
 
 
 def _approved(offer: _Offer) -> str:

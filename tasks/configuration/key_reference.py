@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from model.configuration.training import UNFROZEN_TRAINING
 from tasks.configuration.run_configuration import FROZEN_SECTIONS, RunConfig
 
-_UNIT_SUFFIXES = {"gpu_seconds": "GPU-seconds"} | {
+_UNIT_SUFFIXES = {"gpu_seconds": "device seconds"} | {
     name: name for name in ("seconds", "bytes", "steps", "tokens", "nats")
 }
 """Ends of key names, with the unit that each means."""

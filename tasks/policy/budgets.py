@@ -159,7 +159,7 @@ def _spent(state: RunState, reason: str, spent: Charges, wasted: float, limit: s
         unblock = f"a commit beyond step {state.high_water_step} refills it, or {unblock}"
     return (
         f"budget {reason} is spent ({limit}): {retries} retries since the last new commit{by}, "
-        f"{spent.total} in total, {wasted:.0f} GPU-seconds lost to it; {unblock}"
+        f"{spent.total} in total, {wasted:.0f} device seconds lost to it; {unblock}"
     )
 
 

@@ -136,7 +136,7 @@ def recorded_trace(state: RunState, *, restart_device_seconds: float = 0.0) -> F
     counts = Counter(_reason(attempt) for attempt in failed)
     run_id = state.opened.run_id if state.opened else ""
     return FailureTrace(
-        source=f"run {run_id}: {len(failed)} failures in {device_days * 24:.3g} GPU-hours",
+        source=f"run {run_id}: {len(failed)} failures in {device_days * 24:.3g} device hours",
         rates={reason: count / device_days for reason, count in sorted(counts.items()) if device_days},
         recorded=tuple(_recorded(state, attempt, restart_device_seconds) for attempt in failed),
     )

@@ -4,6 +4,8 @@ import codecs
 import io
 import json
 import os
+import re
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from typing import TextIO
@@ -14,13 +16,15 @@ from tasks.text.format import format_value
 from tasks.text.sanitize import sanitize, sanitize_cell, sanitize_json
 
 _PIPE_COLUMNS = 200
-_ESCAPE = "cairn-escape"
+_FOREIGN = re.compile(r"[^\x00-\x7f]+")
+_PLAIN = "cairn-plain"
+_SIGNS = str.maketrans({"→": ">", "–": "-", "·": "-", "×": "x", "…": "...", "━": "=", "─": "-"})
 
 
 def print_document(record: object) -> None:
     """Print a record as sorted JSON, times in UTC; a closed pipe is ignored, any other failure is a `TaskError`."""
     try:
-        sys.stdout.write(sanitize_json(encode(record).decode()))
+        write_json(encode(record).decode())
     except BrokenPipeError:
         discard_stdout()
     except OSError as error:
@@ -28,11 +32,19 @@ def print_document(record: object) -> None:
         raise TaskError(f"the output could not be written: {error}") from error
 
 
+def write_json(document: str) -> None:
+    """Write JSON on stdout, escaped where the encoding is no Unicode: it stays the same document."""
+    is_unicode = (sys.stdout.encoding or "utf-8").lower().startswith("utf")
+    text = sanitize_json(document)
+    sys.stdout.write(text if is_unicode else _FOREIGN.sub(lambda found: json.dumps(found[0])[1:-1], text))
+
+
 def escape_unencodable_output() -> None:
-    r"""Let stdout write a character that its encoding lacks as \uXXXX, which JSON reads too; stderr escapes anyway."""
-    codecs.register_error(_ESCAPE, _escape_unencodable)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors=_ESCAPE)
+    r"""Let the output have plain characters for signs of ours that its encoding lacks, and \uXXXX for all others."""
+    codecs.register_error(_PLAIN, _replace_unencodable)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=_PLAIN)
 
 
 def discard_stdout() -> None:
@@ -44,35 +56,51 @@ def _discard(stream: TextIO) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
-    """Print rows under headings; without rows, print `empty` on stderr."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+def output_columns() -> int | None:
+    """Return the width of the terminal, or what COLUMNS says; None where the output is a file or a pipe."""
+    if not sys.stdout.isatty() and not os.environ.get("COLUMNS", ""):
+        return None
+    return shutil.get_terminal_size().columns
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(sanitize_cell(format_value(value))) for value in row))
-    if not table.row_count:
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
+    """Print rows under headings, as wide as the terminal; without rows, print `empty` on stderr."""
+    from tasks.text.table_layout import lay_out
+
+    cells = [[sanitize_cell(format_value(value)).expandtabs() for value in row] for row in rows]
+    if not cells:
         say(empty)
         return
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_COLUMNS)
-    console.print(table)
+    heading, *below = lay_out(columns, cells, output_columns() or _PIPE_COLUMNS)
+    is_bold = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    print("\n".join(f"\x1b[1m{line}\x1b[m" if is_bold else line for line in heading))
+    for lines in below:
+        print("\n".join(lines))
 
 
 def print_facts(facts: Iterable[tuple[str, object]]) -> None:
-    """Print names and values, one per line, aligned."""
+    """Print names and values, aligned; a value wider than the terminal takes several lines."""
+    from tasks.text.table_layout import wrap_beside
+
     lines = [(name, sanitize_cell(format_value(value))) for name, value in facts]
-    width = max(len(name) for name, _ in lines)
+    size = max(len(name) for name, _ in lines) + 2
+    columns = output_columns()
     for name, value in lines:
-        print(f"{name:<{width}}  {value}")
+        print("\n".join(wrap_beside(name, value, start=size, width=columns)) if columns else f"{name:<{size}}{value}")
 
 
 def print_line(text: str) -> None:
     """Print text on stdout."""
     print(sanitize(text))
+
+
+def print_prose(text: str) -> None:
+    """Print text on stdout, its lines wrapped where the terminal is narrower."""
+    from tasks.text.table_layout import wrap
+
+    columns = output_columns()
+    for line in text.split("\n"):
+        print_line("\n".join(wrap(line, columns)) if columns else line)
 
 
 def say(message: str) -> None:
@@ -83,6 +111,6 @@ def say(message: str) -> None:
         _discard(sys.stderr)
 
 
-def _escape_unencodable(error: UnicodeError) -> tuple[str, int]:
+def _replace_unencodable(error: UnicodeError) -> tuple[str, int]:
     assert isinstance(error, UnicodeEncodeError)
-    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+    return json.dumps(error.object[error.start : error.end].translate(_SIGNS))[1:-1], error.end

@@ -170,7 +170,7 @@ def machine_lines(found: list[Turn]) -> list[str]:
 def speed_lines(given: argparse.Namespace, turns: dict[tuple[str, int], list[Turn | Failure]]) -> list[str]:
     """Return the table of speeds; MFU against the measured peak and the data sheet."""
     chosen = recipe_of(given.recipe)
-    counted = count_parameters(chosen.model, chosen.vocab_size) - chosen.model.block_size * chosen.model.n_embd
+    counted = count_parameters(chosen.model, chosen.vocab_size)
     flops = flops_per_token(chosen.model, counted)
     said = [
         "| contender | batch | tokens/s | ms | MFU, measured | MFU, data sheet | peak GiB | first 10 steps s | loss |",

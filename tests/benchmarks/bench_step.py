@@ -216,7 +216,7 @@ def report(given: argparse.Namespace) -> None:
         print(f"round {number + 1} of {given.rounds}", file=sys.stderr)
     chosen = RECIPES[given.recipe]
     tokens = (given.batch or chosen.batch) * chosen.model.block_size
-    counted = count_parameters(chosen.model, chosen.vocab_size) - chosen.model.block_size * chosen.model.n_embd
+    counted = count_parameters(chosen.model, chosen.vocab_size)
     flops = flops_per_token(chosen.model, counted) * tokens
     print("| | tokens/s | tokens/core-s | GFLOP/s | × by the clock | × by the core | loss | peak MiB |")
     print("|---|---|---|---|---|---|---|---|")

@@ -1,4 +1,5 @@
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from reports.queries.run_lookup import find_checkpoint
 from storage.errors import IntegrityError
 from storage.logs.log_entry import Writer
 from storage.logs.registry import Registry
-from storage.logs.run_entries import CheckpointQuarantined
+from storage.logs.run_entries import CheckpointQuarantined, CheckpointSuperseded
 from storage.stores.local_store import LocalStore
 from tasks.errors import InvalidConfiguration
 from tests.commands import Cairn
@@ -49,6 +50,17 @@ def test_a_quarantined_checkpoint_is_refused_saying_why(bard: FabricatedRun, sto
     bard.log.append(lambda state: body, writer=Writer(host="here", pid=1))
     with pytest.raises(IntegrityError, match="a flipped byte"):
         find_checkpoint(store, "bard@20")
+
+
+def test_a_checkpoint_that_retention_took_is_not_there_rather_than_damaged(
+    bard: FabricatedRun, cairn: Cairn, store: LocalStore
+) -> None:
+    reference = find_checkpoint(store, "bard@10").reference
+    body = CheckpointSuperseded(**asdict(reference), why="older than the newest 2")
+    bard.log.append(lambda state: body, writer=Writer(host="here", pid=1))
+    ended = cairn("evaluate", "bard@10")
+    assert ended.code == 2 and "step 10 of run bard is superseded (older than the newest 2)" in ended.err
+    assert "steps here: 20, 30" in ended.err
 
 
 def test_an_unknown_reference_is_refused_with_runs_and_aliases(bard: FabricatedRun, store: LocalStore) -> None:

@@ -213,7 +213,8 @@ def test_an_owner_whose_process_is_gone_is_known_on_its_machine(fresh: Fabricate
 
 def test_a_resumed_attempt_says_from_where_and_what_is_done_again(bard: FabricatedRun) -> None:
     text = explained(bard, 2)
-    assert "from step 20, committed by attempt 1 on 2026-01-01 12:00:03 UTC (step-00000020-attempt-0001" in text
+    origin = "from step 20, committed by attempt 1 on 2026-01-01 12:00:03 UTC and verified at start"
+    assert f"{origin} (step-00000020-attempt-0001" in text
 
 
 def test_a_checkpoint_that_could_not_be_read_is_passed_over_with_its_reason(fresh: FabricatedRun) -> None:
@@ -227,6 +228,21 @@ def test_a_checkpoint_that_could_not_be_read_is_passed_over_with_its_reason(fres
     text = explained(fresh, 2)
     assert "Not from step 20 of attempt 1: it is quarantined: weights: sha256 differs." in text
     assert "The attempt before had reached step 25; steps 11 to 25 had to be done again." in text
+
+
+def test_a_damaged_checkpoint_is_passed_over_with_the_objects_name(fresh: FabricatedRun) -> None:
+    fresh.start()
+    fresh.commit(10)
+    end_by(fresh, Evidence(exit_code=-9), step=10)
+    damaged = fresh.log.state.newest_committed.committed
+    key = f"{damaged.prefix}/weights-00001-of-00001.safetensors"
+    quarantine_checkpoint(fresh.log, damaged, f"{key}: sha256 is {'0' * 64}", writer=HUMAN)
+    fresh.start()
+    assert "attempt 1: it is quarantined: weights-00001-of-00001.safetensors: sha256 is 000" in explained(fresh, 2)
+
+
+def test_no_line_is_wider_than_the_terminal(bard: FabricatedRun) -> None:
+    assert max(map(len, post_mortem_lines(gather_post_mortem(bard.log, 1), 60))) <= 60
 
 
 def test_bytes_without_a_commit_are_passed_over_with_their_reason(fresh: FabricatedRun, store: LocalStore) -> None:
@@ -271,11 +287,11 @@ def test_an_attempt_fits_one_screen_however_much_there_is(fresh: FabricatedRun) 
     first = [fresh.commit(step) for step in range(1, 30)]
     for reference in first:
         fresh.evaluate(reference, loss=2.0)
-        body = DataQuarantined(attempt=1, reason="bad-data", windows=tuple(range(500)), detail="d" * 500)
+        body = DataQuarantined(attempt=1, reason="bad-data", windows=tuple(range(500)), detail="damaged " * 60)
         fresh.log.append(lambda state, body=body: body, writer=HUMAN)
     end_by(fresh, Evidence(exit_code=-9), step=30)
     fresh.start(overrides=[f"budgets.{name}.retries=77" for name in ("lost", "oom", "hung", "storage", "diverged")])
-    end_by(fresh, Evidence(exit_code=1, stderr_tail=tuple("e" * 300 for _ in range(40))), step=35)
+    end_by(fresh, Evidence(exit_code=1, stderr_tail=tuple("error " * 50 for _ in range(40))), step=35)
     lines = post_mortem_lines(gather_post_mortem(fresh.log))
     assert len(lines) <= 50 and max(map(len, lines)) <= 110
 

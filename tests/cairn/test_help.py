@@ -4,12 +4,14 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from cairn.cli.app import EXAMPLES, app
 from cairn.cli.command import run_command
+from cairn.cli.json_fields import RECORDS, describe_fields, find_record
 from tests.commands import Cairn
 
 VERBS = sorted(name for name in app if not name.startswith("-"))
@@ -30,6 +32,17 @@ def test_the_help_of_a_verb_ends_with_an_example_of_it(capsys: pytest.CaptureFix
 def test_every_verb_can_print_json_and_be_told_its_store(capsys: pytest.CaptureFixture[str], verb: str) -> None:
     options = ("--json",) if verb == "config" else ("--json", "--store")  # the keys are those of no store
     assert all(option in helped(capsys, verb) for option in options)
+
+
+def test_the_fields_of_every_record_are_described() -> None:
+    for line in RECORDS:
+        described = set(re.findall(r"\w+", describe_fields(line.split()[0])))
+        assert {field.name for field in fields(find_record(line)[0])} - described == set()
+
+
+@pytest.mark.parametrize("verb", ["attempts", "models", "sql"])
+def test_the_help_of_a_verb_names_the_fields_of_its_json(capsys: pytest.CaptureFixture[str], verb: str) -> None:
+    assert describe_fields(verb) in helped(capsys, verb).partition("Examples:")[0]
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -2,11 +2,10 @@
 
 import json
 from dataclasses import fields
-from pkgutil import resolve_name
 
 import pytest
 
-from docs.reference_pages import RECORDS
+from cairn.cli.json_fields import find_record
 from tests.commands import Cairn
 from tests.fabricated_run import FabricatedRun
 
@@ -18,9 +17,8 @@ LINES = {line: line.split() for line in ("runs", "models", "models --history", "
 def test_a_command_prints_the_fields_of_the_record_that_the_page_names(
     bard: FabricatedRun, cairn: Cairn, line: str
 ) -> None:
-    name = RECORDS[line]
-    record = resolve_name(name.removesuffix("*"))
+    record, is_list = find_record(line)
     ended = cairn(*LINES.get(line, [line, "bard"]), "--json")
     printed = json.loads(ended.out)
-    assert isinstance(printed, list) == name.endswith("*"), ended.err
-    assert set(printed[0] if name.endswith("*") else printed) == {field.name for field in fields(record)}
+    assert isinstance(printed, list) == is_list, ended.err
+    assert set(printed[0] if is_list else printed) == {field.name for field in fields(record)}

@@ -10,7 +10,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from cairn.cli.train_commands import store_option
+from cairn.cli.finished_run_text import store_option
 from flows.preparation.training_request import (
     HANDED_OVER,
     ResolvedRequest,
@@ -73,7 +73,7 @@ def test_where_a_run_is_kept_is_no_part_of_which_run_it_is_nor_of_its_receipts(c
     assert here.frozen_sha256() == there.frozen_sha256() and here.document() == there.document()
 
 
-@pytest.mark.parametrize(("chosen", "option"), [("./cairn-store", ""), ("here", ""), ("there", "there")])
+@pytest.mark.parametrize(("chosen", "option"), [("./cairn-store", ""), ("here", ""), ("there", " --store there")])
 def test_commands_to_try_name_the_store_only_where_it_would_not_be_found(chosen: str, option: str) -> None:
     assert store_option(chosen, {"CAIRN_STORE": "here"}) == option
 

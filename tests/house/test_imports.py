@@ -48,10 +48,16 @@ def test_the_lower_packages_import_nothing_above_or_beside_them(
     assert found - ({"fsspec"} if package == "model" else set()) == set()
 
 
-@pytest.mark.parametrize("module", ["storage.logs.run_log", "model.configuration.training", "cairn.cli.command"])
+@pytest.mark.parametrize("module", ["storage.logs.run_log", "model.configuration.training"])
 def test_reading_needs_neither_torch_nor_prefect(module: str, root: Path) -> None:
     code = f"import sys, {module}; print(*sorted({{'torch', 'prefect'}} & set(sys.modules)))"
     assert printed_by(code, root) == ""
+
+
+def test_no_command_needs_them_for_its_help(root: Path) -> None:
+    records = "from cairn.cli.json_fields import RECORDS, find_record; [*map(find_record, RECORDS)]"
+    found = "print(*sorted({'torch', 'prefect'} & set(sys.modules)))"
+    assert printed_by(f"import sys, cairn.cli.command; {records}; {found}", root) == ""
 
 
 @pytest.mark.parametrize("package", ["storage", "model"])

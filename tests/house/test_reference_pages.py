@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from cairn.cli.app import EXAMPLES
-from docs.reference_pages import RECORDS, reference_pages
+from cairn.cli.json_fields import RECORDS
+from docs.reference_pages import reference_pages
 
 
 @pytest.fixture(scope="module")

@@ -303,7 +303,7 @@ def test_the_words_say_what_it_is_a_plot_of() -> None:
     assert describe_run(drawn).split("   ·   ") == [
         "step 100 of 100",
         "1.6k tokens",
-        "1.0 GPU minutes",
+        "1.0 device minutes",
         "1 attempt",
         "data snapshot abababababab",
     ]

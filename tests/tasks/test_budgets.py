@@ -334,7 +334,7 @@ def test_an_exhausted_budget_says_what_it_was_spent_on_and_what_would_unblock_it
     assert (decision.action, decision.charged, decision.left["retries"]) == ("stop", "hung", 0)
     assert decision.reason == (
         "budget hung is spent (retries): 2 retries since the last new commit by attempts 2, 3, 2 in total, "
-        "125 GPU-seconds lost to it; a commit beyond step 200 refills it, or raise budgets.hung.retries"
+        "125 device seconds lost to it; a commit beyond step 200 refills it, or raise budgets.hung.retries"
     )
 
 

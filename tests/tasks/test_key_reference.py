@@ -62,7 +62,7 @@ def test_the_frozen_keys_are_those_of_the_frozen_document() -> None:
         ("training.steps", "steps"),
         ("lease.seconds", "seconds"),
         ("checkpoint.grace_seconds", "seconds"),
-        ("budgets.lost.wasted_gpu_seconds", "GPU-seconds"),
+        ("budgets.lost.wasted_gpu_seconds", "device seconds"),
         ("model.block_size", "tokens"),
         ("training.lr", ""),
     ],

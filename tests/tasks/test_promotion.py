@@ -168,6 +168,12 @@ def test_the_loss_must_be_below_the_champions_by_the_improvement_asked_for(
     assert gate(decide(candidate(evaluation(val_loss=val_loss)), rules=rules)) == expected
 
 
+@pytest.mark.parametrize("measured", [{"val_loss": 1.0}, {"data_snapshot": "e"}, {"suite_sha256": "o"}])
+def test_a_refusal_that_another_alias_would_not_get_names_the_command_for_one(measured: dict[str, Any]) -> None:
+    decision = decide(candidate(evaluation()), state=holding(promoted(**measured)))
+    assert isinstance(decision, Refused) and "`cairn promote r1@20 --alias NAME`" in decision.detail
+
+
 def test_the_first_promotion_has_nothing_to_be_better_than() -> None:
     decision = decide(candidate(evaluation()), state=RegistryState())
     assert isinstance(decision, Promoted) and (decision.previous, decision.why) == (

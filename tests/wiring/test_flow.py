@@ -58,6 +58,12 @@ def kill(flow: FlowWorld) -> FlowWorld:
     return flow
 
 
+def test_what_is_left_of_a_budget_is_said_in_words(flow: FlowWorld, capsys: pytest.CaptureFixture[str]) -> None:
+    flow.train("training.threads=3", "budgets.lost.retries=1", warm=NotedWarmTrainer("--die-at", "13"))
+    shown = capsys.readouterr().err
+    assert "lost: resume from the newest committed checkpoint; left: 0 retries" in shown and "{" not in shown
+
+
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> FlowWorld:
     """A killed run that tests only read."""

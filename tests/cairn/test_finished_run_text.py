@@ -1,0 +1,75 @@
+"""What a person reads when a run has completed: its own text, and commands that can be pasted into a shell."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from cairn.cli.finished_run_text import describe_finished_run
+from storage.logs.registry import Refused, Registry
+from storage.stores.local_store import LocalStore
+from tests.commands import Cairn
+from tests.fabricated_run import FabricatedRun, fabricate, store_bard
+
+
+def refuse(run: FabricatedRun, gate: str) -> None:
+    """Record that the champion's alias refused the run's newest commit."""
+    newest = run.log.state.newest_committed
+    assert newest is not None
+    body = Refused(
+        alias="champion",
+        run_id=run.log.run_id,
+        step=newest.committed.step,
+        manifest_sha256=newest.committed.manifest_sha256,
+        gate=gate,
+        detail="it is worse",
+        by="a test",
+    )
+    Registry(run.log.store, "champion").append(lambda state: body)
+
+
+def commands(run: FabricatedRun, store_url: str) -> list[str]:
+    lines = list(describe_finished_run(run.log, "champion", store_url, "trained"))
+    return [line.strip() for line in lines[lines.index("try:") + 1 :]]
+
+
+@pytest.fixture
+def beaten(bard: FabricatedRun, store: LocalStore) -> FabricatedRun:
+    """A run with a commit, in a store whose champion is another run's."""
+    run = fabricate(store, "beaten")
+    run.start()
+    run.commit(10)
+    return run
+
+
+def test_the_champions_run_suggests_to_sample_the_champion(bard: FabricatedRun) -> None:
+    assert commands(bard, "./cairn-store")[0] == 'cairn sample champion --prompt "The "'
+
+
+def test_another_runs_champion_is_not_suggested(beaten: FabricatedRun) -> None:
+    refuse(beaten, "better")
+    assert commands(beaten, "./cairn-store")[0] == 'cairn sample beaten --prompt "The "'
+
+
+def test_after_a_refusal_the_command_for_another_alias_is_named(beaten: FabricatedRun) -> None:
+    refuse(beaten, "better")
+    assert commands(beaten, "./cairn-store")[1] == "cairn promote beaten@10 --alias beaten-best"
+
+
+def test_another_alias_is_not_named_where_its_gate_would_refuse_too(beaten: FabricatedRun) -> None:
+    refuse(beaten, "verdict")
+    assert not any("promote" in line for line in commands(beaten, "./cairn-store"))
+
+
+def test_the_commands_find_a_store_whose_path_has_a_space(tmp_path: Path, cairn: Cairn) -> None:
+    store = tmp_path / "a store"
+    run = store_bard(LocalStore(store))
+    program, *words = shlex.split(commands(run, str(store))[1])
+    assert (program, cairn(*words).code) == ("cairn", 0)
+
+
+def test_a_fork_is_trained_by_a_command_that_finds_such_a_store(tmp_path: Path, cairn: Cairn) -> None:
+    store = tmp_path / "a store"
+    store_bard(LocalStore(store))
+    ended = cairn("fork", "bard@20", "fork", "--store", str(store))
+    assert shlex.split(ended.err.splitlines()[-1])[-2:] == ["--store", str(store)]
