@@ -185,7 +185,7 @@ def print_simulation(summary: "SimulationSummary") -> None:
         f"on {format_count(plan.devices, 'device')}, {plan.total_steps:,} steps "
         f"of {plan.step_seconds:.4g} s ({_format_span(plan.total_steps * plan.step_seconds)} if nothing failed), "
         f"a commit stops training for {plan.checkpoint_seconds:.3g} s, a restart takes {plan.restart_seconds:.4g} s,\n"
-        f"a failure {often}, seed {summary.seed}; {summary.trace.source}\n"
+        f"a failure {often}, {_describe_seeds(summary)}; {summary.trace.source}\n"
     )
     _print_outcomes(summary.outcomes)
     for outcome in summary.outcomes:
@@ -193,6 +193,15 @@ def print_simulation(summary: "SimulationSummary") -> None:
             print_prose(f"  {outcome.policy} stopped by {outcome.stopped_by}")
     print()
     _print_intervals(summary)
+
+
+def _describe_seeds(summary: "SimulationSummary") -> str:
+    """Return what else is assumed, and over how many seeds the intervals in brackets reach."""
+    trace, count = summary.trace, summary.outcomes[0].spread.seeds
+    wait = f"another machine after {_format_span(trace.replacement_seconds)} on average, "
+    shocks = f"{trace.aftershock_share:.0%} followed by another {trace.aftershock_rate_factor:g} times as fast, "
+    seeds = f"seed {summary.seed}" if count == 1 else f"median and middle 80 % of {count} seeds from {summary.seed}"
+    return f"{wait if trace.replacement_seconds else ''}{shocks if trace.aftershock_share else ''}{seeds}"
 
 
 def _print_outcomes(outcomes: "Sequence[PolicyOutcome]") -> None:
@@ -203,7 +212,7 @@ def _print_outcomes(outcomes: "Sequence[PolicyOutcome]") -> None:
             (
                 outcome.policy,
                 f"{_format_span(outcome.days * 86400)} {'finished' if outcome.finished else 'given up'}",
-                f"{outcome.goodput:.1%}",
+                f"{outcome.goodput:.1%} ({outcome.spread.goodput_low:.1%} to {outcome.spread.goodput_high:.1%})",
                 _format_hours(outcome.wasted_gpu_hours),
                 _format_hours(outcome.checkpoint_gpu_hours),
                 _format_hours(outcome.restart_gpu_hours),
@@ -226,7 +235,16 @@ def _print_intervals(summary: "SimulationSummary") -> None:
     ]
     print_table(
         ("commit every", "steps", "time", "not useful"),
-        [(name, i.every_steps, _format_span(i.seconds), f"{i.lost_share:.2%}") for name, i in listed if i],
+        [
+            (
+                name,
+                i.every_steps,
+                _format_span(i.seconds),
+                f"{i.lost_share:.2%} ({i.lost_least:.2%} to {i.lost_most:.2%})",
+            )
+            for name, i in listed
+            if i
+        ],
         empty="",
     )
     if found.simulated is None:
@@ -238,8 +256,11 @@ def _print_intervals(summary: "SimulationSummary") -> None:
 
 
 def _describe_end(outcome: "PolicyOutcome") -> str:
+    spread = outcome.spread
     if outcome.finished:
-        return f"finishes after {_format_span(outcome.days * 86400)}, goodput {outcome.goodput:.1%}"
+        between = f" ({_format_span(spread.days_low * 86400)} to {_format_span(spread.days_high * 86400)})"
+        of_all = f" with {spread.finished} of {spread.seeds} seeds" if spread.finished < spread.seeds else ""
+        return f"finishes after {_format_span(outcome.days * 86400)}{between}{of_all}, goodput {outcome.goodput:.1%}"
     done = outcome.step / outcome.total_steps
     return f"gives up after {_format_span(outcome.days * 86400)} with {done:.1%} of the steps done"
 

@@ -1,8 +1,8 @@
 """The answer of `cairn simulate`: policies tried on failures from a file, from a run's log or from Llama 3 405B."""
 
 import random
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -43,11 +43,26 @@ class TraceSummary:
     hours_between_failures: float | None
     per_device_day: Mapping[str, float]
     recorded: int
+    replacement_seconds: float
+    aftershock_share: float
+    aftershock_rate_factor: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutcomeSpread:
+    """The middle 80 % of a policy's ends over all seeds, and how many of them finish."""
+
+    seeds: int
+    finished: int
+    days_low: float
+    days_high: float
+    goodput_low: float
+    goodput_high: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyOutcome:
-    """How the run ends under one policy, after `days`; `retries` by termination reason."""
+    """How the run ends under one policy, after `days`, for the seed of median goodput; `retries` by reason."""
 
     policy: str
     finished: bool
@@ -63,6 +78,7 @@ class PolicyOutcome:
     step: int
     total_steps: int
     stopped_by: str | None
+    spread: OutcomeSpread
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,33 +101,56 @@ def simulate_policies(
     try:
         plan = _plan(options, state, config)
         trace = _trace(options, state, plan)
-        return _simulate(plan, trace, config.budgets if config else BudgetsConfig(), options.seed, state)
+        if options.seeds < 1:
+            raise InvalidConfiguration(f"--seeds {options.seeds}: must be at least 1")
+        seeds = range(options.seed, options.seed + options.seeds)
+        return _simulate(plan, trace, config.budgets if config else BudgetsConfig(), seeds, state)
     except (InvalidTrace, ValueError) as error:
         raise InvalidConfiguration(str(error)) from error
 
 
 def _simulate(
-    plan: SimulationPlan, trace: FailureTrace, budgets: BudgetsConfig, seed: int, state: RunState | None
+    plan: SimulationPlan, trace: FailureTrace, budgets: BudgetsConfig, seeds: range, state: RunState | None
 ) -> SimulationSummary:
     policies = {"budgets": budget_policy(budgets)} | {f"{n} retries": plain_retries(n) for n in PLAIN_RETRIES}
-    ends = {name: simulate(plan, trace.failures(random.Random(seed)), policy) for name, policy in policies.items()}
+    ends = {
+        name: [simulate(plan, trace.failures(random.Random(seed)), policy) for seed in seeds]
+        for name, policy in policies.items()
+    }
     between = trace.mean_device_seconds() / plan.devices / 3600
     return SimulationSummary(
         run_id=state.opened.run_id if state and state.opened else None,
-        seed=seed,
+        seed=seeds.start,
         plan=plan,
         trace=TraceSummary(
             source=trace.source,
             hours_between_failures=between if between < float("inf") else None,
             per_device_day={reason.value: rate for reason, rate in trace.rates.items()},
             recorded=len(trace.recorded),
+            replacement_seconds=trace.replacement_seconds,
+            aftershock_share=trace.aftershocks.share,
+            aftershock_rate_factor=trace.aftershocks.rate_factor,
         ),
-        outcomes=tuple(_outcome(name, run) for name, run in ends.items()),
-        intervals=compare_intervals(plan, trace, range(seed, seed + _SWEEP_SEEDS)),
+        outcomes=tuple(_outcome(name, runs) for name, runs in ends.items()),
+        intervals=compare_intervals(plan, trace, range(seeds.start, seeds.start + _SWEEP_SEEDS)),
     )
 
 
-def _outcome(policy: str, run: SimulatedRun) -> PolicyOutcome:
+def _spread(runs: Sequence[SimulatedRun]) -> OutcomeSpread:
+    days, goodput = (sorted(values) for values in zip(*((r.wall_seconds, r.goodput) for r in runs), strict=True))
+    low, high = round(0.1 * (len(runs) - 1)), round(0.9 * (len(runs) - 1))
+    return OutcomeSpread(
+        seeds=len(runs),
+        finished=sum(run.is_finished for run in runs),
+        days_low=days[low] / DAY_SECONDS,
+        days_high=days[high] / DAY_SECONDS,
+        goodput_low=goodput[low],
+        goodput_high=goodput[high],
+    )
+
+
+def _outcome(policy: str, runs: Sequence[SimulatedRun]) -> PolicyOutcome:
+    run = sorted(runs, key=lambda one: one.goodput)[len(runs) // 2]
     gpu_hours = run.plan.devices / 3600
     return project(
         run,
@@ -127,6 +166,7 @@ def _outcome(policy: str, run: SimulatedRun) -> PolicyOutcome:
         attempts=len(run.state.attempts),
         retries={str(reason): count for reason, count in run.retries.items()},
         total_steps=run.plan.total_steps,
+        spread=_spread(runs),
     )
 
 
@@ -139,6 +179,12 @@ def _config(options: SimulationOptions, state: RunState | None, environment: Map
 
 
 def _trace(options: SimulationOptions, state: RunState | None, plan: SimulationPlan) -> FailureTrace:
+    trace = _named_trace(options, state, plan)
+    wait = options.replacement_seconds
+    return trace if wait is None else replace(trace, replacement_seconds=wait)
+
+
+def _named_trace(options: SimulationOptions, state: RunState | None, plan: SimulationPlan) -> FailureTrace:
     if not options.trace:
         restart_device_seconds = plan.restart_seconds * plan.devices
         return recorded_trace(state, restart_device_seconds=restart_device_seconds) if state else published_trace()

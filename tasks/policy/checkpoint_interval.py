@@ -17,11 +17,13 @@ from tasks.policy.termination import TerminationReason
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IntervalLoss:
-    """The share of wall time that is not useful with a commit every `every_steps` steps, averaged over all seeds."""
+    """The share of wall time that is not useful with a commit every `every_steps` steps: mean, least and most."""
 
     every_steps: int
     seconds: float
     lost_share: float
+    lost_least: float
+    lost_most: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,9 +54,16 @@ def daly_seconds(checkpoint_seconds: float, between_failures_seconds: float) -> 
     return young_seconds(checkpoint_seconds, between_failures_seconds) * series - checkpoint_seconds
 
 
-def lost_share(plan: SimulationPlan, trace: FailureTrace, seeds: Sequence[int]) -> float:
-    """Return the mean share of wall time that is not useful, over runs with drawn failures that always resume."""
-    return sum(_lost_share(plan, trace.drawn(random.Random(seed))) for seed in seeds) / len(seeds)
+def measure_interval(plan: SimulationPlan, trace: FailureTrace, seeds: Sequence[int]) -> IntervalLoss:
+    """Return the shares of wall time that are not useful, over runs with drawn failures that always resume."""
+    shares = [_lost_share(plan, trace.drawn(random.Random(seed))) for seed in seeds]
+    return IntervalLoss(
+        every_steps=plan.every_steps,
+        seconds=plan.every_steps * plan.step_seconds,
+        lost_share=sum(shares) / len(shares),
+        lost_least=min(shares),
+        lost_most=max(shares),
+    )
 
 
 def compare_intervals(plan: SimulationPlan, trace: FailureTrace, seeds: Sequence[int]) -> IntervalComparison:
@@ -71,8 +80,7 @@ def compare_intervals(plan: SimulationPlan, trace: FailureTrace, seeds: Sequence
 
     def measure(steps: int) -> IntervalLoss:
         if steps not in measured:
-            share = lost_share(replace(long_run, every_steps=steps), trace, seeds)
-            measured[steps] = IntervalLoss(every_steps=steps, seconds=steps * plan.step_seconds, lost_share=share)
+            measured[steps] = measure_interval(replace(long_run, every_steps=steps), trace, seeds)
         return measured[steps]
 
     present = measure(plan.every_steps)
@@ -105,6 +113,7 @@ def _lost_share(plan: SimulationPlan, failures: Iterator[TraceFailure]) -> float
         step, restart_seconds = stretch.committed_step, plan.restart_seconds
         if stretch.is_finished:
             break
+        wall_seconds += event.replacement_seconds if event else 0.0
     return 1 - step * plan.step_seconds / wall_seconds
 
 

@@ -3,7 +3,11 @@
 A trace file is TOML or JSON with these keys and no others:
 
     source = "our cluster, last quarter"     # optional, shown to people
-    [per_device_day]                          # reason = failures of one device in one day
+    replacement_seconds = 900                 # optional, mean wait for another machine after preempted and lost
+    [aftershocks]                             # optional: failures that come together, such as a rack's
+    share = 0.3                               # of the failures, so many have another one soon after them
+    rate_factor = 20                          # which comes so many times as fast as the first of them
+    [per_device_day]                          # reason = failures of one device in one day, aftershocks included
     preempted = 2e-4
     lost = 5e-4
 
@@ -16,8 +20,8 @@ import json
 import random
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from typing import Annotated
 
@@ -29,6 +33,13 @@ from tasks.policy.termination import DecisionAction, TerminationReason
 
 DAY_SECONDS = 86_400.0
 _NO_FAILURES = frozenset({TerminationReason.COMPLETED, TerminationReason.FENCED, TerminationReason.CANCELLED})
+_RULES = {
+    "source": "a text",
+    "replacement_seconds": "a number of at least 0",
+    "aftershocks.share": "a number of at least 0 and below 1",
+    "aftershocks.rate_factor": "a number of at least 1",
+}
+_TAKES_MACHINE = frozenset({TerminationReason.PREEMPTED, TerminationReason.LOST})
 _PUBLISHED = {
     TerminationReason.LOST: 371,
     TerminationReason.PREEMPTED: 32,
@@ -44,7 +55,10 @@ class InvalidTrace(TaskError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TraceFailure:
-    """The failure of one attempt, `after_device_seconds` from its start; None and empty mean unknown."""
+    """The failure of one attempt, `after_device_seconds` from its start; None and empty mean unknown.
+
+    The next attempt waits `replacement_seconds` for another machine.
+    """
 
     reason: TerminationReason
     after_device_seconds: float
@@ -52,6 +66,7 @@ class TraceFailure:
     fingerprint: str = ""
     quarantined_samples: int | None = None
     repaired_objects: int = 0
+    replacement_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         if self.reason in _NO_FAILURES:
@@ -60,13 +75,32 @@ class TraceFailure:
             raise InvalidTrace(f"after_device_seconds {self.after_device_seconds}: must not be negative")
 
 
+class Aftershocks(BaseModel):
+    """Failures that come together: a `share` of all has another after it, `rate_factor` times as fast as others."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    share: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    rate_factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
+
+    @property
+    def calm(self) -> float:
+        """How many times as long as the mean one lasts until a failure that is no aftershock."""
+        return 1 / (1 - self.share + self.share / self.rate_factor)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FailureTrace:
-    """Recorded failures in order, then drawn ones; `rates` are failures per device and day, by reason."""
+    """Recorded failures in order, then drawn ones; `rates` are failures per device and day, by reason.
+
+    `replacement_seconds` is the mean wait for another machine after a failure that took one.
+    """
 
     source: str
     rates: Mapping[TerminationReason, float]
     recorded: tuple[TraceFailure, ...] = ()
+    replacement_seconds: float = 0.0
+    aftershocks: Aftershocks = field(default_factory=Aftershocks)
 
     def __post_init__(self) -> None:
         for reason, rate in self.rates.items():
@@ -74,20 +108,33 @@ class FailureTrace:
                 raise InvalidTrace(f"per_device_day.{reason}: must be a failure, not another way to end")
             if not 0 <= rate < float("inf"):
                 raise InvalidTrace(f"per_device_day.{reason} = {rate}: must be finite, not negative")
+        if not 0 <= self.replacement_seconds < float("inf"):
+            raise InvalidTrace(f"replacement_seconds = {self.replacement_seconds}: must be finite, not negative")
 
     def failures(self, generator: random.Random) -> Iterator[TraceFailure]:
         """Yield the failure of each attempt; ends only if the rates are zero."""
         return chain(self.recorded, self.drawn(generator))
 
     def drawn(self, generator: random.Random) -> Iterator[TraceFailure]:
-        """Yield failures by rates alone: exponential in device time, reasons in proportion to their rates."""
+        """Yield failures by rates alone: exponential in device time, reasons in proportion to their rates.
+
+        An aftershock has the reason of the failure before it. The mean time between failures is that of the rates.
+        """
         reasons, ladder = tuple(self.rates), tuple(accumulate(self.rates.values()))
         if not ladder or ladder[-1] <= 0:
             return
-        per_second = ladder[-1] / DAY_SECONDS
+        shocks, reason = self.aftershocks, reasons[0]
+        per_second, is_aftershock = ladder[-1] / DAY_SECONDS / shocks.calm, False
         while True:
-            after = generator.expovariate(per_second)
-            yield TraceFailure(reason=generator.choices(reasons, cum_weights=ladder)[0], after_device_seconds=after)
+            after = generator.expovariate(per_second * (shocks.rate_factor if is_aftershock else 1))
+            reason = reason if is_aftershock else generator.choices(reasons, cum_weights=ladder)[0]
+            wait = self.replacement_seconds if reason in _TAKES_MACHINE else 0.0
+            yield TraceFailure(
+                reason=reason,
+                after_device_seconds=after,
+                replacement_seconds=generator.expovariate(1 / wait) if wait else 0.0,
+            )
+            is_aftershock = shocks.share > 0 and generator.random() < shocks.share
 
     def mean_device_seconds(self, *, without: frozenset[TerminationReason] = frozenset()) -> float:
         """Return the mean device time between failures by rates, except reasons in `without`; may be infinite."""
@@ -99,6 +146,8 @@ class _TraceFile(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     source: str = ""
+    replacement_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    aftershocks: Aftershocks = Aftershocks()
     per_device_day: dict[TerminationReason, Annotated[float, Field(ge=0, allow_inf_nan=False)]]
 
 
@@ -116,11 +165,27 @@ def parse_trace(text: str, *, name: str) -> FailureTrace:
         document = json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text)
         read = _TraceFile.model_validate(document)
     except ValidationError as error:
-        broken = [f"{name}: {'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
+        broken = [f"{name}: {_describe(item['type'], item['loc'], item['input'])}" for item in error.errors()]
         raise InvalidTrace("\n".join(broken)) from error
     except ValueError as error:  # both decoders' errors are ValueErrors
         raise InvalidTrace(f"{name}: neither TOML nor JSON: {error}") from error
-    return FailureTrace(source=read.source or name, rates=read.per_device_day)
+    return FailureTrace(
+        source=read.source or name,
+        rates=read.per_device_day,
+        replacement_seconds=read.replacement_seconds,
+        aftershocks=read.aftershocks,
+    )
+
+
+def _describe(kind: str, location: Sequence[str | int], given: object) -> str:
+    key = ".".join(map(str, location)).removesuffix(".[key]")
+    if kind == "missing":
+        return f"{key}: missing; reason = failures of one device in one day"
+    if kind == "extra_forbidden":
+        return f"{key}: unknown key; there are {', '.join((*_TraceFile.model_fields, *_RULES))}"
+    rule = _RULES.get(key, "rates of at least 0, by reason")
+    reasons = ", ".join(reason for reason in TerminationReason if reason not in _NO_FAILURES)
+    return f"{key} = {given!r}: must be {f'one of {reasons}' if location[-1] == '[key]' else rule}"
 
 
 def recorded_trace(state: RunState, *, restart_device_seconds: float = 0.0) -> FailureTrace:

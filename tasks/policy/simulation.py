@@ -210,7 +210,8 @@ def _after(run: SimulatedRun, stretch: Stretch, event: TraceFailure | None, poli
     state = _with_receipt(opened, run, stretch, failure, decision)
     if decision.action == DecisionAction.RESUME:
         state = _with_quarantine(state, failure, impact.quarantined_samples)
-        return replace(spent, state=state, waiting_seconds=run.waiting_seconds + decision.delay_seconds)
+        waited = max(decision.delay_seconds, event.replacement_seconds)
+        return replace(spent, state=state, waiting_seconds=run.waiting_seconds + waited)
     return replace(spent, state=state, stopped_by=f"{failure.reason}: {decision.reason or 'never retried'}")
 
 

@@ -7,6 +7,11 @@ import pytest
 from tests.commands import Cairn, Ended
 from tests.fabricated_run import FabricatedRun
 
+TRACE = {
+    *("source", "hours_between_failures", "per_device_day", "recorded"),
+    *("replacement_seconds", "aftershock_share", "aftershock_rate_factor"),
+}
+SPREAD = {"seeds", "finished", "days_low", "days_high", "goodput_low", "goodput_high"}
 SHORT = ("--days", "0.5", "--devices", "1024")
 CONFIG = """
 [data]
@@ -40,9 +45,10 @@ def test_no_store_is_opened_where_no_run_is_named(cairn: Cairn, tmp_path: Path) 
 def test_the_fields_are_the_promised_ones(cairn: Cairn) -> None:
     view = document(cairn("simulate", *SHORT, "--json"))
     assert view.keys() == {"run_id", "seed", "plan", "trace", "outcomes", "intervals"}
-    assert view["trace"].keys() == {"source", "hours_between_failures", "per_device_day", "recorded"}
+    assert view["trace"].keys() == TRACE
     assert view["intervals"].keys() == {"present", "young", "daly", "simulated", "sweep"}
-    assert view["intervals"]["present"].keys() == {"every_steps", "seconds", "lost_share"}
+    assert view["intervals"]["present"].keys() == {"every_steps", "seconds", "lost_share", "lost_least", "lost_most"}
+    assert view["outcomes"][0]["spread"].keys() == SPREAD
     assert [outcome["policy"] for outcome in view["outcomes"]] == ["budgets", "3 retries", "10 retries"]
     assert view["outcomes"][0].keys() == {
         "policy",
@@ -59,12 +65,33 @@ def test_the_fields_are_the_promised_ones(cairn: Cairn) -> None:
         "step",
         "total_steps",
         "stopped_by",
+        "spread",
     }
 
 
 def test_equal_seeds_print_equal_documents_and_others_do_not(cairn: Cairn) -> None:
     first, again, other = (cairn("simulate", *SHORT, "--json", "--seed", seed).out for seed in ("1", "1", "2"))
     assert first == again and first != other
+
+
+def test_the_median_seed_lies_within_the_interval_of_all_seeds(cairn: Cairn) -> None:
+    first = document(cairn("simulate", *SHORT, "--json", "--seeds", "20"))["outcomes"][0]
+    spread = first["spread"]
+    assert spread["seeds"] == 20 and spread["goodput_low"] <= first["goodput"] <= spread["goodput_high"]
+    assert spread["goodput_low"] < spread["goodput_high"]
+
+
+def test_one_seed_is_its_own_interval(cairn: Cairn) -> None:
+    ended = cairn("simulate", *SHORT, "--seeds", "1", "--seed", "3")
+    assert ended.code == 0 and "seed 3;" in ended.out
+
+
+def test_a_wait_for_another_machine_lengthens_the_run(cairn: Cairn) -> None:
+    waits = [
+        document(cairn("simulate", "--days", "3", "--json", "--replacement-seconds", seconds))["outcomes"][0]
+        for seconds in ("0", "3600")
+    ]
+    assert waits[0]["waiting_hours"] < 1 < waits[1]["waiting_hours"] and waits[0]["days"] < waits[1]["days"]
 
 
 def test_times_and_sizes_are_taken_from_the_options(cairn: Cairn) -> None:
@@ -117,6 +144,8 @@ def test_a_run_that_never_failed_finishes_under_every_policy(fresh: FabricatedRu
     "arguments, told",
     [
         (("--devices", "0"), "devices=0"),
+        (("--seeds", "0"), "--seeds 0"),
+        (("--replacement-seconds", "-1"), "replacement_seconds = -1"),
         (("--days", "-1"), "days=-1"),
         (("--step-seconds", "0"), "step_seconds=0"),
         (("--restart-seconds", "nan"), "restart_seconds=nan"),

@@ -3,7 +3,8 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import repeat
+from itertools import islice, pairwise, repeat
+from statistics import mean
 
 import pytest
 from hypothesis import given
@@ -13,8 +14,9 @@ from storage.logs.run_entries import Decision
 from storage.logs.run_state import RunState
 from tasks.configuration.settings import BudgetConfig, BudgetsConfig
 from tasks.policy.budgets import FailureImpact, decide
-from tasks.policy.checkpoint_interval import compare_intervals, daly_seconds, lost_share, young_seconds
+from tasks.policy.checkpoint_interval import compare_intervals, daly_seconds, measure_interval, young_seconds
 from tasks.policy.failure_trace import (
+    Aftershocks,
     FailureTrace,
     InvalidTrace,
     TraceFailure,
@@ -292,6 +294,45 @@ def test_drawn_failures_come_as_often_and_for_the_reasons_the_rates_say() -> Non
     assert Counter(failure.reason for failure in drawn)[R.HUNG] == pytest.approx(5_000, rel=0.05)
 
 
+CLUSTER = FailureTrace(
+    source="", rates={R.LOST: 1.0}, replacement_seconds=600.0, aftershocks=Aftershocks(share=0.4, rate_factor=20.0)
+)
+
+
+def draw(trace: FailureTrace, count: int) -> list[TraceFailure]:
+    return list(islice(trace.drawn(random.Random(1)), count))
+
+
+def test_aftershocks_bunch_failures_and_leave_their_rate_alone() -> None:
+    after = [failure.after_device_seconds for failure in draw(CLUSTER, 20_000)]
+    alone = [failure.after_device_seconds for failure in draw(replace(CLUSTER, aftershocks=Aftershocks()), 20_000)]
+    assert mean(after) == pytest.approx(86_400, rel=0.05) and mean(alone) == pytest.approx(86_400, rel=0.05)
+    soon = [sum(seconds < 4_320 for seconds in drawn) / 20_000 for drawn in (after, alone)]
+    assert soon[0] > 4 * soon[1]
+
+
+def test_an_aftershock_has_the_reason_of_the_failure_before_it() -> None:
+    rates = {R.LOST: 1.0, R.HUNG: 1.0}
+    mixed = draw(FailureTrace(source="", rates=rates, aftershocks=Aftershocks(share=0.9, rate_factor=10.0)), 5_000)
+    same = sum(one.reason is other.reason for one, other in pairwise(mixed)) / 5_000
+    assert same == pytest.approx(0.95, abs=0.02)
+
+
+def test_only_a_machine_that_was_taken_is_waited_for() -> None:
+    waits = {reason: draw(replace(CLUSTER, rates={reason: 1.0}), 2_000) for reason in (R.LOST, R.PREEMPTED, R.HUNG)}
+    means = {reason: mean(failure.replacement_seconds for failure in drawn) for reason, drawn in waits.items()}
+    assert means == {R.LOST: pytest.approx(600, rel=0.1), R.PREEMPTED: pytest.approx(600, rel=0.1), R.HUNG: 0.0}
+
+
+def test_waiting_for_a_machine_and_backing_off_are_one_wait() -> None:
+    failure = TraceFailure(reason=R.LOST, after_device_seconds=100.0, replacement_seconds=40.0)
+
+    def delayed(state: RunState, failure: Failure, impact: FailureImpact) -> Decision:
+        return Decision(action=DecisionAction.RESUME, reason="", delay_seconds=30.0)
+
+    assert simulate(SMALL, [failure], delayed).waiting_seconds == 40.0
+
+
 @pytest.mark.parametrize("between", [1_000.0, 11_135.0, 80_000.0])
 @pytest.mark.parametrize("checkpoint", [2.0, 30.0])
 def test_the_simulated_optimum_is_near_the_formulas(between: float, checkpoint: float) -> None:
@@ -338,7 +379,7 @@ def test_where_nothing_fails_no_interval_is_better() -> None:
 def test_the_sweep_measures_what_a_whole_simulation_measures() -> None:
     trace = published_trace()
     run = simulate(LLAMA, trace.drawn(random.Random(5)), never_give_up)
-    assert lost_share(LLAMA, trace, [5]) == pytest.approx(1 - run.goodput)
+    assert measure_interval(LLAMA, trace, [5]).lost_share == pytest.approx(1 - run.goodput)
 
 
 def test_a_stored_log_replays_its_own_reasons_after_its_own_times() -> None:
@@ -381,7 +422,10 @@ def test_rates_are_read_from_either_format(text: str) -> None:
         ("[per_device_day]\nlsot = 1", "per_device_day.lsot"),
         ("[per_device_day]\ncancelled = 1", "cancelled"),
         ("per_device_day = 3", "per_device_day"),
-        ("devices = 3\n[per_device_day]", "devices"),
+        ("devices = 3\n[per_device_day]", "devices: unknown key; there are source, "),
+        ("replacement_seconds = -1\n[per_device_day]", "replacement_seconds = -1: must be a number of at least 0"),
+        ("[aftershocks]\nshare = 1.0\n[per_device_day]", "aftershocks.share = 1.0: must be a number of at least 0 and"),
+        ("[aftershocks]\nrate_factor = 0.5\n[per_device_day]", "aftershocks.rate_factor = 0.5: must be a number of"),
         ("{not json", "neither TOML nor JSON"),
         ("also = not = toml", "neither TOML nor JSON"),
     ],
