@@ -1,7 +1,4 @@
-"""The flow `evaluate-promoted`: measure a committed checkpoint, by default the champion, and compare it with others.
-
-A failed evaluator is on record in the log.
-"""
+"""The flow `evaluate-promoted`: measure a committed checkpoint, by default the champion, and compare it with others."""
 
 import os
 from contextlib import suppress

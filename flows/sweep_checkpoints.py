@@ -1,7 +1,4 @@
-"""The flow `sweep-checkpoints`: on a schedule, apply retention to every run of a store.
-
-It is idempotent and safe beside trainers and other sweeps; the next sweep completes one that was skipped or killed.
-"""
+"""The flow `sweep-checkpoints`: apply retention to every run of a store; safe beside trainers and other sweeps."""
 
 import os
 import time

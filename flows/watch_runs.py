@@ -1,7 +1,4 @@
-"""The flow `watch-runs`: on a schedule, continue every run whose owner is gone or whose back-off is over.
-
-Idempotent: a look that is skipped, killed or repeated changes nothing.
-"""
+"""The flow `watch-runs`: continue every run whose owner is gone or whose back-off is over; idempotent."""
 
 import os
 from collections import Counter

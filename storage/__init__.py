@@ -1,4 +1,1 @@
-"""What is durable: object stores, logs and their folds, checkpoints, data snapshots, SQL tables.
-
-Knows neither torch nor Prefect.
-"""
+"""What is durable: object stores, logs, checkpoints, data snapshots, SQL tables. Knows neither torch nor Prefect."""

@@ -22,8 +22,7 @@ def tokenize_and_split(
 ) -> SnapshotReference:
     """Return the data snapshot of `data`, building it unless the store has one of the same recipe.
 
-    Relative paths start at `base_dir`. A killed build continues from its files in `cache_dir`. Raises InvalidCorpus for
-    text or settings that cannot be used.
+    A killed build continues from `cache_dir`. Raises InvalidCorpus for text or settings that cannot be used.
     """
     options = BuildOptions(on_progress=on_progress)
     return build_snapshot(open_store(store_url), data, base_dir, cache_dir=cache_dir, options=options)

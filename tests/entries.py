@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from storage.logs.log_entry import CheckpointReference, Writer
+from storage.logs.registry import Refused, RegistryState
 from storage.logs.run_entries import (
     AttemptEnded,
     AttemptStarted,
@@ -34,6 +35,11 @@ def placement(**changes: Any) -> Placement:
     defaults = {"host": "here", "boot_id": "b", "pid_namespace": "pid:[4]", "pid": 11, "start_ticks": 1250}
     defaults |= {"device": "cpu", "world_size": 2, "threads": 3, "device_name": "a CPU", "cores": 7, "nodes": 5}
     return Placement(**{**defaults, **changes})
+
+
+def refusals(state: RegistryState) -> list[Refused]:
+    """Return what the gates of an alias refused, oldest first."""
+    return [item.refused for item in state.history if item.refused is not None]
 
 
 def gone_placement() -> Placement:

@@ -77,8 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _leave(codes: list[int]) -> None:
     """Leave with the code, if it is known, before the interpreter is taken down.
 
-    From there on Python would take the handler of `exit_on_sigterm` away, and a library's thread that is still at work
-    in C++ ends the process with an abort.
+    After that a SIGTERM would have no handler, and a library's thread still at work in C++ would abort the process.
     """
     if codes:
         for stream in (sys.stdout, sys.stderr):

@@ -1,7 +1,6 @@
 """Runs the flow `train-gpt` in this process and returns how it ended; imports Prefect only when the session begins.
 
-Without a named server, or when that does not answer, the run gets a temporary one. If the API is gone at the end, the
-run log says how the run ended.
+Without a server that answers, the run gets a temporary one; with no API at the end, the run log says how it ended.
 """
 
 import os

@@ -68,10 +68,7 @@ def parse_sample(text: str) -> float | None:
 def choose_segments(
     segments: Sequence[Segment], *, run_id: str, from_step: int, to_step: int | None, percent: float | None
 ) -> tuple[Segment, ...]:
-    """Return the segments that train a step after `from_step` and up to `to_step`, or `percent` of them.
-
-    A sample is the same at every call and has at least one segment; all of it starts from what is in the store.
-    """
+    """Return the segments with steps in (`from_step`, `to_step`], or `percent` of them: a fixed choice of some."""
     found = [s for s in segments if s.end.step > from_step and (to_step is None or s.from_step < to_step)]
     if percent is None:
         return tuple(found)
@@ -101,10 +98,7 @@ def find_obstacle(started: AttemptStarted, config: RunConfig, *, torch_version: 
 def compare_steps(
     recorded: "Sequence[StepRecord]", computed: "Sequence[StepResult]", *, from_step: int
 ) -> tuple[int, int | None]:
-    """Return the last step up to which an attempt's records agree with a recomputation, and the first that does not.
-
-    Loss, gradient norm and the digest of the weights are compared, bit for bit; a step without a record is passed over.
-    """
+    """Return the last step up to which a recomputation equals an attempt's records, bit for bit, and the next one."""
     records, last_equal = {record.step: _evidence(record) for record in reversed(recorded)}, from_step
     for step in computed:
         if step.step in records and records[step.step] != _evidence(step):

@@ -58,7 +58,8 @@ def fork_run(
         raise IntegrityError(f"{found.reference.prefix} is no longer there; fork another step")
     before, config = _configure(found, overrides, environment)
     changed = {key: now for key, (_, now) in differing_keys(before.frozen(), config.frozen()).items()}
-    _require_state_fits({key: value for key, value in changed.items() if not _is_given(key, config)})
+    given = {"data.tokenizer"} if config.data.snapshot is not None else set()  # a named snapshot decides it
+    _require_state_fits({key: value for key, value in changed.items() if key not in given})
     if config.training.steps <= record.committed.step:
         raise InvalidConfiguration(
             f"training.steps = {config.training.steps}: the checkpoint is of step {record.committed.step} already; "
@@ -106,11 +107,6 @@ def _require_state_fits(changed: Mapping[str, Any]) -> None:
                 f"{key} = {changed[key]!r}: the checkpoint's state has another shape; rule: a fork keeps its network, "
                 "precision and tokenizer. Leave it out, or start a run of its own"
             )
-
-
-def _is_given(key: str, config: RunConfig) -> bool:
-    """Whether a snapshot that is named decides the key."""
-    return key == "data.tokenizer" and config.data.snapshot is not None
 
 
 def _choose_data(found: FoundCheckpoint, config: RunConfig, changed: Mapping[str, Any], base_dir: Path) -> str:

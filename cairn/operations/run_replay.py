@@ -1,7 +1,6 @@
 """Recomputes committed segments of a run from the store alone and compares the digests of the states they end with.
 
-Writes nothing into the store: no entry, no lease, no cache. No verdict on one look: a segment that differs is computed
-twice.
+Writes nothing into the store: no entry, no lease, no cache. A segment that differs is computed twice.
 """
 
 import socket

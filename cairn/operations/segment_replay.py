@@ -1,7 +1,4 @@
-"""Trains a segment of a run again in this process, with the trainer's own library, and digests the state it ends with.
-
-Reads the store and writes only into a folder of its own.
-"""
+"""Trains a segment again with the trainer's own library and digests its last state; writes only into its own folder."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

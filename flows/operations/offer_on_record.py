@@ -24,8 +24,7 @@ from tasks.evaluator.evaluation_suite import command_suites_of, suite_of
 def end_on_record(log: RunLog, config: RunConfig) -> str:
     """Return how a run ended of which nothing is left to do, or "": its flow trains, evaluates, offers or asks again.
 
-    Everything is done when the run is finished, and the evaluations and the decision about its best checkpoint are on
-    record. The log was read before.
+    Nothing is left once the evaluations and the decision about a finished run's best checkpoint are on record.
     """
     state, rules = log.state, promotion_rules(config)
     last, candidate = last_checkpoint(state), best_candidate(log.run_id, state, rules)

@@ -1,7 +1,6 @@
 """What a run's page in Prefect says, with links to the filled-in form that measures a checkpoint again.
 
-Both of Prefect's UIs read a form's values from `parameters`. The pages that show a link lie two folders deep in both,
-so a relative link stays in the UI.
+Both of Prefect's UIs read a form's values from `parameters`; a relative link, two folders up, stays in the UI.
 """
 
 import json

@@ -47,8 +47,7 @@ def check_before_start(
 ) -> RunConfig:
     """Read the log and return the run's configuration; raises what makes the command exit at once.
 
-    A new run's store is probed by writing, unless `writable` is false. `before_text` is called before the slow checks
-    of a new run: its text and sizes.
+    A new run's store is probed if `writable`; `before_text` precedes the slow checks of its text and sizes.
     """
     try:
         opened = log.refresh().opened

@@ -1,7 +1,4 @@
-"""The plan of `cairn train --dry-run`: what would happen to the run, its data, sizes, time, cost and budgets.
-
-Nothing is started or written. Sizes are formulas over shapes, times come from the run's own step records.
-"""
+"""The plan of `cairn train --dry-run`: data, sizes, time, cost and budgets from formulas and step records alone."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

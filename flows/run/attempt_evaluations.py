@@ -1,8 +1,4 @@
-"""The evaluations of one attempt: one at a time beside training, and the early stop that they decide.
-
-With an early-stop policy (tasks.policy.early_stop), training is at most one evaluation ahead, and the last segment
-waits for all evaluations.
-"""
+"""The evaluations of one attempt: one at a time beside training, at most one behind it if they may stop the run."""
 
 from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue

@@ -1,7 +1,6 @@
 """Continues a run through its deployment: one flow run of `train-gpt`, on any worker.
 
-Creating it is idempotent in the run and its newest attempt, so watchers on several machines, and a preempted flow run
-that names its successor itself, create the same one.
+Creating it is idempotent in the run and its newest attempt, so several watchers and a preempted flow run make one.
 """
 
 from contextlib import suppress

@@ -130,8 +130,7 @@ def _normed(x: Tensor, norm: nn.LayerNorm) -> Tensor:
 def same_document_mask(tokens: Tensor, boundary_id: int | None, begin: int = 0) -> Tensor:
     """Return the causal mask, within documents unless `boundary_id` is None: ids (B, S) -> bool (B, 1, S - begin, S).
 
-    The end-of-text token belongs to the document after it, so no prediction of a document's tokens sees another
-    document. Positions are not reset.
+    The end-of-text token is the next document's: no prediction sees another document. Positions are not reset.
     """
     document = torch.zeros_like(tokens) if boundary_id is None else (tokens == boundary_id).cumsum(dim=1)  # (B, S)
     same = document[:, begin:, None] == document[:, None, :]  # (B, T, S)

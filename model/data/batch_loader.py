@@ -1,8 +1,4 @@
-"""Prefetches the batches of the next steps in a background thread.
-
-A batch is a pure function of its step, so there is no position to save. An error is raised by the `batch` call of its
-step.
-"""
+"""Prefetches the next steps' batches in a thread: there is no position to save, and errors come from `batch`."""
 
 import time
 from collections import deque

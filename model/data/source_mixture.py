@@ -38,10 +38,7 @@ class Component:
 
 
 def split_draws(shares: Sequence[int], draws: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the component (N,) of each 0-based draw (N,), and its number (N,) among the component's own draws.
-
-    `shares` are the draws of each component in one period, which is their sum.
-    """
+    """Return the component (N,) of each 0-based draw (N,) and its number (N,) there; `shares` add up to one period."""
     chosen = np.full_like(draws, len(shares) - 1)
     own = draws.copy()
     left = np.arange(len(draws))  # indexes of draws without a component so far

@@ -41,8 +41,7 @@ def first_tokens(windows: NDArray[np.int64], *, window_count: int, block_size: i
 class TokenWindows:
     """Windows of block_size + 1 tokens over the concatenation of shards.
 
-    Inputs tile the stream from the first token on, and a window's last token is only a target; the same windows begin
-    at any later token under higher numbers (`first_tokens`).
+    Inputs tile the stream, a window's last token is only a target; later beginnings come next (`first_tokens`).
     """
 
     def __init__(self, shards: Sequence[TokenRow], block_size: int, vocab_size: int) -> None:

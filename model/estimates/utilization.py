@@ -102,10 +102,7 @@ def measure_machine() -> MachineSpeed:
 
 
 def measure_cpu_half_gain(clock: Callable[[], float] = time.thread_time) -> float:
-    """Return the time of an fp32 product over that of a bf16 product, each the best of its turns, on one thread.
-
-    The precisions alternate and the clock counts seconds of one core, so that other load affects both alike.
-    """
+    """Return the time of an fp32 product over a bf16 product's: the best of alternating turns, in seconds of a core."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -124,8 +124,7 @@ def _check(model: GPT, prompt_ids: Sequence[int], *, new_tokens: int) -> None:
 class TextStream:
     """Decodes sampled ids to text in whole characters; with a byte-level tokenizer the pieces join to one decoding.
 
-    A token may end inside a character, and some decoders write a token differently at the start of a text, so ids are
-    decoded together with those returned before them.
+    A token may end inside a character or read differently at a text's start, so ids are decoded with earlier ones.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str], after: Sequence[int] = ()) -> None:

@@ -25,8 +25,7 @@ class SavedAttention:
 def attend(joint: Tensor, heads: int, visible: Tensor | None, dropout: float) -> tuple[Tensor, SavedAttention]:
     """Compute `scaled_dot_product_attention` of queries, keys and values side by side: (B, T, 3C) -> (B, T, C).
 
-    `visible` (B, 1, T, T) bool marks the keys that each query may see, never later ones; None is plain causal
-    attention. Dropout draws from the process's generator.
+    `visible` (B, 1, T, T) bool marks keys up to each query, None all; dropout draws from the process's generator.
     """
     batch, time, width = joint.shape[0], joint.shape[1], joint.shape[2] // 3
     split = joint.view(batch, time, 3, heads, width // heads).permute(2, 0, 3, 1, 4)  # (3, B, H, T, D)

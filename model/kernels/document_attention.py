@@ -16,10 +16,7 @@ _FIRST_CAPABILITY = (8, 0)
 
 
 def document_starts(tokens: Tensor, boundary_id: int) -> Tensor:
-    """Return where documents begin in a batch's rows end to end, and the end: ids (B, T) -> int32 (documents + 1,).
-
-    A row begins a document, and so does an end-of-text token.
-    """
+    """Return where documents begin, at rows and ends of text, and the end: ids (B, T) -> int32 (documents + 1,)."""
     begins = tokens == boundary_id  # (B, T)
     begins[:, 0] = True
     starts = begins.flatten().nonzero()[:, 0]  # (B, T) -> (documents,)

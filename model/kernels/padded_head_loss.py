@@ -43,10 +43,7 @@ def chunk_rows(positions: int, vocab_size: int, *, chunk_bytes: int, number_byte
 
 
 def loss_and_gradient(logits: Tensor, targets: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
-    """Return each position's loss in nats (fp32) and the gradient of their sum: (r, V'), (r,) -> (r,), (r, V').
-
-    Columns from `vocab_size` on are padding: their probability and gradient are 0.
-    """
+    """Return losses in nats (fp32) and their sum's gradient, 0 from `vocab_size` on: (r, V'), (r,) -> (r,), (r, V')."""
     columns = torch.arange(logits.shape[1], device=logits.device)
     real = torch.where(columns < vocab_size, logits.float(), float("-inf"))  # (r, V')
     total = real.logsumexp(dim=1)  # (r,)

@@ -18,10 +18,7 @@ BASELINE_STEPS = 64
 
 
 def find_spike(losses: Sequence[float], *, patience: int, rise: float) -> tuple[float, float] | None:
-    """Return a spike's lowest loss and its baseline; None without a spike or `BASELINE_STEPS + patience` losses.
-
-    In a spike each of the last `patience` losses exceeds the baseline, the median of the losses before, by `rise` nats.
-    """
+    """Return a spike's lowest loss and baseline: `patience` losses, each `rise` nats above the median before them."""
     if len(losses) < BASELINE_STEPS + patience:
         return None
     level = min(losses[-patience:])

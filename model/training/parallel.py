@@ -95,8 +95,7 @@ class Ranks:
     def add_up(self, parameters: Sequence[nn.Parameter]) -> None:
         """Replace the gradients of replicated ranks by their sum over all ranks, added along the tree.
 
-        Each rank receives one part of everybody's gradients, adds it up in the order of ranks, and sends the sum to
-        all: what a ring moves, but in one order.
+        Each rank sums one part of everybody's gradients in the order of ranks and sends it to all, as in a ring.
         """
         if self.size == 1 or self.is_sharded:
             return

@@ -1,7 +1,4 @@
-"""Times some steps of a run's network, cut to one layer and few windows, with several numbers of CPU threads.
-
-It leaves nothing behind: the weights are thrown away, the generators and the number of threads are as before.
-"""
+"""Times steps of a run's network, cut to one layer and few windows, with several thread counts; leaves no trace."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence

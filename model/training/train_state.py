@@ -56,8 +56,7 @@ class TrainState:
     ) -> Self:
         """Make the state of step 0, a pure function of configs and vocabulary, with equal weights on every device.
 
-        A collective call of `ranks`. The process's own generators stay unchanged. Precision or kernels that are still
-        `auto` raise InvalidInput.
+        A collective call of `ranks`; the process's generators stay unchanged. `auto` numerics raise InvalidInput.
         """
         if "auto" in (training_config.precision, training_config.kernels):
             raise InvalidInput("precision and kernels must be chosen before a state is made: see choose_numerics")

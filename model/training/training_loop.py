@@ -44,8 +44,7 @@ class StepResult:
 class FetchSchedule:
     """When the host fetches deferred metrics: after so many steps or seconds, and right after `at_steps`.
 
-    They are also fetched before a probe, and before the loop returns or raises; no bit depends on the schedule.
-    `every_steps` 1 fetches each step before its update.
+    Also before a probe and at the loop's end. No bit depends on it; `every_steps` 1 fetches a step before its update.
     """
 
     every_steps: int
@@ -69,8 +68,7 @@ DEFERRED_STEPS = 10
 def default_fetch_schedule(state: TrainState, *, at_steps: Collection[int] = ()) -> FetchSchedule:
     """Defer metrics on an accelerator, fetch every step on a CPU, which has nothing to wait for.
 
-    In fp16 the scaler's decision is needed after each step. Several ranks use no clock: they must fetch after the same
-    steps to raise the same error together.
+    In fp16 the scaler decides after each step; several ranks use no clock, so that they raise one error together.
     """
     if state.device.type == "cpu" or state.scaler is not None:
         return FETCH_EVERY_STEP

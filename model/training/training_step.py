@@ -51,8 +51,7 @@ class StepInputs:
 def take_step(state: TrainState, inputs: StepInputs) -> UpdateResult:
     """Advance `state` by one step.
 
-    A non-finite loss or gradient raises NonFiniteLoss before any weight changes. In fp16 the scaler handles a
-    non-finite gradient instead: it skips the update and lowers its scale.
+    A non-finite loss or gradient raises NonFiniteLoss first; in fp16 the scaler skips a non-finite update instead.
     """
     rate, batch = _begin(state, inputs)
     losses = _accumulate(state, inputs, batch)

@@ -1,7 +1,6 @@
 """The interface of an exporter, and the thread that keeps one up to date.
 
-An exporter cannot stop or slow training: its thread only reads, and an exporter that fails is reported once, started
-again from the first step, and retried less and less often.
+Its thread only reads and delays no training; an exporter that fails is reported once and retried ever less often.
 """
 
 import threading

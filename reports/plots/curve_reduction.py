@@ -1,7 +1,6 @@
 """Reduces a curve to what a plot can show, and smooths it.
 
-Thinning keeps the first, least, greatest and last value of each pixel column (M4, Jugel et al., VLDB 2014), so that the
-plot looks as if every value was drawn.
+Thinning keeps the first, least, greatest and last value of each pixel column (M4, Jugel et al., VLDB 2014).
 """
 
 from collections.abc import Callable

@@ -98,9 +98,19 @@ def list_decisions(store: ObjectStore) -> tuple[AliasDecision, ...]:
 
 
 def _decision(alias: str, at: datetime, body: ModelDecision, state: RegistryState) -> AliasDecision:
-    about = body if isinstance(body, Promoted | Refused) else None
-    if isinstance(body, RolledBack):
-        about = _promotion(state, body.manifest_sha256)
+    about: Promoted | Refused | None
+    match body:
+        case Promoted():
+            about, why, previous = body, body.why, body.previous
+        case Refused():
+            about, why, previous = body, f"{body.detail}; offered because {body.why}" if body.why else body.detail, None
+        case RolledBack():
+            promotions = (item.promoted for item in reversed(state.history) if item.promoted is not None)
+            about = next((item for item in promotions if item.manifest_sha256 == body.manifest_sha256), None)
+            why, previous = body.why, body.left_manifest_sha256
+        case Withdrawn():
+            about, why, previous = None, body.why, None
+    is_measured = about is not None and about.suite_sha256 is not None
     return AliasDecision(
         alias=alias,
         decision=_DECISIONS[type(body)],
@@ -110,28 +120,7 @@ def _decision(alias: str, at: datetime, body: ModelDecision, state: RegistryStat
         manifest_sha256=None if isinstance(body, Withdrawn) else body.manifest_sha256,
         gate=body.gate if isinstance(body, Refused) else None,
         by=body.by,
-        why=_reason(body),
-        evaluation=_evaluation(about),
-        previous=_previous(body),
+        why=why,
+        evaluation=project(about, PromotedEvaluation) if is_measured else None,
+        previous=previous,
     )
-
-
-def _evaluation(about: Promoted | Refused | None) -> PromotedEvaluation | None:
-    return None if about is None or about.suite_sha256 is None else project(about, PromotedEvaluation)
-
-
-def _reason(body: ModelDecision) -> str:
-    if isinstance(body, Refused):
-        return f"{body.detail}; offered because {body.why}" if body.why else body.detail
-    return body.why
-
-
-def _previous(body: ModelDecision) -> str | None:
-    if isinstance(body, RolledBack):
-        return body.left_manifest_sha256
-    return body.previous if isinstance(body, Promoted) else None
-
-
-def _promotion(state: RegistryState, manifest_sha256: str | None) -> Promoted | None:
-    promotions = [body for _, body in state.history if isinstance(body, Promoted)]
-    return next((body for body in reversed(promotions) if body.manifest_sha256 == manifest_sha256), None)

@@ -105,13 +105,8 @@ def read_status(log: RunLog) -> RunStatus:
         bits=bits_differ(state),
         practised=_practised(state),
         symptom=beat.symptom if beat else "",
-        forked_from=lineage_of(state),
+        forked_from=f"{state.origin.run_id}@{state.origin.checkpoint.step}" if state.origin else None,
     )
-
-
-def lineage_of(state: RunState) -> str | None:
-    """Return the checkpoint that a fork begins with as RUN@STEP, None for any other run."""
-    return f"{state.origin.run_id}@{state.origin.checkpoint.step}" if state.origin else None
 
 
 def _practised(state: RunState) -> str:

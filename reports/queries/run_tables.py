@@ -1,7 +1,4 @@
-"""The SQL tables: a record for the rows of each, whose fields are the table's columns.
-
-They are those of the record that JSON shows, with nested fields flattened, and what SQL adds.
-"""
+"""The SQL tables: a record for each, whose fields are its columns: those of JSON, flattened, and what SQL adds."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, make_dataclass, replace

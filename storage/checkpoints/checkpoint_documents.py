@@ -1,8 +1,4 @@
-"""The JSON documents of a checkpoint.
-
-The manifest is immutable and has the size and SHA-256 of every payload object; `trainer.json` is the small part of a
-train state, with its small tensors (RNG, scaler, counters) in base64.
-"""
+"""The JSON documents of a checkpoint: the manifest (sizes and SHA-256), and `trainer.json` with its small tensors."""
 
 import re
 from collections.abc import Mapping

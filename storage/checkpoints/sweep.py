@@ -1,7 +1,6 @@
 """The sweep: supersede what the plan gives up, then delete it and what ended attempts left behind.
 
-It can be killed anywhere and run again. Before each deletion it reads the log again. What to keep is decided by the
-caller's plan, and the fold can still refuse.
+It can be killed anywhere and run again; it reads the log before each deletion, and the fold can still refuse.
 """
 
 import re

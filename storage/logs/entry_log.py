@@ -1,7 +1,6 @@
 """An append-only log of entries in an object store: its sequence numbers, prev chain and appends.
 
-An append is committed, lost to a faster writer, or unknown (compare the commit states of PyIceberg). Does not know any
-kind of entry: the kinds are a parameter.
+An append is committed, lost to a faster writer, or unknown (as in PyIceberg). The kinds of entries are a parameter.
 """
 
 import os

@@ -1,7 +1,4 @@
-"""The heartbeat of an attempt: a small object rewritten every few seconds, used for liveness, never for safety.
-
-A claimant measures its age with its own monotonic clock; clocks of two hosts are never compared.
-"""
+"""The heartbeat of an attempt, rewritten every few seconds: for liveness by the reader's clock, never for safety."""
 
 from dataclasses import dataclass
 from datetime import datetime

@@ -1,8 +1,4 @@
-"""One entry of a log: its envelope, its JSON and its object name.
-
-Does not know any kind of entry: the kinds are a parameter. The body of another kind, or of a newer format version,
-stays plain JSON.
-"""
+"""One entry of a log: envelope, JSON and object name; a body of an unknown kind or newer version stays plain JSON."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -133,11 +133,6 @@ class RegistryState:
         """Return why this program may not append here, nor delete what the alias might need; empty if it may."""
         return told_newer(self.newer) if self.newer else ""
 
-    @property
-    def refusals(self) -> tuple[tuple[datetime, Refused], ...]:
-        """Every refusal, oldest first, read from the whole history."""
-        return tuple((item.at, item.refused) for item in self.history if item.refused is not None)
-
 
 class Registry:
     """The log of one alias with its folded state; nothing is read before `refresh`."""

@@ -1,7 +1,6 @@
 """The fold from a run's entries to its state. Pure.
 
-An entry written by attempt n has no effect after an attempt-started with a greater number or after the attempt's own
-end: this is fencing on the reader's side.
+An entry of an attempt after its own end or a later attempt's start has no effect: fencing on the reader's side.
 """
 
 from collections.abc import Iterable, Mapping

@@ -199,10 +199,7 @@ class RunState:
 
     @property
     def surviving_checkpoints(self) -> tuple[CheckpointRecord, ...]:
-        """The checkpoints, in step order, whose steps no later attempt trained again.
-
-        Superseded and deleted ones are included. Quarantined ones are not: what followed from them is trained again.
-        """
+        """The checkpoints, in step order, whose steps no later attempt trained again, without quarantined ones."""
         line, bound = list[CheckpointRecord](), float("inf")
         sound = dict[int, list[CheckpointRecord]]()
         for record in self.checkpoints:

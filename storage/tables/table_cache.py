@@ -1,7 +1,6 @@
 """The tables of all runs of a store, without reading every log each time.
 
-Rows of runs whose log has not changed come from packs, which are a cache and may be deleted at any time; the other runs
-are folded, and packed when there are enough of them. Does not know SQL.
+Rows of unchanged runs come from packs, a cache; other runs are folded, and packed when there are enough of them.
 """
 
 import tempfile

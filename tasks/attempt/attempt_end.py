@@ -1,7 +1,6 @@
 """The end of an attempt: classify it, find a remedy, decide what follows, append the receipt.
 
-The remedy's entries precede the receipt, so that a reader of the receipt finds them. Repeating the end after an unknown
-outcome changes nothing.
+The remedy's entries precede the receipt, whose readers find them. An end of unknown outcome can be repeated.
 """
 
 from dataclasses import dataclass, replace

@@ -1,7 +1,6 @@
 """Shutdown requests to this process: signals and preemption notices during a run, SIGTERM outside of one.
 
-SIGTERM announces a preemption, SIGINT comes from a person. SIGHUP means that the terminal was closed; it counts unless
-it is ignored at the start, as under nohup.
+SIGTERM announces a preemption, SIGINT comes from a person, SIGHUP from a closed terminal unless ignored (nohup).
 """
 
 import os

@@ -37,11 +37,7 @@ def allowed_seconds(gaps: Sequence[float], config: WatchdogConfig) -> float:
 
 
 class HangDetector:
-    """Records the heartbeats of one child and measures the current gap; thread-safe.
-
-    Neither the time in which the watcher itself was suspended nor the time in which the child waits for a command
-    counts as a gap.
-    """
+    """Measures the gap since one child's heartbeat, without suspensions and waits for a command; thread-safe."""
 
     def __init__(self, config: WatchdogConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._config, self._clock = config, clock

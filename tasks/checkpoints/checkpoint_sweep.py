@@ -31,8 +31,7 @@ def sweep_run(
 ) -> SweepReport:
     """Apply the policy to the run and delete what is not needed; with `dry_run` only report it.
 
-    Raises `IntegrityError` before anything is superseded or deleted if a registry cannot be read, because its alias
-    might need any checkpoint.
+    Raises `IntegrityError` before any change if a registry cannot be read: its alias might need any checkpoint.
     """
     terms = retention_terms(log, policy, suite_sha256, dry_run=dry_run, is_dead=is_dead)
     return sweep(log, partial(plan_retention, terms), writer=this_writer(), dry_run=dry_run)

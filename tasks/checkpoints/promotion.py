@@ -1,7 +1,4 @@
-"""Promotion gates: a pure function from a candidate and the champion to the registry entry that records the decision.
-
-The gates are asked in one order, and the first refusal is the recorded one.
-"""
+"""Promotion gates: a pure function to the entry that records the decision; the first gate that refuses is recorded."""
 
 import math
 from collections.abc import Callable
@@ -56,8 +53,7 @@ class Candidate:
 class PromotionRules:
     """What the gates require.
 
-    The weights must be evaluated under every suite of `required` and are compared with the champion under the first;
-    an empty `required` accepts any evaluation.
+    Weights are evaluated under every suite of `required` and compared under the first; none accepts any evaluation.
     """
 
     required: tuple[SuiteReference, ...] = ()
@@ -120,8 +116,7 @@ def decide_promotion(
 ) -> Promoted | Refused | None:
     """Return the entry to append, or None if the alias already points at these weights.
 
-    `champion_evaluation` is the champion's evaluation under the suite and data of the candidate's; it is needed only if
-    the champion was promoted under another suite.
+    `champion_evaluation`, under the candidate's suite and data, is needed if the champion's promotion had another.
     """
     champion = registry.champion
     if champion is not None and champion.manifest_sha256 == candidate.reference.manifest_sha256:

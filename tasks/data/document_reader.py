@@ -14,6 +14,7 @@ import pyarrow as pa
 from model.configuration.data import DataConfig
 from storage.snapshots.document_index import SplitName
 from storage.snapshots.parquet_process import ROWS, read_parquet
+from storage.stores.document import project
 from tasks.data.document import Piece, Rejected, RejectionKind, make_document
 from tasks.data.text_format import CHUNK_BYTES, HELD_OUT_END, LINE, ROW, Compression, decompress
 
@@ -39,12 +40,7 @@ class ReadingRules:
 
 def rules_of(data: DataConfig) -> ReadingRules:
     """Return the rules that a configuration asks for."""
-    return ReadingRules(
-        text_field=data.text_field,
-        max_document_bytes=data.max_document_bytes,
-        val_fraction=data.val_fraction,
-        split=data.split,
-    )
+    return project(data, ReadingRules)
 
 
 def read_pieces(

@@ -1,7 +1,4 @@
-"""Tokenizes documents in parallel and in order into parts, with bounded memory; a later build reuses the parts.
-
-A part is an Arrow file of consecutive documents with their tokens, written atomically.
-"""
+"""Tokenizes documents in parallel into Arrow files of consecutive ones, which a later build uses; memory is bounded."""
 
 import os
 from collections import deque

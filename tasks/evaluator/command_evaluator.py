@@ -45,8 +45,7 @@ _GUARD = "import os, signal; os.read(0, 1); os.killpg(0, signal.SIGKILL)"
 def run_command(suite: CommandSuite, spec: EvaluationSpec) -> EvaluationResult:
     """Run the command on `spec.folder / "model"` and return the numbers it printed, nested names joined by slashes.
 
-    Raises TaskError if a file of the suite has changed, the command cannot be started, its exit code is not 0, or it
-    prints anything but one JSON object of finite numbers.
+    Raises TaskError for a changed file of the suite, a command that fails, or other output than finite numbers.
     """
     _check_files(suite)
     environment = command_environment(os.environ, spec)
@@ -135,8 +134,7 @@ def command_environment(environment: Mapping[str, str], spec: EvaluationSpec) ->
 def guard_group() -> "subprocess.Popen[bytes] | None":
     """Start a guard that kills this process's group when this process exits, even by SIGKILL.
 
-    The guard waits for the end of its stdin pipe, so the caller keeps the returned process. Returns None, and starts
-    nothing, if this process does not lead its group.
+    It waits for the end of its stdin, so keep the returned process; None if this process does not lead its group.
     """
     if os.getpgrp() != os.getpid():
         return None

@@ -1,7 +1,4 @@
-"""A suite defines exactly what is measured: evaluations under equal suite hashes can be compared.
-
-Also what a parent and its evaluator process exchange. Imports no torch.
-"""
+"""What a suite measures, and what a parent and its evaluator process exchange about it. Imports no torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -56,8 +56,7 @@ def _first(training: TrainingConfig, processes: int, chosen: int | None) -> int:
 def segment_end(step: int, checkpoint: CheckpointConfig, *, total_steps: int, step_seconds: float | None) -> int:
     """Return the step to train to from `step`: the next multiple of `every_steps`, or before it after `every_seconds`.
 
-    Multiples are never skipped, because evaluations are scheduled there. Until `step_seconds` is known, a segment
-    limited by time has one step.
+    Multiples, where evaluations are scheduled, are never skipped; without `step_seconds` a segment has one step.
     """
     border = min(total_steps, (step // checkpoint.every_steps + 1) * checkpoint.every_steps)
     if checkpoint.every_seconds is None:
@@ -74,10 +73,7 @@ def stretch_end(
     step_seconds: float | None,
     is_border: Callable[[int], bool],
 ) -> int:
-    """Return the step to which one task run trains from `step`: the end of one segment, or of several short ones.
-
-    Short segments share a task run of some `STRETCH_SECONDS`, up to a border, such as a checkpoint to be evaluated.
-    """
+    """Return the end of the segment, or of several short ones that share `STRETCH_SECONDS` up to a border."""
     until = segment_end(step, checkpoint, total_steps=total_steps, step_seconds=step_seconds)
     while step_seconds is not None and until < total_steps and not is_border(until):
         if (until - step) * step_seconds >= STRETCH_SECONDS:

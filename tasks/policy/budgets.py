@@ -38,8 +38,7 @@ _NEED_A_REMEDY = frozenset({TerminationReason.BAD_DATA, TerminationReason.DIVERG
 class FailureImpact:
     """How far the failed attempt got, what it lost, and what its remedy changes.
 
-    After out-of-memory the run goes on with the sizes `lighter` than its own, if there are any.
-    `quarantined_samples` counts the samples to quarantine, `repaired_objects` those rebuilt.
+    After out-of-memory the run goes on with `lighter` sizes, if there are any; the counts are those of the remedy.
     """
 
     last_step: int

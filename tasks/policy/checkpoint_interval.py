@@ -28,10 +28,7 @@ class IntervalLoss:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IntervalComparison:
-    """A run's own interval beside the formulas' and the simulation's best; `sweep` is in ascending steps.
-
-    `young`, `daly` and `simulated` are None if no failure ever loses work.
-    """
+    """A run's own interval beside the formulas' and the simulation's best, None if no failure ever loses work."""
 
     present: IntervalLoss
     young: IntervalLoss | None

@@ -191,8 +191,7 @@ def _describe(kind: str, location: Sequence[str | int], given: object) -> str:
 def recorded_trace(state: RunState, *, restart_device_seconds: float = 0.0) -> FailureTrace:
     """Return the failures in a run's receipts and their rates; completed, fenced and cancelled are not failures.
 
-    Receipts count from the trainer's first step. In a simulation an attempt begins with its restart, so
-    `restart_device_seconds` is added to every attempt except the first.
+    A simulated attempt begins with its restart: `restart_device_seconds` is added to all but the first.
     """
     ended = [attempt for attempt in state.attempts if attempt.ended is not None]
     failed = [attempt for attempt in ended if _reason(attempt) not in _NO_FAILURES]

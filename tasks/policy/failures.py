@@ -16,10 +16,7 @@ PEER_LOST_EXIT_CODE = 77
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExceptionReport:
-    """The exception that ended a trainer; for a failure in the data, its step and windows.
-
-    The trainer sends it as its last event, and the receipt stores it as `last_words`.
-    """
+    """The exception that ended a trainer, its last event and in the receipt; for bad data with its step and windows."""
 
     kind: ErrorKind
     exception: str

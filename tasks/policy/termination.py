@@ -59,10 +59,7 @@ class FlowOutcome(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FlowEnd:
-    """How a flow ended, by its reason, and one line for people.
-
-    The reason of `train-gpt` is a `FlowOutcome`; a flow that was refused has the refusal's own.
-    """
+    """How a flow ended, in one line for people; the reason is a `FlowOutcome`, or a refusal's own."""
 
     reason: str
     message: str

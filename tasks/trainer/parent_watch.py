@@ -1,7 +1,4 @@
-"""Ends a process when the process that started it has ended.
-
-On Linux the kernel does it, even for a stopped process (prctl(2), PR_SET_PDEATHSIG); elsewhere a thread polls.
-"""
+"""Ends a process when its parent has ended: on Linux by the kernel (prctl(2), PR_SET_PDEATHSIG), else by polling."""
 
 import ctypes
 import os

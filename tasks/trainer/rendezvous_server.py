@@ -1,7 +1,6 @@
 """Where the ranks of several machines meet: a small key-value store in the first machine's launcher.
 
-Whoever connects proves first that it knows the run's secret; each rank connects once. Only standard types travel, in
-MessagePack. The other end is `rank_store`.
+Whoever connects, once, proves first that it knows the run's secret; only standard types travel (`rank_store`).
 """
 
 import contextlib

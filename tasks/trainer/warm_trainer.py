@@ -21,10 +21,7 @@ _TRIAL_SECONDS = 60.0
 
 
 class TrainerChild:
-    """A trainer's process, in a process group of its own so that Ctrl-C reaches only the parent.
-
-    Without a spec it exits when its stdin closes.
-    """
+    """A trainer's process, in a group that Ctrl-C does not reach; without a spec it exits when its stdin closes."""
 
     def __init__(self, work_dir: Path, command: Sequence[str] = TRAINER_COMMAND) -> None:
         """Start it with its stderr in a temporary file of `work_dir`."""
@@ -125,10 +122,7 @@ _CURRENT: ContextVar[WarmTrainer | None] = ContextVar("warm_trainer", default=No
 
 @contextmanager
 def warm_trainer() -> Iterator[WarmTrainer]:
-    """Yield the `WarmTrainer` of the enclosing block, or a new one that is discarded when the block ends.
-
-    The `cairn train` command opens a block around the flow; a deployed flow opens its own.
-    """
+    """Yield the `WarmTrainer` of the enclosing block (`cairn train` opens one), or a new one until this block ends."""
     current = _CURRENT.get()
     if current is not None:
         yield current

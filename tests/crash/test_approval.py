@@ -11,6 +11,7 @@ from tests.crash.prefect_api import ask, log_of
 from tests.crash.shown_run import flow_run_of
 from tests.crash.training_command import Command
 from tests.crash.victims import kill_flow
+from tests.entries import refusals
 from tests.processes.waiting import patience_seconds, wait_for
 
 pytestmark = pytest.mark.xdist_group("approval")  # its run is made once for all its tests
@@ -41,7 +42,7 @@ def test_a_no_is_a_refusal_with_who_and_why_and_nobody_is_asked_again(trained: C
     assert process.wait(timeout=patience_seconds()) == 0, trained.output()
     trained.train(*offering("denied"))
     assert "refused step 60 before" in trained.output()
-    ((_, refused),) = registry(trained, "denied").refusals
+    (refused,) = refusals(registry(trained, "denied"))
     assert (refused.gate, refused.by, "it insults people" in refused.detail) == ("approved", "ann", True)
     assert len(registry(trained, "denied").history) == 1
     rule = {"task_runs": {"name": {"like_": "promote step 60 to denied"}}}

@@ -25,6 +25,7 @@ from tasks.evaluator.command_evaluator import refuse_command
 from tasks.evaluator.evaluation_suite import CommandSuite
 from tasks.policy.error_kind import ErrorKind
 from tasks.policy.failures import Evidence, ExceptionReport
+from tests.entries import refusals
 from tests.security.recording_server import RecordingServer, recording_server
 from tests.wiring.flow_in_process import CONFIG, RUN, FlowWorld, call_tasks_directly
 
@@ -99,7 +100,7 @@ def test_a_command_that_only_the_log_names_is_not_run_and_the_record_says_why(co
 def test_a_gate_that_needs_such_a_command_says_no(continued: Continued) -> None:
     offers = Registry(continued.world.store, "champion").refresh()
     assert offers.champion is None
-    assert [(refusal.gate, "score" in refusal.detail) for _, refusal in offers.refusals] == [("evaluated", True)]
+    assert [(refusal.gate, "score" in refusal.detail) for refusal in refusals(offers)] == [("evaluated", True)]
 
 
 def test_one_line_says_what_was_not_taken_from_the_log(continued: Continued) -> None:

@@ -30,7 +30,7 @@ from tasks.checkpoints.promotion import Candidate, PromotionRules
 from tasks.checkpoints.promotion_offer import offer
 from tasks.checkpoints.retention import RetentionTerms, plan_retention
 from tasks.configuration.settings import CheckpointConfig
-from tests.entries import ended, evaluated, started, writer
+from tests.entries import ended, evaluated, refusals, started, writer
 from tests.full_amount import share_of
 from tests.memory_store import MemoryStore
 from tests.storage.builders import (
@@ -339,7 +339,7 @@ def test_what_a_dead_offerer_still_had_on_its_way_comes_too_late(store: ObjectSt
         hold_id="dead-offer",
     )
     assert entries.append(promoted, after=head, writer=writer()) is None
-    assert [refused.gate for _, refused in Registry(store, "champion").refresh().refusals] == ["abandoned"]
+    assert [refused.gate for refused in refusals(Registry(store, "champion").refresh())] == ["abandoned"]
 
 
 def test_two_sweeps_at_once_end_where_one_does(store: ObjectStore) -> None:

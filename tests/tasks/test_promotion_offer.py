@@ -18,7 +18,7 @@ from tasks.checkpoints.promotion import Candidate, PromotionRules, evaluations_o
 from tasks.checkpoints.promotion_offer import offer, preview_offer
 from tasks.errors import GateRefused
 from tasks.promote import promote
-from tests.entries import evaluated, writer
+from tests.entries import evaluated, refusals, writer
 from tests.memory_store import MemoryStore
 from tests.storage.builders import RUN, run_with_commits
 
@@ -85,7 +85,7 @@ def test_of_two_offers_at_once_the_slower_is_judged_against_the_new_champion(sto
     assert not offered(store, 10, Late(store, rival=20))
     state = Registry(store, "champion").refresh()
     assert steps_of(state) == [("Promoted", 20), ("Refused", 10)]
-    assert "champion's 2.0000" in state.refusals[0][1].detail
+    assert "champion's 2.0000" in refusals(state)[0].detail
 
 
 def test_a_slower_offer_that_is_better_still_names_the_new_champion_as_the_one_before(store: ObjectStore) -> None:
@@ -143,7 +143,7 @@ def test_of_two_processes_at_once_one_wins_and_the_other_is_judged_against_it(tm
     assert [process.exitcode for process in processes] == [0, 0]
     state = Registry(store, "champion").refresh()
     assert [kind for kind, _ in steps_of(state)] == ["Promoted", "Refused"]
-    assert [refused.gate for _, refused in state.refusals] == ["better"]
+    assert [refused.gate for refused in refusals(state)] == ["better"]
 
 
 def test_the_champions_evaluation_is_looked_up_in_its_own_run_when_it_was_promoted_under_another_suite(
@@ -155,7 +155,7 @@ def test_the_champions_evaluation_is_looked_up_in_its_own_run_when_it_was_promot
     old = PromotionRules(required=(SuiteReference(name="old", sha256="old"),))
     offer(log, Registry(store, "champion"), replace(first, evaluations=(elsewhere,)), old)
     assert not offered(store, 20)
-    assert Registry(store, "champion").refresh().refusals[0][1].gate == "better"
+    assert refusals(Registry(store, "champion").refresh())[0].gate == "better"
 
 
 def test_foreseeing_leaves_nothing_on_record(store: ObjectStore) -> None:
