@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import signal
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -11,7 +12,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from model.estimates.size_estimate import checkpoint_bytes, count_parameters
 from tasks.configuration.configuration_source import load_configuration
+from tasks.policy.termination import ExitCode
 
 FOLDER = Path(__file__).parents[2] / "deployments" / "kubernetes"
 TEMPLATE = json.loads((FOLDER / "job-template.json").read_text(encoding="utf-8"))
@@ -20,9 +23,18 @@ OLDEST, NEWEST = "1.30", "1.37"
 MANIFESTS = [
     pytest.param(document, id=f"{path.stem}-{document['kind']}-{document['metadata']['name']}")
     for path in sorted(FOLDER.glob("*.yaml"))
-    if path.stem not in ("prefect", "kustomization")
+    if path.stem not in ("prefect", "kustomization", "queue")
     for document in yaml.safe_load_all(path.read_text(encoding="utf-8"))
 ]
+
+
+DOCUMENTS: dict[tuple[str, str], dict[str, Any]] = {
+    (str(document["kind"]), str(document["metadata"]["name"])): document
+    for document in (parameter.values[0] for parameter in MANIFESTS)
+    if isinstance(document, dict)
+}
+MULTI_NODE = DOCUMENTS["Job", "cairn-bard"]
+QUEUE = list(yaml.safe_load_all((FOLDER / "queue.yaml").read_text(encoding="utf-8")))
 
 
 def rendered(**job_variables: Any) -> dict[str, Any]:
@@ -141,6 +153,81 @@ def test_the_trainer_has_no_rights_in_the_cluster_and_is_not_root(job: dict[str,
         for subject in manifest["subjects"]
     ]
     assert bound == ["cairn-worker"] and pod["serviceAccountName"] == "cairn-trainer"
+
+
+def answer(exit_code: int, *, disrupted: bool) -> str:
+    """What the Job controller does about a pod that ended so: the first rule that fits decides."""
+    for rule in MULTI_NODE["spec"]["podFailurePolicy"]["rules"]:
+        if (disrupted and rule.get("onPodConditions")) or exit_code in rule.get("onExitCodes", {}).get("values", ()):
+            return str(rule["action"])
+    return "Count"
+
+
+@pytest.mark.parametrize("exit_code", [1, 4, 75, 137])
+def test_a_pod_whose_node_is_taken_away_is_made_again_whatever_its_container_said(exit_code: int) -> None:
+    assert answer(exit_code, disrupted=True) == "Ignore"
+
+
+def test_every_exit_code_of_the_command_has_an_answer_that_spends_no_backoff() -> None:
+    answers = {int(code): answer(int(code), disrupted=False) for code in ExitCode if code}
+    assert answers == {
+        **dict.fromkeys((1, 2, 3, 4, 5, 6), "FailJob"),
+        **dict.fromkeys((7, 75, 130), "Ignore"),
+    }
+    assert [answer(128 + number, disrupted=False) for number in (signal.SIGKILL, signal.SIGTERM)] == ["Ignore"] * 2
+
+
+def test_pods_of_several_machines_may_stand_where_those_of_one_may() -> None:
+    assert pod_of(MULTI_NODE)["tolerations"] == pod_of(rendered())["tolerations"]
+
+
+def test_all_pods_of_a_run_start_or_none() -> None:
+    flavor, cluster, local = QUEUE
+    assert MULTI_NODE["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == local["metadata"]["name"]
+    assert local["spec"]["clusterQueue"] == cluster["metadata"]["name"]
+    (group,) = cluster["spec"]["resourceGroups"]
+    assert [item["name"] for item in group["flavors"]] == [flavor["metadata"]["name"]]
+    assert flavor["spec"]["nodeLabels"] == pod_of(MULTI_NODE)["nodeSelector"]
+
+
+def test_every_pod_obeys_the_restricted_standard_that_the_namespace_enforces(job: dict[str, Any]) -> None:
+    labels = DOCUMENTS["Namespace", "cairn"]["metadata"]["labels"]
+    assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
+    pods = [pod_of(item) for item in (job, *DOCUMENTS.values()) if "template" in item.get("spec", {})]
+    assert len(pods) == 5
+    for pod in pods:
+        context = pod["securityContext"]
+        assert context["runAsNonRoot"] and context["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in pod["containers"]:
+            inner = container["securityContext"]
+            assert (inner["allowPrivilegeEscalation"], inner["capabilities"]) == (False, {"drop": ["ALL"]})
+
+
+def test_concurrency_leases_outlive_a_restart_of_the_server() -> None:
+    pod = pod_of(DOCUMENTS["Deployment", "prefect-server"])
+    (container,), (volume,) = pod["containers"], pod["volumes"]
+    home = next(item["value"] for item in container["env"] if item["name"] == "PREFECT_HOME")
+    assert container["volumeMounts"] == [{"name": volume["name"], "mountPath": home}]
+    assert ("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]) in DOCUMENTS
+
+
+def test_the_memory_that_a_pod_asks_for_holds_the_state_that_a_resume_reads(job: dict[str, Any]) -> None:
+    config = load_configuration(FOLDER / "trainer.toml", overrides=(), environment={})
+    vocab_size = config.data.bpe_vocab_size
+    assert vocab_size is not None
+    state_bytes = checkpoint_bytes(count_parameters(config.model, vocab_size))
+    (container,) = pod_of(job)["containers"]
+    assert container["resources"]["requests"]["memory"] == container["resources"]["limits"]["memory"] == "16Gi"
+    # What is read and what was staged before it may both be there, beside torch with CUDA and Prefect.
+    assert 2 * state_bytes + 4 * 2**30 < 16 * 2**30
+
+
+def test_the_image_has_what_compiling_and_being_process_1_need() -> None:
+    recipe = (FOLDER.parent / "Containerfile").read_text(encoding="utf-8")
+    assert re.search(r"^ARG PYTHON_IMAGE=\S+@sha256:[0-9a-f]{64}$", recipe, re.MULTILINE)
+    assert "gcc libc6-dev tini" in recipe and 'ENTRYPOINT ["tini", "--"]' in recipe
+    containers = [*pod_of(MULTI_NODE)["containers"], *pod_of(rendered())["containers"]]
+    assert [container for container in containers if "command" in container] == [], "a command would go past tini"
 
 
 def test_both_prefect_files_deploy_the_same_flows_to_the_same_queues_with_the_same_triggers() -> None:
