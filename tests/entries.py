@@ -34,6 +34,7 @@ def writer(attempt: int | None = None) -> Writer:
 def placement(**changes: Any) -> Placement:
     defaults = {"host": "here", "boot_id": "b", "pid_namespace": "pid:[4]", "pid": 11, "start_ticks": 1250}
     defaults |= {"device": "cpu", "world_size": 2, "threads": 3, "device_name": "a CPU", "cores": 7, "nodes": 5}
+    defaults |= {"nodes_wanted": 6, "continued_by": "prefect deployment train-gpt/weekly"}
     return Placement(**{**defaults, **changes})
 
 
@@ -57,6 +58,8 @@ def opened(run_id: str, **changes: Any) -> RunOpened:
         "code_version": "1",
         "initial_weights_sha256": None,
         "threads_why": "as measured",
+        "nodes_wanted": 6,
+        "continued_by": "prefect deployment train-gpt/weekly",
     }
     return RunOpened(run_id=run_id, **{**defaults, **changes})
 

@@ -57,6 +57,7 @@ class FabricatedRun:
     """Writes the entries of a run one by one."""
 
     log: RunLog
+    nodes_wanted: int = 6
 
     def open(self, *, opener: Writer = HUMAN) -> None:
         """Open the run."""
@@ -68,6 +69,7 @@ class FabricatedRun:
             config_sha256=config.frozen_sha256(),
             data_snapshot="d" * 64,
             total_steps=40,
+            nodes_wanted=self.nodes_wanted,
         )
         self.log.append(lambda state: body, writer=opener)
 
@@ -81,7 +83,7 @@ class FabricatedRun:
         faults: str = "",
     ) -> int:
         """Start the next attempt on `host`, or where `placement` says; returns its number."""
-        placement = placement or entries.placement(host=host)
+        placement = placement or entries.placement(host=host, nodes_wanted=self.nodes_wanted)
         config = configuration(overrides)
 
         def decide(state: RunState) -> AttemptStarted:
@@ -165,7 +167,9 @@ class FabricatedRun:
         write_heartbeat(self.log.store, self.log.prefix, heartbeat)
 
 
-def fabricate(store: ObjectStore, run_id: str, *, opener: Writer = HUMAN, opened_at: datetime = NOON) -> FabricatedRun:
+def fabricate(
+    store: ObjectStore, run_id: str, *, opener: Writer = HUMAN, opened_at: datetime = NOON, nodes_wanted: int = 6
+) -> FabricatedRun:
     """Open a run whose clock ticks one second an entry."""
     seconds = count()
     entries = EntryLog(
@@ -174,7 +178,7 @@ def fabricate(store: ObjectStore, run_id: str, *, opener: Writer = HUMAN, opened
         kinds=RUN_KINDS,
         clock=lambda: opened_at + timedelta(seconds=next(seconds)),
     )
-    run = FabricatedRun(log=RunLog(store, run_id, log=entries))
+    run = FabricatedRun(log=RunLog(store, run_id, log=entries), nodes_wanted=nodes_wanted)
     run.open(opener=opener)
     return run
 

@@ -1,5 +1,9 @@
-"""Detects by polling that a person cancels this flow run in Prefect: without a worker no signal says so."""
+"""Detects that a person cancels this run: in Prefect by polling, in Slurm by asking once SIGTERM has come.
 
+Prefect sends no signal without a worker, and Slurm sends the same one before a preemption.
+"""
+
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -8,6 +12,7 @@ from uuid import UUID
 from prefect.client.orchestration import get_client
 
 from tasks.attempt.shutdown_signal import ShutdownSignal
+from tasks.attempt.slurm_job import is_cancelled_in_slurm
 
 _POLL_SECONDS = 3.0
 
@@ -20,6 +25,7 @@ class CancellationWatch:
         self._flow_run_id, self._shutdown = flow_run_id, shutdown
         self._poll_now, self._answered = threading.Event(), threading.Event()
         self._stop = self._cancelling = False
+        self._cancelled_in_slurm: bool | None = None
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -35,12 +41,22 @@ class CancellationWatch:
             self._poll_now.set()
 
     def is_cancelling(self) -> bool:
-        """Return whether it is cancelled; after a shutdown request it polls first, and a slow API counts as no."""
+        """Return whether it is cancelled; after a shutdown request it asks first, and a slow answer counts as no."""
         if self._flow_run_id is not None and self._shutdown.signal and not self._cancelling and not self._stop:
             self._answered.clear()
             self._poll_now.set()
             self._answered.wait(_POLL_SECONDS)
-        return self._cancelling
+        return self._cancelling or self._is_cancelled_in_slurm()
+
+    @property
+    def where(self) -> str:
+        """Where a person cancelled it."""
+        return "Slurm" if self._cancelled_in_slurm else "Prefect"
+
+    def _is_cancelled_in_slurm(self) -> bool:
+        if self._cancelled_in_slurm is None and self._shutdown.signal == "SIGTERM":
+            self._cancelled_in_slurm = is_cancelled_in_slurm(os.environ)
+        return bool(self._cancelled_in_slurm)
 
     def _poll(self, flow_run_id: UUID) -> None:
         with suppress(Exception), get_client(sync_client=True) as client:  # whatever the API does, training goes on

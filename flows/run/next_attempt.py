@@ -2,8 +2,11 @@
 
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+
+from prefect import runtime
 
 from flows.run.active_run import ActiveRun
 from storage.logs.entry_log import this_writer
@@ -44,6 +47,8 @@ def _claim(run: ActiveRun, number: int, reference: CheckpointReference | None, s
             device_name=device_name(device),
             cores=usable_cores(),
             nodes=trainers.group.nodes,
+            nodes_wanted=trainers.group.nodes,
+            continued_by=continued_by(os.environ),
         ),
         config=run.config.document(),
         config_sha256=run.config.frozen_sha256(),
@@ -57,6 +62,13 @@ def _claim(run: ActiveRun, number: int, reference: CheckpointReference | None, s
         faults=trainers.faults,
         changed=_describe_change(ends[-1]) if ends else "",
     )
+
+
+def continued_by(environment: Mapping[str, str]) -> str:
+    """Return who starts this run again: as the batch script or manifest says, else the deployment, else a person."""
+    deployment = runtime.deployment.get_name()
+    default = f"prefect deployment {runtime.flow_run.get_flow_name()}/{deployment}" if deployment else "person"
+    return environment.get("CAIRN_CONTINUED_BY", "").strip() or default
 
 
 def _describe_change(before: AttemptEnded) -> str:

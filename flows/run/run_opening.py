@@ -17,6 +17,7 @@ from flows.preparation.memory_check import available_memory, choose_micro_batch
 from flows.preparation.training_request import ResolvedRequest, configure_run
 from flows.run.active_run import ActiveRun, TrainerSetup
 from flows.run.background_sweep import BackgroundSweep
+from flows.run.next_attempt import continued_by
 from flows.run.progress import Progress, TextProgress
 from model.estimates.thread_choice import ThreadChoice, choose_threads, thread_candidates
 from reports.queries.run_lookup import configuration_document
@@ -149,6 +150,8 @@ def _record_opening(log: RunLog, wanted: RunConfig, base_dir: Path, warm: WarmTr
         code_version=code_version(),
         initial_weights_sha256=initial,
         threads_why=threads.why,
+        nodes_wanted=trainer_group(chosen.training, os.environ).nodes,
+        continued_by=continued_by(os.environ),
     )
     opened = log.append(lambda state: body if state.opened is None else None, writer=this_writer()).opened
     assert opened is not None

@@ -56,6 +56,7 @@ class TrainerObservation:
             notice=self._shutdown.detail,
             grace_ended=self._grace_ended,
             cancelling=self._cancellation.is_cancelling(),
+            cancelled_in=self._cancellation.where,
             fenced=str(problem) if isinstance(problem, Fenced) else None,
             store_error=str(problem) if isinstance(problem, StorageError) else None,
             store_error_kind=kind_of(problem) if isinstance(problem, StorageError) else None,

@@ -51,7 +51,7 @@ def _notices(evidence: Mapping[str, Any]) -> Iterator[str]:
     if evidence.get("grace_ended"):
         yield "it was killed because its grace period was over before it could commit"
     if evidence.get("cancelling"):
-        yield "a person cancelled the flow run in Prefect"
+        yield f"a person cancelled it in {evidence.get('cancelled_in', 'Prefect')}"
     if evidence.get("fenced"):
         yield one_line(str(evidence["fenced"]), 200)
     if evidence.get("silent_seconds") is not None:

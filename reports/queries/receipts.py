@@ -21,6 +21,8 @@ class PlacementSummary:
     device_name: str
     world_size: int
     nodes: int
+    nodes_wanted: int
+    continued_by: str
     cores: int
     threads: int
 

@@ -16,7 +16,8 @@ class Placement:
 
     `start_ticks` are the clock ticks from the boot to the start of its process, which tell it from a later process with
     the same pid, however often the clock is set. `cores` are those its process may use, `threads` are
-    those of each trainer.
+    those of each trainer. Of `nodes_wanted` machines, `nodes` came. `continued_by` names who starts the run again: such
+    as `person`, or `slurm job 4711`; empty in logs that do not say so.
     """
 
     host: str
@@ -30,6 +31,8 @@ class Placement:
     device_name: str = ""
     cores: int = 0
     nodes: int = 1
+    nodes_wanted: int = 1
+    continued_by: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +62,7 @@ class RunOpened:
     """A run exists: its frozen configuration, its data, and its initial weights unless they are drawn from the seed.
 
     `smallest_writer_version` is the smallest `WRITER_VERSION` that may append to the run, `threads_why` why `auto` came
-    to the number of threads in the configuration.
+    to the number of threads in the configuration; `nodes_wanted` and `continued_by` are those of `Placement`.
     """
 
     run_id: str
@@ -72,6 +75,8 @@ class RunOpened:
     initial_weights_sha256: str | None = None
     smallest_writer_version: int = WRITER_VERSION
     threads_why: str = ""
+    nodes_wanted: int = 1
+    continued_by: str = ""
     forked_from: ForkOrigin | None = None
 
 

@@ -45,6 +45,7 @@ class Evidence:
     notice: str = ""
     grace_ended: bool = False
     cancelling: bool = False
+    cancelled_in: str = "Prefect"
     fenced: str | None = None
     store_error: str | None = None
     store_error_kind: ErrorKind | None = None
@@ -126,7 +127,7 @@ def _classify(evidence: Evidence) -> Failure:
     if evidence.fenced is not None:
         return _failure(TerminationReason.FENCED, evidence.fenced, "")
     if evidence.cancelling:
-        return _failure(TerminationReason.CANCELLED, "a person cancelled it in Prefect", "")
+        return _failure(TerminationReason.CANCELLED, f"a person cancelled it in {evidence.cancelled_in}", "")
     if evidence.stop_signal == "SIGINT":
         return _failure(TerminationReason.CANCELLED, "a person interrupted it", "")
     if evidence.stop_signal is not None:

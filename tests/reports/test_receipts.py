@@ -52,7 +52,8 @@ def test_a_receipt_has_every_field_of_the_contract(bard: FabricatedRun) -> None:
 
 def test_a_receipt_says_where_the_attempt_ran(bard: FabricatedRun) -> None:
     placement = printed(read_receipts(bard.log))[0]["placement"]
-    machine = {"host": "elsewhere", "nodes": 5, "cores": 7, "threads": 3}
+    machine = {"host": "elsewhere", "nodes": 5, "nodes_wanted": 6, "cores": 7, "threads": 3}
+    machine["continued_by"] = "prefect deployment train-gpt/weekly"
     assert placement == {**machine, "pid": 11, "device": "cpu", "device_name": "a CPU", "world_size": 2}
 
 

@@ -168,6 +168,8 @@ def expected(table: str) -> Mapping[str, Any]:
             "placement_device_name": "a GPU",
             "placement_world_size": 6,
             "placement_nodes": 8,
+            "placement_nodes_wanted": 6,
+            "placement_continued_by": "prefect deployment train-gpt/weekly",
             "placement_cores": 9,
             "placement_threads": 10,
             "flow_run_id": "flow 2",

@@ -18,7 +18,7 @@ LEASE = 30.0
 @pytest.fixture
 def run() -> FabricatedRun:
     """A run that was only opened."""
-    return fabricate(MemoryStore("watched"), "bard")
+    return fabricate(MemoryStore("watched"), "bard", nodes_wanted=1)
 
 
 def verdict(run: FabricatedRun, owner: Life, *, after: float = 0.0, **seen: Any) -> Verdict:
@@ -183,3 +183,31 @@ def test_a_run_that_stands_where_it_stood_is_continued_ever_later_and_never_give
 
 def test_an_empty_log_is_left() -> None:
     assert isinstance(decide_watch(RunState(), Observed(owner=Life.UNKNOWN, unchanged_since=0.0), 0.0), Leave)
+
+
+@pytest.mark.parametrize("scheduler", ["slurm job 4711", "kubernetes job cairn-bard"])
+@pytest.mark.parametrize("reason", ["preempted", "lost", ""])
+def test_a_run_that_a_scheduler_starts_again_is_left_to_it(run: FabricatedRun, scheduler: str, reason: str) -> None:
+    run.start(placement=entries.placement(nodes_wanted=1, continued_by=scheduler))
+    if reason:
+        run.end(reason, action="resume")
+    found = verdict(run, Life.GONE, after=1e6)
+    assert isinstance(found, Leave) and f"{scheduler} continues it" in found.why
+
+
+def test_a_run_of_two_machines_that_was_only_opened_is_left() -> None:
+    run = fabricate(MemoryStore("watched"), "bard", nodes_wanted=2)
+    assert isinstance(verdict(run, Life.GONE), Leave)
+
+
+def test_a_run_that_wants_two_machines_is_not_continued_on_one(run: FabricatedRun) -> None:
+    run.start(placement=entries.placement(nodes=1, nodes_wanted=2))
+    found = verdict(run, Life.GONE)
+    assert isinstance(found, Leave) and "it wants 2 machines" in found.why
+
+
+def test_a_run_that_a_person_continued_after_its_scheduler_is_watched_again(run: FabricatedRun) -> None:
+    run.start(placement=entries.placement(continued_by="slurm job 4711"))
+    run.end("preempted", action="resume")
+    run.start(placement=entries.placement(nodes_wanted=1, continued_by="person"))
+    assert isinstance(verdict(run, Life.GONE), Continue)

@@ -235,8 +235,20 @@ def test_a_receipt_names_the_device_and_counts_cores_and_the_faults_to_practise(
     monkeypatch.setenv("CAIRN_FAULTS", "hang@4711")
     with flow.opened() as run:
         started = claim_next_attempt(run)
-    assert started.faults == "hang@4711" and started.placement.nodes == 1
+    assert started.faults == "hang@4711" and started.placement.nodes == started.placement.nodes_wanted == 1
     assert (started.placement.device_name, started.placement.cores) == (device_name("cpu"), usable_cores())
+
+
+@pytest.mark.parametrize("said", ["", "slurm job 4711"])
+def test_opening_and_receipt_say_who_starts_the_run_again(
+    flow: FlowWorld, monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
+    monkeypatch.setenv("CAIRN_CONTINUED_BY", said)
+    with flow.opened() as run:
+        started = claim_next_attempt(run)
+    opened = run.log.state.opened
+    assert opened is not None
+    assert opened.continued_by == started.placement.continued_by == (said or "person")
 
 
 def test_the_run_ends_with_the_digest_of_its_last_checkpoint(flow: FlowWorld) -> None:
