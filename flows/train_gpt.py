@@ -29,9 +29,10 @@ from flows.watching.deployed_continuation import name_successor
 from reports.explain.termination_text import describe_left
 from storage.errors import Fenced, NotDurable, StorageError, StoreRefused
 from storage.logs.run_entries import AttemptEnded, AttemptStarted
+from storage.logs.run_state import CheckpointState
 from tasks.attempt.shutdown_signal import ShutdownSignal
 from tasks.policy.termination import RESTARTABLE, DecisionAction, FlowEnd, FlowOutcome, flow_outcome
-from tasks.text.format import format_count
+from tasks.text.format import format_count, one_line
 from tasks.trainer.warm_trainer import warm_trainer
 
 
@@ -112,6 +113,9 @@ def _train(run: ActiveRun) -> FlowEnd:
 def _run_attempt(run: ActiveRun, started: AttemptStarted) -> AttemptEnded:
     origin = f"resumes from step {started.resumed_from.step}" if started.resumed_from else "starts at step 0"
     run.say(f"attempt {started.attempt} {origin} of {run.config.training.steps}")
+    for record in run.log.state.checkpoints:
+        if record.state == CheckpointState.QUARANTINED and record.committed.step > started.first_step:
+            run.say(f"  not from step {record.committed.step}, which is quarantined: {one_line(record.detail, 200)}")
     opened, place = run.log.state.opened, started.placement
     if started.attempt == 1 and opened is not None:
         run.say(f"  {format_count(place.threads, 'thread')}, frozen with the run: {opened.threads_why}")

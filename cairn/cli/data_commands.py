@@ -55,6 +55,7 @@ def import_tokens(
         end_of_text: without a tokenizer: the id that ends a document [the greatest].
         allow_shared: import although train and val share documents.
     """
+    from cairn.cli.finished_run_text import store_option
     from cairn.operations.token_files import import_snapshot
 
     found = import_snapshot(
@@ -66,7 +67,7 @@ def import_tokens(
         end_of_text=end_of_text,
         allow_shared=allow_shared,
     )
-    print_document(found) if json else print_import(found)
+    print_document(found) if json else print_import(found, store_option(store, os.environ))
 
 
 def export_tokens(

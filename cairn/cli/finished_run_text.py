@@ -42,4 +42,5 @@ def describe_finished_run(log: RunLog, alias: str, store_url: str, ending: str) 
 
 def store_option(chosen: str, environment: Mapping[str, str]) -> str:
     """Return ` --store URL`, quoted for a shell, with which other commands find `chosen`; empty if it is not needed."""
-    return "" if chosen in (DEFAULT_STORE, environment.get("CAIRN_STORE", "")) else f" --store {shlex.quote(chosen)}"
+    found = ("", DEFAULT_STORE, environment.get("CAIRN_STORE"))
+    return "" if chosen in found else f" --store {shlex.quote(chosen)}"

@@ -158,11 +158,11 @@ def _print_groups(groups: "Sequence[GroupSummary]") -> None:
     )
 
 
-def print_import(summary: "ImportView") -> None:
-    """Print the result of an import."""
+def print_import(summary: "ImportView", store: str) -> None:
+    """Print the result of an import; `store` is what the command to look at it needs."""
     for split, tokens in summary.tokens.items():
         print_line(f"{split}  {tokens:,} tokens in {summary.documents[split]:,} documents")
-    print_line(f"snapshot {summary.snapshot_id}\nlook at it: cairn data {short_digest(summary.snapshot_id)}")
+    print_line(f"snapshot {summary.snapshot_id}\nlook at it: cairn data {short_digest(summary.snapshot_id)}{store}")
 
 
 def print_watch(rows: "Sequence[WatchRow]") -> None:

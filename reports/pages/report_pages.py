@@ -3,6 +3,7 @@
 import base64
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from reports.queries.display_tables import Table, format_cell
 from reports.queries.run_timeline import group_receipts
 from tasks.text.format import format_count, format_duration, format_list, format_time, format_value, one_line
 from tasks.text.sanitize import sanitize
+from tasks.text.table_layout import lay_out, wrap
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -23,12 +25,26 @@ if TYPE_CHECKING:
 _WIDTH_PX, _HEIGHT_PX = 1200, 820
 
 
-def markdown_report(report: RunReport) -> str:
-    """Return the report as Markdown: text of the run stays text."""
+def markdown_report(report: RunReport, *, columns: int | None = None) -> str:
+    """Return the report as Markdown: text of the run stays text. In a terminal, lines and tables fit its columns."""
     pages = _environment(autoescape=False)
-    pages.filters |= {"markdown": markdown_text, "markdown_table": markdown_table, "fence": fence}
+    write_table = partial(_lay_out_table, columns=columns) if columns else markdown_table
+    pages.filters |= {"markdown": markdown_text, "markdown_table": write_table, "fence": fence}
     losses = [point.train_loss for point in report.curve if math.isfinite(point.train_loss)]
-    return _render(pages, "report.md.j2", report, losses=losses)
+    text = _render(pages, "report.md.j2", report, losses=losses)
+    parts = text.split("```")  # every second one is between fences
+    return "```".join(
+        _wrap_lines(part, columns) if columns and not place % 2 else part for place, part in enumerate(parts)
+    )
+
+
+def _lay_out_table(table: Table, columns: int) -> str:
+    rows = [[format_cell(value) for value in row] for row in table.rows]
+    return "\n".join(line for lines in lay_out(table.columns, rows, columns) for line in lines)
+
+
+def _wrap_lines(text: str, columns: int) -> str:
+    return "\n".join(part for line in text.split("\n") for part in wrap(line, columns))
 
 
 def html_report(report: RunReport, curves: RunCurves) -> str:

@@ -76,6 +76,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, emp
     print("\n".join(f"\x1b[1m{line}\x1b[m" if is_bold else line for line in heading))
     for lines in below:
         print("\n".join(lines))
+    sys.stdout.flush()  # `watch` goes on for days
 
 
 def print_facts(facts: Iterable[tuple[str, object]]) -> None:

@@ -95,6 +95,17 @@ def hostile(store: LocalStore) -> FabricatedRun:
     return run
 
 
+def test_in_a_terminal_the_reports_lines_and_tables_fit_its_columns(bard: FabricatedRun) -> None:
+    text = markdown_report(gather_report(bard.log, {})[0], columns=80)
+    outside = "".join(text.split("```")[::2])
+    assert [line for line in outside.splitlines() if len(line) > 80] == [] and "| ---" not in outside
+
+
+def test_in_a_terminal_the_command_that_makes_the_run_again_can_be_pasted(bard: FabricatedRun) -> None:
+    wide, narrow = (markdown_report(gather_report(bard.log, {})[0], columns=columns) for columns in (None, 30))
+    assert narrow.split("```")[1::2] == wide.split("```")[1::2]
+
+
 def test_markdown_has_every_section(bard: FabricatedRun) -> None:
     assert re.findall("^## (.+)$", markdown(bard), re.MULTILINE) == [
         "In short", "Curve", "Timeline", "Why attempts ended", "Receipts", "Cost", "Budgets", "Evaluations", "Samples",
@@ -125,7 +136,7 @@ def test_a_run_without_attempts_has_a_report(fresh: FabricatedRun) -> None:
 def test_money_is_an_estimate_and_absent_without_a_price(bard: FabricatedRun) -> None:
     priced = markdown(bard, {"CAIRN_COST__GPU_HOUR_PRICE": "3600", "CAIRN_COST__CURRENCY": "EUR"})
     assert "money" not in markdown(bard)
-    assert "**money (an estimate)**: about 2.75 EUR, of it 0.50 lost; 3600 EUR a GPU hour" in priced
+    assert "**money (an estimate)**: about 2.75 EUR, of it 0.50 lost; 3600 EUR a device hour" in priced
 
 
 def test_the_price_of_the_configuration_is_used(fresh: FabricatedRun) -> None:

@@ -73,7 +73,9 @@ def test_where_a_run_is_kept_is_no_part_of_which_run_it_is_nor_of_its_receipts(c
     assert here.frozen_sha256() == there.frozen_sha256() and here.document() == there.document()
 
 
-@pytest.mark.parametrize(("chosen", "option"), [("./cairn-store", ""), ("here", ""), ("there", " --store there")])
+@pytest.mark.parametrize(
+    ("chosen", "option"), [("", ""), ("./cairn-store", ""), ("here", ""), ("there", " --store there")]
+)
 def test_commands_to_try_name_the_store_only_where_it_would_not_be_found(chosen: str, option: str) -> None:
     assert store_option(chosen, {"CAIRN_STORE": "here"}) == option
 

@@ -15,6 +15,7 @@ from flows.run import attempt as attempt_flow
 from flows.run.attempt import Attempt, _trainer_spec
 from flows.run.next_attempt import claim_next_attempt
 from model.estimates.size_estimate import TrainingPlace
+from storage.checkpoints.resume_point import quarantine_checkpoint
 from storage.errors import Fenced
 from storage.logs.entry_log import this_writer
 from storage.logs.heartbeat import Heartbeat, read_heartbeat
@@ -62,6 +63,17 @@ def test_what_is_left_of_a_budget_is_said_in_words(flow: FlowWorld, capsys: pyte
     flow.train("training.threads=3", "budgets.lost.retries=1", warm=NotedWarmTrainer("--die-at", "13"))
     shown = capsys.readouterr().err
     assert "lost: resume from the newest committed checkpoint; left: 0 retries" in shown and "{" not in shown
+
+
+def test_an_attempt_says_which_newer_checkpoint_it_does_not_begin_with_and_why(
+    flow: FlowWorld, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flow.train("budgets.lost.retries=0", "checkpoint.every_steps=5", warm=NotedWarmTrainer("--die-at", "13"))
+    newest = flow.log.refresh().newest_committed
+    assert newest is not None and newest.committed.step == 10
+    quarantine_checkpoint(flow.log, newest.committed, "weights: a flipped byte", writer=this_writer())
+    flow.train("checkpoint.every_steps=5")
+    assert "not from step 10, which is quarantined: weights: a flipped byte" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
