@@ -7,16 +7,21 @@ import os
 import sys
 import time
 from collections.abc import Callable, MutableMapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
 
 from flows.orchestrator.ephemeral_server import EphemeralServer
 from flows.orchestrator.server_address import is_server_answering, is_server_named, server_address
 from flows.preparation.training_request import HandedOver, ResolvedRequest, hand_over
 from storage.logs.run_log import RunLog
 from tasks.errors import InvalidConfiguration
+from tasks.machine.garbage_pause import collecting_no_garbage
 from tasks.machine.work_folder import trainer_folder
 from tasks.policy.termination import ExitCode, FlowEnd, FlowOutcome, flow_outcome
+from tasks.text.live_lines import LiveLines
 
 # A person sees our own progress; Prefect's log would show it twice, and every refusal as a traceback.
 QUIET = {
@@ -33,6 +38,7 @@ QUIET = {
 }
 _ABSENT_SECONDS = 10.0
 """A server that restarts is back in about this time; starting a temporary one takes as long."""
+_STARTING = "starting a temporary Prefect server, about ten seconds (PREFECT_API_URL names a running one) …"
 _CREDENTIALS_REFUSED = (
     "Prefect's server refuses: it asks for a password or key that is not given or not right; set "
     "PREFECT_API_AUTH_STRING (or PREFECT_API_KEY) to the server's, or unset PREFECT_API_URL for a temporary server"
@@ -45,6 +51,7 @@ class PrefectServer:
     def __init__(self, environment: MutableMapping[str, str], *, say: Callable[[str], None]) -> None:
         self._environment, self._say = environment, say
         self._ephemeral: EphemeralServer | None = None
+        self._waiting = LiveLines(Console(file=sys.stderr, highlight=False), stays=False)
 
     @property
     def is_lost(self) -> bool:
@@ -66,7 +73,9 @@ class PrefectServer:
             _forget_absent_server(self._environment, self._say)
             self.start_ephemeral()
         if self._ephemeral is not None:
-            self._say("starting a temporary Prefect server, about ten seconds (PREFECT_API_URL names a running one) …")
+            self._waiting.count_seconds(_STARTING)
+            if not self._waiting.can_be_shown:
+                self._say(_STARTING)
 
     def replace_lost(self) -> None:
         """Choose again after the server was lost."""
@@ -77,12 +86,15 @@ class PrefectServer:
         self.choose()
 
     def wait_ready(self) -> None:
-        """Wait until a temporary server answers."""
-        if self._ephemeral is not None:
-            from prefect.context import refresh_global_settings_context
+        """Import the flow and wait until a temporary server answers; a terminal shows for how long."""
+        with self._waiting.show() if self._ephemeral else nullcontext():
+            with collecting_no_garbage():
+                from prefect.context import refresh_global_settings_context
 
-            refresh_global_settings_context()  # they may have been read already, to ask whether a server is named
-            self._ephemeral.wait_ready()
+                import flows.train_gpt  # noqa: F401
+            if self._ephemeral is not None:
+                refresh_global_settings_context()  # they may have been read already, to ask whether a server is named
+                self._ephemeral.wait_ready()
 
 
 def run_train_gpt(resolved: ResolvedRequest, log: RunLog, server: PrefectServer) -> FlowEnd:

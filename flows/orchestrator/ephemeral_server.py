@@ -8,7 +8,6 @@ Run as `python -m flows.orchestrator.ephemeral_server` with the socket's number 
 """
 
 import atexit
-import gc
 import logging
 import os
 import secrets
@@ -24,6 +23,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 from flows.orchestrator.server_address import is_server_answering
+from tasks.machine.garbage_pause import collecting_no_garbage
 
 if TYPE_CHECKING:
     from uvicorn import Server
@@ -164,14 +164,12 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     served: list[Server] = []
     threading.Thread(target=_end_with_parent, args=(served,), name="parent", daemon=True).start()
-    gc.disable()  # collecting garbage among what stays would be a fifth of the start
-    import uvicorn
+    with collecting_no_garbage():
+        import uvicorn
 
-    from flows.orchestrator.guarded_server import create_guarded_app
+        from flows.orchestrator.guarded_server import create_guarded_app
 
-    server = uvicorn.Server(uvicorn.Config(create_guarded_app(), log_level="error", lifespan="on"))
-    gc.freeze()
-    gc.enable()
+        server = uvicorn.Server(uvicorn.Config(create_guarded_app(), log_level="error", lifespan="on"))
     served.append(server)
     listening = socket.socket(fileno=int(sys.argv[1]))
     # Outside the main thread uvicorn leaves the signal handlers alone.

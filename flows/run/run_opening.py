@@ -4,6 +4,7 @@ Of several processes that open one run at the same moment, one is first and the 
 """
 
 import os
+from functools import partial
 from pathlib import Path
 
 from prefect import get_run_logger
@@ -133,7 +134,8 @@ def _record_opening(log: RunLog, wanted: RunConfig, base_dir: Path, warm: WarmTr
     """Append run-opened with data, initial weights and this machine's fastest numerics; return the log's entry."""
     probe_store(log.store)
     folder = work_folder(os.environ)
-    with numerics_beside(wanted.training, wanted.model, folder) as mode, TextProgress().showing() as show:
+    ask = partial(warm.measure_speed, trainer_folder(os.environ, log.run_id))
+    with numerics_beside(wanted.training, wanted.model, folder, ask) as mode, TextProgress().showing() as show:
         snapshot = tokenize_and_split(log.store.url, wanted.data, base_dir, cache_dir=folder, on_progress=show)
     check_block_size(snapshot.manifest, wanted.model.block_size, wanted.data)
     initial = _keep_initial_weights(log.store, wanted, snapshot.snapshot_id, base_dir)

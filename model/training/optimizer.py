@@ -4,10 +4,12 @@ Sources: Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization"; 20
 Hu et al. 2024, "MiniCPM" (warm-up, stable, decay).
 """
 
+import inspect
 import math
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from model.configuration.training import TrainingConfig
 
@@ -19,6 +21,7 @@ def make_optimizer(model: nn.Module, training: TrainingConfig) -> torch.optim.Ad
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": training.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
+    _spare_compiler()
     optimizer = torch.optim.AdamW(groups, lr=training.lr, betas=training.betas, fused=True)
     for parameter in parameters:
         optimizer.state[parameter] = {
@@ -27,6 +30,19 @@ def make_optimizer(model: nn.Module, training: TrainingConfig) -> torch.optim.Ad
             "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
         }
     return optimizer
+
+
+def update_weights(optimizer: Optimizer) -> None:
+    """Take the optimizer's own step, without the wrappers that import torch's compiler for a second or more."""
+    with torch.no_grad():
+        inspect.unwrap(type(optimizer).step)(optimizer)
+
+
+def _spare_compiler() -> None:
+    """Let these methods run as they are: before its first call each imports the compiler only to be left out of it."""
+    for method in (Optimizer.add_param_group, Optimizer.zero_grad):
+        plain = inspect.unwrap(method)
+        plain.__dict__.setdefault("__dynamo_disable", plain)
 
 
 def learning_rate(step: int, training: TrainingConfig) -> float:

@@ -24,7 +24,7 @@ from model.training.deferred_metrics import (
 )
 from model.training.determinism import dropout_seed, keeping_generators, seed_generators
 from model.training.gradient_sum import accumulate
-from model.training.optimizer import learning_rate
+from model.training.optimizer import learning_rate, update_weights
 from model.training.parallel import gather_full
 from model.training.train_state import AUTOCAST_DTYPES, TrainState
 
@@ -188,7 +188,7 @@ def _clip(state: TrainState, *, limit: float) -> Tensor:
 
 def _update(state: TrainState) -> None:
     if state.scaler is None:
-        state.optimizer.step()
+        update_weights(state.optimizer)
     else:
         state.scaler.step(state.optimizer)
         state.scaler.update()

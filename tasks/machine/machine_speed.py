@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -38,32 +39,38 @@ _CARDS = Path(_CUDA_TRACES[0])
 _SETTINGS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "CUDA_VISIBLE_DEVICES")
 
 
-def numerics_here(training: TrainingConfig, model: ModelConfig, folder: Path, *, keep: bool = True) -> NumericsChoice:
+Ask = Callable[[], MachineSpeed | None]
+"""Asks a process that has imported torch already; None if there is none that can answer."""
+
+
+def numerics_here(
+    training: TrainingConfig, model: ModelConfig, folder: Path, *, keep: bool = True, ask: Ask = lambda: None
+) -> NumericsChoice:
     """Return the numerics of a new run here; measures only if the choice needs it, and caches in `folder` if `keep`."""
     if not has_auto_numerics(training):
         return choose_numerics(training, model, MachineSpeed())
     wants_cuda = trains_on_cuda(training.device)
     wants_half = training.precision == "auto" and benefits_from_cpu_bf16(training, model) and may_have_half(cpu_facts())
     needed = wants_cuda or wants_half
-    return choose_numerics(training, model, machine_speed(folder, keep=keep) if needed else MachineSpeed())
+    return choose_numerics(training, model, machine_speed(folder, keep=keep, ask=ask) if needed else MachineSpeed())
 
 
 @contextmanager
 def numerics_beside(
-    training: TrainingConfig, model: ModelConfig, folder: Path
+    training: TrainingConfig, model: ModelConfig, folder: Path, ask: Ask = lambda: None
 ) -> Iterator[Callable[[], NumericsChoice]]:
     """Compute `numerics_here` in a thread while the block runs; the yielded function waits for the result."""
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="mode") as beside:
-        yield beside.submit(numerics_here, training, model, folder).result
+        yield beside.submit(partial(numerics_here, training, model, folder, ask=ask)).result
 
 
-def machine_speed(folder: Path, *, keep: bool = True) -> MachineSpeed:
+def machine_speed(folder: Path, *, keep: bool = True, ask: Ask = lambda: None) -> MachineSpeed:
     """Return the cached speed of this machine, else measure it and cache that if it can; an empty one if it cannot."""
     path = folder / "machine" / f"{_identity()}.json"
     with suppress(OSError, IntegrityError, ModelError):
         return decode(path.read_bytes(), MachineSpeed, where=str(path))
     try:
-        speed = _measure()
+        speed = ask() or _measure()
     except (OSError, subprocess.SubprocessError, IntegrityError, ModelError):
         return MachineSpeed()
     if keep:

@@ -1,6 +1,7 @@
 """Lines at the bottom of a terminal, rewritten in place. A terminal that fails or is closed never ends the work."""
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from rich.console import Console, Group
@@ -15,6 +16,12 @@ class LiveLines:
         """Write to `console`; the last lines stay on it, or are wiped when the block ends."""
         self._console, self._stays = console, stays
         self._live: Live | None = None
+        self._lines: Callable[[], Sequence[str]] = tuple
+
+    @property
+    def can_be_shown(self) -> bool:
+        """Whether the console is a terminal that can rewrite a line."""
+        return self._console.is_terminal and not self._console.is_dumb_terminal
 
     @property
     def are_shown(self) -> bool:
@@ -24,10 +31,11 @@ class LiveLines:
     @contextmanager
     def show(self) -> Iterator[None]:
         """Keep the lines on the terminal while the block runs."""
-        if not self._console.is_terminal or self._console.is_dumb_terminal:
+        if not self.can_be_shown:
             yield
             return
-        live = Live(console=self._console, refresh_per_second=8, transient=not self._stays)
+        stays = self._stays
+        live = Live(console=self._console, refresh_per_second=8, transient=not stays, get_renderable=self._render)
         with suppress(OSError):
             live.start()
         self._live = live
@@ -40,6 +48,12 @@ class LiveLines:
 
     def write(self, lines: Sequence[str]) -> None:
         """Replace the lines."""
-        if self._live is not None:
-            with suppress(OSError):
-                self._live.update(Group(*(Text(line, overflow="ellipsis", no_wrap=True) for line in lines)))
+        self._lines = lambda: lines
+
+    def count_seconds(self, words: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """Replace the lines by these words, followed by the seconds from now on, which go on by themselves."""
+        began = clock()
+        self._lines = lambda: (f"{words} {clock() - began:.0f} s",)
+
+    def _render(self) -> Group:
+        return Group(*(Text(line, overflow="ellipsis", no_wrap=True) for line in self._lines()))

@@ -4,7 +4,6 @@ It never commits, so its work counts only once the parent has committed it. It e
 its parent. Where several processes train one model, a launcher starts one trainer for each rank.
 """
 
-import importlib
 import os
 import platform
 import signal
@@ -140,7 +139,6 @@ def main() -> None:
         signal.signal(number, lambda *_: stop.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        importlib.import_module("torch._dynamo")  # before the spec arrives: the first optimizer step would wait for it
         spec = channel.read_spec()
         make_deterministic(seed=spec.training.seed, threads=spec.threads)
         trainer = Trainer(spec, channel, stop, channel.join(spec))

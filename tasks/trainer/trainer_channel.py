@@ -17,6 +17,7 @@ from typing import NoReturn
 import torch
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
+from model.estimates.utilization import measure_machine
 from model.training.determinism import resolve_device
 from model.training.parallel import SINGLE_RANK, Ranks, is_peer_loss, join_ranks
 from model.training.thread_trial import time_steps
@@ -30,6 +31,7 @@ from tasks.trainer.trainer_protocol import (
     Command,
     Event,
     Finish,
+    SpeedTrial,
     ThreadTrial,
     TrainerSpec,
     TrainUntil,
@@ -86,11 +88,14 @@ class ParentChannel:
     def read_spec(self) -> TrainerSpec:
         """Wait for the spec, then read commands in the background; exits if stdin ends before."""
         while not isinstance(spec := self._read_first_line(), TrainerSpec):
-            self.send(TrialDone(step_seconds=time_steps(spec.model, spec.training, spec.candidates)))
+            if isinstance(spec, ThreadTrial):
+                self.send(TrialDone(step_seconds=time_steps(spec.model, spec.training, spec.candidates)))
+            else:
+                self.send(measure_machine())
         threading.Thread(target=self._read_commands, name="commands", daemon=True).start()
         return spec
 
-    def _read_first_line(self) -> ThreadTrial | TrainerSpec:
+    def _read_first_line(self) -> SpeedTrial | ThreadTrial | TrainerSpec:
         line = sys.stdin.buffer.readline()
         if not line:
             os._exit(ORPHANED_EXIT_CODE)  # started ahead for a run that did not begin

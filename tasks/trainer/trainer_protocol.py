@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 from model.configuration.data import DataConfig
 from model.configuration.network import ModelConfig
 from model.configuration.training import TrainingConfig
+from model.estimates.numerics import MachineSpeed
 from storage.checkpoints.checkpoint import StagedCheckpoint
 from storage.logs.log_entry import CheckpointReference
 from storage.logs.run_entries import DevicePeak
@@ -57,6 +58,12 @@ class ThreadTrial(BaseModel):
     model: ModelConfig
     training: TrainingConfig
     candidates: tuple[int, ...]
+
+
+class SpeedTrial(BaseModel):
+    """A line that may come before the spec: measure what the numerics are chosen by; answered by `MachineSpeed`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,11 +133,13 @@ class RankEnded:
 
 
 Command = TrainUntil | Finish
-Event = TrialDone | Ready | StepDone | SegmentDone | StagedCheckpoint | Waiting | ExceptionReport | RankEnded
+Event = (
+    TrialDone | MachineSpeed | Ready | StepDone | SegmentDone | StagedCheckpoint | Waiting | ExceptionReport | RankEnded
+)
 _MESSAGES: dict[str, type] = {kind.__name__: kind for kind in (*get_args(Command), *get_args(Event))}
 
 
-FIRST_LINES: TypeAdapter[ThreadTrial | TrainerSpec] = TypeAdapter(ThreadTrial | TrainerSpec)
+FIRST_LINES: TypeAdapter[SpeedTrial | ThreadTrial | TrainerSpec] = TypeAdapter(SpeedTrial | ThreadTrial | TrainerSpec)
 """What a trainer reads before commands: any number of trials, then its spec."""
 
 

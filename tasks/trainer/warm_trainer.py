@@ -11,9 +11,10 @@ from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 
+from model.estimates.numerics import MachineSpeed
 from tasks.errors import TaskError
 from tasks.trainer.trainer_group import TRAINER_COMMAND
-from tasks.trainer.trainer_protocol import ThreadTrial, TrialDone, decode_message
+from tasks.trainer.trainer_protocol import SpeedTrial, ThreadTrial, TrialDone, decode_message
 
 _IMPORT_SECONDS = 5.0
 """About the time a trainer's imports take; one that waits for longer only uses memory."""
@@ -73,6 +74,16 @@ class WarmTrainer:
 
     def time_threads(self, trial: ThreadTrial, work_dir: Path) -> Mapping[int, float]:
         """Have the trainer that waits time steps; returns seconds by number of threads, none if it cannot."""
+        answer = self._ask(trial, work_dir)
+        return answer.step_seconds if isinstance(answer, TrialDone) else {}
+
+    def measure_speed(self, work_dir: Path) -> MachineSpeed | None:
+        """Have the trainer that waits measure this machine; returns None if it cannot."""
+        answer = self._ask(SpeedTrial(), work_dir)
+        return answer if isinstance(answer, MachineSpeed) else None
+
+    def _ask(self, trial: ThreadTrial | SpeedTrial, work_dir: Path) -> TrialDone | MachineSpeed | None:
+        """Return the answer of the trainer that waits; one that gives none is discarded."""
         self.start(work_dir)
         assert self._child is not None
         process = self._child.process
@@ -81,10 +92,10 @@ class WarmTrainer:
             process.stdin.write(trial.model_dump_json().encode() + b"\n")
             process.stdin.flush()
             answer = decode_message(process.stdout.readline())
-            if isinstance(answer, TrialDone):
-                return answer.step_seconds
+            if isinstance(answer, TrialDone | MachineSpeed):
+                return answer
         self.discard()
-        return {}
+        return None
 
     def acquire(self, work_dir: Path) -> TrainerChild:
         """Return the trainer that waits, or a new one; the caller owns it from now on."""

@@ -1,5 +1,8 @@
 """AdamW's decay split and its state, and the learning rate of each step."""
 
+import sys
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given
@@ -8,7 +11,7 @@ from hypothesis import strategies as st
 from model.architectures.gpt import GPT
 from model.configuration.network import ModelConfig
 from model.configuration.training import TrainingConfig
-from model.training.optimizer import learning_rate, make_optimizer
+from model.training.optimizer import learning_rate, make_optimizer, update_weights
 
 
 def make():
@@ -46,10 +49,20 @@ def test_moments_made_beforehand_give_the_update_torch_would_give() -> None:
         {"params": [p for p in reference.parameters() if p.ndim < 2], "weight_decay": 0.0},
     ]
     plain = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95), fused=True)
-    for network, used in ((model, optimizer), (reference, plain)):
+    for network, take in ((model, partial(update_weights, optimizer)), (reference, plain.step)):
         network(torch.arange(4)[None]).square().sum().backward()
-        used.step()
+        take()
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), reference.parameters(), strict=True))
+
+
+def test_an_update_does_not_import_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch._dynamo", None)  # importing it raises
+    model, optimizer = make()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    model(torch.arange(4)[None]).square().sum().backward()
+    update_weights(optimizer)
+    optimizer.zero_grad()
+    assert not all(torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True))
 
 
 SETTINGS = TrainingConfig(steps=110, warmup_steps=10, lr=1.0, min_lr=0.1)

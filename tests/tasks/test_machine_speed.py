@@ -56,6 +56,11 @@ def test_a_machine_is_measured_once(measured: list[MachineSpeed], tmp_path: Path
     assert [machine_speed(tmp_path), machine_speed(tmp_path)] == [FOUND, FOUND] and len(measured) == 1
 
 
+def test_a_process_that_knows_is_asked_before_one_is_started(measured: list[MachineSpeed], tmp_path: Path) -> None:
+    found = machine_speed(tmp_path, ask=lambda: MachineSpeed(cpu_half_gain=1.5))
+    assert found.cpu_half_gain == 1.5 and measured == [] and machine_speed(tmp_path) == found
+
+
 def test_two_runs_of_one_configuration_resolve_alike_though_a_second_measurement_would_not(
     measured: list[MachineSpeed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,8 +10,9 @@ import pytest
 
 from model.configuration.network import ModelConfig
 from model.configuration.training import TrainingConfig
+from model.estimates.numerics import MachineSpeed
 from tasks.policy.failures import ORPHANED_EXIT_CODE
-from tasks.trainer.trainer_protocol import ThreadTrial
+from tasks.trainer.trainer_protocol import ThreadTrial, encode_message
 from tasks.trainer.warm_trainer import TrainerChild, WarmTrainer, warm_trainer
 from tests.processes.fork_server import fork_server
 
@@ -56,20 +57,29 @@ def test_where_none_waits_a_new_one_is_taken(waiting: WarmTrainer, tmp_path: Pat
     child.discard()
 
 
-def test_one_that_cannot_time_steps_is_discarded_and_nothing_is_known(waiting: WarmTrainer, tmp_path: Path) -> None:
-    assert waiting.time_threads(TRIAL, tmp_path) == {}
+def test_one_that_cannot_measure_is_discarded_and_nothing_is_known(waiting: WarmTrainer, tmp_path: Path) -> None:
+    assert waiting.time_threads(TRIAL, tmp_path) == {} and waiting.measure_speed(tmp_path) is None
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow  # its quicker witnesses are tests/model/test_thread_trial.py and the key's case in tests/wiring
-def test_a_waiting_trainer_times_steps_and_takes_its_spec_afterwards(tmp_path: Path) -> None:
+def test_a_waiting_trainer_measures_the_machine_times_steps_and_takes_its_spec_afterwards(tmp_path: Path) -> None:
     trainer = WarmTrainer()
-    found = trainer.time_threads(TRIAL, tmp_path)
+    speed, found = trainer.measure_speed(tmp_path), trainer.time_threads(TRIAL, tmp_path)
+    assert speed is not None and speed.cpu_half_gain > 0
     assert set(found) == {1, 2} and min(found.values()) > 0
     child = trainer.acquire(tmp_path)
     child.process.communicate()
     assert child.process.returncode == ORPHANED_EXIT_CODE
     child.discard()
+
+
+def test_an_answer_about_the_machine_is_taken_from_the_one_that_waits(tmp_path: Path) -> None:
+    answer = encode_message(MachineSpeed(cpu_half_gain=2.5)).decode()
+    says = f"input(); print({answer!r}, end='', flush=True); input()"
+    trainer = WarmTrainer(partial(TrainerChild, command=(sys.executable, "-S", "-c", says)))
+    assert trainer.measure_speed(tmp_path) == MachineSpeed(cpu_half_gain=2.5)
+    trainer.discard()
 
 
 def test_one_that_died_waiting_is_not_taken(waiting: WarmTrainer, tmp_path: Path) -> None:
