@@ -66,7 +66,7 @@ class TrainerObservation:
             rss_bytes=memory.rss_bytes,
             memory_limit_bytes=memory.limit_bytes,
             heartbeat_step=last.record.step if last else None,
-            stderr_tail=trainer.stderr_tail() if trainer else (),
+            stderr_tail=() if trainer is None else trainer.stacks() if self._gap else trainer.stderr_tail(),
         )
 
     def _pass_on_shutdown(self) -> None:
@@ -87,4 +87,5 @@ class TrainerObservation:
     def _kill_hung(self, gap: HeartbeatGap) -> None:
         if self._trainer is not None and self._trainer.is_alive:
             self._gap = gap
+            self._trainer.write_stacks()
             self._trainer.kill()

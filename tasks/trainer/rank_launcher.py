@@ -25,6 +25,7 @@ from tasks.trainer.rendezvous_server import serving_rendezvous
 from tasks.trainer.trainer_group import (
     RANK_STORE,
     RENDEZVOUS,
+    STACKS_SIGNAL,
     TRAINER_COMMAND,
     TrainerGroup,
     rendezvous_secret,
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run this machine's ranks to their end; if one failed, send which one to the parent and exit with 1."""
     watch_parent(os.getppid())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, STACKS_SIGNAL):
         signal.signal(number, _forward_signal)
     parser = argparse.ArgumentParser(prog="rank_launcher")
     parser.add_argument("--processes", type=int, required=True)

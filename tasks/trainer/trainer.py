@@ -4,6 +4,7 @@ It never commits, so its work counts only once the parent has committed it. It e
 its parent. Where several processes train one model, a launcher starts one trainer for each rank.
 """
 
+import faulthandler
 import os
 import platform
 import signal
@@ -28,6 +29,7 @@ from tasks.trainer.staging_buffer import StagingBuffer
 from tasks.trainer.step_results import SpikeCheck, StepReporter, raise_for_samples
 from tasks.trainer.tensor_exchange import to_group
 from tasks.trainer.trainer_channel import Channel, Place, exit_on_error, open_channel
+from tasks.trainer.trainer_group import STACKS_SIGNAL
 from tasks.trainer.trainer_protocol import Ready, TrainerSpec, TrainUntil, Waiting
 from tasks.trainer.training_setup import CheckpointLoad, fresh_state, open_training_data, restore_state
 
@@ -138,6 +140,7 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):  # schedulers signal every process of a job
         signal.signal(number, lambda *_: stop.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.register(STACKS_SIGNAL)  # written by the signal's own handler, whatever the interpreter waits for
     try:
         spec = channel.read_spec()
         make_deterministic(seed=spec.training.seed, threads=spec.threads)

@@ -1,15 +1,19 @@
 """How many processes on how many machines train one model, and the command that starts this machine's part."""
 
 import re
+import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from model.configuration.training import TrainingConfig
 from tasks.errors import TaskError
 
 TRAINER_COMMAND = (sys.executable, "-m", "tasks.trainer.trainer")
+STACKS_SIGNAL = signal.SIGQUIT
+"""Has every process of a trainer write where its threads are to its stderr."""
 RANK_STORE, RENDEZVOUS, RENDEZVOUS_SECRET = "CAIRN_RANK_STORE", "CAIRN_RENDEZVOUS", "CAIRN_RENDEZVOUS_SECRET"
 """Variables: the file where the ranks of one machine meet; where those of several do, and what shows that they may."""
 _DEVICES = Path("/dev")
@@ -79,7 +83,7 @@ def rendezvous_secret(environment: Mapping[str, str]) -> bytes:
     return secret.encode()
 
 
-def rank_stderr(work_dir: Path, attempt: int, rank: int) -> Path:
+def rank_stderr(work_dir: Path, attempt: int, rank: int | Literal["*"]) -> Path:
     """Return the file that one of several ranks writes its stderr to."""
     return work_dir / f"attempt-{attempt:04d}.rank-{rank}.stderr"
 

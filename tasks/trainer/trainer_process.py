@@ -1,7 +1,9 @@
 """The parent's side of a running trainer: send its spec and commands, receive its events, and know how it exited."""
 
+import operator
 import os
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +13,7 @@ from storage.logs.step_log import StepRecord
 from tasks.attempt.watchdog import HangDetector
 from tasks.errors import TrainerGone
 from tasks.policy.failures import ExceptionReport
-from tasks.trainer.trainer_group import rank_stderr
+from tasks.trainer.trainer_group import STACKS_SIGNAL, rank_stderr
 from tasks.trainer.trainer_protocol import (
     Command,
     Event,
@@ -29,6 +31,7 @@ from tasks.trainer.trainer_protocol import (
 from tasks.trainer.warm_trainer import TrainerChild
 
 _TAIL_BYTES = 64 * 1024  # a library may write gigabytes of warnings
+_STACKS_POLLS, _STACKS_POLL_SECONDS, _STACK_LINES = 20, 0.1, 40
 
 
 class ReceivedEvents:
@@ -140,6 +143,26 @@ class TrainerProcess:
             self._write(encode_message(Finish()))
         return self.reap()
 
+    def write_stacks(self, *, sleep: Callable[[float], None] = time.sleep) -> None:
+        """Have every rank of this machine write its threads' stacks to its stderr; returns when they stand there.
+
+        A process that the kernel holds writes nothing, so the wait is limited.
+        """
+        before = grown = self._stderr_bytes()
+        self.notify(STACKS_SIGNAL)
+        for _ in range(_STACKS_POLLS):
+            sleep(_STACKS_POLL_SECONDS)
+            last, grown = grown, self._stderr_bytes()
+            if grown == last and all(map(operator.gt, grown, before)):
+                return
+
+    def stacks(self) -> tuple[str, ...]:
+        """Return the last lines of each rank's stderr, where `write_stacks` put the stacks; the main thread's last."""
+        paths = self._rank_files() or {0: self._stderr_path}
+        return tuple(
+            line for rank, path in sorted(paths.items()) for line in (f"rank {rank}:", *tail_of(path, _STACK_LINES))
+        )
+
     def kill(self) -> int:
         """Kill the child's process group and return the exit code."""
         if self._child.poll() is None:
@@ -158,6 +181,13 @@ class TrainerProcess:
         ended, spec = self.received.rank_ended, self._spec
         own = tail_of(rank_stderr(spec.work_dir, spec.attempt, ended.rank)) if ended else ()
         return own or tail_of(self._stderr_path)
+
+    def _rank_files(self) -> dict[int, Path]:
+        any_rank = rank_stderr(self._spec.work_dir, self._spec.attempt, "*")
+        return {int(path.name.split("-")[-1].split(".")[0]): path for path in any_rank.parent.glob(any_rank.name)}
+
+    def _stderr_bytes(self) -> list[int]:
+        return [path.stat().st_size for path in self._rank_files().values() or (self._stderr_path,)]
 
     def _write(self, data: bytes) -> None:
         assert self._child.stdin is not None

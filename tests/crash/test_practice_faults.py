@@ -56,6 +56,12 @@ def test_the_hang_was_noticed_by_the_runs_own_pace(scarred: Command) -> None:
     assert "no sign of life for" in receipts(scarred)[3].detail
 
 
+def test_the_receipt_of_the_hang_says_where_the_trainer_stood(scarred: Command) -> None:
+    tail = receipts(scarred)[3].stderr_tail
+    assert tail[0] == "rank 0:" and any("inject_process_fault" in line for line in tail)
+    assert any("train_until" in line for line in tail), "the main thread's stack is whole"
+
+
 def test_after_the_oom_activations_are_computed_again_and_the_micro_batch_stays(scarred: Command) -> None:
     starts = [attempt.started for attempt in scarred.state().attempts]
     assert [started.activation_checkpointing for started in starts] == [False] * 5 + [True]

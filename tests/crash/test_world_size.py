@@ -204,6 +204,9 @@ def test_a_rank_that_hangs_is_found_by_the_watchdog(command: Command) -> None:
     assert process.wait(timeout=patience_seconds()) == 0, command.output()
     first, *_ = command.state().attempts
     assert first.ended is not None and first.ended.reason == "hung"
+    waiting, stopped = "rank 0:", "rank 1:"
+    tail = list(first.ended.stderr_tail)
+    assert any("train_until" in line for line in tail[tail.index(waiting) : tail.index(stopped)])
 
 
 @pytest.mark.slow
