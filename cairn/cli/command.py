@@ -15,6 +15,7 @@ from cairn.cli import model_commands as model
 from cairn.cli import run_commands as run
 from cairn.cli import train_commands as training
 from cairn.cli.app import EXAMPLES, app
+from cairn.cli.completion import REQUEST, complete_line
 from cairn.cli.usage_error import describe_usage_error
 from flows.errors import EXPECTED_ERRORS
 from model.errors import InvalidInput
@@ -90,6 +91,8 @@ def run_command(arguments: Sequence[str]) -> int:
     """Run one command line and print its errors for people; returns the exit code."""
     if arguments and arguments[0] in EXAMPLES and not {"--help", "-h"}.isdisjoint(arguments):
         app[arguments[0]].help_epilogue = _epilogue(arguments[0])
+    if len(arguments) == 2 and arguments[0] == REQUEST:
+        return _print_candidates(arguments[1])
     try:
         returned = app(list(arguments), exit_on_error=False, print_error=False)
     except CycloptsError as error:
@@ -118,6 +121,14 @@ def _epilogue(verb: str) -> str:
     from cairn.cli.json_fields import describe_fields
 
     return "\n".join([describe_fields(verb), "", "Examples:", *(f"  {line}" for line in EXAMPLES[verb])])
+
+
+def _print_candidates(line: str) -> int:
+    """Print what Tab can add, a candidate and its meaning on a line; nothing where something is wrong."""
+    with contextlib.suppress(Exception):
+        for candidate in complete_line(line, os.environ):
+            print(f"{candidate.value}\t{candidate.meaning}".rstrip("\t"))
+    return ExitCode.DONE
 
 
 def code_of_error(error: BaseException) -> ExitCode:

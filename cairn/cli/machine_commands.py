@@ -4,23 +4,20 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
 
-from cairn.cli.app import app
+from cairn.cli.completion_scripts import SCRIPTS, Shell, install_script
 from cairn.cli.options import Flag, JsonOption, StoreOption
 from tasks.configuration.store_choice import choose_store
 from tasks.errors import InvalidConfiguration
 from tasks.policy.termination import ExitCode
 from tasks.text.output import print_document, print_facts, print_table
 
-Shell = Literal["bash", "zsh", "fish"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompletionView:
-    """A completion script, or where it was installed; `shell` is None if it was detected."""
+    """A completion script, or where it was installed."""
 
-    shell: str | None
+    shell: str
     script: str | None = None
     path: str | None = None
 
@@ -76,13 +73,22 @@ def completion(shell: Shell | None = None, *, install: Flag = False, json: JsonO
         install: put the script where the shell looks, and a line into its start-up file; a new shell has it.
     """
     with _refusing_unknown_shell():
+        shell = shell or _this_shell()
         if install:
-            path = str(app.install_completion(shell=shell))
+            path = str(install_script(shell))
             view, text = CompletionView(shell=shell, path=path), f"installed: {path}; a new shell completes `cairn`"
         else:
-            text = app.generate_completion(shell=shell)
+            text = SCRIPTS[shell]
             view = CompletionView(shell=shell, script=text)
-    print_document(view) if json else print(text)
+    print_document(view) if json else print(text.rstrip("\n"))
+
+
+def _this_shell() -> Shell:
+    from cyclopts.completion.detect import ShellDetectionError, detect_shell
+
+    if (found := detect_shell()) == "powershell":
+        raise ShellDetectionError("there is no completion for PowerShell")
+    return found
 
 
 @contextmanager

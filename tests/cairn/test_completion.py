@@ -1,0 +1,144 @@
+"""Tab on a line of `cairn`: what may stand there, in the words of the engine and in real shells."""
+
+import os
+import pty
+import re
+import select
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cairn.cli.completion_scripts import SCRIPTS, Shell
+from tests.commands import ROOT, Cairn, chosen_folders
+from tests.fabricated_run import FabricatedRun
+
+# What a shell is typed, to the Tab, and what then stands there.
+TYPED = {
+    "cairn train --ru": "cairn train --run-id ",
+    "cairn train notes/my": "cairn train notes/my.toml ",
+    "cairn status ba": "cairn status bard ",
+    "cairn sample bard@2": "cairn sample bard@20 ",
+    "cairn train quickstart --set training.warm": "cairn train quickstart --set training.warmup_steps=",
+    "cairn promote bard --alias=cham": "cairn promote bard --alias=champion ",
+}
+BEGIN: dict[Shell, tuple[tuple[str, ...], str]] = {
+    "bash": (("bash", "--norc", "--noprofile", "-i"), "source {script}"),
+    "zsh": (("zsh", "-f", "-i"), "autoload -Uz compinit; compinit -u -D; source {script}"),
+    "fish": (("fish", "--no-config", "--interactive"), "source {script}"),
+}
+
+
+def completed(cairn: Cairn, line: str, **environment: str) -> list[str]:
+    ended = cairn("--complete", line, **environment)
+    assert (ended.code, ended.err) == (0, "")
+    return [row.partition("\t")[0] for row in ended.out.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("cairn che", ["checkpoints"]),
+        ("cairn --v", ["--version"]),
+        ("cairn train --st", ["--start-over", "--store"]),
+        ("cairn completion z", ["zsh"]),
+        ("cairn plot bard out.png --x ", ["step", "tokens"]),
+        ("cairn plot bard ", [":files"]),
+        ("cairn status ", ["bard"]),
+        ("cairn train --run-id ", ["bard"]),
+        ("cairn sample ", ["champion", "bard"]),
+        ("cairn sample 'bard@", ["bard@30", "bard@20", "bard@10"]),
+        ("cairn data ", ["bard"]),
+        ("cairn rollback --alias ", ["champion"]),
+        ("cairn train q", ["quickstart", ":files"]),
+        ("cairn evaluate bard --suite rep", ["repetition", ":files"]),
+        ("cairn train --set training.warm", ["training.warmup_steps="]),
+        ("cairn train --set=training.warm", ["--set=training.warmup_steps="]),
+        ("cairn config checkpoint.ev", ["checkpoint.every_steps", "checkpoint.every_seconds"]),
+        ("cairn sample champion --tokens ", []),
+        ("cairn no-such-verb ", []),
+    ],
+)
+def test_a_line_is_completed(cairn: Cairn, bard: FabricatedRun, line: str, words: list[str]) -> None:
+    assert completed(cairn, line) == words
+
+
+def test_the_store_that_the_line_names_is_the_one_that_is_asked(
+    cairn: Cairn, bard: FabricatedRun, tmp_path: Path
+) -> None:
+    (tmp_path / "store").rename(tmp_path / "another store")
+    assert completed(cairn, f"cairn status --store '{tmp_path}/another store' ") == ["bard"]
+
+
+def test_a_store_that_cannot_be_asked_completes_nothing_and_says_nothing(cairn: Cairn) -> None:
+    assert completed(cairn, "cairn status ", CAIRN_STORE="gs://no/such") == []
+
+
+def test_completion_imports_neither_torch_nor_prefect(bard: FabricatedRun, tmp_path: Path) -> None:
+    code = (
+        "import sys; from cairn.cli.command import run_command\n"
+        "for line in ('cairn sample bard@', 'cairn train --set t'): run_command(['--complete', line])\n"
+        "print(sorted({'torch', 'prefect', 'pyarrow', 's3fs'} & sys.modules.keys()))"
+    )
+    environment = {**os.environ, **chosen_folders(tmp_path), "PYTHONPATH": str(ROOT)}
+    printed = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert "bard@20" in printed.stdout and printed.stdout.endswith("\n[]\n")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_tab_in_a_real_shell_completes_options_files_runs_checkpoints_aliases_and_keys(
+    shell: Shell, bard: FabricatedRun, tmp_path: Path
+) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"no {shell} here: completion in it cannot be tried")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "my.toml").touch()
+    program = tmp_path / "bin" / "cairn"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m cairn.cli.command "$@"\n')
+    program.chmod(0o755)
+    script = tmp_path / "script"
+    script.write_text(SCRIPTS[shell])
+    assert type_into(shell, script, tmp_path) == list(TYPED.values())
+
+
+def type_into(shell: Shell, script: Path, folder: Path) -> list[str]:
+    """Type every line of `TYPED` and Tab into the shell, then let it print what stands there."""
+    command, begin = BEGIN[shell]
+    child, terminal = pty.fork()
+    if child == 0:
+        os.chdir(folder)
+        path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        variables = {**os.environ, **chosen_folders(folder), "PATH": path, "TERM": "dumb", "HOME": str(folder)}
+        os.execvpe(command[0], command, {**variables, "COLUMNS": "200", "HISTFILE": "/dev/null"})
+    try:
+        lines, written = [f"{begin.format(script=script)}\n"], b""
+        # Ctrl-E and a quote, Ctrl-A and a quoting command: the shell itself says what stands between.
+        lines += [f"{typed}\t'\x01printf '<%s>\\n' '\n" for typed in TYPED]
+        for text in lines:
+            os.write(terminal, text.encode())
+        found, deadline = list[str](), time.monotonic() + 120
+        while len(found) < len(TYPED) and select.select([terminal], [], [], deadline - time.monotonic())[0]:
+            written += os.read(terminal, 65536)
+            found = re.findall(r"^<(cairn .*)>\r$", written.decode(errors="replace"), re.MULTILINE)
+        assert len(found) == len(TYPED), written.decode(errors="replace")
+        return found
+    finally:
+        os.close(terminal)
+        os.waitpid(child, 0)
+
+
+def test_completion_is_installed_where_the_shell_looks(cairn: Cairn, tmp_path: Path) -> None:
+    ended = cairn("completion", "bash", "--install", "--json", HOME=str(tmp_path))
+    assert ended.code == 0, ended.err
+    installed = [path for path in tmp_path.rglob("*") if path.is_file() and "_cairn()" in path.read_text()]
+    assert len(installed) == 1 and str(installed[0]) in ended.out
+
+
+def test_an_unwritable_home_is_refused_in_one_line(cairn: Cairn, tmp_path: Path) -> None:
+    (tmp_path / "home").write_text("a file where the folder should be")
+    ended = cairn("completion", "bash", "--install", HOME=str(tmp_path / "home"))
+    assert ended.code == 2 and len(ended.err.splitlines()) == 1 and "prints the script" in ended.err
