@@ -10,7 +10,7 @@ from storage.checkpoints.sweep import SweepAction, SweepKind
 from storage.logs.entry_log import this_writer
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import CheckpointState
-from tasks.attempt.attempt_claim import Claimant
+from tasks.attempt.attempt_claim import Claimant, refuse_live_owner
 from tasks.checkpoints.run_deletion import Deletion, delete_run, withdrawn_aliases
 
 
@@ -30,8 +30,10 @@ class RunDeletion:
 
 
 def preview_deletion(log: RunLog) -> RunDeletion:
-    """Return what would go; raises `GateRefused` if an alias or a fork needs it."""
+    """Return what would go; raises `GateRefused` for what an alias or a fork needs, `LiveOwner` for a living owner."""
     aliases = withdrawn_aliases(log)
+    lease = configuration_of(log.state).lease
+    refuse_live_owner(log, lease, monotonic=time.monotonic, sleep=time.sleep)
     there = [item for item in read_checkpoints(log) if item.state != CheckpointState.DELETED]
     return RunDeletion(
         run_id=log.run_id,

@@ -20,6 +20,7 @@ from storage.logs.run_log import RunLog
 from storage.snapshots.data_snapshot import TOKENIZER, read_manifest
 from storage.snapshots.snapshot_manifest import SnapshotManifest
 from storage.stores.object_store import ObjectStore
+from tasks.attempt.attempt_claim import refuse_deleted
 from tasks.configuration.configuration_source import parse_configuration
 from tasks.configuration.run_configuration import RunConfig
 from tasks.configuration.stored_configuration import differing_keys, keep_numerics
@@ -51,7 +52,8 @@ def fork_run(
 ) -> Fork:
     """Open `run_id` at the checkpoint, with overrides; `InvalidConfiguration` or `IntegrityError` if it cannot be."""
     log, parent = RunLog(found.log.store, run_id), found.log
-    if log.refresh().opened is not None:
+    refuse_deleted(log.refresh())
+    if log.state.opened is not None:
         raise InvalidConfiguration(f"run {run_id} exists in {log.store.url}: name another, or train it")
     record = parent.state.find_live(found.reference.prefix)
     if record is None:

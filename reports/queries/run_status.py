@@ -163,8 +163,9 @@ def _detail(run_id: str, state: RunState, standing: RunPhase) -> str | None:
     ended = state.attempts[-1].ended if state.attempts else None
     if standing == RunPhase.STOPPED and ended is not None:
         return f"attempt {ended.attempt} ended: {ended.reason}; `cairn explain {run_id}` says why"
-    if standing in (RunPhase.DELETING, RunPhase.DELETED):
-        return _next(run_id, state, standing)
+    if state.deleted is not None:
+        is_half_done = standing == RunPhase.DELETING
+        return _next(run_id, state, standing) if is_half_done else state.deleted.why or f"by {state.deleted.by}"
     return stopped_early(state)
 
 

@@ -294,8 +294,9 @@ class RunState:
         """Return that the run was deleted and what is left of it; empty if it was not."""
         if self.opened is None or self.deleted is None:
             return ""
-        name, when = self.opened.run_id, f"on {self.deleted_at:%Y-%m-%d} by {self.deleted.by}"
-        return f"run {name} was deleted {when}; its log, receipts and curve stay (`cairn report {name}`)"
+        name, why = self.opened.run_id, f" ({self.deleted.why})" if self.deleted.why else ""
+        who = f"on {self.deleted_at:%Y-%m-%d} by {self.deleted.by}{why}"
+        return f"run {name} was deleted {who}; its log, receipts and curve stay (`cairn report {name}`)"
 
     def fences(self, attempt: int | None) -> bool:
         """Whether an entry written by `attempt` has no effect now; an entry of no attempt is never fenced."""

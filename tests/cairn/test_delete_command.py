@@ -8,11 +8,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from storage.logs.heartbeat import Heartbeat, write_heartbeat
 from storage.stores.local_store import LocalStore
+from tasks.machine.placement import this_placement
 from tests.commands import ROOT, Cairn, Ended
 from tests.fabricated_run import FabricatedRun, fabricate
 
@@ -114,6 +117,17 @@ def test_what_an_alias_needs_is_refused_by_name(bard: FabricatedRun, cairn: Cair
     before, ended = store.keys("runs"), cairn("delete", "bard", "--yes")
     assert (ended.code, store.keys("runs")) == (3, before)
     assert "alias champion: points at step 20; `cairn promote OTHER --alias champion` moves it on" in ended.err
+
+
+def test_a_live_owner_keeps_the_run_before_anything_is_asked(cairn: Cairn, store: LocalStore) -> None:
+    run = fabricate(store, "alive")
+    run.start(placement=this_placement(device="cpu", threads=1))
+    now = datetime.now(UTC)
+    beat = Heartbeat(attempt=1, beat=1, step=1, train_loss=1.0, tokens=1, gpu_seconds=1.0, at=now)
+    write_heartbeat(store, run.log.prefix, beat)
+    ended = cairn("delete", "alive")
+    assert (ended.code, run.log.refresh().deleted) == (7, None)
+    assert "run alive: attempt 1 on " in ended.err and "is at work; wait for it or stop it there" in ended.err
 
 
 def test_a_deleted_run_is_listed_among_the_archived_only(old: FabricatedRun, cairn: Cairn) -> None:

@@ -82,7 +82,7 @@ OTHERS = [
     Real(line="evaluate nobody", code=2),
     Real(line="promote nobody", code=2),
     Real(line="export nobody out", code=2, unwanted=HEAVY),
-    Real(line="delete nobody", code=2, unwanted=HEAVY),
+    Real(line="delete bard --dry-run", code=3),
     Real(line="fork nobody another", code=2, unwanted=HEAVY),
     Real(line="import-tokens --train gone.bin --val gone.bin --vocab-size 300", code=2, unwanted=HEAVY),
     Real(line="export-tokens nobody out", code=2, unwanted=HEAVY),

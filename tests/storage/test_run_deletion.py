@@ -110,7 +110,8 @@ def test_a_cached_fold_remembers_that_it_was_deleted(log: RunLog, monkeypatch: p
 
 def test_it_is_not_claimed_any_more(log: RunLog) -> None:
     delete(log)
-    with pytest.raises(InvalidConfiguration, match=rf"run {RUN} was deleted on .* by me; .*; choose another run id"):
+    words = rf"run {RUN} was deleted on .* by me \(a first try\); .*; choose another run id"
+    with pytest.raises(InvalidConfiguration, match=words):
         claim_attempt(log, claimant(), lambda number, reference, state: started(number))
 
 
