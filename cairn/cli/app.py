@@ -16,6 +16,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "train": (
         "cairn train run.toml",
         "cairn train run.toml --dry-run",
+        "cairn train run.toml --overfit-one-batch",
         "cairn train run.toml --run-id wide --set model.n_embd=256",
         "cairn train --run-id wide",
     ),

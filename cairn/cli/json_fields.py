@@ -9,6 +9,7 @@ from typing import Any, get_args, get_type_hints
 RECORDS: Mapping[str, str] = {
     "train": "reports.queries.run_status:RunStatus",
     "train --dry-run": "flows.preparation.training_plan:TrainingPlan",
+    "train --overfit-one-batch": "cairn.operations.overfit_verdict:BatchOverfit",
     "fork": "cairn.operations.run_fork:Fork",
     "config": "tasks.configuration.key_reference:ConfigurationKey*",
     "watch": "flows.watching.run_watcher:WatchRow*",

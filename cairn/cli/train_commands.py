@@ -15,6 +15,8 @@ from tasks.text.output import print_document, print_facts, say
 
 if TYPE_CHECKING:
     from flows.preparation.training_request import ResolvedRequest
+    from storage.logs.run_log import RunLog
+    from tasks.configuration.run_configuration import RunConfig
 
 
 def train(
@@ -24,6 +26,7 @@ def train(
     set_: Overrides = (),
     start_over: Flag = False,
     dry_run: Flag = False,
+    overfit_one_batch: Flag = False,
     store: StoreOption = "",
     json: JsonOption = False,
 ) -> ExitCode:
@@ -34,6 +37,8 @@ def train(
         run_id: name of the run [the configuration file's name].
         start_over: if a run has commits and none can be read any more, begin again at step 0 instead of exit 5.
         dry_run: say what would happen, and how much memory, time, money and store it would take; start nothing.
+        overfit_one_batch: train on a few windows alone until they are known by heart, exit 1 if they never are; writes
+            nothing.
     """
     exit_on_sigterm(ExitCode.PREEMPTED)  # the imports take a second, and nothing has begun
     from cairn.cli.finished_run_text import describe_finished_run
@@ -45,9 +50,9 @@ def train(
     from reports.queries.run_status import read_status
 
     request = TrainingRequest(config=config, run_id=run_id, overrides=set_, store=store, start_over=start_over)
-    if dry_run:
-        _show_plan(resolve_request(request, os.environ), json=json)
-        return ExitCode.DONE
+    if dry_run or overfit_one_batch:
+        try_out = _show_plan if dry_run else _overfit_one_batch
+        return try_out(resolve_request(request, os.environ), json=json)
     if is_other_node(os.environ):
         return _serve_node(resolve_request(request, os.environ))
     try:
@@ -115,25 +120,49 @@ def _serve_node(resolved: "ResolvedRequest") -> ExitCode:
     return ExitCode.DONE if service.run() else ExitCode.PREEMPTED
 
 
-def _show_plan(resolved: "ResolvedRequest", *, json: bool) -> None:
-    from cairn.cli.training_plan_text import describe_plan
-    from flows.preparation.memory_check import available_memory, require_memory
+def _settle(resolved: "ResolvedRequest") -> "tuple[RunLog, RunConfig]":
+    """Return the run's log and its checked configuration with the numerics of this machine; writes nothing."""
     from flows.preparation.preflight import check_before_start
-    from flows.preparation.training_plan import plan_training
     from tasks.machine.machine_speed import numerics_here
     from tasks.machine.work_folder import work_folder
-    from tasks.policy.attempt_sizes import next_sizes
-    from tasks.trainer.trainer_group import trainer_group
 
     log = resolved.open_log()
     configuration = check_before_start(resolved, log, os.environ, writable=False)
     numerics = numerics_here(configuration.training, configuration.model, work_folder(os.environ), keep=False)
-    settled = configuration.with_mode(precision=numerics.precision, kernels=numerics.kernels)
+    return log, configuration.with_mode(precision=numerics.precision, kernels=numerics.kernels)
+
+
+def _overfit_one_batch(resolved: "ResolvedRequest", *, json: bool) -> ExitCode:
+    from cairn.operations.batch_overfit import overfit_one_batch
+
+    log, settled = _settle(resolved)
+    found = overfit_one_batch(
+        settled,
+        log,
+        resolved.base_dir,
+        lambda result: say(f"step {result.step} · loss {result.train_loss:.3f}") if result.step % 25 == 1 else None,
+    )
+    if json:
+        print_document(found)
+    else:
+        print(f"{'sound' if found.sound else 'NOT SOUND'}: {found.why}")
+    return ExitCode.DONE if found.sound else ExitCode.ERROR
+
+
+def _show_plan(resolved: "ResolvedRequest", *, json: bool) -> ExitCode:
+    from cairn.cli.training_plan_text import describe_plan
+    from flows.preparation.memory_check import available_memory, require_memory
+    from flows.preparation.training_plan import plan_training
+    from tasks.policy.attempt_sizes import next_sizes
+    from tasks.trainer.trainer_group import trainer_group
+
+    log, settled = _settle(resolved)
     memory = available_memory(settled.training, trainer_group(settled.training, os.environ))
     plan = plan_training(log, settled, resolved.base_dir, memory)
     print_document(plan) if json else print_facts(describe_plan(plan))
     sizes = next_sizes(log.state, settled.training, chosen=plan.memory.micro_batch)
     require_memory(settled, plan.model.vocab_size, sizes, memory)
+    return ExitCode.DONE
 
 
 def watch(

@@ -1,0 +1,132 @@
+"""`cairn train --overfit-one-batch`: can this network, at this learning rate, learn a few windows by heart?
+
+A habit before a long run: what cannot learn one batch by heart will learn no text. Text, tokenizer, network, numerics
+and optimizer are the run's own; the store is only read, and everything else lies in a folder that goes. Source:
+Karpathy 2019, "A Recipe for Training Neural Networks".
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from cairn.operations.overfit_verdict import BY_HEART, BatchOverfit, judge_losses
+from flows.preparation.planned_data import preview_sources
+from model.data.sample_order import SampleOrder
+from model.data.source_mixture import Component
+from model.errors import NonFiniteLoss
+from model.training.determinism import make_deterministic, resolve_device
+from model.training.training_loop import StepObserver, StepResult, train_until
+from storage.logs.run_log import RunLog
+from storage.stores.document import project
+from storage.stores.local_store import LocalStore
+from storage.stores.object_store import ObjectStore
+from tasks.configuration.run_configuration import RunConfig
+from tasks.data.snapshot_build import build_snapshot
+from tasks.data.snapshot_lookup import find_by_id
+from tasks.machine.placement import settled_threads
+from tasks.trainer.trainer_channel import Place
+from tasks.trainer.trainer_protocol import TrainerSpec
+from tasks.trainer.training_setup import fresh_state, open_training_data
+
+WINDOWS, STEPS, WARMUP_STEPS = 4, 300, 10
+_TEXT_BYTES, _BYTES_OF_ID = 4 << 20, 400
+
+
+def overfit_one_batch(
+    config: RunConfig, log: RunLog, base_dir: Path, on_step: Callable[[StepResult], None]
+) -> BatchOverfit:
+    """Train on one batch until it is known by heart, at most `STEPS` steps; `config` has its numerics chosen."""
+    with tempfile.TemporaryDirectory(prefix="cairn-overfit-") as name:
+        return _overfit(config, *_find_text(config, log, base_dir, Path(name)), Path(name), on_step)
+
+
+def _find_text(config: RunConfig, log: RunLog, base_dir: Path, folder: Path) -> tuple[ObjectStore, str]:
+    """Return store and snapshot of the run, or of the beginning of its text in a store of its own."""
+    if log.state.opened is not None:
+        return log.store, log.state.opened.data_snapshot
+    if config.data.snapshot:
+        return log.store, find_by_id(log.store, config.data.snapshot).snapshot_id
+    tokenizer, beginning = config.data.tokenizer, folder / "beginning.txt"
+    if tokenizer.endswith(".json"):
+        tokenizer = str((base_dir / Path(tokenizer).expanduser()).absolute())
+    with beginning.open("w", encoding="utf-8") as file:
+        file.writelines(_beginning(config, base_dir))
+    changes = {"sources": (str(beginning),), "weights": (), "split": "end", "tokenizer": tokenizer}
+    store = LocalStore(folder / "store")
+    return store, build_snapshot(store, config.data.model_copy(update=changes), folder).snapshot_id
+
+
+def _beginning(config: RunConfig, base_dir: Path) -> Iterator[str]:
+    """Yield documents until there is text enough for the windows and the tokenizer."""
+    wanted = max(_TEXT_BYTES, _BYTES_OF_ID * (config.data.bpe_vocab_size or 0), 64 * WINDOWS * config.model.block_size)
+    for source in preview_sources(config.data, base_dir):
+        for document in source.documents():
+            yield f"{document.text}\n"
+            if (wanted := wanted - document.bytes) <= 0:
+                return
+
+
+def _overfit(
+    config: RunConfig, store: ObjectStore, snapshot_id: str, folder: Path, on_step: Callable[[StepResult], None]
+) -> BatchOverfit:
+    place, threads = Place(device=resolve_device(config.training.device)), settled_threads(config.training.threads)
+    make_deterministic(seed=config.training.seed, threads=threads)
+    spec = _spec(config, store, snapshot_id, folder, threads)
+    data = open_training_data(store, spec, place)
+    assert data.inputs.loader is not None
+    data.inputs.loader.close()
+    count = data.inputs.windows.window_count
+    few = (Component(first_window=0, window_count=min(WINDOWS, count)),)  # every epoch of them is this one batch
+    order = SampleOrder(window_count=count, seed=spec.training.seed, global_batch=WINDOWS, components=few)
+    state, steps = fresh_state(spec, data, place), list[StepResult]()
+
+    def follow(result: StepResult) -> None:
+        steps.append(result)
+        on_step(result)
+
+    observer = StepObserver(on_step=follow, stop_requested=lambda: bool(steps) and steps[-1].train_loss < BY_HEART)
+    problem = ""
+    try:
+        train_until(state, replace(data.inputs, order=order, loader=None), observer, until_step=STEPS)
+    except NonFiniteLoss as error:
+        problem = str(error)
+    verdict = judge_losses([step.train_loss for step in steps], problem, lr=config.training.lr)
+    return BatchOverfit(
+        sound=verdict.sound,
+        why=verdict.why,
+        windows=few[0].window_count,
+        tokens=few[0].window_count * config.model.block_size,
+        parameters=state.model.parameter_count,
+        lr=config.training.lr,
+        precision=config.training.precision,
+        device=str(place.device),
+        losses=tuple(step.train_loss for step in steps),
+    )
+
+
+def _spec(config: RunConfig, store: ObjectStore, snapshot_id: str, folder: Path, threads: int) -> TrainerSpec:
+    """Return the spec of a trainer of few windows, at the full rate all along and without dropout."""
+    few = {"steps": STEPS, "global_batch": WINDOWS, "micro_batch": WINDOWS, "probe_every_steps": 0}
+    steady = {"warmup_steps": WARMUP_STEPS, "min_lr": config.training.lr}
+    return project(
+        config,
+        TrainerSpec,
+        run_id="overfit-one-batch",
+        attempt=1,
+        store_url=store.url,
+        snapshot_id=snapshot_id,
+        data=config.data.model_copy(update={"weights": ()}),
+        model=config.model.model_copy(update={"dropout": 0.0}),
+        training=config.training.model_copy(update={**few, **steady}),
+        micro_batch=WINDOWS,
+        activation_checkpointing=config.training.activation_checkpointing,
+        quarantined=(),
+        patience_seconds=config.checkpoint.patience_seconds,
+        threads=threads,
+        resume=None,
+        cache_dir=folder / "snapshots",
+        work_dir=folder / "work",
+        prompt="",
+        faults="",
+    )
