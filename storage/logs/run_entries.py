@@ -14,10 +14,9 @@ from storage.stores.document import project
 class Placement:
     """Where an attempt ran; host, boot and pid namespace say where its pid counts.
 
-    `start_ticks` are the clock ticks from the boot to the start of its process, which tell it from a later process with
-    the same pid, however often the clock is set. `cores` are those its process may use, `threads` are
-    those of each trainer. Of `nodes_wanted` machines, `nodes` came. `continued_by` names who starts the run again: such
-    as `person`, or `slurm job 4711`; empty in logs that do not say so.
+    `start_ticks`, the clock ticks from the boot to its process's start, tell it from a later process with the same pid.
+    `cores` are those it may use, `threads` those of each trainer. Of `nodes_wanted` machines, `nodes` came.
+    `continued_by` names who starts the run again, such as `slurm job 4711`.
     """
 
     host: str

@@ -159,7 +159,8 @@ def test_an_offer_of_a_dead_process_is_refused_for_it(log: RunLog) -> None:
     reference = log.state.readable[-1].committed.reference
     pin_checkpoint(log, new_pin(reference, gone_placement(), alias="next"), writer=writer())
     delete(log)
-    assert [refused.gate for _, refused in Registry(log.store, "next").refresh().refusals] == ["abandoned"]
+    decisions = Registry(log.store, "next").refresh().history
+    assert [item.refused.gate for item in decisions if item.refused] == ["abandoned"]
 
 
 def test_a_fork_without_a_checkpoint_of_its_own_needs_it(log: RunLog) -> None:
