@@ -15,8 +15,7 @@ class Placement:
     """Where an attempt ran; host, boot and pid namespace say where its pid counts.
 
     `start_ticks`, the clock ticks from the boot to its process's start, tell it from a later process with the same pid.
-    `cores` are those it may use, `threads` those of each trainer. Of `nodes_wanted` machines, `nodes` came.
-    `continued_by` names who starts the run again, such as `slurm job 4711`.
+    Of `nodes_wanted` machines, `nodes` came; `continued_by` names who starts the run again, such as `slurm job 4711`.
     """
 
     host: str
