@@ -181,10 +181,7 @@ def _setting_text(value: object) -> str:
 
 
 def _run_command(arguments: Sequence[str]) -> tuple[int, str]:
-    """Run the command and repeat what it says on this process's stderr; returns its exit code and the last lines.
-
-    An interrupt reaches the command itself, in a terminal and in a notebook: its end is awaited.
-    """
+    """Run the command, repeating its words on stderr; returns exit code and last lines. It gets an interrupt itself."""
     import subprocess
 
     command = [sys.executable, "-m", "cairn.cli.command", *arguments]

@@ -1,7 +1,4 @@
-"""Forks a run: opens another one that begins with the train state of a committed checkpoint; no byte is copied.
-
-The checkpoint is pinned in its run's log before the fork is opened, and until the fork has one of its own.
-"""
+"""Forks a run: opens one that begins with a committed checkpoint's train state, pinned until the fork has its own."""
 
 import tempfile
 from collections.abc import Mapping, Sequence

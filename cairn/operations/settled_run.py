@@ -1,7 +1,4 @@
-"""Answers `cairn train` for a run that leaves a flow nothing to do, from log and registry, before Prefect is imported.
-
-The flow makes the same checks again: between the two another process may have claimed, finished or promoted the run.
-"""
+"""Answers `cairn train` for a run with nothing left to do, from log and registry alone, before Prefect is imported."""
 
 import time
 from collections.abc import Mapping

@@ -1,7 +1,6 @@
 """Refuses before anything starts what cannot work: configuration, drift, store, text, tokenizer, sizes, memory.
 
-The server takes seconds to start, so mistakes are found before that. A text is refused here only if it is too small for
-every tokenizer; tokenizing checks sizes again, exactly.
+A server takes seconds to start; a text too small for every tokenizer is refused here, tokenizing checks exactly.
 """
 
 from collections import Counter

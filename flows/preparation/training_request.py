@@ -1,7 +1,4 @@
-"""What a person or a deployment asks of training, and what that resolves to: run, store and configuration.
-
-The configuration is read once for a command: the flow that runs in the command's process gets the resolved request.
-"""
+"""What a person or a deployment asks of training, and what that resolves to, once: run, store and configuration."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

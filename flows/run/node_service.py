@@ -1,7 +1,4 @@
-"""Serves a run from a machine that is not its first: starts this machine's ranks for each attempt until the run ends.
-
-The first machine decides and records; this one only reads the run's log. Its ranks wait at the rendezvous.
-"""
+"""Serves a run from a machine that is not its first: reads the log and starts this machine's ranks for each attempt."""
 
 import os
 import signal

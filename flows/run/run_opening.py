@@ -1,7 +1,4 @@
-"""Opens a run, or joins one that is open: data, initial weights and numerics are decided once and frozen in the log.
-
-Of several processes that open one run at the same moment, one is first and the others use its decisions.
-"""
+"""Opens a run, or joins an open one: the first of several processes decides data, weights and numerics, in the log."""
 
 import os
 from functools import partial
@@ -20,7 +17,7 @@ from flows.run.active_run import ActiveRun, TrainerSetup
 from flows.run.background_sweep import BackgroundSweep
 from flows.run.next_attempt import continued_by
 from flows.run.progress import Progress, TextProgress
-from model.estimates.thread_choice import ThreadChoice, choose_threads, thread_candidates
+from model.estimates.numerics import ThreadChoice, choose_threads, thread_candidates
 from reports.queries.run_lookup import configuration_document
 from storage.logs.entry_log import this_writer
 from storage.logs.run_entries import RunOpened

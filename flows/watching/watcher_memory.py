@@ -1,13 +1,7 @@
-"""What this machine's watchers have seen of a store's runs, kept in a file between looks and processes.
+"""What this machine's watchers have seen of a store's runs, by this boot's clock; losing the file restarts waits."""
 
-Times are this boot's monotonic clock, which all its processes share. Losing the file only restarts every wait.
-"""
-
-import os
 import socket
-import uuid
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,6 +12,7 @@ from storage.logs.heartbeat import read_heartbeat
 from storage.logs.run_log import RunLog
 from storage.stores.document import decode, encode
 from tasks.machine.placement import boot_id, is_known_dead, shares_pids
+from tasks.machine.work_folder import keep_file
 from tasks.policy.run_watch import Life, Observed
 
 
@@ -69,12 +64,8 @@ class WatcherMemory:
         self._runs[run_id] = replace(seen, futile=seen.futile + 1, tried_at=self._monotonic())
 
     def save(self) -> None:
-        """Replace the file atomically; a folder that cannot be written costs only the memory."""
-        beside = self._path.with_name(f"{self._path.name}.{uuid.uuid4().hex}")
-        with suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            beside.write_bytes(encode(_Remembered(boot_id=boot_id(), runs=self._runs)))
-            os.replace(beside, self._path)
+        """Replace the file; a folder that cannot be written costs only the memory."""
+        keep_file(self._path, encode(_Remembered(boot_id=boot_id(), runs=self._runs)))
 
 
 def _read(path: Path) -> Mapping[str, Sighting]:

@@ -196,8 +196,7 @@ class GPT(nn.Module):
     def extend(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:
         """Append `tokens` to `cache` and predict the next token: ids (1, T) -> logits (1, V).
 
-        Equals the last position of `forward` in evaluation mode up to rounding, at the cost of the new tokens alone.
-        More than block_size tokens in all raise InvalidInput and change nothing.
+        Equals the last position of `forward` up to rounding. InvalidInput above block_size tokens changes nothing.
         """
         time, begin = tokens.shape[1], cache.length
         if begin + time > self.config.block_size:

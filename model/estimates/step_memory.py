@@ -1,7 +1,6 @@
 """What a trainer holds at once beside weights and optimizer moments, from shapes alone. Imports no torch.
 
-A moment is a list of pieces. The moments of a step follow the code of layers, head and gradient sum; those of a
-held-out loss are the evaluator's too.
+A moment is a list of pieces; a step's follow layers, head and gradient sum, a held-out loss's are evaluators' too.
 """
 
 from collections.abc import Iterator

@@ -47,8 +47,7 @@ class DeferredStep:
 class UpdateGuard:
     """A flag on the device that the first non-finite number sets and nothing clears.
 
-    While the flag is set inside the `with` block, the optimizer's fused update changes no weight, moment or step
-    counter. The state stays that of the last finite step, however many steps are launched after it.
+    While it is set inside the `with` block, no fused update changes the state: it stays that of the last finite step.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:

@@ -69,8 +69,7 @@ def take_step(state: TrainState, inputs: StepInputs) -> UpdateResult:
 def launch_step(state: TrainState, inputs: StepInputs, guard: UpdateGuard) -> DeferredStep:
     """Advance `state` as `take_step` does, but leave the metrics on the device, without waiting for it.
 
-    The bits equal those of `take_step` while every number is finite. After a non-finite one `guard` blocks all
-    updates, and the caller that fetches the metrics must reset `state` to before that step.
+    The bits are `take_step`'s until a number is not finite: then `guard` blocks updates, and the caller resets `state`.
     """
     rate, batch = _begin(state, inputs)
     losses = _accumulate(state, inputs, batch)

@@ -118,10 +118,7 @@ def _origin(log: RunLog, record: AttemptRecord, before: AttemptRecord | None) ->
 
 
 def _passed_over(log: RunLog, record: AttemptRecord) -> Iterator[PassedOver]:
-    """Yield the checkpoints beyond the resume point that existed before: damaged ones and ones never committed.
-
-    An attempt resumes the newest readable checkpoint, so a newer one that it skipped was not readable.
-    """
+    """Yield the checkpoints beyond the resume point that existed before: unreadable ones and ones never committed."""
     resumed, number = record.started.resumed_from, record.started.attempt
     first, since = (resumed.step, resumed.attempt) if resumed else (0, 1)
     states = {item.committed.prefix: item for item in log.state.checkpoints}

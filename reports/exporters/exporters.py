@@ -1,19 +1,48 @@
 """The exporters of a configuration's `[mirrors]` section: checked before a run, and run while it trains.
 
-A new exporter is a class beside `TensorBoardExporter`, a key of `[mirrors]` and a line in `_make_exporters`.
+A new exporter is a class beside `TensorBoardExporter`, a key of `[mirrors]` and a line in `_make_exporters`. Its thread
+only reads and delays no training; an exporter that fails is reported once and retried ever less often.
 """
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Protocol
 
-from reports.exporters.step_exporter import Exporter, ExporterThread
+from reports.exporters.curve_follower import CurveFollower, CurveUpdate
 from storage.logs.run_log import RunLog
+from storage.logs.run_state import RunState
+from storage.logs.step_log import StepTail
 from tasks.configuration.settings import MirrorsConfig
 from tasks.errors import InvalidConfiguration
 
 _EXPERIMENT = "cairn"
+_EVERY_SECONDS = 5.0
+_LONGEST_PAUSE_SECONDS = 300.0
+_FINAL_SECONDS = 10.0
+
+
+class Exporter(Protocol):
+    """Copies a run's curve to another tool; each call may raise anything and take any time."""
+
+    @property
+    def name(self) -> str:
+        """The tool's name for messages."""
+        ...
+
+    def begin(self, state: RunState) -> None:
+        """Prepare for the whole curve from its first step, whatever was exported before."""
+        ...
+
+    def write(self, update: CurveUpdate) -> None:
+        """Export what is new."""
+        ...
+
+    def end(self, state: RunState) -> None:
+        """Record that no process trains the run now; no call follows."""
+        ...
 
 
 def check_exporters(mirrors: MirrorsConfig) -> None:
@@ -47,3 +76,73 @@ def _make_exporters(log: RunLog, mirrors: MirrorsConfig, environment: Mapping[st
 
         experiment = environment.get("MLFLOW_EXPERIMENT_NAME") or _EXPERIMENT
         yield MlflowExporter(MlflowClient(mirrors.mlflow, environment), log.run_id, experiment=experiment)
+
+
+class ExporterThread:
+    """Keeps one exporter up to date while a run trains; reads the log only as far as the run itself has read it."""
+
+    def __init__(
+        self,
+        log: RunLog,
+        exporter: Exporter,
+        say: Callable[[str], None],
+        *,
+        every_seconds: float = _EVERY_SECONDS,
+        final_seconds: float = _FINAL_SECONDS,
+    ) -> None:
+        self._log, self._exporter, self._say = log, exporter, say
+        self._every_seconds, self._final_seconds = every_seconds, final_seconds
+        self._stopping = threading.Event()
+        self._follower: CurveFollower | None = None
+        self._failures, self._is_reported = 0, False
+
+    @contextmanager
+    def run(self) -> Iterator[None]:
+        """Export while the block runs; at its end the exporter has `final_seconds` for the rest."""
+        name = self._exporter.name
+        thread = threading.Thread(target=self._export, name=f"{name}-exporter", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._stopping.set()
+            thread.join(self._final_seconds)
+            if thread.is_alive() and not self._is_reported:
+                self._say(f"{name} has not received the last steps; the next process that trains this run sends them")
+
+    def _export(self) -> None:
+        while not self._stopping.is_set():
+            self._try(self._catch_up)
+            self._stopping.wait(min(self._every_seconds * 2**self._failures, _LONGEST_PAUSE_SECONDS))
+        self._try(self._finish)
+
+    def _try(self, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except Exception as error:
+            self._follower = None  # an update that failed half-way is sent again from the first step
+            self._failures += 1
+            self._report(error)
+        else:
+            self._failures = 0
+
+    def _report(self, error: Exception) -> None:
+        if self._is_reported:
+            return
+        self._is_reported = True
+        with suppress(Exception):
+            why = " ".join(f"{type(error).__name__}: {error}".split())
+            self._say(f"{self._exporter.name} cannot be kept up to date, training goes on: {why}")
+
+    def _catch_up(self) -> None:
+        if self._follower is None:
+            self._exporter.begin(self._log.state)
+            self._follower = CurveFollower(StepTail(self._log.store, self._log.prefix))
+        update = CurveUpdate(more=True)
+        while update.more:
+            update = self._follower.follow(self._log.state)
+            self._exporter.write(update)
+
+    def _finish(self) -> None:
+        self._catch_up()
+        self._exporter.end(self._log.state)

@@ -1,7 +1,6 @@
 """The plot of a run as PNG or SVG: loss, learning rate, gradient norm and speed over one axis, ends of attempts.
 
-Equal curves give equal bytes. Figures are made without pyplot, so that any thread can draw. Every plot has the same
-layout width and is scaled, so that it reads the same at any size.
+Equal curves give equal bytes, in any thread (no pyplot); a plot is scaled and reads the same at any size.
 """
 
 import io

@@ -173,8 +173,7 @@ def commit_checkpoint(
 ) -> RunState:
     """Check the sizes of the staged objects against their manifest, then append the commit entry: the atomic marker.
 
-    Appends nothing if the checkpoint is committed already, as after an unknown outcome. Raises `IntegrityError` when
-    objects are missing or incomplete, `Fenced` when a newer attempt owns the run.
+    Appends it once. Raises `IntegrityError` when objects are missing or incomplete, `Fenced` by a newer attempt.
     """
     manifest = read_manifest(log.store, staged.prefix, staged.manifest_sha256)
     for item in manifest.objects:

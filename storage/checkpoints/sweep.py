@@ -154,10 +154,7 @@ class _Sweep:
             self._note(SweepKind.CHECKPOINT, decided, SweepAction.SUPERSEDE, size=record.committed.bytes)
 
     def _reason_to_spare(self, record: CheckpointRecord) -> str:
-        """Look afresh at a quarantined checkpoint before it is given up; one that verifies is taken back.
-
-        The look stands before the entry because a superseded checkpoint is final: deletions are not fenced.
-        """
+        """Look afresh at a quarantined checkpoint before it is given up for good; one that verifies is taken back."""
         if not record.may_be_restored:
             return ""
         fresh = look_again(self._log, record.committed.reference, record.suspects, sleep=lambda seconds: None)

@@ -1,7 +1,6 @@
 """A tensor without torch, and `state_sha256`: the digest of a train state, the same for every sharding and world size.
 
-The digest covers name, dtype, shape and bytes of every tensor in name order, each length-prefixed so that different
-states never give the same byte string.
+It covers name, dtype, shape and bytes in name order, length-prefixed: different states never give equal strings.
 """
 
 import hashlib

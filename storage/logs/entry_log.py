@@ -72,8 +72,7 @@ class EntryLog:
     def read_after(self, last: ReadEntry | None) -> Iterator[ReadEntry]:
         """Yield every entry after `last`, oldest first; raise `IntegrityError` at the first that is not sound.
 
-        Probes forward: the sequence is contiguous, so the first absent number is the end, in whatever order the store
-        lists. After a few probes it asks for the newest name and reads what lies between with several threads.
+        Probes forward to the first absent number; after a few it asks for the newest name and reads with threads.
         """
         for number in count():
             following = self._following(last, ahead=number == _PROBES)

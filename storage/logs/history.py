@@ -1,7 +1,4 @@
-"""Long sequences of a folded state: they grow at the end, and their old items are read only when somebody asks.
-
-Old items lie in parts that never change, so appending costs the same however long the sequence is.
-"""
+"""Long sequences of a folded state: old items lie in parts that never change and are read only when asked for."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -80,10 +80,7 @@ class RunOpened:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptStarted:
-    """An attempt claims the run; its number is the fencing epoch. `versions` are those of what computes its bits.
-
-    `faults` are those that it is to practise (CAIRN_FAULTS).
-    """
+    """An attempt claims the run as its fencing epoch; `versions` compute its bits, `faults` are to be practised."""
 
     attempt: int
     placement: Placement
@@ -132,8 +129,7 @@ class CheckpointCommitted:
 class AttemptEnded:
     """Why an attempt ended, what it cost, and the decision.
 
-    `starting_seconds` are those before it could train: imports, checkpoint, and the wait for other machines.
-    `last_seen_at` is the last sign of life of an attempt whose end another process put on record.
+    `starting_seconds` are before it could train; `last_seen_at` is its last sign of life if another process ended it.
     """
 
     attempt: int
@@ -230,10 +226,7 @@ class ReadEvidence:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointQuarantined:
-    """No resume uses this checkpoint, and why.
-
-    With evidence it could not be read, and is taken back when it can; without, what it holds is not wanted.
-    """
+    """No resume uses this checkpoint: with evidence until it can be read again, without because of what it holds."""
 
     step: int
     attempt: int

@@ -1,7 +1,4 @@
-"""The state of a run: what the fold over its entries leads to.
-
-Decisions use what is always in memory: live checkpoints with their evaluations, sums over attempts, recent items.
-"""
+"""The state of a run that the fold leads to; what decisions use is in memory, old items are read when asked for."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -57,8 +54,7 @@ class AttemptRecord:
 class CheckpointRecord:
     """A checkpoint in the log: its state (committed, quarantined, superseded, deleted) and the reason for it.
 
-    `number` counts the run's commits. Its evaluations, oldest first, are kept here until it is deleted. `evidence` is
-    that of its last quarantine.
+    `number` counts commits; evaluations, oldest first, stay until it is deleted; `evidence` is of its last quarantine.
     """
 
     committed: CheckpointCommitted

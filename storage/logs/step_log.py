@@ -1,7 +1,6 @@
 """The step records of an attempt: JSON lines, for curves only. Nothing is decided by them.
 
-On a local store the lines are appended in the store itself, elsewhere to a spool file; after each segment its new lines
-become an object of their own, named by the bytes before it.
+A local store gets the lines themselves, another one an object after each segment, named by the bytes before it.
 """
 
 import os

@@ -70,10 +70,7 @@ class RejectedCount:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SnapshotGroup:
-    """An entry of `data.sources` whose documents are contiguous in each split, so that it can be drawn by weight.
-
-    `sources` is its number of sources; a split's tokens are those of the groups in order.
-    """
+    """An entry of `data.sources`, of so many `sources`: contiguous in each split, so that it can be drawn by weight."""
 
     name: str
     sources: int

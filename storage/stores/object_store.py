@@ -1,7 +1,4 @@
-"""The interface of an object store as the run log needs it, and the rule for keys.
-
-Keys are relative and `/`-separated. A file or object whose name is not a key is never listed, read or changed.
-"""
+"""The interface of an object store; keys are relative and `/`-separated, and what has another name is never touched."""
 
 import re
 from collections.abc import Iterable, Iterator

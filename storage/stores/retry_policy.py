@@ -1,7 +1,4 @@
-"""Retries with exponential back-off and jitter (Brooker, "Exponential Backoff And Jitter", 2015).
-
-No retry library: those log the arguments of the call, which here are the data.
-"""
+"""Retries with exponential back-off and jitter (Brooker 2015); libraries would log the call's arguments, here data."""
 
 import random
 import time

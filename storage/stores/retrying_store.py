@@ -1,7 +1,6 @@
 """A store that retries the idempotent operations of another one.
 
-`create` is not retried: a second try would find the first one's object, and only the log can tell that from a lost
-race. `write_stream` is not retried: its chunks are consumed, so the inner store repeats single parts.
+Not `create`, because only the log tells a lost race from a second try; nor `write_stream`: its chunks are consumed.
 """
 
 from collections.abc import Iterable, Iterator

@@ -76,10 +76,7 @@ def claim_attempt(log: RunLog, claimant: Claimant, start: Start) -> AttemptStart
 def refuse_live_owner(
     log: RunLog, lease: LeaseConfig, *, monotonic: Callable[[], float], sleep: Callable[[float], None]
 ) -> None:
-    """Raise `LiveOwner` if the open attempt shows life within two heartbeats; else it is for the claim to decide.
-
-    A process of this machine that exists, and wrote its heartbeat a moment ago by the machine's clock, is believed.
-    """
+    """Raise `LiveOwner` if the open attempt shows life within two heartbeats, or is here and has just written one."""
     owner = log.state.open_attempt
     if owner is None or is_known_dead(owner.started.placement):
         return

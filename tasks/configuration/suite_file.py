@@ -1,7 +1,4 @@
-"""Suite files (TOML) and the files that evaluators name, read once, when the configuration is read.
-
-The log holds suite and hashes, so that a machine without the files can plan evaluations and promote.
-"""
+"""Suite files (TOML) and what evaluators name, read once with the configuration: the log holds suite and hashes."""
 
 import tomllib
 from pathlib import Path

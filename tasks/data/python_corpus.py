@@ -1,7 +1,4 @@
-"""The sources `python:topics` and `python:docstrings`: text of every CPython, for a first run without a download.
-
-Docstrings are read with `ast`, without an import. The text, and so the snapshot, depends on the Python version.
-"""
+"""The sources `python:topics` and `python:docstrings` (by `ast`): text of every CPython, for a first run offline."""
 
 import ast
 import gc

@@ -1,7 +1,4 @@
-"""Builds a data snapshot from text: check, survey, train the tokenizer on train, tokenize in parts, assemble, publish.
-
-A killed build leaves its survey, tokenizer and finished parts to the next one.
-"""
+"""Builds a data snapshot: check, survey, train the tokenizer, tokenize in parts, assemble, publish; survives a kill."""
 
 import fcntl
 import os

@@ -1,7 +1,4 @@
-"""Finds a snapshot by the recipe it was built from, or by the id of a `snapshot:<id>` source.
-
-A recipe is a cache. Weights are not part of it, because they change no byte of a snapshot.
-"""
+"""Finds a snapshot by its recipe (without weights, which change no byte), or by the id of a `snapshot:<id>` source."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,4 @@
-"""Imports the token files of nanoGPT and llm.c as a snapshot, and exports a snapshot as token files.
-
-A document ends with its end-of-text token or with its file. Tokens are unchanged, so an export gives back the import.
-"""
+"""Imports token files of nanoGPT and llm.c as a snapshot, and exports one; documents end with their token or file."""
 
 import tempfile
 from collections.abc import Iterator

@@ -1,14 +1,12 @@
 """The arithmetic speed of this machine, cached in the work folder, and the free memory of its accelerator.
 
-Both are measured in a child process, so that only the child imports torch: `python -m tasks.machine.machine_speed`
-prints the speed as JSON, with a device as its argument the free bytes of that device.
+A child measures, and imports torch: `python -m tasks.machine.machine_speed` prints JSON, for a device free bytes.
 """
 
 import os
 import platform
 import subprocess
 import sys
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -29,6 +27,7 @@ from model.estimates.numerics import (
 from storage.errors import IntegrityError
 from storage.stores.document import decode, encode, sha256
 from tasks.errors import InvalidConfiguration
+from tasks.machine.work_folder import keep_file
 
 _TIMEOUT_SECONDS = 60.0
 _HALF_FLAGS = frozenset({"amx_bf16", "avx512_bf16", "avx10_2", "bf16"})
@@ -74,7 +73,7 @@ def machine_speed(folder: Path, *, keep: bool = True, ask: Ask = lambda: None) -
     except (OSError, subprocess.SubprocessError, IntegrityError, ModelError):
         return MachineSpeed()
     if keep:
-        _keep(path, speed)
+        keep_file(path, encode(speed))
     return speed
 
 
@@ -152,17 +151,6 @@ def _run_child(*arguments: str) -> bytes:
     command = [sys.executable, "-m", "tasks.machine.machine_speed", *arguments]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=_TIMEOUT_SECONDS)
     return done.stdout
-
-
-def _keep(path: Path, speed: MachineSpeed) -> None:
-    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_bytes(encode(speed))
-        os.replace(beside, path)
-    except OSError:
-        with suppress(OSError):
-            beside.unlink(missing_ok=True)
 
 
 def main() -> None:

@@ -1,7 +1,6 @@
 """The decision of `watch-runs`: a pure function from a run's log and one watcher's observations to what it does.
 
-All times are seconds of the watcher's own monotonic clock, because the clocks of two hosts are never compared. A wrong
-answer costs only a useless start: the claim protocol admits one trainer, however many watchers start one.
+Times are the watcher's monotonic clock's. A wrong answer costs a useless start: the claim admits one trainer.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,6 @@
 """Stages checkpoints in background threads of low priority while training goes on.
 
-One checkpoint is on its way at a time; its memory is not overwritten before. While the store is unavailable, staging
-retries until `patience_seconds` are over, and training continues up to the end of the current segment.
+One at a time: its memory is not overwritten before. For a store that is away it retries `patience_seconds` long.
 """
 
 import threading
@@ -78,8 +77,7 @@ def assign_writers(tensors: Sequence[NamedTensor], count: int) -> dict[str, int]
 class SharedStaging:
     """This rank's part in staging a checkpoint that several ranks write: one manifest and one digest result.
 
-    Shards hold whole tensors, so any number of processes can read them. The digest covers all bytes in name order: the
-    other ranks send theirs to rank 0 in the background, one tensor at a time.
+    Shards hold whole tensors, for any number of readers; rank 0 digests everybody's bytes in name order.
     """
 
     def __init__(self, ranks: Ranks, rendezvous: Rendezvous, tensors: Sequence[NamedTensor]) -> None:

@@ -1,7 +1,6 @@
 """The trainer process (`python -m tasks.trainer.trainer`): holds the tensors of one attempt, trains and stages.
 
-It never commits, so its work counts only once the parent has committed it. It exits when its stdin ends, that is, with
-its parent. Where several processes train one model, a launcher starts one trainer for each rank.
+Only the parent commits, so that work counts. It exits when its stdin ends; a launcher starts one for each rank.
 """
 
 import faulthandler

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from model.estimates.thread_choice import choose_threads, thread_candidates
+from model.estimates.numerics import choose_threads, thread_candidates
 from model.training.thread_trial import time_steps
 from tests.model.tiny_run import TinyRun
 

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from reports.exporters.curve_follower import CurveFollower, CurveUpdate, TimedStep
-from reports.exporters.exporters import check_exporters, run_exporters
+from reports.exporters.exporters import Exporter, ExporterThread, check_exporters, run_exporters
 from reports.exporters.mlflow_client import MlflowClient, MlflowRefused
 from reports.exporters.mlflow_exporter import MlflowExporter
-from reports.exporters.step_exporter import Exporter, ExporterThread
 from reports.exporters.tensorboard_exporter import TensorBoardExporter
 from storage.logs.run_state import RunState
 from storage.logs.step_log import StepTail
