@@ -23,7 +23,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "fork": (
         "cairn fork quickstart longer --set training.steps=1200",
         "cairn fork quickstart@400 gentler --set training.lr=5e-4",
-        "cairn fork champion mine --set 'data.sources=[\"my.txt\"]'",
+        "cairn fork champion on --set training.steps=900 --set 'data.sources=[\"a.txt\"]'",
     ),
     "config": ("cairn config", "cairn config training", "cairn config training.lr --json"),
     "watch": ("cairn watch", "cairn watch --once --json", "cairn watch --deployment train-gpt/train-gpt"),

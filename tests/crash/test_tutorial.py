@@ -92,6 +92,12 @@ def test_the_tutorials_disturbed_run_has_the_bits_of_the_undisturbed_one(walk: W
     assert finished.state_sha256 == undisturbed.state_sha256
 
 
+def test_the_run_that_the_tutorial_deletes_keeps_its_log_and_no_checkpoint(walk: Walk) -> None:
+    state = walk.state("undisturbed")
+    assert state.deleted is not None and state.deleted.why == "only to compare with"
+    assert walk.store.keys("runs/undisturbed/checkpoints") == [] and walk.state("my").deleted is None
+
+
 def test_the_tutorials_alias_goes_forward_back_and_forward_again(walk: Walk) -> None:
     history = [decision for _, decision in Registry(walk.store, "champion").refresh().history]
     runs = [getattr(decision, "run_id", "back") for decision in history]

@@ -1,0 +1,157 @@
+"""The commands of README and of the pages in docs/how-to, run by the real programs in one folder, page after page.
+
+The quicker witness is `tests/house/test_documented_commands.py`, which parses the same lines. Not run are `make` and
+`prefect`, which have tests of their own (`tests/crash/test_deployment_steps.py`), and a watcher, which never ends.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import numpy as np
+import pytest
+
+from tests.commands import ROOT
+from tests.crash.training_command import PROGRAM
+from tests.documented_commands import DocumentedCommand, documented_commands, documented_configurations
+from tests.processes.waiting import patience_seconds
+from tests.s3.servers import s3_server
+from tests.text.shakespeare import TINY_SHAKESPEARE
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("how-to")]
+HOW_TO = ROOT / "docs" / "how-to"
+FIRST = ("text", "look-at-runs", "evaluator", "approve", "roll-back", "fork", "operate", "fine-tune")
+"""Pages of which a later one may need what an earlier one has made."""
+PAGES = [
+    *(HOW_TO / f"{name}.md" for name in FIRST),
+    *sorted(path for path in HOW_TO.glob("*.md") if path.stem not in FIRST),
+    ROOT / "README.md",
+]
+BUCKETS = ("bucket", "your-bucket")
+TINY = """
+[data]
+sources = ["texts/*.txt"]
+tokenizer = "bytes"
+[model]
+n_layer = 1
+n_head = 1
+n_embd = 16
+block_size = 32
+[training]
+steps = {steps}
+global_batch = 4
+micro_batch = 2
+warmup_steps = 2
+threads = 1
+[checkpoint]
+every_steps = 400
+keep_every = 400
+[evaluation]
+batches = 1
+"""
+TAKEN_FOR_GRANTED = {
+    "fine-tune": {  # its configuration, made to fit the model that is there
+        "CAIRN_MODEL__N_LAYER": "1",
+        "CAIRN_MODEL__N_HEAD": "1",
+        "CAIRN_MODEL__N_EMBD": "16",
+        "CAIRN_MODEL__BLOCK_SIZE": "32",
+        "CAIRN_TRAINING__STEPS": "4",
+    },
+    "s3": {"CAIRN_STORE": "s3://bucket/cairn"},
+    "README": {"CAIRN_STORE": "new-store"},
+}
+"""Variables that a page has its reader set, or that stand for what a reader has."""
+MAY_REFUSE = frozenset({"promote"})
+"""Verbs whose gates decide: 3 is an answer."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Readers:
+    """A folder with what the pages take for granted, and the commands in it."""
+
+    folder: Path
+    environment: dict[str, str]
+
+    def run(self, words: list[str], **variables: str) -> tuple[int, str]:
+        """Run the `cairn` command; returns exit code and output."""
+        done = subprocess.run(
+            [sys.executable, "-m", PROGRAM, *words],
+            cwd=self.folder,
+            env={**os.environ, **self.environment, **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=patience_seconds(),
+            check=False,
+        )
+        return done.returncode, done.stdout
+
+    def prepare(self, *words: str, **variables: str) -> None:
+        """Run a command that the pages have behind them."""
+        code, out = self.run(list(words), **variables)
+        assert code == 0, out
+
+
+@pytest.fixture(scope="module")
+def readers(api_url: str, tmp_path_factory: pytest.TempPathFactory) -> Readers:
+    """The run `first-try` of three attempts, which is the second champion; a text, tokens, a model, two buckets."""
+    folder, emulator = tmp_path_factory.mktemp("how-to"), s3_server("quick", tmp_path_factory.getbasetemp())
+    (folder / "texts").mkdir()
+    shutil.copy(TINY_SHAKESPEARE, folder / "texts")
+    shutil.copy(TINY_SHAKESPEARE, folder / "my.txt")
+    for name, steps in {"older": 4, "my": 12, "run": 12, "first": 1600}.items():
+        (folder / f"{name}.toml").write_text(TINY.format(steps=steps), encoding="utf-8")
+    for first, split in enumerate(("train", "val")):
+        np.arange(first, 2000, dtype=np.uint16).tofile(folder / f"{split}.bin")
+    (tune,) = documented_configurations((HOW_TO / "fine-tune.md").read_text(encoding="utf-8"))
+    (folder / "tune.toml").write_text(tune, encoding="utf-8")
+    for name in BUCKETS:
+        urlopen(Request(f"{emulator.endpoint}/{name}", method="PUT")).close()
+    plain = {"Content-Type": "text/plain"}
+    configuration = Request(f"{emulator.endpoint}/your-bucket/runs/bard.toml", method="PUT", headers=plain)
+    text = TINY.format(steps=4).replace('"texts/*.txt"', f'"{TINY_SHAKESPEARE}"')
+    urlopen(configuration, data=text.encode()).close()
+    found = Readers(
+        folder=folder,
+        environment={
+            "HOME": str(folder),
+            "SHELL": "/bin/bash",
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+            "PREFECT_API_URL": api_url,
+            "PREFECT_HOME": str(folder / "prefect"),
+            "CAIRN_CACHE": str(folder / "cache"),
+            "PYTHONPATH": str(ROOT),
+            **emulator.environment(),
+        },
+    )
+    found.prepare("train", "older.toml")
+    found.prepare("train", "first.toml", "--run-id", "first-try", CAIRN_FAULTS="kill@100,kill@500")
+    found.prepare("export", "champion", "gpt2")
+    return found
+
+
+@pytest.fixture(scope="module")
+def ended(readers: Readers) -> dict[Path, list[tuple[str, int, str]]]:
+    """How each command of each page ended; after one that fails the next ones are run too."""
+    return {path: [(line.text, *follow(readers, path, line)) for line in shown(path)] for path in PAGES}
+
+
+def shown(path: Path) -> list[DocumentedCommand]:
+    """The commands of a page that can be run here."""
+    found = documented_commands(path.read_text(encoding="utf-8"))
+    own = [line for line in found if not line.is_in_sentence and line.words[0] == "cairn"]
+    return [line for line in own if line.words[1] != "watch" and "quickstart" not in line.words]
+
+
+def follow(readers: Readers, path: Path, line: DocumentedCommand) -> tuple[int, str]:
+    return readers.run(line.words[1:], **{**TAKEN_FOR_GRANTED.get(path.stem, {}), **line.variables})
+
+
+@pytest.mark.parametrize("path", [path for path in PAGES if shown(path)], ids=lambda path: path.stem)
+def test_every_command_of_a_page_leaves_as_it_says(ended: dict[Path, list[tuple[str, int, str]]], path: Path) -> None:
+    expected = {line.text: {line.exit_code, *((3,) if line.words[1] in MAY_REFUSE else ())} for line in shown(path)}
+    assert [(text, code, out) for text, code, out in ended[path] if code not in expected[text]] == []
