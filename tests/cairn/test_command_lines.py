@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from tasks.errors import TaskError
 from tasks.machine.machine_speed import may_have_cuda
 from tests.cairn.command_folder import furnish
 from tests.cairn.command_lines import READING, TRAINING, WITHOUT_CUDA
-from tests.commands import Ended, run_here
+from tests.commands import Ended, chosen_folders, run_here
 
 LINES = {**READING, **TRAINING}
 MOST_PROCESSOR_SECONDS = 2.0
@@ -75,3 +76,22 @@ def test_an_error_nobody_foresaw_has_its_traceback_and_its_own_code(
     monkeypatch.setattr("reports.queries.run_status.list_runs", lambda store: 1 / 0)
     ended = typed("runs", folder)
     assert ended.code == 1 and "ZeroDivisionError" in ended.err
+
+
+@pytest.mark.parametrize(
+    "override", ["training.stepz=4", "training.lr=0", 'data.sources=["gone.txt"]', "model.n_embd=1048576"]
+)
+def test_a_dry_run_a_command_and_a_deployed_run_say_the_same(
+    folder: Path, override: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flows.train_gpt import train_gpt
+
+    line = f"train run.toml --set '{override}'"
+    told = [typed(spoken, folder).err.splitlines()[-1] for spoken in (line, f"{line} --dry-run")]
+    for name, value in chosen_folders(folder).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(TaskError) as refused:  # what Prefect would run, without an orchestrator
+        train_gpt.fn(config=str(folder / "run.toml"), overrides=(override,))
+    deployed = str(refused.value).replace(f"{folder}/run.toml", "run.toml")
+    without_numbers = [re.sub(r"[\d.e+]+ GB", "", text) for text in (*told, f"cairn: {deployed}")]
+    assert len(set(without_numbers)) == 1, without_numbers
