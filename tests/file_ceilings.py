@@ -15,8 +15,8 @@ VARIABLE = "CAIRN_TEST_CEILINGS"
 USUAL_SECONDS = 25.0
 CEILINGS: dict[str, float] = {
     "tests/chaos/test_short_campaign.py": 60.0,
-    "tests/crash/test_approval.py": 40.0,
-    "tests/crash/test_kill_anywhere.py": 40.0,
+    "tests/crash/test_approval.py": 30.0,
+    "tests/crash/test_kill_anywhere.py": 35.0,
     "tests/protocol/test_enumeration.py": 60.0,
     "tests/wiring/test_mutants.py": 1200.0,
 }

@@ -101,6 +101,7 @@ def test_a_notice_while_a_person_is_waited_for_ends_the_command_resumable(
     assert registry(trained, number.name).history == ()
 
 
+@pytest.mark.slow  # quick witness: `tests/chaos/test_short_campaign.py`, killed during its promotion
 def test_a_run_killed_between_its_end_and_its_promotion_is_promoted_by_the_same_command(command: Command) -> None:
     process = command.start(CAIRN_FAULTS="pause-evaluator@1")
     command.wait_for_fault("pause-evaluator@1", process)  # promotion waits for the evaluator

@@ -31,7 +31,7 @@ def train_through(command: Command, kill_something: Kill, steps: list[int]) -> N
 @pytest.mark.parametrize(
     ("victim", "kills", "seed"),
     [
-        (kill_both, 4, 3),
+        (kill_both, 2, 3),
         pytest.param(kill_trainer, 10, 1, marks=pytest.mark.slow),
         pytest.param(kill_flow, 10, 2, marks=pytest.mark.slow),
         pytest.param(kill_both, 10, 3, marks=pytest.mark.slow),
