@@ -54,7 +54,7 @@ class SampleRequest:
     seed: int = 0
     count: int | None = None
     stop_at_end: Annotated[bool, Parameter(negative="--ignore-end-of-text")] = True
-    device: Literal["cpu", "cuda", "auto"] = "cpu"
+    device: Literal["cpu", "cuda", "mps", "auto"] = "cpu"
 
     def __post_init__(self) -> None:
         rules = (

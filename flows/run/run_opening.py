@@ -121,7 +121,7 @@ def _choose_threads(config: RunConfig, run_id: str, warm: WarmTrainer) -> Thread
     if training.threads != "auto":
         return ThreadChoice(threads=training.threads, why="as configured")
     cores = max(1, usable_cores() // group.processes)
-    if cores == 1 or group.size > 1 or trains_on_cuda(training.device):
+    if cores == 1 or group.size > 1 or training.device == "mps" or trains_on_cuda(training.device):
         return choose_threads({}, cores)
     trial = ThreadTrial(model=config.model, training=training, candidates=thread_candidates(cores))
     return choose_threads(warm.time_threads(trial, trainer_folder(os.environ, run_id)), cores)

@@ -70,10 +70,10 @@ class TrainingConfig(Section):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(
         1337, description="seed of initial weights, dropout and the order of windows"
     )
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = Field(
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = Field(
         "auto",
-        description="device that trains; auto takes a GPU where there is one",
-        json_schema_extra={"rule": "auto, cpu, cuda or cuda:<number>"},
+        description="device that trains; auto takes a CUDA device where there is one; mps is Apple's GPU",
+        json_schema_extra={"rule": "auto, cpu, cuda, cuda:<number> or mps"},
     )
     activation_checkpointing: bool = Field(
         False, description="compute activations again in the backward pass: less memory, more time, equal bits"

@@ -58,11 +58,19 @@ def benefits_from_cpu_bf16(training: TrainingConfig, model: ModelConfig) -> bool
 
 def choose_numerics(training: TrainingConfig, model: ModelConfig, machine: MachineSpeed) -> NumericsChoice:
     """Replace each `auto` of the configuration; explicit values stay."""
+    if training.device == "mps":
+        return _mps_numerics(training)
     on_cuda = training.device.startswith("cuda") or (training.device == "auto" and machine.has_cuda)
     precision, why = training.precision, "as configured"
     if precision == "auto":
         precision, why = _cuda_precision(machine) if on_cuda else _cpu_precision(training, model, machine)
     return NumericsChoice(precision=precision, kernels=_kernels(training, on_cuda=on_cuda), why=why)
+
+
+def _mps_numerics(training: TrainingConfig) -> NumericsChoice:
+    precision: Precision = "fp32" if training.precision == "auto" else training.precision
+    kernels: Kernels = "stock" if training.kernels == "auto" else training.kernels
+    return NumericsChoice(precision=precision, kernels=kernels, why="nothing else was ever measured on mps")
 
 
 def describe_machine(machine: MachineSpeed) -> str:

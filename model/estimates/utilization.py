@@ -124,3 +124,5 @@ def _time_products(matrix: Tensor, clock: Callable[[], float]) -> float:
 def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+    if device.type == "mps":
+        torch.mps.synchronize()

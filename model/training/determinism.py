@@ -20,7 +20,7 @@ from model.kernels.host_allocator import keep_freed_memory
 
 
 def resolve_device(name: str) -> torch.device:
-    """Turn `auto`, `cpu`, `cuda` or `cuda:<n>` into a device of this machine; a missing one raises InvalidInput."""
+    """Turn the name of a device or `auto` into a device of this machine; a missing one raises InvalidInput."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
@@ -28,6 +28,8 @@ def resolve_device(name: str) -> torch.device:
         raise InvalidInput(
             f"device={name!r}: this machine has {torch.cuda.device_count()} CUDA devices; use 'auto' or 'cpu'"
         )
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise InvalidInput(f"device={name!r}: this machine's torch has no Apple GPU; use 'auto' or 'cpu'")
     return device
 
 
@@ -67,10 +69,14 @@ def seed_generators(seed: int, device: torch.device) -> None:
     if device.type == "cuda":
         with torch.cuda.device(device):
             torch.cuda.manual_seed(seed)
+    if device.type == "mps":
+        torch.mps.manual_seed(seed)
 
 
 def keeping_generators(device: torch.device) -> contextlib.AbstractContextManager[None]:
     """After the block the process's generators are as before."""
+    if device.type == "mps":
+        return torch.random.fork_rng([device], device_type="mps")
     return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 

@@ -157,7 +157,7 @@ def mean_loss(state: TrainState, tokens: Tensor, training: TrainingConfig) -> Te
     dtype = AUTOCAST_DTYPES.get(training.precision)
     # Compiled layers have one shape, and the number of documents is another in every batch.
     starts = None if training.compile else _document_starts(state, tokens[:, :-1], dtype)
-    on_device = tokens.to(state.device, non_blocking=True)
+    on_device = tokens.to(state.device, non_blocking=state.device.type == "cuda")
     inputs, targets = on_device[:, :-1], on_device[:, 1:]  # (B, T+1) -> 2 x (B, T)
     with torch.autocast(state.device.type, dtype=dtype, enabled=dtype is not None):
         if training.kernels == "fused":

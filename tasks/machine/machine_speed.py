@@ -115,6 +115,11 @@ def may_have_cuda() -> bool:
     return any(os.path.exists(trace) for trace in _CUDA_TRACES)
 
 
+def may_have_mps() -> bool:
+    """Whether torch may find Apple's GPU here."""
+    return (platform.system(), platform.machine()) == ("Darwin", "arm64")
+
+
 def trains_on_cuda(device: str) -> bool:
     """Whether `training.device` is an accelerator on this machine."""
     return device.startswith("cuda") or (device == "auto" and may_have_cuda())
@@ -122,6 +127,9 @@ def trains_on_cuda(device: str) -> bool:
 
 def require_device(device: str) -> None:
     """Raise `InvalidConfiguration` for an accelerator that this machine does not have, as far as files tell."""
+    if device == "mps" and not may_have_mps():
+        problem = f"this machine is no Mac with Apple's chips ({platform.system()} on {platform.machine()})"
+        raise InvalidConfiguration(f"training.device = 'mps': {problem}; rule: auto, cpu or cuda")
     if not device.startswith("cuda"):
         return
     cards, index = len(list(_CARDS.glob("*"))), device.partition(":")[2]

@@ -61,12 +61,13 @@ class StagingBuffer:
                 for named, piece in zip(kept, pieces, strict=True)
             )
         targets = {copy.name: copy.tensor for copy in self._copies}
+        on_cuda = self._device.type == "cuda"
         with torch.no_grad():
             for named in tensors:
                 values = gather_full(named.tensor)
                 if named.name in targets:
-                    targets[named.name].copy_(values, non_blocking=True)
-        if self._device.type == "cuda":
+                    targets[named.name].copy_(values, non_blocking=on_cuda)
+        if on_cuda:
             torch.cuda.synchronize(self._device)
         return self._copies
 

@@ -64,6 +64,8 @@ def trainer_group(
     )
     if group.nodes > 1:
         rendezvous_secret(environment)
+    if group.size > 1 and training.device == "mps":
+        raise TaskError(f"training.processes: {group.size} in all; rule: one with training.device = 'mps'")
     if group.size > training.global_batch:
         raise TaskError(
             f"training.processes: {group.size} in all, but training.global_batch = {training.global_batch}; "

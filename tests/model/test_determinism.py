@@ -30,6 +30,12 @@ def test_auto_is_a_device_that_exists() -> None:
     assert resolve_device("auto").type in {"cpu", "cuda"}
 
 
+@pytest.mark.skipif(torch.backends.mps.is_available(), reason="there is one here")
+def test_an_apple_gpu_that_is_not_there_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="device='mps': this machine's torch has no Apple GPU; use 'auto' or 'cpu'"):
+        resolve_device("mps")
+
+
 def test_a_cuda_device_that_is_not_there_is_refused() -> None:
     with pytest.raises(InvalidInput, match=f"cuda:{torch.cuda.device_count()}"):
         resolve_device(f"cuda:{torch.cuda.device_count()}")

@@ -58,6 +58,10 @@ def test_explicit_values_stay_and_the_others_fit_them(explicit, expected) -> Non
     assert chosen(HALF, **explicit) == expected
 
 
+def test_apples_gpu_gets_what_is_surest() -> None:
+    assert chosen(MachineSpeed(cpu_half_gain=9.0), device="mps") == ("fp32", "stock")
+
+
 def test_a_gpu_compiles_the_fused_layers() -> None:
     assert chosen(GPU, compile=True) == ("bf16", "fused")
 

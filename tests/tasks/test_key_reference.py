@@ -120,7 +120,7 @@ def test_nothing_is_suggested_for_what_is_like_no_key() -> None:
         "run.toml: training.lr = -1: must be a number above 0; learning rate after the warm-up",
         "run.toml: training.steps: missing; number of optimizer steps of the run",
         "run.toml: training.precision = 'fp8': must be one of auto, fp32, bf16, fp16; number format of the arithmetic",
-        "run.toml: training.device = 'tpu': must be auto, cpu, cuda or cuda:<number>; device that trains",
+        "run.toml: training.device = 'tpu': must be auto, cpu, cuda, cuda:<number> or mps; device that trains",
         "run.toml: lr = 1: unknown key; did you mean training.lr (learning rate after the warm-up)?",
         "run.toml: trainin: unknown section; did you mean training (How the network is trained)?",
         "run.toml: watchdog = 7: must be a section; `cairn config watchdog` lists its keys",

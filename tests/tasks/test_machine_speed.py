@@ -13,6 +13,7 @@ import tasks.machine.machine_speed as machine
 from model.configuration.network import ModelConfig
 from model.configuration.training import TrainingConfig
 from model.estimates.numerics import MachineSpeed
+from tasks.errors import InvalidConfiguration
 from tasks.machine.machine_speed import (
     cpu_facts,
     device_name,
@@ -211,3 +212,19 @@ def test_an_accelerator_has_the_name_of_its_driver_and_a_cpu_that_of_the_system(
     assert device_name("cuda:0", cards=tmp_path) == "NVIDIA H200"
     assert device_name("cuda:0", cards=tmp_path / "none") == ""
     assert device_name("cpu") in cpu_facts().values()
+
+
+@pytest.mark.parametrize("system", [("Linux", "x86_64"), ("Linux", "aarch64"), ("Darwin", "x86_64")])
+def test_mps_is_refused_where_no_apple_gpu_can_be(system: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine.platform, "system", lambda: system[0])
+    monkeypatch.setattr(machine.platform, "machine", lambda: system[1])
+    with pytest.raises(
+        InvalidConfiguration, match=r"training\.device = 'mps': this machine is no Mac with Apple's chips"
+    ):
+        machine.require_device("mps")
+
+
+def test_mps_is_accepted_on_a_mac_with_apples_chips(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine.platform, "system", lambda: "Darwin")
+    monkeypatch.setattr(machine.platform, "machine", lambda: "arm64")
+    machine.require_device("mps")

@@ -69,6 +69,12 @@ def test_what_nobody_can_meet_with_is_refused_by_name(environment: dict[str, str
         trainer_group(training(processes=2), environment)
 
 
+def test_apples_gpu_is_one_and_takes_one_process() -> None:
+    assert trainer_group(training(device="mps"), {}).size == 1
+    with pytest.raises(TaskError, match=r"rule: one with training\.device = 'mps'"):
+        trainer_group(training(device="mps", processes=2), {})
+
+
 def test_the_number_of_processes_does_not_change_which_run_it_is() -> None:
     one, several = (
         RunConfig(model_family="tiny", data=DataConfig(sources=("a.txt",)), model=ModelConfig(), training=chosen)
