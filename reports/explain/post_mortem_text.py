@@ -111,7 +111,7 @@ def _afterwards(facts: PostMortem, receipt: Receipt) -> str:
     after = facts.successor
     if after is None:
         return f"Now: {facts.next.removeprefix(f'attempt {receipt.attempt} ended: {receipt.termination_reason}; ')}"
-    how = f" with {difference(after.changed)}" if difference(after.changed) else ""
+    how = f" ({difference(after.changed)})" if difference(after.changed) else ""
     reached = f"got to step {after.last_step:,}" if after.last_step > after.first_step else "did no step"
     became = f"{reached} before it ended ({after.termination_reason})"
     if after.termination_reason is None:

@@ -75,10 +75,10 @@ def find_damaged_objects(store: ObjectStore, snapshot_id: str) -> tuple[Snapshot
     return tuple(item for item in manifest.objects if find_damage(store, _expected(snapshot_id, item)))
 
 
-def drop_damaged_copies(cache_dir: Path, manifest: SnapshotManifest) -> int:
-    """Delete damaged copies of a snapshot's objects from the cache; returns their number."""
+def drop_damaged_copies(cache_dir: Path, manifest: SnapshotManifest) -> tuple[str, ...]:
+    """Delete damaged copies of a snapshot's objects from the cache; returns the objects' keys in the snapshot."""
     cache = SnapshotCache(cache_dir, limit_bytes=DEFAULT_CACHE_BYTES)
-    return sum(cache.drop_damaged(_expected("cache", item)) for item in manifest.objects)
+    return tuple(item.key for item in manifest.objects if cache.drop_damaged(_expected("cache", item)))
 
 
 def replace_object(store: ObjectStore, snapshot_id: str, item: SnapshotObject, path: Path) -> None:

@@ -41,7 +41,7 @@ class Remedy:
     """What helps against bad data: quarantine of `windows`, and of checkpoints from a spike's `before_step` on."""
 
     windows: tuple[int, ...] = ()
-    repaired_objects: int = 0
+    repaired_objects: tuple[str, ...] = ()
     before_step: int | None = None
 
 

@@ -111,8 +111,8 @@ def find_built(
 
 def repair_snapshot(
     store: ObjectStore, snapshot_id: str, data: DataConfig | None, base_dir: Path, cache_dir: Path
-) -> int:
-    """Build damaged objects of a snapshot again from its sources; returns their number, copies in `cache_dir` included.
+) -> tuple[str, ...]:
+    """Build damaged objects of a snapshot again from its sources; returns their keys, copies in `cache_dir` included.
 
     `data` is what this machine's configuration names, None without one. Raises SnapshotDamaged and changes nothing in
     the store if there is none, or if the sources are gone or different, or are the snapshot.
@@ -141,7 +141,7 @@ def repair_snapshot(
     except (InvalidCorpus, InvalidInput, OSError) as error:
         problem = f"{names} damaged, and its sources are not available: {error}"
         raise SnapshotDamaged(f"data/{snapshot_id}: {problem}") from error
-    return dropped + len(damaged)
+    return tuple(dict.fromkeys([*dropped, *(item.key for item in damaged)]))
 
 
 def check_block_size(manifest: SnapshotManifest, block_size: int, data: DataConfig) -> None:

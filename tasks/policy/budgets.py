@@ -15,6 +15,7 @@ from tasks.policy.attempt_sizes import AttemptSizes
 from tasks.policy.error_kind import ErrorKind
 from tasks.policy.failures import WAITS_FOR_A_PERSON, Failure
 from tasks.policy.termination import DecisionAction, TerminationReason
+from tasks.text.format import format_list
 
 if TYPE_CHECKING:
     from tasks.configuration.settings import BudgetConfig, BudgetsConfig
@@ -46,7 +47,7 @@ class FailureImpact:
     lighter: AttemptSizes | None = None
     wasted_gpu_seconds: float = 0.0
     quarantined_samples: int = 0
-    repaired_objects: int = 0
+    repaired_objects: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,7 +101,7 @@ def _change(failure: Failure, impact: FailureImpact) -> _Change:
     if failure.reason is TerminationReason.OOM and impact.lighter is not None:
         return _lighten(impact.sizes, impact.lighter)
     if impact.repaired_objects:
-        return _Change(summary=f"{impact.repaired_objects} damaged object(s) rebuilt from their source")
+        return _Change(summary=f"damaged {format_list(impact.repaired_objects, 3)} rebuilt from source")
     if impact.quarantined_samples:
         return _Change(summary=f"{impact.quarantined_samples} sample(s) quarantined")
     return _Change()

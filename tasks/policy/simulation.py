@@ -229,7 +229,7 @@ def _impact(event: TraceFailure, stretch: Stretch, plan: SimulationPlan, state: 
         lighter=next(iter(lighter_sizes(sizes, global_batch=plan.global_batch)), None),
         wasted_gpu_seconds=stretch.lost_seconds * plan.devices,
         quarantined_samples=(plan.global_batch if is_in_data else 0) if samples is None else samples,
-        repaired_objects=event.repaired_objects,
+        repaired_objects=("an object",) * event.repaired_objects,
     )
 
 

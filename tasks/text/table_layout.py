@@ -6,7 +6,7 @@ from itertools import accumulate, zip_longest
 
 from rich.cells import cell_len
 
-_WORDS = re.compile(r"\(?`[^`]*`\S*|\S+")
+_WORDS = re.compile(r"\(?`[^`]{1,76}`\S*|\S+")
 """A command between backticks is one word: in two lines it could not be pasted."""
 _ONE_LINE = 24
 """Cells of up to this width are not wrapped."""
@@ -31,7 +31,7 @@ def lay_out(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -
     """Yield the lines of the heading, then those of each row; a row names what stands below it."""
     together = list(zip(columns, *rows, strict=True))
     natural = [max(map(cell_len, cells)) for cells in together]
-    least = [max(_longest_word(name), *map(_least_width, cells)) for name, *cells in together]
+    least = [max([_longest_word(name), *map(_least_width, cells)]) for name, *cells in together]
     kept, gap = max((_fitting(least, gap, width), gap) for gap in (1, 2))
     widths, spare = least[:kept], width - sum(least[:kept]) - gap * (kept - 1)
     for column in sorted(range(kept), key=lambda column: natural[column] - least[column]):

@@ -48,7 +48,7 @@ def test_the_preempted_step_itself_was_committed(scarred: Command) -> None:
 
 
 def test_the_flipped_byte_was_made_anew_from_its_source_and_no_sample_was_left_out(scarred: Command) -> None:
-    assert "rebuilt from their source" in receipts(scarred)[2].decision.changed
+    assert ".arrow rebuilt from source" in receipts(scarred)[2].decision.changed
     assert scarred.state().quarantines == ()
 
 

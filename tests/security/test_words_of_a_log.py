@@ -191,4 +191,4 @@ def test_a_damaged_shard_is_not_rebuilt_from_sources_that_only_the_log_names(wor
 
 
 def test_a_damaged_shard_is_rebuilt_from_sources_that_this_machine_names(world: FlowWorld) -> None:
-    assert damaged_end(world, text=CONFIG).decision.changed == "1 damaged object(s) rebuilt from their source"
+    assert damaged_end(world, text=CONFIG).decision.changed == "damaged train-00000.arrow rebuilt from source"

@@ -275,7 +275,7 @@ def test_damaged_data_is_not_tried_again_as_it_is(reason: str) -> None:
     ("impact", "changed"),
     [
         ({"quarantined_samples": 3}, "3 sample(s) quarantined"),
-        ({"repaired_objects": 2}, "2 damaged object(s) rebuilt from their source"),
+        ({"repaired_objects": ("train-00002.arrow",)}, "damaged train-00002.arrow rebuilt from source"),
     ],
 )
 def test_damaged_data_that_is_avoided_or_repaired_is_tried_again(impact: dict[str, object], changed: str) -> None:

@@ -88,5 +88,5 @@ def test_a_damaged_shard_of_a_large_snapshot_is_made_anew_from_its_sources(
     monkeypatch.setattr("tasks.data.snapshot_build.DEFAULT_SHARD_TOKENS", SHARD_TOKENS)
     sound = store.read(f"data/{snapshot_id}/train-00002.arrow")
     flip(store, f"data/{snapshot_id}/train-00002.arrow")
-    assert repair_snapshot(store, snapshot_id, DATA, tmp_path, tmp_path / "cache") == 1
+    assert repair_snapshot(store, snapshot_id, DATA, tmp_path, tmp_path / "cache") == ("train-00002.arrow",)
     assert store.read(f"data/{snapshot_id}/train-00002.arrow") == sound

@@ -68,7 +68,7 @@ def test_a_damaged_shard_of_it_cannot_be_made_anew(store: LocalStore, snapshot_i
 
 
 def test_undamaged_it_needs_no_repair(store: LocalStore, snapshot_id: str, tmp_path: Path) -> None:
-    assert repair_snapshot(store, snapshot_id, source(snapshot_id), tmp_path, tmp_path / "cache") == 0
+    assert repair_snapshot(store, snapshot_id, source(snapshot_id), tmp_path, tmp_path / "cache") == ()
 
 
 def test_a_damaged_shard_of_weighted_sources_is_made_anew_from_them(
@@ -77,7 +77,7 @@ def test_a_damaged_shard_of_weighted_sources_is_made_anew_from_them(
     sound = store.read(f"data/{snapshot_id}/train-00000.arrow")
     spoil(store, snapshot_id)
     data = DataConfig(sources=("0*.txt", "1*.txt"), weights=(7, 1), tokenizer="bytes", val_fraction=0.3)
-    assert repair_snapshot(store, snapshot_id, data, tmp_path, tmp_path / "cache") == 1
+    assert repair_snapshot(store, snapshot_id, data, tmp_path, tmp_path / "cache") == ("train-00000.arrow",)
     assert store.read(f"data/{snapshot_id}/train-00000.arrow") == sound
 
 
