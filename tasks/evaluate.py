@@ -30,10 +30,8 @@ def evaluate(
 ) -> EvaluationRecorded | EvaluationFailed | State[Any]:
     """Wait for `committed`, then record the evaluation or the evaluator's failure, as `record_evaluation` does.
 
-    An evaluation that a shutdown interrupts returns the state Cancelled: for an exception Prefect logs a traceback.
-
-    `committed` is a function, not a Prefect future: Prefect asks its API for a future's state, so an unreachable API
-    would fail the evaluation.
+    An interrupted evaluation returns the state Cancelled: for an exception Prefect logs a traceback. `committed` is no
+    Prefect future: its state would be asked of the API, and an unreachable API would fail the evaluation.
     """
     reference = committed()
     try:

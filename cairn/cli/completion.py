@@ -122,8 +122,10 @@ def _values(typed: TypedLine, argument: "Argument", opened: "Callable[[], Object
         yield from (Candidate(value=choice) for choice in get_args(choices[0]))
     elif name in ("--run", "--run-id") or (name == "--reference" and typed.verb in ("data", "export-tokens")):
         yield from _runs(opened())
+    elif name == "--reference" and "@" in typed.word:
+        yield from _steps(typed.word, opened())
     elif name == "--reference":
-        yield from (_steps if "@" in typed.word else _references)(typed.word, opened())
+        yield from (*_aliases(opened()), *_runs(opened()))
     elif name == "--alias":
         yield from _aliases(opened())
     elif name in ("--set", "--key"):
@@ -143,11 +145,6 @@ def _aliases(store: "ObjectStore") -> Iterator[Candidate]:
     from storage.logs.registry import list_aliases
 
     yield from (Candidate(value=alias, meaning="alias") for alias in list_aliases(store))
-
-
-def _references(_: str, store: "ObjectStore") -> Iterator[Candidate]:
-    yield from _aliases(store)
-    yield from _runs(store)
 
 
 def _steps(word: str, store: "ObjectStore") -> Iterator[Candidate]:

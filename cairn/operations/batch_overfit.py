@@ -91,10 +91,10 @@ def _overfit(
         train_until(state, replace(data.inputs, order=order, loader=None), observer, until_step=STEPS)
     except NonFiniteLoss as error:
         problem = str(error)
-    verdict = judge_losses([step.train_loss for step in steps], problem, lr=config.training.lr)
+    sound, why = judge_losses([step.train_loss for step in steps], problem, lr=config.training.lr)
     return BatchOverfit(
-        sound=verdict.sound,
-        why=verdict.why,
+        sound=sound,
+        why=why,
         windows=few[0].window_count,
         tokens=few[0].window_count * config.model.block_size,
         parameters=state.model.parameter_count,

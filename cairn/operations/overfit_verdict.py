@@ -8,16 +8,8 @@ BY_HEART = 0.1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OverfitVerdict:
-    """Whether the batch was learned by heart, and in words the course of the loss and what to look at."""
-
-    sound: bool
-    why: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class BatchOverfit:
-    """How the training on one batch went; losses are in nats per token, `losses` one for each step."""
+    """Whether one batch was learned by heart, and why; losses are in nats per token, `losses` one for each step."""
 
     sound: bool
     why: str
@@ -30,16 +22,15 @@ class BatchOverfit:
     losses: tuple[float, ...]
 
 
-def judge_losses(losses: Sequence[float], problem: str, *, lr: float) -> OverfitVerdict:
-    """Judge the losses of the steps; `problem` says why there are no more of them, empty for none."""
+def judge_losses(losses: Sequence[float], problem: str, *, lr: float) -> tuple[bool, str]:
+    """Return whether the batch was learned, and why; `problem` says why there are no more losses, empty for none."""
     lower = f"lower training.lr (now {lr:g})"
     if problem:
-        return OverfitVerdict(sound=False, why=f"{problem}: {lower}, or try training.precision = fp32")
+        return False, f"{problem}: {lower}, or try training.precision = fp32"
     course = f"the loss went from {losses[0]:.3f} to {losses[-1]:.3f} in {len(losses)} steps"
     if losses[-1] < BY_HEART:
-        why = "text, network and optimizer fit together, and the batch is known by heart"
-        return OverfitVerdict(sound=True, why=f"{course}: {why}")
+        return True, f"{course}: text, network and optimizer fit together, and the batch is known by heart"
     if losses[-1] > losses[0] or min(losses) < losses[-1] / 2:
-        return OverfitVerdict(sound=False, why=f"{course} and was {min(losses):.3f} in between: it jumps; {lower}")
+        return False, f"{course} and was {min(losses):.3f} in between: it jumps; {lower}"
     why = f"raise training.lr (now {lr:g}) or make the network larger"
-    return OverfitVerdict(sound=False, why=f"{course}, and {BY_HEART:g} is by heart: too slow or too small; {why}")
+    return False, f"{course}, and {BY_HEART:g} is by heart: too slow or too small; {why}"

@@ -42,9 +42,8 @@ def held_out_loss(
 ) -> tuple[float, int]:
     """Return the mean loss in nats per token and the number of windows: `batches * batch_size`, or all, if fewer.
 
-    The windows are evenly spread over the data, or over those `among` it, and always the same ones; no random number is
-    drawn. They are measured some thousand tokens at a time, whatever the batch size, so that the loss depends on
-    nothing but the slice.
+    The windows are evenly spread over the data, or over those `among` it, and always the same ones. They are measured
+    some thousand tokens at a time, whatever the batch size: the loss depends on nothing but the slice.
     """
     if batches < 1 or batch_size < 1:
         raise InvalidInput(f"batches={batches} and batch_size={batch_size} must be at least 1")

@@ -65,8 +65,7 @@ def generate(
     """Return the `new_tokens` ids that follow `prompt_ids` (not empty); the model sees the last block_size tokens.
 
     Equal arguments give equal ids; the model's mode and the process's generators stay unchanged. Every token costs a
-    pass over the whole context: recorded samples are drawn this way, and logits of `generate_stream` may differ in
-    their last bits.
+    pass over the whole context, as for recorded samples; `generate_stream` may differ in the last bits of logits.
     """
     sampling = Sampling(temperature=temperature, top_k=top_k)
     _check(model, prompt_ids, new_tokens=new_tokens)

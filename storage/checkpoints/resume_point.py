@@ -27,10 +27,9 @@ def newest_verified(
 ) -> CheckpointReference | None:
     """Return the newest checkpoint that verifies; without a commit that of another run for a fork, else None.
 
-    Those that fail are quarantined, a quarantined one that verifies is taken back.
-
-    Raises `NothingReadable` if there were commits and none verifies: a person decides whether the run starts over.
-    Raises `IntegrityError` when more would have to be quarantined than one host may say of a store at a time.
+    Those that fail are quarantined, a quarantined one that verifies is taken back. Raises `NothingReadable` if there
+    were commits and none verifies (a person decides whether the run starts over), and `IntegrityError` when more would
+    have to be quarantined than one host may say of a store at a time.
     """
     failed: list[CheckpointRecord] = []
     quarantined = 0

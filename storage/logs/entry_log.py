@@ -105,9 +105,8 @@ class EntryLog:
     ) -> ReadEntry | None:
         """Append `body` right after `after`; return the new entry, or None if another writer took its number.
 
-        Raises `StoreRefused` when the store refused and nothing was written, `AppendUnknown` when the outcome could not
-        be established, and `IntegrityError` before anything is written for a body that cannot be read back (JSON has no
-        NaN).
+        Raises `StoreRefused` when nothing was written, `AppendUnknown` when the outcome could not be established, and
+        `IntegrityError` before anything is written for a body that cannot be read back (JSON has no NaN).
         """
         entry = Entry(
             version=FORMAT_VERSION,

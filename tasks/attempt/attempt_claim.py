@@ -1,8 +1,7 @@
 """Claiming a run: check that no live process owns it, end a lost attempt, start the next one; and its heartbeat.
 
-An owner is dead once its heartbeat has stayed the same for the lease or, if its process is known to be gone, for a
-little more than one heartbeat, on this process's monotonic clock. This only avoids conflicts; safety comes from the
-log's sequence alone.
+An owner is dead once its heartbeat has stayed the same for the lease, or for little more than one heartbeat if its
+process is known to be gone, on this process's monotonic clock. Safety comes from the log's sequence alone.
 """
 
 import threading

@@ -1,8 +1,7 @@
 """Starts and watches this machine's ranks of one trainer (`python -m tasks.trainer.rank_launcher`).
 
-If one rank exits badly, all are ended within seconds and the parent learns which rank it was; nothing is restarted.
-Rank 0 inherits this process's stdin and stdout. On one machine nothing listens: the ranks meet in a file that only this
-user can reach.
+If one rank exits badly, all are ended within seconds and the parent learns which one; nothing is restarted. Rank 0
+inherits this process's stdin and stdout. On one machine the ranks meet in a file that only this user can reach.
 """
 
 import argparse

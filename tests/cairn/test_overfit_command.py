@@ -67,5 +67,5 @@ def test_a_mistake_in_the_configuration_is_refused_before_anything_is_trained(fo
     ],
 )
 def test_the_verdict_follows_from_the_losses(losses: list[float], problem: str, sound: bool, words: str) -> None:
-    verdict = judge_losses(losses, problem, lr=0.5)
-    assert verdict.sound is sound and words in verdict.why
+    is_sound, why = judge_losses(losses, problem, lr=0.5)
+    assert is_sound is sound and words in why
