@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,13 @@ from storage.logs.log_entry import Writer
 from storage.logs.registry import Registry, RegistryState
 from storage.stores.local_store import LocalStore
 from tasks.machine.placement import boot_id, this_placement
+from tests import fabricated_run
 from tests.commands import Cairn
 from tests.entries import gone_placement
-from tests.fabricated_run import FabricatedRun, fabricate, promote
+from tests.fabricated_run import FabricatedRun, promote
 from tests.processes.waiting import wait_until
+
+fabricate = partial(fabricated_run.fabricate, nodes_wanted=1)  # a watcher leaves runs of several machines
 
 ABANDONED = pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")  # as a watcher does
 SLEEPS = (sys.executable, "-c", "import signal; signal.pause()")
