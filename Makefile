@@ -15,7 +15,7 @@ SUITABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.11; do \
 	if $$name -c '$(SUITABLE)' >/dev/null 2>&1; then echo $$name; break; fi; done)
 
-.PHONY: help .venv train wheel test test-full test-slow test-mutants test-matrix test-s3 chaos bench bench-memory bench-data bench-gpu bench-loader bench-sql bench-continuation bench-step bench-sum bench-checkpoint bench-start bench-overhead bench-history bench-install check lock audit docs format pictures up clean
+.PHONY: help .venv train wheel test test-full test-slow test-mutants test-matrix test-s3 test-slurm chaos bench bench-memory bench-data bench-gpu bench-loader bench-sql bench-continuation bench-step bench-sum bench-checkpoint bench-start bench-overhead bench-history bench-install check lock audit docs format pictures up clean
 
 help:  ## show this list
 	@grep -E '^[.a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([.a-z-]+):[^#]*## /\1\t/' | expand -t 14
@@ -77,6 +77,16 @@ test-s3: $(DEVELOPER)  ## the storage tests on a real S3 server (Ceph), started 
 			echo "make test-s3 needs Ceph's programs. On Debian or Ubuntu:" \
 				"sudo apt-get install --no-install-recommends $(CEPH)" >&2; exit 1; fi; fi
 	@$(BIN)/python -m pytest -n 2 -m s3 $(ARGS)
+
+SLURM := slurm-wlm munge
+test-slurm: $(DEVELOPER)  ## the batch script for several machines on a real Slurm of two nodes, started and stopped by the tests (as root)
+	@if ! type -P slurmctld slurmd munged sbatch >/dev/null; then \
+		if [ "$$(id -u)" = 0 ] && type -P apt-get >/dev/null; then \
+			apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $(SLURM); \
+		else \
+			echo "make test-slurm needs Slurm and root. On Debian or Ubuntu:" \
+				"sudo apt-get install --no-install-recommends $(SLURM)" >&2; exit 1; fi; fi
+	@$(BIN)/python -m pytest -m slurm $(ARGS)
 
 chaos: $(DEVELOPER)  ## kill real runs as seeds say and judge them; ARGS="--runs 20 --seed 7 --store local|s3|ceph --minutes 30 --jobs 2"; --segments replays every one; --add DIR… adds up
 	@$(BIN)/python -m tests.chaos.campaign $(ARGS)

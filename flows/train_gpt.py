@@ -22,7 +22,7 @@ from flows.preparation.preflight import check_before_start
 from flows.preparation.training_request import HANDED_OVER, TrainingRequest, resolve_request, with_settings
 from flows.run.active_run import ActiveRun
 from flows.run.attempt import Attempt
-from flows.run.next_attempt import claim_next_attempt
+from flows.run.next_attempt import claim_next_attempt, gather_machines
 from flows.run.run_opening import open_run
 from flows.run.run_promotion import offer_best
 from flows.watching.deployed_continuation import name_successor
@@ -31,7 +31,7 @@ from storage.errors import Fenced, NotDurable, StorageError, StoreRefused
 from storage.logs.run_entries import AttemptEnded, AttemptStarted
 from storage.logs.run_state import CheckpointState
 from tasks.attempt.shutdown_signal import ShutdownSignal
-from tasks.policy.termination import RESTARTABLE, DecisionAction, FlowEnd, FlowOutcome, flow_outcome
+from tasks.policy.termination import EXIT_CODES, RESTARTABLE, DecisionAction, FlowEnd, FlowOutcome, flow_outcome
 from tasks.text.format import format_count, one_line
 from tasks.trainer.warm_trainer import warm_trainer
 
@@ -78,6 +78,7 @@ def train_gpt(
         run = open_run(resolved, shutdown, trainer)
         with run.running_services(), accelerator_slot(run.say, is_stopping=run.is_shutting_down):
             end = name_successor(_train(run), run.log)
+            run.machines.end(EXIT_CODES[end.reason])
     if handed is not None:
         handed.end = end
     return end
@@ -85,6 +86,10 @@ def train_gpt(
 
 def _train(run: ActiveRun) -> FlowEnd:
     while run.log.refresh().finished is None or run.log.state.open_attempt is not None:
+        gathered = gather_machines(run)
+        if gathered is None:
+            return _interrupted_end(run, "it waited for other machines")
+        run = gathered
         started = claim_next_attempt(run)
         try:
             ended = _run_attempt(run, started)
@@ -102,12 +107,15 @@ def _train(run: ActiveRun) -> FlowEnd:
     except (StoreRefused, NotDurable) as error:
         return _refused_storage(error)
     run.sweep.finish()
-    if not offered.is_interrupted:
-        return completed(offered.message)
+    return _interrupted_end(run, offered.message) if offered.is_interrupted else completed(offered.message)
+
+
+def _interrupted_end(run: ActiveRun, message: str) -> FlowEnd:
+    """Return the end at a shutdown request outside of an attempt, or without the machines for one."""
     if run.cancellation.is_cancelling():
-        return FlowEnd(reason=FlowOutcome.CANCELLED, message=offered.message)
+        return FlowEnd(reason=FlowOutcome.CANCELLED, message=message)
     reason = FlowOutcome.INTERRUPTED if run.shutdown.signal == "SIGINT" else FlowOutcome.PREEMPTED
-    return FlowEnd(reason=reason, message=offered.message)
+    return FlowEnd(reason=reason, message=message)
 
 
 def _run_attempt(run: ActiveRun, started: AttemptStarted) -> AttemptEnded:

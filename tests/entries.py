@@ -75,6 +75,7 @@ def started(attempt: int, **changes: Any) -> AttemptStarted:
         "resumed_from": None,
         "quarantined_samples": 5,
         "changed": "after lost: nothing",
+        "gathering_seconds": 0.5,
         "versions": {"python": "3.11", "torch": "2.13"},
     }
     return AttemptStarted(attempt=attempt, **{**defaults, **changes})

@@ -116,8 +116,7 @@ def _serve_node(resolved: "ResolvedRequest") -> ExitCode:
     log = resolved.open_log()
     configuration = check_before_start(resolved, log, os.environ, writable=False)
     group = trainer_group(configuration.training, os.environ)
-    service = NodeService(log, group, work_folder(os.environ), say=say, wait_seconds=900.0)
-    return ExitCode.DONE if service.run() else ExitCode.PREEMPTED
+    return NodeService(log, configuration, group, work_folder(os.environ), say=say).run()
 
 
 def _settle(resolved: "ResolvedRequest") -> "tuple[RunLog, RunConfig]":

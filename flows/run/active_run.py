@@ -1,7 +1,7 @@
 """A run while this process trains it: what all its attempts share."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from os import environ
 from pathlib import Path
@@ -19,7 +19,8 @@ from tasks.attempt.store_retry import StoreRetry
 from tasks.configuration.run_configuration import RunConfig
 from tasks.evaluator.evaluation_run import EvaluationPlan
 from tasks.policy.run_symptoms import ThroughputWatch
-from tasks.trainer.trainer_group import TrainerGroup
+from tasks.trainer.machines import Machines
+from tasks.trainer.trainer_group import TrainerGroup, rendezvous_secret
 from tasks.trainer.warm_trainer import WarmTrainer
 
 
@@ -36,7 +37,10 @@ class TrainerSetup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActiveRun:
-    """An opened run, and the services beside its training; `micro_batch` is what the first attempt chose for `auto`."""
+    """An opened run, and the services beside its training; `micro_batch` is what the first attempt chose for `auto`.
+
+    `gathering_seconds` is how long the next attempt has waited for other machines.
+    """
 
     log: RunLog
     config: RunConfig
@@ -52,6 +56,8 @@ class ActiveRun:
     cancellation: CancellationWatch
     shutdown: ShutdownSignal
     retry: StoreRetry
+    machines: Machines
+    gathering_seconds: float = 0.0
     throughput: ThroughputWatch = field(default_factory=ThroughputWatch)
 
     def say(self, message: str) -> None:
@@ -65,9 +71,10 @@ class ActiveRun:
     @contextmanager
     def running_services(self) -> Iterator[None]:
         """Run the services and listen for every preemption notice while the block runs."""
-        rules = self.config.preemption
+        rules, group = self.config.preemption, self.trainers.group
         sources = notice_sources(rules, environ)
         with (
+            self.machines.serving(group.rendezvous, rendezvous_secret(environ)) if group.nodes > 1 else nullcontext(),
             self.progress.showing(),
             self.overview.published(),
             run_exporters(self.log, self.config.mirrors, environ, self.say),

@@ -82,11 +82,19 @@ class Attempt:
                     detector=self._observation.watch,
                 )
                 with self._observation.observing(self._trainer):
+                    self._start_other_machines(self._trainer)
                     self._train_segments(self._trainer)
+                self._trainer.finish(self._run.config.checkpoint.grace_seconds)
             self._run.retry.call(self._finish_run)
         except (TrainerGone, StorageError) as error:
             problem = error
         return self._evidence(problem)
+
+    def _start_other_machines(self, trainer: TrainerProcess) -> None:
+        group, lose = self._run.trainers.group, self._observation.lose_machine
+        if group.nodes > 1:
+            address = f"{group.host}:{trainer.wait_listening()}"
+            self._run.machines.start_ranks(self._started.attempt, group.nodes, address, lose)
 
     def _train_segments(self, trainer: TrainerProcess) -> None:
         step, steps = trainer.wait_ready().step, self._run.config.training.steps

@@ -34,6 +34,25 @@ def claim_next_attempt(run: ActiveRun) -> AttemptStarted:
     return run.retry.call(lambda: claim_attempt(run.log, claimant, partial(_claim, run)))
 
 
+def gather_machines(run: ActiveRun) -> ActiveRun | None:
+    """Return the run with the machines that its next attempt has; None if too few have come in time, or at a notice."""
+    rules, wanted = run.config.machines, run.machines.nodes
+    if wanted == 1:
+        return run
+    began = time.monotonic()
+    if run.machines.gather(0.0, is_stopping=run.is_shutting_down) < wanted:
+        run.say(f"waits for {wanted} machines, with this one, at {run.trainers.group.rendezvous} …")
+    here = run.machines.gather(rules.wait_seconds, is_stopping=run.is_shutting_down)
+    seconds, group = time.monotonic() - began, replace(run.trainers.group, nodes=here)
+    if run.is_shutting_down() or here < min(rules.at_least or wanted, wanted):
+        run.say(f"{here} of {wanted} machines are here after {seconds:.0f} s; the same command continues")
+        return None
+    if here < wanted:
+        run.say(f"goes on with {here} of {wanted} machines: no more have come within {seconds:.0f} s")
+    run.trainers.warm.set_command(group.command())
+    return replace(run, trainers=replace(run.trainers, group=group), gathering_seconds=seconds)
+
+
 def _claim(run: ActiveRun, number: int, reference: CheckpointReference | None, state: RunState) -> AttemptStarted:
     ends = [attempt.ended for attempt in state.attempts if attempt.ended is not None]
     training, trainers = run.config.training, run.trainers
@@ -47,7 +66,7 @@ def _claim(run: ActiveRun, number: int, reference: CheckpointReference | None, s
             device_name=device_name(device),
             cores=usable_cores(),
             nodes=trainers.group.nodes,
-            nodes_wanted=trainers.group.nodes,
+            nodes_wanted=run.machines.nodes,
             continued_by=continued_by(os.environ),
         ),
         config=run.config.document(),
@@ -60,6 +79,7 @@ def _claim(run: ActiveRun, number: int, reference: CheckpointReference | None, s
         quarantined_samples=len(state.quarantined_windows),
         versions=library_versions(),
         faults=trainers.faults,
+        gathering_seconds=run.gathering_seconds,
         changed=_describe_change(ends[-1]) if ends else "",
     )
 

@@ -1,24 +1,35 @@
-"""Serves a run from a machine that is not its first: reads the log and starts this machine's ranks for each attempt."""
+"""Serves a run from a machine that is not its first: starts this machine's ranks for each attempt until the run ends.
+
+The first machine decides, records, and says when ranks start and when the run ends; it leaves with the same code.
+"""
 
 import os
+import queue
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from types import FrameType
+
+import msgspec
 
 from storage.errors import StoreUnavailable
-from storage.logs.run_entries import AttemptEnded
 from storage.logs.run_log import RunLog
-from storage.logs.run_state import RunState
-from tasks.policy.termination import RESTARTABLE, DecisionAction
-from tasks.trainer.trainer_group import TrainerGroup
+from tasks.attempt.preemption_notice import notice_sources, polling_notices
+from tasks.attempt.shutdown_signal import ShutdownSignal
+from tasks.configuration.run_configuration import RunConfig
+from tasks.policy.termination import ExitCode
+from tasks.trainer.machines import Message, RanksEnded, RunEnded, StartRanks, connect, receive
+from tasks.trainer.signed_connection import ConnectionEnded, NotAdmitted, SignedConnection
+from tasks.trainer.trainer_group import RENDEZVOUS, TrainerGroup, rendezvous_secret
 
-_POLL_SECONDS = 2.0
-_RESTART_SECONDS = 1.0
+_POLL_SECONDS = 0.2
+_RETRY_SECONDS = 0.5
+_OPENING_SECONDS = 900.0
+"""The first machine may read and tokenize text for as long before it opens a run."""
 
 
 def is_other_node(environment: Mapping[str, str]) -> bool:
@@ -30,83 +41,110 @@ class NodeService:
     """The ranks of this machine in attempt after attempt."""
 
     def __init__(
-        self, log: RunLog, group: TrainerGroup, folder: Path, *, say: Callable[[str], None], wait_seconds: float
+        self, log: RunLog, config: RunConfig, group: TrainerGroup, folder: Path, *, say: Callable[[str], None]
     ) -> None:
-        """Start nothing yet; gives up after `wait_seconds` without an attempt."""
-        self._log, self._group, self._folder = log, group, folder
-        self._say, self._wait_seconds = say, wait_seconds
-        self._leaving = threading.Event()
-        self._known_ends = len(_ends(log.refresh()))
-        self._child: subprocess.Popen[bytes] | None = None
+        """Start nothing yet."""
+        self._log, self._config, self._group, self._folder, self._say = log, config, group, folder, say
+        self._shutdown = ShutdownSignal()
+        self._notified_at: float | None = None
+        self._ranks: subprocess.Popen[bytes] | None = None
+        self._attempt = 0
 
-    def run(self) -> bool:
-        """Serve until the run has ended; returns False after a shutdown request, or without an attempt for too long."""
-        attempts, since = -1, time.monotonic()
-        with self._passing_on_signals():
-            try:
-                while (end := self._end()) is None and not self._leaving.is_set():
-                    state = self._log.state
-                    if state.open_attempt is not None or len(state.attempts) != attempts:
-                        attempts, since = len(state.attempts), time.monotonic()
-                    if time.monotonic() - since > self._wait_seconds:
-                        self._say(f"no attempt for {self._wait_seconds:.0f} s; the same command waits again")
-                        return False
-                    self._child = self._child or self._start()
-                    with suppress(subprocess.TimeoutExpired):
-                        self._child.wait(timeout=_POLL_SECONDS)
-                        self._child = None
-                        self._leaving.wait(_RESTART_SECONDS)
-                if end is not None:
-                    self._say(end)
-                return end is not None
-            finally:
-                self._end_ranks()
+    def run(self) -> ExitCode:
+        """Serve until the run ends, a shutdown is requested, or the first machine is away for too long."""
+        rules, heard_at = self._config.preemption, time.monotonic()
+        sources = notice_sources(rules, os.environ)
+        with (
+            self._shutdown.listening(rules.signal),
+            polling_notices(self._shutdown, sources, poll_seconds=rules.poll_seconds, on_problem=self._say),
+            self._shutdown.on_shutdown(self._pass_on),
+        ):
+            self._say(f"waits for the first machine at {self._group.rendezvous} …")
+            while self._notified_at is None:
+                first = connect(self._group.rendezvous, rendezvous_secret(os.environ), self._group.node_rank)
+                if first is not None:
+                    code = self._serve(first)
+                    if code is not None:
+                        return code
+                    heard_at = time.monotonic()
+                elif self._is_finished():
+                    return ExitCode.DONE
+                elif time.monotonic() - heard_at > self._wait_seconds():
+                    where = f"{self._group.rendezvous}, or has another CAIRN_RENDEZVOUS_SECRET"
+                    self._say(f"the first machine is not at {where}; the same command waits again")
+                    return ExitCode.PREEMPTED
+                time.sleep(_RETRY_SECONDS if self._notified_at is None else 0)
+        return ExitCode.INTERRUPTED if self._shutdown.signal == "SIGINT" else ExitCode.PREEMPTED
 
-    def _end_ranks(self) -> None:
-        """End the ranks; after a shutdown request the first machine gives them their time."""
-        if self._child is None:
+    def _serve(self, first: SignedConnection) -> ExitCode | None:
+        """Do what the first machine says; None once it is gone, or once this one is told to leave and its ranks end."""
+        messages = queue.SimpleQueue[Message | None]()
+        threading.Thread(target=_listen, args=(first, messages), name="first machine", daemon=True).start()
+        try:
+            while self._notified_at is None or self._ranks is not None:
+                with suppress(queue.Empty):
+                    match messages.get(timeout=_POLL_SECONDS):
+                        case StartRanks() as order:
+                            self._start(order)
+                        case RunEnded(exit_code=code):
+                            return ExitCode(code)
+                        case None:
+                            return None
+                self._look_after_ranks(first)
+            return None
+        finally:
+            self._kill_ranks()
+            first.close()
+
+    def _look_after_ranks(self, first: SignedConnection) -> None:
+        if self._ranks is None:
             return
-        if self._leaving.is_set():
-            self._child.wait()
-        with suppress(ProcessLookupError):
-            os.killpg(self._child.pid, signal.SIGKILL)
-        self._child.wait()
+        grace = self._config.checkpoint.grace_seconds
+        if self._notified_at is not None and time.monotonic() - self._notified_at > grace:
+            self._kill_ranks()
+        elif (code := self._ranks.poll()) is not None:
+            self._ranks = None
+            with suppress(OSError):
+                first.send(msgspec.msgpack.encode(RanksEnded(attempt=self._attempt, exit_code=code)))
 
-    def _end(self) -> str | None:
-        with suppress(StoreUnavailable):  # training needs the store as well, and reports it
-            self._log.refresh()
-        state = self._log.state
-        if state.finished is not None:
-            return f"run {self._log.run_id} is finished"
-        stopped = [ended for ended in _ends(state)[self._known_ends :] if ended.decision.action == DecisionAction.STOP]
-        over = [ended for ended in stopped if ended.reason not in RESTARTABLE]
-        return f"run {self._log.run_id} has stopped: {over[-1].detail}" if over else None
-
-    def _start(self) -> "subprocess.Popen[bytes]":
-        return subprocess.Popen(
-            self._group.command(),
-            env={**os.environ, "CAIRN_NODE_FOLDER": str(self._folder)},
+    def _start(self, order: StartRanks) -> None:
+        self._kill_ranks()
+        self._attempt = order.attempt
+        group = replace(self._group, nodes=order.nodes, node_rank=order.node_rank, rendezvous=order.rendezvous)
+        self._ranks = subprocess.Popen(
+            group.command(),
+            env={**os.environ, RENDEZVOUS: order.rendezvous, "CAIRN_NODE_FOLDER": str(self._folder)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             start_new_session=True,
         )
 
-    @contextmanager
-    def _passing_on_signals(self) -> Iterator[None]:
-        """Pass SIGTERM and Ctrl-C on to this machine's ranks: they end after their step, and so do all others."""
+    def _kill_ranks(self) -> None:
+        """Kill what is left of the ranks: without the first machine they have nothing to save."""
+        if self._ranks is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._ranks.pid, signal.SIGKILL)
+            self._ranks.wait()
+            self._ranks = None
 
-        def leave(number: int, frame: FrameType | None) -> None:
-            self._leaving.set()
-            if self._child is not None:
-                self._child.send_signal(signal.SIGTERM)
+    def _pass_on(self) -> None:
+        """Have the ranks end after their step, and so all others."""
+        self._notified_at = self._notified_at or time.monotonic()
+        if self._ranks is not None:
+            self._ranks.send_signal(signal.SIGTERM)
 
-        before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def _is_finished(self) -> bool:
+        with suppress(StoreUnavailable):  # the first machine needs the store as well, and reports it
+            self._log.refresh()
+        return self._log.state.finished is not None
+
+    def _wait_seconds(self) -> float:
+        wait_seconds = self._config.machines.wait_seconds
+        return wait_seconds if self._log.state.opened else max(wait_seconds, _OPENING_SECONDS)
 
 
-def _ends(state: RunState) -> list[AttemptEnded]:
-    return [attempt.ended for attempt in state.attempts if attempt.ended is not None]
+def _listen(first: SignedConnection, messages: "queue.SimpleQueue[Message | None]") -> None:
+    with suppress(ConnectionEnded, NotAdmitted, OSError, msgspec.MsgspecError):
+        while True:
+            messages.put(receive(first))
+    messages.put(None)

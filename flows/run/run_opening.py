@@ -40,6 +40,7 @@ from tasks.machine.placement import code_version, settled_threads, usable_cores
 from tasks.machine.work_folder import trainer_folder, work_folder
 from tasks.tokenize_and_split import tokenize_and_split
 from tasks.trainer.initial_weights import find_directory, keep_initial_weights
+from tasks.trainer.machines import Machines
 from tasks.trainer.trainer_group import trainer_group
 from tasks.trainer.trainer_protocol import ThreadTrial
 from tasks.trainer.warm_trainer import WarmTrainer
@@ -91,6 +92,7 @@ def open_run(resolved: ResolvedRequest, shutdown: ShutdownSignal, warm: WarmTrai
         overview=RunOverview(log, flow_run_id),
         cancellation=CancellationWatch(None if is_ephemeral_server(os.environ) else flow_run_id, shutdown),
         shutdown=shutdown,
+        machines=Machines(trainers.group.nodes),
         retry=StoreRetry(policy=run_retry_policy(config.checkpoint.patience_seconds), say=progress.say),
     )
 

@@ -2,7 +2,7 @@
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from flows.orchestrator.cancellation import CancellationWatch
@@ -15,6 +15,9 @@ from tasks.machine.process_memory import MemoryReading, MemoryWatch, sampling
 from tasks.policy.error_kind import kind_of
 from tasks.policy.failures import Evidence
 from tasks.trainer.trainer_process import TrainerProcess
+
+_LOST_SECONDS = 6.0
+"""Longer than a rank waits until its exception was passed on."""
 
 
 class TrainerObservation:
@@ -29,6 +32,7 @@ class TrainerObservation:
         self._memory: MemoryWatch | None = None
         self._gap: HeartbeatGap | None = None
         self._grace_ended = False
+        self._lost_machine = ""
 
     @contextmanager
     def observing(self, trainer: TrainerProcess) -> Iterator[None]:
@@ -44,7 +48,7 @@ class TrainerObservation:
         if trainer is not None:
             # A trainer that has ended gives its reason; one that still runs has nothing more to do.
             is_over = isinstance(problem, TrainerGone)
-            code = trainer.reap() if is_over else trainer.finish() if problem is None else trainer.kill()
+            code = trainer.reap() if is_over else trainer.kill()
             report = trainer.received.exception
         memory = self._memory.reading() if self._memory else MemoryReading()
         last = trainer.received.last_step if trainer else None
@@ -61,6 +65,7 @@ class TrainerObservation:
             store_error=str(problem) if isinstance(problem, StorageError) else None,
             store_error_kind=kind_of(problem) if isinstance(problem, StorageError) else None,
             silent_seconds=self._gap.seconds if self._gap else None,
+            lost_machine=self._lost_machine,
             allowed_seconds=self._gap.allowed_seconds if self._gap else None,
             oom_kills=memory.oom_kills,
             rss_bytes=memory.rss_bytes,
@@ -80,12 +85,22 @@ class TrainerObservation:
                 trainer.kill()
 
         trainer.notify(signal.SIGTERM)
-        timer = threading.Timer(self._grace_seconds, end_grace)
-        timer.daemon = True
-        timer.start()
+        _after(self._grace_seconds, end_grace)
+
+    def lose_machine(self, what: str) -> None:
+        """End the trainer soon, because another machine failed: its ranks give their own reason before, if they can."""
+        self._lost_machine = self._lost_machine or what
+        if self._trainer is not None:
+            _after(_LOST_SECONDS, self._trainer.kill)
 
     def _kill_hung(self, gap: HeartbeatGap) -> None:
         if self._trainer is not None and self._trainer.is_alive:
             self._gap = gap
             self._trainer.write_stacks()
             self._trainer.kill()
+
+
+def _after(seconds: float, act: Callable[[], object]) -> None:
+    timer = threading.Timer(seconds, act)
+    timer.daemon = True
+    timer.start()

@@ -43,8 +43,9 @@ class Receipt:
     """What an attempt did, why it ended and what it cost; in an open attempt the termination reason is None.
 
     `first_step` is the step the attempt started from: 0, or the step of the checkpoint it resumed. `waiting_seconds`
-    passed before it started, since the opening or the last sign of life before it; `starting_seconds` before it could
-    train. `peak` is what its MFU is a share of, `practised` the faults that were injected into it.
+    passed before it started, since the opening or the last sign of life before it, `gathering_seconds` of them until
+    the other machines had come; `starting_seconds` before it could train. `peak` is what its MFU is a share of,
+    `practised` the faults that were injected into it.
     """
 
     run_id: str
@@ -70,6 +71,7 @@ class Receipt:
     useful_gpu_seconds: float | None
     wasted_gpu_seconds: float | None
     waiting_seconds: float
+    gathering_seconds: float
     starting_seconds: float | None
     peak: DevicePeak | None
     practised: tuple[str, ...]

@@ -80,7 +80,10 @@ class RunOpened:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptStarted:
-    """An attempt claims the run as its fencing epoch; `versions` compute its bits, `faults` are to be practised."""
+    """An attempt claims the run as its fencing epoch; `versions` compute its bits, `faults` are to be practised.
+
+    `gathering_seconds` is how long it waited for other machines.
+    """
 
     attempt: int
     placement: Placement
@@ -95,6 +98,7 @@ class AttemptStarted:
     changed: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     faults: str = ""
+    gathering_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         if self.attempt < 1:

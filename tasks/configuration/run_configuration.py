@@ -15,6 +15,7 @@ from tasks.configuration.settings import (
     CostConfig,
     DivergenceConfig,
     LeaseConfig,
+    MachinesConfig,
     MirrorsConfig,
     Name,
     PreemptionConfig,
@@ -49,6 +50,7 @@ class RunConfig(Section):
     watchdog: WatchdogConfig = WatchdogConfig()
     divergence: DivergenceConfig = DivergenceConfig()
     preemption: PreemptionConfig = PreemptionConfig()
+    machines: MachinesConfig = MachinesConfig()
     cost: CostConfig = CostConfig()
     mirrors: MirrorsConfig = MirrorsConfig()
     # A store can be moved: where a log lies is no part of what the log says.

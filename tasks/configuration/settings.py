@@ -110,6 +110,15 @@ class WatchdogConfig(Section):
     startup_seconds: Seconds = Field(900.0, description="silence that is allowed before the first steps")
 
 
+class MachinesConfig(Section):
+    """How a run on several machines waits for them; how many there are is the environment's CAIRN_NODES."""
+
+    at_least: NotNegative = Field(0, description="train with so many machines if no more come; 0: only with all")
+    wait_seconds: Seconds = Field(
+        60.0, description="how long an attempt waits for machines, and they for the first, before they leave with 75"
+    )
+
+
 class DivergenceConfig(Section):
     """When the train loss counts as exploded."""
 

@@ -33,7 +33,8 @@ class Evidence:
 
     `exit_code` is negative for a signal's number. `stop_signal` names the first shutdown request and `notice` describes
     it; `grace_ended` means that the trainer was killed after the grace period. `silent_seconds` is the heartbeat gap at
-    which the watchdog killed it, `allowed_seconds` the gap that its history allowed. `store_error` is an error of the
+    which the watchdog killed it, `allowed_seconds` the gap that its history allowed. `lost_machine` says which other
+    machine failed, and how. `store_error` is an error of the
     parent's own. `practised` are the faults that were injected into the attempt.
     """
 
@@ -51,6 +52,7 @@ class Evidence:
     store_error_kind: ErrorKind | None = None
     silent_seconds: float | None = None
     allowed_seconds: float | None = None
+    lost_machine: str = ""
     oom_kills: int = 0
     rss_bytes: int | None = None
     memory_limit_bytes: int | None = None
@@ -170,6 +172,8 @@ def _from_exit(evidence: Evidence) -> Failure:
     if evidence.oom_kills > 0 and (code is None or code > 0 or code == -signal.SIGKILL):
         detail = f"the kernel killed {evidence.oom_kills} process(es) of this control group for memory"
         return _failure(TerminationReason.OOM, f"{detail}{_memory(evidence)}", "oom_kill")
+    if evidence.lost_machine and code in (-signal.SIGKILL, PEER_LOST_EXIT_CODE):
+        return _failure(TerminationReason.LOST, evidence.lost_machine, "machine")
     if code == -signal.SIGKILL:
         used, limit = evidence.rss_bytes, evidence.memory_limit_bytes
         if used is not None and limit is not None and used >= _FULL * limit:

@@ -29,7 +29,7 @@ from tasks.trainer.trainer_group import (
     TrainerGroup,
     rendezvous_secret,
 )
-from tasks.trainer.trainer_protocol import RankEnded, encode_message
+from tasks.trainer.trainer_protocol import Listening, RankEnded, encode_message
 
 _POLL_SECONDS = 0.1
 _GRACE_SECONDS = 2.0
@@ -90,8 +90,9 @@ def meeting_place(group: TrainerGroup) -> Iterator[dict[str, str]]:
             kept = {name: os.environ.get(name, loopback) for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
             yield {RANK_STORE: str(Path(folder) / "store"), **{name: value for name, value in kept.items() if value}}
     elif group.node_rank == 0:
-        with serving_rendezvous(group.rendezvous, rendezvous_secret(os.environ)):
-            yield {RENDEZVOUS: group.rendezvous}
+        with serving_rendezvous(group.rendezvous, rendezvous_secret(os.environ)) as port:
+            os.write(1, encode_message(Listening(port=port)))
+            yield {RENDEZVOUS: f"{group.host}:{port}"}
     else:
         yield {RENDEZVOUS: group.rendezvous}
 

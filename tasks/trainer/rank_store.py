@@ -18,7 +18,7 @@ from tasks.trainer.rendezvous_server import Answer, Request
 from tasks.trainer.signed_connection import ConnectionEnded, SignedConnection, greet
 from tasks.trainer.trainer_group import RANK_STORE, RENDEZVOUS, rendezvous_secret
 
-_MEETING_SECONDS = 900.0
+_MEETING_SECONDS = 60.0
 _TIMEOUT = timedelta(minutes=5)
 _POLL_SECONDS = 0.02
 _RETRY_SECONDS = 0.5
@@ -28,7 +28,7 @@ class RemoteRankStore(Store):
     """The store in another process, for several threads; `DistNetworkError` once its connection is lost, as torch."""
 
     def __init__(self, address: str, secret: bytes, rank: int) -> None:
-        """Wait for the first machine, at most 15 minutes, and join as `rank`; raises `TaskError` if that is taken."""
+        """Wait for the first machine, at most a minute, and join as `rank`; raises `TaskError` if that is taken."""
         super().__init__()
         self._lock, self._timeout = threading.Lock(), _TIMEOUT
         self._peer = _meet(address, secret)

@@ -6,11 +6,12 @@ Whoever connects, once, proves first that it knows the run's secret; only standa
 import contextlib
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import msgspec
 
+from tasks.errors import TaskError
 from tasks.trainer.signed_connection import ConnectionEnded, NotAdmitted, admit
 
 
@@ -76,28 +77,37 @@ def serving_rendezvous(address: str, secret: bytes) -> Iterator[int]:
     """Serve at HOST:PORT until the block ends, one thread for each connection; yields the port."""
     host, _, port = address.rpartition(":")
     values = RendezvousValues()
-    with _listening(host, int(port)) as listener:
-        threading.Thread(target=_accept, args=(listener, secret, values), name="rendezvous", daemon=True).start()
+    with listening(host, int(port), lambda connection: _serve(connection, secret, values)) as number:
+        yield number
+
+
+@contextlib.contextmanager
+def listening(host: str, port: int, serve: Callable[[socket.socket], None]) -> Iterator[int]:
+    """Call `serve` with each connection, in a thread of its own, until the block ends; yields the port."""
+    with _listener(host, port) as listener:
+        threading.Thread(target=_accept, args=(listener, serve), name="rendezvous", daemon=True).start()
         try:
             yield listener.getsockname()[1]
         finally:
             listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def _listener(host: str, port: int) -> socket.socket:
     """Listen at the host's own address; at all addresses where that is not one of this machine's (a service's name)."""
-    try:
+    with contextlib.suppress(OSError):
         family, _, _, _, found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(found[:2], family=family)
-    except OSError:
+    try:
         return socket.create_server(("", port))
+    except OSError as error:
+        raise TaskError(f"{host}:{port}: cannot listen there: {error}; CAIRN_RENDEZVOUS names a free port") from error
 
 
-def _accept(listener: socket.socket, secret: bytes, values: RendezvousValues) -> None:
+def _accept(listener: socket.socket, serve: Callable[[socket.socket], None]) -> None:
     with contextlib.suppress(OSError):  # closed: the attempt is over
         while True:
             connection, _ = listener.accept()
-            threading.Thread(target=_serve, args=(connection, secret, values), daemon=True).start()
+            threading.Thread(target=serve, args=(connection,), daemon=True).start()
 
 
 def _serve(connection: socket.socket, secret: bytes, values: RendezvousValues) -> None:

@@ -22,7 +22,10 @@ _SECRET_CHARACTERS = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainerGroup:
-    """`processes` on each of `nodes` machines; several machines meet at `rendezvous`, HOST:PORT of the first."""
+    """`processes` on each of `nodes` machines; several machines meet at `rendezvous`, HOST:PORT of the first.
+
+    On the first machine this is where commands meet (`machines`); its ranks listen at a free port of the same host.
+    """
 
     processes: int = 1
     nodes: int = 1
@@ -42,11 +45,17 @@ class TrainerGroup:
         """The number of processes in all."""
         return self.processes * self.nodes
 
+    @property
+    def host(self) -> str:
+        """The first machine's host."""
+        return self.rendezvous.rpartition(":")[0]
+
     def command(self) -> list[str]:
         """Return the command that starts this machine's part: the trainer itself, or a launcher of several."""
         if self.size == 1:
             return list(TRAINER_COMMAND)
-        several = ("--nodes", str(self.nodes), "--node-rank", str(self.node_rank), "--rendezvous", self.rendezvous)
+        rendezvous = self.rendezvous if self.node_rank else f"{self.host}:0"
+        several = ("--nodes", str(self.nodes), "--node-rank", str(self.node_rank), "--rendezvous", rendezvous)
         launcher = [sys.executable, "-m", "tasks.trainer.rank_launcher", "--processes", str(self.processes)]
         return [*launcher, *(several if self.nodes > 1 else ())]
 

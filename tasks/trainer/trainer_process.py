@@ -2,6 +2,7 @@
 
 import operator
 import os
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from tasks.trainer.trainer_protocol import (
     Command,
     Event,
     Finish,
+    Listening,
     RankEnded,
     Ready,
     SegmentDone,
@@ -46,6 +48,7 @@ class ReceivedEvents:
         self.last_step: StepDone | None = None
         self.exception: ExceptionReport | None = None
         self.rank_ended: RankEnded | None = None
+        self.listening: Listening | None = None
 
     def add(self, event: Command | Event) -> None:
         """Keep an event and wake those who wait."""
@@ -63,6 +66,8 @@ class ReceivedEvents:
                     self.exception = event
                 case RankEnded():
                     self.rank_ended = event
+                case Listening():
+                    self.listening = event
                 case _:
                     pass
             self._changed.notify_all()
@@ -118,6 +123,12 @@ class TrainerProcess:
         assert self.received.ready is not None
         return self.received.ready
 
+    def wait_listening(self) -> int:
+        """Wait for the port where the ranks of several machines meet; raises `TrainerGone` if it exits before."""
+        self._wait(lambda: self.received.listening is not None)
+        assert self.received.listening is not None
+        return self.received.listening.port
+
     def train_until(self, step: int) -> SegmentDone:
         """Have the child train until `step` and wait for it; raises `TrainerGone` if it exits before."""
         segments = self.received.segments
@@ -137,11 +148,13 @@ class TrainerProcess:
         if self._child.poll() is None:
             self._child.send_signal(number)
 
-    def finish(self) -> int:
-        """Have the child finish staging and exit; return its exit code."""
+    def finish(self, limit_seconds: float) -> None:
+        """Have the child exit, for everything is committed; it is killed if it has not done so in this time."""
         with suppress(TrainerGone):
             self._write(encode_message(Finish()))
-        return self.reap()
+        with suppress(subprocess.TimeoutExpired):
+            self._child.wait(limit_seconds)
+        self.kill()
 
     def write_stacks(self, *, sleep: Callable[[float], None] = time.sleep) -> None:
         """Have every rank of this machine write its threads' stacks to its stderr; returns when they stand there.

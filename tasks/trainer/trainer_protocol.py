@@ -132,9 +132,25 @@ class RankEnded:
     exit_code: int
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Listening:
+    """Event of the first of several machines' launchers: the ranks meet at this port."""
+
+    port: int
+
+
 Command = TrainUntil | Finish
 Event = (
-    TrialDone | MachineSpeed | Ready | StepDone | SegmentDone | StagedCheckpoint | Waiting | ExceptionReport | RankEnded
+    TrialDone
+    | MachineSpeed
+    | Ready
+    | StepDone
+    | SegmentDone
+    | StagedCheckpoint
+    | Waiting
+    | ExceptionReport
+    | RankEnded
+    | Listening
 )
 _MESSAGES: dict[str, type] = {kind.__name__: kind for kind in (*get_args(Command), *get_args(Event))}
 

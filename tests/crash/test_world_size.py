@@ -1,6 +1,5 @@
 """One model, several processes: another number of them changes no bit, and the death of any one ends the attempt."""
 
-import socket
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -231,41 +230,3 @@ def test_a_practised_failure_of_two_ranks_has_the_reason_it_has_in_one(
     command.train(*by(2))
     first, *_ = command.state().attempts
     assert first.ended is not None and first.ended.reason == reason, first.ended
-
-
-def on_node(command: Command, rank: int, port: int) -> subprocess.Popen[bytes]:
-    """Start the same command as one of two machines would."""
-    return command.start_verb(
-        "train",
-        "run.toml",
-        "--run-id",
-        "bard",
-        *by(1, *PLAIN),
-        CAIRN_FAULTS="pause@9",
-        CAIRN_NODES="2",
-        CAIRN_NODE_RANK=str(rank),
-        CAIRN_RENDEZVOUS=f"127.0.0.1:{port}",
-        CAIRN_RENDEZVOUS_SECRET="0123456789abcdef",
-        CAIRN_CACHE=str(command.folder / f"cache-{rank}"),
-    )
-
-
-@pytest.mark.slow
-def test_two_machines_train_one_run_and_the_other_serves_attempt_after_attempt(
-    command: Command, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    alone = Command(tmp_path_factory.mktemp("alone"), command.api_url)
-    alone.train(*by(1, *PLAIN))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    other, first = on_node(command, 1, port), on_node(command, 0, port)
-    command.wait_for_fault("pause@9", first)
-    for trainer in trainers_of(other):  # the whole part of the other machine, as where it is taken away and comes back
-        kill(trainer.pid)
-    command.let_go("pause@9")
-    assert first.wait(timeout=patience_seconds()) == 0, command.output()
-    assert other.wait(timeout=patience_seconds()) == 0
-    lost, *_ = command.state().attempts
-    assert lost.ended is not None and (lost.ended.reason, lost.started.placement.world_size) == ("lost", 2)
-    assert losses(command) == pytest.approx(losses(alone), rel=1e-5)

@@ -45,9 +45,10 @@ def test_the_rendezvous_is_the_first_pods_name_in_its_service() -> None:
 
 
 def test_a_preempted_pod_is_made_again_and_what_no_retry_mends_is_not() -> None:
-    assert codes("Ignore") == {ExitCode.PREEMPTED}
+    killed = {137, 143}
+    assert codes("Ignore") == {ExitCode.PREEMPTED, ExitCode.LIVE_OWNER, ExitCode.INTERRUPTED, *killed}
     hopeless = {ExitCode.ERROR, ExitCode.USAGE, ExitCode.BUDGET_EXHAUSTED, ExitCode.INTEGRITY, ExitCode.CONFIG_DRIFT}
-    assert codes("FailJob") == hopeless
+    assert codes("FailJob") == {ExitCode.GATE_REFUSED, *hopeless}
 
 
 def test_the_script_is_one_that_bash_reads_and_sets_what_the_command_asks_for() -> None:
@@ -56,7 +57,13 @@ def test_the_script_is_one_that_bash_reads_and_sets_what_the_command_asks_for() 
     assert {"CAIRN_NODES", "CAIRN_NODE_RANK", "CAIRN_RENDEZVOUS", "CAIRN_RENDEZVOUS_SECRET"} <= set(
         re.findall(r"(CAIRN_\w+)=", text)
     )
-    assert f"-eq {ExitCode.PREEMPTED.value} ]" in text
+
+
+def test_the_script_queues_its_job_again_unless_the_run_is_done_or_for_a_person_to_look_at() -> None:
+    ends = re.search(r"^  ([\d |]+)\) ;;$", SCRIPT.read_text(encoding="utf-8"), re.MULTILINE)
+    assert ends is not None
+    hopeless = {ExitCode.ERROR, ExitCode.USAGE, ExitCode.BUDGET_EXHAUSTED, ExitCode.INTEGRITY, ExitCode.CONFIG_DRIFT}
+    assert {int(code) for code in ends[1].split("|")} == {ExitCode.DONE, ExitCode.INTERRUPTED, *hopeless}
 
 
 def test_the_secret_of_the_machines_is_one_of_those_the_readme_has_made() -> None:

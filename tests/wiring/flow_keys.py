@@ -12,7 +12,7 @@ from flows.preparation.memory_check import AvailableMemory
 from flows.run import attempt as attempt_flow
 from flows.run import next_attempt
 from flows.run.attempt import Attempt
-from flows.run.next_attempt import claim_next_attempt
+from flows.run.next_attempt import claim_next_attempt, gather_machines
 from flows.run.trainer_observation import TrainerObservation
 from model.estimates.size_estimate import TrainingPlace
 from storage.logs.run_entries import EvaluationFailed
@@ -195,6 +195,23 @@ def how_a_live_attempt_is_recognized(bench: Bench) -> None:
     bench.patch.setattr(attempt_flow, "writing_heartbeats", noting_beat)
     bench.flow.train("lease.seconds=45.5", "lease.heartbeat_seconds=1.25")
     assert seen == [45.5, 1.25]
+
+
+@acts("machines.at_least", "machines.wait_seconds")
+def how_long_other_machines_are_waited_for_and_how_many_are_enough(bench: Bench) -> None:
+    bench.patch.setenv("CAIRN_NODES", "3")
+    bench.patch.setenv("CAIRN_RENDEZVOUS", "127.0.0.1:9")
+    bench.patch.setenv("CAIRN_RENDEZVOUS_SECRET", "0123456789abcdef")
+    soon = "machines.wait_seconds=0.25"
+    for enough in ("0", "2", "4"):
+        with bench.flow.opened(soon, f"machines.at_least={enough}") as run:
+            assert gather_machines(run) is None
+    with bench.flow.opened(soon, "machines.at_least=1") as run:
+        alone = gather_machines(run)
+        assert alone is not None and 0.25 <= alone.gathering_seconds < 60
+        started = claim_next_attempt(alone)
+    assert started.gathering_seconds == alone.gathering_seconds
+    assert (started.placement.nodes, started.placement.nodes_wanted, started.placement.world_size) == (1, 3, 1)
 
 
 @acts("watchdog.factor", "watchdog.floor_seconds")

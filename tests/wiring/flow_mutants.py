@@ -21,6 +21,7 @@ ACTIVE = "flows/run/active_run.py"
 ALIAS = key("an_alias_and_how_much_better_it_must_become")
 ASKED = key("a_person_is_asked")
 STAY = key("which_checkpoints_stay")
+GATHERED = key("how_long_other_machines_are_waited_for_and_how_many_are_enough")
 LIVE = key("how_a_live_attempt_is_recognized")
 
 FLOW_MUTANTS = (
@@ -251,6 +252,14 @@ FLOW_MUTANTS = (
         "run_retry_policy(600.0)",
         key("how_long_the_store_is_waited_for"),
     ),
+    mutant(
+        "any-number-of-machines-is-enough",
+        CLAIM,
+        "here < min(rules.at_least or wanted, wanted)",
+        "here < min(rules.at_least or 1, wanted)",
+        GATHERED,
+    ),
+    mutant("machines-waited-for-are-not-booked", CLAIM, "gathering_seconds=run.gathering_seconds,", "", GATHERED),
     mutant("heartbeat-of-defaults", ATTEMPT, "self._run.config.lease.heartbeat_seconds", "3.0", LIVE),
     mutant("lease-of-defaults", CLAIM, "lease=run.config.lease", "lease=type(run.config.lease)()", LIVE),
     mutant(

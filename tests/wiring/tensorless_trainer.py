@@ -2,13 +2,15 @@
 
 It trains nothing, so it starts in half a second. What it was sent stands in `attempt-NNNN.heard` of its work folder.
 `--die-at N` ends it by SIGKILL after step N, `--deaf` makes it ignore SIGTERM and hang before its first step,
-`--first-loss L` lets the losses it reports fall from there.
+`--first-loss L` lets the losses it reports fall from there. `--linger` makes it stay when it is told to finish, and
+write the file `finished-before-its-trainer` if the run is finished while it does.
 """
 
 import argparse
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from storage.checkpoints.checkpoint import StagedCheckpoint, TensorGroup, checkp
 from storage.checkpoints.checkpoint_documents import TrainerDocument
 from storage.checkpoints.tensor_record import TensorRecord
 from storage.logs.run_entries import DevicePeak
-from storage.logs.run_log import run_prefix
+from storage.logs.run_log import RunLog, run_prefix
 from storage.logs.step_log import StepLog, StepRecord
 from storage.stores.open_store import open_store
 from tasks.trainer.trainer_protocol import (
@@ -53,6 +55,7 @@ def main() -> None:
     parser.add_argument("--die-at", type=int, default=-1)
     parser.add_argument("--first-loss", type=float, default=FIRST_LOSS)
     parser.add_argument("--deaf", action="store_true")
+    parser.add_argument("--linger", action="store_true")
     chosen = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.SIG_IGN if chosen.deaf else signal.SIG_DFL)
     line = sys.stdin.buffer.readline()
@@ -69,6 +72,8 @@ def main() -> None:
             heard.write(line)
             command = decode_message(line)
             if not isinstance(command, TrainUntil):
+                if chosen.linger:
+                    _linger(spec)
                 return
             if chosen.deaf:
                 signal.pause()
@@ -77,6 +82,14 @@ def main() -> None:
                     steps.write(event.record)
                 _send(event)
             step = command.step
+
+
+def _linger(spec: TrainerSpec) -> None:
+    log = RunLog(open_store(spec.store_url), spec.run_id)
+    while log.refresh().finished is None:
+        time.sleep(0.01)
+    (spec.work_dir / "finished-before-its-trainer").touch()
+    signal.pause()
 
 
 def _segment(spec: TrainerSpec, first: int, step: int, until: int, chosen: argparse.Namespace) -> Iterator[Event]:

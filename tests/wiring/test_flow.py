@@ -317,6 +317,13 @@ def test_the_grace_of_a_trainer_is_that_of_the_configuration(deaf: Deaf) -> None
         timer.cancel()
 
 
+def test_a_run_is_finished_after_its_trainer_has_ended_which_has_a_limit(flow: FlowWorld) -> None:
+    state = flow.train("checkpoint.grace_seconds=0.3", warm=NotedWarmTrainer("--linger"))
+    (record,) = flow.log.state.attempts
+    assert record.ended is not None and (state.name, record.ended.reason) == ("Completed", "completed")
+    assert not list(flow.folder.rglob("finished-before-its-trainer"))
+
+
 def test_a_trainer_that_is_silent_for_too_long_is_killed_as_hung(flow: FlowWorld) -> None:
     state = flow.train("watchdog.startup_seconds=1.0", "budgets.hung.retries=0", warm=NotedWarmTrainer("--deaf"))
     (record,) = flow.log.state.attempts

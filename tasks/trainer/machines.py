@@ -1,0 +1,174 @@
+"""The first machine's command and those of the others: who is here, where an attempt's ranks meet, how the run ended.
+
+The others connect to CAIRN_RENDEZVOUS and stay connected for as long as they can train. Every message is signed
+(`signed_connection`); a connection that is lost, or silent for half a minute, is a machine that is lost.
+"""
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from tasks.trainer.rendezvous_server import listening
+from tasks.trainer.signed_connection import ConnectionEnded, NotAdmitted, SignedConnection, admit, greet
+
+_POLL_SECONDS = 0.2
+_CONNECT_SECONDS = 2.0
+_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
+
+
+class Arrival(msgspec.Struct, kw_only=True, frozen=True, tag=True):
+    """A machine says which one it is."""
+
+    node_rank: int
+
+
+class RanksEnded(msgspec.Struct, kw_only=True, frozen=True, tag=True):
+    """The ranks of a machine in this attempt have ended."""
+
+    attempt: int
+    exit_code: int
+
+
+class StartRanks(msgspec.Struct, kw_only=True, frozen=True, tag=True):
+    """An attempt starts: the machine is number `node_rank` of `nodes`, and the ranks meet at `rendezvous`."""
+
+    attempt: int
+    nodes: int
+    node_rank: int
+    rendezvous: str
+
+
+class RunEnded(msgspec.Struct, kw_only=True, frozen=True, tag=True):
+    """The first machine's command leaves with this code, and so does the machine's own."""
+
+    exit_code: int
+
+
+Message = Arrival | RanksEnded | StartRanks | RunEnded
+
+
+class Machines:
+    """The other machines that are connected to the first one; safe to use from several threads."""
+
+    def __init__(self, nodes: int) -> None:
+        """Expect machines 1 to `nodes` - 1."""
+        self.nodes = nodes
+        self._connected: dict[int, SignedConnection] = {}
+        self._training, self._attempt = set[int](), 0
+        self._changed = threading.Condition()
+        self._on_lost: Callable[[str], None] = lambda what: None
+
+    @contextlib.contextmanager
+    def serving(self, address: str, secret: bytes) -> Iterator[None]:
+        """Listen at HOST:PORT while the block runs; an exception is told to the others as exit code 1."""
+        host, _, port = address.rpartition(":")
+        with listening(host, int(port), lambda connection: self._serve(connection, secret)):
+            try:
+                yield
+            except BaseException:
+                self.end(1)
+                raise
+
+    def gather(self, wait_seconds: float, *, is_stopping: Callable[[], bool]) -> int:
+        """Wait until all machines are connected, at most so long; return how many are here, with the first."""
+        deadline = time.monotonic() + wait_seconds
+        with self._changed:
+            while len(self._connected) < self.nodes - 1 and time.monotonic() < deadline and not is_stopping():
+                self._changed.wait(_POLL_SECONDS)
+            return 1 + len(self._connected)
+
+    def start_ranks(self, attempt: int, nodes: int, rendezvous: str, on_lost: Callable[[str], None]) -> None:
+        """Start the ranks of `nodes` machines; `on_lost` learns of each that fails before its ranks have ended well."""
+        with self._changed:
+            self._on_lost, self._attempt = on_lost, attempt
+            chosen = sorted(self._connected.items())[: nodes - 1]
+            self._training = {rank for rank, _ in chosen}
+            missing = nodes - 1 - len(chosen)
+        for number, (_, connection) in enumerate(chosen, 1):
+            _send(connection, StartRanks(attempt=attempt, nodes=nodes, node_rank=number, rendezvous=rendezvous))
+        if missing:
+            on_lost(f"{missing} of {nodes} machines left before the attempt started")
+
+    def end(self, exit_code: int) -> None:
+        """Tell every machine that the run ends here."""
+        with self._changed:
+            connected = list(self._connected.values())
+        for connection in connected:
+            _send(connection, RunEnded(exit_code=exit_code))
+
+    def _serve(self, connection: socket.socket, secret: bytes) -> None:
+        number, peer = None, None
+        with connection, contextlib.suppress(NotAdmitted, ConnectionEnded, OSError, msgspec.MsgspecError):
+            try:
+                peer = _keep_alive(admit(connection, secret), connection)
+                arrival = receive(peer)
+                if isinstance(arrival, Arrival) and 0 < arrival.node_rank < self.nodes:
+                    number = arrival.node_rank
+                    self._add(number, peer)
+                    while isinstance(ended := receive(peer), RanksEnded):
+                        self._note_end(number, ended)
+            finally:
+                self._remove(number, peer)
+
+    def _add(self, number: int, peer: SignedConnection) -> None:
+        with self._changed:
+            self._connected[number] = peer  # one that comes back is believed before a connection that only seems open
+            self._changed.notify_all()
+
+    def _note_end(self, number: int, ended: RanksEnded) -> None:
+        if ended.attempt != self._attempt:
+            return
+        if ended.exit_code:
+            self._lose(number, f"the ranks of machine {number} ended with exit code {ended.exit_code}")
+        self._training.discard(number)
+
+    def _remove(self, number: int | None, peer: SignedConnection | None) -> None:
+        with self._changed:
+            if number is None or self._connected.get(number) is not peer:
+                return
+            del self._connected[number]
+        self._lose(number, f"machine {number} is gone")
+
+    def _lose(self, number: int, what: str) -> None:
+        if number in self._training:
+            self._training.discard(number)
+            self._on_lost(what)
+
+
+def connect(address: str, secret: bytes, node_rank: int) -> SignedConnection | None:
+    """Connect a machine to the first one; None if that does not answer, or has another secret."""
+    host, _, port = address.rpartition(":")
+    try:
+        connection = socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS)
+    except OSError:
+        return None
+    try:
+        peer = _keep_alive(greet(connection, secret), connection)
+        peer.send(msgspec.msgpack.encode(Arrival(node_rank=node_rank)))
+        return peer
+    except (OSError, ConnectionEnded, NotAdmitted):
+        connection.close()
+        return None
+
+
+def receive(peer: SignedConnection) -> Message:
+    """Wait for one message."""
+    message: Message = msgspec.msgpack.decode(peer.receive(), type=Message)
+    return message
+
+
+def _send(peer: SignedConnection, message: Message) -> None:
+    with contextlib.suppress(OSError):  # the thread that reads from it notices
+        peer.send(msgspec.msgpack.encode(message))
+
+
+def _keep_alive(peer: SignedConnection, connection: socket.socket) -> SignedConnection:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return peer
