@@ -101,7 +101,7 @@ def report(run: str, *, html: str = "", store: StoreOption = "", json: JsonOptio
     if json:
         print_document(gathered)
     elif not html:
-        print_line(markdown_report(gathered, columns=output_columns() if sys.stdout.isatty() else None))
+        print(markdown_report(gathered, columns=output_columns() if sys.stdout.isatty() else None))
 
 
 def plot(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tasks.text.format import format_count, short_digest
-from tasks.text.output import print_facts, print_line, print_prose, print_table
+from tasks.text.output import print_facts, print_line, print_table
 from tasks.text.sanitize import replace_unprintable
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def print_sweep(report: "SweepReport") -> None:
     counts = Counter[str](item.action for item in report.items)
     done = ", ".join(f"{_DONE[action]} {counts[action]}" for action in _DONE if counts[action])
     when = " (a sweep would do this; nothing was changed)" if report.dry_run else ""
-    print_prose(f"run {report.run_id}: {done or 'nothing to do'}; freed {report.freed_bytes:,} bytes{when}")
+    print_line(f"run {report.run_id}: {done or 'nothing to do'}; freed {report.freed_bytes:,} bytes{when}")
 
 
 def describe_deletion(deletion: "RunDeletion") -> list[str]:
@@ -95,7 +95,7 @@ def print_replay(replay: "Replay") -> None:
         empty="no committed segment trains such a step",
     )
     found = ", ".join(f"{count} {verdict}" for verdict, count in replay.verdicts.items() if count) or "none replayed"
-    print_prose(f"run {replay.run_id}: {format_count(replay.committed, 'committed segment')}, {found}")
+    print_line(f"run {replay.run_id}: {format_count(replay.committed, 'committed segment')}, {found}")
 
 
 def print_data(summary: "DataSummary") -> None:
@@ -136,7 +136,7 @@ def print_data(summary: "DataSummary") -> None:
             print_line(f"  {where}, sha256 {short_digest(document.sha256)}, from its token {document.first_token:,} on")
         if not window.is_drawn:
             print_line(f"  it crosses the border of {' and '.join(window.groups)}: with weights no step draws it")
-        print_line(replace_unprintable(window.text))
+        print(replace_unprintable(window.text))
 
 
 def _print_groups(groups: "Sequence[GroupSummary]") -> None:
@@ -180,8 +180,8 @@ def print_simulation(summary: "SimulationSummary") -> None:
     plan, between = summary.plan, summary.trace.hours_between_failures
     often = "never" if between is None else f"every {_format_span(between * 3600)}"
     plain_ends = "; ".join(f"{outcome.policy}: {_describe_end(outcome)}" for outcome in plain)
-    print_prose(f"this policy {_describe_end(policy)}; plain retry counts: {plain_ends}")
-    print_prose(
+    print_line(f"this policy {_describe_end(policy)}; plain retry counts: {plain_ends}")
+    print_line(
         f"on {format_count(plan.devices, 'device')}, {plan.total_steps:,} steps "
         f"of {plan.step_seconds:.4g} s ({_format_span(plan.total_steps * plan.step_seconds)} if nothing failed), "
         f"a commit stops training for {plan.checkpoint_seconds:.3g} s, a restart takes {plan.restart_seconds:.4g} s,\n"
@@ -190,7 +190,7 @@ def print_simulation(summary: "SimulationSummary") -> None:
     _print_outcomes(summary.outcomes)
     for outcome in summary.outcomes:
         if outcome.stopped_by:
-            print_prose(f"  {outcome.policy} stopped by {outcome.stopped_by}")
+            print_line(f"  {outcome.policy} stopped by {outcome.stopped_by}")
     print()
     _print_intervals(summary)
 
@@ -248,11 +248,11 @@ def _print_intervals(summary: "SimulationSummary") -> None:
         empty="",
     )
     if found.simulated is None:
-        print_prose("nothing that loses work ever happens: any interval is short enough")
+        print_line("nothing that loses work ever happens: any interval is short enough")
         return
     gained = found.present.lost_share - found.simulated.lost_share
     better = f"checkpoint.every_steps={found.simulated.every_steps} would make {gained:.2%} more of the time useful"
-    print_prose(better if gained >= 0.001 else "the present interval is as good as any")
+    print_line(better if gained >= 0.001 else "the present interval is as good as any")
 
 
 def _describe_end(outcome: "PolicyOutcome") -> str:

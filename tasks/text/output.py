@@ -91,17 +91,12 @@ def print_facts(facts: Iterable[tuple[str, object]]) -> None:
 
 
 def print_line(text: str) -> None:
-    """Print text on stdout."""
-    print(sanitize(text))
-
-
-def print_prose(text: str) -> None:
     """Print text on stdout, its lines wrapped where the terminal is narrower."""
     from tasks.text.table_layout import wrap
 
     columns = output_columns()
-    for line in text.split("\n"):
-        print_line("\n".join(wrap(line, columns)) if columns else line)
+    for line in sanitize(text).split("\n"):
+        print("\n".join(wrap(line, columns)) if columns else line)
 
 
 def say(message: str) -> None:
