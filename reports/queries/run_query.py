@@ -45,6 +45,7 @@ _VIEWS = {
                  'source': coalesce(live.peak_source, rows.peak_source)} end as peak,
             {'host': placement_host, 'pid': placement_pid, 'device': placement_device,
              'device_name': placement_device_name, 'world_size': placement_world_size, 'nodes': placement_nodes,
+             'nodes_wanted': placement_nodes_wanted, 'continued_by': placement_continued_by,
              'cores': placement_cores, 'threads': placement_threads} as placement,
             case when decision_action is not null then
                 {'action': decision_action, 'reason': decision_reason, 'charged': decision_charged,
