@@ -61,7 +61,7 @@ def train(
             log, server = resolved.open_log(), PrefectServer(os.environ, say=say)
             configuration = check_before_start(resolved, log, os.environ, before_text=server.start_ephemeral)
             settled = end_without_flow(log, configuration, os.environ)
-            end = settled or run_train_gpt(resolved, log, server)
+            end = settled or run_train_gpt(resolved, configuration, log, server)
     except Terminated:
         say("preempted; the same command continues")
         return ExitCode.PREEMPTED

@@ -7,7 +7,8 @@ import os
 import sys
 import time
 from collections.abc import Callable, MutableMapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from rich.console import Console
 
 from flows.orchestrator.ephemeral_server import EphemeralServer
 from flows.orchestrator.server_address import is_server_answering, is_server_named, server_address
+from flows.preparation.early_preparation import prepare_early
 from flows.preparation.training_request import HandedOver, ResolvedRequest, hand_over
 from storage.logs.run_log import RunLog
+from tasks.configuration.run_configuration import RunConfig
 from tasks.errors import InvalidConfiguration
 from tasks.machine.garbage_pause import collecting_no_garbage
 from tasks.machine.work_folder import trainer_folder
@@ -58,6 +61,11 @@ class PrefectServer:
         """Whether a temporary server died so often that it is not started again."""
         return self._ephemeral is not None and self._ephemeral.is_lost
 
+    @property
+    def is_starting(self) -> bool:
+        """Whether a temporary server was started."""
+        return self._ephemeral is not None
+
     def start_ephemeral(self) -> None:
         """Start a temporary server if none is named or started, and name it for later imports of Prefect."""
         environment = self._environment
@@ -85,28 +93,40 @@ class PrefectServer:
             self._ephemeral = None
         self.choose()
 
-    def wait_ready(self) -> None:
-        """Import the flow and wait until a temporary server answers; a terminal shows for how long."""
-        with self._waiting.show() if self._ephemeral else nullcontext():
-            with collecting_no_garbage():
-                from prefect.context import refresh_global_settings_context
+    def import_flow(self) -> None:
+        """Import the flow, and Prefect with it: a second or two, as the server takes."""
+        with self._shown(), collecting_no_garbage():
+            from prefect.context import refresh_global_settings_context
 
-                import flows.train_gpt  # noqa: F401
-            if self._ephemeral is not None:
-                refresh_global_settings_context()  # they may have been read already, to ask whether a server is named
+            import flows.train_gpt  # noqa: F401
+
+            refresh_global_settings_context()  # they may have been read already, to ask whether a server is named
+
+    def wait_ready(self) -> None:
+        """Wait until a temporary server answers."""
+        if self._ephemeral is not None:
+            with self._shown():
                 self._ephemeral.wait_ready()
 
+    def _shown(self) -> AbstractContextManager[None]:
+        """Show on a terminal for how long a temporary server has been starting."""
+        return self._waiting.show() if self._ephemeral is not None else nullcontext()
 
-def run_train_gpt(resolved: ResolvedRequest, log: RunLog, server: PrefectServer) -> FlowEnd:
+
+def run_train_gpt(resolved: ResolvedRequest, config: RunConfig, log: RunLog, server: PrefectServer) -> FlowEnd:
     """Run the flow for a checked request to its end in this process; raises what the flow's body raises."""
     from tasks.trainer.warm_trainer import warm_trainer
 
     quieten(os.environ)
+    folder = trainer_folder(os.environ, log.run_id)
     with warm_trainer() as trainer, hand_over(resolved) as handed:
-        # Server, trainer and this process import for seconds each: all three at once.
         server.choose()
         if log.refresh().finished is None:
-            trainer.start(trainer_folder(os.environ, log.run_id))
+            trainer.start(folder)
+        if log.state.opened is None and server.is_starting and not config.data.snapshot:
+            measure = partial(trainer.measure_speed, folder)
+            handed.wait_early = prepare_early(resolved, config, os.environ, measure)
+        server.import_flow()
         return _run_flow(handed, log, server)
 
 

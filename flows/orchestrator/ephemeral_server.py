@@ -44,6 +44,8 @@ _SERVER = {
     "PREFECT__SERVER_FINAL": "1",
     # The catalogue of block types is only for the UI, and takes a second.
     "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false",
+    # Only to remember the catalogue it would import every library for Prefect that is installed.
+    "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",
 }
 _SERVER_MAY = {
     # Checked twice a minute, automations that wait for something not to happen take little CPU from training.

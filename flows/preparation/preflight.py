@@ -139,7 +139,7 @@ def _check_sizes(config: RunConfig, sources: Sequence[Source]) -> None:
         is_weighted_enough = not group or train_tokens_of[group] >= window
         return is_weighted_enough and all(tokens[split] >= needed[split] for split in SPLITS)
 
-    for source in sources:
+    for source in sorted(sources, key=lambda source: source.bytes):  # the smallest may be enough
         unread = source.sizes(data.val_fraction)
         while not is_enough(source.group) and (size := next(unread, None)):
             split, most_tokens = size[0], size[1] + 1  # with an end mark

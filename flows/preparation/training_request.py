@@ -1,6 +1,6 @@
 """What a person or a deployment asks of training, and what that resolves to, once: run, store and configuration."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -103,10 +103,14 @@ def configure_run(resolved: ResolvedRequest, state: RunState, environment: Mappi
 
 
 class HandedOver:
-    """A request that the command of this process has resolved and checked, and how the flow that got it ended."""
+    """A request that the command of this process has resolved and checked, and how the flow that got it ended.
+
+    `wait_early` waits for what the command makes ready meanwhile.
+    """
 
     def __init__(self, resolved: ResolvedRequest) -> None:
         self.resolved = resolved
+        self.wait_early: Callable[[], None] = lambda: None
         self.end: FlowEnd | None = None
 
 

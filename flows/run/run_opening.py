@@ -12,7 +12,7 @@ from flows.orchestrator.cancellation import CancellationWatch
 from flows.orchestrator.ephemeral_server import is_ephemeral_server
 from flows.orchestrator.run_overview import RunOverview
 from flows.preparation.memory_check import available_memory, choose_micro_batch
-from flows.preparation.training_request import ResolvedRequest, configure_run
+from flows.preparation.training_request import HANDED_OVER, ResolvedRequest, configure_run
 from flows.run.active_run import ActiveRun, TrainerSetup
 from flows.run.background_sweep import BackgroundSweep
 from flows.run.next_attempt import continued_by
@@ -132,6 +132,8 @@ def _choose_threads(config: RunConfig, run_id: str, warm: WarmTrainer) -> Thread
 def _record_opening(log: RunLog, wanted: RunConfig, base_dir: Path, warm: WarmTrainer) -> RunOpened:
     """Append run-opened with data, initial weights and this machine's fastest numerics; return the log's entry."""
     probe_store(log.store)
+    if handed := HANDED_OVER.get():
+        handed.wait_early()
     folder = work_folder(os.environ)
     ask = partial(warm.measure_speed, trainer_folder(os.environ, log.run_id))
     with numerics_beside(wanted.training, wanted.model, folder, ask) as mode, TextProgress().showing() as show:

@@ -69,7 +69,7 @@ def machine_speed(folder: Path, *, keep: bool = True, ask: Ask = lambda: None) -
     with suppress(OSError, IntegrityError, ModelError):
         return decode(path.read_bytes(), MachineSpeed, where=str(path))
     try:
-        speed = ask() or _measure()
+        speed = (None if may_have_cuda() else ask()) or _measure()  # the one asked would keep memory of a GPU
     except (OSError, subprocess.SubprocessError, IntegrityError, ModelError):
         return MachineSpeed()
     if keep:

@@ -58,6 +58,7 @@ class WarmTrainer:
         self._start = start
         self._child: TrainerChild | None = None
         self._command: tuple[str, ...] = TRAINER_COMMAND
+        self._starting = threading.Lock()
 
     def set_command(self, command: Sequence[str]) -> None:
         """Start trainers by this command from now on, and discard one that was started by another."""
@@ -68,9 +69,10 @@ class WarmTrainer:
 
     def start(self, work_dir: Path) -> None:
         """Start a trainer with its stderr in `work_dir`, unless a live one waits already."""
-        if self._child is None or self._child.process.poll() is not None:
-            self.discard()
-            self._child = self._start(work_dir)
+        with self._starting:
+            if self._child is None or self._child.process.poll() is not None:
+                self.discard()
+                self._child = self._start(work_dir)
 
     def time_threads(self, trial: ThreadTrial, work_dir: Path) -> Mapping[int, float]:
         """Have the trainer that waits time steps; returns seconds by number of threads, none if it cannot."""

@@ -1,10 +1,11 @@
 """From `cairn train` to the first training step, with no server running: `python -m tests.benchmarks.bench_start`.
 
-Four starts in turns, each a real command: of a new run on a machine that was never used (neither Prefect's database nor
-caches), of a new run, of the same run continued, and continued without caches. Beside them a bare PyTorch script with a
-network of the same shape on the same tokens, new and continued from `torch.save`: what no orchestrator could undercut.
-Phases are told by what the command prints and which processes it has; core seconds are those of the command and all it
-started, until the first step. `--before DIR` lets another checkout of this project take every turn too. Linux only.
+Five starts in turns, each a real command: of a new run on a machine that was never used (neither Prefect's database nor
+caches), of a new run, of a new run whose text the store has, of the same run continued, and continued without caches.
+Beside them a bare PyTorch script with a network of the same shape on the same tokens, new and continued from
+`torch.save`: what no orchestrator could undercut. Phases are told by what the command prints and which processes it
+has; core seconds are those of the command and all it started, until the first step. `--before DIR` lets another
+checkout of this project take every turn too. Linux only.
 """
 
 import argparse
@@ -30,8 +31,9 @@ BARE = Path(__file__).parent / "bare_training.py"
 QUICKSTART = ROOT / "deployments" / "quickstart.toml"
 CHECKED, SERVER, TRAINER, CLAIMED, STEP = "checked", "server begins", "trainer begins", "claimed", "first step"
 PHASES = (CHECKED, SERVER, TRAINER, CLAIMED, STEP)
-FRESH, NEW, CONTINUED, WITHOUT_CACHES = "fresh-machine", "new", "continued", "continued-without-caches"
-STARTS = (FRESH, NEW, CONTINUED, WITHOUT_CACHES)
+FRESH, NEW, KNOWN_TEXT, CONTINUED = "fresh-machine", "new", "new-of-known-text", "continued"
+WITHOUT_CACHES = "continued-without-caches"
+STARTS = (FRESH, NEW, KNOWN_TEXT, CONTINUED, WITHOUT_CACHES)
 BARE_NEW, BARE_CONTINUED = "bare script", "bare script, continued"
 
 
@@ -118,7 +120,7 @@ def note_children(pid: int, began: float, seconds: dict[str, float]) -> None:
     while STEP not in seconds and Path(f"/proc/{pid}").exists():
         for child in children(pid):
             command = command_line(child)
-            if "own_server" in command or "uvicorn" in command:
+            if "ephemeral_server" in command or "uvicorn" in command:
                 seconds.setdefault(SERVER, time.monotonic() - began)
             elif "tasks.trainer.trainer" in command:
                 seconds.setdefault(TRAINER, time.monotonic() - began)
@@ -146,7 +148,9 @@ def one_round(folder: Folder, kinds: Sequence[str]) -> dict[str, Start]:
     for kind in kinds:
         if kind in (FRESH, NEW):
             folder.forget("store")
-        if kind != CONTINUED:
+        if kind == KNOWN_TEXT:
+            folder.forget("store/runs")
+        elif kind != CONTINUED:
             folder.forget("cache")
         if kind == FRESH:
             folder.forget("prefect")

@@ -1,0 +1,66 @@
+"""What is made ready while a server starts is what the flow would make; nothing that fails or takes long delays it."""
+
+from pathlib import Path
+
+import pytest
+
+from flows.preparation import early_preparation
+from flows.preparation.early_preparation import prepare_early
+from flows.preparation.training_request import ResolvedRequest, TrainingRequest, resolve_request
+from model.estimates.numerics import MachineSpeed
+from storage.snapshots.data_snapshot import list_snapshots
+from storage.stores.local_store import LocalStore
+from tasks.data.snapshot_build import build_snapshot
+
+CONFIG = """
+[data]
+sources = ["text.txt"]
+tokenizer = "bytes"
+[model]
+n_layer = 1
+n_head = 1
+n_embd = 8
+block_size = 8
+[training]
+steps = 4
+global_batch = 2
+precision = "fp32"
+kernels = "stock"
+"""
+
+
+@pytest.fixture
+def resolved(tmp_path: Path) -> ResolvedRequest:
+    (tmp_path / "run.toml").write_text(CONFIG)
+    (tmp_path / "text.txt").write_text("".join(f"line {number} of a text\n\n" for number in range(200)))
+    request = TrainingRequest(config=str(tmp_path / "run.toml"), store=str(tmp_path / "store"))
+    return resolve_request(request, {})
+
+
+def snapshots_after(resolved: ResolvedRequest, folder: Path) -> list[str]:
+    assert resolved.configuration is not None
+
+    def ask() -> MachineSpeed | None:
+        raise AssertionError("these numerics need no measurement")
+
+    prepare_early(resolved, resolved.configuration, {"CAIRN_CACHE": str(folder / "cache")}, ask)()
+    return list(list_snapshots(LocalStore(folder / "store")))
+
+
+def test_the_snapshot_of_a_small_text_is_built_as_the_flow_builds_it(resolved: ResolvedRequest, tmp_path: Path) -> None:
+    (early,) = snapshots_after(resolved, tmp_path)
+    assert resolved.configuration is not None
+    built = build_snapshot(LocalStore(tmp_path / "elsewhere"), resolved.configuration.data, tmp_path)
+    assert built.snapshot_id == early
+
+
+def test_much_text_is_left_to_the_flow(
+    resolved: ResolvedRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(early_preparation, "_MOST_BYTES", 100)
+    assert snapshots_after(resolved, tmp_path) == []
+
+
+def test_a_text_that_is_gone_is_left_to_the_flow(resolved: ResolvedRequest, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").unlink()
+    assert snapshots_after(resolved, tmp_path) == []
