@@ -29,7 +29,7 @@ from tasks.trainer.trainer_channel import Place
 from tasks.trainer.trainer_protocol import TrainerSpec
 from tasks.trainer.training_setup import fresh_state, open_training_data
 
-WINDOWS, STEPS, WARMUP_STEPS = 4, 300, 10
+WINDOWS, STEPS, WARMUP_STEPS = 4, 1000, 10
 _TEXT_BYTES, _BYTES_OF_ID = 4 << 20, 400
 
 

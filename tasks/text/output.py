@@ -25,6 +25,7 @@ def print_document(record: object) -> None:
     """Print a record as sorted JSON, times in UTC; a closed pipe is ignored, any other failure is a `TaskError`."""
     try:
         write_json(encode(record).decode())
+        sys.stdout.flush()  # `watch` goes on for days
     except BrokenPipeError:
         discard_stdout()
     except OSError as error:
