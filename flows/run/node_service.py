@@ -4,10 +4,9 @@ The first machine decides, records, and says when ranks start and when the run e
 """
 
 import os
-import queue
+import select
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -22,7 +21,7 @@ from tasks.attempt.preemption_notice import notice_sources, polling_notices
 from tasks.attempt.shutdown_signal import ShutdownSignal
 from tasks.configuration.run_configuration import RunConfig
 from tasks.policy.termination import ExitCode
-from tasks.trainer.machines import Message, RanksEnded, RunEnded, StartRanks, connect, receive
+from tasks.trainer.machines import RanksEnded, RunEnded, StartRanks, connect, receive
 from tasks.trainer.signed_connection import ConnectionEnded, NotAdmitted, SignedConnection
 from tasks.trainer.trainer_group import RENDEZVOUS, TrainerGroup, rendezvous_secret
 
@@ -78,23 +77,21 @@ class NodeService:
 
     def _serve(self, first: SignedConnection) -> ExitCode | None:
         """Do what the first machine says; None once it is gone, or once this one is told to leave and its ranks end."""
-        messages = queue.SimpleQueue[Message | None]()
-        threading.Thread(target=_listen, args=(first, messages), name="first machine", daemon=True).start()
         try:
             while self._notified_at is None or self._ranks is not None:
-                with suppress(queue.Empty):
-                    match messages.get(timeout=_POLL_SECONDS):
+                if select.select([first], [], [], _POLL_SECONDS)[0]:
+                    match receive(first):
                         case StartRanks() as order:
                             self._start(order)
                         case RunEnded(exit_code=code):
                             return ExitCode(code)
-                        case None:
-                            return None
                 self._look_after_ranks(first)
-            return None
+        except (ConnectionEnded, NotAdmitted, OSError, msgspec.MsgspecError) as error:
+            self._say(f"the first machine is gone: {error}")
         finally:
             self._kill_ranks()
             first.close()
+        return None
 
     def _look_after_ranks(self, first: SignedConnection) -> None:
         if self._ranks is None:
@@ -104,8 +101,7 @@ class NodeService:
             self._kill_ranks()
         elif (code := self._ranks.poll()) is not None:
             self._ranks = None
-            with suppress(OSError):
-                first.send(msgspec.msgpack.encode(RanksEnded(attempt=self._attempt, exit_code=code)))
+            first.send(msgspec.msgpack.encode(RanksEnded(attempt=self._attempt, exit_code=code)))
 
     def _start(self, order: StartRanks) -> None:
         self._kill_ranks()
@@ -141,10 +137,3 @@ class NodeService:
     def _wait_seconds(self) -> float:
         wait_seconds = self._config.machines.wait_seconds
         return wait_seconds if self._log.state.opened else max(wait_seconds, _OPENING_SECONDS)
-
-
-def _listen(first: SignedConnection, messages: "queue.SimpleQueue[Message | None]") -> None:
-    with suppress(ConnectionEnded, NotAdmitted, OSError, msgspec.MsgspecError):
-        while True:
-            messages.put(receive(first))
-    messages.put(None)

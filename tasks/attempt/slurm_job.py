@@ -3,6 +3,7 @@
 Source: `scontrol show job` of Slurm 22.05, observed after each of the four.
 """
 
+import math
 import re
 import subprocess
 from collections.abc import Mapping
@@ -27,22 +28,20 @@ def is_cancelled_in_slurm(environment: Mapping[str, str]) -> bool:
 def is_cancelled(shown: str) -> bool:
     """Whether `scontrol show job` describes a job that `scancel` ended.
 
-    While it ends, it is only COMPLETING; but it is not preempted, not queued again (it has an end), not out of time.
+    While it ends, it is only COMPLETING; but it was not preempted, has run (a job that is queued again has not, by its
+    new start) and is not out of time.
     """
     words = dict(word.split("=", 1) for word in shown.split() if "=" in word)
     state = words.get("JobState", "")
     if state.startswith("CANCELLED"):
         return True
-    is_ending = state == "COMPLETING" and words.get("EndTime", "Unknown") != "Unknown"
-    if not is_ending or words.get("PreemptTime", "None") != "None":
+    if state != "COMPLETING" or words.get("PreemptTime", "None") != "None":
         return False
-    limit = _seconds(words.get("TimeLimit", ""))
-    return limit is None or (_seconds(words.get("RunTime", "")) or 0) < limit
+    return 0 < _seconds(words.get("RunTime", "")) < (_seconds(words.get("TimeLimit", "")) or math.inf)
 
 
-def _seconds(duration: str) -> int | None:
+def _seconds(duration: str) -> int:
+    """Return the seconds of [days-]hours:minutes:seconds, 0 for anything else, such as UNLIMITED."""
     found = _DURATION.fullmatch(duration)
-    if found is None:  # UNLIMITED
-        return None
-    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups()) if found else (0, 0, 0, 0)
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds

@@ -101,37 +101,35 @@ class Machines:
             _send(connection, RunEnded(exit_code=exit_code))
 
     def _serve(self, connection: socket.socket, secret: bytes) -> None:
-        number, peer = None, None
         with connection, contextlib.suppress(NotAdmitted, ConnectionEnded, OSError, msgspec.MsgspecError):
-            try:
-                peer = _keep_alive(admit(connection, secret), connection)
-                arrival = receive(peer)
-                if isinstance(arrival, Arrival) and 0 < arrival.node_rank < self.nodes:
-                    number = arrival.node_rank
-                    self._add(number, peer)
+            peer = _keep_alive(admit(connection, secret), connection)
+            arrival = receive(peer)
+            if isinstance(arrival, Arrival) and 0 < arrival.node_rank < self.nodes:
+                with self._arrived(arrival.node_rank, peer):
                     while isinstance(ended := receive(peer), RanksEnded):
-                        self._note_end(number, ended)
-            finally:
-                self._remove(number, peer)
+                        self._note_end(arrival.node_rank, ended)
 
-    def _add(self, number: int, peer: SignedConnection) -> None:
+    @contextlib.contextmanager
+    def _arrived(self, number: int, peer: SignedConnection) -> Iterator[None]:
+        """Count a machine as connected in the block; one that comes back replaces a connection that only seems open."""
         with self._changed:
-            self._connected[number] = peer  # one that comes back is believed before a connection that only seems open
+            self._connected[number] = peer
             self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                is_gone = self._connected.get(number) is peer
+                if is_gone:
+                    del self._connected[number]
+            if is_gone:
+                self._lose(number, f"machine {number} is gone")
 
     def _note_end(self, number: int, ended: RanksEnded) -> None:
-        if ended.attempt != self._attempt:
-            return
-        if ended.exit_code:
+        if ended.attempt == self._attempt and ended.exit_code:
             self._lose(number, f"the ranks of machine {number} ended with exit code {ended.exit_code}")
-        self._training.discard(number)
-
-    def _remove(self, number: int | None, peer: SignedConnection | None) -> None:
-        with self._changed:
-            if number is None or self._connected.get(number) is not peer:
-                return
-            del self._connected[number]
-        self._lose(number, f"machine {number} is gone")
+        elif ended.attempt == self._attempt:
+            self._training.discard(number)
 
     def _lose(self, number: int, what: str) -> None:
         if number in self._training:

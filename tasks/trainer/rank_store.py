@@ -18,17 +18,16 @@ from tasks.trainer.rendezvous_server import Answer, Request
 from tasks.trainer.signed_connection import ConnectionEnded, SignedConnection, greet
 from tasks.trainer.trainer_group import RANK_STORE, RENDEZVOUS, rendezvous_secret
 
-_MEETING_SECONDS = 60.0
+_CONNECT_SECONDS = 30.0
 _TIMEOUT = timedelta(minutes=5)
 _POLL_SECONDS = 0.02
-_RETRY_SECONDS = 0.5
 
 
 class RemoteRankStore(Store):
     """The store in another process, for several threads; `DistNetworkError` once its connection is lost, as torch."""
 
     def __init__(self, address: str, secret: bytes, rank: int) -> None:
-        """Wait for the first machine, at most a minute, and join as `rank`; raises `TaskError` if that is taken."""
+        """Join as `rank`; raises `TaskError` if that is taken."""
         super().__init__()
         self._lock, self._timeout = threading.Lock(), _TIMEOUT
         self._peer = _meet(address, secret)
@@ -103,20 +102,12 @@ def open_rank_store(environment: Mapping[str, str], *, rank: int, size: int) -> 
 
 
 def _meet(address: str, secret: bytes) -> SignedConnection:
-    """Connect as soon as the first machine listens; a launcher of an attempt that just ended may hang up."""
+    """Connect to the first machine's launcher, which listens before any rank starts."""
     host, _, port = address.rpartition(":")
-    deadline = time.monotonic() + _MEETING_SECONDS
-    while True:
-        connection = None
-        try:
-            connection = socket.create_connection((host, int(port)))
-            return greet(connection, secret)
-        except (OSError, ConnectionEnded) as error:
-            if connection is not None:
-                connection.close()
-            if time.monotonic() > deadline:
-                raise TaskError(f"{address}: nobody there within {_MEETING_SECONDS:.0f} s: {error}") from error
-            time.sleep(_RETRY_SECONDS)
+    try:
+        return greet(socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS), secret)
+    except (OSError, ConnectionEnded) as error:
+        raise DistNetworkError(f"{address}: the first machine's launcher does not answer: {error}") from error
 
 
 def _bytes(value: bytes | str) -> bytes:

@@ -34,6 +34,10 @@ class SignedConnection:
         self._connection, self._sending, self._receiving = connection, sending, receiving
         self._sent = self._received = 0
 
+    def fileno(self) -> int:
+        """Return the socket's descriptor, to wait for its next message."""
+        return self._connection.fileno()
+
     def send(self, body: bytes) -> None:
         """Send one message."""
         if len(body) > LARGEST_MESSAGE_BYTES:

@@ -45,9 +45,6 @@ class TrainerSpec(BaseModel):
     work_dir: Path
     prompt: str
     faults: str
-    processes: int = 1
-    nodes: int = 1
-    rendezvous: str = ""
 
 
 class ThreadTrial(BaseModel):
@@ -140,17 +137,9 @@ class Listening:
 
 
 Command = TrainUntil | Finish
+_Launcher = RankEnded | Listening
 Event = (
-    TrialDone
-    | MachineSpeed
-    | Ready
-    | StepDone
-    | SegmentDone
-    | StagedCheckpoint
-    | Waiting
-    | ExceptionReport
-    | RankEnded
-    | Listening
+    TrialDone | MachineSpeed | Ready | StepDone | SegmentDone | StagedCheckpoint | Waiting | ExceptionReport | _Launcher
 )
 _MESSAGES: dict[str, type] = {kind.__name__: kind for kind in (*get_args(Command), *get_args(Event))}
 

@@ -23,6 +23,10 @@ REQUEUED = (
     "JobId=3 JobName=cairn JobState=COMPLETING Reason=None Restarts=1 ExitCode=0:0 RunTime=00:00:00 "
     "TimeLimit=UNLIMITED StartTime=2026-11-23T15:08:18 EndTime=Unknown Deadline=N/A"
 )
+REQUEUED_WITH_A_LIMIT = (
+    "JobId=5 JobName=cairn JobState=COMPLETING Reason=None Restarts=1 ExitCode=0:0 RunTime=00:00:00 "
+    "TimeLimit=1-00:00:00 StartTime=2026-11-23T16:01:13 EndTime=2026-11-24T16:01:13 Deadline=N/A"
+)
 LATER = CANCELLED.replace("COMPLETING", "CANCELLED")
 LIMITED = CANCELLED.replace("TimeLimit=UNLIMITED", "TimeLimit=1-00:00:00")
 OUT_OF_TIME = LIMITED.replace("RunTime=00:00:04", "RunTime=1-00:00:00")
@@ -36,6 +40,7 @@ OUT_OF_TIME = LIMITED.replace("RunTime=00:00:04", "RunTime=1-00:00:00")
         (LIMITED, True),
         (PREEMPTED, False),
         (REQUEUED, False),
+        (REQUEUED_WITH_A_LIMIT, False),
         (OUT_OF_TIME, False),
         ("", False),
     ],

@@ -65,8 +65,8 @@ FLOW_MUTANTS = (
     mutant(
         "spec-one-thread",
         ATTEMPT,
-        "        threads=trainers.threads,\n        processes",
-        "        threads=1,\n        processes",
+        "        threads=trainers.threads,\n        resume",
+        "        threads=1,\n        resume",
         SPEC,
     ),
     mutant("spec-last-prompt", ATTEMPT, "config.evaluation.prompts[0]", "config.evaluation.prompts[-1]", SPEC),
