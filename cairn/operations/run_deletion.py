@@ -8,10 +8,11 @@ from reports.queries.checkpoints import read_checkpoints
 from reports.queries.run_lookup import configuration_of
 from storage.checkpoints.sweep import SweepAction, SweepKind
 from storage.logs.entry_log import this_writer
+from storage.logs.run_entries import RunDeleted
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import CheckpointState
 from tasks.attempt.attempt_claim import Claimant, refuse_live_owner
-from tasks.checkpoints.run_deletion import Deletion, delete_run, withdrawn_aliases
+from tasks.checkpoints.run_deletion import delete_run, withdrawn_aliases
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +55,6 @@ def delete_as_person(log: RunLog, view: RunDeletion, why: str) -> RunDeletion:
         monotonic=time.monotonic,
         sleep=time.sleep,
     )
-    report = delete_run(log, Deletion(by=this_person(), why=why), claimant)
+    report = delete_run(log, RunDeleted(by=this_person(), why=why), claimant)
     gone = [item for item in report.items if item.action == SweepAction.DELETE and item.kind != SweepKind.UNFINISHED]
     return replace(view, checkpoints=len(gone), bytes=sum(item.bytes for item in gone), freed_bytes=report.freed_bytes)

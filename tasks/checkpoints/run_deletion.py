@@ -6,7 +6,6 @@ so none of them can come too late. After a kill, deleting again goes on.
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 
 from storage.checkpoints.checkpoint_pin import unpin_entry
@@ -30,14 +29,6 @@ _ROLLBACK_REACH = 2
 _NO_SUITE = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Deletion:
-    """Who deletes a run, and why, for the record."""
-
-    by: str
-    why: str
-
-
 def withdrawn_aliases(log: RunLog, *, is_dead: Callable[[Placement], bool] = is_known_dead) -> tuple[str, ...]:
     """Return the aliases that deleting the run keeps from being rolled back to it; raises `GateRefused` if needed.
 
@@ -57,7 +48,7 @@ def withdrawn_aliases(log: RunLog, *, is_dead: Callable[[Placement], bool] = is_
 
 
 def delete_run(
-    log: RunLog, deletion: Deletion, claimant: Claimant, *, is_dead: Callable[[Placement], bool] = is_known_dead
+    log: RunLog, body: RunDeleted, claimant: Claimant, *, is_dead: Callable[[Placement], bool] = is_known_dead
 ) -> SweepReport:
     """Close the run for good and delete its checkpoints; on a run that is closed, delete what is left of them.
 
@@ -68,9 +59,8 @@ def delete_run(
         with suppress(BudgetExhausted):  # the receipt is written, and nothing is trained again
             end_lost_attempt(log, claimant)
         for alias in list_aliases(log.store):
-            Registry(log.store, alias).append(partial(_withdraw, alias, log.run_id, deletion))
+            Registry(log.store, alias).append(partial(_withdraw, alias, log.run_id, body))
         _unpin(log, claimant, is_dead)
-        body = RunDeleted(by=deletion.by, why=deletion.why)
         log.append(partial(_close, log.run_id, body), writer=claimant.writer)
     report = sweep_run(log, CheckpointConfig(), _NO_SUITE, is_dead=is_dead)
     _note_in_index(log)
@@ -119,10 +109,10 @@ def _reasons_of_pins(terms: RetentionTerms, state: RunState) -> Iterator[str]:
         yield f"step {pin.step}: {verdict.why}{how if pin.fork else ''}"
 
 
-def _withdraw(alias: str, run_id: str, deletion: Deletion, known: RegistryState) -> Withdrawn | None:
+def _withdraw(alias: str, run_id: str, body: RunDeleted, known: RegistryState) -> Withdrawn | None:
     _refuse(run_id, _reasons_of_alias(alias, run_id, known))
     is_reached = _reaches(known, run_id)
-    return Withdrawn(alias=alias, run_id=run_id, by=deletion.by, why=deletion.why) if is_reached else None
+    return Withdrawn(alias=alias, run_id=run_id, by=body.by, why=body.why) if is_reached else None
 
 
 def _refuse(run_id: str, reasons: Iterable[str]) -> None:

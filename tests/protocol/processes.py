@@ -34,7 +34,7 @@ from storage.errors import AppendUnknown, Fenced, IntegrityError, NotDurable, St
 from storage.logs.heartbeat import Heartbeat, write_heartbeat
 from storage.logs.log_entry import CheckpointReference, Writer, entry_name
 from storage.logs.registry import Registry, SuiteReference
-from storage.logs.run_entries import AttemptStarted, EvaluationFailed, Placement, RunFinished
+from storage.logs.run_entries import AttemptStarted, EvaluationFailed, Placement, RunDeleted, RunFinished
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
 from storage.stores.document import encode, sha256
@@ -359,7 +359,7 @@ def sweep(process: Process) -> None:
 def delete(process: Process) -> None:
     """Delete the run as the verb does."""
     claimant = _claimant(process)
-    deletion = run_deletion.Deletion(by="me", why="")
+    deletion = RunDeleted(by="me", why="")
     with being(process):
         run_deletion.delete_run(process.log(), deletion, claimant, is_dead=process.believes_dead)
     process.ledger.acknowledge("deleted")

@@ -23,7 +23,7 @@ from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
 from storage.stores.object_store import ObjectStore
 from tasks.attempt.attempt_claim import Claimant, claim_attempt
-from tasks.checkpoints.run_deletion import Deletion, delete_run, withdrawn_aliases
+from tasks.checkpoints.run_deletion import delete_run, withdrawn_aliases
 from tasks.configuration.settings import BudgetsConfig, LeaseConfig
 from tasks.errors import GateRefused, InvalidConfiguration, LiveOwner
 from tests import entries
@@ -33,7 +33,7 @@ from tests.memory_store import MemoryStore
 from tests.storage.builders import RUN, check_invariants, laid_out, run_log, stage
 
 CHECKPOINTS = f"runs/{RUN}/checkpoints"
-DELETION = Deletion(by="me", why="a first try")
+DELETION = RunDeleted(by="me", why="a first try")
 
 
 def claimant(during_sleep: Callable[[], None] = lambda: None) -> Claimant:
