@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from cairn.cli.completion_scripts import SCRIPTS, Shell, install_script
+from cairn.cli.completion_scripts import Shell, install_script, read_script
 from cairn.cli.options import Flag, JsonOption, StoreOption
 from tasks.configuration.store_choice import choose_store
 from tasks.errors import InvalidConfiguration
@@ -78,7 +78,7 @@ def completion(shell: Shell | None = None, *, install: Flag = False, json: JsonO
             path = str(install_script(shell))
             view, text = CompletionView(shell=shell, path=path), f"installed: {path}; a new shell completes `cairn`"
         else:
-            text = SCRIPTS[shell]
+            text = read_script(shell)
             view = CompletionView(shell=shell, script=text)
     print_document(view) if json else print(text.rstrip("\n"))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cairn.cli.completion_scripts import SCRIPTS, Shell
+from cairn.cli.completion_scripts import Shell, read_script
 from tests.commands import ROOT, Cairn, chosen_folders
 from tests.fabricated_run import FabricatedRun
 
@@ -101,7 +101,7 @@ def test_tab_in_a_real_shell_completes_options_files_runs_checkpoints_aliases_an
     program.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m cairn.cli.command "$@"\n')
     program.chmod(0o755)
     script = tmp_path / "script"
-    script.write_text(SCRIPTS[shell])
+    script.write_text(read_script(shell))
     assert type_into(shell, script, tmp_path) == list(TYPED.values())
 
 
