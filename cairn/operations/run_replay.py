@@ -22,6 +22,7 @@ from storage.logs.run_log import RunLog
 from storage.logs.step_log import read_attempt_records
 from storage.stores.document import project
 from tasks.configuration.stored_configuration import parse_stored_configuration
+from tasks.machine.placement import library_versions
 
 
 def replay_run(
@@ -60,7 +61,7 @@ class _Comparisons:
 
     def _replay(self, segment: Segment) -> ReplayedSegment:
         row, began = _describe(segment), time.monotonic()
-        config, here = parse_stored_configuration(segment.started.config), str(torch.__version__)
+        config, here = parse_stored_configuration(segment.started.config), library_versions()["torch"]
         why = find_obstacle(segment.started, config, torch_version=here, has_cuda=torch.cuda.is_available())
         carried = self._reached.get(segment.start.prefix) if segment.start and segment.unloadable else None
         if segment.unloadable and carried is None:

@@ -58,6 +58,14 @@ def test_every_segment_of_an_undisturbed_run_is_equal_and_the_store_is_left_as_i
     assert stored(run) == before
 
 
+def test_a_build_of_torch_that_names_itself_otherwise_than_its_package_is_the_same_one(
+    run: TrainedRun, cairn: Cairn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.attempt(3)
+    monkeypatch.setattr(torch, "__version__", f"{torch.__version__}.other")  # as the build for GPUs does: +cu130
+    assert verdicts(replayed(cairn)) == [(0, 3, "equal")]
+
+
 def test_attempts_that_were_lost_recomputed_activations_or_had_smaller_micro_batches_are_equal(
     run: TrainedRun, cairn: Cairn
 ) -> None:
