@@ -59,7 +59,7 @@ def train(
         with raise_on_sigterm():
             resolved = resolve_request(request, os.environ)
             log, server = resolved.open_log(), PrefectServer(os.environ, say=say)
-            configuration = check_before_start(resolved, log, os.environ, before_text=server.start_ephemeral)
+            configuration = check_before_start(resolved, log, os.environ)
             settled = end_without_flow(log, configuration, os.environ)
             end = settled or run_train_gpt(resolved, configuration, log, server)
     except Terminated:

@@ -16,7 +16,6 @@ from rich.console import Console
 
 from flows.orchestrator.ephemeral_server import EphemeralServer
 from flows.orchestrator.server_address import is_server_answering, is_server_named, server_address
-from flows.preparation.early_preparation import prepare_early
 from flows.preparation.training_request import HandedOver, ResolvedRequest, hand_over
 from storage.logs.run_log import RunLog
 from tasks.configuration.run_configuration import RunConfig
@@ -66,24 +65,18 @@ class PrefectServer:
         """Whether a temporary server was started."""
         return self._ephemeral is not None
 
-    def start_ephemeral(self) -> None:
-        """Start a temporary server if none is named or started, and name it for later imports of Prefect."""
+    def choose(self) -> None:
+        """Decide on the server: the named one if it answers within a moment, else a temporary one that is named now."""
         environment = self._environment
-        if self._ephemeral is not None or is_server_named(environment, Path.cwd(), ask_prefect=_ask_prefect):
+        _forget_absent_server(environment, self._say)
+        if is_server_named(environment, Path.cwd(), ask_prefect=_ask_prefect):
             return
         quieten(environment)
         self._ephemeral = EphemeralServer(environment, say=self._say)
         self._ephemeral.name_in(environment)
-
-    def choose(self) -> None:
-        """Decide on the server: the named one if it answers within a moment, else a temporary one."""
-        if self._ephemeral is None:
-            _forget_absent_server(self._environment, self._say)
-            self.start_ephemeral()
-        if self._ephemeral is not None:
-            self._waiting.count_seconds(_STARTING)
-            if not self._waiting.can_be_shown:
-                self._say(_STARTING)
+        self._waiting.count_seconds(_STARTING)
+        if not self._waiting.can_be_shown:
+            self._say(_STARTING)
 
     def replace_lost(self) -> None:
         """Choose again after the server was lost."""
@@ -115,6 +108,7 @@ class PrefectServer:
 
 def run_train_gpt(resolved: ResolvedRequest, config: RunConfig, log: RunLog, server: PrefectServer) -> FlowEnd:
     """Run the flow for a checked request to its end in this process; raises what the flow's body raises."""
+    from flows.preparation.early_preparation import prepare_early
     from tasks.trainer.warm_trainer import warm_trainer
 
     quieten(os.environ)

@@ -4,7 +4,7 @@ A server takes seconds to start; a text too small for every tokenizer is refused
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from flows.preparation.memory_check import available_memory, require_memory
@@ -42,11 +42,10 @@ def check_before_start(
     environment: Mapping[str, str],
     *,
     writable: bool = True,
-    before_text: Callable[[], None] = lambda: None,
 ) -> RunConfig:
     """Read the log and return the run's configuration; raises what makes the command exit at once.
 
-    A new run's store is probed if `writable`; `before_text` precedes the slow checks of its text and sizes.
+    A new run's store is probed if `writable`.
     """
     try:
         opened = log.refresh().opened
@@ -71,7 +70,6 @@ def check_before_start(
         return wanted
     if writable:
         _check_store(log.store)
-    before_text()
     vocab_size = _check_data(log.store, wanted, resolved.base_dir)
     if writable:
         _check_memory(wanted, log.state, vocab_size, environment)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cairn.operations import prefect_session
 from tests.commands import Cairn, Ended
 from tests.fabricated_run import FabricatedRun
 
@@ -37,6 +38,14 @@ def train(tmp_path: Path, cairn: Cairn) -> Callable[..., Ended]:
     (tmp_path / "text.txt").write_text(TEXT)
     # Nobody listens there: a command that went as far as the orchestrator would not end with 2.
     return lambda *arguments: cairn("train", "run.toml", *arguments, PREFECT_API_URL="http://127.0.0.1:9/api")
+
+
+@pytest.mark.parametrize("override", ["model.block_size=5000", "data.tokenizer=bpe:60000", "model.n_embd=1048576"])
+def test_what_the_text_or_the_memory_refuses_is_refused_before_a_server_is_started(
+    train: Callable[..., Ended], cairn: Cairn, override: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(prefect_session, "EphemeralServer")
+    assert cairn("train", "run.toml", "--set", override, PREFECT_API_URL="").code == 2
 
 
 def test_a_weighted_source_with_too_little_text_is_named(train: Callable[..., Ended], tmp_path: Path) -> None:
