@@ -31,7 +31,7 @@ def broken_rules(error: ValidationError, document: Mapping[str, Any], section: s
     for item in error.errors():
         if item["input"] is PydanticUndefined:  # a default that follows from a key that is wrong itself
             continue
-        if item["type"] == "missing" and item["loc"][0] in misspelled:  # it is there, below a misspelled name
+        if item["type"] == "missing" and item["loc"][0] in misspelled - document.keys():  # it has a misspelled name
             continue
         location = (section, *item["loc"]) if section else item["loc"]
         path, value = _known_path(location), cast(Any, document)
