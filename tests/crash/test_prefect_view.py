@@ -22,7 +22,7 @@ def test_a_failed_segment_carries_its_reason_as_state_name(shown: ShownRun) -> N
     ends = {
         "attempt 2 (after preempted": "Lost",
         "attempt 3 (after lost": "BadData",
-        "attempt 4 (after bad-data: 1 damaged object": "Hung",
+        "attempt 4 (after bad-data: damaged train-": "Hung",
         "attempt 5 (after hung": "OOM",
         "attempt 6 (after oom: activations are computed again": "Completed",
     }
