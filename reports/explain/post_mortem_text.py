@@ -206,9 +206,9 @@ def _peak(receipt: Receipt) -> list[str]:
 
 def _waited(receipt: Receipt) -> list[str]:
     since = "the opening" if receipt.attempt == 1 else "the last sign of life before it"
-    ready = ""
+    ready = f", {receipt.gathering_seconds:.0f} s of it for other machines" if receipt.gathering_seconds >= 1 else ""
     if receipt.starting_seconds is not None:
-        ready = f", ready to train {format_duration(receipt.starting_seconds)} later"
+        ready += f", ready to train {format_duration(receipt.starting_seconds)} later"
     return [f"Started {format_duration(receipt.waiting_seconds)} after {since}{ready}"]
 
 
