@@ -96,9 +96,9 @@ def _cost(facts: PostMortem, receipt: Receipt) -> str:
     lost, seconds = facts.progress.lost_steps, receipt.wasted_gpu_seconds or 0.0
     if not lost and seconds < 0.05:
         idle = _reached(facts) == receipt.first_step
-        return "It had trained no step yet, so nothing was lost" if idle else "All it did is kept: nothing was lost"
+        return "It had trained no step yet, so nothing was lost" if idle else "All it did was kept: nothing was lost"
     kept = (
-        f"everything up to step {receipt.last_committed_step:,} is kept"
+        f"everything up to step {receipt.last_committed_step:,} was kept"
         if receipt.last_committed_step is not None
         else f"it had committed nothing, so the run stood at step {receipt.first_step:,} again"
     )

@@ -83,7 +83,7 @@ def test_what_was_lost_is_counted_in_steps_and_device_time(fresh: FabricatedRun)
     fresh.start()
     fresh.commit(10)
     end_by(fresh, Evidence(exit_code=-9), step=15)
-    assert "5 steps and 2.0 s of device time were lost; everything up to step 10 is kept." in explained(fresh)
+    assert "5 steps and 2.0 s of device time were lost; everything up to step 10 was kept." in explained(fresh)
 
 
 def test_one_step_is_one_step(fresh: FabricatedRun) -> None:
