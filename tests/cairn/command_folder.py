@@ -19,6 +19,8 @@ block_size = 8
 [training]
 steps = 4
 global_batch = 2
+precision = "fp32"
+kernels = "stock"
 """
 
 

@@ -123,6 +123,7 @@ def test_the_order_of_one_source_is_for_ever_this_one() -> None:
     assert draws(order, 3).tolist() == PINNED
 
 
+@settings(max_examples=40, deadline=None)
 @given(mixed_orders())
 def test_every_epoch_of_a_component_draws_each_of_its_windows_exactly_once(order) -> None:
     drawn = draws(order, 200 // order.global_batch)
@@ -135,6 +136,7 @@ def test_every_epoch_of_a_component_draws_each_of_its_windows_exactly_once(order
         assert all(np.array_equal(np.sort(epoch), expected) for epoch in epochs)
 
 
+@settings(max_examples=40, deadline=None)
 @given(mixed_orders())
 def test_no_draw_is_of_a_window_outside_the_components(order) -> None:
     drawn = draws(order, 200 // order.global_batch)
@@ -146,12 +148,14 @@ def test_long_run_shares_are_exactly_the_weights() -> None:
     assert [len(of_component(drawn, component)) for component in THREE] == [2500, 1000, 500]
 
 
+@settings(max_examples=40, deadline=None)
 @given(mixed_orders(), st.integers(0, 2**40))
 def test_steps_drawn_together_are_the_steps_drawn_alone(order, step) -> None:
     together = order.windows_between(step, step + 4)
     assert np.array_equal(together, [order.windows_of(alone) for alone in range(step, step + 4)])
 
 
+@settings(max_examples=40, deadline=None)
 @given(mixed_orders(), st.integers(0, 2**40))
 def test_a_far_step_is_drawn_as_a_cut_of_the_same_stream(order, step) -> None:
     one_by_one = SampleOrder(
@@ -162,6 +166,7 @@ def test_a_far_step_is_drawn_as_a_cut_of_the_same_stream(order, step) -> None:
     assert order.windows_of(step).tolist() == expected
 
 
+@settings(max_examples=40, deadline=None)
 @given(mixed_orders(), st.data())
 def test_a_quarantine_moves_no_other_draw_of_any_source(order, data) -> None:
     bad = frozenset(part.first_window + data.draw(st.integers(0, part.window_count - 1)) for part in order.components)
@@ -177,6 +182,7 @@ def test_a_quarantine_moves_no_other_draw_of_any_source(order, data) -> None:
     assert np.array_equal(before[readable], after[readable]) and not bad & set(after.tolist())
 
 
+@settings(max_examples=40, deadline=None)
 @given(mixed_orders(), st.data())
 def test_a_replacement_comes_from_the_source_of_the_window_it_replaces(order, data) -> None:
     part = data.draw(st.sampled_from(order.components))
@@ -225,6 +231,7 @@ def test_every_epoch_draws_each_input_once_but_at_the_end_of_the_text() -> None:
         assert (np.diff(first) >= 1).all() and (np.diff(first)[:-1] == 8).all() and first[-1] == 49 * 8
 
 
+@settings(max_examples=40, deadline=None)
 @given(mixed_orders())
 def test_no_later_window_leaves_its_source(order) -> None:
     shifted = replace(order, block_size=5)
