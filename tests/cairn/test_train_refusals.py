@@ -12,29 +12,16 @@ import numpy as np
 import pytest
 
 from cairn.operations import prefect_session
+from tests.cairn.command_folder import CONFIGURATION, TEXT
 from tests.commands import Cairn, Ended
 from tests.fabricated_run import FabricatedRun
 
 ROOT = str(Path(__file__).parents[2])
-TEXT = "".join(f"line {number} of a text\n\n" for number in range(200))
-CONFIG = """
-[data]
-sources = ["text.txt"]
-tokenizer = "bytes"
-[model]
-n_layer = 1
-n_head = 2
-n_embd = 8
-block_size = 8
-[training]
-steps = 4
-global_batch = 2
-"""
 
 
 @pytest.fixture
 def train(tmp_path: Path, cairn: Cairn) -> Callable[..., Ended]:
-    (tmp_path / "run.toml").write_text(CONFIG)
+    (tmp_path / "run.toml").write_text(CONFIGURATION)
     (tmp_path / "text.txt").write_text(TEXT)
     # Nobody listens there: a command that went as far as the orchestrator would not end with 2.
     return lambda *arguments: cairn("train", "run.toml", *arguments, PREFECT_API_URL="http://127.0.0.1:9/api")
@@ -56,7 +43,7 @@ def test_a_weighted_source_with_too_little_text_is_named(train: Callable[..., En
 
 
 def snapshot_config(source: str) -> str:
-    return CONFIG.replace('tokenizer = "bytes"\n', "").replace("text.txt", source)
+    return CONFIGURATION.replace('tokenizer = "bytes"\n', "").replace("text.txt", source)
 
 
 def test_a_snapshot_that_is_not_there_is_refused_with_what_to_do(train: Callable[..., Ended], tmp_path: Path) -> None:
@@ -66,7 +53,7 @@ def test_a_snapshot_that_is_not_there_is_refused_with_what_to_do(train: Callable
 
 
 def test_a_tokenizer_beside_a_snapshot_is_refused_by_name(train: Callable[..., Ended], tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_text(CONFIG.replace("text.txt", "snapshot:0123abcd"))
+    (tmp_path / "run.toml").write_text(CONFIGURATION.replace("text.txt", "snapshot:0123abcd"))
     ended = train()
     assert ended.code == 2 and "tokenizer: decided by 'snapshot:0123abcd' already" in ended.err
 
@@ -104,7 +91,7 @@ def test_processes_that_cannot_share_the_runs_micro_batches_are_refused_with_tho
 def test_a_notice_before_the_flow_begins_leaves_at_once_and_resumable(
     tmp_path: Path, number: signal.Signals, code: int, words: str
 ) -> None:
-    (tmp_path / "run.toml").write_text(CONFIG)
+    (tmp_path / "run.toml").write_text(CONFIGURATION)
     (tmp_path / "text.txt").write_text(TEXT)
     command = [sys.executable, "-m", "cairn.cli.command", "train", "run.toml", "--store", "store"]
     process = subprocess.Popen(

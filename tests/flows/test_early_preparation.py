@@ -11,28 +11,13 @@ from model.estimates.numerics import MachineSpeed
 from storage.snapshots.data_snapshot import list_snapshots
 from storage.stores.local_store import LocalStore
 from tasks.data.snapshot_build import build_snapshot
-
-CONFIG = """
-[data]
-sources = ["text.txt"]
-tokenizer = "bytes"
-[model]
-n_layer = 1
-n_head = 1
-n_embd = 8
-block_size = 8
-[training]
-steps = 4
-global_batch = 2
-precision = "fp32"
-kernels = "stock"
-"""
+from tests.cairn.command_folder import CONFIGURATION, TEXT
 
 
 @pytest.fixture
 def resolved(tmp_path: Path) -> ResolvedRequest:
-    (tmp_path / "run.toml").write_text(CONFIG)
-    (tmp_path / "text.txt").write_text("".join(f"line {number} of a text\n\n" for number in range(200)))
+    (tmp_path / "run.toml").write_text(CONFIGURATION)
+    (tmp_path / "text.txt").write_text(TEXT)
     request = TrainingRequest(config=str(tmp_path / "run.toml"), store=str(tmp_path / "store"))
     return resolve_request(request, {})
 
