@@ -165,6 +165,9 @@ def _origin(rule: BrokenRule, origins: Mapping[str, str], name: str) -> str:
 
 
 def _refuse_single_underscores(environment: Mapping[str, str]) -> None:
+    sections = tuple(f"CAIRN_{name.upper()}_" for name in RunConfig.model_fields)
+    if not any(name.startswith(sections) and "__" not in name for name in environment):
+        return  # the list of all keys takes a while to make
     for key in list_keys():
         right = f"CAIRN_{key.key.upper().replace('-', '_').replace('.', '__')}"
         wrong = right.replace("__", "_")
