@@ -18,7 +18,7 @@ from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.events.actions import SendNotification
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
-from prefect.exceptions import ObjectNotFound
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 
 from flows.orchestrator.accelerator_slot import ACCELERATORS
 from flows.orchestrator.flow_end import FLOW_ENDED
@@ -54,7 +54,10 @@ def alert_automation(block_document_id: Any) -> AutomationCore:
 async def set_up(pool: WorkPoolCreate, *, accelerators: int | None, alert_block: str) -> Sequence[str]:
     """Make what is missing and return what was changed; raises `InvalidConfiguration` for a block that is not there."""
     async with get_client() as client:
-        await StoreCredentials.aregister_type_and_schema(client=client)
+        try:
+            await StoreCredentials.aregister_type_and_schema(client=client)
+        except ObjectAlreadyExists:  # somebody else set the server up between its look and its request
+            await StoreCredentials.aregister_type_and_schema(client=client)
         return [
             *await _pool(client, pool),
             *await _queues(client, pool.name),

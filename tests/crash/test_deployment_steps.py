@@ -17,6 +17,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.orchestrator.accelerator_slot import ACCELERATORS, accelerator_slot
 from flows.orchestrator.server_setup import QUEUES, set_up
+from flows.orchestrator.store_credentials import StoreCredentials
 from flows.watching.deployed_continuation import name_successor
 from storage.logs.run_log import RunLog
 from storage.stores.local_store import LocalStore
@@ -25,6 +26,7 @@ from tasks.policy.termination import FlowEnd, FlowOutcome
 from tests import entries
 from tests.processes.waiting import wait_until
 
+pytestmark = pytest.mark.xdist_group("deployment-steps")  # its limit and its block type are the whole server's
 PREEMPTED = FlowEnd(reason=FlowOutcome.PREEMPTED, message="SIGTERM; the same command continues")
 
 
@@ -151,6 +153,17 @@ def test_setting_a_server_up_twice_changes_nothing(client: SyncPrefectClient) ->
     assert run_set_up(pool) == []
     response = client.request("POST", f"/work_pools/{pool.name}/queues/filter", json={})
     assert {item["name"]: item["priority"] for item in response.json()} == QUEUES
+
+
+@pytest.mark.usefixtures("client")
+def test_two_that_set_a_server_up_at_once_both_succeed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def both() -> None:
+        pools = [WorkPoolCreate(name=f"pool-{uuid4().hex[:8]}", type="process") for _ in range(2)]
+        await asyncio.gather(*(set_up(pool, accelerators=None, alert_block="") for pool in pools))
+
+    monkeypatch.setattr(StoreCredentials, "_block_type_slug", f"new-{uuid4().hex[:8]}")
+    monkeypatch.setattr(StoreCredentials, "_block_type_name", f"new {uuid4().hex[:8]}")
+    asyncio.run(both())
 
 
 @pytest.mark.usefixtures("client")
