@@ -5,8 +5,7 @@ import threading
 from collections.abc import Iterable, Iterator
 
 from storage.errors import ObjectMissing
-from storage.stores.document import sha256
-from storage.stores.object_store import MAX_READ_BYTES, ObjectStore, WrittenObject, check_key, too_large
+from storage.stores.object_store import MAX_READ_BYTES, ObjectStore, check_key, too_large
 
 
 class MemoryStore(ObjectStore):
@@ -32,6 +31,11 @@ class MemoryStore(ObjectStore):
     def read_chunks(self, key: str) -> Iterator[bytes]:
         yield self.read(key, at_most_bytes=sys.maxsize)
 
+    def read_range(self, key: str, start: int, into: memoryview) -> int:
+        found = self.read(key, at_most_bytes=sys.maxsize)[start : start + into.nbytes]
+        into[: len(found)] = found
+        return len(found)
+
     def create(self, key: str, data: bytes) -> bool:
         with self._lock:
             if check_key(key) in self._objects:
@@ -43,10 +47,10 @@ class MemoryStore(ObjectStore):
         with self._lock:
             self._objects[check_key(key)] = bytes(data)
 
-    def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> WrittenObject:
+    def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> int:
         data = b"".join(bytes(chunk) for chunk in chunks)
         self.write(key, data)
-        return WrittenObject(bytes=len(data), sha256=sha256(data))
+        return len(data)
 
     def keys(self, prefix: str) -> list[str]:
         with self._lock:

@@ -12,8 +12,8 @@ import numpy as np
 
 from storage.checkpoints.tensor_record import TensorRecord
 from storage.checkpoints.tensor_shard import parse_shard
-from storage.stores.object_store import ObjectStore, WrittenObject
-from storage.stores.verified_object import ExpectedObject, check_size, read_verified_into
+from storage.stores.object_store import ObjectStore
+from storage.stores.verified_object import ExpectedObject, WrittenObject, check_size, read_verified_into, write_hashed
 
 _PIECE_BYTES = 8 * 1024 * 1024
 name_of = attrgetter("name")
@@ -44,7 +44,7 @@ def transfers(count: int, thread_start: Callable[[], None] | None = None) -> Ite
 def write_pieces(store: ObjectStore, key: str, chunks: Iterable[memoryview]) -> WrittenObject:
     """Write chunks of any size as one object, in pieces small enough to be hashed in the processor's cache."""
     pieces = (chunk[start : start + _PIECE_BYTES] for chunk in chunks for start in range(0, chunk.nbytes, _PIECE_BYTES))
-    return store.write_stream(key, pieces)
+    return write_hashed(store, key, pieces)
 
 
 def begin_reads(run: Run, store: ObjectStore, shards: Sequence[ExpectedObject], buffers: Buffers) -> list[ShardRead]:

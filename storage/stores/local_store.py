@@ -5,13 +5,13 @@ Below the root, nothing is written or deleted through a symbolic link, and links
 """
 
 import errno
-import hashlib
 import os
 import stat
 import time
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from io import FileIO
 from itertools import accumulate
 from pathlib import Path
 from typing import BinaryIO
@@ -21,7 +21,6 @@ from storage.stores.object_store import (
     MAX_READ_BYTES,
     READ_CHUNK_BYTES,
     UnfinishedWrite,
-    WrittenObject,
     check_key,
     is_key,
     too_large,
@@ -56,13 +55,27 @@ class LocalStore:
 
     def read_chunks(self, key: str) -> Iterator[bytes]:
         """Yield the object's bytes in chunks; raises ObjectMissing."""
+        with self._reading(key) as file:
+            while chunk := file.read(READ_CHUNK_BYTES):
+                yield chunk
+
+    def read_range(self, key: str, start: int, into: memoryview) -> int:
+        """Fill `into` from `start`; raises ObjectMissing."""
+        filled = 0
+        with self._reading(key) as file:
+            file.seek(start)
+            while count := file.readinto(into[filled:]):
+                filled += count
+        return filled
+
+    @contextmanager
+    def _reading(self, key: str) -> Iterator[FileIO]:
         path = self._readable_path(key)
         try:
             with open(path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
                 if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                     raise IntegrityError(f"{path}: is not a regular file; remove it")
-                while chunk := file.read(READ_CHUNK_BYTES):
-                    yield chunk
+                yield file
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as missing:
             raise ObjectMissing(f"{self.url}/{key}: no such object") from missing
         except OSError as error:
@@ -91,19 +104,18 @@ class LocalStore:
     def write(self, key: str, data: bytes) -> None:
         self.write_stream(key, [data])
 
-    def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> WrittenObject:
-        """Write chunks as one object and hash them; it is visible only when complete and on disk."""
-        path, digest, size_bytes, flushed_bytes = self._writable_path(key), hashlib.sha256(), 0, 0
+    def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> int:
+        """Write chunks as one object, visible only when complete and on disk; returns its bytes."""
+        path, size_bytes, flushed_bytes = self._writable_path(key), 0, 0
         with self._temporary_file(path) as (file, temporary):
             for chunk in chunks:
-                digest.update(chunk)
                 size_bytes += file.write(chunk)
                 flushed_bytes = _start_writeback(file, flushed_bytes, size_bytes)
             file.flush()
             os.fsync(file.fileno())
             os.replace(temporary, path)
             fsync_path(path.parent)
-        return WrittenObject(bytes=size_bytes, sha256=digest.hexdigest())
+        return size_bytes
 
     def keys(self, prefix: str) -> list[str]:
         found = []

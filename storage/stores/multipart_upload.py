@@ -4,7 +4,6 @@ Source: Amazon S3 user guide, "Uploading and copying objects using multipart upl
 headers here: none is sent.
 """
 
-import hashlib
 import io
 import uuid
 from collections import deque
@@ -16,7 +15,7 @@ from itertools import chain
 from typing import Any
 
 from storage.errors import ObjectMissing, StorageError, StoreRefused, StoreUnavailable
-from storage.stores.object_store import PART_BYTES, WrittenObject
+from storage.stores.object_store import PART_BYTES
 from storage.stores.retry_policy import RetryPolicy
 from storage.stores.s3_bucket import S3Bucket
 
@@ -27,10 +26,9 @@ _TOKEN = "cairn-write"
 
 def upload_stream(
     bucket: S3Bucket, key: str, chunks: Iterable[bytes | memoryview], *, retry_policy: RetryPolicy
-) -> WrittenObject:
-    """Upload the chunks as the object `key`; an error of any kind leaves nothing behind."""
-    digest = hashlib.sha256()
-    parts = _regroup(chunks, digest)
+) -> int:
+    """Upload the chunks as the object `key` and return its bytes; an error of any kind leaves nothing behind."""
+    parts = _regroup(chunks)
     first_parts = [part for part in (next(parts, b""), next(parts, None)) if part is not None]
     size_bytes = len(first_parts[0])
     if len(first_parts) == 2:
@@ -38,7 +36,7 @@ def upload_stream(
         size_bytes = _Upload(bucket, key, retry_policy).send(chain(map(first_parts.pop, (0, 0)), parts))
     else:
         retry_policy.call(lambda: put(bucket, key, first_parts[0]))
-    return WrittenObject(bytes=size_bytes, sha256=digest.hexdigest())
+    return size_bytes
 
 
 def put(bucket: S3Bucket, key: str, data: bytes) -> None:
@@ -52,13 +50,12 @@ def _sendable(data: bytes) -> bytes | io.BytesIO:
     return io.BytesIO(data) if len(data) >= 1 << 20 else data
 
 
-def _regroup(chunks: Iterable[bytes | memoryview], digest: "hashlib._Hash") -> Iterator[bytes]:
-    """Yield hashed parts of PART_BYTES, the last one shorter; a chunk is copied and may change afterwards."""
+def _regroup(chunks: Iterable[bytes | memoryview]) -> Iterator[bytes]:
+    """Yield parts of PART_BYTES, the last one shorter; a chunk is copied and may change afterwards."""
     part = io.BytesIO()
     for chunk in chunks:
         view = memoryview(chunk)
         view = view.cast("B") if view.nbytes else memoryview(b"")
-        digest.update(view)
         while view.nbytes:
             taken = part.write(view[: PART_BYTES - part.tell()])
             view = view[taken:]

@@ -19,14 +19,6 @@ PART_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WrittenObject:
-    """Size and hex SHA-256 of the bytes that were written."""
-
-    bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class UnfinishedWrite:
     """A temporary file, or the parts of an upload; `token` is the store's name for it, `age_seconds` by its clock."""
 
@@ -53,14 +45,17 @@ class ObjectStore(Protocol):
     def read_chunks(self, key: str) -> Iterator[bytes]:
         """Yield the object's bytes in chunks of a few MB; the first chunk raises ObjectMissing."""
 
+    def read_range(self, key: str, start: int, into: memoryview) -> int:
+        """Fill `into` with the object's bytes from `start`; returns how many there were. Raises ObjectMissing."""
+
     def create(self, key: str, data: bytes) -> bool:
         """Create the object if it is absent; returns False if it exists."""
 
     def write(self, key: str, data: bytes) -> None:
         """Create or overwrite the object; for objects that are no record, such as heartbeats and caches."""
 
-    def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> WrittenObject:
-        """Write chunks as one object and hash them; the object is visible only after the last chunk."""
+    def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> int:
+        """Write chunks as one object, visible only after the last one; returns its bytes."""
 
     def keys(self, prefix: str) -> list[str]:
         """Return all keys below the folder `prefix`, sorted."""

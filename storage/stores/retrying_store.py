@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
-from storage.stores.object_store import MAX_READ_BYTES, ObjectStore, UnfinishedWrite, WrittenObject
+from storage.stores.object_store import MAX_READ_BYTES, ObjectStore, UnfinishedWrite
 from storage.stores.retry_policy import RetryPolicy
 
 _DEFAULT = RetryPolicy()
@@ -36,13 +36,16 @@ class RetryingStore:
         first, rest = self._retry_policy.call(begin)
         yield from chain(first, rest)
 
+    def read_range(self, key: str, start: int, into: memoryview) -> int:
+        return self._retry_policy.call(lambda: self.inner.read_range(key, start, into))
+
     def create(self, key: str, data: bytes) -> bool:
         return self.inner.create(key, data)
 
     def write(self, key: str, data: bytes) -> None:
         self._retry_policy.call(lambda: self.inner.write(key, data))
 
-    def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> WrittenObject:
+    def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> int:
         return self.inner.write_stream(key, chunks)
 
     def keys(self, prefix: str) -> list[str]:

@@ -19,7 +19,6 @@ from storage.stores.object_store import (
     READ_CHUNK_BYTES,
     ObjectStore,
     UnfinishedWrite,
-    WrittenObject,
     check_key,
     is_key,
 )
@@ -60,13 +59,27 @@ class S3Store(ObjectStore):
         try:
             first = self._retry_policy.call(lambda: self._fetch_range(name, 0))
         except StoreUnavailable as error:
-            if error_code(error.__cause__ or error) not in {"InvalidRange", "416"}:
+            if not _is_beyond_the_end(error):
                 raise
             return  # an empty object satisfies no range
         yield first.data
         starts = range(len(first.data), first.total_bytes, READ_CHUNK_BYTES)
         if starts:
             yield from self._read_ahead(name, starts, first)
+
+    def read_range(self, key: str, start: int, into: memoryview) -> int:
+        """Fill `into` from `start` with one ranged GET, with retries; raises ObjectMissing."""
+        if not into.nbytes:
+            return 0
+        name = self._name(key)
+        try:
+            data = self._retry_policy.call(lambda: self._fetch_range(name, start, size=into.nbytes)).data
+        except StoreUnavailable as error:
+            if not _is_beyond_the_end(error):
+                raise
+            return 0
+        into[: len(data)] = data
+        return len(data)
 
     def create(self, key: str, data: bytes) -> bool:
         """Create the object if it is absent, in one PUT; returns False if it exists."""
@@ -79,8 +92,8 @@ class S3Store(ObjectStore):
     def write(self, key: str, data: bytes) -> None:
         put(self._bucket, self._name(key), data)
 
-    def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> WrittenObject:
-        """Write chunks as one object, in parts above 16 MiB, and hash them."""
+    def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> int:
+        """Write chunks as one object, in parts above 16 MiB; returns its bytes."""
         return upload_stream(self._bucket, self._name(key), chunks, retry_policy=self._retry_policy)
 
     def keys(self, prefix: str) -> list[str]:
@@ -135,10 +148,11 @@ class S3Store(ObjectStore):
     def _key(self, name: str) -> str:
         return name[len(self._below) :]
 
-    def _fetch_range(self, name: str, start: int, etag: str | None = None) -> Fetched:
+    def _fetch_range(self, name: str, start: int, etag: str | None = None, size: int = 0) -> Fetched:
         condition: dict[str, Any] = {} if etag is None else {"IfMatch": etag}
+        size = size or READ_CHUNK_BYTES
         try:
-            return self._bucket.fetch(name, Range=f"bytes={start}-{start + READ_CHUNK_BYTES - 1}", **condition)
+            return self._bucket.fetch(name, at_most_bytes=size, Range=f"bytes={start}-{start + size - 1}", **condition)
         except ConditionFailed as changed:
             raise IntegrityError(f"s3://{self._bucket.name}/{name}: was replaced while it was read") from changed
 
@@ -193,3 +207,7 @@ class S3Store(ObjectStore):
             for page in self._pages("list_parts", _PART_MARKERS, upload, first_page={"PartNumberMarker": 0}):
                 total += sum(part["Size"] for part in page.get("Parts", ()))
         return total
+
+
+def _is_beyond_the_end(error: StoreUnavailable) -> bool:
+    return error_code(error.__cause__ or error) in {"InvalidRange", "416"}

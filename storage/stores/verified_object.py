@@ -1,12 +1,20 @@
 """Objects and files with a known size and SHA-256: every byte is checked before it is used."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from storage.errors import ObjectDamaged, ObjectMissing
-from storage.stores.object_store import READ_CHUNK_BYTES, ObjectStore, WrittenObject
+from storage.stores.object_store import READ_CHUNK_BYTES, ObjectStore
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WrittenObject:
+    """Size and hex SHA-256 of the bytes that were written."""
+
+    bytes: int
+    sha256: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +70,19 @@ def save_verified(store: ObjectStore, expected: ExpectedObject, path: Path) -> N
             file.write(chunk)
 
 
+def write_hashed(store: ObjectStore, key: str, chunks: Iterable[bytes | memoryview]) -> WrittenObject:
+    """Write chunks as one object; returns size and digest of what was sent."""
+    digest = hashlib.sha256()
+
+    def hashed() -> Iterator[bytes | memoryview]:
+        for chunk in chunks:
+            digest.update(chunk)
+            yield chunk
+
+    size_bytes = store.write_stream(key, hashed())
+    return WrittenObject(bytes=size_bytes, sha256=digest.hexdigest())
+
+
 def upload_file(store: ObjectStore, key: str, path: Path) -> WrittenObject:
     """Write a file as one object; returns size and digest of what was sent."""
 
@@ -70,7 +91,7 @@ def upload_file(store: ObjectStore, key: str, path: Path) -> WrittenObject:
             while chunk := file.read(READ_CHUNK_BYTES):
                 yield chunk
 
-    return store.write_stream(key, chunks())
+    return write_hashed(store, key, chunks())
 
 
 def describe_file(path: Path) -> WrittenObject:

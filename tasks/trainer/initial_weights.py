@@ -24,7 +24,7 @@ from storage.checkpoints.tensor_shard import parse_shard, shard_chunks
 from storage.errors import IntegrityError
 from storage.stores.document import decode
 from storage.stores.object_store import ObjectStore
-from storage.stores.verified_object import ExpectedObject, check_object, read_verified
+from storage.stores.verified_object import ExpectedObject, check_object, read_verified, write_hashed
 from tasks.data.foreign_tokenizer import load_library_tokenizer, read_library_tokenizer
 
 CONFIG = "config.json"
@@ -101,7 +101,7 @@ def _keep(store: ObjectStore, records: Sequence[TensorRecord]) -> str:
     with suppress(IntegrityError):  # missing or damaged
         check_object(store, promised_weights(store, sha256))
         return sha256
-    written = store.write_stream(_key(sha256), shard_chunks(records))
+    written = write_hashed(store, _key(sha256), shard_chunks(records))
     if written.sha256 != sha256:
         raise IntegrityError(f"{_key(sha256)}: the store was sent other bytes, sha256 {written.sha256}; try again")
     return sha256

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from storage.stores.local_store import LocalStore
-from storage.stores.object_store import ObjectStore, UnfinishedWrite, WrittenObject
+from storage.stores.object_store import ObjectStore, UnfinishedWrite
 from tests.memory_store import MemoryStore
 from tests.protocol.raw_history import prove_deletable
 from tests.storage.faulty_store import Death
@@ -54,9 +54,9 @@ class WatchedStore:
             prove_deletable(self.inner, key, self._known)
         self.inner.delete(key)
 
-    def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> WrittenObject:
+    def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> int:
         try:
-            written: WrittenObject = self.inner.write_stream(key, chunks)
+            written: int = self.inner.write_stream(key, chunks)
         except Death:
             self.leftovers.append(
                 UnfinishedWrite(key=key, bytes=1, age_seconds=1.0, token=f".torn-{next(self.torn):04d}")

@@ -136,7 +136,7 @@ def perform(
             return operation(*args, **named)
         case Fault.BAD_READ:
             result = operation(*args, **named)
-            return _flipped(result) if _reads_a_checkpoint(name, args[0]) else result
+            return _flipped(result, args) if _reads_a_checkpoint(name, args[0]) else result
         case Fault.THROTTLED | Fault.OUTAGE:
             raise slow_down()
         case Fault.RESPONSE_LOST | Fault.LOST_THEN_THROTTLED:
@@ -189,11 +189,14 @@ def torn(chunks: Iterable[bytes | memoryview], broken: BaseException) -> Iterato
 
 
 def _reads_a_checkpoint(name: str, key: str) -> bool:
-    return name in ("read", "read_chunks") and "/checkpoints/" in key
+    return name in ("read", "read_chunks", "read_range") and "/checkpoints/" in key
 
 
-def _flipped(result: Any) -> Any:
+def _flipped(result: Any, args: tuple[Any, ...]) -> Any:
     """Return what was read with the lowest bit of its first byte turned over."""
+    if isinstance(result, int):
+        args[2][0] ^= 1
+        return result
     if isinstance(result, bytes):
         return bytes([result[0] ^ 1]) + result[1:]
     first = next(result)

@@ -11,6 +11,7 @@ from storage.stores.object_store import UnfinishedWrite
 OPERATIONS: dict[str, Callable[[Any, str], object]] = {
     "read": lambda store, key: store.read(key),
     "read_chunks": lambda store, key: list(store.read_chunks(key)),
+    "read_range": lambda store, key: store.read_range(key, 0, memoryview(bytearray(1))),
     "create": lambda store, key: store.create(key, b"x"),
     "write": lambda store, key: store.write(key, b"x"),
     "write_stream": lambda store, key: store.write_stream(key, [b"x"]),

@@ -14,7 +14,7 @@ from storage.stores.object_store import UnfinishedWrite
 from tests.storage.builders import run_with_commits
 from tests.storage.store_operations import OPERATIONS
 
-READS = ["read", "read_chunks", "size", "keys", "folders", "first", "unfinished", "local_path"]
+READS = ["read", "read_range", "read_chunks", "size", "keys", "folders", "first", "unfinished", "local_path"]
 WRITES = ["create", "write", "write_stream", "delete", "discard"]
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from storage.errors import ObjectMissing
 from storage.stores.object_store import ObjectStore, check_key
+from storage.stores.verified_object import write_hashed
 from tests.storage.store_operations import OPERATIONS, refuse_bad_keys
 
 
@@ -35,9 +36,26 @@ def test_write_overwrites(store: ObjectStore) -> None:
 
 
 def test_a_stream_is_hashed_as_it_is_written(store: ObjectStore) -> None:
-    written = store.write_stream("a/b", iter([b"12", memoryview(b"345"), b""]))
+    written = write_hashed(store, "a/b", iter([b"12", memoryview(b"345"), b""]))
     assert store.read("a/b") == b"12345"
     assert (written.bytes, written.sha256) == (5, hashlib.sha256(b"12345").hexdigest())
+
+
+@pytest.mark.parametrize(
+    ("start", "size", "expected"),
+    [(0, 2, b"01"), (3, 4, b"3456"), (8, 5, b"89"), (10, 3, b""), (99, 3, b""), (4, 0, b"")],
+)
+def test_a_range_is_read_into_memory_as_far_as_the_object_goes(
+    store: ObjectStore, start: int, size: int, expected: bytes
+) -> None:
+    store.write("a/b", b"0123456789")
+    into = memoryview(bytearray(size))
+    assert (store.read_range("a/b", start, into), bytes(into[: len(expected)])) == (len(expected), expected)
+
+
+def test_a_range_of_no_object_is_missing(store: ObjectStore) -> None:
+    with pytest.raises(ObjectMissing, match="a/b"):
+        store.read_range("a/b", 0, memoryview(bytearray(1)))
 
 
 def test_a_stream_that_breaks_leaves_no_object(store: ObjectStore) -> None:

@@ -12,7 +12,7 @@ from model.data.tokenizer import Tokenizer
 from storage.errors import ObjectMissing, StorageError
 from storage.snapshots.data_snapshot import OpenSnapshot, open_snapshot
 from storage.stores.local_store import LocalStore
-from storage.stores.object_store import ObjectStore, WrittenObject
+from storage.stores.object_store import ObjectStore
 from tasks.data.document import InvalidCorpus
 from tasks.data.foreign_tokenizer import parse_tokenizer
 from tasks.data.snapshot_build import build_snapshot, check_block_size
@@ -47,7 +47,7 @@ class CrashingStore:
         self._count()
         self.inner.write(key, data)
 
-    def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> WrittenObject:
+    def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> int:
         self._count()
         return self.inner.write_stream(key, chunks)
 

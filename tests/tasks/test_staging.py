@@ -10,7 +10,6 @@ import torch
 from model.training.train_state import NamedTensor
 from storage.checkpoints.checkpoint import StagedCheckpoint, checkpoint_target
 from storage.errors import StoreRefused, StoreUnavailable
-from storage.stores.object_store import WrittenObject
 from tasks.trainer.staging import HostCheckpoint, Staging, StagingCallbacks
 from tests.memory_store import MemoryStore
 from tests.storage.builders import RUN, trainer_document
@@ -23,7 +22,7 @@ class AwayStore(MemoryStore):
         super().__init__()
         self.times, self.error = times, error
 
-    def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> WrittenObject:
+    def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> int:
         if self.times > 0 and "weights" in key:
             self.times -= 1
             raise self.error

@@ -15,7 +15,6 @@ from model.configuration.network import ModelConfig
 from model.configuration.training import TrainingConfig
 from model.training.train_state import NamedTensor, TrainState
 from storage.checkpoints.tensor_record import state_sha256
-from storage.stores.object_store import WrittenObject
 from tasks.trainer.staging_buffer import StagingBuffer
 from tasks.trainer.tensor_exchange import to_record, to_tensors
 from tasks.trainer.training_setup import CheckpointLoad
@@ -49,7 +48,7 @@ class SlowStore(MemoryStore):
         super().__init__()
         self.asked, self.may = threading.Event(), threading.Event()
 
-    def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> WrittenObject:
+    def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> int:
         self.asked.set()
         assert self.may.wait(240)
         return super().write_stream(key, chunks)
