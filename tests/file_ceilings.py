@@ -48,11 +48,11 @@ def too_dear(used: Counter[str]) -> list[str]:
 
 def ceiling_of(file: str) -> float:
     """Return how many processor seconds a file may use."""
-    return CEILINGS.get(file, USUAL_SECONDS) * _slowness()
+    return CEILINGS.get(file, USUAL_SECONDS) * slowness()
 
 
 @functools.cache
-def _slowness() -> float:
+def slowness() -> float:
     """How many times longer than usual this machine takes for a fixed piece of work; at least 1."""
     began = time.process_time()
     sum(number * number for number in range(_WORK))

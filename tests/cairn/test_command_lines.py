@@ -17,6 +17,7 @@ from tasks.machine.machine_speed import may_have_cuda
 from tests.cairn.command_folder import furnish
 from tests.cairn.command_lines import READING, TRAINING, WITHOUT_CUDA
 from tests.commands import Ended, chosen_folders, run_here
+from tests.file_ceilings import slowness
 
 LINES = {**READING, **TRAINING}
 MOST_PROCESSOR_SECONDS = 2.0
@@ -40,15 +41,22 @@ def typed(line: str, folder: Path) -> Ended:
     return run_here(tuple(words), folder, variables)
 
 
+def timed(line: str, folder: Path) -> tuple[Ended, float]:
+    """How it ended, and the processor seconds it took."""
+    began = time.process_time()
+    return typed(line, folder), time.process_time() - began
+
+
 @pytest.mark.parametrize("line", LINES)
 def test_a_mistake_is_answered_in_one_line_of_our_own_words(folder: Path, line: str) -> None:
     code, words = LINES[line]
-    began = time.process_time()
-    ended = typed(line, folder)
-    seconds = time.process_time() - began
+    ended, seconds = timed(line, folder)
+    most = MOST_PROCESSOR_SECONDS * slowness()
+    if seconds >= most:  # the first that needs a library imports it
+        ended, seconds = timed(line, folder)
     lines = ended.err.splitlines()
     assert (ended.code, words in ended.err, FOREIGN.findall(ended.err)) == (code, True, []), ended.err
-    assert lines[0].startswith("cairn: ") and seconds < MOST_PROCESSOR_SECONDS
+    assert lines[0].startswith("cairn: ") and seconds < most
     assert len(lines) == 1 or code == 6 or "empty.toml" in line, "a configuration has a line for each broken rule"
     assert ended.out == "" or "--dry-run" in line, "the plan of a dry run says what does not fit"
 

@@ -77,11 +77,11 @@ def test_every_code_of_the_contract_is_in_the_table() -> None:
 
 
 LEAVES_SLOWLY = """
-import os, threading, time
+import os, threading
 def linger():
     threading.main_thread().join()
     os.write(1, b"leaving")
-    time.sleep(1.0)
+    os.read(0, 1)
 threading.Thread(target=linger).start()
 """
 BREAKS = """
@@ -99,11 +99,13 @@ main(["status", "bard", "--store", "/nowhere/cairn-store"])
 
 def test_a_sigterm_while_the_command_leaves_does_not_change_the_code() -> None:
     words = [sys.executable, "-c", LEAVES_SLOWLY + ASK]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    assert process.stdout is not None and process.stdout.read(7) == b"leaving"
-    process.terminate()
-    assert process.wait() == 2
-    process.stdout.close()
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None and process.stdin is not None
+        assert process.stdout.read(7) == b"leaving"
+        process.terminate()
+        process.stdin.close()  # it lingers until now
+    assert process.returncode == 2
 
 
 def test_what_breaks_while_the_interpreter_is_taken_down_does_not_change_the_code() -> None:

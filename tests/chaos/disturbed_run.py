@@ -10,12 +10,10 @@ from tests.chaos.environment import Environment
 from tests.chaos.faults import InjectedFault, inject
 from tests.chaos.plan import ENDING, EVALUATED_STEPS, KILLS, Fault, Kind, Moment, RunPlan
 from tests.chaos.processes import Role
+from tests.processes.waiting import patience_seconds, prompt_seconds
 
-_MOMENT_SECONDS = 90.0
-_END_SECONDS = 240.0
 _LOOKED_AFTER_SECONDS = 0.25
 _LAST_COMMANDS = 4
-_EVALUATOR_SECONDS, _SERVER_SECONDS = 20.0, 30.0
 _SLICED = frozenset({Moment.COMMIT, Moment.SWEEP, Moment.PROMOTION})
 _SLICE_SECONDS = 0.002
 _RARE_STEPS = 20
@@ -57,20 +55,21 @@ def disturb(environment: Environment, plan: RunPlan) -> Course:
 
 def finish(environment: Environment) -> None:
     """Have the run finished by who continues it, then by the command until it leaves with 0; raises `DoesNotEnd`."""
-    deadline = time.monotonic() + _END_SECONDS
+    patience = patience_seconds()
+    deadline = time.monotonic() + patience
     while environment.observer.state().finished is None or environment.processes.of(Role.FLOW):
         environment.exits()
         if environment.observer.state().finished is None:
             environment.keep_going()
         if time.monotonic() > deadline:
-            raise DoesNotEnd(f"not finished after {_END_SECONDS:.0f} s: {_last_words(environment)}")
+            raise DoesNotEnd(f"not finished after {patience:.0f} s: {_last_words(environment)}")
         time.sleep(0.1)
     environment.dismiss_watcher()
     if environment.proxy is not None:
         environment.proxy.deliver()
     environment.next_variables = {}
     for _ in range(_LAST_COMMANDS):
-        code = environment.train().process.wait(timeout=_END_SECONDS)
+        code = environment.train().process.wait(timeout=patience)
         environment.exits()
         if code == 0:
             return
@@ -79,7 +78,7 @@ def finish(environment: Environment) -> None:
 
 def _comes(environment: Environment, fault: Fault, after_attempt: int) -> bool:
     """Wait for the fault's moment; False where it will not come any more."""
-    deadline, looked_after = time.monotonic() + _MOMENT_SECONDS, 0.0
+    deadline, looked_after = time.monotonic() + patience_seconds(), 0.0
     while time.monotonic() < deadline:
         if fault.moment is Moment.EVALUATION and environment.observer.has_committed(_next_evaluation(fault.step)):
             return _evaluates(environment)
@@ -128,7 +127,7 @@ def _inject_while_halted(environment: Environment, fault: Fault) -> InjectedFaul
 
 def _await_own_server(environment: Environment) -> None:
     """Halt the trainer until the command has a server: one that was killed comes back later than the next moment."""
-    deadline = time.monotonic() + _SERVER_SECONDS
+    deadline = time.monotonic() + prompt_seconds()
     while not environment.processes.of(Role.SERVER) and time.monotonic() < deadline:
         if environment.observer.state().finished is not None:
             break
@@ -141,7 +140,7 @@ def _await_own_server(environment: Environment) -> None:
 def _evaluates(environment: Environment) -> bool:
     """Halt an evaluator as soon as there is one; the trainer, which is much faster, waits for it."""
     environment.halt(Role.TRAINER)
-    deadline = time.monotonic() + _EVALUATOR_SECONDS
+    deadline = time.monotonic() + prompt_seconds()
     while not environment.processes.of(Role.EVALUATOR) and time.monotonic() < deadline:
         time.sleep(0.005)
     environment.wake()

@@ -135,7 +135,7 @@ def _asked(question: Callable[[], Iterator[str]]) -> list[str]:
 
 
 def _orphans(environment: Environment) -> Iterator[str]:
-    for actor in environment.processes.wait_gone(seconds=15.0):
+    for actor in environment.processes.wait_gone(seconds=prompt_seconds()):
         yield f"orphan: {actor.role} {actor.pid} outlives the run: {actor.words}"
 
 

@@ -43,5 +43,5 @@ def test_a_campaign_that_is_terminated_while_its_server_starts_leaves_no_server(
     wait_for(has_server, campaign, "a server that starts", output.read_text)
     campaign.terminate()
     assert campaign.wait(timeout=patience_seconds()) == 143, output.read_text()
-    _, left = psutil.wait_procs(started, timeout=5.0)
+    _, left = psutil.wait_procs(started, timeout=patience_seconds())
     assert left == []

@@ -1,17 +1,13 @@
 """A person who is asked in Prefect whether a model may be promoted, and answers."""
 
-import json
 import re
 import subprocess
-import time
-import urllib.error
-import urllib.request
-from http import HTTPStatus
 from typing import Any
 
 from storage.logs.registry import Registry, RegistryState
+from tests.crash.prefect_api import ask
 from tests.crash.training_command import Command
-from tests.processes.waiting import patience_seconds, wait_for
+from tests.processes.waiting import wait_for
 
 ASKED = re.compile(r"resume flow run ([0-9a-f-]{36}) in")
 
@@ -34,19 +30,6 @@ def asked(command: Command, alias: str) -> tuple[subprocess.Popen[bytes], str]:
     return process, ASKED.findall(command.output())[-1]
 
 
-def answer(api_url: str, flow_run_id: str, **run_input: Any) -> dict[str, Any]:
-    """Answer as both UIs and `resume_flow_run(id, run_input=…)` do, again where the server's database was locked."""
-    body = json.dumps({"run_input": run_input}).encode()
-    request = urllib.request.Request(
-        f"{api_url}/flow_runs/{flow_run_id}/resume", data=body, headers={"Content-Type": "application/json"}
-    )
-    for pause in (0.5, 1.0, 2.0, 4.0, 8.0):
-        try:
-            with urllib.request.urlopen(request, timeout=patience_seconds()) as response:
-                answered: dict[str, Any] = json.load(response)
-                return answered
-        except urllib.error.HTTPError as error:
-            if error.code != HTTPStatus.SERVICE_UNAVAILABLE:
-                raise
-            time.sleep(pause)
-    raise AssertionError("the server's database stayed locked")
+def answer(api_url: str, flow_run_id: str, **run_input: Any) -> Any:
+    """Answer as both UIs and `resume_flow_run(id, run_input=…)` do."""
+    return ask(api_url, f"flow_runs/{flow_run_id}/resume", {"run_input": run_input})

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from storage.logs.heartbeat import Heartbeat, write_heartbeat
 from tests.fabricated_run import FabricatedRun
 
-SHORT_LEASE = ("--set", "lease.seconds=3", "--set", "lease.heartbeat_seconds=0.3")
+QUICK_BEATS = ("--set", "lease.seconds=60", "--set", "lease.heartbeat_seconds=0.3")
+"""A living owner is known by its next beat, and a dead one of this machine too: no lease is waited for."""
 
 
 @contextmanager

@@ -4,8 +4,11 @@ import json
 import os
 import subprocess
 import sys
+import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +21,19 @@ Prefect = Callable[..., None]
 
 
 def ask(api_url: str, path: str, body: dict[str, Any]) -> Any:
-    """Return what the API answers."""
+    """Return what the API answers, as its clients do after asking again where the server's database was locked."""
     request = urllib.request.Request(
         f"{api_url}/{path}", data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=patience_seconds()) as answer:
-        return json.load(answer)
+    for pause in (0.5, 1.0, 2.0, 4.0, 8.0):
+        try:
+            with urllib.request.urlopen(request, timeout=patience_seconds()) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            if error.code != HTTPStatus.SERVICE_UNAVAILABLE:
+                raise
+            time.sleep(pause)
+    raise AssertionError("the server's database stayed locked")
 
 
 def flow_runs(api_url: str, flow: str) -> list[dict[str, Any]]:

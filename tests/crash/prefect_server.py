@@ -2,12 +2,15 @@
 
 import atexit
 import os
+import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import urllib.error
 import urllib.request
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,9 +25,7 @@ class Server:
     """A Prefect server that may be killed and started again: the same port, the same database."""
 
     def __init__(self, home: Path, **environment: str) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self._port = free.getsockname()[1]
+        self._port = kept_port()
         self._home, self._environment = home, environment
         self.url = f"http://127.0.0.1:{self._port}/api"
         self.start()
@@ -72,6 +73,16 @@ class Server:
         return self._process.poll() is None
 
 
+def kept_port() -> int:
+    """Return a free port that nobody is given until this process ends; who names it, with SO_REUSEADDR, may listen."""
+    with socket.socket() as kept:
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kept.bind(("127.0.0.1", 0))
+        port = int(kept.getsockname()[1])
+        kept.detach()
+    return port
+
+
 @dataclass(frozen=True, slots=True)
 class RunningServer:
     """A Prefect server that somebody else started and ends."""
@@ -92,7 +103,20 @@ def _start_shared() -> str:
     _SHARED.append(server)
     atexit.register(server.leave_to_session)
     end_with_session(server.process_group)
+    with closing(sqlite3.connect(home / "prefect.db")) as made, closing(sqlite3.connect(_untouched_database())) as copy:
+        made.backup(copy)
     return server.url
+
+
+def copy_untouched_database(home: Path) -> None:
+    """Give a server its tables, which it would take five seconds to make: as the session's had them at its start."""
+    shared_server()
+    home.mkdir()
+    shutil.copyfile(_untouched_database(), home / "prefect.db")
+
+
+def _untouched_database() -> Path:
+    return session_folder() / "prefect-untouched.db"
 
 
 def wait_until_healthy(url: str, output: Path) -> None:

@@ -1,10 +1,12 @@
 """Runs that are made once a session and looked at by many tests, in whatever process those run."""
 
 from tests.crash.training_command import Command
+from tests.processes.waiting import start_seconds
 from tests.session_folder import once, session_folder
 
 FAULTS = "preempt@12,kill@22,bad-data@31,hang@44,oom@52,evaluator@1"
-RULES = ("--set", "watchdog.floor_seconds=3")
+_FLOOR_SECONDS, _FLOOR_STARTS = 3.0, 25
+"""The silence after which a trainer hangs: longer than that of one that is only slow, on a slow machine too."""
 
 
 def undisturbed_run(api_url: str) -> Command:
@@ -14,7 +16,8 @@ def undisturbed_run(api_url: str) -> Command:
 
 def scarred_run(api_url: str) -> Command:
     """Return the run that met every fault of `CAIRN_FAULTS`, each once; after the first it was called again."""
-    return _trained_once("scarred", api_url, [RULES, RULES], CAIRN_FAULTS=FAULTS)
+    rules = ("--set", f"watchdog.floor_seconds={max(_FLOOR_SECONDS, _FLOOR_STARTS * start_seconds())}")
+    return _trained_once("scarred", api_url, [rules, rules], CAIRN_FAULTS=FAULTS)
 
 
 def _trained_once(name: str, api_url: str, calls: list[tuple[str, ...]], **environment: str) -> Command:

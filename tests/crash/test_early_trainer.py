@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.crash.live_owner import SHORT_LEASE
+from tests.crash.live_owner import QUICK_BEATS
 from tests.crash.training_command import Command
 from tests.crash.victims import kill_flow, trainers_of
 from tests.entries import gone_placement
@@ -45,7 +45,7 @@ def test_a_command_killed_before_its_run_begins_leaves_no_trainer(alone: Command
 
 def test_a_run_that_is_refused_while_its_trainer_waits_leaves_no_process(command: Command) -> None:
     fabricate(command.store, "bard").start(placement=gone_placement())
-    process = command.start_verb("train", "--run-id", "bard", *SHORT_LEASE, "--set", "budgets.lost.retries=0")
+    process = command.start_verb("train", "--run-id", "bard", *QUICK_BEATS, "--set", "budgets.lost.retries=0")
     seen = children_while(process)
     assert process.returncode == 4, command.output()
     _, alive = psutil.wait_procs(seen, timeout=patience_seconds())

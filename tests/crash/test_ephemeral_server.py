@@ -9,10 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.crash.prefect_server import copy_untouched_database
 from tests.crash.training_command import RUN, Command
 from tests.crash.victims import descendants_with, kill_flow
 from tests.processes.waiting import patience_seconds, prompt_seconds, wait_for
-from tests.session_folder import session_folder
 
 MOST_SERVERS = 6
 
@@ -24,14 +24,9 @@ def alone(tmp_path: Path) -> Command:
 
 
 @pytest.fixture
-def forked(tmp_path: Path, api_url: str) -> Command:
-    """A command that is told of no server; to make the tables of a database would take its server five seconds."""
-    (tmp_path / "prefect").mkdir()
-    made = sqlite3.connect(session_folder() / "prefect" / "prefect.db")
-    with closing(made), closing(sqlite3.connect(tmp_path / "prefect" / "prefect.db")) as database:
-        made.backup(database)
-        database.execute("delete from flow_run")
-        database.commit()
+def forked(tmp_path: Path) -> Command:
+    """A command that is told of no server; its own has no tables to make."""
+    copy_untouched_database(tmp_path / "prefect")
     return Command(tmp_path, "")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.live_owner import SHORT_LEASE, beating
+from tests.crash.live_owner import QUICK_BEATS, beating
 from tests.crash.short_lived_api import ShortLivedApi
 from tests.crash.training_command import Command
 from tests.entries import gone_placement
@@ -18,7 +18,7 @@ from tests.processes.waiting import patience_seconds, wait_for
 
 
 def continued(command: Command, *extra: str) -> int:
-    return command.start_verb("train", "--run-id", "bard", *SHORT_LEASE, *extra).wait(timeout=patience_seconds())
+    return command.start_verb("train", "--run-id", "bard", *QUICK_BEATS, *extra).wait(timeout=patience_seconds())
 
 
 def test_a_spent_budget_leaves_with_4_and_says_which(command: Command) -> None:
@@ -42,7 +42,7 @@ def test_a_command_told_to_go_after_it_has_said_why_it_leaves_keeps_its_code(com
     run = fabricate(command.store, "bard")
     run.start(host="elsewhere")
     with beating(run):
-        process = command.start_verb("train", "--run-id", "bard", *SHORT_LEASE)
+        process = command.start_verb("train", "--run-id", "bard", *QUICK_BEATS)
         wait_for(lambda: "attempt 1 on elsewhere" in command.output(), process, "the refusal")
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=patience_seconds()) == 7, command.output()

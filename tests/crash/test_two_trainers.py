@@ -32,8 +32,9 @@ def test_a_zombie_that_wakes_after_its_successor_finished_is_fenced_and_says_so(
 
 
 def test_a_second_command_leaves_a_live_owner_alone(command: Command) -> None:
-    owner = command.train_until(2, "--set", "training.steps=5")
-    command.train("--set", "training.steps=5", exit_code=7)
+    few = ("--set", "training.steps=5", "--set", "lease.seconds=60")  # its next beat is soon enough: a disk may be slow
+    owner = command.train_until(2, *few)
+    command.train(*few, exit_code=7)
     assert "attempt 1" in command.output()
     command.let_go("pause@2")
     assert owner.wait(timeout=patience_seconds()) == 0

@@ -13,16 +13,17 @@ _POLL_SECONDS = 0.01
 
 def patience_seconds() -> float:
     """How long anything may take before it counts as hanging: a multiple of a start of Python, measured here."""
-    return _scaled(least_seconds=240.0, starts=400.0)
+    return max(240.0, 400.0 * start_seconds())
 
 
 def prompt_seconds() -> float:
-    """How long something may take that nothing but a slow machine can delay, measured likewise."""
-    return _scaled(least_seconds=60.0, starts=200.0)
+    """How long something may take that nothing but a slow machine can delay: measured now, since loads come and go."""
+    return max(60.0, 200.0 * start_seconds(), 200.0 * float(_measure_start()))
 
 
-def _scaled(*, least_seconds: float, starts: float) -> float:
-    return max(least_seconds, starts * float(once("start-seconds", _measure_start)))
+def start_seconds() -> float:
+    """How long a start of Python takes on this machine, measured once a session."""
+    return float(once("start-seconds", _measure_start))
 
 
 def _measure_start() -> str:
