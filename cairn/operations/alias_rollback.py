@@ -53,5 +53,6 @@ def _find_problem(store: ObjectStore, promoted: Promoted) -> str:
         manifest = read_manifest(store, promoted.prefix, promoted.manifest_sha256)
     except IntegrityError as error:
         return f"has no manifest: {error}"
-    short = [item.name for item in manifest.objects if store.size(f"{promoted.prefix}/{item.name}") != item.bytes]
+    sizes = store.sizes(promoted.prefix)
+    short = [item.name for item in manifest.objects if sizes.get(f"{promoted.prefix}/{item.name}") != item.bytes]
     return f"has lost bytes: {', '.join(short)}" if short else ""

@@ -1,5 +1,6 @@
 """The checkpoints of a run: one record for each, those that are still being written too."""
 
+from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -30,7 +31,7 @@ def read_checkpoints(log: RunLog) -> tuple[CheckpointSummary, ...]:
     staged = _staged_folders(log.store, f"{log.prefix}/checkpoints")
     known = tuple(summarize_checkpoint(log.run_id, record) for record in log.refresh().checkpoints)
     names = {summary.prefix for summary in known}
-    writing = [_summarize_staged(log, prefix, keys) for prefix, keys in sorted(staged.items()) if prefix not in names]
+    writing = [_summarize_staged(log, prefix, size) for prefix, size in sorted(staged.items()) if prefix not in names]
     return (*known, *writing)
 
 
@@ -41,16 +42,16 @@ def summarize_checkpoint(run_id: str, record: CheckpointRecord) -> CheckpointSum
     )
 
 
-def _staged_folders(store: ObjectStore, folder: str) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for key in store.keys(folder):
+def _staged_folders(store: ObjectStore, folder: str) -> dict[str, int]:
+    found = Counter[str]()
+    for key, size in store.sizes(folder).items():
         prefix, _, _ = key.rpartition("/")
         if parse_checkpoint_folder(prefix):
-            found.setdefault(prefix, []).append(key)
+            found[prefix] += size
     return found
 
 
-def _summarize_staged(log: RunLog, prefix: str, keys: list[str]) -> CheckpointSummary:
+def _summarize_staged(log: RunLog, prefix: str, size_bytes: int) -> CheckpointSummary:
     step_and_attempt = parse_checkpoint_folder(prefix)
     assert step_and_attempt is not None
     return CheckpointSummary(
@@ -61,6 +62,6 @@ def _summarize_staged(log: RunLog, prefix: str, keys: list[str]) -> CheckpointSu
         prefix=prefix,
         manifest_sha256=None,
         state_sha256=None,
-        bytes=sum(log.store.size(key) or 0 for key in keys),
+        bytes=size_bytes,
         committed_at=None,
     )

@@ -176,9 +176,9 @@ def commit_checkpoint(
     Appends it once. Raises `IntegrityError` when objects are missing or incomplete, `Fenced` by a newer attempt.
     """
     manifest = read_manifest(log.store, staged.prefix, staged.manifest_sha256)
+    sizes = log.store.sizes(staged.prefix)
     for item in manifest.objects:
-        size = log.store.size(f"{staged.prefix}/{item.name}")
-        if size != item.bytes:
+        if (size := sizes.get(f"{staged.prefix}/{item.name}")) != item.bytes:
             raise IntegrityError(f"{staged.prefix}/{item.name}: {size} bytes in the store, manifest says {item.bytes}")
     body = CheckpointCommitted(**asdict(staged), tokens=tokens, gpu_seconds=gpu_seconds)
     return log.append(partial(_unless_committed, body), writer=writer)

@@ -198,20 +198,19 @@ class _Sweep:
 
     def _delete_staged(self, folders: Sequence[str]) -> None:
         for verdict in self._plan(self._state, folders).staged:
-            if keys := self._store.keys(verdict.key):
-                size = sum(self._store.size(key) or 0 for key in keys)
+            if sizes := self._store.sizes(verdict.key):
                 if verdict.is_over:
                     self._delete_bytes(verdict.key)
-                self._note(SweepKind.STAGED, verdict, SweepAction.DELETE, size=size)
+                self._note(SweepKind.STAGED, verdict, SweepAction.DELETE, size=sum(sizes.values()))
 
     def _delete_bytes(self, prefix: str) -> None:
         """Delete everything under the folder, the manifest last."""
         self._check_own(prefix)
         if not self._dry_run:
             refuse_old_writer(self._state.closed_to_writers(), f"run {self._log.run_id}")
-        keys = [] if self._dry_run else self._store.keys(prefix)
-        for key in sorted(keys, key=lambda key: (key == f"{prefix}/manifest.json", key)):
-            self._store.delete(key)
+        keys, manifest = [] if self._dry_run else self._store.keys(prefix), f"{prefix}/manifest.json"
+        self._store.delete_all([key for key in keys if key != manifest])
+        self._store.delete_all([key for key in keys if key == manifest])
 
     def _check_own(self, prefix: str) -> None:
         """Refuse to delete anything but a checkpoint folder of this run, whatever the log says."""

@@ -20,6 +20,7 @@ from storage.errors import IntegrityError, NotDurable, ObjectMissing, StorageErr
 from storage.stores.object_store import (
     MAX_READ_BYTES,
     READ_CHUNK_BYTES,
+    ObjectStore,
     UnfinishedWrite,
     check_key,
     is_key,
@@ -34,7 +35,7 @@ def forget_cached_bytes(path: Path) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-class LocalStore:
+class LocalStore(ObjectStore):
     """An `ObjectStore` over files below one root folder."""
 
     def __init__(self, root: Path) -> None:

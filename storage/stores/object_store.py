@@ -1,7 +1,7 @@
 """The interface of an object store; keys are relative and `/`-separated, and what has another name is never touched."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -69,8 +69,17 @@ class ObjectStore(Protocol):
     def size(self, key: str) -> int | None:
         """Return the object's size in bytes, or None if it is absent."""
 
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """Return the size in bytes of every object below the folder `prefix`, by key, sorted."""
+        return {key: size for key in self.keys(prefix) if (size := self.size(key)) is not None}
+
     def delete(self, key: str) -> None:
         """Delete the object if it exists."""
+
+    def delete_all(self, keys: Sequence[str]) -> None:
+        """Delete these objects, in any order; on an error some of them are deleted."""
+        for key in keys:
+            self.delete(key)
 
     def unfinished(self, prefix: str) -> list[UnfinishedWrite]:
         """Return the incomplete writes below the folder `prefix`, of living and dead writers, sorted."""

@@ -3,7 +3,7 @@
 Not `create`, because only the log tells a lost race from a second try; nor `write_stream`: its chunks are consumed.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -59,6 +59,12 @@ class RetryingStore:
 
     def size(self, key: str) -> int | None:
         return self._retry_policy.call(lambda: self.inner.size(key))
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        return self._retry_policy.call(lambda: self.inner.sizes(prefix))
+
+    def delete_all(self, keys: Sequence[str]) -> None:
+        self._retry_policy.call(lambda: self.inner.delete_all(keys))
 
     def delete(self, key: str) -> None:
         self._retry_policy.call(lambda: self.inner.delete(key))

@@ -6,7 +6,7 @@ schedules; the rules are in `invariants` and `raw_history`. Compare FoundationDB
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
@@ -154,6 +154,11 @@ class SimulatedStore:
     def __getattr__(self, name: str) -> Any:
         value = getattr(self.inner, name)
         return partial(self._operate, name, value) if callable(value) else value
+
+    def delete_all(self, keys: Iterable[str]) -> None:
+        """A server deletes one after the other: anything may happen in between."""
+        for key in keys:
+            self.delete(key)
 
     def _operate(self, name: str, operation: Callable[..., Any], *args: Any, **named: Any) -> Any:
         fate = self.actor.ask(f"{name} {next((arg for arg in args if isinstance(arg, str)), '')}")

@@ -54,6 +54,10 @@ class WatchedStore:
             prove_deletable(self.inner, key, self._known)
         self.inner.delete(key)
 
+    def delete_all(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            self.delete(key)
+
     def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> int:
         try:
             written: int = self.inner.write_stream(key, chunks)

@@ -128,6 +128,24 @@ def test_a_stream_that_never_gets_through_leaves_nothing(
     assert (direct.keys("a"), direct.unfinished("a")) == (["a/b"] if there else [], [])
 
 
+@pytest.mark.parametrize("fault", [*BREAKS, *REFUSALS], ids=lambda fault: fault.name)
+def test_many_objects_are_deleted_whatever_becomes_of_the_one_request_for_all(
+    store: RetryingStore, direct: S3Store, proxy: FaultProxy, fault: NetworkFault
+) -> None:
+    for name in "abc":
+        direct.write(f"a/{name}", b"1")
+    aim = proxy.aim(fault, r"POST .*\?delete", times=1)
+    store.delete_all(["a/a", "a/c"])
+    assert (aim.fired, direct.keys("a")) == (True, ["a/b"])
+
+
+def test_an_object_that_may_not_be_deleted_is_named(store: RetryingStore, direct: S3Store, proxy: FaultProxy) -> None:
+    direct.write("a/b", b"1")
+    proxy.aim(NetworkFault.REFUSED, r"(POST .*\?delete|DELETE)", times=1000)
+    with pytest.raises(StoreRefused, match=r"a/b: cannot delete: AccessDenied.*allow these credentials"):
+        store.delete_all(["a/b"])
+
+
 @pytest.mark.parametrize("size", [1000, 200_000])
 def test_a_torn_upload_is_no_object(bare: S3Store, direct: S3Store, proxy: FaultProxy, size: int) -> None:
     proxy.aim(NetworkFault.TORN_UP, "PUT", times=100)

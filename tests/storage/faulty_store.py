@@ -69,6 +69,11 @@ class FaultyStore:
             return value
         return lambda *args, **named: self._operate(name, value, args, named)
 
+    def delete_all(self, keys: Iterable[str]) -> None:
+        """A server deletes one after the other: it can fail, and others can come, between any two."""
+        for key in keys:
+            self.delete(key)
+
     def _operate(self, name: str, operation: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         number = len(self.operations)
         self.operations.append(name)
@@ -112,6 +117,11 @@ class ArrivingStore:
         """Return the wrapped store's attribute; anything callable is an operation."""
         value = getattr(self.inner, name)
         return partial(self._operate, value) if callable(value) else value
+
+    def delete_all(self, keys: Iterable[str]) -> None:
+        """A server deletes one after the other: it can fail, and others can come, between any two."""
+        for key in keys:
+            self.delete(key)
 
     def _operate(self, operation: Callable[..., Any], *args: Any, **named: Any) -> Any:
         if self.seen == self.at:

@@ -29,6 +29,23 @@ def test_create_makes_an_object_once(store: ObjectStore) -> None:
     assert [store.create("a/b", b"1"), store.create("a/b", b"2"), store.read("a/b")] == [True, False, b"1"]
 
 
+def test_the_sizes_below_a_folder_are_told_by_key_and_no_others(store: ObjectStore) -> None:
+    for key, data in (("a/b", b"1"), ("a/c/d", b"22"), ("ab/c", b"333")):
+        store.write(key, data)
+    assert (list(store.sizes("a").items()), store.sizes("b")) == ([("a/b", 1), ("a/c/d", 2)], {})
+
+
+def test_many_objects_are_deleted_at_once_whether_they_are_there_or_not(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.stores.s3_store.PAGE_KEYS", 2)
+    for name in "abcde":
+        store.write(f"a/{name}", b"1")
+    store.delete_all(["a/a", "a/b", "a/none", "a/c", "a/e"])
+    store.delete_all([])
+    assert store.keys("a") == ["a/d"]
+
+
 def test_write_overwrites(store: ObjectStore) -> None:
     store.write("a/b", b"1")
     store.write("a/b", b"2")

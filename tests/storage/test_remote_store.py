@@ -203,6 +203,23 @@ def test_a_stream_of_300_mb_needs_the_memory_of_a_few_parts(environment: dict[st
     assert int(done.stdout) < 150_000_000
 
 
+def test_a_part_is_not_hashed_for_its_signature_and_a_small_object_is(remote: S3Store, bucket: S3Bucket) -> None:
+    hashes = dict[str, bytes]()
+
+    def note(request: Any, event_name: str, **_: object) -> None:
+        hashes[event_name.rpartition(".")[2]] = request.headers["X-Amz-Content-SHA256"]
+
+    events = bucket._client.s3.meta.events
+    events.register("before-send.s3", note)
+    try:
+        remote.write_stream("a/b", [bytes(SMALL_PART_BYTES + 1)])
+        assert remote.create("a/c", b"1")
+    finally:
+        events.unregister("before-send.s3", note)
+    digest = hashlib.sha256(b"1").hexdigest().encode()
+    assert (hashes["UploadPart"], hashes["PutObject"]) == (b"UNSIGNED-PAYLOAD", digest)
+
+
 @pytest.mark.parametrize("sent", [3, 2 * SMALL_PART_BYTES + 1], ids=["before-the-first-part", "after-two-parts"])
 def test_a_stream_that_breaks_leaves_no_object_and_no_upload(remote: S3Store, sent: int) -> None:
     class Broke(BaseException):

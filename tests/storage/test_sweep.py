@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from itertools import count
@@ -288,13 +288,13 @@ def test_a_superseded_checkpoint_a_killed_sweep_left_is_deleted_by_the_next(stor
     class Killed(Exception):
         pass
 
-    def killed(key: str) -> None:
+    def killed(keys: Sequence[str]) -> None:
         raise Killed
 
-    delete, store.delete = store.delete, killed  # type: ignore[method-assign]
+    delete_all, store.delete_all = store.delete_all, killed  # type: ignore[method-assign]
     with pytest.raises(Killed):
         swept(store)
-    store.delete = delete  # type: ignore[method-assign]
+    store.delete_all = delete_all  # type: ignore[method-assign]
     assert states(run_log(store).refresh())[10] == "superseded"
     swept(store)
     assert (states(run_log(store).refresh())[10], folders(store)) == ("deleted", [20, 30])
