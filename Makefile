@@ -15,7 +15,7 @@ SUITABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.11; do \
 	if $$name -c '$(SUITABLE)' >/dev/null 2>&1; then echo $$name; break; fi; done)
 
-.PHONY: help .venv train wheel test test-full test-slow test-mutants test-matrix test-s3 test-slurm chaos bench bench-memory bench-data bench-gpu bench-loader bench-sql bench-continuation bench-step bench-sum bench-checkpoint bench-start bench-overhead bench-history bench-install check lock audit docs format pictures up clean
+.PHONY: help .venv train wheel test test-full test-slow test-mutants test-matrix test-s3 test-slurm chaos chaos-slurm bench bench-memory bench-data bench-gpu bench-loader bench-sql bench-continuation bench-step bench-sum bench-checkpoint bench-start bench-overhead bench-history bench-install check lock audit docs format pictures up clean
 
 help:  ## show this list
 	@grep -E '^[.a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([.a-z-]+):[^#]*## /\1\t/' | expand -t 14
@@ -90,6 +90,9 @@ test-slurm: $(DEVELOPER)  ## the batch script for several machines on a real Slu
 
 chaos: $(DEVELOPER)  ## kill real runs as seeds say and judge them; ARGS="--runs 20 --seed 7 --store local|s3|ceph --minutes 30 --jobs 2"; --segments replays every one; --add DIR… adds up
 	@$(BIN)/python -m tests.chaos.campaign $(ARGS)
+
+chaos-slurm: $(DEVELOPER)  ## runs on two machines of a real Slurm, disturbed as seeds say, a watcher beside them (as root); ARGS="--runs 50 --seed 1 --minutes 60"
+	@$(BIN)/python -m tests.chaos.slurm_campaign $(ARGS)
 
 pictures: $(DEVELOPER)  ## the screenshots of docs/prefect.md, taken from Prefect's pages in a real Chromium
 	@CAIRN_TEST_PICTURES=$(CURDIR)/docs/pictures $(BIN)/python -m pytest -n 0 -m slow tests/deployments/test_up_pages.py $(ARGS)

@@ -31,7 +31,7 @@ from storage.errors import Fenced, NotDurable, StorageError, StoreRefused
 from storage.logs.run_entries import AttemptEnded, AttemptStarted
 from storage.logs.run_state import CheckpointState
 from tasks.attempt.shutdown_signal import ShutdownSignal
-from tasks.policy.termination import EXIT_CODES, RESTARTABLE, DecisionAction, FlowEnd, FlowOutcome, flow_outcome
+from tasks.policy.termination import EXIT_CODES, DecisionAction, FlowEnd, FlowOutcome, flow_outcome
 from tasks.text.format import format_count, one_line
 from tasks.trainer.warm_trainer import warm_trainer
 
@@ -156,5 +156,6 @@ def _stopped_end(run: ActiveRun, ended: AttemptEnded) -> FlowEnd | None:
     if outcome is None:
         run.say(f"  {decision.reason}; left: {describe_left(decision.left)}")
         return None
-    follows = "the same command continues" if ended.reason in RESTARTABLE else decision.reason
+    is_given_again = outcome in (FlowOutcome.PREEMPTED, FlowOutcome.INTERRUPTED)
+    follows = "the same command continues" if is_given_again else decision.reason
     return FlowEnd(reason=outcome, message=f"{ended.detail}; {follows}")

@@ -39,7 +39,7 @@ class TrainerSetup:
 class ActiveRun:
     """An opened run, and the services beside its training; `micro_batch` is what the first attempt chose for `auto`.
 
-    `gathering_seconds` is how long the next attempt has waited for other machines.
+    `gathering_seconds` is how long the next attempt waited for other machines, `too_few_machines` that it was in vain.
     """
 
     log: RunLog
@@ -58,6 +58,7 @@ class ActiveRun:
     retry: StoreRetry
     machines: Machines
     gathering_seconds: float = 0.0
+    too_few_machines: str = ""
     throughput: ThroughputWatch = field(default_factory=ThroughputWatch)
 
     def say(self, message: str) -> None:

@@ -62,7 +62,7 @@ class Attempt:
         """Train until something ends it; append and return the receipt. `Fenced` or `AppendUnknown` if that fails."""
         log, every_seconds = self._run.log, self._run.config.lease.heartbeat_seconds
         with writing_heartbeats(log.store, log.prefix, self._heartbeat, every_seconds=every_seconds):
-            evidence = self._train()
+            evidence = self._evidence(None) if self._run.too_few_machines else self._train()
         try:
             return self._end(evidence)
         finally:
@@ -201,8 +201,9 @@ class Attempt:
     def _evidence(self, problem: BaseException | None) -> Evidence:
         end = self._run.log.state.finished if problem is None else None
         evidence = self._observation.evidence(problem, finished=end is not None, stopped=self._is_trainer_stopped)
-        log = self._run.log
-        evidence = replace(evidence, practised=practised_faults(log.store, log.prefix, self._started))
+        log, missing = self._run.log, self._run.too_few_machines
+        practised = practised_faults(log.store, log.prefix, self._started)
+        evidence = replace(evidence, practised=practised, too_few_machines=missing)
         if end is None or not end.stopped:
             return evidence
         return replace(evidence, stopped_early=f"stopped early at step {end.step}: {end.stopped}")

@@ -29,13 +29,13 @@ def claim_next_attempt(run: ActiveRun) -> AttemptStarted:
         monotonic=time.monotonic,
         sleep=time.sleep,
         start_over=run.start_over,
-        kubernetes_reason=kubernetes_reason(os.environ),
+        kubernetes_reason=partial(kubernetes_reason, os.environ),
     )
     return run.retry.call(lambda: claim_attempt(run.log, claimant, partial(_claim, run)))
 
 
 def gather_machines(run: ActiveRun) -> ActiveRun | None:
-    """Return the run with the machines that its next attempt has; None if too few have come in time, or at a notice."""
+    """Return the run with the machines of its next attempt, or with `too_few_machines`; None at a notice to leave."""
     rules, wanted = run.config.machines, run.machines.nodes
     if wanted == 1:
         return run
@@ -44,9 +44,12 @@ def gather_machines(run: ActiveRun) -> ActiveRun | None:
         run.say(f"waits for {wanted} machines, with this one, at {run.trainers.group.rendezvous} …")
     here = run.machines.gather(rules.wait_seconds, is_stopping=run.is_shutting_down)
     seconds, group = time.monotonic() - began, replace(run.trainers.group, nodes=here)
-    if run.is_shutting_down() or here < min(rules.at_least or wanted, wanted):
-        run.say(f"{here} of {wanted} machines are here after {seconds:.0f} s; the same command continues")
+    if run.is_shutting_down():
         return None
+    if here < min(rules.at_least or wanted, wanted):
+        missing = f"{here} of {wanted} machines were here after {seconds:.0f} s"
+        alone = replace(run.trainers, group=replace(group, nodes=1))  # of several, not every number can train
+        return replace(run, trainers=alone, gathering_seconds=seconds, too_few_machines=missing)
     if here < wanted:
         run.say(f"goes on with {here} of {wanted} machines: no more have come within {seconds:.0f} s")
     run.trainers.warm.set_command(group.command())

@@ -19,6 +19,7 @@ _REASONS: dict[str, tuple[str, Dashes]] = {
     TerminationReason.BAD_DATA: (GREEN, "solid"),
     TerminationReason.DIVERGED: (BLACK, "dashed"),
     TerminationReason.HUNG: (PURPLE, "dashed"),
+    TerminationReason.TOO_FEW_MACHINES: (SKY, "dashed"),
     TerminationReason.STORAGE: (GREEN, "dashed"),
     TerminationReason.ERROR: (BLACK, "solid"),
     TerminationReason.CANCELLED: (GREY, "dashed"),

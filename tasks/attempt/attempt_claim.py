@@ -38,7 +38,7 @@ Start = Callable[[int, CheckpointReference | None, RunState], AttemptStarted]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claimant:
-    """The claiming process: its rules, identity and clock."""
+    """The claiming process: its rules, identity and clock, and who knows why Kubernetes ended the pod of a host."""
 
     lease: LeaseConfig
     budgets: BudgetsConfig
@@ -46,7 +46,7 @@ class Claimant:
     monotonic: Callable[[], float]
     sleep: Callable[[float], None]
     start_over: bool = False
-    kubernetes_reason: str = ""
+    kubernetes_reason: Callable[[str], str] = lambda host: ""
 
 
 def claim_attempt(log: RunLog, claimant: Claimant, start: Start) -> AttemptStarted:
@@ -163,7 +163,7 @@ def _end_as_lost(log: RunLog, owner: AttemptRecord, claimant: Claimant) -> None:
         usage = project(heartbeat, Usage, last_step=heartbeat.step, last_seen_at=heartbeat.at or owner.started_at)
     evidence = Evidence(
         heartbeat_step=usage.last_step,
-        kubernetes_reason=claimant.kubernetes_reason,
+        kubernetes_reason=claimant.kubernetes_reason(owner.started.placement.host),
         practised=practised_faults(log.store, log.prefix, owner.started),
     )
     over = AttemptOver(attempt=owner.started.attempt, evidence=evidence, usage=usage)

@@ -1,4 +1,4 @@
-"""Preemption notices from a file or a cloud's metadata service, and the reason that Kubernetes gave.
+"""Preemption notices from a file or a cloud's metadata service, and why Kubernetes ended a pod.
 
 Sources: AWS "Spot Instance interruption notices" and "Use the Instance Metadata Service" (the rebalance recommendation
 is no notice); Google "Preemptible VM instances" and "Get maintenance event notices" (a live migration is no notice).
@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPException
+from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import Request
 
@@ -165,19 +166,17 @@ def polling_notices(
     return running_beside(poll, name="preemption", join_seconds=2 * _TIMEOUT_SECONDS) if sources else nullcontext()
 
 
-def kubernetes_reason(environment: Mapping[str, str]) -> str:
-    """Return why Kubernetes ended the previous container (`OOMKilled`, `Evicted`, …), or "" if unknown.
+def kubernetes_reason(environment: Mapping[str, str], host: str) -> str:
+    """Return why Kubernetes ended the pod of this host name (`OOMKilled`, `Evicted`, …), or "" if unknown.
 
-    It describes the attempt that was found open. A pod's downward API has no field for the reason, so a start script
-    exports it, or an operator writes it into an annotation that the container reads when it starts again:
-
-        env:
-          - name: CAIRN_KUBERNETES_REASON
-            valueFrom: {fieldRef: {fieldPath: "metadata.annotations['cairn/termination-reason']"}}
-
-        kubectl get pod "$POD" -o jsonpath='{.status.containerStatuses[0].lastState.terminated.reason}'
+    A pod cannot read it of another by itself: an init container that may ask the API (`deployments/kubernetes/
+    ended_pods.py`) writes a line `HOST REASON` for each ended pod, oldest first, to the file CAIRN_ENDED_PODS.
     """
-    return environment.get("CAIRN_KUBERNETES_REASON", "").strip()
+    try:
+        lines = Path(environment.get("CAIRN_ENDED_PODS", "")).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((words[1] for words in map(str.split, reversed(lines)) if len(words) == 2 and words[0] == host), "")
 
 
 def _answer(url: str, headers: Mapping[str, str], *, method: str = "GET") -> _Answer:

@@ -80,6 +80,7 @@ class BudgetsConfig(Section):
     diverged: BudgetConfig = BudgetConfig(retries=2, samples=65536)
     storage: BudgetConfig = BudgetConfig(retries=8, backoff_seconds=5.0)
     hung: BudgetConfig = BudgetConfig(retries=3)
+    too_few_machines: BudgetConfig = Field(default=BudgetConfig(retries=3000), alias="too-few-machines")
     evaluator_failed: BudgetConfig = Field(default=BudgetConfig(retries=1), alias="evaluator-failed")
 
     @model_validator(mode="before")
@@ -115,7 +116,7 @@ class MachinesConfig(Section):
 
     at_least: NotNegative = Field(0, description="train with so many machines if no more come; 0: only with all")
     wait_seconds: Seconds = Field(
-        60.0, description="how long an attempt waits for machines, and they for the first, before they leave with 75"
+        30.0, description="how long an attempt waits for machines, and they for the first, before they leave with 75"
     )
 
 

@@ -34,8 +34,8 @@ class Evidence:
     `exit_code` is negative for a signal's number. `stop_signal` names the first shutdown request and `notice` describes
     it; `grace_ended` means that the trainer was killed after the grace period. `silent_seconds` is the heartbeat gap at
     which the watchdog killed it, `allowed_seconds` the gap that its history allowed. `lost_machine` says which other
-    machine failed, and how. `store_error` is an error of the
-    parent's own. `practised` are the faults that were injected into the attempt.
+    machine failed, and how; `too_few_machines` how many came in time. `store_error` is an error of the parent's own.
+    `practised` are the faults that were injected into the attempt.
     """
 
     exit_code: int | None = None
@@ -53,6 +53,7 @@ class Evidence:
     silent_seconds: float | None = None
     allowed_seconds: float | None = None
     lost_machine: str = ""
+    too_few_machines: str = ""
     oom_kills: int = 0
     rss_bytes: int | None = None
     memory_limit_bytes: int | None = None
@@ -96,6 +97,11 @@ _KUBERNETES = {
     "Preempting": TerminationReason.PREEMPTED,
     "NodeShutdown": TerminationReason.PREEMPTED,
     "DeadlineExceeded": TerminationReason.PREEMPTED,
+    # Of the pod's condition DisruptionTarget.
+    "PreemptionByScheduler": TerminationReason.PREEMPTED,
+    "DeletionByTaintManager": TerminationReason.PREEMPTED,
+    "EvictionByEvictionAPI": TerminationReason.PREEMPTED,
+    "TerminationByKubelet": TerminationReason.PREEMPTED,
 }
 _BY_EXIT = {
     ExitCode.PREEMPTED: (TerminationReason.PREEMPTED, "the trainer exited with the exit code of a preemption"),
@@ -136,6 +142,8 @@ def _classify(evidence: Evidence) -> Failure:
         notice = evidence.notice or f"{evidence.stop_signal} announced the end of this machine"
         lost = "; the grace period was too short to commit the reached step, which is trained again"
         return _failure(TerminationReason.PREEMPTED, notice + (lost if evidence.grace_ended else ""), "")
+    if evidence.too_few_machines:
+        return _failure(TerminationReason.TOO_FEW_MACHINES, evidence.too_few_machines, "")
     if evidence.silent_seconds is not None:
         silent, allowed = evidence.silent_seconds, evidence.allowed_seconds or 0.0
         detail = f"no sign of life for {silent:.0f} s; its own steps allowed {allowed:.0f} s"

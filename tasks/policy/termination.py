@@ -16,6 +16,7 @@ class TerminationReason(StrEnum):
     DIVERGED = "diverged"
     STORAGE = "storage"
     HUNG = "hung"
+    TOO_FEW_MACHINES = "too-few-machines"
     FENCED = "fenced"
     CANCELLED = "cancelled"
     ERROR = "error"
@@ -119,6 +120,11 @@ TERMINATIONS: Mapping[str, Termination] = {
         summary="stopped making progress {at} and was killed",
         because="it was silent for longer than the watchdog's timeout, which is computed from the run's own steps",
     ),
+    TerminationReason.TOO_FEW_MACHINES: Termination(
+        task_state="TooFewMachines",
+        summary="waited for other machines in vain {at}",
+        because="the first machine was here, and too few others came in time",
+    ),
     TerminationReason.FENCED: Termination(
         task_state="Fenced",
         outcome=FlowOutcome.FENCED,
@@ -156,7 +162,7 @@ def flow_outcome(reason: str, action: str, charged: str | None) -> FlowOutcome |
     A store that refuses charges no budget: the same command continues once it allows the operation.
     """
     if action == DecisionAction.RESUME and reason not in RESTARTABLE:
-        return None
+        return FlowOutcome.PREEMPTED if reason == TerminationReason.TOO_FEW_MACHINES else None
     if reason == TerminationReason.STORAGE and charged is None:
         return FlowOutcome.STORAGE
     return TERMINATIONS[reason].outcome if reason in TERMINATIONS else FlowOutcome.BUDGET_EXHAUSTED

@@ -80,19 +80,17 @@ def judge(
     state = RunLog(store, RUN).refresh()
     reference_run = _which_reference(plan, state)
     questions: list[Callable[[], Iterator[str]]] = [
-        lambda: _orphans(environment),
-        lambda: _same_run(
-            store, state, reference if reference_run == UNTOUCHED else _reference_of_run(environment, state)
+        *_of_any_run(
+            environment,
+            state,
+            lambda: reference if reference_run == UNTOUCHED else _reference_of_run(environment, state),
         ),
-        lambda: _log(store, environment.observer.seen),
         lambda: _receipts(state, injected, plan),
         lambda: _quarantines(environment, plan, state),
         lambda: _condemned(injected, store),
         lambda: _commands(environment.exits(), injected),
         lambda: _ends(environment.exits(), state, reference.seconds),
         lambda: _too_old(environment),
-        lambda: _swept(environment),
-        lambda: _verified(environment),
     ]
     violations = [said for question in questions for said in _asked(question)]
     ends = [attempt.ended for attempt in state.attempts if attempt.ended is not None]
@@ -105,6 +103,25 @@ def judge(
         gpu_seconds=sum(ended.gpu_seconds for ended in ends),
         useful_gpu_seconds=sum(ended.useful_gpu_seconds for ended in ends),
     )
+
+
+def violations_of(environment: Environment, reference: Reference) -> list[str]:
+    """Ask what must hold of a run whatever was done to it: the bits, the log, what lies in the store, who is left."""
+    state = RunLog(environment.observer.store, RUN).refresh()
+    return [said for question in _of_any_run(environment, state, lambda: reference) for said in _asked(question)]
+
+
+def _of_any_run(
+    environment: Environment, state: RunState, find_reference: Callable[[], Reference]
+) -> list[Callable[[], Iterator[str]]]:
+    store = environment.observer.store
+    return [
+        lambda: _orphans(environment),
+        lambda: _same_run(store, state, find_reference()),
+        lambda: _log(store, environment.observer.seen),
+        lambda: _swept(environment),
+        lambda: _verified(environment),
+    ]
 
 
 def _which_reference(plan: RunPlan, state: RunState) -> str:

@@ -21,13 +21,16 @@ runuser -u munge -- munged --force --key-file="$R/munge/key" --socket="$R/munge/
 cp "$R/munge/pid" "$R/run/munged.pid"
 # The script's rendezvous is the name of the first node, as on any cluster.
 for i in 0 1; do grep -qw "n$i" /etc/hosts || echo "127.0.0.1 n$i" >> /etc/hosts; done
+# A job that is queued again waits for cred_expire; its number is in its rendezvous, which clusters beside each other
+# must not share.
 cat > "$SLURM_CONF" <<CONF
 ClusterName=cairn
 SlurmctldHost=$H(127.0.0.1)
 SlurmctldPort=$3
 SlurmUser=root
 AuthType=auth/munge
-AuthInfo=socket=$R/munge/socket
+AuthInfo=socket=$R/munge/socket,cred_expire=15
+FirstJobId=$((($3 - 26000) * 100 + 1))
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none

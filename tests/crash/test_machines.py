@@ -38,16 +38,18 @@ def test_a_machine_whose_ranks_are_killed_takes_part_in_the_next_attempt_and_bot
     assert machines.command.state_sha256() == reference_run(machines.command).state_sha256
 
 
-def test_a_machine_that_does_not_come_back_is_waited_for_so_long_and_charged_to_no_budget(
+def test_each_wait_for_a_machine_that_does_not_come_is_charged_to_a_budget_of_its_own_until_that_is_spent(
     machines: TwoMachines,
 ) -> None:
-    first, other = machines.both_at_pause("machines.wait_seconds=1")
+    rules = "machines.wait_seconds=1", "budgets.too-few-machines.retries=2"
+    first, other = machines.both_at_pause(*rules)
     kill_both(other)
     machines.command.let_go(PAUSE)
     assert left_with(first) == 75
-    assert machines.ends() == [("lost", 2, 2)]
+    assert [left_with(machines.start(0, *rules)) for _ in range(2)] == [75, 4], machines.command.output()
+    assert [reason for reason, *_ in machines.ends()] == ["lost", *("too-few-machines",) * 3]
     state = machines.command.state()
-    assert {reason: charges.total for reason, charges in state.charges.items()} == {"lost": 1}
+    assert {reason: charges.total for reason, charges in state.charges.items()} == {"lost": 1, "too-few-machines": 3}
     assert [left_with(process) for process in machines.both()] == [0, 0], machines.command.output()
     log = RunLog(machines.command.store, RUN)
     log.refresh()

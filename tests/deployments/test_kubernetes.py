@@ -144,15 +144,35 @@ def test_what_is_secret_comes_from_the_secret_and_stands_in_no_manifest(job: dic
 
 
 def test_the_trainer_has_no_rights_in_the_cluster_and_is_not_root(job: dict[str, Any]) -> None:
-    pod = pod_of(job)
-    assert (pod["automountServiceAccountToken"], pod["securityContext"]["runAsNonRoot"]) == (False, True)
-    bound = [
-        subject["name"]
-        for manifest in (parameter.values[0] for parameter in MANIFESTS)
-        if isinstance(manifest, dict) and manifest["kind"] == "RoleBinding"
-        for subject in manifest["subjects"]
+    for pod in (pod_of(job), pod_of(MULTI_NODE)):
+        assert (pod["automountServiceAccountToken"], pod["securityContext"]["runAsNonRoot"]) == (False, True)
+        tokens = {
+            volume["name"]
+            for volume in pod["volumes"]
+            if any("serviceAccountToken" in source for source in volume.get("projected", {}).get("sources", ()))
+        }
+        (container,) = pod["containers"]
+        assert not tokens & {mount["name"] for mount in container["volumeMounts"]}
+
+
+def test_the_init_container_may_list_pods_and_nothing_else(job: dict[str, Any]) -> None:
+    assert {pod_of(manifest)["serviceAccountName"] for manifest in (job, MULTI_NODE)} == {"cairn-trainer"}
+    assert DOCUMENTS["Role", "cairn-trainer"]["rules"] == [
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}
     ]
-    assert bound == ["cairn-worker"] and pod["serviceAccountName"] == "cairn-trainer"
+    bindings = [document for (kind, _), document in DOCUMENTS.items() if kind == "RoleBinding"]
+    bound = {(item["subjects"][0]["name"], item["roleRef"]["name"]) for item in bindings}
+    assert bound == {("cairn-trainer", "cairn-trainer"), ("cairn-worker", "cairn-worker")}
+
+
+def test_what_the_init_container_writes_is_what_the_trainer_reads(job: dict[str, Any]) -> None:
+    for manifest in (job, MULTI_NODE):
+        (first,), (container,) = pod_of(manifest)["initContainers"], pod_of(manifest)["containers"]
+        program, path = first["args"][1:]
+        assert (FOLDER.parents[1] / program).is_file()
+        assert {"name": "CAIRN_ENDED_PODS", "value": path} in container["env"]
+        folders = [{mount["name"]: mount["mountPath"] for mount in item["volumeMounts"]} for item in (first, container)]
+        assert {folder["notice"] for folder in folders} == {str(Path(path).parent)}
 
 
 def answer(exit_code: int, *, disrupted: bool) -> str:

@@ -20,7 +20,7 @@ from tests.storage.builders import committed, entry, opened
 
 DEFAULT = BudgetsConfig()
 LIGHTEST = AttemptSizes(micro_batch=1, activation_checkpointing=True)
-RETRIED = ("preempted", "lost", "oom", "bad-data", "diverged", "storage", "hung")
+RETRIED = ("preempted", "lost", "oom", "bad-data", "diverged", "storage", "hung", "too-few-machines")
 STOPPED_BY_THE_SAME = ("oom", "bad-data", "diverged", "hung")
 AGAIN_AND_AGAIN = ("preempted", "lost", "storage")
 

@@ -32,6 +32,7 @@ from tests.tasks.real_ends.ends import (
     silent,
     small_disk,
     store_out_of_reach,
+    without_machines,
 )
 from tests.tasks.real_ends.scenes import SCENES
 
@@ -187,6 +188,12 @@ ROWS = [
     Row(name="data snapshot gone", produce=scene("missing-data"), reason="bad-data", detail="no such data snapshot"),
     Row(name="log out of the parent's reach", produce=alone(store_out_of_reach), reason="storage", detail="store"),
     Row(name="hang", produce=alone(silent), reason="hung", detail="its own steps allowed"),
+    Row(
+        name="no other machine",
+        produce=alone(without_machines),
+        reason="too-few-machines",
+        detail="1 of 3 machines were here",
+    ),
     Row(name="zombie", produce=alone(fenced), reason="fenced", detail="attempt 1 is fenced by attempt 2"),
     Row(
         name="Ctrl-C",
@@ -319,6 +326,7 @@ STRONGEST_FIRST = [
     ("fenced", {"fenced": "attempt 1 is fenced by attempt 2"}),
     ("cancelled", {"cancelling": True}),
     ("preempted", {"stop_signal": "aws", "notice": "AWS announced: terminate at noon"}),
+    ("too-few-machines", {"too_few_machines": "1 of 2 machines were here after 30 s"}),
     ("hung", {"silent_seconds": 700.0, "allowed_seconds": 600.0}),
     ("storage", {"store_error": "AccessDenied", "store_error_kind": ErrorKind.REFUSED}),
     ("error", {"last_words": words()}),

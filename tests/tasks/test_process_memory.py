@@ -181,11 +181,23 @@ def test_a_process_that_never_was_has_no_size() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environment", "reason"),
-    [({}, ""), ({"CAIRN_KUBERNETES_REASON": " OOMKilled\n"}, "OOMKilled"), ({"CAIRN_KUBERNETES_REASON": ""}, "")],
+    ("lines", "reason"),
+    [
+        ("bard-0 OOMKilled\nbard-1 Evicted\n", "OOMKilled"),
+        ("bard-0 OOMKilled\nbard-0 Evicted\n", "Evicted"),
+        ("bard-1 OOMKilled\nbard-0\n\n", ""),
+    ],
+    ids=["among others", "the newest", "of others only"],
 )
-def test_the_reason_of_kubernetes_comes_from_the_environment(environment: dict[str, str], reason: str) -> None:
-    assert kubernetes_reason(environment) == reason
+def test_the_reason_of_kubernetes_is_that_of_the_hosts_newest_pod(tmp_path: Path, lines: str, reason: str) -> None:
+    path = tmp_path / "ended-pods"
+    path.write_text(lines, encoding="utf-8")
+    assert kubernetes_reason({"CAIRN_ENDED_PODS": str(path)}, "bard-0") == reason
+
+
+@pytest.mark.parametrize("environment", [{}, {"CAIRN_ENDED_PODS": "/no/such/file"}])
+def test_outside_of_kubernetes_there_is_no_reason(environment: dict[str, str]) -> None:
+    assert kubernetes_reason(environment, "bard-0") == ""
 
 
 def test_what_is_available_is_the_least_room_of_machine_and_control_groups(machine: Machine) -> None:

@@ -130,6 +130,7 @@ ENDS = {
     "diverged": Evidence(last_words=report(ErrorKind.DIVERGED, step=3, spike_step=2, windows=(1, 2))),
     "storage": Evidence(store_error="away"),
     "hung": Evidence(silent_seconds=90.0, allowed_seconds=60.0),
+    "too-few-machines": Evidence(too_few_machines="1 of 2"),
 }
 
 
@@ -205,7 +206,9 @@ def how_long_other_machines_are_waited_for_and_how_many_are_enough(bench: Bench)
     soon = "machines.wait_seconds=0.25"
     for enough in ("0", "2", "4"):
         with bench.flow.opened(soon, f"machines.at_least={enough}") as run:
-            assert gather_machines(run) is None
+            missing = gather_machines(run)
+            assert missing is not None and missing.too_few_machines.startswith("1 of 3 machines were here after")
+            assert Attempt(missing, claim_next_attempt(missing)).run().reason == "too-few-machines"
     with bench.flow.opened(soon, "machines.at_least=1") as run:
         alone = gather_machines(run)
         assert alone is not None and 0.25 <= alone.gathering_seconds < 60

@@ -1,6 +1,5 @@
 """The parent's side of every end: a real process, a real cause, and the evidence that was there to be had."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from tasks.attempt.watchdog import HangDetector, HeartbeatGap, detecting_hangs
 from tasks.configuration.settings import WatchdogConfig
 from tasks.machine.process_memory import MemoryWatch
 from tasks.policy.failures import Evidence, ExceptionReport
+from tasks.trainer.machines import Machines
 from tasks.trainer.trainer_process import tail_of
 from tasks.trainer.trainer_protocol import decode_message
 from tests.memory_store import MemoryStore
@@ -217,11 +217,11 @@ def beside_somebody_the_kernel_killed(folder: Path) -> Evidence:
 
 
 def ended_by_kubernetes(told: str, folder: Path) -> Evidence:
-    """A container that was killed, and a successor whose environment says what Kubernetes called it."""
-    environment = {**os.environ, "CAIRN_KUBERNETES_REASON": told}
-    command = [sys.executable, "-c", "import os; print(os.environ['CAIRN_KUBERNETES_REASON'])"]
-    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-    return replace(sent(signal.SIGKILL, folder), kubernetes_reason=kubernetes_reason({"CAIRN_KUBERNETES_REASON": said}))
+    """A container that was killed, and a successor with the file of what Kubernetes called it."""
+    path = folder / "ended-pods"
+    path.write_text(f"bard-0 {told}\n", encoding="utf-8")
+    reason = kubernetes_reason({"CAIRN_ENDED_PODS": str(path)}, "bard-0")
+    return replace(sent(signal.SIGKILL, folder), kubernetes_reason=reason)
 
 
 def fenced(folder: Path) -> Evidence:
@@ -233,6 +233,12 @@ def fenced(folder: Path) -> Evidence:
     with pytest.raises(Fenced) as raised:
         commit(run_log(store), late)
     return Evidence(fenced=str(raised.value))
+
+
+def without_machines(folder: Path) -> Evidence:
+    """A first machine whose others do not come."""
+    here = Machines(3).gather(0.01, is_stopping=lambda: False)
+    return Evidence(too_few_machines=f"{here} of 3 machines were here after 0 s")
 
 
 def store_out_of_reach(folder: Path) -> Evidence:

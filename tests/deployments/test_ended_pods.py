@@ -1,0 +1,124 @@
+"""Why a pod ended, from the API to the receipt: the init container's program as a process, and the claim after it."""
+
+import json
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from tasks.attempt.preemption_notice import kubernetes_reason
+
+PROGRAM = Path(__file__).parents[2] / "deployments" / "kubernetes" / "ended_pods.py"
+
+
+def failed(name: str, at: str, of_container: str, *, hostname: str = "", **status: Any) -> dict[str, Any]:
+    """A pod as the API answers it, with the reason of its container's end if it had one."""
+    ends = [{"name": "cairn", "state": {"terminated": {"exitCode": 137, "reason": of_container, "finishedAt": at}}}]
+    return {
+        "metadata": {"name": name},
+        "spec": {"hostname": hostname} if hostname else {},
+        "status": {"phase": "Failed", "startTime": at, "containerStatuses": ends if of_container else [], **status},
+    }
+
+
+DISRUPTED = {"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}]}
+PODS = [
+    failed("cairn-bard-0-qqq", "2026-03-01T12:00:00Z", "OOMKilled", hostname="cairn-bard-0"),
+    failed("cairn-bard-0-aaa", "2026-03-01T10:00:00Z", "Error", hostname="cairn-bard-0"),
+    failed("cairn-bard-1-zzz", "2026-03-01T11:00:00Z", "Error", hostname="cairn-bard-1", **DISRUPTED),
+    failed("bard-attempt-2-x7", "2026-03-01T09:00:00Z", "", reason="Evicted"),
+]
+
+
+class Api(BaseHTTPRequestHandler):
+    """Kubernetes' API as far as the program asks it."""
+
+    asked: ClassVar[list[tuple[str, str]]] = []
+
+    def do_GET(self) -> None:
+        self.asked.append((self.path, self.headers["Authorization"]))
+        body = json.dumps({"kind": "PodList", "items": PODS}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *words: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture(scope="module")
+def account(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What Kubernetes mounts for a service account, and the server's key."""
+    folder, key = tmp_path_factory.mktemp("account"), ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "kubernetes")])
+    address = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), now, now + timedelta(days=1))
+        .add_extension(address, critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    plain = partial(key.private_bytes, serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8)
+    (folder / "key.pem").write_bytes(plain(serialization.NoEncryption()))
+    (folder / "ca.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    (folder / "token").write_text("the pod's token\n", encoding="utf-8")
+    (folder / "namespace").write_text("cairn", encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def port(account: Path) -> Iterator[int]:
+    server = HTTPServer(("127.0.0.1", 0), Api)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(account / "ca.crt", account / "key.pem")
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield server.server_port
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def write(path: Path, account: Path, port: int) -> str:
+    """Run the program as the init container does; returns what it says."""
+    environment = {
+        "CAIRN_SERVICE_ACCOUNT": str(account),
+        "KUBERNETES_SERVICE_HOST": "127.0.0.1",
+        "KUBERNETES_SERVICE_PORT_HTTPS": str(port),
+    }
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), str(path)], env=environment, capture_output=True, text=True, check=True
+    )
+    return done.stderr
+
+
+def test_the_trainer_learns_why_kubernetes_ended_the_pod_of_a_host(account: Path, port: int, tmp_path: Path) -> None:
+    path = tmp_path / "ended-pods"
+    assert write(path, account, port) == ""
+    assert Api.asked[-1] == (
+        "/api/v1/namespaces/cairn/pods?fieldSelector=status.phase%3DFailed",
+        "Bearer the pod's token",
+    )
+    reason = partial(kubernetes_reason, {"CAIRN_ENDED_PODS": str(path)})
+    hosts = ("cairn-bard-0", "cairn-bard-1", "bard-attempt-2-x7", "another")
+    assert [reason(host) for host in hosts] == ["OOMKilled", "DeletionByTaintManager", "Evicted", ""]
+
+
+def test_an_api_that_does_not_answer_costs_the_reason_and_not_the_start(account: Path, tmp_path: Path) -> None:
+    said = write(tmp_path / "ended-pods", account, 1)
+    assert "is not known" in said and (tmp_path / "ended-pods").read_text(encoding="utf-8") == ""
