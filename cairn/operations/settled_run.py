@@ -21,7 +21,10 @@ def end_without_flow(log: RunLog, config: RunConfig, environment: Mapping[str, s
 
     As at a flow's end, its mirrors are brought up to date and what retention gives up is deleted.
     """
-    refuse_live_owner(log, config.lease, monotonic=time.monotonic, sleep=time.sleep)
+    is_asked_by_person = not environment.get("CAIRN_CONTINUED_BY", "").strip()
+    refuse_live_owner(
+        log, config.lease, monotonic=time.monotonic, sleep=time.sleep, is_asked_by_person=is_asked_by_person
+    )
     ended = end_on_record(log, config)
     if not ended:
         return None

@@ -38,6 +38,11 @@ def write_heartbeat(store: ObjectStore, run_prefix: str, heartbeat: Heartbeat) -
     store.write(heartbeat_key(run_prefix, heartbeat.attempt), encode(heartbeat))
 
 
+def silent_seconds(store: ObjectStore, run_prefix: str, attempt: int) -> float | None:
+    """Return for how long the attempt has written no heartbeat, by the store's clock; None if that cannot be told."""
+    return store.age_seconds(heartbeat_key(run_prefix, attempt))
+
+
 def read_heartbeat(store: ObjectStore, run_prefix: str, attempt: int) -> Heartbeat | None:
     """Return the attempt's last heartbeat, or None if it is missing or unreadable."""
     key = heartbeat_key(run_prefix, attempt)

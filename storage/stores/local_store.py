@@ -142,6 +142,14 @@ class LocalStore(ObjectStore):
             raise _store_error(error, f"{self.url}/{key}: cannot stat") from error
         return found.st_size if stat.S_ISREG(found.st_mode) else None
 
+    def age_seconds(self, key: str) -> float | None:
+        """Return the seconds between the object's time and that of a file made now beside it, on one server's clock."""
+        with suppress(FileNotFoundError, NotADirectoryError, StoreUnavailable):
+            written = self._readable_path(key).stat().st_mtime
+            with self._temporary_file(self._writable_path(key)) as (file, _):
+                return os.fstat(file.fileno()).st_mtime - written
+        return None
+
     def delete(self, key: str) -> None:
         """Delete the object if it exists, and its folder if that is now empty."""
         self._unlink(self._writable_path(key), f"{self.url}/{key}: cannot delete")

@@ -73,6 +73,11 @@ class ObjectStore(Protocol):
         """Return the size in bytes of every object below the folder `prefix`, by key, sorted."""
         return {key: size for key in self.keys(prefix) if (size := self.size(key)) is not None}
 
+    def age_seconds(self, key: str) -> float | None:
+        """Return the seconds since the object was written, by the store's clock alone; None if that cannot be told."""
+        check_key(key)
+        return None
+
     def delete(self, key: str) -> None:
         """Delete the object if it exists."""
 

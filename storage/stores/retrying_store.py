@@ -63,6 +63,9 @@ class RetryingStore:
     def sizes(self, prefix: str) -> dict[str, int]:
         return self._retry_policy.call(lambda: self.inner.sizes(prefix))
 
+    def age_seconds(self, key: str) -> float | None:
+        return self._retry_policy.call(lambda: self.inner.age_seconds(key))
+
     def delete_all(self, keys: Sequence[str]) -> None:
         self._retry_policy.call(lambda: self.inner.delete_all(keys))
 

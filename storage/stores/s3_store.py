@@ -121,6 +121,14 @@ class S3Store(ObjectStore):
         except ObjectMissing:
             return None
 
+    def age_seconds(self, key: str) -> float | None:
+        """Return the whole seconds between two times of one answer of the server: its own, and the object's."""
+        with suppress(ObjectMissing):
+            answer = self._bucket.request("stat", "head_object", Key=self._name(key))
+            if now := _server_time(answer):
+                return float((now - answer["LastModified"]).total_seconds())
+        return None
+
     def delete(self, key: str) -> None:
         """Delete the object if it exists, in one request."""
         with suppress(ObjectMissing):
@@ -145,8 +153,7 @@ class S3Store(ObjectStore):
         for page in self._pages(
             "list_multipart_uploads", _UPLOAD_MARKERS, {"Prefix": folder}, first_page=_LIKE_THE_OTHERS
         ):
-            date = page.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
-            now = parsedate_to_datetime(date) if date else datetime.now(UTC)
+            now = _server_time(page) or datetime.now(UTC)
             for upload in page.get("Uploads", ()):
                 name, token = upload["Key"], upload["UploadId"]
                 if name.startswith(folder) and is_key(key := self._key(name)):
@@ -229,3 +236,8 @@ class S3Store(ObjectStore):
 
 def _is_beyond_the_end(error: StoreUnavailable) -> bool:
     return error_code(error.__cause__ or error) in {"InvalidRange", "416"}
+
+
+def _server_time(answer: Mapping[str, Any]) -> datetime | None:
+    date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
+    return parsedate_to_datetime(date) if date else None

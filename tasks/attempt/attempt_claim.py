@@ -13,7 +13,7 @@ from functools import partial
 
 from storage.checkpoints.resume_point import newest_verified
 from storage.errors import NothingReadable, StorageError
-from storage.logs.heartbeat import Heartbeat, read_heartbeat, write_heartbeat
+from storage.logs.heartbeat import Heartbeat, read_heartbeat, silent_seconds, write_heartbeat
 from storage.logs.log_entry import CheckpointReference, Writer
 from storage.logs.run_entries import AttemptEnded, AttemptStarted
 from storage.logs.run_log import RunLog
@@ -73,9 +73,18 @@ def claim_attempt(log: RunLog, claimant: Claimant, start: Start) -> AttemptStart
 
 
 def refuse_live_owner(
-    log: RunLog, lease: LeaseConfig, *, monotonic: Callable[[], float], sleep: Callable[[float], None]
+    log: RunLog,
+    lease: LeaseConfig,
+    *,
+    monotonic: Callable[[], float],
+    sleep: Callable[[float], None],
+    is_asked_by_person: bool = True,
 ) -> None:
-    """Raise `LiveOwner` if the open attempt shows life within two heartbeats, or is here and has just written one."""
+    """Raise `LiveOwner` if the open attempt shows life within two heartbeats, or is here and has just written one.
+
+    A person is told at once of a heartbeat that is fresh by the store's clock: one who has just killed the owner asks
+    again. Nobody would ask again for a scheduler.
+    """
     owner = log.state.open_attempt
     if owner is None or is_known_dead(owner.started.placement):
         return
@@ -84,6 +93,9 @@ def refuse_live_owner(
     age = datetime.now(UTC) - seen.at if seen and seen.at else timedelta.max
     if timedelta() <= age < timedelta(seconds=patience) and is_known_alive(owner.started.placement):
         raise _live_owner(log, owner, "is at work")
+    silent = silent_seconds(log.store, log.prefix, owner.started.attempt) if is_asked_by_person else None
+    if silent is not None and abs(silent) < _DEAD_SILENT_BEATS * lease.heartbeat_seconds:
+        raise _live_owner(log, owner, f"wrote its heartbeat {max(0.0, silent):.0f} s ago by the store's clock")
     while monotonic() < until:
         sleep(min(0.25, lease.heartbeat_seconds))
         _refuse_beating(log, owner, seen)

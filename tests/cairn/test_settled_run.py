@@ -5,16 +5,24 @@ That neither Prefect nor torch is imported, and so no server started, is in `tes
 
 import json
 import os
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from flows.operations.offer_on_record import end_on_record
 from storage.stores.local_store import LocalStore
+from storage.stores.object_store import ObjectStore
+from storage.stores.retrying_store import RetryingStore
+from storage.stores.s3_store import S3Store
 from tests.commands import Cairn
 from tests.fabricated_run import configuration, fabricate
 from tests.file_ceilings import slowness
+from tests.s3.servers import aws_environment, s3_server
 from tests.settled_run import SUITE, finish, hold, store_done
+
+BEATS_RARELY = ("--set", "lease.heartbeat_seconds=300", "--set", "lease.seconds=900")
 
 
 @pytest.fixture
@@ -70,5 +78,30 @@ def test_a_run_that_was_never_offered_needs_its_flow(store: LocalStore) -> None:
 
 def test_a_live_owner_of_this_machine_is_named_at_once(cairn: Cairn, store: LocalStore) -> None:
     hold(fabricate(store, "held"))
-    ended = cairn("train", "--run-id", "held", "--set", "lease.heartbeat_seconds=300", "--set", "lease.seconds=900")
+    ended = cairn("train", "--run-id", "held", *BEATS_RARELY)
     assert ended.code == 7 and f"(pid {os.getpid()}) is at work; wait for it or stop it there" in ended.err
+
+
+@pytest.fixture(params=["local", "s3"])
+def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ObjectStore]:
+    """A store that two machines share, and the environment that leads to it."""
+    if request.param == "local":
+        yield LocalStore(tmp_path / "store")
+        return
+    server = s3_server("quick", tmp_path)
+    with aws_environment(server.environment()):
+        yield RetryingStore(S3Store(server.bucket(), uuid.uuid4().hex))
+
+
+def test_a_live_owner_of_another_machine_is_named_in_less_than_two_seconds_of_a_core(
+    cairn_process: Cairn, shared: ObjectStore
+) -> None:
+    run = fabricate(shared, "held")
+    run.start(host="elsewhere")
+    run.beat(3)
+    before = os.times()
+    ended = cairn_process("train", "--run-id", "held", "--store", shared.url, *BEATS_RARELY)
+    after = os.times()
+    assert ended.code == 7 and "on elsewhere" in ended.err and "ago by the store's clock; wait for it" in ended.err
+    seconds = after.children_user + after.children_system - before.children_user - before.children_system
+    assert seconds < 2.0 * slowness()

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from email.utils import formatdate
 from typing import Any
 from urllib.parse import unquote
 
@@ -63,7 +64,7 @@ class Application:
         } | {f"HTTP_{name.upper().replace('-', '_')}": value for name, value in headers.items()}
         said: list[Any] = []
         data = b"".join(self.answer(environ, lambda status, found, error=None: said.extend((status, found))))
-        sent = [f"{name}: {value}" for name, value in said[1]]
+        sent = [f"{name}: {value}" for name, value in said[1]] + [f"Date: {formatdate(usegmt=True)}"]
         if "content-length" not in {name.lower() for name, _ in said[1]}:
             sent.append(f"Content-Length: {len(data)}")
         answer = "\r\n".join([f"HTTP/1.1 {said[0]}", *sent]).encode("latin-1") + b"\r\n\r\n"

@@ -20,6 +20,7 @@ OPERATIONS: dict[str, Callable[[Any, str], object]] = {
     "first": lambda store, key: store.first(key),
     "size": lambda store, key: store.size(key),
     "sizes": lambda store, key: store.sizes(key),
+    "age_seconds": lambda store, key: store.age_seconds(key),
     "delete": lambda store, key: store.delete(key),
     "delete_all": lambda store, key: store.delete_all([key]),
     "unfinished": lambda store, key: store.unfinished(key),

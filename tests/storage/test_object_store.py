@@ -1,13 +1,18 @@
 """What every backend must do alike, and the keys none may follow."""
 
 import hashlib
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from storage.errors import ObjectMissing
+from storage.stores.local_store import LocalStore
 from storage.stores.object_store import ObjectStore, check_key
 from storage.stores.verified_object import write_hashed
+from tests.memory_store import MemoryStore
+from tests.processes.waiting import patience_seconds
 from tests.storage.store_operations import OPERATIONS, refuse_bad_keys
 
 
@@ -33,6 +38,21 @@ def test_the_sizes_below_a_folder_are_told_by_key_and_no_others(store: ObjectSto
     for key, data in (("a/b", b"1"), ("a/c/d", b"22"), ("ab/c", b"333")):
         store.write(key, data)
     assert (list(store.sizes("a").items()), store.sizes("b")) == ([("a/b", 1), ("a/c/d", 2)], {})
+
+
+def test_an_object_is_as_old_as_the_store_says(store: ObjectStore, tmp_path: Path) -> None:
+    store.write("a/b", b"1")
+    assert store.age_seconds("a/none") is None
+    if isinstance(store, MemoryStore):
+        assert store.age_seconds("a/b") is None
+        return
+    fresh = store.age_seconds("a/b")
+    assert fresh is not None and -1.0 <= fresh < patience_seconds()
+    if isinstance(store, LocalStore):
+        os.utime(tmp_path / "store" / "a" / "b", (1e9, 1e9))
+        old = store.age_seconds("a/b")
+        assert old is not None and old > 1e8
+        assert store.keys("a") == ["a/b"] == [f"a/{path.name}" for path in (tmp_path / "store" / "a").iterdir()]
 
 
 def test_many_objects_are_deleted_at_once_whether_they_are_there_or_not(

@@ -56,6 +56,43 @@ def test_a_living_process_whose_heartbeat_is_old_is_not_believed(run: Fabricated
     assert seconds_to_pass(run) == pytest.approx(6.0)
 
 
+class TellingStore(MemoryStore):
+    """Says that everything in it is `age` seconds old."""
+
+    age = 0.0
+
+    def age_seconds(self, key: str) -> float | None:
+        return self.age
+
+
+def elsewhere(age: float) -> FabricatedRun:
+    store = TellingStore("owners")
+    store.age = age
+    run = fabricate(store, "bard")
+    run.start(host="elsewhere")
+    run.beat(3)
+    return run
+
+
+@pytest.mark.parametrize("age", [-1.0, 0.0, 4.4])
+def test_a_heartbeat_that_the_store_calls_fresh_is_believed_at_once(age: float) -> None:
+    clock = Clock()
+    with pytest.raises(LiveOwner, match=r"on elsewhere .* wrote its heartbeat \d s ago by the store's clock"):
+        seconds_to_pass(elsewhere(age), clock)
+    assert clock.now == 0.0
+
+
+@pytest.mark.parametrize("age", [-3600.0, 4.6, 3600.0])
+def test_a_heartbeat_that_the_store_does_not_call_fresh_is_watched(age: float) -> None:
+    assert seconds_to_pass(elsewhere(age)) == pytest.approx(6.0)
+
+
+def test_a_scheduler_that_starts_a_run_again_right_after_a_death_is_not_turned_away() -> None:
+    clock, run = Clock(), elsewhere(1.0)
+    refuse_live_owner(run.log, LEASE, monotonic=clock.monotonic, sleep=clock.sleep, is_asked_by_person=False)
+    assert clock.now == pytest.approx(6.0)
+
+
 def test_an_owner_whose_process_is_gone_costs_no_wait(run: FabricatedRun) -> None:
     run.start(placement=entries.gone_placement())
     assert seconds_to_pass(run) == 0.0
