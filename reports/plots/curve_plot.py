@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from reports.plots.colors import BLACK, BLUE, GREY, PALE, nearest_colors, pixel_colors, reason_style
+from reports.plots.colors import BLACK, BLUE, GREY, PALE, reason_style
 from reports.plots.curve_labels import (
     describe_end,
     describe_run,
@@ -42,10 +42,8 @@ def draw_png(curves: RunCurves, *, width_px: int = 1200, height_px: int = 900, a
 
     canvas: Any = FigureCanvasAgg(_figure(curves, width_px, height_px, across))
     canvas.draw()
-    numbers = Image.fromarray(nearest_colors(np.asarray(canvas.buffer_rgba())))
-    image = io.BytesIO()
-    numbers.putpalette(pixel_colors().tobytes())
-    numbers.save(image, format="png", optimize=True)
+    drawn, image = Image.fromarray(np.asarray(canvas.buffer_rgba())), io.BytesIO()
+    drawn.convert("RGB").quantize(256).save(image, format="png", optimize=True)
     return image.getvalue()
 
 
