@@ -8,8 +8,9 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from storage.logs.history import History
 from storage.logs.log_entry import CheckpointReference, Writer
-from storage.logs.registry import Refused, RegistryState
+from storage.logs.registry import MODEL_KINDS, DatedDecision, ModelDecision, Refused, RegistryState
 from storage.logs.run_entries import (
     AttemptEnded,
     AttemptStarted,
@@ -135,3 +136,10 @@ def evaluated(step: int, val_loss: float, **changes: Any) -> EvaluationRecorded:
         "boundary": "a wall",
     }
     return EvaluationRecorded(step=step, **{**defaults, **changes})
+
+
+def registry_of(*decisions: tuple[datetime, ModelDecision]) -> RegistryState:
+    """Return the state of an alias with this history alone."""
+    fields = {kind: name.replace("-", "_") for name, kind in MODEL_KINDS.items()}
+    dated = (DatedDecision(at=at, **{fields[type(body)]: body}) for at, body in decisions)
+    return RegistryState(history=History(dated))

@@ -1,6 +1,6 @@
 """What each alias points at, and every decision about it, with the JSON fields of `cairn models`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -51,10 +51,10 @@ class AliasPromotion:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AliasDecision:
-    """One decision about an alias: promoted, refused (by `gate`) or rolled-back, with the checkpoint it is about.
+    """One decision about an alias: promoted, refused (by `gate`, for `detail`), rolled-back or withdrawn.
 
-    For a roll-back that is the checkpoint the alias points at afterwards, and `previous` the one it left. A withdrawn
-    run is deleted: no roll-back goes to it any more.
+    For a roll-back the checkpoint is the one that the alias points at afterwards, and `previous` the one it left. A
+    withdrawn run is deleted: no roll-back goes to it any more. The alias points at what the `current` one says.
     """
 
     alias: str
@@ -64,10 +64,12 @@ class AliasDecision:
     step: int | None
     manifest_sha256: str | None
     gate: str | None
+    detail: str | None
     by: str
-    why: str
+    why: str | None
     evaluation: PromotedEvaluation | None
     previous: str | None
+    current: bool
 
 
 def list_promotions(store: ObjectStore) -> tuple[AliasPromotion, ...]:
@@ -93,23 +95,25 @@ def list_alias_promotions(alias: str, state: RegistryState) -> tuple[AliasPromot
 
 def list_decisions(store: ObjectStore) -> tuple[AliasDecision, ...]:
     """Return every decision about every alias, newest first: undone promotions, refusals and roll-backs too."""
-    states = [(alias, Registry(store, alias).refresh()) for alias in list_aliases(store)]
-    return tuple(_decision(alias, at, body, state) for alias, state in states for at, body in reversed(state.history))
+    states = ((alias, Registry(store, alias).refresh()) for alias in list_aliases(store))
+    return tuple(decision for alias, state in states for decision in list_alias_decisions(alias, state))
 
 
-def _decision(alias: str, at: datetime, body: ModelDecision, state: RegistryState) -> AliasDecision:
-    about: Promoted | Refused | None
-    match body:
-        case Promoted():
-            about, why, previous = body, body.why, body.previous
-        case Refused():
-            about, why, previous = body, f"{body.detail}; offered because {body.why}" if body.why else body.detail, None
-        case RolledBack():
-            promotions = (item.promoted for item in reversed(state.history) if item.promoted is not None)
-            about = next((item for item in promotions if item.manifest_sha256 == body.manifest_sha256), None)
-            why, previous = body.why, body.left_manifest_sha256
-        case Withdrawn():
-            about, why, previous = None, body.why, None
+def list_alias_decisions(alias: str, state: RegistryState) -> tuple[AliasDecision, ...]:
+    """Return every decision about one alias, newest first."""
+    moves = [body for _, body in state.history if isinstance(body, Promoted | RolledBack)]
+    return tuple(_decision(alias, at, body, state, moves[-1:]) for at, body in reversed(state.history))
+
+
+def _decision(
+    alias: str, at: datetime, body: ModelDecision, state: RegistryState, newest_move: Sequence[ModelDecision]
+) -> AliasDecision:
+    about: Promoted | Refused | None = body if isinstance(body, Promoted | Refused) else None
+    previous = body.previous if isinstance(body, Promoted) else None
+    if isinstance(body, RolledBack):
+        promotions = (item.promoted for item in reversed(state.history) if item.promoted is not None)
+        about = next((item for item in promotions if item.manifest_sha256 == body.manifest_sha256), None)
+        previous = body.left_manifest_sha256
     is_measured = about is not None and about.suite_sha256 is not None
     return AliasDecision(
         alias=alias,
@@ -119,8 +123,10 @@ def _decision(alias: str, at: datetime, body: ModelDecision, state: RegistryStat
         step=about.step if about else None,
         manifest_sha256=None if isinstance(body, Withdrawn) else body.manifest_sha256,
         gate=body.gate if isinstance(body, Refused) else None,
+        detail=body.detail if isinstance(body, Refused) else None,
         by=body.by,
-        why=why,
+        why=body.why or None,
         evaluation=project(about, PromotedEvaluation) if is_measured else None,
         previous=previous,
+        current=any(body is move for move in newest_move),
     )

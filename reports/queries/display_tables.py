@@ -229,6 +229,7 @@ def decisions_table(decisions: "Sequence[AliasDecision]") -> Table:
             "at (UTC)": lambda item: item.at,
             "by": lambda item: item.by,
             "manifest": lambda item: short_digest(item.manifest_sha256),
+            "detail": lambda item: item.detail,
             "why": lambda item: item.why,
         },
         empty="nothing was decided yet; a run that finishes offers its best checkpoint",

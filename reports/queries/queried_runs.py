@@ -8,8 +8,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from reports.queries.alias_history import list_decisions
 from reports.queries.run_status import RunPhase, standing_of
-from reports.queries.run_tables import LOG_TABLES, ROWS, STEP_TABLES, columns, read_promotions, schema_digest
+from reports.queries.run_tables import LOG_TABLES, ROWS, STEP_TABLES, columns, promotion_row, schema_digest
 from reports.queries.sql_rows import make_log_rows, make_step_rows, make_unreadable_row
 from storage.logs.heartbeat import read_heartbeat
 from storage.logs.run_log import run_prefix
@@ -98,8 +99,8 @@ def _fresh(store: ObjectStore, tables: frozenset[str], unreadable: dict[str, str
     rows: dict[str, list[Any]] = {}
     if "runs" in tables and unreadable:
         rows["runs"] = [make_unreadable_row(run_id, why) for run_id, why in sorted(unreadable.items())]
-    if "promotions" in tables and (promotions := read_promotions(store)):
-        rows["promotions"] = list(promotions)
+    if "promotions" in tables and (decisions := list_decisions(store)):
+        rows["promotions"] = [promotion_row(decision) for decision in decisions]
     if not rows:
         return ()
     from storage.tables.table_pack import arrow_table

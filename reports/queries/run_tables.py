@@ -1,31 +1,21 @@
 """The SQL tables: a record for each, whose fields are its columns: those of JSON, flattened, and what SQL adds."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, make_dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, make_dataclass
 from datetime import datetime
 from functools import cache
 from types import NoneType
 from typing import Any, NewType, get_args, get_type_hints
 
+from reports.queries.alias_history import AliasDecision
 from reports.queries.checkpoints import CheckpointSummary
 from reports.queries.evaluations import EvaluationSummary
 from reports.queries.receipts import DecisionSummary, PlacementSummary, Receipt
 from reports.queries.run_status import RunSummary
 from storage.logs.fold_cache import FOLD_VERSION
-from storage.logs.registry import (
-    MODEL_KINDS,
-    ModelDecision,
-    Promoted,
-    Refused,
-    Registry,
-    RolledBack,
-    Withdrawn,
-    list_aliases,
-)
 from storage.logs.run_entries import DevicePeak
 from storage.logs.step_log import StepRecord
-from storage.stores.document import sha256
-from storage.stores.object_store import ObjectStore
+from storage.stores.document import project, sha256
 from storage.tables.table_index import Column
 
 JsonText = NewType("JsonText", str)
@@ -63,7 +53,7 @@ _TYPES: Mapping[Any, str] = {
 class PromotionRow:
     """A decision on an alias: `kind` is promoted, refused, rolled-back or withdrawn; it points at the `current` row.
 
-    Run, step and weights of a roll-back are those the alias went back to. Queries take the family from the run.
+    Run, step and weights of a roll-back are those the alias went back to.
     """
 
     alias: str
@@ -163,44 +153,22 @@ LOG_TABLES = ("runs", "training_attempts", "checkpoints", "evaluations")
 """Tables made from a run's log alone, except for the progress of an open attempt."""
 STEP_TABLES = ("steps",)
 
-_DECISIONS = {record: kind for kind, record in MODEL_KINDS.items()}
-_PROMOTION_COLUMNS = tuple(PromotionRow.__slots__)
 
-
-def read_promotions(store: ObjectStore) -> list[PromotionRow]:
-    """Return the rows of all aliases of the store, each alias oldest first; read from the registry at each query."""
-    histories = ((alias, Registry(store, alias).refresh().history) for alias in list_aliases(store))
-    return [row for alias, history in histories for row in promotion_rows(alias, [(at, body) for at, body in history])]
-
-
-def promotion_rows(alias: str, decisions: Sequence[tuple[datetime, ModelDecision]]) -> list[PromotionRow]:
-    """Return a row for every decision on an alias, oldest first."""
-    rows: list[PromotionRow] = []
-    points_at: str | None = None
-    promoted: dict[str | None, Promoted] = {}
-    for decided_at, body in decisions:
-        values = _values(body, _PROMOTION_COLUMNS)
-        values |= {"alias": alias, "kind": _DECISIONS[type(body)], "decided_at": decided_at}
-        values.setdefault("metrics", {})
-        match body:
-            case Promoted():
-                values["promoted_at"] = decided_at
-                promoted[body.manifest_sha256] = body
-            case Refused():
-                values["why"] = body.why or None
-            case RolledBack():
-                values |= {"previous": points_at}
-                if target := promoted.get(body.manifest_sha256):
-                    values |= _values(target, ("run_id", "step", "suite_sha256", "metrics"))
-        values |= {"val_loss": values["metrics"].get("val_loss"), "current": False}
-        rows.append(PromotionRow(**{**dict.fromkeys(_PROMOTION_COLUMNS), **values}))
-        points_at = points_at if isinstance(body, Refused | Withdrawn) else body.manifest_sha256
-    newest = max((n for n, row in enumerate(rows) if row.kind in ("promoted", "rolled-back")), default=None)
-    return [replace(row, current=n == newest) for n, row in enumerate(rows)]
-
-
-def _values(record: ModelDecision, names: Sequence[str]) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in names if hasattr(record, name)}
+def promotion_row(decision: AliasDecision) -> PromotionRow:
+    """Return the row of a decision on an alias; queries take the family from the run."""
+    measured = decision.evaluation
+    return project(
+        decision,
+        PromotionRow,
+        kind=decision.decision,
+        decided_at=decision.at,
+        promoted_at=decision.at if decision.decision == "promoted" else None,
+        model_family=None,
+        suite_sha256=measured.suite_sha256 if measured else None,
+        val_loss=measured.metrics.get("val_loss") if measured else None,
+        metrics=measured.metrics if measured else {},
+        verdict=measured.verdict if measured else None,
+    )
 
 
 @cache

@@ -3,15 +3,16 @@
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 
-from reports.queries.run_tables import ROWS, promotion_rows
+from reports.queries.alias_history import list_alias_decisions
+from reports.queries.run_tables import ROWS, PromotionRow, promotion_row
 from reports.queries.sql_rows import make_log_rows, make_step_rows
 from storage.logs.log_entry import CheckpointReference, ForkOrigin
-from storage.logs.registry import Promoted, Refused, RolledBack, Withdrawn
+from storage.logs.registry import ModelDecision, Promoted, Refused, RolledBack, Withdrawn
 from storage.logs.run_entries import (
     CurveVerdict,
     DataQuarantined,
@@ -22,7 +23,7 @@ from storage.logs.run_entries import (
 from storage.logs.run_fold import fold
 from storage.logs.run_state import RunState
 from storage.logs.step_log import StepRecord
-from tests.entries import NOON, decided, ended, evaluated, placement, started
+from tests.entries import NOON, decided, ended, evaluated, placement, registry_of, started
 from tests.fabricated_run import configuration
 from tests.storage.builders import committed, entry, opened
 
@@ -99,7 +100,7 @@ REFUSED = Refused(
     suite_sha256="s2",
     metrics={"val_loss": 3.5},
 )
-BACK = RolledBack(alias="best", manifest_sha256="m40", by="you", why="it stutters")
+BACK = RolledBack(alias="best", manifest_sha256="m40", by="you", why="it stutters", left_manifest_sha256="m40")
 STEP = StepRecord(
     step=21,
     attempt=2,
@@ -310,20 +311,25 @@ def test_a_step_shows_its_record(state: RunState) -> None:
     assert shown(row) == own | {"run_id": "r1", "model_family": "tiny", "replays": 0}
 
 
+def promotion_rows(*decisions: tuple[datetime, ModelDecision]) -> list[PromotionRow]:
+    """Return the rows of these decisions, oldest first."""
+    return [promotion_row(item) for item in reversed(list_alias_decisions("best", registry_of(*decisions)))]
+
+
 def test_a_withdrawal_is_a_row_of_its_own_and_moves_no_alias() -> None:
     withdrawn = Withdrawn(alias="best", run_id="r0", by="me", why="not needed")
-    promoted, row = promotion_rows("best", [(at(1), PROMOTED), (at(2), withdrawn)])
+    promoted, row = promotion_rows((at(1), PROMOTED), (at(2), withdrawn))
     assert (promoted.current, row.current) == (True, False)
     assert (row.kind, row.run_id, row.by, row.why, row.step) == ("withdrawn", "r0", "me", "not needed", None)
 
 
 def test_every_decision_on_an_alias_shows_its_own_fields() -> None:
-    promoted, refused, back = map(shown, promotion_rows("best", [(at(1), PROMOTED), (at(2), REFUSED), (at(3), BACK)]))
+    promoted, refused, back = map(shown, promotion_rows((at(1), PROMOTED), (at(2), REFUSED), (at(3), BACK)))
     of_promoted = {name: getattr(PROMOTED, name) for name in PROMOTED.__slots__ if name in promoted}
     assert {name: promoted[name] for name in of_promoted} == of_promoted
     assert (promoted["kind"], promoted["decided_at"], promoted["promoted_at"]) == ("promoted", at(1), at(1))
     assert (promoted["val_loss"], promoted["current"], promoted["gate"]) == (2.5, False, None)
-    assert [row.current for row in promotion_rows("best", [(at(1), PROMOTED), (at(2), REFUSED)])] == [True, False]
+    assert [row.current for row in promotion_rows((at(1), PROMOTED), (at(2), REFUSED))] == [True, False]
     of_refused = {name: getattr(REFUSED, name) for name in REFUSED.__slots__ if name in refused}
     assert {name: refused[name] for name in of_refused} == of_refused
     assert (refused["kind"], refused["promoted_at"], refused["val_loss"]) == ("refused", None, 3.5)

@@ -7,7 +7,8 @@ import pyarrow as pa
 import pytest
 
 from reports.queries import run_tables
-from reports.queries.run_tables import ROWS, columns, promotion_rows
+from reports.queries.alias_history import list_alias_decisions
+from reports.queries.run_tables import ROWS, columns, promotion_row
 from reports.queries.sql_rows import make_attempt_row, make_log_rows, make_run_row, make_unreadable_row
 from storage.logs.log_entry import CheckpointReference
 from storage.logs.registry import Promoted, RolledBack
@@ -15,7 +16,7 @@ from storage.logs.run_entries import CheckpointSuperseded, RunFinished
 from storage.logs.run_fold import fold
 from storage.logs.run_state import RunState
 from storage.tables.table_pack import arrow_table
-from tests.entries import NOON, ended, evaluated, started
+from tests.entries import NOON, ended, evaluated, registry_of, started
 from tests.storage.builders import committed, entry, opened
 
 
@@ -105,11 +106,11 @@ def test_after_a_roll_back_to_nothing_the_alias_points_nowhere() -> None:
         why="better",
         previous=None,
     )
-    back = RolledBack(alias="a", manifest_sha256=None, by="me", why="worse")
-    rows = promotion_rows("a", [(NOON, promoted), (NOON, back)])
+    back = RolledBack(alias="a", manifest_sha256=None, by="me", why="worse", left_manifest_sha256="m")
+    rows = [promotion_row(item) for item in list_alias_decisions("a", registry_of((NOON, promoted), (NOON, back)))]
     assert [(row.kind, row.current, row.run_id, row.previous) for row in rows] == [
-        ("promoted", False, "r1", None),
         ("rolled-back", True, None, "m"),
+        ("promoted", False, "r1", None),
     ]
 
 

@@ -2,7 +2,11 @@
 
 from tests.wiring.mutant import mutant
 
-ROWS, RECEIPTS, TABLES = "reports/queries/sql_rows.py", "reports/queries/receipts.py", "reports/queries/run_tables.py"
+ROWS, RECEIPTS, ALIASES = (
+    "reports/queries/sql_rows.py",
+    "reports/queries/receipts.py",
+    "reports/queries/alias_history.py",
+)
 COLUMNS = "tests/reports/test_sql_columns.py::test_every_column_that_follows_from_the_log_shows_its_own_field"
 RECORDED = "tests/reports/test_sql_columns.py::test_a_recorded_evaluation_shows_its_metrics_samples_and_verdict"
 DECISIONS = "tests/reports/test_sql_columns.py::test_every_decision_on_an_alias_shows_its_own_fields"
@@ -82,8 +86,14 @@ REPORT_MUTANTS = (
         'perplexity=summary.metrics.get("val_loss")',
         RECORDED,
     ),
-    mutant("sql-refused-is-current", TABLES, 'if row.kind in ("promoted", "rolled-back")', "if row.kind", DECISIONS),
-    mutant("sql-back-from-nowhere", TABLES, '"previous": points_at', '"previous": None', DECISIONS),
+    mutant(
+        "sql-refused-is-current",
+        ALIASES,
+        "if isinstance(body, Promoted | RolledBack)]",
+        "if body is not None]",
+        DECISIONS,
+    ),
+    mutant("sql-back-from-nowhere", ALIASES, "previous = body.left_manifest_sha256", "previous = None", DECISIONS),
     mutant(
         "promotion-without-improvement",
         "tasks/checkpoints/promotion.py",
