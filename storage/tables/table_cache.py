@@ -70,13 +70,12 @@ class UnreadableRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GatheredTables:
-    """All rows of the wanted tables; the files exist while `copies` is referenced."""
+    """All rows of the wanted tables."""
 
     parts: tuple[TablePart, ...]
     fresh: tuple[FreshTable, ...]
     stamps: tuple[RunStamp, ...]
     unreadable: tuple[UnreadableRun, ...]
-    copies: SnapshotCache
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,7 +115,6 @@ class TableCache:
             fresh=tuple(gathering.fresh),
             stamps=(*stamps, *gathering.stamps),
             unreadable=tuple(gathering.unreadable),
-            copies=self._copies,
         )
 
     def _usable_packs(self, kind: TableKind, run_ids: Sequence[str], wanted: Collection[str]) -> list[_UsablePack]:

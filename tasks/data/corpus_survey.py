@@ -9,8 +9,6 @@ from storage.snapshots.document_index import SplitName
 from tasks.data.document import Document, InvalidCorpus, Piece, Rejected, RejectionKind, Source
 
 _REPORT_EVERY_PIECES = 1024
-_SLOT_BYTES = 16
-_EMPTY_SLOT = bytes(_SLOT_BYTES)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,43 +56,25 @@ class TextSample:
                 yield content.decode("utf-8")
 
 
-class SeenDigests:
-    """Digests' first 128 bits in a flat table: 24 to 48 bytes, a set's are 100 (Knuth, TAOCP 3, 6.4, algorithm L)."""
-
-    def __init__(self) -> None:
-        self._table, self._count = bytearray(_SLOT_BYTES << 12), 0
-
-    def add(self, sha256: str) -> bool:
-        """Add a hex digest; returns whether it is new."""
-        is_new = self._insert(bytes.fromhex(sha256[: 2 * _SLOT_BYTES]))
-        self._count += is_new
-        if 3 * self._count * _SLOT_BYTES > 2 * len(self._table):
-            before, self._table = self._table, bytearray(2 * len(self._table))
-            for start in range(0, len(before), _SLOT_BYTES):
-                if (digest := bytes(before[start : start + _SLOT_BYTES])) != _EMPTY_SLOT:
-                    self._insert(digest)
-        return is_new
-
-    def _insert(self, digest: bytes) -> bool:
-        place = int.from_bytes(digest[:8], "little") * _SLOT_BYTES % len(self._table)
-        while (found := self._table[place : place + _SLOT_BYTES]) not in (_EMPTY_SLOT, digest):
-            place = (place + _SLOT_BYTES) % len(self._table)
-        self._table[place : place + _SLOT_BYTES] = digest
-        return found != digest
-
-
-def reject_duplicates(pieces: Iterator[Piece], seen: SeenDigests) -> Iterator[Piece]:
-    """Yield the pieces; a document whose text is in `seen` becomes a rejected one."""
+def reject_duplicates(pieces: Iterator[Piece], seen: set[bytes]) -> Iterator[Piece]:
+    """Yield the pieces; a document whose hash is in `seen` becomes a rejected one, the others' are added to it."""
     for piece in pieces:
-        if isinstance(piece, Document) and not seen.add(piece.sha256):
+        if isinstance(piece, Document) and (digest := remembered(piece.sha256)) in seen:
             yield Rejected(
                 source=piece.source,
                 offset_bytes=piece.offset_bytes,
                 kind=RejectionKind.DUPLICATE,
                 detail=f"the same text as an earlier document, sha256 {piece.sha256}",
             )
-        else:
-            yield piece
+            continue
+        if isinstance(piece, Document):
+            seen.add(digest)
+        yield piece
+
+
+def remembered(sha256: str) -> bytes:
+    """Return what is kept of a document's hash: 128 bits tell more texts apart than there are."""
+    return bytes.fromhex(sha256[:32])
 
 
 def survey_corpus(
@@ -108,7 +88,7 @@ def survey_corpus(
     """Read everything once; offers the train text to `sample`, and calls on_text(bytes, documents)."""
     pieces = (piece for source in sources for piece in source.pieces())
     documents, text_bytes, rejected = Counter[SplitName](), 0, Counter[tuple[str, RejectionKind]]()
-    for number, piece in enumerate(reject_duplicates(pieces, SeenDigests()) if deduplicate else pieces):
+    for number, piece in enumerate(reject_duplicates(pieces, set()) if deduplicate else pieces):
         if isinstance(piece, Rejected):
             rejected[piece.source, piece.kind] += piece.kind is not RejectionKind.DUPLICATE
         else:

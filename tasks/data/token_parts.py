@@ -16,7 +16,7 @@ import pyarrow.compute as compute
 from model.data.tokenizer import Tokenizer
 from storage.snapshots.token_shard import token_dtype
 from storage.stores.local_store import fsync_path
-from tasks.data.corpus_survey import SeenDigests
+from tasks.data.corpus_survey import remembered
 from tasks.data.document import Document, Piece, Rejected, Source
 
 _BATCH_PIECES = 4096
@@ -60,13 +60,10 @@ def read_remaining_pieces(sources: Sequence[Source], done: PartsDone) -> Iterato
         yield from islice(source.pieces(), done.pieces if source.name == done.source else 0, None)
 
 
-def read_digests(done: PartsDone) -> SeenDigests:
-    """Return the digests of all documents in the parts."""
-    seen = SeenDigests()
-    for batch in read_parts(done.paths):
-        for digest in batch.column("sha256").drop_null().to_pylist():
-            seen.add(digest)
-    return seen
+def read_digests(done: PartsDone) -> set[bytes]:
+    """Return what is remembered of all documents in the parts."""
+    digests = (batch.column("sha256").drop_null().to_pylist() for batch in read_parts(done.paths))
+    return {remembered(digest) for listed in digests for digest in listed}
 
 
 def read_parts(paths: Iterable[Path]) -> Iterator[pa.RecordBatch]:

@@ -40,8 +40,7 @@ def flip_data(environment: Environment) -> int:
 
 
 def _is_shard(path: Path) -> bool:
-    is_plain = path.is_file() and not path.name.startswith(".") and "leases" not in path.parts
-    return is_plain and path.stat().st_size > _SHARD_BYTES
+    return path.is_file() and not path.name.startswith(".") and path.stat().st_size > _SHARD_BYTES
 
 
 def flipped(data: bytes, seed: str) -> bytes:

@@ -17,7 +17,7 @@ from model.configuration.data import DataConfig
 from model.data.tokenizer import Tokenizer
 from storage.snapshots.snapshot_manifest import SnapshotManifest
 from tasks.data.build_progress import BuildProgress, BuildStage
-from tasks.data.corpus_survey import SeenDigests, TextSample
+from tasks.data.corpus_survey import TextSample
 from tasks.data.document import Document, InvalidCorpus, make_document, split_of
 from tasks.data.snapshot_build import BuildOptions, build_folder, build_snapshot
 from tasks.data.snapshot_lookup import SnapshotReference
@@ -240,14 +240,6 @@ def test_a_bounded_sample_teaches_the_same_tokenizer_whatever_the_order(corpus: 
     turned = data.model_copy(update={"sources": data.sources[::-1]})
     one, two = built(data, corpus).manifest, built(turned, corpus).manifest
     assert one.tokenizer_sha256 == two.tokenizer_sha256 != built(DATA, corpus).manifest.tokenizer_sha256
-
-
-def test_digests_are_remembered_in_a_bounded_number_of_bytes() -> None:
-    seen = SeenDigests()
-    digests = [make_document("a", 0, f"{number}".encode()).sha256 for number in range(20_000)]
-    assert all(seen.add(digest) for digest in digests)
-    assert not any(seen.add(digest) for digest in digests)
-    assert len(seen._table) <= 48 * 20_000
 
 
 def test_the_split_of_a_document_is_in_its_row(corpus: Path) -> None:
