@@ -128,7 +128,16 @@ def _run_flow(handed: HandedOver, log: RunLog, server: PrefectServer, *, again: 
     before = log.state.latest_attempt
     server.wait_ready()
     try:
-        state = _call_flow(handed.resolved)
+        from flows.train_gpt import train_gpt
+
+        state = train_gpt(
+            config=handed.resolved.request.config,
+            run_id=handed.resolved.run_id,
+            overrides=list(handed.resolved.request.overrides),
+            store=handed.resolved.store_url,
+            start_over=handed.resolved.request.start_over,
+            return_state=True,
+        )
     except Exception as error:
         end = _end_without_prefect(error, log, before)
         if end is not None:
@@ -153,19 +162,6 @@ def explain_outside_state(name: str, log: RunLog) -> str:
     reached = f"attempt {ended.attempt} ended {ended.reason} at step {ended.last_step}" if ended else "no attempt ended"
     return (
         f"this flow run was set to {name} in Prefect from outside; by the run log {reached}; the same command continues"
-    )
-
-
-def _call_flow(resolved: ResolvedRequest) -> Any:
-    from flows.train_gpt import train_gpt
-
-    return train_gpt(
-        config=resolved.request.config,
-        run_id=resolved.run_id,
-        overrides=list(resolved.request.overrides),
-        store=resolved.store_url,
-        start_over=resolved.request.start_over,
-        return_state=True,
     )
 
 

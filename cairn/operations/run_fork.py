@@ -15,8 +15,6 @@ from storage.logs.log_entry import ForkOrigin
 from storage.logs.run_entries import CheckpointCommitted, RunOpened
 from storage.logs.run_log import RunLog
 from storage.snapshots.data_snapshot import TOKENIZER, read_manifest
-from storage.snapshots.snapshot_manifest import SnapshotManifest
-from storage.stores.object_store import ObjectStore
 from tasks.attempt.attempt_claim import refuse_deleted
 from tasks.configuration.configuration_source import parse_configuration
 from tasks.configuration.run_configuration import RunConfig
@@ -125,17 +123,13 @@ def _choose_data(found: FoundCheckpoint, config: RunConfig, changed: Mapping[str
         given = {} if config.data.snapshot else {"tokenizer": str(tokenizer)}
         data = config.data.model_copy(update=given)
         built = build_snapshot(store, data, base_dir)
-    _require_same_tokenizer(store, opened, built.manifest)
-    check_block_size(built.manifest, config.model.block_size, config.data)
-    return built.snapshot_id
-
-
-def _require_same_tokenizer(store: ObjectStore, opened: RunOpened, manifest: SnapshotManifest) -> None:
-    if manifest.tokenizer_sha256 != read_manifest(store, opened.data_snapshot).tokenizer_sha256:
+    if built.manifest.tokenizer_sha256 != read_manifest(store, opened.data_snapshot).tokenizer_sha256:
         raise InvalidConfiguration(
             "data.sources: that snapshot was made with another tokenizer than the network's; rule: the same tokens. "
             "Name text instead, which is tokenized with the network's own"
         )
+    check_block_size(built.manifest, config.model.block_size, config.data)
+    return built.snapshot_id
 
 
 def _opening(

@@ -134,7 +134,11 @@ class EphemeralServer:
         if not self._stopping.is_set():
             self.is_lost = True
             self._say(f"the temporary Prefect server died {restarts + 1} times: its pages miss the rest of this run")
-            _answer_gone(self._listening)
+            # It answers every request in the other's place: Prefect's client then gives up at once, without retries.
+            server = ThreadingHTTPServer(("", 0), _Gone, bind_and_activate=False)
+            server.socket.close()
+            server.socket = self._listening
+            server.serve_forever()
 
 
 class _Gone(BaseHTTPRequestHandler):
@@ -145,14 +149,6 @@ class _Gone(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *arguments: Any) -> None:
         return
-
-
-def _answer_gone(listening: socket.socket) -> None:
-    """Answer every request in the server's place: Prefect's client then gives up at once, without retries."""
-    server = ThreadingHTTPServer(("", 0), _Gone, bind_and_activate=False)
-    server.socket.close()
-    server.socket = listening
-    server.serve_forever()
 
 
 def is_ephemeral_server(environment: Mapping[str, str]) -> bool:

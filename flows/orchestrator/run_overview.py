@@ -140,7 +140,12 @@ class RunOverview:
         self._emit_ended()
         self._name_and_tag(client, flow_run_id)
         if self._ended.is_set() or self._is_curve_due():
-            self._draw()
+            started, ended = time.monotonic(), self._ended_attempts
+            markdown = curve_markdown(self._log)
+            if markdown is not None:
+                now = time.monotonic()
+                self._drawn = Drawing(at_seconds=now, cost_seconds=now - started, ended_attempts=ended)
+                self._curve = markdown
         self._form = self._form or find_evaluation_form(client, self._kept)
         page = overview_markdown(self._log, self._curve, self._question, self._form)
         if page != self._shown:
@@ -168,14 +173,6 @@ class RunOverview:
         if name != self._name:
             client.update_flow_run(flow_run_id, name=name)
             self._name = name
-
-    def _draw(self) -> None:
-        started, ended = time.monotonic(), self._ended_attempts
-        markdown = curve_markdown(self._log)
-        if markdown is not None:
-            now = time.monotonic()
-            self._drawn = Drawing(at_seconds=now, cost_seconds=now - started, ended_attempts=ended)
-            self._curve = markdown
 
     def _is_curve_due(self) -> bool:
         now = time.monotonic()

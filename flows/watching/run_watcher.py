@@ -169,7 +169,12 @@ class RunWatcher:
                 )
             case Continue(why=why):
                 stalled = StalledRun(run_id=run_id, state=log.state, seconds=now - observed.unchanged_since)
-                return self._continue(stalled, why)
+                match self._continuation.begin(stalled):
+                    case Busy(why=obstacle):
+                        return WatchRow(run_id=stalled.run_id, action=WatchAction.WAITS, why=f"{why}; {obstacle}")
+                    case Begun(how=how):
+                        self._memory.note_continued(stalled.run_id)
+                        return WatchRow(run_id=stalled.run_id, action=WatchAction.CONTINUED, why=why, how=how)
 
     def _observe(self, log: RunLog) -> Observed:
         observed = self._memory.observe(log)
@@ -187,14 +192,6 @@ class RunWatcher:
             registry.refresh()
             self._read_aliases.add(alias)
         return registry.state
-
-    def _continue(self, stalled: StalledRun, why: str) -> WatchRow:
-        match self._continuation.begin(stalled):
-            case Busy(why=obstacle):
-                return WatchRow(run_id=stalled.run_id, action=WatchAction.WAITS, why=f"{why}; {obstacle}")
-            case Begun(how=how):
-                self._memory.note_continued(stalled.run_id)
-                return WatchRow(run_id=stalled.run_id, action=WatchAction.CONTINUED, why=why, how=how)
 
     def _is_near(self, row: WatchRow, looked_at: float) -> bool:
         if row.seconds is None:

@@ -37,11 +37,19 @@ class MlflowExporter:
         """Find the MLflow run by its tag or create it, and read the last step that was sent."""
         opened_at = state.opened_at.isoformat() if state.opened_at else ""
         identity = f"{self._run_id}@{opened_at}"
-        found = self._find(identity)
+        answer = self._client.post(
+            "runs/search",
+            experiment_ids=[self._experiment_id()],
+            filter=f"tags.\"{_IDENTITY}\" = '{identity}'",
+            max_results=1,
+        )
+        found = next(iter(answer.get("runs", [])), None)
         self._mlflow_run = found["info"]["run_id"] if found else self._create(identity, state)
         self._sent_step, self._unsettled = _sent_step_of(found, state), []
         self._client.post("runs/update", run_id=self._mlflow_run, status="RUNNING")
-        self._send_parameters(state)
+        frozen = flatten(state.opened.config) if state.opened else {}
+        listed = [{"key": key, "value": str(value)[:_MOST_CHARACTERS]} for key, value in sorted(frozen.items())]
+        self._send("params", listed)  # the frozen ones: MLflow allows no parameter to change
 
     def write(self, update: CurveUpdate) -> None:
         """Send the steps that are committed now."""
@@ -72,15 +80,6 @@ class MlflowExporter:
         at = ended and state.attempts[-1].ended_at
         extra = {"end_time": int(at.timestamp() * 1000)} if at else {}
         self._client.post("runs/update", run_id=self._mlflow_run, status=status, **extra)
-
-    def _find(self, identity: str) -> Any:
-        answer = self._client.post(
-            "runs/search",
-            experiment_ids=[self._experiment_id()],
-            filter=f"tags.\"{_IDENTITY}\" = '{identity}'",
-            max_results=1,
-        )
-        return next(iter(answer.get("runs", [])), None)
 
     def _experiment_id(self) -> str:
         try:
@@ -113,12 +112,6 @@ class MlflowExporter:
             tags=[{"key": key, "value": value} for key, value in tags.items()],
         )
         return str(created["run"]["info"]["run_id"])
-
-    def _send_parameters(self, state: RunState) -> None:
-        """Send the frozen configuration: MLflow does not allow a parameter to change."""
-        frozen = flatten(state.opened.config) if state.opened else {}
-        listed = [{"key": key, "value": str(value)[:_MOST_CHARACTERS]} for key, value in sorted(frozen.items())]
-        self._send("params", listed)
 
     def _send(self, kind: str, items: Iterable[Mapping[str, object]]) -> None:
         """Send params, metrics or tags in requests of the size that MLflow takes."""

@@ -119,7 +119,9 @@ def gather_report(log: RunLog, environment: Mapping[str, str]) -> tuple[RunRepor
     state, curves, attempts = log.state, gather_curves(log), read_receipts(log)
     newest = state.newest_committed
     replayed = sum(point.replays for point in curves.points)
-    price = _price(state, environment)
+    document: dict[str, Any] = dict(configuration_document(state).get("cost", {}))
+    named = {"gpu_hour_price": environment.get(_PRICE), "currency": environment.get(_CURRENCY)}
+    price = CostConfig.model_validate(document | {key: value for key, value in named.items() if value})
     report = RunReport(
         run_id=log.run_id,
         newest_seq=log.seq,
@@ -171,13 +173,6 @@ def quarantines_table(quarantines: Sequence[DataQuarantined]) -> Table:
             "why": lambda item: item.detail,
         },
     )
-
-
-def _price(state: RunState, environment: Mapping[str, str]) -> CostConfig:
-    """Return the price in the newest attempt's configuration; the environment overrides it."""
-    document: dict[str, Any] = dict(configuration_document(state).get("cost", {}))
-    named = {"gpu_hour_price": environment.get(_PRICE), "currency": environment.get(_CURRENCY)}
-    return CostConfig.model_validate(document | {key: value for key, value in named.items() if value})
 
 
 def _last_sign(state: RunState) -> datetime | None:

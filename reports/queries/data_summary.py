@@ -247,7 +247,11 @@ def _summarize_window(
     is_weighted: bool,
 ) -> WindowSummary:
     first, split = span.start, span.split
-    groups = _groups_between(files.manifest, split, first, span.stop + 1)
+    end = span.stop + 1
+    ends = tuple(accumulate(group.tokens(split) for group in files.manifest.known_groups))
+    starts = (0, *ends[:-1])
+    spans = zip(files.manifest.known_groups, starts, ends, strict=False)
+    groups = tuple(group.name for group, start, stop in spans if start < min(end, stop) and first < stop)
     tokens = np.concatenate(list(slices_between(files.shards(split), first, span.stop)))
     return WindowSummary(
         split=split,
@@ -260,10 +264,3 @@ def _summarize_window(
         groups=groups,
         is_drawn=split == "val" or len(groups) < 2 or not is_weighted,
     )
-
-
-def _groups_between(manifest: SnapshotManifest, split: SplitName, first: int, end: int) -> tuple[str, ...]:
-    ends = tuple(accumulate(group.tokens(split) for group in manifest.known_groups))
-    starts = (0, *ends[:-1])
-    spans = zip(manifest.known_groups, starts, ends, strict=False)
-    return tuple(group.name for group, start, stop in spans if start < min(end, stop) and first < stop)

@@ -63,7 +63,11 @@ def delete_run(
         _unpin(log, claimant, is_dead)
         log.append(partial(_close, log.run_id, body), writer=claimant.writer)
     report = sweep_run(log, CheckpointConfig(), _NO_SUITE, is_dead=is_dead)
-    _note_in_index(log)
+    with suppress(StorageError):  # only a cache; without this, a list may show the run as it was for a while
+        index = RunIndex(log.store)
+        index.refresh()
+        index.note(log, is_over=bool(log.state.attempts))
+        index.save()
     return report
 
 
@@ -118,11 +122,3 @@ def _withdraw(alias: str, run_id: str, body: RunDeleted, known: RegistryState) -
 def _refuse(run_id: str, reasons: Iterable[str]) -> None:
     if listed := "; ".join(reasons):
         raise GateRefused(f"run {run_id} is needed, nothing is deleted: {listed}")
-
-
-def _note_in_index(log: RunLog) -> None:
-    with suppress(StorageError):  # only a cache; without this, a list may show the run as it was for a while
-        index = RunIndex(log.store)
-        index.refresh()
-        index.note(log, is_over=bool(log.state.attempts))
-        index.save()

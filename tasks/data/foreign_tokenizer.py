@@ -21,7 +21,17 @@ def load_library_tokenizer(text: str) -> LibraryTokenizer:
     """Return the tokenizer that `text` is; raises InvalidInput in one line. A child process tries each text once."""
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
     if digest not in _tried and text != Tokenizer.bytes().to_json():
-        _try_in_child(text)
+        with tempfile.TemporaryFile() as file:
+            file.write(text.encode("utf-8", "surrogatepass"))
+            file.seek(0)
+            try:
+                with bounded_process(
+                    "model.data.tokenizer_file", file=file, remedy=_REMEDY, core_seconds=_CORE_SECONDS
+                ) as stdout:
+                    stdout.read()
+            except IntegrityError as error:
+                where = "" if "tokenizer.json" in str(error) else "tokenizer.json: "
+                raise InvalidInput(f"{where}{error}") from error
         _tried.add(digest)
     return load_tokenizer(text)
 
@@ -44,17 +54,3 @@ def read_tokenizer(path: Path) -> Tokenizer:
     except (OSError, UnicodeDecodeError, InvalidInput) as error:
         problem = error.strerror if isinstance(error, OSError) else error
         raise InvalidInput(f"tokenizer file {path}: {problem}") from error
-
-
-def _try_in_child(text: str) -> None:
-    with tempfile.TemporaryFile() as file:
-        file.write(text.encode("utf-8", "surrogatepass"))
-        file.seek(0)
-        try:
-            with bounded_process(
-                "model.data.tokenizer_file", file=file, remedy=_REMEDY, core_seconds=_CORE_SECONDS
-            ) as stdout:
-                stdout.read()
-        except IntegrityError as error:
-            where = "" if "tokenizer.json" in str(error) else "tokenizer.json: "
-            raise InvalidInput(f"{where}{error}") from error

@@ -140,7 +140,12 @@ class _Import:
                 raise InvalidCorpus(f"{file.path}: tokens {start} to {stop - 1}: {error}") from error
             row = self._row(file, split, start, tokens[start:stop])
             writer.add_document(split, row)
-            self._count_shared(row, split)
+            digest = bytes.fromhex(row.sha256[:32])
+            if split == "val" and row.bytes:  # an end of text at the start of a file is not a document
+                self._val_digests.add(digest)
+            elif split == "train" and digest in self._val_digests:
+                self.first_shared = self.first_shared or f"{row.source}, byte {row.offset_bytes}"
+                self.shared += 1
             documents += 1
         found, after = describe_file(file.path), file.path.stat()
         if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
@@ -166,14 +171,6 @@ class _Import:
             split=split,
             sha256=sha256(text),
         )
-
-    def _count_shared(self, row: DocumentRow, split: SplitName) -> None:
-        digest = bytes.fromhex(row.sha256[:32])
-        if split == "val" and row.bytes:  # an end of text at the start of a file is not a document
-            self._val_digests.add(digest)
-        elif split == "train" and digest in self._val_digests:
-            self.first_shared = self.first_shared or f"{row.source}, byte {row.offset_bytes}"
-            self.shared += 1
 
 
 def _documents(tokens: NDArray[Any], end_of_text_id: int) -> Iterator[tuple[int, int]]:

@@ -29,7 +29,20 @@ def write_model_directory(folder: Path, opened: CheckpointModel, *, card: str) -
     staging = target.parent / f".{target.name}-{uuid.uuid4().hex}"
     try:
         staging.mkdir(parents=True)
-        _write_files(staging, opened, card)
+        for name, content in _documents(opened):
+            (staging / name).write_bytes(encode(content))
+        tokenizer = opened.snapshot.tokenizer_json
+        document = json.loads(tokenizer)
+        if (document.get("post_processor") or {}).get("type") not in (None, "ByteLevel"):
+            tokenizer = encode(document | {"post_processor": None}).decode()  # training adds no tokens around a text
+        (staging / TOKENIZER).write_text(tokenizer, encoding="utf-8")
+        (staging / "README.md").write_text(card, encoding="utf-8")
+        weights = {name: tensor.detach().cpu().float().numpy() for name, tensor in opened.network.named_parameters()}
+        renamed = to_hugging_face(weights)
+        records = [to_record(name, torch.from_numpy(renamed[name])) for name in sorted(renamed)]
+        with (staging / WEIGHTS).open("xb") as file:
+            for chunk in shard_chunks(records):
+                file.write(chunk)
         staging.rename(target)  # replaces an empty folder, and fails if it was filled meanwhile
     except OSError as error:
         raise TaskError(f"{folder}: cannot be written: {error}; name a folder this user may write to") from error
@@ -43,23 +56,6 @@ def require_empty(folder: Path) -> None:
         raise TaskError(f"{folder}: is no folder; rule: a new or empty folder; name another one")
     if folder.is_dir() and any(folder.iterdir()):
         raise TaskError(f"{folder}: is not empty; rule: nothing is overwritten; name a new folder or empty this one")
-
-
-def _write_files(folder: Path, opened: CheckpointModel, card: str) -> None:
-    for name, content in _documents(opened):
-        (folder / name).write_bytes(encode(content))
-    tokenizer = opened.snapshot.tokenizer_json
-    document = json.loads(tokenizer)
-    if (document.get("post_processor") or {}).get("type") not in (None, "ByteLevel"):
-        tokenizer = encode(document | {"post_processor": None}).decode()  # training adds no tokens around a text
-    (folder / TOKENIZER).write_text(tokenizer, encoding="utf-8")
-    (folder / "README.md").write_text(card, encoding="utf-8")
-    weights = {name: tensor.detach().cpu().float().numpy() for name, tensor in opened.network.named_parameters()}
-    renamed = to_hugging_face(weights)
-    records = [to_record(name, torch.from_numpy(renamed[name])) for name in sorted(renamed)]
-    with (folder / WEIGHTS).open("xb") as file:
-        for chunk in shard_chunks(records):
-            file.write(chunk)
 
 
 def _documents(opened: CheckpointModel) -> Iterator[tuple[str, Mapping[str, Any]]]:

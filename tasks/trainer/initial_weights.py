@@ -6,7 +6,7 @@ Source: the layout of `PreTrainedModel.save_pretrained`, whole or in shards.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,21 +79,10 @@ def keep_initial_weights(
         weights = from_hugging_face(arrays, model, vocab_size)
     except InvalidInput as error:
         raise _refusal(directory, str(error)) from error
-    return _keep(
-        store,
-        [
-            TensorRecord(name=name, dtype="F32", shape=array.shape, data=array.reshape(-1).view(np.uint8).data)
-            for name, array in sorted(weights.items())  # data: its shape -> (bytes,)
-        ],
-    )
-
-
-def read_initial_weights(store: ObjectStore, sha256: str) -> tuple[TensorRecord, ...]:
-    """Return the stored weights by the network's names; raises IntegrityError if a byte has changed."""
-    return parse_shard(read_verified(store, promised_weights(store, sha256)), where=_key(sha256))
-
-
-def _keep(store: ObjectStore, records: Sequence[TensorRecord]) -> str:
+    records = [
+        TensorRecord(name=name, dtype="F32", shape=array.shape, data=array.reshape(-1).view(np.uint8).data)
+        for name, array in sorted(weights.items())  # data: its shape -> (bytes,)
+    ]
     digest = hashlib.sha256()
     for chunk in shard_chunks(records):
         digest.update(chunk)
@@ -105,6 +94,11 @@ def _keep(store: ObjectStore, records: Sequence[TensorRecord]) -> str:
     if written.sha256 != sha256:
         raise IntegrityError(f"{_key(sha256)}: the store was sent other bytes, sha256 {written.sha256}; try again")
     return sha256
+
+
+def read_initial_weights(store: ObjectStore, sha256: str) -> tuple[TensorRecord, ...]:
+    """Return the stored weights by the network's names; raises IntegrityError if a byte has changed."""
+    return parse_shard(read_verified(store, promised_weights(store, sha256)), where=_key(sha256))
 
 
 def promised_weights(store: ObjectStore, sha256: str) -> ExpectedObject:

@@ -44,7 +44,9 @@ class RendezvousValues:
         """Do what is asked, at once."""
         with self._lock:
             if request.operation == "join":
-                return self._join(request.number)
+                is_new = request.number not in self._joined
+                self._joined.add(request.number)
+                return Answer(number=int(is_new))
             if request.operation == "check":
                 return Answer(number=int(all(key in self._values for key in request.keys)))
             if request.operation == "count":
@@ -65,11 +67,6 @@ class RendezvousValues:
             case "delete":
                 return Answer(number=int(self._values.pop(key, None) is not None))
         return Answer(value=self._values.get(key, request.expected if request.operation == "compare_set" else None))
-
-    def _join(self, rank: int) -> Answer:
-        is_new = rank not in self._joined
-        self._joined.add(rank)
-        return Answer(number=int(is_new))
 
 
 @contextlib.contextmanager
