@@ -4,7 +4,6 @@ import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from storage.logs.heartbeat import read_heartbeat
 from storage.logs.run_log import run_prefix
 from storage.logs.run_state import RunState
 from storage.logs.step_log import read_step_records
-from storage.stores.local_store import LocalStore
+from storage.stores.document import sha256
 from storage.stores.object_store import ObjectStore
 from storage.tables.table_cache import FreshTable, GatheredTables, TableCache, TableKind
 from storage.tables.table_index import RunStamp
@@ -62,10 +61,9 @@ def find_tables(sql: str) -> frozenset[str]:
 
 
 def gather_runs(store: ObjectStore, tables: frozenset[str], *, work: Path) -> QueriedRuns:
-    """Return the rows of these tables over all runs of the store; `work` is the folder for local copies."""
+    """Return the rows of these tables over all runs of the store; `work` is this machine's folder."""
     run_ids = [key.split("/")[1] for key in store.folders("runs")] if tables else []
-    spare = LocalStore(work / "tables" / sha256(store.url.encode()).hexdigest()[:32])
-    cache = TableCache(store, spare=spare, copies=(work / "tables" / "copies").absolute())
+    cache = TableCache(store, (work / "tables" / sha256(store.url.encode())[:32]).absolute())
     gathered = [
         cache.gather(kind, run_ids, sorted(tables & set(kind.tables)))
         for kind in _kinds(store)

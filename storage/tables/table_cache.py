@@ -1,6 +1,7 @@
 """The tables of all runs of a store, without reading every log each time.
 
-Rows of unchanged runs come from packs, a cache; other runs are folded, and packed when there are enough of them.
+Rows of unchanged runs come from packs, a cache on this machine; other runs are folded, and packed when there are enough
+of them. The store is only read.
 """
 
 import tempfile
@@ -14,9 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from storage.errors import IntegrityError, StorageError
 from storage.logs.run_log import RunLog, run_prefix
 from storage.logs.run_state import RunState
-from storage.snapshots.snapshot_cache import SnapshotCache
+from storage.stores.document import project
+from storage.stores.local_store import LocalStore
 from storage.stores.object_store import ObjectStore
-from storage.stores.verified_object import ExpectedObject
+from storage.stores.verified_object import ExpectedObject, check_object
 from storage.tables.table_index import Column, Pack, RunStamp, is_current, read_index, stamp_run, write_index
 
 if TYPE_CHECKING:
@@ -29,7 +31,6 @@ WORTH_RUNS, WORTH_ROWS = 16, 2_000
 FULL_ROWS = 200_000
 MANY_PACKS = 16
 _READERS = 32
-_COPIES_BYTES = 20_000_000_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,9 +81,8 @@ class GatheredTables:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _UsablePack:
-    """A pack with verified files, its store, and the runs whose rows in it are current."""
+    """A pack with verified files, and the runs whose rows in it are current."""
 
-    home: ObjectStore
     pack: Pack
     current: frozenset[str]
     paths: Mapping[str, Path]
@@ -96,10 +96,9 @@ class _UsablePack:
 class TableCache:
     """The packs of a store."""
 
-    def __init__(self, store: ObjectStore, *, spare: ObjectStore, copies: Path) -> None:
-        """Keep packs in `store`, or in `spare` if it cannot be written, and copies of remote ones in `copies`."""
-        self._store, self._homes = store, (store, spare)
-        self._copies = SnapshotCache(copies, limit_bytes=_COPIES_BYTES)
+    def __init__(self, store: ObjectStore, folder: Path) -> None:
+        """Keep the packs in `folder`, which is of this store alone."""
+        self._store, self._folder, self._packs = store, folder, LocalStore(folder)
 
     def gather(self, kind: TableKind, run_ids: Sequence[str], wanted: Collection[str]) -> GatheredTables:
         """Return all rows of the `wanted` tables of these runs; raise `StoreUnavailable` if the store is away."""
@@ -118,8 +117,8 @@ class TableCache:
         )
 
     def _usable_packs(self, kind: TableKind, run_ids: Sequence[str], wanted: Collection[str]) -> list[_UsablePack]:
-        found = [(home, pack) for home in self._homes for pack in read_index(home, index_key(kind.name), kind.version)]
-        stamped = [(number, stamp) for number, (_, pack) in enumerate(found) for stamp in pack.runs]
+        found = read_index(self._packs, index_key(kind.name), kind.version)
+        stamped = [(number, stamp) for number, pack in enumerate(found) for stamp in pack.runs]
         newest: dict[str, tuple[int, int]] = {}
         for number, stamp in stamped:
             newest[stamp.run_id] = max(newest.get(stamp.run_id, (-1, -1)), (stamp.seq, number))
@@ -130,24 +129,22 @@ class TableCache:
         for (number, stamp), answer in zip(asked, answers, strict=True):
             if answer:
                 current.setdefault(number, set()).add(stamp.run_id)
-        packs = [self._open_pack(*found[number], frozenset(runs), wanted) for number, runs in sorted(current.items())]
+        packs = [self._open_pack(found[number], frozenset(runs), wanted) for number, runs in sorted(current.items())]
         # Leave out packs that are mostly out of date, and small ones when there are many: their runs are packed again.
         usable = [item for item in packs if item is not None and 2 * len(item.current) >= len(item.pack.runs)]
         big = [item for item in usable if 4 * item.pack.rows >= FULL_ROWS]
         return usable if len(usable) - len(big) <= MANY_PACKS else big
 
-    def _open_pack(
-        self, home: ObjectStore, pack: Pack, current: frozenset[str], wanted: Collection[str]
-    ) -> _UsablePack | None:
+    def _open_pack(self, pack: Pack, current: frozenset[str], wanted: Collection[str]) -> _UsablePack | None:
         paths = {}
         for packed in pack.tables:
             if packed.table in wanted:
-                expected = ExpectedObject(key=packed.key, bytes=packed.bytes, sha256=packed.sha256)
                 try:
-                    paths[packed.table] = self._copies.fetch(home, expected)
+                    check_object(self._packs, project(packed, ExpectedObject))
                 except (StorageError, OSError):
                     return None
-        return _UsablePack(home=home, pack=pack, current=current, paths=paths)
+                paths[packed.table] = self._folder / packed.key
+        return _UsablePack(pack=pack, current=current, paths=paths)
 
     def fold_run(self, kind: TableKind, run_id: str) -> tuple[RunStamp, _RunRows] | UnreadableRun | None:
         """Return a run's rows with their stamp, or why its log does not verify; None if it has no log."""
@@ -162,25 +159,23 @@ class TableCache:
         return stamp, kind.make(run_id, log.state)
 
     def publish(self, kind: TableKind, builder: "PackBuilder", wanted: Collection[str]) -> _UsablePack | None:
-        """Write a pack into the first home that can be written; None if neither can."""
-        for home in self._homes:
-            with suppress(StorageError, OSError), tempfile.TemporaryDirectory() as spool:
-                pack = builder.publish(home, f"tables/{kind.name}", spool=Path(spool))
-                current = frozenset(stamp.run_id for stamp in pack.runs)
-                if usable := self._open_pack(home, pack, current, wanted):
-                    return usable
+        """Write a pack; None if the folder cannot be written."""
+        with suppress(StorageError, OSError), tempfile.TemporaryDirectory() as spool:
+            pack = builder.publish(self._packs, kind.name, spool=Path(spool))
+            return self._open_pack(pack, frozenset(stamp.run_id for stamp in pack.runs), wanted)
         return None
 
     def list_packs(self, kind: TableKind, packs: Sequence[_UsablePack]) -> None:
-        """Name these packs in the indexes; delete those in neither the old, which readers may use, nor the new."""
-        for home in {id(item.home): item.home for item in packs}.values():
-            mine = tuple(item.pack for item in packs if item.home is home)
-            with suppress(StorageError):
-                before = read_index(home, index_key(kind.name), kind.version)
-                write_index(home, index_key(kind.name), kind.version, mine)
-                named = {packed.key for pack in (*before, *mine) for packed in pack.tables}
-                for key in set(home.keys(f"tables/{kind.name}")) - named:
-                    home.delete(key)
+        """Name these packs in the index; delete those in neither the old, which readers may use, nor the new."""
+        with suppress(StorageError):
+            before, now = (
+                read_index(self._packs, index_key(kind.name), kind.version),
+                tuple(item.pack for item in packs),
+            )
+            write_index(self._packs, index_key(kind.name), kind.version, now)
+            named = {packed.key for pack in (*before, *now) for packed in pack.tables}
+            for key in set(self._packs.keys(kind.name)) - named:
+                self._packs.delete(key)
 
     def each(self, ask: Callable[[Given], Answer], items: Iterable[Given]) -> Iterator[Answer]:
         """Yield the answers in order, asking several at once unless the store is local."""
@@ -245,4 +240,4 @@ class _Gathering:
 
 def index_key(kind: str) -> str:
     """Return the key of the index of a kind of tables."""
-    return f"tables/{kind}.json"
+    return f"{kind}.json"

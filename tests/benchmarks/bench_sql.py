@@ -158,8 +158,13 @@ def head_of(store: LocalStore, run_id: str, state: RunState, seq: int) -> Folded
     return FoldedLog(head=ReadEntry(entry=entry, sha256=sha256(data)), state=state)
 
 
-def build_store(folder: Path, *, runs: int, attempts: int, moved: int) -> LocalStore:
-    """Make the store with its packs."""
+def packs_of(store: LocalStore, work: Path) -> LocalStore:
+    """Return the folder of this store's packs."""
+    return LocalStore(work / "tables" / sha256(store.url.encode())[:32])
+
+
+def build_store(folder: Path, work: Path, *, runs: int, attempts: int, moved: int) -> LocalStore:
+    """Make the store, and its packs."""
     store, chance, packs = LocalStore(folder), random.Random(1), list[Pack]()
     builder = PackBuilder({table: columns(table) for table in LOG_TABLES})
     with tempfile.TemporaryDirectory() as spool:
@@ -173,9 +178,9 @@ def build_store(folder: Path, *, runs: int, attempts: int, moved: int) -> LocalS
                 log = EntryLog(store=store, prefix=f"runs/{run_id}/log", kinds=RUN_KINDS)
                 run_fold_cache(log, run_id).write(head_of(store, run_id, state, 3 * attempts + 1))
             if builder.rows >= FULL_ROWS or number == runs - 1:
-                packs.append(builder.publish(store, "tables/log", spool=Path(spool)))
+                packs.append(builder.publish(packs_of(store, work), "log", spool=Path(spool)))
                 builder = PackBuilder({table: columns(table) for table in LOG_TABLES})
-    write_index(store, index_key("log"), schema_digest(), tuple(packs))
+    write_index(packs_of(store, work), index_key("log"), schema_digest(), tuple(packs))
     return store
 
 
@@ -191,14 +196,15 @@ def askers(store: LocalStore, work: Path) -> list[Asker]:
     """Return cairn as a command and within a process, and DuckDB alone in both ways, over the same files."""
     import duckdb
 
-    folder = store.local_path("tables/log")
+    folder = packs_of(store, work).local_path("log")
+    assert folder is not None
     of_table: dict[str, list[str]] = {}
     for path in sorted(folder.glob("*.parquet")):
         names = set(duckdb.sql(f"select * from '{path}' limit 0").columns)
         table = "training_attempts" if "ended_at" in names else "runs" if "n_layer" in names else "other"
         of_table.setdefault(table, []).append(str(path))
     views = "; ".join(f"create view {table} as from read_parquet({paths})" for table, paths in of_table.items())
-    environment = {**os.environ, "CAIRN_CACHE": str(work), "CAIRN_STORE": str(folder.parents[1])}
+    environment = {**os.environ, "CAIRN_CACHE": str(work), "CAIRN_STORE": store.url}
     bare = (
         f"import sys, duckdb; c = duckdb.connect(); c.execute({views!r}); print(len(c.execute(sys.argv[1]).fetchall()))"
     )
@@ -246,8 +252,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
         shape = {"runs": options.runs, "attempts": options.attempts, "moved": options.moved}
-        store = build_store(Path(folder) / "store", **shape)
-        size = sum(path.stat().st_size for path in (Path(folder) / "store" / "tables").rglob("*.parquet"))
+        store = build_store(Path(folder) / "store", Path(folder) / "work", **shape)
+        size = sum(path.stat().st_size for path in (Path(folder) / "work").rglob("*.parquet"))
         print(f"{shape}: packs of {size / 1e6:,.0f} MB, made in {time.perf_counter() - began:.0f} s")
         if options.moved:
             began = time.perf_counter()

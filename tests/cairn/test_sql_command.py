@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -307,6 +308,7 @@ def test_an_answer_from_packs_imports_neither_torch_nor_the_orchestrator_nor_arr
     done = subprocess.run(
         [sys.executable, "-c", lists, "sql", "select run_id from runs", "--csv", "--store", str(tmp_path / "store")],
         cwd=Path(__file__).parents[2],
+        env={**os.environ, "CAIRN_CACHE": str(tmp_path / "cache")},
         capture_output=True,
         text=True,
         check=True,

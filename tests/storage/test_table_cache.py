@@ -29,7 +29,7 @@ from tests.storage.builders import opened
 
 RUNS = ("r1", "r2", "r3")
 KEY = index_key("log")
-FOLDER = "tables/log"
+FOLDER = "log"
 
 
 class Folding:
@@ -75,7 +75,7 @@ def gather(store: ObjectStore, folder: Path) -> tuple[GatheredTables, list[str]]
     folding = Folding()
     tables = {table: columns(table) for table in ("runs", "training_attempts")}
     kind = TableKind(name="log", version=schema_digest(), tables=tables, make=folding)
-    cache = TableCache(store, spare=LocalStore(folder / "spare"), copies=folder / "copies")
+    cache = TableCache(store, folder / "packs")
     return cache.gather(kind, list_run_ids(store), list(tables)), folding.run_ids
 
 
@@ -178,7 +178,7 @@ def test_damage_costs_time_and_changes_nothing(tmp_path: Path, damage: Callable[
     store = fill(LocalStore(tmp_path / "store"))
     before, _ = gather(store, tmp_path)
     expected = rows(before)
-    damage(store)
+    damage(LocalStore(tmp_path / "packs"))
     found, folded = gather(store, tmp_path)
     assert (rows(found), sorted(folded)) == (expected, list(RUNS))
     assert gather(store, tmp_path)[1] == [], "what was damaged is made again"
@@ -194,23 +194,18 @@ def test_two_writers_at_once_cost_time_and_change_nothing(tmp_path: Path) -> Non
     assert rows(gather(store, tmp_path)[0], "runs")[-1] == ("r3", 4)
 
 
-def test_where_the_store_may_not_be_written_packs_lie_on_this_machine(tmp_path: Path) -> None:
+def test_a_store_is_only_read(tmp_path: Path) -> None:
     inner = fill(MemoryStore("inner"))
     store = ReadOnly("inner")
     store._objects = inner._objects  # type: ignore[attr-defined]
     first, _ = gather(store, tmp_path)
     again, folded = gather(store, tmp_path)
     assert folded == [] and rows(first) == rows(again)
-    assert store.keys("tables") == []
 
 
 def test_where_nothing_may_be_written_the_rows_are_the_same(tmp_path: Path) -> None:
-    inner = fill(MemoryStore("inner"))
-    store = ReadOnly("inner")
-    store._objects = inner._objects  # type: ignore[attr-defined]
-    (tmp_path / "spare").write_text("a file where a folder should be")
-    (tmp_path / "copies").write_text("another one")
-    assert rows(gather(store, tmp_path)[0]) == [(run_id, 1) for run_id in RUNS]
+    (tmp_path / "packs").write_text("a file where a folder should be")
+    assert rows(gather(fill(MemoryStore("inner")), tmp_path)[0]) == [(run_id, 1) for run_id in RUNS]
 
 
 def test_many_small_packs_become_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +232,9 @@ def test_packs_nobody_names_any_more_are_deleted(tmp_path: Path) -> None:
         for run_id in RUNS:
             go_on(store, run_id)
         gather(store, tmp_path)
-    assert len(store.keys(FOLDER)) <= 2 * 2, "this generation and the one before, two tables each"
+    assert len(LocalStore(tmp_path / "packs").keys(FOLDER)) <= 2 * 2, (
+        "this generation and the one before, two tables each"
+    )
 
 
 def test_a_few_runs_are_not_worth_a_pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,7 +242,7 @@ def test_a_few_runs_are_not_worth_a_pack(tmp_path: Path, monkeypatch: pytest.Mon
     store = fill(LocalStore(tmp_path / "store"))
     found, _ = gather(store, tmp_path)
     assert rows(found) == [(run_id, 1) for run_id in RUNS]
-    assert store.keys("tables") == []
+    assert LocalStore(tmp_path / "packs").keys(FOLDER) == []
 
 
 def test_a_log_that_cannot_be_believed_is_named_and_never_packed(tmp_path: Path) -> None:
